@@ -35,6 +35,7 @@ bench: $(VENV)/.test
 
 lint: $(VENV)/.test
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check --quiet .
 
 # Type checkers do not follow setup.py's mapping: show them the folders as one package.
 types: $(VENV)/.test

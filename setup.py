@@ -1,4 +1,5 @@
-"""Maps the four top-level source folders under the one import root; pyproject.toml cannot search mapped folders.
+"""Maps the four top-level source folders under the one import root; pyproject.toml cannot search mapped
+folders.
 
 Installed under their own names, `compiler`, `comm` and `launch` would collide with what users have.
 """
@@ -17,7 +18,11 @@ FOLDERS = {
 
 def packages() -> list[str]:
     """Each root and every folder with an __init__.py below it, under its installed name."""
-    return [name for root, folder in FOLDERS.items() for name in (root, *(f"{root}.{sub}" for sub in find_packages(folder)))]
+    return [
+        name
+        for root, folder in FOLDERS.items()
+        for name in (root, *(f"{root}.{sub}" for sub in find_packages(folder)))
+    ]
 
 
 setup(package_dir=FOLDERS, packages=packages())

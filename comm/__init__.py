@@ -1,14 +1,11 @@
 """Ranks, symmetric memory and signals: what a program does on the host.
 
-Every call that allocates, and ``barrier``, ``team`` and ``finalize``, is collective: all ranks of the team make the same
-calls in the same order. Ranks that do not are told so, by name, when they meet.
+Every call that allocates, and ``barrier``, ``team`` and ``finalize``, is collective: all ranks of the team
+make the same calls in the same order. Ranks that do not are told so, by name, when they meet.
 
-    import tilescale.comm as comm
-    comm.init()
-    x = comm.empty((1024, 1024), torch.float16)   # a torch tensor; its twins lie at the same place of every rank's heap
-    s = comm.signals(8)                            # what a T.Signal parameter takes
-    comm.peer(x, 1)[0] = 3                         # rank 1's memory
-    comm.barrier()
+    import tilescale.comm as comm comm.init() x = comm.empty((1024, 1024), torch.float16)   # a torch tensor;
+    its twins lie at the same place of every rank's heap s = comm.signals(8)                            # what
+    a T.Signal parameter takes comm.peer(x, 1)[0] = 3                         # rank 1's memory comm.barrier()
 """
 
 from __future__ import annotations
@@ -31,9 +28,23 @@ if TYPE_CHECKING:
     from tilescale.comm.backend import Backend, Team
 
 __all__ = [
-    "World", "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals",
-    "team", "world", "world_size", "zeros",
-]  # fmt: skip
+    "World",
+    "abort",
+    "barrier",
+    "empty",
+    "finalize",
+    "full",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "peer",
+    "rank",
+    "signals",
+    "team",
+    "world",
+    "world_size",
+    "zeros",
+]
 
 _lock = threading.RLock()
 _process: Backend | None = None  # this process's, where ranks are processes
@@ -44,8 +55,9 @@ _heap_size = 0
 def init(heap_size: int | None = None) -> None:
     """Joins the job that the launcher's environment describes; alone it is one rank. Idempotent.
 
-    ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE; simulated ranks need none). Raises
-    CommError when ranks do not come, or /dev/shm has no room; TileValueError when the memory is there already, of another size.
+    ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE; simulated
+    ranks need none). Raises CommError when ranks do not come, or /dev/shm has no room; TileValueError when
+    the memory is there already, of another size.
     """
     global _process, _pid, _heap_size
     here = sim.here()
@@ -56,7 +68,9 @@ def init(heap_size: int | None = None) -> None:
         if _process is not None and _pid == os.getpid():
             if heap_size is not None and heap_size != _heap_size:
                 before = f"an init() that made {_heap_size} bytes"
-                raise TileValueError(f"init(heap_size={heap_size}) after {before}", hint="heap_size= in the first init()")
+                raise TileValueError(
+                    f"init(heap_size={heap_size}) after {before}", hint="heap_size= in the first init()"
+                )
             return
         place, _heap_size = bootstrap.world(), heap_size or env.HEAP_SIZE.get()
         _hook_exits(place)
@@ -70,7 +84,8 @@ def init(heap_size: int | None = None) -> None:
 
 
 def _memory() -> Any:
-    """What maps the ranks' symmetric memory, by TILESCALE_HEAP; where that is open, PyTorch's on GPUs if kernels are compiled for them."""
+    """What maps the ranks' symmetric memory, by TILESCALE_HEAP; where that is open, PyTorch's on GPUs if
+    kernels are compiled for them."""
     which = env.HEAP.get()
     if which == "auto":
         which = env.TARGETS[env.TARGET.get()]
@@ -105,12 +120,16 @@ def _need() -> Backend:
     if found is not None:
         return found
     if _process is not None and sim.here() is None:
-        raise CommError("this process was forked from a rank and is none itself", hint="init() in the processes that are ranks")
+        raise CommError(
+            "this process was forked from a rank and is none itself",
+            hint="init() in the processes that are ranks",
+        )
     raise CommError("tilescale.comm is not initialised", hint="tilescale.comm.init() first, on every rank")
 
 
 def world() -> World:
-    """This rank's place among the ranks of its job. Raises CommError where the environment is incomplete or contradicts itself."""
+    """This rank's place among the ranks of its job. Raises CommError where the environment is incomplete or
+    contradicts itself."""
     here = sim.here()
     if here is not None:
         return here.place
@@ -135,7 +154,9 @@ def local_rank() -> int:
 # ---- memory
 
 
-def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | None, team: Team | None, value: Any = None) -> Any:
+def _allocate(
+    call: str, shape: int | Sequence[int], dtype: Any, like: str | None, team: Team | None, value: Any = None
+) -> Any:
     mine = _need()
     from tilescale.comm import tensors
 
@@ -151,7 +172,8 @@ def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | Non
 
 
 def _followed(tensor: Any, block: Any, kind: str, *, peers: bool = False) -> Any:
-    """A tensor as its program gets it: where simulated ranks are checked, what host code does with it is followed."""
+    """A tensor as its program gets it: where simulated ranks are checked, what host code does with it is
+    followed."""
     here = sim.rank_of_thread()
     hosts = None if here is None else here.job.hosts
     if hosts is None:
@@ -159,25 +181,37 @@ def _followed(tensor: Any, block: Any, kind: str, *, peers: bool = False) -> Any
     return hosts.peer(tensor, kind) if peers else hosts.given(tensor, block, kind)
 
 
-def empty(shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None) -> Any:
-    """A tensor in symmetric memory, at the same heap offset on every rank of the team; contents undefined. Collective.
+def empty(
+    shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None
+) -> Any:
+    """A tensor in symmetric memory, at the same heap offset on every rank of the team; contents undefined.
+    Collective.
 
-    ``dtype``: a torch dtype, a NumPy dtype or a name. ``like``: ``"torch"`` or ``"numpy"``, by default torch where it is
-    installed. ``team``: whose ranks (default: all). Row-major, aligned to 4,096 bytes. When every rank has dropped it, a later
-    collective call frees it. Raises CommError when ranks ask for different things or memory is out.
+    ``dtype``: a torch dtype, a NumPy dtype or a name. ``like``: ``"torch"`` or ``"numpy"``, by default torch
+    where it is installed. ``team``: whose ranks (default: all). Row-major, aligned to 4,096 bytes. When every
+    rank has dropped it, a later collective call frees it. Raises CommError when ranks ask for different
+    things or memory is out.
     """
     return _allocate("empty", shape, dtype, like, team)
 
 
-def zeros(shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None) -> Any:
+def zeros(
+    shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None
+) -> Any:
     """Like ``empty``, filled with zeros on every rank before it returns on any."""
     return _allocate("zeros", shape, dtype, like, team, 0)
 
 
 def full(
-    shape: int | Sequence[int], value: Any, dtype: Any = "float32", *, like: str | None = None, team: Team | None = None
+    shape: int | Sequence[int],
+    value: Any,
+    dtype: Any = "float32",
+    *,
+    like: str | None = None,
+    team: Team | None = None,
 ) -> Any:
-    """Like ``empty``, filled with this rank's ``value`` (ranks may give different ones) before it returns on any."""
+    """Like ``empty``, filled with this rank's ``value`` (ranks may give different ones) before it returns on
+    any."""
     return _allocate("full", shape, dtype, like, team, value)
 
 
@@ -187,10 +221,12 @@ def signals(shape: int | Sequence[int], *, like: str | None = None, team: Team |
 
 
 def peer(tensor: Any, rank: int) -> Any:
-    """``tensor``'s twin in the memory of ``rank`` of its team: same shape, strides and dtype; a view, not a copy.
+    """``tensor``'s twin in the memory of ``rank`` of its team: same shape, strides and dtype; a view, not a
+    copy.
 
-    ``tensor`` is any view of one's own symmetric memory. What another rank wrote may be read after a barrier or a signal.
-    Raises TileTypeError for ordinary tensors, TileValueError for a rank that the team does not have.
+    ``tensor`` is any view of one's own symmetric memory. What another rank wrote may be read after a barrier
+    or a signal. Raises TileTypeError for ordinary tensors, TileValueError for a rank that the team does not
+    have.
     """
     mine = _need()
     from tilescale.comm import tensors
@@ -199,24 +235,32 @@ def peer(tensor: Any, rank: int) -> Any:
     found = mine.find(address)
     if found is None:
         raise TileTypeError(
-            "peer() of a tensor that is not in this rank's symmetric memory", hint="allocate it with tilescale.comm.empty"
+            "peer() of a tensor that is not in this rank's symmetric memory",
+            hint="allocate it with tilescale.comm.empty",
         )
     allocation, own = found
     if not 0 <= rank < allocation.team.size:
-        raise TileValueError(f"peer() of rank {rank}", expected=f"a rank of the tensor's team, 0 … {allocation.team.size - 1}")
+        raise TileValueError(
+            f"peer() of rank {rank}", expected=f"a rank of the tensor's team, 0 … {allocation.team.size - 1}"
+        )
     theirs = mine.peer_block(allocation, own, rank)
-    return _followed(tensors.wrap(theirs, shape, dtype, like, address - own.address, strides), theirs, like, peers=True)
+    return _followed(
+        tensors.wrap(theirs, shape, dtype, like, address - own.address, strides), theirs, like, peers=True
+    )
 
 
 # ---- agreement
 
 
 def barrier(team: Team | None = None) -> None:
-    """Returns when all ranks of the team (default: all) have called it; orders all memory accesses before and after.
+    """Returns when all ranks of the team (default: all) have called it; orders all memory accesses before and
+    after.
 
-    On GPUs it waits on the host for what this rank's GPU was given, and cannot be captured in a graph: `T.barrier` in a kernel can.
+    On GPUs it waits on the host for what this rank's GPU was given, and cannot be captured in a graph:
+    `T.barrier` in a kernel can.
 
-    Raises CommError, on every rank, when one does not come within TILESCALE_WAIT_TIMEOUT seconds or has ended.
+    Raises CommError, on every rank, when one does not come within TILESCALE_WAIT_TIMEOUT seconds or has
+    ended.
     """
     mine = _need()
     mine.meet(team or mine.world, "barrier()")
@@ -227,26 +271,34 @@ def _members(ranks: Any) -> tuple[int, ...]:
     if distributed is not None and distributed.is_available():
         if type(ranks).__name__ == "DeviceMesh":
             if ranks.ndim != 1:
-                raise TileValueError(f"a DeviceMesh of {ranks.ndim} axes", expected="one axis", hint='mesh["tp"]')
+                raise TileValueError(
+                    f"a DeviceMesh of {ranks.ndim} axes", expected="one axis", hint='mesh["tp"]'
+                )
             ranks = ranks.get_group()
         if isinstance(ranks, distributed.ProcessGroup):
             return tuple(distributed.get_process_group_ranks(ranks))
     try:
         return tuple(int(r) for r in ranks)
     except TypeError as e:
-        raise TileTypeError(f"team({ranks!r})", expected="ranks, a ProcessGroup or a DeviceMesh of one axis") from e
+        raise TileTypeError(
+            f"team({ranks!r})", expected="ranks, a ProcessGroup or a DeviceMesh of one axis"
+        ) from e
 
 
 def team(ranks: Any) -> Team | None:
-    """The team of these world ranks, in this order; its rank 0 is the first. Collective among them; None on other ranks.
+    """The team of these world ranks, in this order; its rank 0 is the first. Collective among them; None on
+    other ranks.
 
-    ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and signals are allocated
-    for a team by ``empty(…, team=t)``; a kernel's team is that of its symmetric arguments. The same ranks give the same team.
+    ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and
+    signals are allocated for a team by ``empty(…, team=t)``; a kernel's team is that of its symmetric
+    arguments. The same ranks give the same team.
     """
     mine = _need()
     members = _members(ranks)
     if not members or len(set(members)) != len(members) or not all(0 <= r < mine.world.size for r in members):
-        raise TileValueError(f"team({list(members)})", expected=f"different ranks out of 0 … {mine.world.size - 1}")
+        raise TileValueError(
+            f"team({list(members)})", expected=f"different ranks out of 0 … {mine.world.size - 1}"
+        )
     return mine.make_team(members) if mine.place.rank in members else None
 
 
@@ -254,14 +306,16 @@ def team(ranks: Any) -> Team | None:
 
 
 def abort(why: str) -> None:
-    """Tells all ranks to stop waiting: their waits, in kernels and on hosts, fail with ``why``. The first call is heard."""
+    """Tells all ranks to stop waiting: their waits, in kernels and on hosts, fail with ``why``. The first
+    call is heard."""
     found = behind()
     if found is not None:
         found.stop(why)
 
 
 def finalize() -> None:
-    """Leaves the job; collective. Tensors that are still alive keep their memory, out of other ranks' reach."""
+    """Leaves the job; collective. Tensors that are still alive keep their memory, out of other ranks'
+    reach."""
     global _process
     with _lock if sim.here() is None else contextlib.nullcontext():
         found = behind()
@@ -301,9 +355,15 @@ def _hook_exits(place: World) -> None:
 
 
 def _abort_mpi(place: World) -> None:
-    """After an exception that nobody caught: where MPI has been started it ends the job, since MPI_Finalize would wait for the others."""
+    """After an exception that nobody caught: where MPI has been started it ends the job, since MPI_Finalize
+    would wait for the others."""
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and place.launcher in ("openmpi", "mpich", "slurm") and mpi.Is_initialized() and not mpi.Is_finalized():
+    if (
+        mpi is not None
+        and place.launcher in ("openmpi", "mpich", "slurm")
+        and mpi.Is_initialized()
+        and not mpi.Is_finalized()
+    ):
         sys.stdout.flush()
         sys.stderr.flush()
         mpi.COMM_WORLD.Abort(1)

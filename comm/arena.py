@@ -1,11 +1,13 @@
-"""Symmetric memory on GPUs: one arena a rank, of which this process can address all; allocated by `heap.Heap`, as host memory is.
+"""Symmetric memory on GPUs: one arena a rank, of which this process can address all; allocated by
+`heap.Heap`, as host memory is.
 
-The hosts' own part stays in POSIX shared memory (shm.py): letters, the word that stops the job, what ranks launched. There too lie the
-stamps of dropped tensors, which hosts read. At the head of an arena, and for later teams somewhere in it, lie the words by which launches
-meet (compiler/cuda/include/ts/team.cuh); the C runtime gets the table of arenas (tilescale/native/gpu_team.c).
+The hosts' own part stays in POSIX shared memory (shm.py): letters, the word that stops the job, what ranks
+launched. There too lie the stamps of dropped tensors, which hosts read. At the head of an arena, and for
+later teams somewhere in it, lie the words by which launches meet (compiler/cuda/include/ts/team.cuh); the C
+runtime gets the table of arenas (tilescale/native/gpu_team.c).
 
-Hosts speak to hosts only when their GPUs are done: every collective call settles the device first, so memory that is freed, filled or
-read behind one is at rest.
+Hosts speak to hosts only when their GPUs are done: every collective call settles the device first, so memory
+that is freed, filled or read behind one is at rest.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ GRAIN = 2 << 20
 class Arena:
     """What a `Heap` stands on where memory is a GPU's. Subclasses map the arenas.
 
-    Construction is collective. ``segment`` is in bytes. Raises CommError where ranks do not come, the GPUs cannot reach each other's
-    memory, or memory is out.
+    Construction is collective. ``segment`` is in bytes. Raises CommError where ranks do not come, the GPUs
+    cannot reach each other's memory, or memory is out.
     """
 
     #: of errors
@@ -58,7 +60,8 @@ class Arena:
     # ---- what subclasses give
 
     def _map(self) -> list[int]:
-        """Allocates this rank's arena on ``self.device`` and gives the addresses of all ranks' in this process. Collective."""
+        """Allocates this rank's arena on ``self.device`` and gives the addresses of all ranks' in this
+        process. Collective."""
         raise NotImplementedError
 
     # ---- set-up
@@ -68,13 +71,16 @@ class Arena:
         return [letter.rstrip(b"\0") for letter in self.host.exchange(range(self.world.size), mine, "init()")]
 
     def _choose_device(self) -> int:
-        """Ranks of a machine share out the GPUs that they see by their number; perhaps each sees one of its own. Collective.
+        """Ranks of a machine share out the GPUs that they see by their number; perhaps each sees one of its
+        own. Collective.
 
         Raises:
             CommError: torch is not installed, or sees no GPU.
         """
         if not has_torch():
-            raise CommError("symmetric memory on GPUs needs torch, which is not installed", hint="TILESCALE_TARGET=cpu")
+            raise CommError(
+                "symmetric memory on GPUs needs torch, which is not installed", hint="TILESCALE_TARGET=cpu"
+            )
         import torch
 
         count = torch.cuda.device_count()
@@ -85,7 +91,12 @@ class Arena:
         torch.cuda.current_stream(device)  # makes the context
         name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device)).encode()
         if (sharing := self.gathered(name).count(name)) > 1:
-            log.say("info", f"{sharing} ranks share a GPU, and take turns there unless NVIDIA's MPS runs: milliseconds a launch", once=True)
+            log.say(
+                "info",
+                f"{sharing} ranks share a GPU, and take turns there unless NVIDIA's MPS runs: milliseconds "
+                "a launch",
+                once=True,
+            )
         return device
 
     def _tell(self) -> None:
@@ -105,11 +116,16 @@ class Arena:
         if at and int(torch.cuda.cudart().cudaHostRegister(first, PAGE, 0)) == 0:
             self._mapped = first
             return at
-        log.say("info", "GPUs cannot read the word that stops a job: their waits end by their own limit", once=True)
+        log.say(
+            "info",
+            "GPUs cannot read the word that stops a job: their waits end by their own limit",
+            once=True,
+        )
         return 0
 
     def settle(self) -> None:
-        """Returns when this rank's GPU has done all it was given. Raises CommError with what a launch said that failed."""
+        """Returns when this rank's GPU has done all it was given. Raises CommError with what a launch said
+        that failed."""
         import torch
 
         try:
@@ -140,7 +156,9 @@ class Arena:
 
     def leave(self, unmap: bool) -> None:
         """Ends this rank's part, when its GPU has done what it was given: others may wait for that."""
-        with contextlib.suppress(CommError):  # told when the process ends (tilescale/cuda.py), and to the others by now
+        with contextlib.suppress(
+            CommError
+        ):  # told when the process ends (tilescale/cuda.py), and to the others by now
             self.settle()
         self._lib.ts_gpu_close()
         if self._mapped:
@@ -183,7 +201,8 @@ class Arena:
         return -(-int(self._lib.ts_gpu_control_bytes(size)) // PAGE) * PAGE
 
     def make_team(self, slot: int, members: Sequence[int], slots: Sequence[int], at: int = 0) -> None:
-        """Team ``slot`` of this rank, whose words lie at ``at`` of each arena. Raises OSError when memory is out."""
+        """Team ``slot`` of this rank, whose words lie at ``at`` of each arena. Raises OSError when memory is
+        out."""
         self.host.make_team(slot, members, slots)
         if slot:  # the world's are the arena's head
             self._clear(at, self.team_bytes(len(members)))
@@ -193,7 +212,13 @@ class Arena:
         from tilescale.comm import tensors
         from tilescale.comm.backend import Block
 
-        tensors.fill(Block(self.address(self.world.rank, at), size, None, device=self.device), (size,), "uint8", "torch", 0)
+        tensors.fill(
+            Block(self.address(self.world.rank, at), size, None, device=self.device),
+            (size,),
+            "uint8",
+            "torch",
+            0,
+        )
         self.settle()
 
 

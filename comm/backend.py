@@ -1,7 +1,7 @@
 """What stands behind tilescale.comm on a rank: one backend a file.
 
-heap.py   ranks are processes of one machine, memory is POSIX shared memory (shm.py), or GPUs' (arena.py: symm_mem.py, nvshmem.py)
-sim.py    ranks are threads of one process that take turns, for the simulator
+heap.py   ranks are processes of one machine, memory is POSIX shared memory (shm.py), or GPUs' (arena.py:
+symm_mem.py, nvshmem.py) sim.py    ranks are threads of one process that take turns, for the simulator
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from tilescale.comm.bootstrap import World
 
 @dataclass(eq=False)
 class Team:
-    """Some ranks of the world, in order. Made by ``tilescale.comm.team``; ``slot`` is this rank's number for it."""
+    """Some ranks of the world, in order. Made by ``tilescale.comm.team``; ``slot`` is this rank's number for
+    it."""
 
     members: tuple[int, ...]
     rank: int
     slot: int
     calls: int = 0  # collective calls so far
-    dropped: deque[Allocation] = field(default_factory=deque, repr=False)  # since the last call; finalizers append
-    stamped: list[Allocation] = field(default_factory=list, repr=False)  # dropped here, perhaps not everywhere
+    dropped: deque[Allocation] = field(
+        default_factory=deque, repr=False
+    )  # since the last call; finalizers append
+    stamped: list[Allocation] = field(
+        default_factory=list, repr=False
+    )  # dropped here, perhaps not everywhere
     freed: list[Allocation] = field(default_factory=list, repr=False)  # decided in the last call
 
     @property
@@ -34,7 +39,8 @@ class Team:
 
 @dataclass(eq=False)
 class Allocation:
-    """``size`` bytes at ``offset`` of every member's segment, whole pages; the last eight bytes are the stamp's."""
+    """``size`` bytes at ``offset`` of every member's segment, whole pages; the last eight bytes are the
+    stamp's."""
 
     team: Team
     offset: int
@@ -49,18 +55,35 @@ class Allocation:
 class Block:
     """The memory behind a tensor: NumPy and torch keep it alive for as long as any view of it lives.
 
-    A block of a peer's memory keeps its own rank's block alive too, so that nobody frees what this rank may still reach for.
-    ``device``: the GPU whose memory it is, or through which it is reached; None for the host's.
+    A block of a peer's memory keeps its own rank's block alive too, so that nobody frees what this rank may
+    still reach for. ``device``: the GPU whose memory it is, or through which it is reached; None for the
+    host's.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_allocation", "_owner", "address", "device", "nbytes")
 
     def __init__(
-        self, address: int, nbytes: int, allocation: Allocation | None, owner: Block | None = None, device: int | None = None
+        self,
+        address: int,
+        nbytes: int,
+        allocation: Allocation | None,
+        owner: Block | None = None,
+        device: int | None = None,
     ):
-        self.address, self.nbytes, self._allocation, self._owner, self.device = address, nbytes, allocation, owner, device
+        self.address, self.nbytes, self._allocation, self._owner, self.device = (
+            address,
+            nbytes,
+            allocation,
+            owner,
+            device,
+        )
         if device is None:
-            self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (nbytes,), "typestr": "|u1"}
+            self.__array_interface__ = {
+                "version": 3,
+                "data": (address, False),
+                "shape": (nbytes,),
+                "typestr": "|u1",
+            }
 
     def __del__(self) -> None:
         allocation = self._allocation
@@ -83,10 +106,14 @@ class Backend(Protocol):
         """The team of all ranks."""
 
     def fresh(self, dtype: str) -> Callable[[Block], Any] | None:
-        """What puts memory of ``dtype`` that nobody has written yet into its first state; None: nothing does."""
+        """What puts memory of ``dtype`` that nobody has written yet into its first state; None: nothing
+        does."""
 
-    def allocate(self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None = None) -> Block:
-        """``nbytes`` on every rank of the team; ``fill`` has written them on every rank when this returns on any."""
+    def allocate(
+        self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None = None
+    ) -> Block:
+        """``nbytes`` on every rank of the team; ``fill`` has written them on every rank when this returns on
+        any."""
 
     def find(self, address: int) -> tuple[Allocation, Block] | None:
         """The allocation that an address of this rank's own memory lies in, with its living block."""

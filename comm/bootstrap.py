@@ -1,18 +1,20 @@
-"""Who am I among the ranks? Told by the environment that the launcher left; nothing is started and nobody is asked.
+"""Who am I among the ranks? Told by the environment that the launcher left; nothing is started and nobody is
+asked.
 
 Launchers and what they set:
 
-====================  ============================================================================================
-``tilescale launch``  TILESCALE_JOB and torch's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
-torchrun              torch's, and TORCHELASTIC_RUN_ID
-by hand ("env")       torch's alone
-Open MPI              OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
-MPICH and kin         PMI_RANK, PMI_SIZE, and MPI_LOCALRANKID, MPI_LOCALNRANKS (Cray: PMI_LOCAL_RANK, PMI_LOCAL_SIZE)
-Slurm's srun          SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_ID, SLURM_STEP_NUM_TASKS, SLURM_STEP_TASKS_PER_NODE
-none                  nothing: one rank
-====================  ============================================================================================
+====================
+============================================================================================ ``tilescale
+launch``  TILESCALE_JOB and torch's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+torchrun              torch's, and TORCHELASTIC_RUN_ID by hand ("env")       torch's alone Open MPI
+OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE MPICH and kin         PMI_RANK, PMI_SIZE, and
+MPI_LOCALRANKID, MPI_LOCALNRANKS (Cray: PMI_LOCAL_RANK, PMI_LOCAL_SIZE) Slurm's srun          SLURM_PROCID,
+SLURM_LOCALID, SLURM_STEP_ID, SLURM_STEP_NUM_TASKS, SLURM_STEP_TASKS_PER_NODE none                  nothing:
+one rank ====================
+============================================================================================
 
-Several may be there at once (torchrun inside srun, mpiexec inside a Slurm job); `_choose` says which one counts.
+Several may be there at once (torchrun inside srun, mpiexec inside a Slurm job); `_choose` says which one
+counts.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from tilescale.errors import CommError
 # Below Linux's ephemeral range, so that no outgoing connection sits on the port that a job derives.
 FIRST_PORT, PORTS = 20000, 12000
 
-# What tells a process that it is a rank of some other job; SLURM_JOB_ID and the like stay: they only describe the allocation.
+# What tells a process that it is a rank of some other job; SLURM_JOB_ID and the like stay: they only describe
+# the allocation.
 _RANK_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_")
 _RANK_NAMES = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT SLURM_PROCID SLURM_LOCALID "
@@ -43,9 +46,9 @@ _RANK_NAMES = frozenset(
 class World:
     """This process among the ranks of its job.
 
-    ``rank`` of ``size`` in the job, ``local_rank`` of ``local_size`` on this machine. ``job`` is 1 to 32 letters and digits,
-    the same on all ranks, different between jobs: names in /dev/shm are ``ts-<job>-…``. ``launcher`` is one of
-    tilescale, torchrun, env, openmpi, mpich, slurm, none.
+    ``rank`` of ``size`` in the job, ``local_rank`` of ``local_size`` on this machine. ``job`` is 1 to 32
+    letters and digits, the same on all ranks, different between jobs: names in /dev/shm are ``ts-<job>-…``.
+    ``launcher`` is one of tilescale, torchrun, env, openmpi, mpich, slurm, none.
     """
 
     rank: int
@@ -76,16 +79,20 @@ class _Claim:
 
 @functools.cache
 def world() -> World:
-    """This process's place, read once. Raises CommError where the environment is incomplete or contradicts itself.
+    """This process's place, read once. Raises CommError where the environment is incomplete or contradicts
+    itself.
 
-    Under MPI and Slurm it also sets what torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, and where
-    they are unset MASTER_ADDR and MASTER_PORT). An MPI job over several machines exchanges these through mpi4py,
-    so there the first call is collective.
+    Under MPI and Slurm it also sets what torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, and where they are unset MASTER_ADDR and MASTER_PORT). An MPI job over several machines
+    exchanges these through mpi4py, so there the first call is collective.
     """
     me, master = detect(os.environ)
     if me.launcher in ("openmpi", "mpich", "slurm"):
         os.environ.update(
-            RANK=str(me.rank), WORLD_SIZE=str(me.size), LOCAL_RANK=str(me.local_rank), LOCAL_WORLD_SIZE=str(me.local_size)
+            RANK=str(me.rank),
+            WORLD_SIZE=str(me.size),
+            LOCAL_RANK=str(me.local_rank),
+            LOCAL_WORLD_SIZE=str(me.local_size),
         )
         os.environ.setdefault("MASTER_ADDR", master[0])
         os.environ.setdefault("MASTER_PORT", str(master[1]))
@@ -93,7 +100,8 @@ def world() -> World:
 
 
 def detect(environ: Mapping[str, str]) -> tuple[World, tuple[str, int]]:
-    """The place that ``environ`` describes, and the address and port where torch.distributed may meet. Raises CommError."""
+    """The place that ``environ`` describes, and the address and port where torch.distributed may meet. Raises
+    CommError."""
     claim = _choose(environ)
     if claim is None:
         job = _digest("none", _identity(os.getpid()))
@@ -109,8 +117,9 @@ def detect(environ: Mapping[str, str]) -> tuple[World, tuple[str, int]]:
         if claim.local_size < claim.size:
             host = _first_host(environ)
     elif claim.local_size == claim.size and (starter := _outside(claim.variable)):
-        # One machine: mpiexec's own process there tells jobs apart, and MPI need not start at all. That matters: MPI_Finalize
-        # is collective, so a failing rank that had started MPI would wait at exit for ranks that wait for it.
+        # One machine: mpiexec's own process there tells jobs apart, and MPI need not start at all. That
+        # matters: MPI_Finalize is collective, so a failing rank that had started MPI would wait at exit for
+        # ranks that wait for it.
         job = _digest("mpi", _identity(starter))
     else:
         job, host, port = _exchange(claim)
@@ -120,14 +129,19 @@ def detect(environ: Mapping[str, str]) -> tuple[World, tuple[str, int]]:
 
 def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """``environ`` without what makes a process a rank: what a launcher gives the ranks of a new job."""
-    return {k: v for k, v in environ.items() if k not in _RANK_NAMES and k != env.JOB.name and not k.startswith(_RANK_PREFIXES)}
+    return {
+        k: v
+        for k, v in environ.items()
+        if k not in _RANK_NAMES and k != env.JOB.name and not k.startswith(_RANK_PREFIXES)
+    }
 
 
 def _choose(environ: Mapping[str, str]) -> _Claim | None:
     """The launcher that counts, None for a lone process. Raises CommError where two contradict each other.
 
-    Started by hand, or outer and of one task, is overruled. torchrun may run as one agent a task under MPI or Slurm; mpiexec
-    inside a Slurm job has its own ranks, and its daemons are the Slurm tasks. Everything else must agree.
+    Started by hand, or outer and of one task, is overruled. torchrun may run as one agent a task under MPI or
+    Slurm; mpiexec inside a Slurm job has its own ranks, and its daemons are the Slurm tasks. Everything else
+    must agree.
     """
     torch, mpi, slurm = _torch(environ), _mpi(environ), _slurm(environ)
     outer = [claim for claim in (mpi, slurm) if claim is not None and claim.size > 1]
@@ -178,8 +192,13 @@ def _torch(environ: Mapping[str, str]) -> _Claim | None:
                 hint="start with `tilescale launch -n N script.py`, or set them alike on every rank",
             )
         if environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1", "::1"):
-            local_rank, local_size = (rank if local_rank is None else local_rank), (size if local_size is None else local_size)
-    return _claim(launcher, variable, rank, size, ("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", local_size))
+            local_rank, local_size = (
+                (rank if local_rank is None else local_rank),
+                (size if local_size is None else local_size),
+            )
+    return _claim(
+        launcher, variable, rank, size, ("LOCAL_RANK", local_rank), ("LOCAL_WORLD_SIZE", local_size)
+    )
 
 
 def _mpi(environ: Mapping[str, str]) -> _Claim | None:
@@ -193,7 +212,11 @@ def _mpi(environ: Mapping[str, str]) -> _Claim | None:
             continue
         if launcher == "mpich" and local[0] not in environ and "PMI_LOCAL_RANK" in environ:
             local = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-        if local[0] not in environ and (slurm := _slurm(environ)) is not None and (slurm.rank, slurm.size) == (rank, size):
+        if (
+            local[0] not in environ
+            and (slurm := _slurm(environ)) is not None
+            and (slurm.rank, slurm.size) == (rank, size)
+        ):
             # srun's own PMI: it names rank and size alone, and Slurm knows the rest.
             found.append(_Claim(launcher, prefix + "RANK", rank, size, slurm.local_rank, slurm.local_size))
             continue
@@ -219,7 +242,12 @@ def _slurm(environ: Mapping[str, str]) -> _Claim | None:
 
 
 def _claim(
-    launcher: str, variable: str, rank: int, size: int, local_rank: tuple[str, int | None], local_size: tuple[str, int | None]
+    launcher: str,
+    variable: str,
+    rank: int,
+    size: int,
+    local_rank: tuple[str, int | None],
+    local_size: tuple[str, int | None],
 ) -> _Claim:
     """A checked claim; one rank alone needs no local names."""
     here, there = local_rank[1], local_size[1]
@@ -235,7 +263,8 @@ def _claim(
     assert here is not None and there is not None
     if not (0 <= rank < size and 0 <= here < there <= size):
         raise CommError(
-            f"{launcher}'s variables make no sense: rank {rank} of {size}, on this machine {here} of {there} ({variable})",
+            f"{launcher}'s variables make no sense: rank {rank} of {size}, on this machine {here} of "
+            f"{there} ({variable})",
             expected="0 <= rank < size, 0 <= local rank < local size <= size",
         )
     return _Claim(launcher, variable, rank, size, here, there)
@@ -248,14 +277,21 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise CommError(f"the environment variable {name} is {text!r}", expected="an integer", hint=f"unset {name}") from None
+        raise CommError(
+            f"the environment variable {name} is {text!r}", expected="an integer", hint=f"unset {name}"
+        ) from None
 
 
 def _torch_job(claim: _Claim, environ: Mapping[str, str]) -> str:
-    """A name from what all ranks share. torchrun's run id is "none" unless chosen, so port and restart count belong to it."""
+    """A name from what all ranks share. torchrun's run id is "none" unless chosen, so port and restart count
+    belong to it."""
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     shared = [environ.get(name, "") for name in names]
-    if claim.launcher == "torchrun" and claim.local_size == claim.size and (agent := _outside(claim.variable)):
+    if (
+        claim.launcher == "torchrun"
+        and claim.local_size == claim.size
+        and (agent := _outside(claim.variable))
+    ):
         shared.append(_identity(agent))  # one agent: the next job on this port has another
     return _digest("torch", *shared)
 
@@ -279,7 +315,8 @@ def _exchange(claim: _Claim) -> tuple[str, str, int]:
         raise CommError(
             f"{claim}, but mpi4py says rank {comm.rank} of {comm.size}: it uses another MPI ({library})",
             expected="mpi4py and mpiexec of the same MPI",
-            hint="use the mpiexec of that MPI, or build mpi4py for this one: pip install --no-binary mpi4py mpi4py",
+            hint="use the mpiexec of that MPI, or build mpi4py for this one: pip install --no-binary mpi4py "
+            "mpi4py",
         )
     offer = None
     if comm.rank == 0:
@@ -295,7 +332,10 @@ def _first_host(environ: Mapping[str, str]) -> str:
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         if match := re.match(r"(?:[^,\[]|\[[^\]]*\])+", environ.get(name, "")):
             return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", match[0])
-    raise CommError("SLURM_STEP_NODELIST is not set in a step over several machines", expected="what srun sets for its tasks")
+    raise CommError(
+        "SLURM_STEP_NODELIST is not set in a step over several machines",
+        expected="what srun sets for its tasks",
+    )
 
 
 #: launcher → the variable that every rank of it has, and the one that holds its number
@@ -308,7 +348,8 @@ _NUMBERED = {
 
 
 def absent(me: World) -> set[int]:
-    """Ranks of a job on this machine for which their launcher has no process: they have ended, or are not started yet.
+    """Ranks of a job on this machine for which their launcher has no process: they have ended, or are not
+    started yet.
 
     None where nobody can know: ranks that were started by hand, or a launcher outside of this pid namespace.
     """
@@ -322,7 +363,9 @@ def absent(me: World) -> set[int]:
             continue
         pid = int(entry.name)
         try:
-            environ = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()  # empty where it has ended and nobody has taken note
+            environ = (
+                b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+            )  # empty where it has ended and nobody has taken note
             parents[pid] = int(_stat(pid)[1])
             if mark in environ:
                 numbers[pid] = int(environ.partition(mark)[2].partition(b"\0")[0])
@@ -344,7 +387,8 @@ def below(pid: int, ancestor: int, parents: Mapping[int, int]) -> bool:
 
 
 def _outside(variable: str) -> int:
-    """The nearest ancestor that lacks ``variable``: the launcher's own process on this machine, whatever wraps the rank.
+    """The nearest ancestor that lacks ``variable``: the launcher's own process on this machine, whatever
+    wraps the rank.
 
     0 where that process is outside this pid namespace.
     """
@@ -361,16 +405,20 @@ def _outside(variable: str) -> int:
 
 
 def _identity(pid: int) -> str:
-    """A process, told apart from all others of this machine: pid, start time (clock ticks since boot), pid namespace."""
+    """A process, told apart from all others of this machine: pid, start time (clock ticks since boot), pid
+    namespace."""
     return f"{pid}.{_stat(pid)[19]}.{os.readlink('/proc/self/ns/pid')}"
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/pid/stat from the third (state) on; the second, a name, may hold anything (proc(5))."""
+    """The fields of /proc/pid/stat from the third (state) on; the second, a name, may hold anything
+    (proc(5))."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError as error:
-        raise CommError(f"/proc/{pid}/stat cannot be read: {error}", expected="Linux's /proc, which names jobs here") from error
+        raise CommError(
+            f"/proc/{pid}/stat cannot be read: {error}", expected="Linux's /proc, which names jobs here"
+        ) from error
 
 
 def _digest(*parts: str) -> str:

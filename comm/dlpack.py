@@ -1,5 +1,5 @@
-"""A GPU's memory handed to torch by DLPack (its C structures, https://dmlc.github.io/dlpack, version 0): torch frees nothing, and the block
-behind it lives as long as any view of the tensor."""
+"""A GPU's memory handed to torch by DLPack (its C structures, https://dmlc.github.io/dlpack, version 0):
+torch frees nothing, and the block behind it lives as long as any view of the tensor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ class _DataType(ctypes.Structure):
 
 class _Tensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device", _Device), ("ndim", ctypes.c_int32), ("dtype", _DataType),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64),
-    ]  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    ]
 
 
 class _Managed(ctypes.Structure):
@@ -62,7 +67,9 @@ class Carrier:
     def __dlpack__(self, **_: Any) -> Any:
         block = self._block
         shape, strides = (ctypes.c_int64 * 1)(block.nbytes), (ctypes.c_int64 * 1)(1)
-        tensor = _Tensor(block.address, _Device(_CUDA, block.device or 0), 1, _DataType(_UINT, 8, 1), shape, strides, 0)
+        tensor = _Tensor(
+            block.address, _Device(_CUDA, block.device or 0), 1, _DataType(_UINT, 8, 1), shape, strides, 0
+        )
         managed = _Managed(tensor, None, _deleter)
         at = ctypes.addressof(managed)
         _held[at] = (managed, shape, strides, block)

@@ -1,4 +1,5 @@
-"""A set of integers as sorted, disjoint, non-adjacent half-open extents: free memory, and memory that has been backed."""
+"""A set of integers as sorted, disjoint, non-adjacent half-open extents: free memory, and memory that has
+been backed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Extents:
         self._lo[i:j], self._hi[i:j] = [a for a, _ in keep], [b for _, b in keep]
 
     def first_fit(self, size: int, start: int = 0) -> int | None:
-        """The lowest offset at or after ``start`` at which ``size`` members follow one another; None where there is none."""
+        """The lowest offset at or after ``start`` at which ``size`` members follow one another; None where
+        there is none."""
         for lo, hi in self:
             at = max(lo, start)
             if hi - at >= size:

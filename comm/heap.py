@@ -1,13 +1,16 @@
-"""Allocation in symmetric memory: collective, at equal offsets on all ranks of a team, and collected when all have dropped it.
+"""Allocation in symmetric memory: collective, at equal offsets on all ranks of a team, and collected when all
+have dropped it.
 
-How ranks agree. Each collective call on a team is one exchange of letters: what is asked for, as text (so that a difference can
-be shown), and numbers. An allocation proposes the lowest free offset at or after ``start``; when proposals differ (a rank may
-be in other teams, with memory of their own) the largest becomes the next ``start``, until all propose the same.
+How ranks agree. Each collective call on a team is one exchange of letters: what is asked for, as text (so
+that a difference can be shown), and numbers. An allocation proposes the lowest free offset at or after
+``start``; when proposals differ (a rank may be in other teams, with memory of their own) the largest becomes
+the next ``start``, until all propose the same.
 
-How memory is freed. A dropped tensor is stamped, at the entry to the team's next collective call, with that call's number, in
-the last word of its memory on this rank. After the exchange of call n, a rank reads the others' stamps: all between 1 and n
-means free. Every rank sees the same stamps up to n, so all decide alike; later stamps (of ranks that are ahead) do not count.
-What call n freed is handed out from call n + 1 on: until then slower ranks may still be reading the stamps.
+How memory is freed. A dropped tensor is stamped, at the entry to the team's next collective call, with that
+call's number, in the last word of its memory on this rank. After the exchange of call n, a rank reads the
+others' stamps: all between 1 and n means free. Every rank sees the same stamps up to n, so all decide alike;
+later stamps (of ranks that are ahead) do not count. What call n freed is handed out from call n + 1 on: until
+then slower ranks may still be reading the stamps.
 """
 
 from __future__ import annotations
@@ -63,13 +66,17 @@ class Heap:
         """Exchanges ``numbers`` with the members; all must be doing ``what``."""
         padded = numbers + (0,) * (_NUMBERS - len(numbers))
         text = what.encode()[: LETTER - 8 * _NUMBERS - 1]
-        letters = [_LETTER.unpack(x) for x in self.memory.exchange(members, _LETTER.pack(*padded, text), what)]
+        letters = [
+            _LETTER.unpack(x) for x in self.memory.exchange(members, _LETTER.pack(*padded, text), what)
+        ]
         texts = [x[-1].rstrip(b"\0").decode(errors="replace") for x in letters]
         if len(set(texts)) > 1:
             told = "; ".join(f"rank {m}: {t}" for m, t in zip(members, texts, strict=True))
             message = f"ranks that must do the same do different things: {told}"
             self.memory.stop(message)
-            raise CommError(message, expected="the same calls of tilescale.comm in the same order on every rank of a team")
+            raise CommError(
+                message, expected="the same calls of tilescale.comm in the same order on every rank of a team"
+            )
         return [x[: len(numbers)] for x in letters]
 
     def _enter(self, team: Team) -> None:
@@ -88,7 +95,8 @@ class Heap:
         return ctypes.c_int64.from_address(self.memory.stamp(rank, a.stamp_at))
 
     def _collect(self, team: Team) -> None:
-        """To be called once in each collective call, after its first exchange (whose acquire makes the stamps visible)."""
+        """To be called once in each collective call, after its first exchange (whose acquire makes the stamps
+        visible)."""
         keep = []
         for a in team.stamped:
             if all(0 < self._word(m, a).value <= team.calls for m in team.members):
@@ -120,8 +128,10 @@ class Heap:
                 full = [m for m, x in zip(team.members, answers, strict=True) if x == -1]
                 raise CommError(
                     f"{what}: the symmetric heap of rank {full[0]} has no {size} bytes in one piece; "
-                    f"{self._free.total()} of {self.memory.segment - self.memory.control} bytes are free here",
-                    hint="TILESCALE_HEAP_SIZE=4G, or drop tensors: what all ranks have dropped is freed at a later call",
+                    f"{self._free.total()} of {self.memory.segment - self.memory.control} bytes are free "
+                    "here",
+                    hint="TILESCALE_HEAP_SIZE=4G, or drop tensors: what all ranks have dropped is freed at "
+                    "a later call",
                 )
             start = max(answers)
             if min(answers) == start:
@@ -137,11 +147,13 @@ class Heap:
             self._backed.add(lo, hi)
         return 0
 
-    def allocate(self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None = None) -> Block:
+    def allocate(
+        self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None = None
+    ) -> Block:
         """``nbytes`` at the same offset on every rank of the team; collective.
 
-        ``fill`` writes this rank's memory; it has happened on every rank when this returns on any. Raises CommError when ranks
-        ask for different things, or memory is out.
+        ``fill`` writes this rank's memory; it has happened on every rank when this returns on any. Raises
+        CommError when ranks ask for different things, or memory is out.
         """
         with self._lock:
             return self._allocate(team, nbytes, what, fill)
@@ -153,7 +165,9 @@ class Heap:
         self._free.remove(offset, offset + size)
         allocation = Allocation(team, offset, size)
         error = self._back(offset, size)
-        block = Block(self.memory.address(self.memory.world.rank, offset), nbytes, None, device=self.memory.device)
+        block = Block(
+            self.memory.address(self.memory.world.rank, offset), nbytes, None, device=self.memory.device
+        )
         if not error:
             self._word(self.memory.world.rank, allocation).value = 0
             if fill is not None:
@@ -164,7 +178,8 @@ class Heap:
             self._free.add(offset, offset + size)
             bad = next(i for i, e in enumerate(errors) if e)
             raise CommError(
-                f"{what}: rank {team.members[bad]} has no memory for {size} bytes in /dev/shm: {os.strerror(errors[bad])}",
+                f"{what}: rank {team.members[bad]} has no memory for {size} bytes in /dev/shm: "
+                f"{os.strerror(errors[bad])}",
                 hint="make /dev/shm larger (docker run --shm-size=8g), or allocate less",
             )
         self.memory.tag(offset, size, team.slot)
@@ -188,7 +203,13 @@ class Heap:
         """The twin of ``own`` in the memory of the team's ``rank``."""
         if allocation.team.members[rank] == self.memory.world.rank:
             return own
-        return Block(self.memory.address(allocation.team.members[rank], allocation.offset), own.nbytes, None, own, self.memory.device)
+        return Block(
+            self.memory.address(allocation.team.members[rank], allocation.offset),
+            own.nbytes,
+            None,
+            own,
+            self.memory.device,
+        )
 
     def alive(self) -> int:
         """How many allocations have views in this process."""
@@ -197,7 +218,8 @@ class Heap:
     # ---- teams
 
     def make_team(self, members: tuple[int, ...]) -> Team:
-        """The team of ``members`` (world ranks, this one among them); collective among them the first time, then remembered."""
+        """The team of ``members`` (world ranks, this one among them); collective among them the first time,
+        then remembered."""
         with self._lock:
             if members not in self.teams:
                 self._make_team(members)
@@ -209,7 +231,8 @@ class Heap:
         slots = [x[0] for x in self._exchange(members, what, slot)]
         if -1 in slots:
             raise CommError(
-                f"{what}: rank {members[slots.index(-1)]} is in {MAX_TEAMS} teams already", expected="at most that many"
+                f"{what}: rank {members[slots.index(-1)]} is in {MAX_TEAMS} teams already",
+                expected="at most that many",
             )
         team = Team(members, members.index(self.memory.world.rank), slot)
         error, size = 0, self.memory.team_bytes(len(members))

@@ -1,10 +1,12 @@
 """What a launcher of ours and its ranks write down of who ended, in order: ``/dev/shm/ts-<job>-log``.
 
-The launcher makes the file, and its sweep removes it; ranks under other launchers have none. Lines are appended by single writes:
+The launcher makes the file, and its sweep removes it; ranks under other launchers have none. Lines are
+appended by single writes:
 
-- ``left R``, ``stop R`` by rank R (tilescale/native/heap.c), before any other rank can learn of it. So where ranks fail because one of
-  them did, its line comes first, whichever process ends first.
-- ``ended R`` by the launcher: the process is gone. Ranks that wait in init() for R need not wait for its time limit.
+- ``left R``, ``stop R`` by rank R (tilescale/native/heap.c), before any other rank can learn of it. So where
+  ranks fail because one of them did, its line comes first, whichever process ends first.
+- ``ended R`` by the launcher: the process is gone. Ranks that wait in init() for R need not wait for its time
+  limit.
 """
 
 from __future__ import annotations
@@ -22,18 +24,23 @@ def path(job: str) -> Path:
 def ended(job: str) -> set[int]:
     """The ranks whose processes the launcher has seen end; none where the job has no journal."""
     with contextlib.suppress(OSError):
-        return {int(line.split()[1]) for line in path(job).read_text().splitlines() if line.startswith("ended ")}
+        return {
+            int(line.split()[1]) for line in path(job).read_text().splitlines() if line.startswith("ended ")
+        }
     return set()
 
 
 class Journal:
-    """The launcher's end. Without /dev/shm there is nothing to write to, and no rank that could share memory."""
+    """The launcher's end. Without /dev/shm there is nothing to write to, and no rank that could share
+    memory."""
 
     def __init__(self, job: str):
         self._unfinished = b""
         self._fd = -1
         with contextlib.suppress(OSError):
-            self._fd = os.open(path(job), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(
+                path(job), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
 
     def note_end(self, rank: int) -> None:
         """The process of ``rank`` has ended."""
@@ -41,7 +48,8 @@ class Journal:
             os.write(self._fd, b"ended %d\n" % rank)
 
     def read(self) -> list[int]:
-        """The ranks that have left or stopped the job since the last call, first to last; a rank may come twice."""
+        """The ranks that have left or stopped the job since the last call, first to last; a rank may come
+        twice."""
         data = b""
         with contextlib.suppress(OSError):
             while piece := os.read(self._fd, 1 << 16):

@@ -1,6 +1,6 @@
-"""Symmetric memory on GPUs through NVSHMEM (nvshmem4py): the arena is one allocation of its symmetric heap, peers' addresses are
-``nvshmem_ptr``'s. Kernels reach peers by plain loads and stores, so they need no NVSHMEM of their own; ranks whose memory this GPU cannot
-address are refused."""
+"""Symmetric memory on GPUs through NVSHMEM (nvshmem4py): the arena is one allocation of its symmetric heap,
+peers' addresses are ``nvshmem_ptr``'s. Kernels reach peers by plain loads and stores, so they need no NVSHMEM
+of their own; ranks whose memory this GPU cannot address are refused."""
 
 from __future__ import annotations
 
@@ -26,19 +26,33 @@ class Nvshmem(Arena):
             import nvshmem.core as core
             from cuda.core import Device
         except ImportError as error:
-            raise CommError(f"NVSHMEM's Python package is missing ({error})", hint="pip install nvshmem4py-cu13") from None
+            raise CommError(
+                f"NVSHMEM's Python package is missing ({error})", hint="pip install nvshmem4py-cu13"
+            ) from None
         os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", str(self.segment + _BESIDE))
         device = Device(self.device)
         device.set_current()
         try:
-            core.init(device=device, uid=self._unique_id(core), rank=self.world.rank, nranks=self.world.size, initializer_method="uid")
+            core.init(
+                device=device,
+                uid=self._unique_id(core),
+                rank=self.world.rank,
+                nranks=self.world.size,
+                initializer_method="uid",
+            )
             base = int(bindings.align(GRAIN, self.segment))
-            bases = [base if r == self.world.rank else int(bindings.ptr(base, r)) for r in range(self.world.size)] if base else []
+            bases = (
+                [base if r == self.world.rank else int(bindings.ptr(base, r)) for r in range(self.world.size)]
+                if base
+                else []
+            )
         except Exception as error:  # noqa: BLE001 (its errors have no class in common)
             raise CommError(f"NVSHMEM does not start: {error}") from None
         self._core, self._device = core, device
         if not base:
-            raise CommError(f"NVSHMEM has no {self.segment} bytes of symmetric memory", hint="TILESCALE_HEAP_SIZE=256M")
+            raise CommError(
+                f"NVSHMEM has no {self.segment} bytes of symmetric memory", hint="TILESCALE_HEAP_SIZE=256M"
+            )
         far = [r for r, at in enumerate(bases) if not at]
         if far:
             text = f"the GPU of rank {self.world.rank} cannot address the memory of rank {far[0]}"

@@ -29,7 +29,8 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 class _Absent:
-    """Which ranks will never call init(): our launcher has seen them end, or another launcher has no process for them."""
+    """Which ranks will never call init(): our launcher has seen them end, or another launcher has no process
+    for them."""
 
     def __init__(self, world: World):
         self.world = world
@@ -51,9 +52,9 @@ class _Absent:
 class Shm:
     """This rank's part of the job's shared memory.
 
-    Construction is collective: it returns when all ranks have mapped all segments. ``segment`` is in bytes, the control area at
-    its head included. Raises CommError when a rank does not come within the wait limit, has died, or has other sizes, or when
-    /dev/shm is full.
+    Construction is collective: it returns when all ranks have mapped all segments. ``segment`` is in bytes,
+    the control area at its head included. Raises CommError when a rank does not come within the wait limit,
+    has died, or has other sizes, or when /dev/shm is full.
     """
 
     def __init__(self, world: World, segment: int):
@@ -83,10 +84,16 @@ class Shm:
 
     def _join(self) -> None:
         w, size = self.world, ctypes.c_int32(len(self._err))
-        if self._lib.ts_heap_create(w.job.encode(), w.rank, w.size, ctypes.c_int64(self.segment), self._err, size) < 0:
+        if (
+            self._lib.ts_heap_create(
+                w.job.encode(), w.rank, w.size, ctypes.c_int64(self.segment), self._err, size
+            )
+            < 0
+        ):
             raise CommError(
                 f"rank {w.rank}: {self._text()}",
-                hint="make /dev/shm larger (docker run --shm-size=2g) or the heap smaller (TILESCALE_HEAP_SIZE)",
+                hint="make /dev/shm larger (docker run --shm-size=2g) or the heap smaller "
+                "(TILESCALE_HEAP_SIZE)",
             )
         limit = env.WAIT_TIMEOUT.get()
         deadline = time.monotonic() + limit
@@ -121,10 +128,11 @@ class Shm:
     # ---- letters between hosts
 
     def exchange(self, members: Sequence[int], letter: bytes, what: str) -> list[bytes]:
-        """Every member gives a letter (at most LETTER bytes) and gets everybody's, in the order of ``members``.
+        """Every member gives a letter (at most LETTER bytes) and gets everybody's, in the order of
+        ``members``.
 
-        ``what`` names the call for messages. Raises CommError when a member does not come within the wait limit, has ended,
-        or somebody has stopped the job.
+        ``what`` names the call for messages. Raises CommError when a member does not come within the wait
+        limit, has ended, or somebody has stopped the job.
         """
         letter = letter.ljust(LETTER, b"\0")
         if len(members) == 1:
@@ -166,7 +174,8 @@ class Shm:
             self._lib.ts_heap_announce()
 
     def leave(self, unmap: bool) -> None:
-        """Ends this rank's part. ``unmap`` only when nothing in this process points into the heap any more."""
+        """Ends this rank's part. ``unmap`` only when nothing in this process points into the heap any
+        more."""
         if os.getpid() == self._pid:
             self._lib.ts_heap_close(int(unmap))
 
@@ -187,7 +196,8 @@ class Shm:
         return 0
 
     def back(self, offset: int, size: int) -> None:
-        """Gives ``[offset, offset + size)`` of this rank's segment real memory. Raises OSError when there is none."""
+        """Gives ``[offset, offset + size)`` of this rank's segment real memory. Raises OSError when there is
+        none."""
         rc = self._lib.ts_heap_back(ctypes.c_int64(offset), ctypes.c_int64(size))
         if rc:
             raise OSError(rc, os.strerror(rc))
@@ -206,7 +216,8 @@ class Shm:
         return divmod(at, self.segment) if 0 <= at < self.segment * self.world.size else None
 
     def make_team(self, slot: int, members: Sequence[int], slots: Sequence[int], at: int = 0) -> None:
-        """Team ``slot`` of this rank; ``slots`` are the numbers that each member gave it. Raises OSError when memory is out."""
+        """Team ``slot`` of this rank; ``slots`` are the numbers that each member gave it. Raises OSError when
+        memory is out."""
         n = len(members)
         rc = self._lib.ts_team_make(slot, n, (ctypes.c_int32 * n)(*members), (ctypes.c_int32 * n)(*slots))
         if rc:

@@ -1,13 +1,16 @@
-"""The backend of simulated ranks: threads of one process that take turns, with plain memory as symmetric memory.
+"""The backend of simulated ranks: threads of one process that take turns, with plain memory as symmetric
+memory.
 
-One rank runs at a time. It hands over where it has to wait for others (a barrier, an allocation, a launch that ranks make together),
-where it sleeps and where it ends, always to the next rank that can go on: the same program gives the same run, and nothing else of
-the process needs locks for the ranks' sake. When nobody can go on, everyone who waits is told so at once; no time limit is needed.
+One rank runs at a time. It hands over where it has to wait for others (a barrier, an allocation, a launch
+that ranks make together), where it sleeps and where it ends, always to the next rank that can go on: the same
+program gives the same run, and nothing else of the process needs locks for the ranks' sake. When nobody can
+go on, everyone who waits is told so at once; no time limit is needed.
 
-Memory from ``empty`` is filled with a pattern that says "nobody has written this". What a host writes is found by comparing: a granule
-that differs from the pattern has been written. The pattern of a float dtype is a NaN that no arithmetic makes, that of a 32- or
-64-bit integer one odd value, each seen element by element; 8- and 16-bit integers and bool are seen in aligned words of eight bytes, since
-any one of their values may be meant.
+Memory from ``empty`` is filled with a pattern that says "nobody has written this". What a host writes is
+found by comparing: a granule that differs from the pattern has been written. The pattern of a float dtype is
+a NaN that no arithmetic makes, that of a 32- or 64-bit integer one odd value, each seen element by element;
+8- and 16-bit integers and bool are seen in aligned words of eight bytes, since any one of their values may be
+meant.
 """
 
 from __future__ import annotations
@@ -30,14 +33,19 @@ from tilescale.errors import CommError, Loc
 
 PAGE = 4096
 _FLOAT_PATTERNS = {
-    "float64": (8, 0x7FFDE5C3A1B2D4F6), "float32": (4, 0x7FE5C3A1), "float16": (2, 0x7FA5), "bfloat16": (2, 0x7FE5),
-    "float8_e4m3fn": (1, 0xFF), "float8_e5m2": (1, 0xFD),
-}  # fmt: skip
+    "float64": (8, 0x7FFDE5C3A1B2D4F6),
+    "float32": (4, 0x7FE5C3A1),
+    "float16": (2, 0x7FA5),
+    "bfloat16": (2, 0x7FE5),
+    "float8_e4m3fn": (1, 0xFF),
+    "float8_e5m2": (1, 0xFD),
+}
 _WORD = (8, 0xA5C3E1D2B4968778)
 _PATTERNS = {**_FLOAT_PATTERNS, "int32": (4, 0xA5C3E1D2), "uint32": (4, 0xA5C3E1D2)}
 
 _local = threading.local()
-#: Worlds whose ranks are running in this process; grows and shrinks, so that whoever remembers things for a world can tell.
+#: Worlds whose ranks are running in this process; grows and shrinks, so that whoever remembers things for a
+#: world can tell.
 epoch = 0
 _running = 0
 
@@ -54,7 +62,8 @@ def here() -> SimRank | None:
     rank = rank_of_thread()
     if rank is None and _running and threading.current_thread() is not threading.main_thread():
         raise CommError(
-            "this thread is not a rank: simulated ranks are threads that take turns, and those that they start have none",
+            "this thread is not a rank: simulated ranks are threads that take turns, and those that they "
+            "start have none",
             hint="call tilescale and tilescale.comm in the rank's own thread",
         )
     return rank
@@ -70,11 +79,13 @@ class Broken(Exception):
 
 
 class RankStopped(BaseException):
-    """Unwinds a rank whose job has ended for another reason. Not an Exception: no program has to handle it."""
+    """Unwinds a rank whose job has ended for another reason. Not an Exception: no program has to handle
+    it."""
 
 
 def call_site() -> Loc | None:
-    """The statement of the user's code that is under way: the innermost frame that is none of ours, nor generated."""
+    """The statement of the user's code that is under way: the innermost frame that is none of ours, nor
+    generated."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _ours(frame):
         frame = frame.f_back
@@ -82,7 +93,9 @@ def call_site() -> Loc | None:
 
 
 def _ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale" or frame.f_code.co_filename.startswith("<call of")
+    return str(frame.f_globals.get("__name__", "")).partition(".")[
+        0
+    ] == "tilescale" or frame.f_code.co_filename.startswith("<call of")
 
 
 @dataclass
@@ -110,8 +123,8 @@ class Ending:
 
 @dataclass(eq=False)
 class Twins:
-    """An allocation: whose team's it is, its number among that team's, every member's memory, which any tensor of it keeps alive, and the
-    call that made it."""
+    """An allocation: whose team's it is, its number among that team's, every member's memory, which any
+    tensor of it keeps alive, and the call that made it."""
 
     members: tuple[int, ...]
     number: int
@@ -120,7 +133,8 @@ class Twins:
 
 
 class SimBlock(Block):
-    """A rank's part of an allocation: page-aligned plain memory, and which granules of it nobody has written yet (None: all are)."""
+    """A rank's part of an allocation: page-aligned plain memory, and which granules of it nobody has written
+    yet (None: all are)."""
 
     __slots__ = ("granule", "memory", "pattern", "twins", "unwritten")
 
@@ -155,7 +169,8 @@ class SimBlock(Block):
         return self.unwritten
 
     def mask(self, address: int, shape: tuple[int, ...], itemsize: int) -> Any:
-        """For a row-major tensor at ``address``: which elements nobody has written; None where all are written."""
+        """For a row-major tensor at ``address``: which elements nobody has written; None where all are
+        written."""
         import numpy
 
         unwritten = self._look()
@@ -167,7 +182,8 @@ class SimBlock(Block):
         return mask if mask.any() else None
 
     def wrote(self, address: int, shape: tuple[int, ...], itemsize: int, left: Any) -> None:
-        """A launch wrote the tensor at ``address``, except for the elements in ``left`` (None: all of it may count as written)."""
+        """A launch wrote the tensor at ``address``, except for the elements in ``left`` (None: all of it may
+        count as written)."""
         import numpy
 
         unwritten = self.unwritten
@@ -199,7 +215,9 @@ class SimRank:
     def fresh(self, dtype: str) -> Callable[[Block], Any] | None:
         return lambda block: block.poison(dtype)  # type: ignore[attr-defined]
 
-    def allocate(self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None = None) -> Block:
+    def allocate(
+        self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None = None
+    ) -> Block:
         mine = SimBlock(nbytes)
         if fill is not None:
             fill(mine)
@@ -207,7 +225,9 @@ class SimRank:
         def agree(blocks: Sequence[SimBlock]) -> Sequence[SimBlock]:
             number = self.job.allocations.get(team.members, 0)
             self.job.allocations[team.members] = number + 1
-            made = Twins(team.members, number, {r: b.memory for r, b in zip(team.members, blocks, strict=True)}, what)
+            made = Twins(
+                team.members, number, {r: b.memory for r, b in zip(team.members, blocks, strict=True)}, what
+            )
             for block in blocks:
                 block.twins = made
             return blocks
@@ -259,13 +279,14 @@ class SimWorld:
         size: how many. name: what the job is called.
 
     Attributes:
-        checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator reads it).
+        checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator
+            reads it).
         hosts: who follows what host code does with symmetric memory (tilescale.hosts); None: nobody.
         turn: the rank that runs. threads: of the ranks.
         enter, leave: called in a rank's thread with its number whenever its turn begins and before it ends.
         ended: called when every rank has ended.
-        disagree: makes the error for ranks that wait for one another in different calls, from those that wait and from those that
-            ended; by default a CommError.
+        disagree: makes the error for ranks that wait for one another in different calls, from those that wait
+            and from those that ended; by default a CommError.
     """
 
     def __init__(self, size: int, name: str = "sim"):
@@ -290,16 +311,21 @@ class SimWorld:
         self._fault: BaseException | None = None  # what ended the job from inside
         self._slept = 0.0  # seconds, since others last could go on
 
-    # -- the job --------------------------------------------------------------------------------------------------
+    # -- the job
+    # --------------------------------------------------------------------------------------------------
     def run(self, work: Callable[[int], Any]) -> list[Ending]:
-        """``work(rank)`` on every rank; how each ended, in rank order. A rank that raises, or calls ``sys.exit`` with anything but
-        success, ends those that wait for it (their error is a RankStopped).
+        """``work(rank)`` on every rank; how each ended, in rank order. A rank that raises, or calls
+        ``sys.exit`` with anything but success, ends those that wait for it (their error is a RankStopped).
 
         Raises:
-            Broken: an error of our own (``enter``, ``leave``, ``hosts``), behind which nobody's turn comes; threads of ranks are left.
+            Broken: an error of our own (``enter``, ``leave``, ``hosts``), behind which nobody's turn comes;
+            threads of ranks are left.
         """
         global epoch, _running
-        made = (threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size))
+        made = (
+            threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True)
+            for r in range(self.size)
+        )
         threads = self.threads = list(made)
         epoch, _running = epoch + 1, _running + 1
         try:
@@ -383,11 +409,15 @@ class SimWorld:
         if not waiting:
             self._done.set()
             return
-        error = self._stopped or self.disagree(sorted(waiting, key=lambda a: a.rank), sorted(e.rank for e in self.endings))
+        error = self._stopped or self.disagree(
+            sorted(waiting, key=lambda a: a.rank), sorted(e.rank for e in self.endings)
+        )
         self._release(waiting, [None] * len(waiting), error)
         self._next(rank)
 
-    def _release(self, arrivals: Sequence[Arrival], answers: Sequence[Any], error: BaseException | None) -> None:
+    def _release(
+        self, arrivals: Sequence[Arrival], answers: Sequence[Any], error: BaseException | None
+    ) -> None:
         """Those who waited can go on, with their answers or with an error."""
         for arrival, answer in zip(arrivals, answers, strict=True):
             self._answers[arrival.rank] = (answer, error)
@@ -403,7 +433,8 @@ class SimWorld:
             self._release(waiting, [None] * len(waiting), error)
 
     def sleep(self, rank: int, seconds: float) -> None:
-        """``time.sleep`` of a rank, perhaps one that polls for what another one does: all others that can go on do, before it does.
+        """``time.sleep`` of a rank, perhaps one that polls for what another one does: all others that can go
+        on do, before it does.
 
         Raises:
             CommError: it has slept for TILESCALE_WAIT_TIMEOUT seconds in all while nobody else could go on.
@@ -412,23 +443,36 @@ class SimWorld:
             _sleep(seconds)
             self._slept += seconds
             if self._slept > env.WAIT_TIMEOUT.get():
-                self.stop(CommError(f"rank {rank} has slept for {self._slept:g} s while all other ranks waited for it or had ended"))
+                self.stop(
+                    CommError(
+                        f"rank {rank} has slept for {self._slept:g} s while all other ranks waited for it "
+                        "or had ended"
+                    )
+                )
         else:
             self._slept = 0.0
             self._hand_over(rank)
         if self._stopped is not None:
             raise self._stopped
 
-    # -- meetings -------------------------------------------------------------------------------------------------
+    # -- meetings
+    # -------------------------------------------------------------------------------------------------
     def meet(
-        self, rank: int, members: tuple[int, ...], what: str, offer: Any = None, act: Callable[[list[Any]], Sequence[Any]] | None = None,
+        self,
+        rank: int,
+        members: tuple[int, ...],
+        what: str,
+        offer: Any = None,
+        act: Callable[[list[Any]], Sequence[Any]] | None = None,
         orders: bool = True,
-    ) -> Any:  # fmt: skip
-        """Waits until all members have come with the same ``what``; the last one calls ``act`` with all offers, in the order of
-        members, and each member gets its entry of the result. ``orders``: what their hosts do behind it comes behind what any did before.
+    ) -> Any:
+        """Waits until all members have come with the same ``what``; the last one calls ``act`` with all
+        offers, in the order of members, and each member gets its entry of the result. ``orders``: what their
+        hosts do behind it comes behind what any did before.
 
         Raises:
-            what ``disagree`` makes, on all ranks that wait, where they call different things or some will never come.
+            what ``disagree`` makes, on all ranks that wait, where they call different things or some will
+            never come.
         """
         if self._stopped is not None:
             raise self._stopped
@@ -459,7 +503,9 @@ class SimWorld:
 
 def failed(error: BaseException) -> bool:
     """Whether what ended a rank is a failure: ``sys.exit()`` and ``sys.exit(0)`` are none."""
-    return not (isinstance(error, SystemExit) and error.code in (None, 0)) and not isinstance(error, RankStopped)
+    return not (isinstance(error, SystemExit) and error.code in (None, 0)) and not isinstance(
+        error, RankStopped
+    )
 
 
 def disagreement(waiting: list[Arrival], ended: list[int]) -> BaseException:
@@ -470,5 +516,9 @@ def disagreement(waiting: list[Arrival], ended: list[int]) -> BaseException:
             f"ranks that must do the same do different things: {told}",
             expected="the same calls of tilescale.comm in the same order on every rank of a team",
         )
-    gone = f", and {'rank' if len(ended) == 1 else 'ranks'} {', '.join(map(str, ended))} ended without that call" if ended else ""
+    gone = (
+        f", and {'rank' if len(ended) == 1 else 'ranks'} {', '.join(map(str, ended))} ended without that call"
+        if ended
+        else ""
+    )
     return CommError(f"nobody can go on: {told}{gone}", expected="the same calls on every rank of a team")

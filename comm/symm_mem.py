@@ -1,5 +1,5 @@
-"""Symmetric memory on GPUs through PyTorch's (`torch.distributed._symmetric_memory`): the arena is one allocation of it, whose rendezvous
-gives the peers' addresses. Ranks may share a GPU."""
+"""Symmetric memory on GPUs through PyTorch's (`torch.distributed._symmetric_memory`): the arena is one
+allocation of it, whose rendezvous gives the peers' addresses. Ranks may share a GPU."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class SymmMem(Arena):
     name = "PyTorch's symmetric memory"
 
     def leave(self, unmap: bool) -> None:
-        """See :meth:`Arena.leave`. Where the process ends torch must not free the arena: others may still read it, and of a GPU that a
-        failed launch has lost it would abort the process, whose last words were about that launch."""
+        """See :meth:`Arena.leave`. Where the process ends torch must not free the arena: others may still
+        read it, and of a GPU that a failed launch has lost it would abort the process, whose last words were
+        about that launch."""
         super().leave(unmap)
         if not unmap:
             for held in (self._memory, self._handle):
@@ -33,7 +34,8 @@ class SymmMem(Arena):
         import torch
         from torch._C._distributed_c10d import _SymmetricMemory
 
-        # Ranks that share a GPU are what a machine with fewer GPUs than ranks has; torch asks to be told that it is meant.
+        # Ranks that share a GPU are what a machine with fewer GPUs than ranks has; torch asks to be told that
+        # it is meant.
         os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
         number = next(_numbers)
         name, path = f"tilescale-{number}", job_file(self.world, f"store-{number}")
@@ -45,7 +47,8 @@ class SymmMem(Arena):
             self._handle = _SymmetricMemory.rendezvous(self._memory, name)
         except RuntimeError as error:
             raise CommError(
-                f"PyTorch's symmetric memory: {str(error).splitlines()[0]}", hint="TILESCALE_HEAP_SIZE=256M, or GPUs that reach each other"
+                f"PyTorch's symmetric memory: {str(error).splitlines()[0]}",
+                hint="TILESCALE_HEAP_SIZE=256M, or GPUs that reach each other",
             ) from None
         bases = [int(p) for p in self._handle.buffer_ptrs]
         self.gathered(b"mapped")  # the store has served
@@ -56,7 +59,8 @@ class SymmMem(Arena):
 
 
 def _group(name: str, rank: int, size: int, path: str) -> Any:
-    """What torch's rendezvous finds under a name: rank, size and a store. The program's own process groups are left alone."""
+    """What torch's rendezvous finds under a name: rank, size and a store. The program's own process groups
+    are left alone."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import ProcessGroup, _register_process_group, _SymmetricMemory
 

@@ -12,17 +12,36 @@ from tilescale.comm.backend import Block
 from tilescale.errors import TileTypeError, TileValueError
 
 _BYTES = {
-    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 _ALIASES = {
-    "float": "float32", "double": "float64", "half": "float16", "int": "int64", "float8_e4m3": "float8_e4m3fn",
-    "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
-}  # fmt: skip
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "int": "int64",
+    "float8_e4m3": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+}
 
 
 def dtype_name(dtype: Any) -> str:
-    """``torch.float16``, ``numpy.float16``, ``numpy.dtype("float16")``, ``"float16"`` → ``"float16"``; else TileTypeError."""
+    """``torch.float16``, ``numpy.float16``, ``numpy.dtype("float16")``, ``"float16"`` → ``"float16"``; else
+    TileTypeError."""
     if isinstance(dtype, str):
         name = dtype
     elif isinstance(dtype, type):
@@ -41,7 +60,9 @@ def normal_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     import operator
 
     try:
-        extents = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(map(operator.index, shape))
+        extents = (
+            (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(map(operator.index, shape))
+        )
     except TypeError as e:
         raise TileTypeError(f"shape {shape!r}", expected="an integer or a sequence of integers") from e
     if any(x < 0 for x in extents):
@@ -55,7 +76,11 @@ def byte_size(shape: tuple[int, ...], dtype: str) -> int:
 
 def has_torch() -> bool:
     """Whether torch can be imported. A None in sys.modules says that it cannot."""
-    return sys.modules["torch"] is not None if "torch" in sys.modules else importlib.util.find_spec("torch") is not None
+    return (
+        sys.modules["torch"] is not None
+        if "torch" in sys.modules
+        else importlib.util.find_spec("torch") is not None
+    )
 
 
 def choose(like: str | None) -> str:
@@ -65,7 +90,9 @@ def choose(like: str | None) -> str:
     if like not in ("torch", "numpy"):
         raise TileValueError(f"like={like!r}", expected='"torch" or "numpy"')
     if like == "torch" and not has_torch():
-        raise TileValueError("like='torch' without torch, which is not installed", expected="numpy", hint='like="numpy"')
+        raise TileValueError(
+            "like='torch' without torch, which is not installed", expected="numpy", hint='like="numpy"'
+        )
     return like
 
 
@@ -80,7 +107,12 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def wrap(
-    block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int = 0, strides: tuple[int, ...] | None = None
+    block: Block,
+    shape: tuple[int, ...],
+    dtype: str,
+    like: str,
+    at: int = 0,
+    strides: tuple[int, ...] | None = None,
 ) -> Any:
     """The block's memory from byte ``at`` on as a tensor; ``strides`` in elements, row-major when None."""
     if block.device is not None:
@@ -99,7 +131,9 @@ def wrap(
     return flat.as_strided(shape, strides)
 
 
-def _on_gpu(block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int, strides: tuple[int, ...] | None) -> Any:
+def _on_gpu(
+    block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int, strides: tuple[int, ...] | None
+) -> Any:
     if like == "numpy":
         raise TileTypeError("symmetric memory lies on GPUs, where NumPy cannot reach", hint='like="torch"')
     import torch
@@ -113,15 +147,31 @@ def _on_gpu(block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int
 
 
 def unwrap(tensor: Any) -> tuple[int, tuple[int, ...], str, str, tuple[int, ...]]:
-    """Address, shape, dtype, kind and strides (in elements) of a torch tensor or a NumPy array. Raises TileTypeError."""
+    """Address, shape, dtype, kind and strides (in elements) of a torch tensor or a NumPy array. Raises
+    TileTypeError."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return tensor.data_ptr(), tuple(tensor.shape), dtype_name(tensor.dtype), "torch", tuple(tensor.stride())
+        return (
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            dtype_name(tensor.dtype),
+            "torch",
+            tuple(tensor.stride()),
+        )
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(tensor, numpy.ndarray):
         address, item = tensor.__array_interface__["data"][0], tensor.itemsize
-        return address, tensor.shape, dtype_name(tensor.dtype), "numpy", tuple(s // item for s in tensor.strides)
-    raise TileTypeError(f"{type(tensor).__name__} is no tensor", expected="a torch tensor or a NumPy array in symmetric memory")
+        return (
+            address,
+            tensor.shape,
+            dtype_name(tensor.dtype),
+            "numpy",
+            tuple(s // item for s in tensor.strides),
+        )
+    raise TileTypeError(
+        f"{type(tensor).__name__} is no tensor",
+        expected="a torch tensor or a NumPy array in symmetric memory",
+    )
 
 
 def fill(block: Block, shape: tuple[int, ...], dtype: str, like: str, value: Any) -> None:

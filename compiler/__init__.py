@@ -1,1 +1,2 @@
-"""Python source → tile IR → scheduled tile IR → thread IR → machine code. Imports neither torch nor tilescale.comm."""
+"""Python source → tile IR → scheduled tile IR → thread IR → machine code. Imports neither torch nor
+tilescale.comm."""

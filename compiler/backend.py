@@ -12,7 +12,8 @@ from tilescale.compiler.passes.pipeline import Trace
 
 @dataclass
 class Lowered:
-    """A kernel as thread IR, with the program it came from at the scheduled level. ``own``: what only its back end understands."""
+    """A kernel as thread IR, with the program it came from at the scheduled level. ``own``: what only its
+    back end understands."""
 
     program: Any
     own: Any

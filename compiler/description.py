@@ -1,4 +1,5 @@
-"""What the runtime and the kernel object must know of a program, as plain integers, strings and dicts: the same for every target."""
+"""What the runtime and the kernel object must know of a program, as plain integers, strings and dicts: the
+same for every target."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ MULTIPLE_SHIFT = 32
 
 @dataclass
 class Artifact:
-    """A compiled kernel beside its code. ``meta`` is JSON: what `tilescale.kernel` needs to call it and to explain refusals."""
+    """A compiled kernel beside its code. ``meta`` is JSON: what `tilescale.kernel` needs to call it and to
+    explain refusals."""
 
     meta: dict[str, Any]
     desc: list[int]
@@ -32,7 +34,8 @@ class Artifact:
 
 
 class Symbols:
-    """Where each symbolic extent gets its value: the first extent or stride, in order of parameters, that is it alone."""
+    """Where each symbolic extent gets its value: the first extent or stride, in order of parameters, that is
+    it alone."""
 
     def __init__(self, program: Any):
         self.slots = {name: k for k, name in enumerate(program.symbols)}
@@ -110,14 +113,22 @@ def _require_defined(program: Any, symbols: Symbols) -> None:
     for name in program.symbols:
         if name not in symbols.defined:
             raise TileValueError(
-                f"T.dynamic({name!r}) stands alone in no extent or stride of a parameter of {program.name}, so no call says what it is",
+                f"T.dynamic({name!r}) stands alone in no extent or stride of a parameter of {program.name}, "
+                "so no call says what it is",
                 loc=program.loc,
-                expected=f"a tensor parameter with {name} itself as an extent, before any with an expression of it",
+                expected=f"a tensor parameter with {name} itself as an extent, before any with an "
+                "expression of it",
             )
 
 
 def _metadata(p: Any, written: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": p.name, "dtype": str(p.spec.dtype), "loc": location(p.loc), "written": written, "output": p.output}
+    out: dict[str, Any] = {
+        "name": p.name,
+        "dtype": str(p.spec.dtype),
+        "loc": location(p.loc),
+        "written": written,
+        "output": p.output,
+    }
     if not isinstance(p.spec, TensorSpec):
         return {**out, "kind": "scalar"}
     out["keep"] = p.spec.kind == "signal" and p.spec.keep

@@ -1,7 +1,7 @@
 """From a traced kernel to its code and what the runtime must know of it: the one place that runs every stage.
 
-`compile_program` runs the passes, the target's lowering and its compiler, and returns an `Artifact`: everything that a later process needs
-to call the kernel without TVM, as plain integers, strings and dicts.
+`compile_program` runs the passes, the target's lowering and its compiler, and returns an `Artifact`:
+everything that a later process needs to call the kernel without TVM, as plain integers, strings and dicts.
 """
 
 from __future__ import annotations
@@ -42,9 +42,14 @@ def lower(program: Any, target: str = "cpu", *, instrument: bool = False, keep: 
 
 
 def compile_program(
-    program: Any, path: str | os.PathLike[str], *, target: str = "cpu", instrument: bool = False, fingerprint: int | None = None,
+    program: Any,
+    path: str | os.PathLike[str],
+    *,
+    target: str = "cpu",
+    instrument: bool = False,
+    fingerprint: int | None = None,
     world: int | None = None,
-) -> Artifact:  # fmt: skip
+) -> Artifact:
     """Compiles a traced kernel to the file ``path``: a shared object, or a GPU's code.
 
     Args:
@@ -52,15 +57,19 @@ def compile_program(
         target: see `backend`.
         instrument: log remote operations and waits (tilescale.native.events).
         fingerprint: what ranks compare when they launch together; by default made from the tile IR.
-        world: on how many ranks the kernel will run at most, for the static checks; open without. What is wrong on every number up to it
-            stops the compilation; of a kernel in which ranks meet, ``meta["on_ranks"]`` has what is wrong on just so many.
+        world: on how many ranks the kernel will run at most, for the static checks; open without. What is
+            wrong on every number up to it stops the compilation; of a kernel in which ranks meet,
+            ``meta["on_ranks"]`` has what is wrong on just so many.
 
     Raises:
-        TileError: anything that the target refuses, and what the static checks refute, placed in the user's source.
+        TileError: anything that the target refuses, and what the static checks refute, placed in the user's
+        source.
     """
     with _lock:
         lowered = lower(program, target, instrument=instrument)
-        static.require(program, world=world)  # behind the refusals of the passes, which say the same of constants, and before the code
+        static.require(
+            program, world=world
+        )  # behind the refusals of the passes, which say the same of constants, and before the code
         made = backend(target)
         number = _own_fingerprint(program) if fingerprint is None else fingerprint
         artifact = made.describe(lowered, instrument=instrument, fingerprint=number)
@@ -71,13 +80,21 @@ def compile_program(
 
 
 def on_ranks(program: Any, ranks: int) -> dict[str, Any]:
-    """``{str(ranks): what the static checks refuse of a launch on just so many}``, as JSON: TileValueError's arguments, or None."""
+    """``{str(ranks): what the static checks refuse of a launch on just so many}``, as JSON: TileValueError's
+    arguments, or None."""
     with _lock:
         found = static.first_refuted(program, ranks)
     if found is None:
         return {str(ranks): None}
     error = found.error()
-    return {str(ranks): {"message": error.message, "loc": location(error.loc), "expected": error.expected, "hint": error.hint}}
+    return {
+        str(ranks): {
+            "message": error.message,
+            "loc": location(error.loc),
+            "expected": error.expected,
+            "hint": error.hint,
+        }
+    }
 
 
 def _own_fingerprint(program: Any) -> int:
@@ -89,7 +106,8 @@ def _own_fingerprint(program: Any) -> int:
 
 
 def source_text(program: Any, kind: str, target: str = "cpu", *, instrument: bool = False) -> str:
-    """A kernel as text: ``tile`` (as traced), ``scheduled``, ``thread`` (loops and indices), or one of the target's own ``texts``."""
+    """A kernel as text: ``tile`` (as traced), ``scheduled``, ``thread`` (loops and indices), or one of the
+    target's own ``texts``."""
     if kind == "tile":
         return program.func.script()
     lowered = lower(program, target, instrument=instrument)

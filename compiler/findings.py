@@ -19,13 +19,17 @@ KINDS = {
     "out-of-bounds": "an access outside a tile or a set of counters",
     "no-such-rank": "a remote operation aims at a rank or block that is not there",
     "unawaited": "a signal is sent, and no statement of the kernel awaits it",
-    "mismatch": "those who meet in a collective do not agree on what it is, or it does not fit how many they are",
+    "mismatch": "those who meet in a collective do not agree on what it is, or it does not fit how many "
+    "they are",
     "different-programs": "the ranks of a launch run different programs",
     "not-resident": "blocks wait for others, and not all of them are resident at once",
     "assertion": "a T.device_assert does not hold",
-    "arithmetic": "an integer division by zero, a shift by a count out of range, or a signed result of 32 or 64 bits out of range",
-    "schedule": "the scheduled program differs from the tile program: another result, an order of tokens, a touch of what is in flight",
-    "endless": "loops poll for ever what nobody is left to change, or the launch does not end within the limit of steps",
+    "arithmetic": "an integer division by zero, a shift by a count out of range, or a signed result of 32 "
+    "or 64 bits out of range",
+    "schedule": "the scheduled program differs from the tile program: another result, an order of tokens, a "
+    "touch of what is in flight",
+    "endless": "loops poll for ever what nobody is left to change, or the launch does not end within the "
+    "limit of steps",
 }
 
 
@@ -46,8 +50,8 @@ class Checked(Protocol):
 
 @dataclass(frozen=True)
 class Where:
-    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index (a role
-    has no index). launch: its number, where launches overlap."""
+    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by
+    scale and index (a role has no index). launch: its number, where launches overlap."""
 
     what: str
     loc: Loc | None
@@ -70,15 +74,22 @@ class Where:
         """For machines: plain values alone."""
         loc = self.loc
         return {
-            "what": self.what, "file": loc and loc.file, "line": loc and loc.line, "column": loc and loc.col, "rank": self.rank,
-            "block": self.block and list(self.block), "executor": [list(e) for e in self.executor], "region": self.region,
+            "what": self.what,
+            "file": loc and loc.file,
+            "line": loc and loc.line,
+            "column": loc and loc.col,
+            "rank": self.rank,
+            "block": self.block and list(self.block),
+            "executor": [list(e) for e in self.executor],
+            "region": self.region,
             **({} if self.launch is None else {"launch": self.launch}),
-        }  # fmt: skip
+        }
 
     def lines(self, prefix: str, shown: set[Loc | None]) -> list[str]:
         """One line, and the source below it unless it is among those ``shown``."""
         place = f"{self.loc}: " if self.loc else ""
-        out = [f"{prefix}{place}{self.what}{' of ' + self.region if self.region else ''}{' by ' + self.who if self.who else ''}"]
+        of, by = f" of {self.region}" if self.region else "", f" by {self.who}" if self.who else ""
+        out = [f"{prefix}{place}{self.what}{of}{by}"]
         if self.loc is not None and self.loc not in shown and (excerpt := self.loc.excerpt()):
             out.append(excerpt)
         shown.add(self.loc)
@@ -89,9 +100,9 @@ class Where:
 class Fix:
     """A hint as an edit of the source.
 
-    how: "before" or "behind" puts ``text`` there, a line or more, as deep as the statement at ``at``; "move before" and "move
-    behind" put the statement at ``what`` there instead, "move out" behind the branch around it; "replace" writes ``text`` for
-    the words ``old`` of the statement at ``at``.
+    how: "before" or "behind" puts ``text`` there, a line or more, as deep as the statement at ``at``; "move
+    before" and "move behind" put the statement at ``what`` there instead, "move out" behind the branch around
+    it; "replace" writes ``text`` for the words ``old`` of the statement at ``at``.
     """
 
     how: str
@@ -111,7 +122,8 @@ class Fix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault of a kernel. ``where``: the statement that met it; ``others``: the other access, or everyone who waits."""
+    """One fault of a kernel. ``where``: the statement that met it; ``others``: the other access, or everyone
+    who waits."""
 
     kind: str
     message: str
@@ -128,9 +140,14 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """For machines: plain values alone."""
         return {
-            "kind": self.kind, "message": self.message, "where": self.where.to_dict(), "others": [w.to_dict() for w in self.others],
-            "hint": self.hint, "schedule": self.schedule, "fix": self.fix and self.fix.to_dict(),
-        }  # fmt: skip
+            "kind": self.kind,
+            "message": self.message,
+            "where": self.where.to_dict(),
+            "others": [w.to_dict() for w in self.others],
+            "hint": self.hint,
+            "schedule": self.schedule,
+            "fix": self.fix and self.fix.to_dict(),
+        }
 
     @property
     def lines(self) -> set[tuple[str, int]]:
@@ -161,10 +178,11 @@ class Finding:
 
 @dataclass
 class Report:
-    """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
-    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None.
-    ``varying``: parameters that clean runs left with different bits, which is no fault by itself (atomic additions of floats do).
-    ``unchecked``: what the runs say nothing of, in sentences. ``static``: what the static checks know, where they were asked."""
+    """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an
+    exhaustive exploration ``traces``: how many classes of interleavings they showed, and ``complete``:
+    whether these are all; else None. ``varying``: parameters that clean runs left with different bits, which
+    is no fault by itself (atomic additions of floats do). ``unchecked``: what the runs say nothing of, in
+    sentences. ``static``: what the static checks know, where they were asked."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
@@ -175,8 +193,8 @@ class Report:
     static: Checked | None = None
 
     def add(self, finding: Finding) -> None:
-        """Keeps a finding unless the same fault is known. What a run has met says more than what the static checks say of the same
-        kind on one of the same lines, and takes its place."""
+        """Keeps a finding unless the same fault is known. What a run has met says more than what the static
+        checks say of the same kind on one of the same lines, and takes its place."""
         alike = [f for f in self.findings if f.kind == finding.kind and f.lines & finding.lines]
         if finding.schedule == STATIC and any(f.schedule != STATIC for f in alike):
             return
@@ -184,7 +202,9 @@ class Report:
             self.findings = [f for f in self.findings if f.schedule != STATIC or f not in alike]
         if all(f.key != finding.key for f in self.findings):
             first = finding.kind not in _LAST
-            place = next((k for k, f in enumerate(self.findings) if first and f.kind in _LAST), len(self.findings))
+            place = next(
+                (k for k, f in enumerate(self.findings) if first and f.kind in _LAST), len(self.findings)
+            )
             self.findings.insert(place, finding)
 
     def add_static(self, found: Checked) -> None:
@@ -209,7 +229,11 @@ class Report:
         if self.complete is None:
             return runs
         shown = f"{self.traces} class{'es' * (self.traces != 1)} of interleavings"
-        return f"{runs}: {shown}, which are all" if self.complete else f"{runs}: {shown}, and others were not run"
+        return (
+            f"{runs}: {shown}, which are all"
+            if self.complete
+            else f"{runs}: {shown}, and others were not run"
+        )
 
     def __str__(self) -> str:
         if not self.findings:

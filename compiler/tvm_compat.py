@@ -1,4 +1,5 @@
-"""The only module that imports TVM: an exact version check, an import without side effects, the names that we use.
+"""The only module that imports TVM: an exact version check, an import without side effects, the names that we
+use.
 
 ``from tilescale.compiler.tvm_compat import ir, tirx, tvm``
 """
@@ -19,7 +20,8 @@ TVM_VERSION = "0.27.0.post1"
 
 
 def _check_version() -> None:
-    """TVM's IR changes between releases without notice, so anything but the exact version is refused before it can break."""
+    """TVM's IR changes between releases without notice, so anything but the exact version is refused before
+    it can break."""
     try:
         found = metadata.version("apache-tvm")
     except metadata.PackageNotFoundError:
@@ -37,13 +39,16 @@ def _check_version() -> None:
 
 
 def _import_tvm() -> types.ModuleType:
-    """``import tvm`` in 0.4 s instead of 1.5 s and without its excepthook (which hides errors and kills child processes)."""
+    """``import tvm`` in 0.4 s instead of 1.5 s and without its excepthook (which hides errors and kills child
+    processes)."""
     if "tvm" in sys.modules:
         return sys.modules["tvm"]
     hook = sys.excepthook
-    # tvm_ffi and tvm.relax import torch where it is installed (0.8 s); None makes that import fail, which both allow.
+    # tvm_ffi and tvm.relax import torch where it is installed (0.8 s); None makes that import fail, which
+    # both allow.
     hide_torch = "torch" not in sys.modules
-    # tvm.relax (graphs of tensor operators, 0.2 s) is of no use here; it is imported after all when someone asks for it.
+    # tvm.relax (graphs of tensor operators, 0.2 s) is of no use here; it is imported after all when someone
+    # asks for it.
     hide_relax = "tvm.relax" not in sys.modules
     # Its own back ends for GPUs and others (0.1 s of Python) are not used: TVM's own switch leaves them out.
     switch = "TVM_DEVICE_BACKEND_AUTOLOAD"
@@ -86,29 +91,38 @@ transform = importlib.import_module("tvm.tirx.transform")
 
 _ffi_of_structure = importlib.import_module("tvm_ffi._ffi_api")
 _POSTORDER = int(tvm_ffi.WalkOrder.POSTORDER)
-#: a type that callbacks are given for → its number in TVM's FFI. Asked of tvm_ffi itself, this was a tenth of compiling a kernel.
+#: a type that callbacks are given for → its number in TVM's FFI. Asked of tvm_ffi itself, this was a tenth of
+#: compiling a kernel.
 _numbers: dict[Any, int] = {}
 
 
 def _numbered(callbacks: Any) -> list[tuple[int, Callable[[Any], Any]]]:
-    """Callbacks as TVM's FFI takes them: ``(type, f)``, ``((type, …), f)``, a sequence of such pairs, or a function of everything."""
+    """Callbacks as TVM's FFI takes them: ``(type, f)``, ``((type, …), f)``, a sequence of such pairs, or a
+    function of everything."""
     if callable(callbacks):
         callbacks = (Any, callbacks)
-    pairs = [callbacks] if isinstance(callbacks, tuple) and len(callbacks) == 2 and callable(callbacks[1]) else callbacks
+    pairs = (
+        [callbacks]
+        if isinstance(callbacks, tuple) and len(callbacks) == 2 and callable(callbacks[1])
+        else callbacks
+    )
     made = []
     for types_of, call in pairs:
         for each in types_of if isinstance(types_of, tuple) else (types_of,):
             number = _numbers.get(each)
             if number is None:
                 annotation = Any if each is object else each
-                number = _numbers[each] = tvm_ffi.core.TypeSchema.from_annotation(annotation).origin_type_index
+                number = _numbers[each] = tvm_ffi.core.TypeSchema.from_annotation(
+                    annotation
+                ).origin_type_index
                 assert number >= 0 or annotation is Any, f"{each} has no number"
             made.append((number, call))
     return made
 
 
 def structural_walk(root: Any, callbacks: Any) -> Any:
-    """Calls the first callback of a value's type for every value in ``root``, children first (tvm_ffi.structural_walk)."""
+    """Calls the first callback of a value's type for every value in ``root``, children first
+    (tvm_ffi.structural_walk)."""
     return _ffi_of_structure.StructuralWalk(root, _numbered(callbacks), [], _POSTORDER)
 
 
@@ -126,7 +140,9 @@ is_expr = ir.is_prim_expr
 
 
 #: names of operations that passes look for; asked of TVM, since its namespaces are no contract
-IF_THEN_ELSE: str = tirx.if_then_else(tirx.Var("c", "bool"), tirx.Var("x", "int32"), tirx.Var("y", "int32")).op.name
+IF_THEN_ELSE: str = tirx.if_then_else(
+    tirx.Var("c", "bool"), tirx.Var("x", "int32"), tirx.Var("y", "int32")
+).op.name
 REINTERPRET: str = tirx.reinterpret("int32", tirx.Var("x", "float32")).op.name
 EXTERN_CALLS: frozenset[str] = frozenset(
     call("int32", "f").op.name for call in (tirx.call_extern, tirx.call_pure_extern)
@@ -139,10 +155,11 @@ def is_buffer_var(value: Any) -> bool:
 
 
 def guard_equality(check: Callable[[types.FrameType], None]) -> None:
-    """Calls ``check(frame)`` with the asking frame before the truth of a deferred ``==`` or ``!=`` of expressions is given.
+    """Calls ``check(frame)`` with the asking frame before the truth of a deferred ``==`` or ``!=`` of
+    expressions is given.
 
-    TVM answers by identity of the operands, which its own Python relies on; in a kernel's helper ``1 if x == 2 else 0`` would
-    silently choose a branch.
+    TVM answers by identity of the operands, which its own Python relies on; in a kernel's helper ``1 if x ==
+    2 else 0`` would silently choose a branch.
     """
     for kind in (tirx.expr.EqualOp, tirx.expr.NotEqualOp):
         answer = kind.__bool__
@@ -155,13 +172,14 @@ def guard_equality(check: Callable[[types.FrameType], None]) -> None:
 
 
 def guard_iteration(refuse: Callable[[Any], Any]) -> None:
-    """Calls ``refuse(expression)`` where Python would go through an expression (``*x``, ``a, b = x``, ``sum(x)``): by its subscripts, that
-    is, for ever or into an error of TVM's."""
+    """Calls ``refuse(expression)`` where Python would go through an expression (``*x``, ``a, b = x``,
+    ``sum(x)``): by its subscripts, that is, for ever or into an error of TVM's."""
     ir.Expr.__iter__ = refuse
 
 
 def register_op(name: str, *, pure: bool = False) -> None:
-    """Registers an operation of the tile language, printed by its own name. Impure ones are never moved or removed by TVM."""
+    """Registers an operation of the tile language, printed by its own name. Impure ones are never moved or
+    removed by TVM."""
     kind = tirx.CallEffectKind.Pure if pure else tirx.CallEffectKind.Opaque
     ir.register_op_attr(name, "TCallEffectKind", kind.value)
     ir.register_op_attr(name, "TScriptPrinterName", name, level=20)

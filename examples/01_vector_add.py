@@ -1,6 +1,7 @@
 """Vector add: a grid of blocks, each adds one tile. Each rank works on vectors of its own.
 
-Look at: T.Kernel (how many blocks), T.Parallel (independent elements), the tile over the edge (nothing outside is written).
+Look at: T.Kernel (how many blocks), T.Parallel (independent elements), the tile over the edge (nothing
+outside is written).
 """
 
 import common

@@ -1,7 +1,9 @@
-"""GEMM with a fused ReLU, twice: as a function of tensors, and as a factory whose kernel takes any number of rows.
+"""GEMM with a fused ReLU, twice: as a function of tensors, and as a factory whose kernel takes any number of
+rows.
 
-Look at: T.copy moves tiles and minds the edges, T.gemm multiplies them, T.Pipelined lets copies run ahead where the target can.
-`matmul_relu` reads its extents off the arguments and returns what it allocates; `kernel` is compiled once for all M.
+Look at: T.copy moves tiles and minds the edges, T.gemm multiplies them, T.Pipelined lets copies run ahead
+where the target can. `matmul_relu` reads its extents off the arguments and returns what it allocates;
+`kernel` is compiled once for all M.
 """
 
 import common
@@ -36,7 +38,9 @@ def kernel(N, K, BM=64, BN=64, BK=32):
     M = T.dynamic("m")
 
     @T.prim_func
-    def gemm_relu(A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")):
+    def gemm_relu(
+        A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")
+    ):
         with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=128) as (bx, by):
             a, b = T.alloc_shared((BM, BK), "float32"), T.alloc_shared((BK, BN), "float32")
             acc = T.alloc_fragment((BM, BN), "float32")
@@ -53,7 +57,8 @@ def kernel(N, K, BM=64, BN=64, BK=32):
 
 
 def run(M, N, K, dynamic=False, seed=0):
-    """One launch on this rank (three with ``dynamic``, of M, 1 and 2M rows); returns the largest error against torch."""
+    """One launch on this rank (three with ``dynamic``, of M, 1 and 2M rows); returns the largest error
+    against torch."""
     rank, _ = common.ranks()
     b = common.randn(K, N, seed=seed + 1, rank=rank, scale=K**-0.5)
     worst = 0.0
@@ -73,7 +78,9 @@ def main(argv=None):
     code = 0
     for dynamic in (False, True):
         error = run(args.m, args.n, args.k, dynamic, args.seed)
-        code |= common.report(f"{'dynamic ' if dynamic else ''}GEMM + ReLU, {args.m}×{args.n}×{args.k}", error, 1e-5)
+        code |= common.report(
+            f"{'dynamic ' if dynamic else ''}GEMM + ReLU, {args.m}×{args.n}×{args.k}", error, 1e-5
+        )
     return code
 
 

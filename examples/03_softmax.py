@@ -1,7 +1,7 @@
 """Softmax over rows: reductions of a tile, a block of rows at a time.
 
-Look at: T.reduce_max and T.reduce_sum along an axis, fragments that hold one number a row, and columns beyond the edge: they
-are read as zero, so they are masked before the maximum is taken.
+Look at: T.reduce_max and T.reduce_sum along an axis, fragments that hold one number a row, and columns beyond
+the edge: they are read as zero, so they are masked before the maximum is taken.
 """
 
 import common

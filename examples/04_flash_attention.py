@@ -1,8 +1,8 @@
 """Flash attention, forward: softmax(Q·Kᵀ/√D)·V a tile at a time, never holding the matrix of scores.
 
-Look at: two products around a running softmax. When a later tile of keys has a greater score, what was summed so far is scaled
-down; the division by the total comes once, at the end. Causal: a query sees the keys up to its own place, and tiles beyond it
-are not visited. T.__exp2 is the fast one, where T.exp2 is exact.
+Look at: two products around a running softmax. When a later tile of keys has a greater score, what was summed
+so far is scaled down; the division by the total comes once, at the end. Causal: a query sees the keys up to
+its own place, and tiles beyond it are not visited. T.__exp2 is the fast one, where T.exp2 is exact.
 """
 
 import common
@@ -21,16 +21,27 @@ def kernel(batch, heads, S, D, causal=False, BM=64, BN=64, dtype="float32"):
     tiles = -(-S // BN)
 
     @T.prim_func
-    def attention(Q: T.Tensor(shape, dtype), K: T.Tensor(shape, dtype), V: T.Tensor(shape, dtype), O: T.Tensor(shape, dtype)):
+    def attention(
+        Q: T.Tensor(shape, dtype),
+        K: T.Tensor(shape, dtype),
+        V: T.Tensor(shape, dtype),
+        O: T.Tensor(shape, dtype),
+    ):
         with T.Kernel(T.ceildiv(S, BM), heads, batch, threads=128) as (bx, h, b):
-            q, k, v = T.alloc_shared((BM, D), dtype), T.alloc_shared((BN, D), dtype), T.alloc_shared((BN, D), dtype)
+            q, k, v = (
+                T.alloc_shared((BM, D), dtype),
+                T.alloc_shared((BN, D), dtype),
+                T.alloc_shared((BN, D), dtype),
+            )
             s, o = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, D), "float32")
             top, before, total = (T.alloc_fragment((BM,), "float32") for _ in range(3))
             T.copy(Q[b, h, bx * BM, 0], q)
             T.clear(o)
             T.clear(total)
             T.fill(top, -T.infinity("float32"))
-            for t in T.Pipelined(T.min(T.ceildiv((bx + 1) * BM, BN), tiles) if causal else tiles, num_stages=2):
+            for t in T.Pipelined(
+                T.min(T.ceildiv((bx + 1) * BM, BN), tiles) if causal else tiles, num_stages=2
+            ):
                 T.copy(K[b, h, t * BN, 0], k)
                 T.copy(V[b, h, t * BN, 0], v)
                 T.gemm(q, k, s, transpose_B=True, clear_accum=True)
@@ -43,7 +54,9 @@ def kernel(batch, heads, S, D, causal=False, BM=64, BN=64, dtype="float32"):
                 for i, j in T.Parallel(BM, BN):
                     s[i, j] = T.__exp2((s[i, j] - top[i]) * scale)
                 for i in T.Parallel(BM):
-                    before[i] = T.__exp2((before[i] - top[i]) * scale)  # how much what was summed so far shrinks
+                    before[i] = T.__exp2(
+                        (before[i] - top[i]) * scale
+                    )  # how much what was summed so far shrinks
                     total[i] *= before[i]
                 T.reduce_sum(s, total, dim=1, clear=False)
                 for i, j in T.Parallel(BM, D):

@@ -1,6 +1,7 @@
 """Ring shift: every rank puts its vector into its right neighbour's memory.
 
-Look at: T.Scale("device") (from here on, statements may reach other ranks), T.copy(…, dst=rank, signal=…) and T.wait.
+Look at: T.Scale("device") (from here on, statements may reach other ranks), T.copy(…, dst=rank, signal=…) and
+T.wait.
 """
 
 import common

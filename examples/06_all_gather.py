@@ -1,7 +1,7 @@
 """All-gather: everyone's rows to everyone, once as one operation and once put by put.
 
-Look at: T.all_gather, and beside it what it is made of: puts that start at the own neighbour (so that no rank is everyone's first
-target) and one counter a source.
+Look at: T.all_gather, and beside it what it is made of: puts that start at the own neighbour (so that no rank
+is everyone's first target) and one counter a source.
 """
 
 import common
@@ -19,7 +19,8 @@ def collective(N, world, block=1024):
         with T.Kernel(min(T.ceildiv(N, block), 132), threads=128) as bx:
             with T.Scale("device"):
                 for i in T.serial(bx, T.ceildiv(N, block), step=min(T.ceildiv(N, block), 132)):
-                    # Ends when all ranks' parts of this tile have arrived here: it signals and waits by itself.
+                    # Ends when all ranks' parts of this tile have arrived here: it signals and waits by
+                    # itself.
                     T.all_gather(A[i * block : (i + 1) * block], G[0:world, i * block : (i + 1) * block])
 
     return all_gather
@@ -31,17 +32,23 @@ def puts(N, world, block=1024):
     blocks = min(tiles, 132)
 
     @T.prim_func
-    def put_gather(A: T.Tensor((N,), "float32"), G: T.SymmTensor((world, N), "float32"), arrived: T.Signal((world,))):
+    def put_gather(
+        A: T.Tensor((N,), "float32"), G: T.SymmTensor((world, N), "float32"), arrived: T.Signal((world,))
+    ):
         with T.Kernel(blocks, threads=128) as bx:
             with T.Scale("device") as rank, n:
                 for step, i in T.grid(n, T.ceildiv(tiles - bx, blocks)):
                     peer = (rank + 1 + step) % n
                     tile = (i * blocks + bx) * block
                     # Each put releases its tile into the counter that the receiver keeps for this source;
-                    T.copy(A[tile : tile + block], G[rank, tile : tile + block], dst=peer, signal=arrived[rank])
+                    T.copy(
+                        A[tile : tile + block], G[rank, tile : tile + block], dst=peer, signal=arrived[rank]
+                    )
                 if bx == 0:
                     for source in T.serial(n):
-                        T.wait(arrived[source], tiles)  # acquires all tiles of the source: G is whole when block 0 ends
+                        T.wait(
+                            arrived[source], tiles
+                        )  # acquires all tiles of the source: G is whole when block 0 ends
 
     return put_gather
 

@@ -1,8 +1,9 @@
 """All-reduce: the sum of everyone's vectors on every rank, in one shot and in two.
 
-Look at: one-shot puts the whole vector to every rank, one trip but n − 1 times the bytes: for small vectors. Two-shot cuts the
-vector into n slices; rank r sums slice r and hands it out: two trips, 2(n − 1)/n of the vector sent: for large ones. Both add in
-rank order, so all ranks get the same bits. (T.all_reduce does the same for a tile in one line: see 10_gemm_ar.py.)
+Look at: one-shot puts the whole vector to every rank, one trip but n − 1 times the bytes: for small vectors.
+Two-shot cuts the vector into n slices; rank r sums slice r and hands it out: two trips, 2(n − 1)/n of the
+vector sent: for large ones. Both add in rank order, so all ranks get the same bits. (T.all_reduce does the
+same for a tile in one line: see 10_gemm_ar.py.)
 """
 
 import common
@@ -30,7 +31,10 @@ def one_shot(N, world, block=1024):
 
     @T.prim_func
     def all_reduce_one_shot(
-        A: T.Tensor((N,), "float32"), parts: T.SymmTensor((world, N), "float32"), arrived: T.Signal((tiles,)), B: T.Tensor((N,), "float32")
+        A: T.Tensor((N,), "float32"),
+        parts: T.SymmTensor((world, N), "float32"),
+        arrived: T.Signal((tiles,)),
+        B: T.Tensor((N,), "float32"),
     ):
         with T.Kernel(blocks, threads=128) as bx:
             acc, tile = T.alloc_fragment((block,), "float32"), T.alloc_fragment((block,), "float32")
@@ -39,7 +43,12 @@ def one_shot(N, world, block=1024):
                     low = t * block
                     for step in T.serial(n):
                         # Each put releases its tile to one rank,
-                        T.copy(A[low : low + block], parts[rank, low : low + block], dst=(rank + step) % n, signal=arrived[t])
+                        T.copy(
+                            A[low : low + block],
+                            parts[rank, low : low + block],
+                            dst=(rank + step) % n,
+                            signal=arrived[t],
+                        )
                     T.wait(arrived[t], n)  # which acquires the n tiles that it got, its own among them.
                     add_up(parts, n, low, block, acc, tile)
                     T.copy(acc, B[low])
@@ -96,7 +105,9 @@ def run(N, shots=1, seed=0, launches=1):
         scratch = [comm.empty((world, N), torch.float32), comm.signals((-(-N // 1024),))]
     else:
         reduce = two_shot(N, world)
-        scratch = [comm.empty((world, slice_), torch.float32) for _ in range(2)] + [comm.signals((-(-slice_ // 256),)) for _ in range(2)]
+        scratch = [comm.empty((world, slice_), torch.float32) for _ in range(2)] + [
+            comm.signals((-(-slice_ // 256),)) for _ in range(2)
+        ]
     worst = 0.0
     for launch in range(launches):
         everyone = [common.randn(N, seed=seed + launch, rank=r) for r in range(world)]
@@ -111,7 +122,11 @@ def main(argv=None):
     args = common.arguments(argv, __doc__, n=100_000)
     code = 0
     for shots in (1, 2):
-        code |= common.report(f"all-reduce in {shots} shot{'s'[:shots - 1]}, {args.n} elements", run(args.n, shots, args.seed), 1e-5)
+        code |= common.report(
+            f"all-reduce in {shots} shot{'s'[: shots - 1]}, {args.n} elements",
+            run(args.n, shots, args.seed),
+            1e-5,
+        )
     return code
 
 

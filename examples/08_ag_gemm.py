@@ -1,7 +1,8 @@
-"""All-gather + GEMM in one kernel: C = concat(X of all ranks) · W, where each rank holds its rows of X and its columns of W.
+"""All-gather + GEMM in one kernel: C = concat(X of all ranks) · W, where each rank holds its rows of X and
+its columns of W.
 
-Look at: while a rank multiplies the rows that it owns, it puts them to the others; tiles of other ranks' rows wait for exactly the
-rows that they read. Every row crosses to every rank once. `--trace` shows when.
+Look at: while a rank multiplies the rows that it owns, it puts them to the others; tiles of other ranks' rows
+wait for exactly the rows that they read. Every row crosses to every rank once. `--trace` shows when.
 """
 
 import common
@@ -21,7 +22,9 @@ def kernel(M, N, K, world, BM=64, BN=64, BK=64, blocks=132):
 
     @T.prim_func
     def ag_gemm(
-        X: T.SymmTensor((world, M, K), "float32"),  # X[rank] is this rank's when the launch begins, X is everyone's when it ends
+        X: T.SymmTensor(
+            (world, M, K), "float32"
+        ),  # X[rank] is this rank's when the launch begins, X is everyone's when it ends
         W: T.Tensor((K, N), "float32"),
         C: T.Tensor((world, M, N), "float32"),
         here: T.Signal((world, rows)),
@@ -30,12 +33,18 @@ def kernel(M, N, K, world, BM=64, BN=64, BK=64, blocks=132):
             x, w = T.alloc_shared((BM, BK), "float32"), T.alloc_shared((BK, BN), "float32")
             acc = T.alloc_fragment((BM, BN), "float32")
             with T.Scale("device") as rank, n:
-                for step, i, j in T.Persistent((world, rows, cols), blocks, b):  # own rows first, so nobody waits before it has put
+                for step, i, j in T.Persistent(
+                    (world, rows, cols), blocks, b
+                ):  # own rows first, so nobody waits before it has put
                     owner = (rank + step) % n
                     if step == 0:
                         mine = X[rank, i * BM : (i + 1) * BM, 0:K]
-                        for hop in T.serial(j + 1, n, step=cols):  # the blocks of a row of tiles share its receivers
-                            T.copy(mine, mine, dst=(rank + hop) % n, signal=here[rank, i])  # releases these rows to the receiver
+                        for hop in T.serial(
+                            j + 1, n, step=cols
+                        ):  # the blocks of a row of tiles share its receivers
+                            T.copy(
+                                mine, mine, dst=(rank + hop) % n, signal=here[rank, i]
+                            )  # releases these rows to the receiver
                     else:
                         T.wait(here[owner, i])  # acquires the rows that their owner put here
                     T.clear(acc)
@@ -66,9 +75,12 @@ def run(M, N, K, seed=0, launches=1, instrument=False):
         worst = max(worst, common.difference(c, everyone @ w))
     return worst
 
+
 def main(argv=None):
     options = common.options(__doc__, m=128, n=256, k=512)
-    options.add_argument("--trace", action="store_true", help="log products and puts; show when they ran and what was sent")
+    options.add_argument(
+        "--trace", action="store_true", help="log products and puts; show when they ran and what was sent"
+    )
     args = options.parse_args(argv)
     _, world = common.ranks()
     if args.trace and common.device().type != "cpu":

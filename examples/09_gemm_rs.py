@@ -1,7 +1,8 @@
-"""GEMM + reduce-scatter in one kernel: each rank holds columns of X and rows of W, so each has a part of every element of X · W.
-Rank r gets the sum of all parts for its rows.
+"""GEMM + reduce-scatter in one kernel: each rank holds columns of X and rows of W, so each has a part of
+every element of X · W. Rank r gets the sum of all parts for its rows.
 
-Look at: a tile is put to the rank that sums it as soon as it is multiplied, those for others first; the sum is in rank order.
+Look at: a tile is put to the rank that sums it as soon as it is multiplied, those for others first; the sum
+is in rank order.
 """
 
 import common
@@ -38,8 +39,15 @@ def kernel(M, N, K, world, BM=64, BN=64, BK=64, blocks=132):
                         T.copy(W[k * BK, j * BN], w)
                         T.gemm(x, w, acc)
                     # The signal releases this rank's part of the tile to the rank that sums it,
-                    T.copy(acc, parts[rank, i * BM : (i + 1) * BM, j * BN : (j + 1) * BN], dst=owner, signal=arrived[i, j])
-                for i, j in T.Persistent((rows, cols), blocks, b):  # after all puts of this block, so no wait holds up a put
+                    T.copy(
+                        acc,
+                        parts[rank, i * BM : (i + 1) * BM, j * BN : (j + 1) * BN],
+                        dst=owner,
+                        signal=arrived[i, j],
+                    )
+                for i, j in T.Persistent(
+                    (rows, cols), blocks, b
+                ):  # after all puts of this block, so no wait holds up a put
                     T.wait(arrived[i, j], n)  # which acquires the n parts of its tile, its own among them.
                     T.clear(acc)
                     for r in T.serial(n):
@@ -59,7 +67,10 @@ def run(M, N, K, seed=0, launches=1):
     c = torch.empty(M, N, device=common.device())
     product, worst = kernel(M, N, K, world), 0.0
     for launch in range(launches):
-        x = [common.randn(world, M, K, seed=seed + launch, rank=r, scale=(world * K) ** -0.5) for r in range(world)]
+        x = [
+            common.randn(world, M, K, seed=seed + launch, rank=r, scale=(world * K) ** -0.5)
+            for r in range(world)
+        ]
         w = [common.randn(K, N, seed=seed + launch + 1000, rank=r) for r in range(world)]
         common.poison(parts), common.poison(c)
         product(x[rank], w[rank], parts, arrived, c)

@@ -1,7 +1,8 @@
-"""GEMM + all-reduce in one kernel: each rank holds columns of X and rows of W; all of them get the whole X · W.
+"""GEMM + all-reduce in one kernel: each rank holds columns of X and rows of W; all of them get the whole X ·
+W.
 
-Look at: T.all_reduce on a tile as soon as it is multiplied, while other blocks still multiply. The same block of every rank takes
-part, and it signals and waits by itself.
+Look at: T.all_reduce on a tile as soon as it is multiplied, while other blocks still multiply. The same block
+of every rank takes part, and it signals and waits by itself.
 """
 
 import common
@@ -29,7 +30,9 @@ def kernel(M, N, K, BM=64, BN=64, BK=64, blocks=132):
             x, w = T.alloc_shared((BM, BK), "float32"), T.alloc_shared((BK, BN), "float32")
             acc = T.alloc_fragment((BM, BN), "float32")
             with T.Scale("device"):
-                for i, j in T.Persistent((rows, cols), blocks, b):  # the same tiles in the same order on every rank
+                for i, j in T.Persistent(
+                    (rows, cols), blocks, b
+                ):  # the same tiles in the same order on every rank
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(K, BK), num_stages=2):
                         T.copy(X[i * BM, k * BK], x)
@@ -60,7 +63,9 @@ def run(M, N, K, seed=0, launches=1):
 def main(argv=None):
     args = common.arguments(argv, __doc__, m=256, n=256, k=128)
     _, world = common.ranks()
-    return common.report(f"GEMM-AR, {args.m}×{args.n}×{world * args.k}", run(args.m, args.n, args.k, args.seed), 1e-5)
+    return common.report(
+        f"GEMM-AR, {args.m}×{args.n}×{world * args.k}", run(args.m, args.n, args.k, args.seed), 1e-5
+    )
 
 
 if __name__ == "__main__":

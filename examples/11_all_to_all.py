@@ -1,8 +1,9 @@
-"""Expert all-to-all: tokens go to the ranks of the experts that their gate chose, and the experts' answers come back.
+"""Expert all-to-all: tokens go to the ranks of the experts that their gate chose, and the experts' answers
+come back.
 
-Look at: counts that only the data decides, which differ from expert to expert and from rank to rank. dispatch has no signal at
-all: a launch ends on a rank when everything that was aimed at it has arrived, so the host code after it may read. combine needs
-them: its blocks add up what other ranks send back in the same launch.
+Look at: counts that only the data decides, which differ from expert to expert and from rank to rank. dispatch
+has no signal at all: a launch ends on a rank when everything that was aimed at it has arrived, so the host
+code after it may read. combine needs them: its blocks add up what other ranks send back in the same launch.
 """
 
 import common
@@ -15,7 +16,8 @@ import tilescale.language as T
 
 @tilescale.jit
 def dispatch(tokens, topk, D, local, world, blocks=16):
-    """``local`` experts a rank. A slot is one (token, chosen expert); slots are sorted by expert, so those for a rank are a run."""
+    """``local`` experts a rank. A slot is one (token, chosen expert); slots are sorted by expert, so those
+    for a rank are a run."""
     slots = tokens * topk
 
     @T.prim_func
@@ -61,7 +63,9 @@ def combine(tokens, topk, D, world, blocks=16):
                     peer = (rank + 1 + step) % n
                     for s in T.serial(b, rows[peer], step=blocks):
                         T.copy(answers[peer, s, 0:D], back[rank, s, 0:D], dst=peer)
-                    T.signal(returned[rank], dst=peer)  # releases all that this block put to the peer; each block counts once
+                    T.signal(
+                        returned[rank], dst=peer
+                    )  # releases all that this block put to the peer; each block counts once
                 for source in T.serial(n):
                     T.wait(returned[source], blocks)  # acquires all answers from this source
                 for t in T.serial(b, tokens, step=blocks):
@@ -76,7 +80,8 @@ def combine(tokens, topk, D, world, blocks=16):
 
 
 def route(logits, topk, world):
-    """What the kernels need to know, from a token's logits over all experts: gate (tokens, topk), its experts, and the slots."""
+    """What the kernels need to know, from a token's logits over all experts: gate (tokens, topk), its
+    experts, and the slots."""
     gate, expert = logits.softmax(-1).topk(topk)
     gate = gate / gate.sum(-1, keepdim=True)
     local = logits.shape[1] // world
@@ -90,7 +95,8 @@ def route(logits, topk, world):
 
 
 def run(tokens, D, local=2, topk=2, seed=0, launches=1):
-    """Launches on this rank; returns the largest error against every token times its experts' weights, by torch alone."""
+    """Launches on this rank; returns the largest error against every token times its experts' weights, by
+    torch alone."""
     rank, world = common.ranks()
     experts, slots = local * world, tokens * topk
     inbox, back = (comm.empty((world, slots, D), torch.float32) for _ in range(2))
@@ -101,7 +107,9 @@ def run(tokens, D, local=2, topk=2, seed=0, launches=1):
     for launch in range(launches):
         x = common.randn(tokens, D, seed=seed + launch, rank=rank)
         weights = common.randn(experts, D, D, seed=seed + launch + 1000, scale=D**-0.5)
-        liked = common.randn(1, experts, seed=seed + launch + 2000, scale=2)  # some experts are liked by all: uneven counts
+        liked = common.randn(
+            1, experts, seed=seed + launch + 2000, scale=2
+        )  # some experts are liked by all: uneven counts
         logits = common.randn(tokens, experts, seed=seed + launch + 3000, rank=rank) + liked
         gate, expert, (token, start, counts, owner, place) = route(logits, topk, world)
         for t in (inbox, back, y, answers):
@@ -121,7 +129,10 @@ def run(tokens, D, local=2, topk=2, seed=0, launches=1):
 def main(argv=None):
     args = common.arguments(argv, __doc__, tokens=100, dim=64, local_experts=2, topk=2)
     error = run(args.tokens, args.dim, args.local_experts, args.topk, args.seed)
-    what = f"expert all-to-all, {args.tokens} tokens a rank, {args.local_experts} experts a rank, top {args.topk}"
+    what = (
+        f"expert all-to-all, {args.tokens} tokens a rank, {args.local_experts} experts a rank, top "
+        f"{args.topk}"
+    )
     return common.report(what, error, 1e-5)
 
 

@@ -1,8 +1,8 @@
-"""Ring attention: the sequence is cut among ranks. Each keeps its queries; blocks of keys and values travel round the ring, and the
-running softmax takes one block of them a step.
+"""Ring attention: the sequence is cut among ranks. Each keeps its queries; blocks of keys and values travel
+round the ring, and the running softmax takes one block of them a step.
 
-Look at: two slots a rank. What arrived in one is attended to and passed on while the next block arrives in the other; a slot is
-written again only when its readers have said that they are done.
+Look at: two slots a rank. What arrived in one is attended to and passed on while the next block arrives in
+the other; a slot is written again only when its readers have said that they are done.
 """
 
 import common
@@ -25,7 +25,9 @@ def kernel(heads, S, D, world, causal=False, BM=64):
     @T.prim_func
     def ring_attention(
         Q: T.Tensor(shape, "float32"),
-        KV: T.SymmTensor((2, 2, *shape), "float32"),  # slot, K or V; slot 0 holds this rank's when the launch begins
+        KV: T.SymmTensor(
+            (2, 2, *shape), "float32"
+        ),  # slot, K or V; slot 0 holds this rank's when the launch begins
         arrived: T.Signal((world, heads)),  # by step, since blocks may be a step apart
         free: T.Signal((world, heads)),
         O: T.Tensor(shape, "float32"),
@@ -43,14 +45,24 @@ def kernel(heads, S, D, world, causal=False, BM=64):
                     slot = step % 2
                     owner = (rank + n - step) % n  # whose keys these are
                     if step > 0:
-                        T.wait(arrived[step, h], tiles)  # acquires this head's keys and values, which the left rank's blocks put
+                        T.wait(
+                            arrived[step, h], tiles
+                        )  # acquires this head's keys and values, which the left rank's blocks put
                     if step + 1 < n:
                         if step > 0:
-                            T.wait(free[step - 1, h], tiles)  # acquires the right rank's other slot: all its readers are done
+                            T.wait(
+                                free[step - 1, h], tiles
+                            )  # acquires the right rank's other slot: all its readers are done
                         piece = KV[slot, 0:2, h, bx * BM : (bx + 1) * BM, 0:D]
                         there = KV[1 - slot, 0:2, h, bx * BM : (bx + 1) * BM, 0:D]
-                        T.copy(piece, there, dst=(rank + 1) % n, signal=arrived[step + 1, h])  # releases a piece to the right rank
-                    visible = T.if_then_else(owner > rank, 0, T.if_then_else(owner == rank, bx + 1, tiles)) if causal else tiles
+                        T.copy(
+                            piece, there, dst=(rank + 1) % n, signal=arrived[step + 1, h]
+                        )  # releases a piece to the right rank
+                    visible = (
+                        T.if_then_else(owner > rank, 0, T.if_then_else(owner == rank, bx + 1, tiles))
+                        if causal
+                        else tiles
+                    )
                     for t in T.serial(visible):
                         T.copy(KV[slot, 0, h, t * BM, 0], k)
                         T.copy(KV[slot, 1, h, t * BM, 0], v)
@@ -72,7 +84,9 @@ def kernel(heads, S, D, world, causal=False, BM=64):
                         for i, j in T.Parallel(BM, D):
                             o[i, j] *= before[i]
                         T.gemm(s, v, o)
-                    T.signal(free[step, h], dst=(rank + n - 1) % n)  # releases this slot to the left rank: read, and passed on
+                    T.signal(
+                        free[step, h], dst=(rank + n - 1) % n
+                    )  # releases this slot to the left rank: read, and passed on
             for i, j in T.Parallel(BM, D):
                 o[i, j] /= total[i]
             T.copy(o, O[h, bx * BM, 0])
@@ -88,11 +102,16 @@ def run(heads, S, D, causal=False, seed=0, launches=1):
     o = torch.empty(heads, S, D, device=common.device())
     attention, worst = kernel(heads, S, D, world, causal), 0.0
     for launch in range(launches):
-        q, k, v = ([common.randn(heads, S, D, seed=seed + 3 * launch + i, rank=r) for r in range(world)] for i in range(3))
+        q, k, v = (
+            [common.randn(heads, S, D, seed=seed + 3 * launch + i, rank=r) for r in range(world)]
+            for i in range(3)
+        )
         common.poison(kv)[0] = torch.stack([k[rank], v[rank]])
         common.poison(o)
         attention(q[rank], kv, arrived, free, o)
-        whole = torch.nn.functional.scaled_dot_product_attention(*(torch.cat(x, 1) for x in (q, k, v)), is_causal=causal)
+        whole = torch.nn.functional.scaled_dot_product_attention(
+            *(torch.cat(x, 1) for x in (q, k, v)), is_causal=causal
+        )
         worst = max(worst, common.difference(o, whole[:, rank * S : (rank + 1) * S]))
     return worst
 

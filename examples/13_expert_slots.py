@@ -1,8 +1,10 @@
-"""Expert slots by atomic updates: tokens take their place at an expert when they come, and nobody sorts or counts them before.
+"""Expert slots by atomic updates: tokens take their place at an expert when they come, and nobody sorts or
+counts them before.
 
-Look at: T.atomic_add on another rank's counter, whose old value is the token's row there, and T.put, which leaves the way back beside it.
-Which row a token gets depends on who comes first; what it gets back does not, so the result is the same in every run. (11_all_to_all
-plans on the host, in a fixed order, and needs no atomic update.)
+Look at: T.atomic_add on another rank's counter, whose old value is the token's row there, and T.put, which
+leaves the way back beside it. Which row a token gets depends on who comes first; what it gets back does not,
+so the result is the same in every run. (11_all_to_all plans on the host, in a fixed order, and needs no
+atomic update.)
 """
 
 import common
@@ -51,13 +53,18 @@ def give_back(tokens, topk, D, local, rows, blocks=16):
                 for e in T.serial(local):
                     for row in T.serial(b, count[e], step=blocks):
                         slot = origin[e, row]
-                        T.copy(answers[e, row, 0:D], back[slot % (tokens * topk), 0:D], dst=slot // (tokens * topk))
+                        T.copy(
+                            answers[e, row, 0:D],
+                            back[slot % (tokens * topk), 0:D],
+                            dst=slot // (tokens * topk),
+                        )
 
     return give_answers
 
 
 def run(tokens, D, local=2, topk=2, seed=0, launches=1):
-    """Launches on this rank; returns the largest error against every token times its experts' weights, by torch alone."""
+    """Launches on this rank; returns the largest error against every token times its experts' weights, by
+    torch alone."""
     rank, world = common.ranks()
     rows = world * tokens  # a token comes to an expert once at most
     count, origin = comm.empty((local,), torch.int32), comm.empty((local, rows), torch.int32)
@@ -66,7 +73,9 @@ def run(tokens, D, local=2, topk=2, seed=0, launches=1):
     for launch in range(launches):
         x = common.randn(tokens, D, seed=seed + launch, rank=rank)
         weights = common.randn(local * world, D, D, seed=seed + launch + 1000, scale=D**-0.5)
-        liked = common.randn(1, local * world, seed=seed + launch + 2000, scale=2)  # some experts are liked by all
+        liked = common.randn(
+            1, local * world, seed=seed + launch + 2000, scale=2
+        )  # some experts are liked by all
         logits = common.randn(tokens, local * world, seed=seed + launch + 3000, rank=rank) + liked
         gate, expert = logits.softmax(-1).topk(topk)
         owner, which = ((expert // local).to(torch.int32), (expert % local).to(torch.int32))
@@ -87,7 +96,10 @@ def run(tokens, D, local=2, topk=2, seed=0, launches=1):
 def main(argv=None):
     args = common.arguments(argv, __doc__, tokens=100, dim=64, local_experts=2, topk=2)
     error = run(args.tokens, args.dim, args.local_experts, args.topk, args.seed)
-    what = f"expert slots by atomics, {args.tokens} tokens a rank, {args.local_experts} experts a rank, top {args.topk}"
+    what = (
+        f"expert slots by atomics, {args.tokens} tokens a rank, {args.local_experts} experts a rank, top "
+        f"{args.topk}"
+    )
     return common.report(what, error, 1e-5)
 
 

@@ -28,36 +28,87 @@ MAX_RANKS = 64
 
 
 @click.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks to simulate.")
-@click.option("--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md.")
-@click.option("--seeds", type=click.IntRange(0), default=10, show_default=True, help="How many runs of each launch under the schedule.")
+@click.option(
+    "-n",
+    "--ranks",
+    "count",
+    type=click.IntRange(1, MAX_RANKS),
+    required=True,
+    help="How many ranks to simulate.",
+)
+@click.option(
+    "--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md."
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(0),
+    default=10,
+    show_default=True,
+    help="How many runs of each launch under the schedule.",
+)
 @click.option(
     "--level", type=click.Choice(["tile", "scheduled", "both"]), default="tile", show_default=True,
     help="What runs: the program, what a schedule with rings and roles makes of it, or both, compared.",
 )  # fmt: skip
-@click.option("--bound", type=click.IntRange(1), default=10_000, show_default=True, help="At most so many runs of an exhaustive schedule.")
-@click.option("--limit", type=click.IntRange(1), default=simulator.STEPS, show_default=True, help="Steps after which a run is endless.")
-@click.option("--static", "table", is_flag=True, help="Print what the static checks know of each kernel, and why of what they do not.")
+@click.option(
+    "--bound",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="At most so many runs of an exhaustive schedule.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=simulator.STEPS,
+    show_default=True,
+    help="Steps after which a run is endless.",
+)
+@click.option(
+    "--static",
+    "table",
+    is_flag=True,
+    help="Print what the static checks know of each kernel, and why of what they do not.",
+)
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object on stdout; what the ranks print goes to stderr.",
+)
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, bound: int, limit: int, table: bool, module: bool, as_json: bool,
-    program: str, args: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it launches.
+    ctx: click.Context,
+    count: int,
+    schedule: str,
+    seeds: int,
+    level: str,
+    bound: int,
+    limit: int,
+    table: bool,
+    module: bool,
+    as_json: bool,
+    program: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it
+    launches.
 
-    The program runs unmodified, once for each rank; its kernels run on the simulator, whatever target they ask for. Each launch is run
-    in turn (these are the results that the program gets) and again under the schedule with every seed; the static checks look at each
-    kernel once for its ranks, integers and extents. Findings go to stderr, a summary to stdout. Exit code: 0 where nothing was found, 1
-    where something was, 3 where the program itself failed.
+    The program runs unmodified, once for each rank; its kernels run on the simulator, whatever target they
+    ask for. Each launch is run in turn (these are the results that the program gets) and again under the
+    schedule with every seed; the static checks look at each kernel once for its ranks, integers and extents.
+    Findings go to stderr, a summary to stdout. Exit code: 0 where nothing was found, 1 where something was, 3
+    where the program itself failed.
     """
     require_program(program, module)
     _require_schedule(schedule)
     if level != "tile" and schedule.startswith("exhaustive"):
-        raise click.UsageError("the exhaustive schedules know the steps of the tile level: --level tile, or another schedule")
+        raise click.UsageError(
+            "the exhaustive schedules know the steps of the tile level: --level tile, or another schedule"
+        )
     checking = simulator.Checking(schedule, seeds, level, bound=bound, limit=limit)
     ctx.exit(Check(count, checking, module, program, args, as_json, table).run())
 
@@ -83,29 +134,46 @@ def _require_schedule(schedule: str) -> None:
     if schedule.partition(":")[0] != "exhaustive":
         also = "; --seeds says how many of them" if schedule.partition(":")[0] in SCHEDULES else ""
         raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}{also}")
-    raise click.UsageError(f"there is no schedule {schedule!r}: exhaustive:<launch>@<choices>, as a finding says it")
+    raise click.UsageError(
+        f"there is no schedule {schedule!r}: exhaustive:<launch>@<choices>, as a finding says it"
+    )
 
 
 class Check:
     """One run of the command."""
 
     def __init__(
-        self, count: int, checking: simulator.Checking, module: bool, program: str, args: tuple[str, ...], as_json: bool,
+        self,
+        count: int,
+        checking: simulator.Checking,
+        module: bool,
+        program: str,
+        args: tuple[str, ...],
+        as_json: bool,
         table: bool = False,
-    ):  # fmt: skip
+    ):
         from tqdm import tqdm
 
-        self.count, self.module, self.program, self.as_json, self.checking = count, module, program, as_json, checking
+        self.count, self.module, self.program, self.as_json, self.checking = (
+            count,
+            module,
+            program,
+            as_json,
+            checking,
+        )
         self.table = table
         self.lost: list[Loc] = []  # where threads that ranks started ended in an error of ours
         self.world = simulator.world(count, self.checking)
         personas.Persona.share()
         self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr))
         self.process.take_off()
-        self.bar = tqdm(unit=" runs", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), desc="checking")
+        self.bar = tqdm(
+            unit=" runs", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), desc="checking"
+        )
         self.checking.progress = lambda: self.bar.update() and None
         ranks.share_processors(os.environ, count)  # torch reads it when the program imports it
-        # Ranks take turns, and products of small tiles are slower on several threads; NumPy reads this when it is loaded.
+        # Ranks take turns, and products of small tiles are slower on several threads; NumPy reads this when
+        # it is loaded.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         for name in set(os.environ) - set(bootstrap.without_ranks(os.environ)):
             del os.environ[name]
@@ -117,13 +185,21 @@ class Check:
             personas.OfTurn(lambda: outputs[self.world.turn].streams[1]),
         )
         argv = [program, *args]
-        self.personas = [personas.Persona(r, self._environ(r), list(argv), list(path), streams) for r in range(count)]
+        self.personas = [
+            personas.Persona(r, self._environ(r), list(argv), list(path), streams) for r in range(count)
+        ]
         self.world.enter = lambda rank: self.personas[rank].put_on()
         self.world.leave = lambda rank: self.personas[rank].take_off()
 
     def _environ(self, rank: int) -> dict[str, str]:
         n = str(self.count)
-        return {"RANK": str(rank), "WORLD_SIZE": n, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": n, "TILESCALE_JOB": "sim"}
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": n,
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": n,
+            "TILESCALE_JOB": "sim",
+        }
 
     def run(self) -> int:
         """Runs the ranks and reports. Returns the exit code."""
@@ -132,7 +208,9 @@ class Check:
         sys.meta_path.insert(0, watch)
         self.hook, threading.excepthook = threading.excepthook, self._thread_ended
         broken: sim.Broken | None = None
-        interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with interrupts ignored
+        interrupts = signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # a shell's background jobs begin with interrupts ignored
         try:
             with personas.sleeping():
                 endings = self.world.run(self._rank)
@@ -151,10 +229,18 @@ class Check:
             sys.meta_path.remove(watch)
             self.bar.close()
         if broken is not None:
-            click.echo("".join(traceback.format_exception(broken.__cause__)) + f"tilescale: the check itself failed: {broken}", err=True)
+            click.echo(
+                "".join(traceback.format_exception(broken.__cause__))
+                + f"tilescale: the check itself failed: {broken}",
+                err=True,
+            )
             return FAILED
         failed = next((e for e in endings if e.told is not None), None)
-        if failed is not None and isinstance(failed.error, (FindingError, CommError)) and self.checking.tells(failed.error):
+        if (
+            failed is not None
+            and isinstance(failed.error, (FindingError, CommError))
+            and self.checking.tells(failed.error)
+        ):
             failed = None  # it is told as a finding
         self._report(failed, time.perf_counter() - start)
         return FOUND if self.checking.report.findings else FAILED if failed is not None or self.lost else 0
@@ -177,7 +263,11 @@ class Check:
         for finding in self.checking.report.findings:
             click.echo(f"{finding}\n", err=True)
         for loc in dict.fromkeys(self.lost):
-            click.echo(f"{loc}: a call in a thread that a rank started is lost: such threads have no turns among the ranks", err=True)
+            click.echo(
+                f"{loc}: a call in a thread that a rank started is lost: such threads have no turns among "
+                "the ranks",
+                err=True,
+            )
         if failed is not None:
             click.echo(_why(failed), err=True)
 
@@ -190,18 +280,28 @@ class Check:
                 click.echo(f"{proof}\n", err=True)
         if self.as_json:
             facts = {
-                "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "level": checking.level, "kernels": kernels,
-                "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
-                "traces": checking.report.traces, "incomplete": checking.incomplete, "varying": sorted(checking.report.varying),
+                "ranks": self.count,
+                "schedule": checking.schedule,
+                "seeds": checking.seeds,
+                "level": checking.level,
+                "kernels": kernels,
+                "launches": checking.launches,
+                "runs": checking.report.runs,
+                "seconds": round(seconds, 3),
+                "traces": checking.report.traces,
+                "incomplete": checking.incomplete,
+                "varying": sorted(checking.report.varying),
                 "unchecked": sorted(checking.report.unchecked),
                 "static": {
-                    "obligations": len(static.items), "kinds": static.counts, "out_of_time": static.out_of_time,
+                    "obligations": len(static.items),
+                    "kinds": static.counts,
+                    "out_of_time": static.out_of_time,
                     **{s: len(static.of(s)) for s in ("proven", "refuted", "unknown")},
                 },
                 "findings": [f.to_dict() for f in findings],
                 "lost": [str(loc) for loc in self.lost],
                 "failure": None if failed is None else _why(failed),
-            }  # fmt: skip
+            }
             click.echo(json.dumps(facts, indent=2))
             return
         for name in sorted(checking.report.varying):
@@ -213,12 +313,15 @@ class Check:
             found = "what was run has no fault, and not all was run"
         if checking.schedule == "exhaustive":
             left = checking.incomplete
-            found += ", all interleavings" if not left else f", not all interleavings of {_count(left, 'launch')}"
+            found += (
+                ", all interleavings" if not left else f", not all interleavings of {_count(left, 'launch')}"
+            )
         found += f", rank {failed.rank} failed" if failed is not None else ""
         found += f", {_count(len(self.lost), 'call')} in threads of the program lost" if self.lost else ""
         found += f", static: {static.summary}" if checking.proofs else ""
         click.echo(
-            f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: {_count(checking.launches, 'launch')}, "
+            f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: "
+            f"{_count(checking.launches, 'launch')}, "
             f"{_count(checking.report.runs, 'run')}, {found}, {seconds:.1f} s"
         )
 
@@ -232,11 +335,16 @@ def _place_of(world: sim.SimWorld) -> str:
     frame = sys._current_frames().get(world.threads[world.turn].ident or 0)
     while frame is not None and not personas.is_programs(frame):
         frame = frame.f_back
-    return "" if frame is None else f" while rank {world.turn} was at {frame.f_code.co_filename}:{frame.f_lineno}"
+    return (
+        ""
+        if frame is None
+        else f" while rank {world.turn} was at {frame.f_code.co_filename}:{frame.f_lineno}"
+    )
 
 
 def _why(ending: sim.Ending) -> str:
-    """How the rank that failed first ended: its traceback without our own frames around the program's, or its exit code."""
+    """How the rank that failed first ended: its traceback without our own frames around the program's, or its
+    exit code."""
     error = ending.error
     assert error is not None
     if isinstance(error, SystemExit):
@@ -257,5 +365,11 @@ def _why(ending: sim.Ending) -> str:
 
 def _ours(file: str) -> bool:
     """Whether a frame's file is one of ours, or generated by us."""
-    parts = [sys.modules[f"tilescale{part}"] for part in ("", ".comm", ".launch", ".compiler") if f"tilescale{part}" in sys.modules]
-    return file.startswith("<call of") or any(file.startswith(str(folder) + os.sep) for part in parts for folder in part.__path__)
+    parts = [
+        sys.modules[f"tilescale{part}"]
+        for part in ("", ".comm", ".launch", ".compiler")
+        if f"tilescale{part}" in sys.modules
+    ]
+    return file.startswith("<call of") or any(
+        file.startswith(str(folder) + os.sep) for part in parts for folder in part.__path__
+    )

@@ -19,13 +19,17 @@ from tilescale.launch.fork import Forked
 COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("start", "Run a program as N ranks on this machine."),
     "check": ("check", "Run a program as N simulated ranks and say what is wrong with its kernels."),
-    "trace": ("trace", "Write who did what when, on simulated ranks or on processes, as a file for Perfetto."),
+    "trace": (
+        "trace",
+        "Write who did what when, on simulated ranks or on processes, as a file for Perfetto.",
+    ),
     "doctor": ("doctor", "Say what this machine has, and what is missing for which feature."),
 }
 
 
 class _Group(click.Group):
-    """Subcommands by name, without importing the others: an empty job must start in a fraction of a second."""
+    """Subcommands by name, without importing the others: an empty job must start in a fraction of a
+    second."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

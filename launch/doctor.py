@@ -20,7 +20,8 @@ SHM_ENOUGH = 256 << 20  # bytes: below this the examples' heaps do not fit (cont
 
 @dataclass(frozen=True)
 class Feature:
-    """``missing``: what to install or change, empty where the machine is ready. ``built``: whether this version has it."""
+    """``missing``: what to install or change, empty where the machine is ready. ``built``: whether this
+    version has it."""
 
     name: str
     missing: list[str]
@@ -34,9 +35,11 @@ class Feature:
 #: what this command does not find out, and what does
 UNTESTED = (
     "whether a GPU runs kernels: nothing is launched (examples/02_gemm.py does)",
-    "whether GPUs reach each other's memory: links are listed, not used (tilescale launch -n 2 examples/05_ring_shift.py does)",
+    "whether GPUs reach each other's memory: links are listed, not used (tilescale launch -n 2 "
+    "examples/05_ring_shift.py does)",
     "whether mpiexec, torchrun and srun start ranks: they are looked for, not run",
-    "whether the C compiler and the CUDA compilers compile: they are asked for their version (any kernel does)",
+    "whether the C compiler and the CUDA compilers compile: they are asked for their version (any kernel "
+    "does)",
     "whether caches on a network file system are seen alike by several machines",
 )
 
@@ -72,7 +75,10 @@ def _cpu(facts: Fact) -> Iterator[str]:
 
 def _torch(facts: Fact) -> Iterator[str]:
     if not _has(facts, "packages", "torch"):
-        yield "pip install torch --index-url https://download.pytorch.org/whl/cpu (for a GPU: without the index)"
+        yield (
+            "pip install torch --index-url https://download.pytorch.org/whl/cpu (for a GPU: without the "
+            "index)"
+        )
 
 
 def _shm(facts: Fact) -> Iterator[str]:
@@ -82,7 +88,10 @@ def _shm(facts: Fact) -> Iterator[str]:
     if free is None or not _has(facts, "memory", "shm_writable"):
         yield "a writable /dev/shm: mount -t tmpfs tmpfs /dev/shm"
     elif free < SHM_ENOUGH:
-        yield f"more room in /dev/shm ({_bytes(free)} free): docker run --shm-size=8g, or TILESCALE_HEAP_SIZE=32M"
+        yield (
+            f"more room in /dev/shm ({_bytes(free)} free): docker run --shm-size=8g, or "
+            "TILESCALE_HEAP_SIZE=32M"
+        )
 
 
 def _mpi(facts: Fact) -> Iterator[str]:
@@ -102,7 +111,9 @@ def _cuda(facts: Fact) -> Iterator[str]:
     if not _has(facts, "nvidia", "gpus"):
         yield "an NVIDIA GPU with its driver (nvidia-smi lists none)"
     yield from _cuda_code(facts)
-    if _has(facts, "packages", "torch") and not (_has(facts, "packages", "torch_cuda") or "").startswith("cuda"):
+    if _has(facts, "packages", "torch") and not (_has(facts, "packages", "torch_cuda") or "").startswith(
+        "cuda"
+    ):
         yield "a torch built for CUDA: pip install torch"
     yield from _torch(facts)
 
@@ -124,7 +135,9 @@ def _gpu_ranks(facts: Fact) -> Iterator[str]:  # one GPU will do: ranks may shar
 
 
 def _nvshmem(facts: Fact) -> Iterator[str]:
-    if not _has(facts, "libraries", "nvshmem") and not any(_has(facts, "packages", name) for name in machine.NVSHMEM):
+    if not _has(facts, "libraries", "nvshmem") and not any(
+        _has(facts, "packages", name) for name in machine.NVSHMEM
+    ):
         yield "NVSHMEM: torch for CUDA brings it"
     if not _has(facts, "packages", "nvshmem4py-cu13"):
         yield 'nvshmem4py: pip install "tilescale[cuda]"'
@@ -132,7 +145,9 @@ def _nvshmem(facts: Fact) -> Iterator[str]:
 
 
 def _nccl(facts: Fact) -> Iterator[str]:
-    if not _has(facts, "libraries", "nccl") and not any(_has(facts, "packages", name) for name in machine.NCCL):
+    if not _has(facts, "libraries", "nccl") and not any(
+        _has(facts, "packages", name) for name in machine.NCCL
+    ):
         yield "NCCL: torch for CUDA brings it"
     yield from _as_cuda(facts)
 
@@ -179,7 +194,12 @@ def command(as_json: bool) -> None:
     facts = machine.collect()
     found = features(facts)
     if as_json:
-        click.echo(json.dumps(facts | {"features": [asdict(f) | {"ready": f.ready} for f in found], "untested": UNTESTED}, indent=2))
+        click.echo(
+            json.dumps(
+                facts | {"features": [asdict(f) | {"ready": f.ready} for f in found], "untested": UNTESTED},
+                indent=2,
+            )
+        )
         return
     _print(facts, found)
 
@@ -216,24 +236,40 @@ def _print(facts: Fact, found: list[Feature]) -> None:
     console.print(table)
     console.print(Text("Not tested: " + "; ".join(UNTESTED) + "."))
     for name in _has(facts, "environment", "unknown") or []:
-        console.print(Text(f"{name} is set, but nothing reads it; known: {', '.join(v.name for v in env.ALL)}", "yellow"))
+        console.print(
+            Text(
+                f"{name} is set, but nothing reads it; known: {', '.join(v.name for v in env.ALL)}", "yellow"
+            )
+        )
 
 
 def summary(facts: Fact) -> list[tuple[str, str]]:
     """The facts as lines for people."""
     lines = []
     shows: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-        ("system", "system", lambda f: f"{f['os']}, {f['architecture']}, Python {f['python']} ({f['executable']})"),
+        (
+            "system",
+            "system",
+            lambda f: f"{f['os']}, {f['architecture']}, Python {f['python']} ({f['executable']})",
+        ),
         ("processor", "processor", _show_processor),
         ("memory", "memory", _show_memory),
         ("NVIDIA GPUs", "nvidia", _show_nvidia),
         ("AMD GPUs", "amd", lambda f: ", ".join(gpu["name"] for gpu in f["gpus"]) or "none"),
         ("compilers", "compilers", lambda f: "\n".join(f"{n}: {_show_tool(t)}" for n, t in f.items())),
         ("MPI", "mpiexec", _show_tool),
-        ("libraries", "libraries", lambda f: ", ".join(path for path in f.values() if path) or "none of NCCL, NVSHMEM, RCCL"),
+        (
+            "libraries",
+            "libraries",
+            lambda f: ", ".join(path for path in f.values() if path) or "none of NCCL, NVSHMEM, RCCL",
+        ),
         ("packages", "packages", _show_packages),
         ("cache", "cache", _show_cache),
-        ("environment", "environment", lambda f: ", ".join(f"{n}={v}" for n, v in f["set"].items()) or "nothing of ours set"),
+        (
+            "environment",
+            "environment",
+            lambda f: ", ".join(f"{n}={v}" for n, v in f["set"].items()) or "nothing of ours set",
+        ),
     )
     for name, key, show in shows:
         fact = facts.get(key)
@@ -257,7 +293,11 @@ def _show_processor(fact: Fact) -> str:
 
 
 def _show_memory(fact: Fact) -> str:
-    shm = f"/dev/shm {_bytes(fact['shm_free'])} free of {_bytes(fact['shm_total'])}" if "shm_free" in fact else "no /dev/shm"
+    shm = (
+        f"/dev/shm {_bytes(fact['shm_free'])} free of {_bytes(fact['shm_total'])}"
+        if "shm_free" in fact
+        else "no /dev/shm"
+    )
     return f"{_bytes(fact['available'])} available of {_bytes(fact['total'])}; {shm}"
 
 
@@ -267,7 +307,9 @@ def _show_nvidia(fact: Fact) -> str:
     lines = [f"{gpus.count(gpu)} × {gpu}" for gpu in dict.fromkeys(gpus)] or ["none"]
     kinds = list(fact["links"].values())
     if kinds:
-        lines.append("links: " + ", ".join(f"{kinds.count(kind)} pairs by {kind}" for kind in dict.fromkeys(kinds)))
+        lines.append(
+            "links: " + ", ".join(f"{kinds.count(kind)} pairs by {kind}" for kind in dict.fromkeys(kinds))
+        )
     return "\n".join(lines)
 
 

@@ -1,10 +1,10 @@
-"""Ranks that are forked from the launcher, which has imported what they share: a fraction of the time and memory of processes that each
-load it for themselves.
+"""Ranks that are forked from the launcher, which has imported what they share: a fraction of the time and
+memory of processes that each load it for themselves.
 
-The launcher forks only while it has one thread, and never on machines where ranks may use a GPU: a driver's state does not survive a
-fork. A forked rank leaves the launcher's frames (``Forked`` is raised up to the command's entry point) and becomes what `python program`
-would have made of it: its own session, streams, environment, ``sys.argv``, ``sys.path``, ``__main__``, random state and signals, and
-Python's own way to end.
+The launcher forks only while it has one thread, and never on machines where ranks may use a GPU: a driver's
+state does not survive a fork. A forked rank leaves the launcher's frames (``Forked`` is raised up to the
+command's entry point) and becomes what `python program` would have made of it: its own session, streams,
+environment, ``sys.argv``, ``sys.path``, ``__main__``, random state and signals, and Python's own way to end.
 """
 
 from __future__ import annotations
@@ -33,13 +33,19 @@ from tilescale.launch.program import Program
 
 #: what kernels from the cache run with, beside what a program names; neither TVM nor a GPU's driver
 OF_OURS = (
-    "tilescale.language", "tilescale.build", "tilescale.kernel", "tilescale.fingerprint", "tilescale.comm.heap", "tilescale.comm.shm",
+    "tilescale.language",
+    "tilescale.build",
+    "tilescale.kernel",
+    "tilescale.fingerprint",
+    "tilescale.comm.heap",
+    "tilescale.comm.shm",
     "tilescale.comm.tensors",
-)  # fmt: skip
+)
 
 
 def is_possible(program: Program) -> bool:
-    """Whether ranks of a program may be forked: Python source, on processors, where TILESCALE_FORK does not forbid it."""
+    """Whether ranks of a program may be forked: Python source, on processors, where TILESCALE_FORK does not
+    forbid it."""
     if not env.FORK.get() or program.source() is None:
         return False
     if env.HEAP.get() in ("symm_mem", "nvshmem"):
@@ -53,14 +59,17 @@ def warm(program: Program) -> bool:
     atexit.register(_spare)  # the first to be registered is the last to run
     before = set(sys.modules)
     for name in program.shared():
-        with contextlib.suppress(Exception):  # whatever is wrong with it, the ranks' own import says so, at its line
+        with contextlib.suppress(
+            Exception
+        ):  # whatever is wrong with it, the ranks' own import says so, at its line
             importlib.import_module(name)
             if name == "tilescale":
                 _load_ours()
     _shared.update((name, module) for name, module in sys.modules.items() if name not in before)
     gc.collect()
     gc.freeze()  # collections in the ranks leave these objects' pages alone: they stay shared
-    # A first fork lets libraries end their pools (OpenBLAS does, by pthread_atfork) which the ranks start anew when they need them.
+    # A first fork lets libraries end their pools (OpenBLAS does, by pthread_atfork) which the ranks start
+    # anew when they need them.
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -74,8 +83,9 @@ _is_forked = False
 
 
 def _spare() -> None:
-    """At the end of a forked rank, after all that the program asked for: Python takes modules apart as it ends, which would copy every
-    page that ranks share. It does so with the program's modules (files are flushed), and not with these, which the process's end frees."""
+    """At the end of a forked rank, after all that the program asked for: Python takes modules apart as it
+    ends, which would copy every page that ranks share. It does so with the program's modules (files are
+    flushed), and not with these, which the process's end frees."""
     if _is_forked:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_shared))
         for name, module in _shared.items():
@@ -93,7 +103,8 @@ def _load_ours() -> None:
 
 
 class Forked(BaseException):
-    """Raised in a forked rank, to leave the launcher's frames; ``run`` is called where nothing of them is left."""
+    """Raised in a forked rank, to leave the launcher's frames; ``run`` is called where nothing of them is
+    left."""
 
     def __init__(self, program: Program):
         super().__init__()
@@ -109,9 +120,14 @@ class Forked(BaseException):
         except SystemExit:
             raise
         except BaseException as error:
-            # The traceback begins at the program's first frame; Python does the rest: the exit code, or SIGINT's fate.
+            # The traceback begins at the program's first frame; Python does the rest: the exit code, or
+            # SIGINT's fate.
             trace = error.__traceback__
-            while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            while trace is not None and trace.tb_frame.f_code.co_filename in (
+                __file__,
+                runpy.__file__,
+                "<frozen runpy>",
+            ):
                 trace = trace.tb_next
             sys.excepthook(type(error), error.with_traceback(trace), trace)
             sys.excepthook = lambda *_: None
@@ -126,19 +142,26 @@ def _run(program: Program) -> None:
         runpy._run_module_as_main(program.name)  # type: ignore[attr-defined]  # what `python -m` itself calls
         return
     path = str(Path(program.name).absolute())
-    main.__dict__.update(__file__=path, __loader__=importlib.machinery.SourceFileLoader("__main__", path), __cached__=None)
+    main.__dict__.update(
+        __file__=path, __loader__=importlib.machinery.SourceFileLoader("__main__", path), __cached__=None
+    )
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 
 def fork(
-    program: Program, environ: Mapping[str, str], streams: tuple[int, int, int], keep: Collection[int], tie: Callable[[], None]
+    program: Program,
+    environ: Mapping[str, str],
+    streams: tuple[int, int, int],
+    keep: Collection[int],
+    tie: Callable[[], None],
 ) -> int:
     """Forks a rank and returns its process; raises ``Forked`` in it.
 
-    ``environ``: its whole environment. ``streams``: what becomes its descriptors 0, 1 and 2. ``keep``: the descriptors that libraries
-    have opened; all others of the launcher are closed. ``tie``: processes.tie_to_parent's.
+    ``environ``: its whole environment. ``streams``: what becomes its descriptors 0, 1 and 2. ``keep``: the
+    descriptors that libraries have opened; all others of the launcher are closed. ``tie``:
+    processes.tie_to_parent's.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -155,7 +178,9 @@ def fork(
     raise Forked(program)
 
 
-def _become(program: Program, environ: Mapping[str, str], streams: tuple[int, int, int], keep: Collection[int]) -> None:
+def _become(
+    program: Program, environ: Mapping[str, str], streams: tuple[int, int, int], keep: Collection[int]
+) -> None:
     global _is_forked
     _is_forked = True
     os.setsid()
@@ -184,8 +209,9 @@ def _become(program: Program, environ: Mapping[str, str], streams: tuple[int, in
 
 
 def _end_early() -> None:
-    """Lets the C library end the process when it has called what is registered from now on and has written out its streams: destructors
-    of the libraries that ranks share would only copy what they take apart (of torch 80 MiB a rank, and a third of a second).
+    """Lets the C library end the process when it has called what is registered from now on and has written
+    out its streams: destructors of the libraries that ranks share would only copy what they take apart (of
+    torch 80 MiB a rank, and a third of a second).
 
     on_exit(3)'s handlers get the exit status first and run in reverse order, so ``_exit`` can be one of them.
     """
@@ -206,7 +232,8 @@ def open_descriptors() -> list[int]:
 
 
 def _open_streams() -> None:
-    """sys.stdin, stdout and stderr anew, as Python makes them: nothing buffered of the launcher's is in them."""
+    """sys.stdin, stdout and stderr anew, as Python makes them: nothing buffered of the launcher's is in
+    them."""
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     encoding = next((old.encoding for old in (sys.stdin, sys.stdout, sys.stderr) if old is not None), "utf-8")
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
@@ -217,7 +244,11 @@ def _open_streams() -> None:
         new = io.TextIOWrapper(
             binary,
             encoding=encoding,
-            errors=output.errors_of(name, old) if old is not None else "backslashreplace" if fd == 2 else "strict",
+            errors=output.errors_of(name, old)
+            if old is not None
+            else "backslashreplace"
+            if fd == 2
+            else "strict",
             newline=None if fd == 0 else "\n",
             line_buffering=fd == 2 and not unbuffered,
             write_through=unbuffered,

@@ -1,4 +1,5 @@
-"""What this machine has: facts alone, as plain dictionaries. Nothing here imports torch or TVM, or opens a GPU."""
+"""What this machine has: facts alone, as plain dictionaries. Nothing here imports torch or TVM, or opens a
+GPU."""
 
 from __future__ import annotations
 
@@ -23,9 +24,26 @@ from tilescale.errors import TileError
 Fact = dict[str, Any]
 
 # What matters to the micro-kernels; flags of /proc/cpuinfo on x86 and Arm.
-FEATURES = re.compile(r"(avx|avx2|fma|f16c|avx512\w+|avx_vnni|avx10\w*|amx_\w+|asimd|asimdhp|bf16|i8mm|sve|sve2|sme|sme2)")
-PACKAGES = ("torch", "apache-tvm", "apache-tvm-ffi", "numpy", "ml_dtypes", "mpi4py", "mpich", "cuda-python", "matplotlib")
-GPU_FIELDS = {"name": "name", "memory": "memory.total", "capability": "compute_cap", "driver": "driver_version"}
+FEATURES = re.compile(
+    r"(avx|avx2|fma|f16c|avx512\w+|avx_vnni|avx10\w*|amx_\w+|asimd|asimdhp|bf16|i8mm|sve|sve2|sme|sme2)"
+)
+PACKAGES = (
+    "torch",
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "numpy",
+    "ml_dtypes",
+    "mpi4py",
+    "mpich",
+    "cuda-python",
+    "matplotlib",
+)
+GPU_FIELDS = {
+    "name": "name",
+    "memory": "memory.total",
+    "capability": "compute_cap",
+    "driver": "driver_version",
+}
 NVSHMEM = ("nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12")
 NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 LIBRARIES = {
@@ -68,9 +86,15 @@ def _safely(probe: Callable[[], Any]) -> Any:
 
 
 def _output(*command: str) -> str:
-    """What a command prints, also to stderr; raises as subprocess.run does where it cannot run, fails or hangs."""
+    """What a command prints, also to stderr; raises as subprocess.run does where it cannot run, fails or
+    hangs."""
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT, check=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=TIMEOUT,
+        check=True,
     )
     return done.stdout.decode(errors="replace")
 
@@ -107,20 +131,30 @@ def memory() -> Fact:
 
 
 def nvidia() -> Fact:
-    """The GPUs that the driver shows, and how each pair is linked (NV18: 18 NVLinks; PIX … SYS: PCIe, near to far)."""
+    """The GPUs that the driver shows, and how each pair is linked (NV18: 18 NVLinks; PIX … SYS: PCIe, near to
+    far)."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         # A container without the tool: the driver's own files name the GPUs at least.
         files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        names = [match[1] for file in files if (match := re.search(r"^Model:\s*(.*)$", file.read_text(), re.MULTILINE))]
+        names = [
+            match[1]
+            for file in files
+            if (match := re.search(r"^Model:\s*(.*)$", file.read_text(), re.MULTILINE))
+        ]
         return {"gpus": [{"name": name} for name in names], "links": {}}
-    rows = _output(smi, f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader").strip().splitlines()
+    rows = (
+        _output(smi, f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader")
+        .strip()
+        .splitlines()
+    )
     gpus = [dict(zip(GPU_FIELDS, row.split(", "), strict=True)) for row in rows]
     return {"gpus": gpus, "links": links(_output(smi, "topo", "-m"), len(gpus)) if len(gpus) > 1 else {}}
 
 
 def links(text: str, count: int) -> dict[str, str]:
-    """``{"0-1": "NV18"}`` for ``count`` GPUs from the matrix that `nvidia-smi topo -m` prints; its further columns are NICs."""
+    """``{"0-1": "NV18"}`` for ``count`` GPUs from the matrix that `nvidia-smi topo -m` prints; its further
+    columns are NICs."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
     found = {}
     for line in text.splitlines():
@@ -147,7 +181,9 @@ def compilers() -> Fact:
     if isinstance(configured, dict):  # the variable itself is broken: say so
         cc: Fact | None = configured
     else:
-        names = [configured[0]] if configured else [*filter(None, [os.environ.get("CC")]), "cc", "gcc", "clang"]
+        names = (
+            [configured[0]] if configured else [*filter(None, [os.environ.get("CC")]), "cc", "gcc", "clang"]
+        )
         cc = next((found for name in names if (found := tool(name))), None)
     cuda = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     rocm = os.environ.get("ROCM_PATH", "/opt/rocm")
@@ -166,7 +202,8 @@ def tool(name: str, folder: str | None = None) -> Fact | None:
 
 
 def _version_line(text: str) -> str:
-    """The first line with a version number, the release where it is named so (nvcc's first lines are copyright)."""
+    """The first line with a version number, the release where it is named so (nvcc's first lines are
+    copyright)."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern in (r"release \d", r"[Vv]ersion:?\s+\d", r"\d+\.\d+"):
         for line in lines:
@@ -221,7 +258,8 @@ def _torch_cuda() -> str | None:
 
 
 def cache() -> Fact:
-    """Whether compiled code can be kept, tried: a file is written, read back and locked. ``why`` is empty where it can."""
+    """Whether compiled code can be kept, tried: a file is written, read back and locked. ``why`` is empty
+    where it can."""
     folder = env.CACHE_DIR.get()
     fact: Fact = {"folder": str(folder), "why": folders.unusable("kernels"), "locks": False}
     if fact["why"]:
@@ -237,16 +275,31 @@ def cache() -> Fact:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fact["locks"] = True
         except OSError as error:
-            fact["why"] = f"no file locks ({error.strerror}): processes that start together compile each for itself"
+            fact["why"] = (
+                f"no file locks ({error.strerror}): processes that start together compile each for itself"
+            )
     return fact
 
 
 def environment() -> Fact:
     """Our variables, those of them that are set, and those that nothing reads."""
-    variables = [{"name": v.name, "value": _plain(_safely(v.get)), "expected": v.expected, "doc": v.doc} for v in env.ALL]
-    return {"variables": variables, "set": {v.name: os.environ[v.name] for v in env.ALL if v.name in os.environ}, "unknown": env.unknown()}
+    variables = [
+        {"name": v.name, "value": _plain(_safely(v.get)), "expected": v.expected, "doc": v.doc}
+        for v in env.ALL
+    ]
+    return {
+        "variables": variables,
+        "set": {v.name: os.environ[v.name] for v in env.ALL if v.name in os.environ},
+        "unknown": env.unknown(),
+    }
 
 
 def _plain(value: Any) -> Any:
     """A variable's value, or its error, for JSON."""
-    return value if isinstance(value, (int, float, bool, type(None), dict)) else " ".join(value) if isinstance(value, list) else str(value)
+    return (
+        value
+        if isinstance(value, (int, float, bool, type(None), dict))
+        else " ".join(value)
+        if isinstance(value, list)
+        else str(value)
+    )

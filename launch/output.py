@@ -34,7 +34,8 @@ class Source:
 
 
 class Sink:
-    """One of the launcher's own streams. Nothing here blocks: what was fed is written when poll(2) says that it can be."""
+    """One of the launcher's own streams. Nothing here blocks: what was fed is written when poll(2) says that
+    it can be."""
 
     def __init__(self, fd: int):
         self.fd = fd
@@ -107,7 +108,8 @@ _errors: dict[str, str] = {}
 
 
 def forgive() -> None:
-    """From now on what this process prints reaches a stream of any encoding: what an ASCII locale lacks is spelled ``\\u2013``."""
+    """From now on what this process prints reaches a stream of any encoding: what an ASCII locale lacks is
+    spelled ``\\u2013``."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
@@ -121,7 +123,8 @@ def errors_of(name: str, stream: TextIO) -> str | None:
 
 
 def sinks() -> tuple[Sink, Sink]:
-    """The launcher's stdout and stderr: one sink where both are the same file, so that the order between them is kept."""
+    """The launcher's stdout and stderr: one sink where both are the same file, so that the order between them
+    is kept."""
     out, err = os.fstat(1), os.fstat(2)
     first = Sink(1)
     same = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)

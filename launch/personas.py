@@ -1,8 +1,10 @@
-"""What a process is to a program, for simulated ranks that share one: environment, arguments, modules, random numbers, output.
+"""What a process is to a program, for simulated ranks that share one: environment, arguments, modules, random
+numbers, output.
 
-Ranks take turns (tilescale.comm.sim), so all of it can be exchanged when the turn goes on: each rank sees its own ``os.environ``,
-``sys.argv``, ``sys.path``, ``__main__``, its own copies of the program's modules and the state of the random number generators that it
-left. Installed packages and the standard library are one for all, and so is what they keep (torch's default dtype, the working directory).
+Ranks take turns (tilescale.comm.sim), so all of it can be exchanged when the turn goes on: each rank sees its
+own ``os.environ``, ``sys.argv``, ``sys.path``, ``__main__``, its own copies of the program's modules and the
+state of the random number generators that it left. Installed packages and the standard library are one for
+all, and so is what they keep (torch's default dtype, the working directory).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 class Marked(io.RawIOBase):
-    """A stream of one rank: whole lines, each marked with its number, go to ``under``; ``before`` is called first."""
+    """A stream of one rank: whole lines, each marked with its number, go to ``under``; ``before`` is called
+    first."""
 
     def __init__(self, under: TextIO, mark: bytes, before: Callable[[], None]):
         self.under, self.mark, self.before = under, mark, before
@@ -80,7 +83,8 @@ class Output:
 
 
 class OfTurn:
-    """``sys.stdout`` of all ranks: the stream of the rank whose turn it is, also for what keeps it (handlers of logging)."""
+    """``sys.stdout`` of all ranks: the stream of the rank whose turn it is, also for what keeps it (handlers
+    of logging)."""
 
     def __init__(self, now: Callable[[], Any]):
         self.__dict__["_now"] = now
@@ -96,13 +100,21 @@ class Persona:
     """One rank's view of the process. ``put_on`` when its turn begins, ``take_off`` before it ends.
 
     Args:
-        environ: what of the environment is the rank's own; the rest is the process's. streams: stdout and stderr.
+        environ: what of the environment is the rank's own; the rest is the process's. streams: stdout and
+            stderr.
     """
 
     #: name of a module → whether it belongs to the program, of which each rank has its own
     _own: dict[str, bool] = {}
 
-    def __init__(self, rank: int, environ: Mapping[str, str], argv: list[str], path: list[str], streams: tuple[Any, Any]):
+    def __init__(
+        self,
+        rank: int,
+        environ: Mapping[str, str],
+        argv: list[str],
+        path: list[str],
+        streams: tuple[Any, Any],
+    ):
         self.rank = rank
         self.environ = {**os.environ, **environ}
         self.argv, self.path, self.streams = argv, path, streams
@@ -137,7 +149,9 @@ class Persona:
         for name in list(sys.modules):
             if self._is_own(name):
                 self.modules[name] = sys.modules.pop(name)
-                locks.pop(name, None)  # a module that waits in its import is no reason for other ranks to wait for theirs
+                locks.pop(
+                    name, None
+                )  # a module that waits in its import is no reason for other ranks to wait for theirs
         for name, (state, _, _) in _RANDOMS.items():
             if _draws(name):
                 self.randoms[name] = state()
@@ -169,8 +183,11 @@ def _installed(file: str) -> bool:
 
 
 def is_programs(frame: FrameType) -> bool:
-    """Whether a frame runs code of the program, and not ours, of an installed package or of the standard library."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] != "tilescale" and not _installed(frame.f_code.co_filename)
+    """Whether a frame runs code of the program, and not ours, of an installed package or of the standard
+    library."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] != "tilescale" and not _installed(
+        frame.f_code.co_filename
+    )
 
 
 def _exchange(environ: Mapping[str, str]) -> None:
@@ -197,10 +214,15 @@ def _of_module(module: str, name: str) -> Callable[..., Any]:
     return lambda *args: getattr(sys.modules[module], name)(*args)
 
 
-#: module → how its global generator's state is read, set, and what it is at first, by rank: ranks that seed nothing draw differently
+#: module → how its global generator's state is read, set, and what it is at first, by rank: ranks that seed
+#: nothing draw differently
 _RANDOMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int], Any]]] = {
     "random": (random.getstate, random.setstate, lambda rank: random.Random(rank).getstate()),
-    "numpy.random": (_of_module("numpy.random", "get_state"), _of_module("numpy.random", "set_state"), _numpy_state),
+    "numpy.random": (
+        _of_module("numpy.random", "get_state"),
+        _of_module("numpy.random", "set_state"),
+        _numpy_state,
+    ),
     "torch": (_of_module("torch", "get_rng_state"), _of_module("torch", "set_rng_state"), _torch_state),
 }
 
@@ -210,8 +232,8 @@ _COMPLETE = {"random": "getstate", "numpy.random": "get_state", "torch": "get_rn
 
 
 def _draws(module: str) -> bool:
-    """Whether a module's generator is there: not of one whose import is under way, nor of one that a program has replaced or forbidden
-    (``sys.modules["torch"] = None``)."""
+    """Whether a module's generator is there: not of one whose import is under way, nor of one that a program
+    has replaced or forbidden (``sys.modules["torch"] = None``)."""
     return hasattr(sys.modules.get(module), _COMPLETE[module])
 
 
@@ -241,7 +263,9 @@ class Imports:
     def __init__(self, now: Callable[[], Persona]):
         self.behind = {
             "torch": lambda module: now().seed("torch"),
-            "torch.distributed.distributed_c10d": lambda module: setattr(module, "init_process_group", refuse_process_group),
+            "torch.distributed.distributed_c10d": lambda module: setattr(
+                module, "init_process_group", refuse_process_group
+            ),
         }
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
@@ -261,7 +285,8 @@ class Imports:
 
 def refuse_process_group(*args: Any, **kwargs: Any) -> None:
     raise CommError(
-        "torch.distributed.init_process_group: simulated ranks are threads of one process, and a process group needs processes",
+        "torch.distributed.init_process_group: simulated ranks are threads of one process, and a process "
+        "group needs processes",
         expected="tilescale.comm, which simulated ranks have",
         hint="tilescale.comm.init(), then comm.rank(), comm.world_size(), comm.barrier()",
     )

@@ -1,4 +1,5 @@
-"""Finding and ending the processes of a job, however far they have run from home, and what they left in /dev/shm."""
+"""Finding and ending the processes of a job, however far they have run from home, and what they left in
+/dev/shm."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ SHM = Path("/dev/shm")
 
 
 def find(job: str, sessions: Iterable[int], ancestor: int | None = None) -> list[int]:
-    """Living processes of a job: in one of its sessions, with its name in their environment, or below ``ancestor``.
+    """Living processes of a job: in one of its sessions, with its name in their environment, or below
+    ``ancestor``.
 
-    Each rank leads a session, which its descendants leave only by setsid(2); then they still carry TILESCALE_JOB, unless
-    they cleared it; then they are still below the launcher, which adopts orphans (PR_SET_CHILD_SUBREAPER). This
-    process is never listed.
+    Each rank leads a session, which its descendants leave only by setsid(2); then they still carry
+    TILESCALE_JOB, unless they cleared it; then they are still below the launcher, which adopts orphans
+    (PR_SET_CHILD_SUBREAPER). This process is never listed.
     """
     mark, leaders, me = f"\0TILESCALE_JOB={job}\0".encode(), set(sessions), os.getpid()
     parents: dict[int, int] = {}
@@ -29,7 +31,8 @@ def find(job: str, sessions: Iterable[int], ancestor: int | None = None) -> list
         pid = int(entry.name)
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
-                # After the name in parentheses, which may hold anything: state, ppid, pgrp, session (proc(5)).
+                # After the name in parentheses, which may hold anything: state, ppid, pgrp, session
+                # (proc(5)).
                 state, ppid, _, session = file.read().rpartition(b")")[2].split()[:4]
             if state in b"ZX" or pid == me:
                 continue
@@ -63,7 +66,8 @@ def send(pids: Iterable[int], number: int) -> None:
 def end(living: Callable[[], list[int]], patience: float, limit: float = 1.0) -> tuple[set[int], list[int]]:
     """Waits ``patience`` seconds for the processes to end by themselves, then kills until none is left.
 
-    Returns those that it killed, and those that still live ``limit`` seconds later (in the kernel, uninterruptible).
+    Returns those that it killed, and those that still live ``limit`` seconds later (in the kernel,
+    uninterruptible).
     """
     begin, killed = time.monotonic(), set[int]()
     while pids := living():

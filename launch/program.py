@@ -1,7 +1,7 @@
 """What a job runs, and what of it ranks can share: the modules that it imports before it does anything else.
 
-Ranks of a Python program are forked from the launcher, which has imported these modules once. Nothing of the program itself runs there:
-its text is read, and so is that of modules in its own folder.
+Ranks of a Python program are forked from the launcher, which has imported these modules once. Nothing of the
+program itself runs there: its text is read, and so is that of modules in its own folder.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-#: packages that the launcher imports for the ranks: large, and without effects that depend on who imports them
+#: packages that the launcher imports for the ranks: large, and without effects that depend on who imports
+#: them
 SHARED = ("numpy", "torch", "ml_dtypes", "tilescale")
 
 
@@ -35,7 +36,8 @@ class Program:
         return Path.cwd() if self.kind == "module" else Path(self.name).resolve().parent
 
     def source(self) -> Path | None:
-        """Its file of Python source; None where it has none, or none that can be found without running code."""
+        """Its file of Python source; None where it has none, or none that can be found without running
+        code."""
         if self.kind == "script":
             path = Path(self.name)
         elif self.kind == "module":
@@ -54,7 +56,8 @@ class Program:
 
 
 def _tree(path: Path) -> ast.Module | None:
-    """None for what is no Python source: an archive, byte code, a syntax error. Python itself says what is wrong with it."""
+    """None for what is no Python source: an archive, byte code, a syntax error. Python itself says what is
+    wrong with it."""
     try:
         with io.open_code(str(path)) as file:
             return ast.parse(file.read())
@@ -63,8 +66,8 @@ def _tree(path: Path) -> ast.Module | None:
 
 
 def _collect(path: Path, folder: Path, found: list[str], seen: set[Path]) -> bool:
-    """Adds what a file imports; False where it stops at a statement that may change what later imports do, such as
-    ``os.environ["OMP_NUM_THREADS"] = "4"``."""
+    """Adds what a file imports; False where it stops at a statement that may change what later imports do,
+    such as ``os.environ["OMP_NUM_THREADS"] = "4"``."""
     seen.add(path)
     tree = _tree(path)
     if tree is None:
@@ -80,7 +83,9 @@ def _collect(path: Path, folder: Path, found: list[str], seen: set[Path]) -> boo
             return False
         for name in names:
             top = name.partition(".")[0]
-            local = next((p for p in (folder / f"{top}.py", folder / top / "__init__.py") if p.is_file()), None)
+            local = next(
+                (p for p in (folder / f"{top}.py", folder / top / "__init__.py") if p.is_file()), None
+            )
             if local is not None:
                 if local not in seen and not _collect(local, folder, found, seen):
                     return False
@@ -98,7 +103,11 @@ def _is_harmless(node: ast.stmt) -> bool:
             return ast.unparse(node.value.func).startswith("sys.path.")
         return isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Assign):
-        targets = [name for target in node.targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        targets = [
+            name
+            for target in node.targets
+            for name in (target.elts if isinstance(target, ast.Tuple) else [target])
+        ]
     elif isinstance(node, ast.AnnAssign):
         targets = [node.target]
     else:

@@ -1,8 +1,10 @@
-"""Running a job of ranks on this machine: starts them, passes on what they print, and ends all of them when one fails.
+"""Running a job of ranks on this machine: starts them, passes on what they print, and ends all of them when
+one fails.
 
-One thread and one poll(2) loop over the ranks' pipes, the launcher's own streams and a pipe that signals write to. Who ends
-what: a rank that fails, Ctrl-C, SIGTERM or SIGHUP → the launcher asks all processes of the job to end, then kills what is left;
-the launcher itself is killed → the kernel kills the ranks (lifetime.tie_to_parent) and the watcher the rest (watch.py).
+One thread and one poll(2) loop over the ranks' pipes, the launcher's own streams and a pipe that signals
+write to. Who ends what: a rank that fails, Ctrl-C, SIGTERM or SIGHUP → the launcher asks all processes of the
+job to end, then kills what is left; the launcher itself is killed → the kernel kills the ranks
+(lifetime.tie_to_parent) and the watcher the rest (watch.py).
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from tilescale.launch.watch import Watcher
 
 # Seconds. All ends within five of the cause: LEAVING + GRACE + LEFTOVERS, and what killing takes.
 SETTLE = 0.3  # others that fail for the same reason may still say so
-LEAVING = 1.5  # for a rank whose failure came before that of one that has ended, and whose exit code is to come
+LEAVING = (
+    1.5  # for a rank whose failure came before that of one that has ended, and whose exit code is to come
+)
 GRACE = 2.0  # between asking and killing
-LEFTOVERS = 0.5  # for helpers that end by themselves when their rank has, and clean up (multiprocessing's resource tracker)
+LEFTOVERS = 0.5  # for helpers that end when their rank has, and clean up (multiprocessing's resource tracker)
 DRAIN = 0.5  # to read the pipes of a dead job, which somebody out of reach may still hold open
 PARTIAL = 0.1  # a line that has not ended after this is shown on a terminal: a prompt
 
@@ -44,7 +48,8 @@ STOPPERS = {
 
 @dataclass(eq=False)
 class Rank:
-    """One rank's process. Its zombie is kept until the job is over, so that its number cannot become somebody else's."""
+    """One rank's process. Its zombie is kept until the job is over, so that its number cannot become somebody
+    else's."""
 
     number: int
     pid: int
@@ -92,19 +97,22 @@ Begin = Callable[[dict[str, str], tuple[int, int, int]], int]
 
 
 def run(program: Program, count: int) -> int:
-    """Runs ``program`` as ``count`` ranks and returns the exit code of the job. In a rank that is forked it does not return: fork.Forked
-    goes up to the command's entry point, and frames on its way must leave alone what is the launcher's.
+    """Runs ``program`` as ``count`` ranks and returns the exit code of the job. In a rank that is forked it
+    does not return: fork.Forked goes up to the command's entry point, and frames on its way must leave alone
+    what is the launcher's.
 
-    0 where all ranks exited with 0; the code of the first rank that failed, 128 + the signal where one killed it; 128 + the
-    signal that ended the launcher. Raises CommError where this system cannot tie ranks to their launcher. Call it from
-    the only thread of a process that does nothing else: it takes over signals and adopts orphans.
+    0 where all ranks exited with 0; the code of the first rank that failed, 128 + the signal where one killed
+    it; 128 + the signal that ended the launcher. Raises CommError where this system cannot tie ranks to their
+    launcher. Call it from the only thread of a process that does nothing else: it takes over signals and
+    adopts orphans.
     """
     _open_standard_streams()
     return _Job(program, count).run()
 
 
 def share_processors(environ: MutableMapping[str, str], count: int) -> None:
-    """OpenMP's threads, which are also torch's, of each of ``count`` ranks on this machine, unless somebody has said how many."""
+    """OpenMP's threads, which are also torch's, of each of ``count`` ranks on this machine, unless somebody
+    has said how many."""
     environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
 
 
@@ -192,7 +200,13 @@ class _Job:
             # One thread and no locks held here, so that code between fork and exec is safe.
             stdin, out, err = streams
             process = subprocess.Popen(
-                self.program.argv, stdin=stdin, stdout=out, stderr=err, env=environ | own, start_new_session=True, preexec_fn=tie
+                self.program.argv,
+                stdin=stdin,
+                stdout=out,
+                stderr=err,
+                env=environ | own,
+                start_new_session=True,
+                preexec_fn=tie,
             )
             process.returncode = 0  # the job looks after it: no warning that it still runs
             return process.pid
@@ -294,8 +308,9 @@ class _Job:
         self._bury_orphans()
 
     def _look(self) -> None:
-        """Who has ended, and whose failure came first. The journal is read before the processes are looked at: what a line of it is
-        the consequence of has happened by then. A rank that ended without a line of its own (killed, os._exit) is such a cause."""
+        """Who has ended, and whose failure came first. The journal is read before the processes are looked
+        at: what a line of it is the consequence of has happened by then. A rank that ended without a line of
+        its own (killed, os._exit) is such a cause."""
         told = [self.ranks[number] for number in self.journal.read() if number < len(self.ranks)]
         ended = [rank for rank in self.ranks if rank.look()]
         for rank in ended:
@@ -312,7 +327,8 @@ class _Job:
         self.code = failed.status if failed.status > 0 else 128 - failed.status
 
     def _is_awaited(self, now: float) -> bool:
-        """Whether the reason may be a consequence: a rank that left or stopped the job earlier is still on its way out."""
+        """Whether the reason may be a consequence: a rank that left or stopped the job earlier is still on
+        its way out."""
         if self.failed is None or self.stop_at is None or now > self.stop_at + LEAVING - SETTLE:
             return False
         return any(rank.status is None for rank in self.order[: self.order.index(self.failed)])
@@ -375,7 +391,9 @@ class _Job:
             if data:
                 os.write(stdin, data)
                 return
-        except OSError:  # the terminal is gone (EIO), or rank 0 reads no more (EPIPE): either way its input ends
+        except (
+            OSError
+        ):  # the terminal is gone (EIO), or rank 0 reads no more (EPIPE): either way its input ends
             pass
         self.selector.unregister(0)
         os.close(stdin)

@@ -1,4 +1,5 @@
-"""`tilescale trace`: a program's launches as a timeline that Perfetto opens, simulated or as they really ran on the CPU."""
+"""`tilescale trace`: a program's launches as a timeline that Perfetto opens, simulated or as they really ran
+on the CPU."""
 
 from __future__ import annotations
 
@@ -27,8 +28,16 @@ _KINDS = {"collective": "barrier"}
 
 
 @click.command("trace", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default=Path("trace.json"), show_default=True)
+@click.option(
+    "-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("trace.json"),
+    show_default=True,
+)
 @click.option(
     "--target", type=click.Choice(["sim", "cpu"]), default="sim", show_default=True,
     help="sim: simulated ranks, in logical time; cpu: processes, in real time.",
@@ -38,13 +47,21 @@ _KINDS = {"collective": "barrier"}
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, count: int, output: Path, target: str, module: bool, program: str, args: tuple[str, ...]
+    ctx: click.Context,
+    count: int,
+    output: Path,
+    target: str,
+    module: bool,
+    program: str,
+    args: tuple[str, ...],
 ) -> None:
-    """Run PROGRAM as N ranks and write who did what when, and what went between the ranks, for ui.perfetto.dev or chrome://tracing.
+    """Run PROGRAM as N ranks and write who did what when, and what went between the ranks, for
+    ui.perfetto.dev or chrome://tracing.
 
-    On the simulator each launch is run in turn; times are logical (a step is shown as a microsecond), findings are reported as by
-    `tilescale check`, and so is the exit code. On the CPU the program's kernels are instrumented, its file is not touched; times are this
-    machine's, one clock for all ranks, and the exit code is the program's.
+    On the simulator each launch is run in turn; times are logical (a step is shown as a microsecond),
+    findings are reported as by `tilescale check`, and so is the exit code. On the CPU the program's kernels
+    are instrumented, its file is not touched; times are this machine's, one clock for all ranks, and the exit
+    code is the program's.
     """
     require_program(program, module)
     if target == "sim":
@@ -56,7 +73,9 @@ class Simulated(Check):
     """A run on the simulator, one interleaving a launch, whose timelines are kept."""
 
     def __init__(self, count: int, module: bool, program: str, args: tuple[str, ...], output: Path):
-        super().__init__(count, Checking("round_robin", 0, record=True, static=False), module, program, args, False)
+        super().__init__(
+            count, Checking("round_robin", 0, record=True, static=False), module, program, args, False
+        )
         self.output = output.absolute()
 
     def _report(self, failed: sim.Ending | None, seconds: float) -> None:
@@ -74,7 +93,10 @@ def _summarize(timelines: list[Timeline], output: Path) -> None:
     if len(timelines) > SHOWN:
         click.echo(f"and {len(timelines) - SHOWN} more launches")
     events = sum(len(t.slices) for t in timelines)
-    click.echo(f"tilescale: {events} operations of {len(timelines)} launch{'es' * (len(timelines) != 1)} are in {output}")
+    click.echo(
+        f"tilescale: {events} operations of {len(timelines)} launch{'es' * (len(timelines) != 1)} are in "
+        f"{output}"
+    )
 
 
 # ---- real times
@@ -87,13 +109,19 @@ def _real(count: int, module: bool, program: str, args: tuple[str, ...], output:
     os.environ["TILESCALE_TRACE"] = folder
     try:
         code = ranks.run(Program("module" if module else "script", program, args), count)
-        logs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("rank-*.json"))]
+        logs = [
+            json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("rank-*.json"))
+        ]
     finally:
         if os.getpid() == owner:  # a forked rank comes by here too (fork.Forked)
             shutil.rmtree(folder, ignore_errors=True)
     missing = set(range(count)) - {log["rank"] for log in logs}
     if missing:
-        click.echo(f"tilescale: nothing is known of rank {', '.join(map(str, sorted(missing)))}: it was killed or used no kernel", err=True)
+        click.echo(
+            f"tilescale: nothing is known of rank {', '.join(map(str, sorted(missing)))}: it was killed or "
+            "used no kernel",
+            err=True,
+        )
     if lost := sum(log["lost"] for log in logs):
         click.echo(f"tilescale: {lost} events did not fit into the log: trace a smaller problem", err=True)
     timelines = merged(logs, count)
@@ -103,7 +131,8 @@ def _real(count: int, module: bool, program: str, args: tuple[str, ...], output:
 
 
 def merged(logs: list[dict[str, Any]], count: int) -> list[Timeline]:
-    """The logs of all ranks, which share a clock, as one timeline a kernel: all its launches. Times are µs behind the first event."""
+    """The logs of all ranks, which share a clock, as one timeline a kernel: all its launches. Times are µs
+    behind the first event."""
     start = min((e["ns"] for log in logs for e in log["events"]), default=0)
     by_kernel: dict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for log in logs:
@@ -121,9 +150,15 @@ class _Merging:
 
         self.timeline = Timeline(name, Traffic(count), "µs")
         self.start, self.threads = start, threads
-        self.open: dict[tuple[int, int, int], list[dict[str, Any]]] = defaultdict(list)  # (rank, block, site) → its begun operations
-        self.busy: dict[tuple[int, int], list[float]] = defaultdict(list)  # (rank, block) → until when each of its threads is
-        self.signals: dict[tuple[int, str], list[tuple[float, tuple[int, int, float]]]] = defaultdict(list)  # (rank, counter) → when, who
+        self.open: dict[tuple[int, int, int], list[dict[str, Any]]] = defaultdict(
+            list
+        )  # (rank, block, site) → its begun operations
+        self.busy: dict[tuple[int, int], list[float]] = defaultdict(
+            list
+        )  # (rank, block) → until when each of its threads is
+        self.signals: dict[tuple[int, str], list[tuple[float, tuple[int, int, float]]]] = defaultdict(
+            list
+        )  # (rank, counter) → when, who
 
     def of(self, events: list[tuple[int, dict[str, Any]]]) -> Timeline:
         waits = []
@@ -152,7 +187,9 @@ class _Merging:
         more: dict[str, Any] = {"block": e["block"], "worker": e["thread"]}
         if e["bytes"]:
             more["bytes"] = e["bytes"]
-        if peer >= 0 and not (kind == "copy" and peer == rank):  # a copy from or to oneself is a local one, as on the simulator
+        if peer >= 0 and not (
+            kind == "copy" and peer == rank
+        ):  # a copy from or to oneself is a local one, as on the simulator
             more["peer"] = peer
         name = e["name"]
         if kind == "copy":
@@ -161,19 +198,32 @@ class _Merging:
                 more["direction"] = "pull" if pulled else "put"
             source, target = (peer, rank) if pulled else (rank, peer)
             self.timeline.traffic.add(source, target, e["bytes"], pulled=pulled)
-            self.timeline.flight += [(rank, begin, e["bytes"]), (rank, end, -e["bytes"])] if peer != rank else []
+            self.timeline.flight += (
+                [(rank, begin, e["bytes"]), (rank, end, -e["bytes"])] if peer != rank else []
+            )
         elif kind in ("wait", "signal"):
             name += f"[{e['text']}]" if e["text"] else ""
             if kind == "signal" and peer >= 0:
                 self.timeline.traffic.add(rank, peer, e["bytes"])
-        made = Slice(kind, name, rank, self._thread(rank, e["block"], begin, end), begin, end - begin, e["file"], e["line"], more)
+        made = Slice(
+            kind,
+            name,
+            rank,
+            self._thread(rank, e["block"], begin, end),
+            begin,
+            end - begin,
+            e["file"],
+            e["line"],
+            more,
+        )
         self.timeline.slices.append(made)
         if kind == "signal" and e["text"]:
             self.signals[rank if peer < 0 else peer, name].append((begin, (rank, made.thread, begin)))
         return made
 
     def _thread(self, rank: int, block: int, begin: float, end: float) -> int:
-        """A block's thread on which nothing else runs then: warps of a block run at once, and the log does not tell which is which."""
+        """A block's thread on which nothing else runs then: warps of a block run at once, and the log does
+        not tell which is which."""
         busy = self.busy[rank, block]
         place = next((k for k, until in enumerate(busy) if until <= begin), len(busy))
         busy[place:] = [end, *busy[place + 1 :]]
@@ -183,9 +233,14 @@ class _Merging:
         return number
 
     def _arrow(self, wait: Slice, e: dict[str, Any]) -> None:
-        """The last signal of the counter before the wait's end ended it, if it was sent while the wait lasted."""
+        """The last signal of the counter before the wait's end ended it, if it was sent while the wait
+        lasted."""
         from tilescale.compiler.sim.timeline import Arrow
 
-        sent = [s for s in self.signals.get((wait.rank, wait.name), ()) if wait.start <= s[0] <= wait.end] if e["text"] else []
+        sent = (
+            [s for s in self.signals.get((wait.rank, wait.name), ()) if wait.start <= s[0] <= wait.end]
+            if e["text"]
+            else []
+        )
         if sent:
             self.timeline.arrows.append(Arrow(wait.name, sent[-1][1], (wait.rank, wait.thread, wait.end)))

@@ -1,8 +1,10 @@
-"""The watcher: a small process that outlives a launcher killed by SIGKILL, ends its ranks and sweeps after it.
+"""The watcher: a small process that outlives a launcher killed by SIGKILL, ends its ranks and sweeps after
+it.
 
-The kernel kills the ranks themselves with their launcher (lifetime.tie_to_parent); their descendants and their files are
-the watcher's. It is forked before the ranks, sits in a session of its own, out of reach of what is sent to the launcher's
-process group or terminal, and reads a pipe whose only other end the launcher holds: its end of file is the death.
+The kernel kills the ranks themselves with their launcher (lifetime.tie_to_parent); their descendants and
+their files are the watcher's. It is forked before the ranks, sits in a session of its own, out of reach of
+what is sent to the launcher's process group or terminal, and reads a pipe whose only other end the launcher
+holds: its end of file is the death.
 """
 
 from __future__ import annotations
@@ -51,10 +53,12 @@ class Watcher:
 
 def _watch(job: str, reader: int) -> None:
     os.setsid()
-    # The launcher's handlers were inherited: they do nothing but wake it, so here they keep this process from being ended.
+    # The launcher's handlers were inherited: they do nothing but wake it, so here they keep this process from
+    # being ended.
     signal.set_wakeup_fd(-1)
     lifetime.prctl(lifetime.PR_SET_NAME, b"tilescale-watch")
-    # Only stderr stays open, for the last line; a reader of the launcher's output waits for this process no longer than needed.
+    # Only stderr stays open, for the last line; a reader of the launcher's output waits for this process no
+    # longer than needed.
     for fd in os.listdir("/proc/self/fd"):
         if int(fd) not in (2, reader):
             with suppress(OSError):

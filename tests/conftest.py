@@ -1,4 +1,5 @@
-"""What all tests share: GPU tests need a GPU, benchmarks are marked by their folder, and jobs of ranks have a time limit."""
+"""What all tests share: GPU tests need a GPU, benchmarks are marked by their folder, and jobs of ranks have a
+time limit."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from tilescale.comm import bootstrap
 
 pytest_plugins = ["tilescale.testing"]
 
-# Each process of the tests has a core: threads of torch's and NumPy's own would only wait for one another, busily. Both read this when they
-# are first imported, which is after this file.
+# Each process of the tests has a core: threads of torch's and NumPy's own would only wait for one another,
+# busily. Both read this when they are first imported, which is after this file.
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
@@ -35,8 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def clean_env() -> dict[str, str]:
-    """This environment as a person's shell has it: no rank of anything, our variables unset, the checkout importable."""
-    env = {k: v for k, v in bootstrap.without_ranks(os.environ).items() if not k.startswith(("TILESCALE_", "PYTEST_"))}
+    """This environment as a person's shell has it: no rank of anything, our variables unset, the checkout
+    importable."""
+    env = {
+        k: v
+        for k, v in bootstrap.without_ranks(os.environ).items()
+        if not k.startswith(("TILESCALE_", "PYTEST_"))
+    }
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     # The commands of the environment that runs the tests (mpiexec, torchrun) come first.
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
@@ -45,12 +51,27 @@ def clean_env() -> dict[str, str]:
 
 @pytest.fixture
 def tilescale_launch(clean_env: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``tilescale_launch(n, script, *args, env={}, timeout=60)``: runs a job of n ranks, returns code, stdout and stderr."""
+    """``tilescale_launch(n, script, *args, env={}, timeout=60)``: runs a job of n ranks, returns code, stdout
+    and stderr."""
 
     def run(n: int, script: object, *args: object, env: dict[str, str] | None = None, timeout: float = 60):
-        command = [sys.executable, "-m", "tilescale.launch", "launch", "-n", str(n), str(script), *map(str, args)]
+        command = [
+            sys.executable,
+            "-m",
+            "tilescale.launch",
+            "launch",
+            "-n",
+            str(n),
+            str(script),
+            *map(str, args),
+        ]
         return subprocess.run(
-            command, env=clean_env | (env or {}), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+            command,
+            env=clean_env | (env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
         )
 
     return run

@@ -1,7 +1,8 @@
-"""Kernels for tests: compiles a ``@T.prim_func`` through the whole pipeline, at a chosen depth of its rings, into a callable.
+"""Kernels for tests: compiles a ``@T.prim_func`` through the whole pipeline, at a chosen depth of its rings,
+into a callable.
 
-    run(kernel)(a, b)                 # the kernel as users get it
-    run(kernel, depth=3)(a, b)        # with rings of up to three stages, as targets with asynchronous copies have them
+run(kernel)(a, b)                 # the kernel as users get it run(kernel, depth=3)(a, b)        # with rings
+of up to three stages, as targets with asynchronous copies have them
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from tilescale.errors import TileError
 
 @contextlib.contextmanager
 def ring_depth(depth: int) -> Iterator[None]:
-    """Inside, the schedule makes rings of up to ``depth`` stages, as a target with asynchronous copies asks for."""
+    """Inside, the schedule makes rings of up to ``depth`` stages, as a target with asynchronous copies asks
+    for."""
     from tilescale.compiler.passes import pipeline
     from tilescale.compiler.passes.schedule import schedule
 
     before = pipeline.PASSES
-    pipeline.PASSES = tuple(replace(p, run=partial(schedule, depth=depth)) if p.name == "schedule" else p for p in before)
+    pipeline.PASSES = tuple(
+        replace(p, run=partial(schedule, depth=depth)) if p.name == "schedule" else p for p in before
+    )
     try:
         yield
     finally:
@@ -57,11 +61,19 @@ def run(prim: Any, depth: int = 1, **options: Any) -> Any:
 
 
 class refused:
-    """``with refused(TileValueError, "text", at="T.copy(A, b)", write="…"):`` — the block is refused with this text, and the caret of
-    the error stands under ``at`` in this very file.
+    """``with refused(TileValueError, "text", at="T.copy(A, b)", write="…"):`` — the block is refused with
+    this text, and the caret of the error stands under ``at`` in this very file.
     """
 
-    def __init__(self, kind: type[TileError], message: str, *, at: str | None = None, expected: str = "", write: str = ""):
+    def __init__(
+        self,
+        kind: type[TileError],
+        message: str,
+        *,
+        at: str | None = None,
+        expected: str = "",
+        write: str = "",
+    ):
         self.kind, self.message, self.at, self.expected, self.write = kind, message, at, expected, write
 
     def __enter__(self) -> refused:
@@ -84,5 +96,7 @@ class refused:
             assert lines[0].startswith(f"{error.loc.file}:{error.loc.line}: "), text
             source, marks = lines[1], lines[2]
             start, end = marks.index("^"), marks.rindex("^") + 1
-            assert source[start:end] == self.at, f"the caret is under {source[start:end]!r}, not {self.at!r}\n{text}"
+            assert source[start:end] == self.at, (
+                f"the caret is under {source[start:end]!r}, not {self.at!r}\n{text}"
+            )
         return True

@@ -1,7 +1,7 @@
 """Which of the compiler's mechanisms for some kernels fires for whom: ``python -m tests.mechanisms``.
 
-Compiles what tests/printed_code.py prints for sm_90a and sm_80, and says for each mechanism that TILESCALE_WITHOUT may leave out how many
-kernels have it, and of which examples and operations.
+Compiles what tests/printed_code.py prints for sm_90a and sm_80, and says for each mechanism that
+TILESCALE_WITHOUT may leave out how many kernels have it, and of which examples and operations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Every kernel's code as text, so that a change that should change none can show it: ``python -m tests.printed_code OUT [--before OUT2]``.
+"""Every kernel's code as text, so that a change that should change none can show it: ``python -m
+tests.printed_code OUT [--before OUT2]``.
 
-Prints the examples, the variants of Hopper's GEMM and the kernels of every small and every measured case of tilescale.ops, for sm_90a and sm_80,
-and the CPU's thread IR of the examples and of each operation's first small case, a file each below OUT. ``--before`` names an earlier OUT, and
-what differs from it, line numbers in comments aside, is listed; the exit code says whether anything did.
+Prints the examples, the variants of Hopper's GEMM and the kernels of every small and every measured case of
+tilescale.ops, for sm_90a and sm_80, and the CPU's thread IR of the examples and of each operation's first
+small case, a file each below OUT. ``--before`` names an earlier OUT, and what differs from it, line numbers
+in comments aside, is listed; the exit code says whether anything did.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def of_ranks(name: str, function: str, args: tuple[int, ...]) -> Any:
 
 
 def made(target: str, group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """(name, what makes the prim_func) of the kernels of a group for a target: "examples", or a module of tilescale.ops."""
+    """(name, what makes the prim_func) of the kernels of a group for a target: "examples", or a module of
+    tilescale.ops."""
     arch = target.partition(":")[2]
     if group == "examples":
         yield from kernels(arch or "sm_80").items()
@@ -59,7 +62,11 @@ def made(target: str, group: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     from tilescale.ops import load
 
     op = load(group)
-    cases = [c for c in op.cases if c.small or c.bar is not None] if arch else [c for c in op.cases if c.small][:1]
+    cases = (
+        [c for c in op.cases if c.small or c.bar is not None]
+        if arch
+        else [c for c in op.cases if c.small][:1]
+    )
     for case in cases:
         with pytest.MonkeyPatch.context() as patch:
             for k, prim in enumerate(kernels_of_case(op, case, patch, arch or "sm_90a")):
@@ -93,8 +100,17 @@ _PLACES = re.compile(r"\b\w+\.py:\d+|\bline \d+")
 
 def compared(before: Path, after: Path, only: str) -> list[str]:
     """What of two folders differs, a line each, of groups whose names contain ``only``."""
-    groups = [g.relative_to(after) for g in after.glob("*/*") if only in f"{g.parent.name.replace('_', ':', 1)}:{g.name}"]
-    files = {str(p.relative_to(root)) for root in (before, after) for g in groups for p in (root / g).rglob("*.txt")}
+    groups = [
+        g.relative_to(after)
+        for g in after.glob("*/*")
+        if only in f"{g.parent.name.replace('_', ':', 1)}:{g.name}"
+    ]
+    files = {
+        str(p.relative_to(root))
+        for root in (before, after)
+        for g in groups
+        for p in (root / g).rglob("*.txt")
+    }
     out = []
     for name in sorted(files):
         a, b = before / name, after / name
@@ -114,7 +130,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--only", default="", help="groups whose names contain this")
     options = parser.parse_args()
-    jobs = [(f"cuda:{a}", g) for a in GPUS for g in (*MODULES, "examples")] + [("cpu", g) for g in ("examples", *MODULES)]
+    jobs = [(f"cuda:{a}", g) for a in GPUS for g in (*MODULES, "examples")] + [
+        ("cpu", g) for g in ("examples", *MODULES)
+    ]
     jobs = [j for j in jobs if options.only in ":".join(j)]
     with ProcessPoolExecutor(options.jobs) as pool:
         counts = list(pool.map(partial(print_group, options.out), *zip(*jobs, strict=True)))

@@ -1,4 +1,5 @@
-"""Kernels with teams inside, and what they compute: run on the simulator, on processes and on emulated threads.
+"""Kernels with teams inside, and what they compute: run on the simulator, on processes and on emulated
+threads.
 
 A case gives the kernel for n ranks, the arguments of each and what each must hold behind the launch.
 """
@@ -22,7 +23,8 @@ def given(n: int) -> Any:
 
 
 def args(n: int, **extents: Any) -> list[dict[str, Any]]:
-    """Arguments of each rank: its vector, zeros of the extents that are named, signals where an extent is an int."""
+    """Arguments of each rank: its vector, zeros of the extents that are named, signals where an extent is an
+    int."""
     a = given(n)
     zeros = lambda e: np.zeros(e, np.int64 if isinstance(e, int) else np.int32)  # noqa: E731
     return [{"A": a[r].copy(), **{name: zeros(e) for name, e in extents.items()}} for r in range(n)]
@@ -32,13 +34,17 @@ Case = tuple[Any, list[dict[str, Any]], Callable[[int], dict[str, Any]]]
 
 
 def nodes(n: int) -> Case:
-    """All nodes of two ranks at once, the last perhaps of one; then the first ranks of all nodes, beside the second ones."""
+    """All nodes of two ranks at once, the last perhaps of one; then the first ranks of all nodes, beside the
+    second ones."""
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((S,), "int32"), G: T.SymmTensor((2, S), "int32"), R: T.SymmTensor((S,), "int32"), B: T.Tensor((2, S), "int32"),
+        A: T.Tensor((S,), "int32"),
+        G: T.SymmTensor((2, S), "int32"),
+        R: T.SymmTensor((S,), "int32"),
+        B: T.Tensor((2, S), "int32"),
         C: T.Tensor((S,), "int32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(2, threads=32) as b:
             with T.Scale("device") as (rank, world):
                 node, low = rank // 2, b * H
@@ -61,15 +67,21 @@ def nodes(n: int) -> Case:
 
 
 def listed(n: int) -> Case:
-    """Ranks in an order of their own: puts with signals round a ring, pulls, a root, parts; others skip it all."""
+    """Ranks in an order of their own: puts with signals round a ring, pulls, a root, parts; others skip it
+    all."""
     team = [n - 1, 0] if n == 2 else [n - 1, 0, 1]
     m = len(team)
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((S,), "int32"), inbox: T.SymmTensor((S,), "int32"), P: T.SymmTensor((m, S), "int32"), Q: T.SymmTensor((m, S), "int32"),
-        s: T.Signal((2,)), B: T.Tensor((5, S), "int32"), D: T.Tensor((m, S), "int32"),
-    ):  # fmt: skip
+        A: T.Tensor((S,), "int32"),
+        inbox: T.SymmTensor((S,), "int32"),
+        P: T.SymmTensor((m, S), "int32"),
+        Q: T.SymmTensor((m, S), "int32"),
+        s: T.Signal((2,)),
+        B: T.Tensor((5, S), "int32"),
+        D: T.Tensor((m, S), "int32"),
+    ):
         with T.Kernel(2, threads=32) as b:
             low = b * H
             with T.Scale("device", team=team) as (me, count):
@@ -106,7 +118,8 @@ def listed(n: int) -> Case:
 
 
 def nested(n: int) -> Case:
-    """A team within a team counts within that one: lists in ranges, ranges in lists, ranges in ranges, and the same team again."""
+    """A team within a team counts within that one: lists in ranges, ranges in lists, ranges in ranges, and
+    the same team again."""
 
     @T.prim_func
     def kernel(A: T.Tensor((S,), "int32"), R: T.SymmTensor((4, S), "int32"), B: T.Tensor((4, S), "int32")):
@@ -145,14 +158,17 @@ def nested(n: int) -> Case:
 
 
 def overlapping(n: int) -> Case:
-    """Teams that share ranks meet one after another, many times, all blocks of each: nobody is taken for another team's."""
+    """Teams that share ranks meet one after another, many times, all blocks of each: nobody is taken for
+    another team's."""
     teams = [[0, 1], [1, 2], [2, 0, 1], list(range(n)), [0, n - 1]]
     rounds = 3
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((S,), "int32"), X: T.SymmTensor((rounds, len(teams), 3, S), "int32"), B: T.Tensor((rounds, len(teams), 3, S), "int32"),
-    ):  # fmt: skip
+        A: T.Tensor((S,), "int32"),
+        X: T.SymmTensor((rounds, len(teams), 3, S), "int32"),
+        B: T.Tensor((rounds, len(teams), 3, S), "int32"),
+    ):
         with T.Kernel(3, threads=32) as b:
             for k in T.serial(rounds):
                 for t, team in enumerate(teams):

@@ -10,8 +10,9 @@ _ORDINAL = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def ulps(a: Any, b: Any) -> Any:
-    """For each element, how many representable values lie between the two, one end counted (float64; 0: one value). NaN equals NaN and
-    is infinitely far from all others; zeros of either sign are one value; integers are apart by their difference.
+    """For each element, how many representable values lie between the two, one end counted (float64; 0: one
+    value). NaN equals NaN and is infinitely far from all others; zeros of either sign are one value; integers
+    are apart by their difference.
 
     Raises:
         TypeError: the dtypes differ.
@@ -23,7 +24,9 @@ def ulps(a: Any, b: Any) -> Any:
         return np.abs(a.astype(np.float64) - b.astype(np.float64))
     nan_a, nan_b = (np.isnan(x.astype(np.float64)) for x in (a, b))
     x, y = _ordinal(a), _ordinal(b)
-    apart = np.where((x < 0) == (y < 0), np.abs(x - y).astype(np.float64), np.abs(x).astype(np.float64) + np.abs(y))  # no overflow
+    apart = np.where(
+        (x < 0) == (y < 0), np.abs(x - y).astype(np.float64), np.abs(x).astype(np.float64) + np.abs(y)
+    )  # no overflow
     return np.where(nan_a & nan_b, 0.0, np.where(nan_a | nan_b, np.inf, apart))
 
 

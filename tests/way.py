@@ -1,8 +1,11 @@
-"""The way of one operation through the compiler, counted: ``python -m tests.way copy``, ``… gemm``; ``--list`` names each step.
+"""The way of one operation through the compiler, counted: ``python -m tests.way copy``, ``… gemm``;
+``--list`` names each step.
 
-A kernel with a pipelined product is compiled for sm_90a under `sys.setprofile`. A step of the way is a call of a function of the compiler that is
-given the operation: an IR node whose place is the operation's line (what a pass makes of it keeps its place), or a record that holds one. What is
-counted: the files and the functions that the operation comes through, and how often the next step is in another file than the one before.
+A kernel with a pipelined product is compiled for sm_90a under `sys.setprofile`. A step of the way is a call
+of a function of the compiler that is given the operation: an IR node whose place is the operation's line
+(what a pass makes of it keeps its place), or a record that holds one. What is counted: the files and the
+functions that the operation comes through, and how often the next step is in another file than the one
+before.
 """
 
 from __future__ import annotations
@@ -20,7 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @T.prim_func
-def product(A: T.Tensor((512, 512), "bfloat16"), B: T.Tensor((512, 512), "bfloat16"), C: T.Tensor((512, 512), "bfloat16")):
+def product(
+    A: T.Tensor((512, 512), "bfloat16"),
+    B: T.Tensor((512, 512), "bfloat16"),
+    C: T.Tensor((512, 512), "bfloat16"),
+):
     with T.Kernel(4, 4, threads=256) as (bx, by):
         a, b = T.alloc_shared((128, 64), "bfloat16"), T.alloc_shared((64, 128), "bfloat16")
         c = T.alloc_fragment((128, 128), "float32")
@@ -52,7 +59,11 @@ def steps(what: str) -> list[tuple[str, str]]:
         if key not in places:
             span = getattr(value, "span", None)
             kept.append(value)
-            places[key] = span is not None and getattr(span, "line", None) == line and str(span.source_name.name) == __file__
+            places[key] = (
+                span is not None
+                and getattr(span, "line", None) == line
+                and str(span.source_name.name) == __file__
+            )
         return places[key]
 
     def holds(value: Any) -> bool:
@@ -64,13 +75,22 @@ def steps(what: str) -> list[tuple[str, str]]:
         return False
 
     def on(frame: Any, event: str, arg: Any) -> None:
-        if event != "call" or "/compiler/" not in frame.f_code.co_filename or not frame.f_code.co_filename.startswith(str(ROOT)):
+        if (
+            event != "call"
+            or "/compiler/" not in frame.f_code.co_filename
+            or not frame.f_code.co_filename.startswith(str(ROOT))
+        ):
             return
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if code.co_name.startswith("<") or not any(holds(frame.f_locals.get(n)) for n in names):
             return
-        found.append((str(Path(code.co_filename).relative_to(ROOT)), code.co_qualname if sys.version_info >= (3, 11) else code.co_name))
+        found.append(
+            (
+                str(Path(code.co_filename).relative_to(ROOT)),
+                code.co_qualname if sys.version_info >= (3, 11) else code.co_name,
+            )
+        )
 
     program = product.trace()
     driver.source_text(program, "cuda", "cuda:sm_90a")  # what is loaded or cached once is no step
@@ -91,7 +111,9 @@ def main() -> int:
     if options.list:
         print(*(f"{file}: {function}" for file, function in way), sep="\n")
     changes = sum(a[0] != b[0] for a, b in zip(way, way[1:], strict=False))
-    print(f"{options.what}: {len({f for f, _ in way})} files, {len(set(way))} functions, {changes} changes of file, {len(way)} steps")
+    print(
+        f"{options.what}: {len({f for f, _ in way})} files, {len(set(way))} functions, {changes} changes of file, {len(way)} steps"
+    )
     return 0
 
 

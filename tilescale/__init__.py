@@ -3,7 +3,8 @@
     import tilescale
     import tilescale.language as T
 
-Importing loads neither torch nor TVM: the compiler comes with the first kernel that the disk cache does not have.
+Importing loads neither torch nor TVM: the compiler comes with the first kernel that the disk cache does not
+have.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
-    # A plain checkout: compiler/, comm/ and launch/ lie beside this package and belong under the same import root.
+    # A plain checkout: compiler/, comm/ and launch/ lie beside this package and belong under the same import
+    # root.
     __path__.append(str(_ROOT))
 
 from tilescale.jit import compile, jit  # noqa: E402  # now: importing the module later would put it in the function's place
@@ -51,9 +53,26 @@ _LAZY = {
 }
 
 __all__ = [
-    "Kernel", "PassConfigKey", "PerformanceWarning", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm",
-    "compile", "env", "errors", "jit", "language", "layout", "load", "ops", "plot_layout", "set_log_level",
-]  # fmt: skip
+    "Kernel",
+    "PassConfigKey",
+    "PerformanceWarning",
+    "Profiler",
+    "TensorSupplyType",
+    "TileError",
+    "__version__",
+    "autotune",
+    "comm",
+    "compile",
+    "env",
+    "errors",
+    "jit",
+    "language",
+    "layout",
+    "load",
+    "ops",
+    "plot_layout",
+    "set_log_level",
+]
 
 
 def __getattr__(name: str) -> Any:

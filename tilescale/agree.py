@@ -1,4 +1,5 @@
-"""Numbers that ranks exchange so that they decide alike: a board in symmetric memory, on which each rank writes its own line for all."""
+"""Numbers that ranks exchange so that they decide alike: a board in symmetric memory, on which each rank
+writes its own line for all."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def table(values: Sequence[float]) -> list[list[float]]:
         comm.peer(board, r)[me, :] = values
     comm.barrier()  # releases this rank's lines, acquires the others'
     out = board.tolist()
-    # The board is given back when all have dropped it, and that is noticed at a later collective call: nobody reads it by then.
+    # The board is given back when all have dropped it, and that is noticed at a later collective call: nobody
+    # reads it by then.
     return out
 
 

@@ -1,5 +1,6 @@
-"""A simulated call, and its arguments against the kernel's declarations: the checks of the C launcher (tilescale/native/check.c), in its
-order and with its texts, which `tilescale.explain` turns into errors for people."""
+"""A simulated call, and its arguments against the kernel's declarations: the checks of the C launcher
+(tilescale/native/check.c), in its order and with its texts, which `tilescale.explain` turns into errors for
+people."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ class Argument:
 
         if self.output:
             return numpy.ma.MaskedArray(self.array, numpy.ones(self.array.shape, bool))
-        mask = None if self.block is None else self.block.mask(self.address, self.array.shape, self.array.itemsize)
+        mask = (
+            None
+            if self.block is None
+            else self.block.mask(self.address, self.array.shape, self.array.itemsize)
+        )
         return self.array if mask is None else numpy.ma.MaskedArray(self.array, mask)
 
     def take(self, values: Any, unwritten: Any) -> None:
@@ -101,13 +106,19 @@ def _number(k: int, p: dict[str, Any], value: Any) -> Any:
     if is_tensor(value) and getattr(value, "shape", ()) != ():
         raise TypeError(f"TS:kind:{k}:-1:int:tensor")
     bits = 1 if dtype == "bool" else int(dtype.lstrip("uint"))
-    low, high = (0, (1 << bits) - 1) if dtype == "bool" or dtype.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    low, high = (
+        (0, (1 << bits) - 1)
+        if dtype == "bool" or dtype.startswith("u")
+        else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    )
     if not low <= number <= high:
         raise ValueError(f"TS:range:{k}:-1:{dtype}:{number}")
     return number
 
 
-def _tensor(k: int, p: dict[str, Any], value: Any, symbols: dict[str, int], multiples: dict[str, int]) -> Argument:
+def _tensor(
+    k: int, p: dict[str, Any], value: Any, symbols: dict[str, int], multiples: dict[str, int]
+) -> Argument:
     if not is_tensor(value):
         raise TypeError(f"TS:kind:{k}:-1:tensor:{_given(value)}")
     if is_torch(value) and value.device.type != "cpu":
@@ -173,7 +184,9 @@ def _symmetric(params: list[dict[str, Any]], tensors: dict[str, Argument], rank:
                 argument.block = found[1]  # it knows what has been written
             continue
         if found is None:
-            what = "a view of another rank's memory" if rank.is_peers(argument.address) else "an ordinary tensor"
+            what = (
+                "a view of another rank's memory" if rank.is_peers(argument.address) else "an ordinary tensor"
+            )
             raise TypeError(f"TS:notsymm:{k}:-1:symmetric memory of this rank:{what}")
         allocation, argument.block = found
         argument.team = allocation.team.members

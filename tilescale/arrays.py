@@ -1,4 +1,5 @@
-"""Tensors of any library as NumPy arrays of the same memory, small floats as ml_dtypes'. A leaf: imports nothing of ours."""
+"""Tensors of any library as NumPy arrays of the same memory, small floats as ml_dtypes'. A leaf: imports
+nothing of ours."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ def is_tensor(value: Any) -> bool:
 
 
 def as_numpy(value: Any) -> Any:
-    """A torch tensor, a NumPy array or anything with DLPack as an array over the same memory, with the same strides.
+    """A torch tensor, a NumPy array or anything with DLPack as an array over the same memory, with the same
+    strides.
 
     Raises:
-        TypeError, ValueError, RuntimeError, BufferError: a tensor on another device, of a layout or a dtype that NumPy cannot see.
+        TypeError, ValueError, RuntimeError, BufferError: a tensor on another device, of a layout or a dtype
+        that NumPy cannot see.
     """
     import numpy
 
@@ -53,7 +56,8 @@ def numpy_dtype(name: str) -> Any:
 
 
 def arguments(args: Any) -> Any:
-    """The tensors in a dict of arguments (in its lists and behind its functions of the rank, too) as NumPy arrays."""
+    """The tensors in a dict of arguments (in its lists and behind its functions of the rank, too) as NumPy
+    arrays."""
     if isinstance(args, dict):
         return {name: arguments(value) for name, value in args.items()}
     if isinstance(args, (list, tuple)):

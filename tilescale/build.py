@@ -1,4 +1,5 @@
-"""From a kernel's function to a `Kernel`: the disk cache where it has the code, the compiler where it has not."""
+"""From a kernel's function to a `Kernel`: the disk cache where it has the code, the compiler where it has
+not."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ _unkept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def label_of(name: str, constants: dict[str, Any]) -> str:
-    """``gemm(M=64, dtype=float16)``: a kernel with its constants, for reports and for ranks that compare what they launch."""
+    """``gemm(M=64, dtype=float16)``: a kernel with its constants, for reports and for ranks that compare what
+    they launch."""
     shown = []
     for key, value in constants.items():
         known = settle(value)
@@ -65,19 +67,21 @@ def number_of(key: str) -> int:
 
 
 def ranks() -> int | None:
-    """On how many ranks a kernel will run at most, for the static checks. Nothing is known where nobody has called `comm.init` (nor
-    imported it: then this does not either)."""
+    """On how many ranks a kernel will run at most, for the static checks. Nothing is known where nobody has
+    called `comm.init` (nor imported it: then this does not either)."""
     comm = sys.modules.get("tilescale.comm")
     return comm.world_size() if comm is not None and comm.is_initialized() else None
 
 
 def for_this_job(key: str, entry: Entry, program: Callable[[], TileProgram]) -> Entry:
-    """A cached entry that knows what the static checks say of it on all ranks of this job. Where it was made in a job of another size it
-    is traced and checked now, by one of the ranks that ask at once: only that one loads the compiler, and the disk remembers."""
+    """A cached entry that knows what the static checks say of it on all ranks of this job. Where it was made
+    in a job of another size it is traced and checked now, by one of the ranks that ask at once: only that one
+    loads the compiler, and the disk remembers."""
     n = ranks()
     if n is None or not entry.meta["collective"] or str(n) in entry.meta["on_ranks"]:
         return entry
-    # Not the kernel's own lock, which an eager kernel's caller may hold; nobody who holds this one takes another.
+    # Not the kernel's own lock, which an eager kernel's caller may hold; nobody who holds this one takes
+    # another.
     with cache.locked(key, "ranks-"):
         entry = cache.lookup(key) or entry
         if str(n) in entry.meta["on_ranks"]:
@@ -89,17 +93,25 @@ def for_this_job(key: str, entry: Entry, program: Callable[[], TileProgram]) -> 
 
 
 def compiled(
-    key: str | None, program: Callable[[], TileProgram], label: str, instrument: bool, target: str, *, locked: bool = False
+    key: str | None,
+    program: Callable[[], TileProgram],
+    label: str,
+    instrument: bool,
+    target: str,
+    *,
+    locked: bool = False,
 ) -> tuple[Entry, bool]:
-    """The compiled kernel behind a key, and whether it came from the disk. ``program`` traces it; ``locked``: the caller holds a
-    lock of the cache and has looked already."""
+    """The compiled kernel behind a key, and whether it came from the disk. ``program`` traces it; ``locked``:
+    the caller holds a lock of the cache and has looked already."""
 
     def build(path: str) -> tuple[dict[str, Any], list[int], list[str]]:
         from tilescale.compiler import driver
 
         start = time.perf_counter()
         number = None if key is None else number_of(key)
-        made = driver.compile_program(program(), path, target=target, instrument=instrument, fingerprint=number, world=ranks())
+        made = driver.compile_program(
+            program(), path, target=target, instrument=instrument, fingerprint=number, world=ranks()
+        )
         by = f" by {made.meta['compiler']}" if "compiler" in made.meta else ""
         log.say("info", f"compiled {label} for {target}{by} in {(time.perf_counter() - start) * 1e3:.0f} ms")
         for note in made.meta.get("notes", ()):  # what the passes did that the author may not expect
@@ -110,7 +122,9 @@ def compiled(
         entry, cached = (cache.store(key, build, label), False) if locked else cache.get(key, build, label)
         return (for_this_job(key, entry, program) if cached else entry), cached
     if key is not None:
-        log.say("info", "TILESCALE_DUMP is set: kernels are compiled anew, so that every pass is seen", once=True)
+        log.say(
+            "info", "TILESCALE_DUMP is set: kernels are compiled anew, so that every pass is seen", once=True
+        )
     if not _unkept:  # removed when the process ends
         _unkept.append(tempfile.TemporaryDirectory(prefix="tilescale-"))
     handle, path = tempfile.mkstemp(suffix=".so", dir=_unkept[0].name)
@@ -120,19 +134,31 @@ def compiled(
 
 
 def kernel_of(
-    entry: Entry, cached: bool, label: str, program: Callable[[], TileProgram], instrument: bool, out_idx: tuple[int, ...] | None = None
+    entry: Entry,
+    cached: bool,
+    label: str,
+    program: Callable[[], TileProgram],
+    instrument: bool,
+    out_idx: tuple[int, ...] | None = None,
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
     advice.give(entry.meta)
     if out_idx is None:
         outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
         returns = entry.meta["returns"]
-        return Kernel(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
+        return Kernel(
+            entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument
+        )
     return Kernel(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
 
 
 def loaded(
-    key: str | None, program: Callable[[], TileProgram], label: str, instrument: bool, target: str, out_idx: tuple[int, ...] | None = None
+    key: str | None,
+    program: Callable[[], TileProgram],
+    label: str,
+    instrument: bool,
+    target: str,
+    out_idx: tuple[int, ...] | None = None,
 ) -> Kernel:
     """The kernel behind a key. A cached object that does not load is thrown away and built again, once."""
     entry, cached = compiled(key, program, label, instrument, target)
@@ -146,10 +172,19 @@ def loaded(
     return kernel_of(*compiled(key, program, label, instrument, target), label, program, instrument, out_idx)
 
 
-def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None, target: str) -> Kernel:
+def from_prim_func(
+    func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None, target: str
+) -> Kernel:
     """The kernel of a prim_func for a target ("cpu", "cuda:sm_90a")."""
     label = name or label_of(func.name, captured(func.func))
-    return loaded(key_of(func.name, func, instrument, *devices.code_key(target)), func.trace, label, instrument, target, out_idx)
+    return loaded(
+        key_of(func.name, func, instrument, *devices.code_key(target)),
+        func.trace,
+        label,
+        instrument,
+        target,
+        out_idx,
+    )
 
 
 def digest(text: str) -> str:

@@ -1,8 +1,10 @@
-"""Compiled kernels on disk. An entry appears whole or not at all, is checked when read, and is built once however many ask at once.
+"""Compiled kernels on disk. An entry appears whole or not at all, is checked when read, and is built once
+however many ask at once.
 
-``<cache>/kernels/<key>/`` holds ``kernel.bin`` (a shared object, or a GPU's code) and ``kernel.json`` (the description, the sites, what
-Python must know of the parameters, and the hash of the code); whatever else the compiler left beside them is for people. The key is a
-fingerprint of everything that decides the code (tilescale/fingerprint.py).
+``<cache>/kernels/<key>/`` holds ``kernel.bin`` (a shared object, or a GPU's code) and ``kernel.json`` (the
+description, the sites, what Python must know of the parameters, and the hash of the code); whatever else the
+compiler left beside them is for people. The key is a fingerprint of everything that decides the code
+(tilescale/fingerprint.py).
 """
 
 from __future__ import annotations
@@ -37,12 +39,14 @@ class Entry:
 
 
 def folder() -> Path:
-    """Where compiled kernels are kept: in the cache, or in a folder of this process's where that cannot be written."""
+    """Where compiled kernels are kept: in the cache, or in a folder of this process's where that cannot be
+    written."""
     return folders.writable("kernels")
 
 
 def lookup(key: str) -> Entry | None:
-    """The entry of a key; None where there is none. A damaged one, and one that others may have written, is removed and counts as none."""
+    """The entry of a key; None where there is none. A damaged one, and one that others may have written, is
+    removed and counts as none."""
     for place in folders.readable("kernels"):
         found = _read(place / key)
         if found is not None:
@@ -93,24 +97,31 @@ def _discard(place: Path) -> None:
 
 @contextlib.contextmanager
 def locked(key: str, purpose: str = "") -> Iterator[None]:
-    """Held by one process (and one thread) at a time, for each purpose. 64 lock files serve all keys: they are never removed, so none is
-    ever stale, and the kernel frees a lock whose holder was killed."""
+    """Held by one process (and one thread) at a time, for each purpose. 64 lock files serve all keys: they
+    are never removed, so none is ever stale, and the kernel frees a lock whose holder was killed."""
     place = folder() / "locks"
     place.mkdir(exist_ok=True, mode=folders.FOLDER_MODE)
     with open(place / f"{purpose}{int(key[:8], 16) % _LOCKS:02x}", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
-            # Some network file systems have no locks. Nothing breaks: several processes build, the last rename loses.
-            log.say("info", f"{place} has no file locks ({error.strerror}): processes compile each for itself", once=True)
+            # Some network file systems have no locks. Nothing breaks: several processes build, the last
+            # rename loses.
+            log.say(
+                "info",
+                f"{place} has no file locks ({error.strerror}): processes compile each for itself",
+                once=True,
+            )
         yield
 
 
-def get(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[str]]], name: str) -> tuple[Entry, bool]:
+def get(
+    key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[str]]], name: str
+) -> tuple[Entry, bool]:
     """The entry of ``key``, built where there is none; and whether it was there.
 
-    ``build(path)`` writes the code and returns metadata, description and sites. Of several processes that ask at once one
-    builds, the others wait for it. Errors of ``build`` are the caller's; nothing is stored then.
+    ``build(path)`` writes the code and returns metadata, description and sites. Of several processes that ask
+    at once one builds, the others wait for it. Errors of ``build`` are the caller's; nothing is stored then.
     """
     entry = lookup(key)
     if entry is not None:
@@ -131,7 +142,12 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
         code = Path(aside, "kernel", "kernel.bin")
         code.parent.mkdir()
         meta, desc, sites = build(str(code))
-        held = {"code": hashlib.blake2b(code.read_bytes(), digest_size=16).hexdigest(), "desc": desc, "sites": sites, "meta": meta}
+        held = {
+            "code": hashlib.blake2b(code.read_bytes(), digest_size=16).hexdigest(),
+            "desc": desc,
+            "sites": sites,
+            "meta": meta,
+        }
         text = json.dumps(held)
         (code.parent / "kernel.json").write_text(text)
         for part in (code.parent, *code.parent.iterdir()):
@@ -139,7 +155,9 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
         place = root / key
         try:
             os.rename(code.parent, place)
-        except OSError:  # something is there: another process's entry (where there are no locks), or remains of one
+        except (
+            OSError
+        ):  # something is there: another process's entry (where there are no locks), or remains of one
             if lookup(key) is None:
                 discard(key)
                 os.rename(code.parent, place)
@@ -149,7 +167,8 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
 
 
 def amend(entry: Entry, meta: dict[str, Any]) -> Entry:
-    """The entry with other metadata, for later readers too unless the cache cannot be written. The code stays; whoever writes last wins."""
+    """The entry with other metadata, for later readers too unless the cache cannot be written. The code
+    stays; whoever writes last wins."""
     path = Path(entry.path).with_name("kernel.json")
     with contextlib.suppress(OSError):
         held = json.loads(path.read_bytes()) | {"meta": meta}
@@ -172,8 +191,9 @@ def _sweep_now_and_then(root: Path) -> None:
 
 
 def sweep(root: Path | None = None, limit: int | None = None) -> int:
-    """Removes the entries that were not used for longest until the rest takes at most ``limit`` bytes (default
-    TILESCALE_CACHE_SIZE), and what killed processes left half-built an hour ago or more. Returns how many entries went."""
+    """Removes the entries that were not used for longest until the rest takes at most ``limit`` bytes
+    (default TILESCALE_CACHE_SIZE), and what killed processes left half-built an hour ago or more. Returns how
+    many entries went."""
     import time
 
     root = root or folder()
@@ -186,7 +206,9 @@ def sweep(root: Path | None = None, limit: int | None = None) -> int:
                     shutil.rmtree(item.path, ignore_errors=True)
             elif item.name != "locks" and item.is_dir():
                 sizes = [f.stat().st_size for f in os.scandir(item.path)]
-                entries.append((os.stat(os.path.join(item.path, "kernel.json")).st_mtime, sum(sizes), item.name))
+                entries.append(
+                    (os.stat(os.path.join(item.path, "kernel.json")).st_mtime, sum(sizes), item.name)
+                )
     total = sum(size for _, size, _ in entries)
     gone = 0
     for _, size, key in sorted(entries):

@@ -13,5 +13,5 @@ class _AnyName(type):
 
 
 class PassConfigKey(metaclass=_AnyName):
-    """TileLang's switches for its passes: ``pass_configs={PassConfigKey.TL_…: True}`` is accepted and has no effect (TILESCALE_LOG=info
-    says so). Fast math is asked for by name instead: ``T.__exp``."""
+    """TileLang's switches for its passes: ``pass_configs={PassConfigKey.TL_…: True}`` is accepted and has no
+    effect (TILESCALE_LOG=info says so). Fast math is asked for by name instead: ``T.__exp``."""

@@ -1,4 +1,5 @@
-"""The target ``cuda``, as the runtime sees it: kernels on tensors that lie on an NVIDIA GPU, on the current stream."""
+"""The target ``cuda``, as the runtime sees it: kernels on tensors that lie on an NVIDIA GPU, on the current
+stream."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ _FAILING = ("assert|", "bounds|", "wait|", "signal|", "copy|", "barrier|", "coll
 
 @functools.lru_cache(maxsize=1)
 def architecture() -> str:
-    """What kernels are compiled for when only "cuda" is said: this machine's first GPU, or Hopper (sm_90a) where there is none, so that
-    anyone can compile and read the code."""
+    """What kernels are compiled for when only "cuda" is said: this machine's first GPU, or Hopper (sm_90a)
+    where there is none, so that anyone can compile and read the code."""
     from tilescale.compiler.cuda import targets, toolchain
 
     found = native.cuda_capability()
@@ -34,10 +35,12 @@ def architecture() -> str:
 
 
 def synchronize() -> None:
-    """Waits for the current GPU, like ``torch.cuda.synchronize()``, and names the line where a kernel failed, which torch cannot.
+    """Waits for the current GPU, like ``torch.cuda.synchronize()``, and names the line where a kernel failed,
+    which torch cannot.
 
     Raises:
-        LaunchError: a kernel failed (T.device_assert, an operand outside its tile, an error of the GPU's own).
+        LaunchError: a kernel failed (T.device_assert, an operand outside its tile, an error of the GPU's
+        own).
     """
     try:
         native.cuda_synchronize()
@@ -46,8 +49,9 @@ def synchronize() -> None:
 
 
 def runs_on(arch: str, major: int, minor: int) -> bool:
-    """Whether a GPU of a compute capability runs a cubin for ``arch``: one of the same major version and no older minor one; where the name
-    ends in "a" that very one (CUDA C++ Programming Guide, "Binary Compatibility" and "Architecture-Specific Features")."""
+    """Whether a GPU of a compute capability runs a cubin for ``arch``: one of the same major version and no
+    older minor one; where the name ends in "a" that very one (CUDA C++ Programming Guide, "Binary
+    Compatibility" and "Architecture-Specific Features")."""
     digits = re.sub(r"\D", "", arch)
     own, least = int(digits[:-1]), int(digits[-1])
     return major == own and (minor == least if arch.endswith("a") else minor >= least)
@@ -60,20 +64,25 @@ def _tell_at_exit() -> None:
     def tell() -> None:
         text = native.cuda_failure()
         if text:
-            print(f"tilescale.errors.LaunchError: {failure(text)}", file=sys.stderr)  # as Python would: the launcher repeats it
+            print(
+                f"tilescale.errors.LaunchError: {failure(text)}", file=sys.stderr
+            )  # as Python would: the launcher repeats it
 
     atexit.register(tell)
 
 
 class Cuda(Device):
-    """NVIDIA's GPUs. A call returns when the launch is on torch's current stream of the arguments' device; it may be captured in a CUDA
-    graph. Without a GPU it raises LaunchError; everything that only looks at the code works."""
+    """NVIDIA's GPUs. A call returns when the launch is on torch's current stream of the arguments' device; it
+    may be captured in a CUDA graph. Without a GPU it raises LaunchError; everything that only looks at the
+    code works."""
 
     def load(self, entry: Entry, label: str) -> Callable[..., Any]:
         desc = struct.pack(f"<{len(entry.desc)}q", *entry.desc)
         if any(line.startswith(_FAILING) for line in entry.sites):
             _tell_at_exit()
-        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, label, entry.meta["symbol"], "\n".join(entry.sites))
+        return native.make_cuda_kernel(
+            Path(entry.path).read_bytes(), desc, label, entry.meta["symbol"], "\n".join(entry.sites)
+        )
 
     def architecture(self) -> str:
         return architecture()
@@ -102,6 +111,17 @@ class Cuda(Device):
 
 #: DLPack's types of memory: CUDA's and managed
 CUDA = Cuda(
-    "cuda", ("tile", "scheduled", "thread", "cuda", "ptx", "sass"), "cuda", nicknames=("gpu", "nvidia"), arch="sm_90a", suffix=".cu",
-    memory="cuda", where="on a GPU", flag="is_cuda", dlpack=(2, 13), gpu=True, mute="launches on a GPU", absent="no CUDA driver",
-)  # fmt: skip
+    "cuda",
+    ("tile", "scheduled", "thread", "cuda", "ptx", "sass"),
+    "cuda",
+    nicknames=("gpu", "nvidia"),
+    arch="sm_90a",
+    suffix=".cu",
+    memory="cuda",
+    where="on a GPU",
+    flag="is_cuda",
+    dlpack=(2, 13),
+    gpu=True,
+    mute="launches on a GPU",
+    absent="no CUDA driver",
+)

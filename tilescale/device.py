@@ -1,4 +1,5 @@
-"""What a target is to the runtime: a record, of data and of functions that a target overrides. `tilescale.devices` has the table."""
+"""What a target is to the runtime: a record, of data and of functions that a target overrides.
+`tilescale.devices` has the table."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ RUN_HERE = 'target="cpu" or target="sim", which run it here; its code is in get_
 class Device:
     """A target. What is said here is true of one on this machine's processor.
 
-    name: what people write; aliases: what else is taken for it, nicknames: what is refused, and it is meant. arch: one of its
-    architectures, for messages; "" where it has none.
-    sources: the kinds of `Kernel.get_kernel_source`; shown: the one that is not asked for. suffix: of a printed source beside the code,
-    which is then of the kind ``shown``.
-    memory: torch's name of the devices on which arguments lie; where: the same for people. flag: torch's attribute of tensors there,
-    dlpack: DLPack's types of that memory, for targets that tensors decide for.
-    gpu: blocks are threads that share registers and shared memory, so tiles have layouts, and a call returns before its work is done.
-    simulated: nothing is compiled, and times tell nothing. mute: the launches that log no events, for people; "": they do.
-    absent: how the launcher says that the machine has none.
+    name: what people write; aliases: what else is taken for it, nicknames: what is refused, and it is meant.
+    arch: one of its architectures, for messages; "" where it has none. sources: the kinds of
+    `Kernel.get_kernel_source`; shown: the one that is not asked for. suffix: of a printed source beside the
+    code, which is then of the kind ``shown``. memory: torch's name of the devices on which arguments lie;
+    where: the same for people. flag: torch's attribute of tensors there, dlpack: DLPack's types of that
+    memory, for targets that tensors decide for. gpu: blocks are threads that share registers and shared
+    memory, so tiles have layouts, and a call returns before its work is done. simulated: nothing is compiled,
+    and times tell nothing. mute: the launches that log no events, for people; "": they do. absent: how the
+    launcher says that the machine has none.
     """
 
     name: str
@@ -45,7 +46,8 @@ class Device:
     absent: str = ""
 
     def load(self, entry: Entry, label: str) -> Callable[..., Any]:
-        """What runs a launch of an entry's code: takes an argument for each parameter and refuses with ``TS:<check>:…``."""
+        """What runs a launch of an entry's code: takes an argument for each parameter and refuses with
+        ``TS:<check>:…``."""
         raise InternalError(f"{label}: the target {self.name} has no code to load")
 
     def architecture(self) -> str:
@@ -53,7 +55,8 @@ class Device:
         return ""
 
     def code_key(self, arch: str) -> tuple[str, ...]:
-        """What decides the code beside the program and the machine's environment. Raises TileError: there is no compiler for it."""
+        """What decides the code beside the program and the machine's environment. Raises TileError: there is
+        no compiler for it."""
         return ()
 
     def instructions(self) -> set[str]:

@@ -1,4 +1,5 @@
-"""The targets of the runtime, one record each, and which of them a kernel runs on. A new target is a record here and its name in env.py."""
+"""The targets of the runtime, one record each, and which of them a kernel runs on. A new target is a record
+here and its name in env.py."""
 
 from __future__ import annotations
 
@@ -26,13 +27,19 @@ class Cpu(Device):
     """The processor that the compiler runs on."""
 
     def load(self, entry: Entry, label: str) -> Callable[..., Any]:
-        return native.make_kernel(entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), label)
+        return native.make_kernel(
+            entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), label
+        )
 
     def instructions(self) -> set[str]:
         """Instruction sets, as Linux names them: LLVM compiles for the machine it runs on."""
         from tilescale.fingerprint import processor
 
-        words = [line.partition(":")[2] for line in processor().splitlines() if line.startswith(("flags", "Features"))]
+        words = [
+            line.partition(":")[2]
+            for line in processor().splitlines()
+            if line.startswith(("flags", "Features"))
+        ]
         return {word for word in " ".join(words).split() if _INSTRUCTIONS.match(word)}
 
 
@@ -55,7 +62,8 @@ def of_kernel(meta: dict[str, Any]) -> Device:
 
 
 def code_key(target: str) -> tuple[str, ...]:
-    """What decides a target's code beside the program and the machine's environment; see `Device.code_key`."""
+    """What decides a target's code beside the program and the machine's environment; see
+    `Device.code_key`."""
     name, _, arch = target.partition(":")
     return (*TABLE[name].code_key(arch), *env.WITHOUT.get())
 
@@ -74,7 +82,8 @@ def machine() -> str:
 
 
 def device_of(values: Iterable[Any]) -> str | None:
-    """"cuda" where a tensor lies on such a GPU, "cpu" where none of the tensors does; None without tensors."""
+    """ "cuda" where a tensor lies on such a GPU, "cpu" where none of the tensors does; None without
+    tensors."""
     found = None
     gpus = [d for d in TABLE.values() if d.gpu]
     for value in values:
@@ -95,7 +104,8 @@ def awaiting() -> Callable[[], Any] | None:
 
 
 def parse_target(target: Any) -> tuple[str, str]:
-    """A target's name and its architecture, "" where it names none. "cuda -arch=sm_80" is TVM's way to write "cuda:sm_80".
+    """A target's name and its architecture, "" where it names none. "cuda -arch=sm_80" is TVM's way to write
+    "cuda:sm_80".
 
     Raises:
         TileValueError: a target that this version does not have, by name.
@@ -109,17 +119,24 @@ def parse_target(target: Any) -> tuple[str, str]:
     if name not in (*env.TARGETS, *_LATER) or (colon and not (known and arch)) or others:
         close = [d.name for d in TABLE.values() if name.lower() in d.nicknames]
         close = close or difflib.get_close_matches(name.lower(), env.TARGETS, 1, 0.5) or [CPU.name]
-        meant = f"{name}:{others[0] if others else device.arch}" if colon and device is not None and known else close[0]
+        meant = (
+            f"{name}:{others[0] if others else device.arch}"
+            if colon and device is not None and known
+            else close[0]
+        )
         raise TileValueError(f"there is no target {target!r}", expected=_EXPECTED, hint=f'target="{meant}"')
     if name in _LATER and sim.here() is None:
-        raise TileValueError(f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"')
+        raise TileValueError(
+            f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"'
+        )
     return name, arch
 
 
 def resolve_target(target: Any, tensors: Iterable[Any] = ()) -> str:
-    """``"cpu"``, ``"sim"``, or ``"cuda:<architecture>"``. "auto" is what TILESCALE_TARGET says; else cuda where a tensor lies on a GPU, cpu
-    where none of the tensors does, and without tensors cuda where this machine has a GPU. "cuda" means this machine's GPU, or sm_90a
-    where there is none. For a simulated rank everything runs on the simulator.
+    """``"cpu"``, ``"sim"``, or ``"cuda:<architecture>"``. "auto" is what TILESCALE_TARGET says; else cuda
+    where a tensor lies on a GPU, cpu where none of the tensors does, and without tensors cuda where this
+    machine has a GPU. "cuda" means this machine's GPU, or sm_90a where there is none. For a simulated rank
+    everything runs on the simulator.
 
     Raises:
         TileValueError: a target that this version does not have, by name.

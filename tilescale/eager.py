@@ -1,7 +1,9 @@
-"""Eager kernels: the function's body is the kernel, and a call with tensors finds, or makes, the compiled one that fits them.
+"""Eager kernels: the function's body is the kernel, and a call with tensors finds, or makes, the compiled one
+that fits them.
 
-What fits is decided by the dtypes, by the compile-time arguments, and by those extents that the kernel bakes in: the first trace says
-which are ``T.dynamic``. From then on a call reads exactly that off its arguments, in a function generated for the way it is called.
+What fits is decided by the dtypes, by the compile-time arguments, and by those extents that the kernel bakes
+in: the first trace says which are ``T.dynamic``. From then on a call reads exactly that off its arguments, in
+a function generated for the way it is called.
 """
 
 from __future__ import annotations
@@ -41,13 +43,14 @@ def is_tensor(value: Any) -> bool:
 class Eager(Jit):
     """``@tilescale.jit`` over a function whose body is the kernel: ``c = matmul(a, b)``.
 
-    ``compile(a, b)`` gives the `Kernel` for such tensors without running it (tensors on torch's meta device will do),
-    ``compile(M=1024, N=512)`` the one for those T.const extents.
+    ``compile(a, b)`` gives the `Kernel` for such tensors without running it (tensors on torch's meta device
+    will do), ``compile(M=1024, N=512)`` the one for those T.const extents.
     """
 
     def __init__(self, func: Any, out_idx: Any, target: Any, instrument: bool):
         super().__init__(func, out_idx, target, instrument or tracing.wanted())
-        #: parameter → its axes whose extents are part of the code; None until a trace, or the disk, has said so
+        #: parameter → its axes whose extents are part of the code; None until a trace, or the disk, has said
+        #: so
         self.baked: Baked | None = None
         self.dispatch: dict[Any, Callable[..., Any]] = {}
 
@@ -69,11 +72,12 @@ class Eager(Jit):
         return self._kernel(tensors, constants)(*tensors.values())
 
     def compile(self, *args: Any, **kwargs: Any) -> Kernel:
-        """The kernel for arguments like these, or, without tensors, for T.const extents and constants given by name:
-        ``matmul.compile(a, b)``, ``matmul.compile(M=1024, N=512, K=256, block_M=128)``.
+        """The kernel for arguments like these, or, without tensors, for T.const extents and constants given
+        by name: ``matmul.compile(a, b)``, ``matmul.compile(M=1024, N=512, K=256, block_M=128)``.
 
         Raises:
-            TileTypeError: a name that is neither a parameter nor an extent. TileValueError: an extent that is missing.
+            TileTypeError: a name that is neither a parameter nor an extent. TileValueError: an extent that is
+            missing.
         """
         if args or any(is_tensor(v) for v in kwargs.values()):
             return self._kernel(*self._split(args, kwargs))
@@ -87,18 +91,34 @@ class Eager(Jit):
         for name, value in sizes.items():
             if not isinstance(value, int):
                 raise TileTypeError(
-                    f"{self.name} has no parameter {name!r}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}"
+                    f"{self.name} has no parameter {name!r}",
+                    loc=loc_of(self.func),
+                    expected=f"{self.name}{self.signature}",
                 )
         names = [name for name in parameters if name not in constants]
 
         def program() -> TileProgram:
             from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
-            return trace_eager(self.func, {name: TensorArg(name, None, None, "tensor") for name in names}, dict(constants), sizes)
+            return trace_eager(
+                self.func,
+                {name: TensorArg(name, None, None, "tensor") for name in names},
+                dict(constants),
+                sizes,
+            )
 
         with without_collection():
             label, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
-            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument, *devices.code_key(target))
+            key = key_of(
+                self.name,
+                self.func,
+                "ahead",
+                names,
+                constants,
+                sizes,
+                self.instrument,
+                *devices.code_key(target),
+            )
             if devices.of(target).simulated:
                 return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument, target)
@@ -107,14 +127,18 @@ class Eager(Jit):
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
         tensors, constants = self._split(args, kwargs)
-        given = {name: TensorArg(name, tuple(map(int, t.shape)), self._dtype(name, t), "tensor") for name, t in tensors.items()}
+        given = {
+            name: TensorArg(name, tuple(map(int, t.shape)), self._dtype(name, t), "tensor")
+            for name, t in tensors.items()
+        }
         return trace_eager(self.func, given, dict(constants))
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for arguments like these."""
         return self.compile(*args, **kwargs).get_kernel_source()
 
-    # -- which kernel ---------------------------------------------------------------------------------------------
+    # -- which kernel
+    # ---------------------------------------------------------------------------------------------
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments by name: the tensors, in the order of the signature, and the compile-time rest."""
         given = self.bound(args, kwargs).arguments
@@ -126,7 +150,8 @@ class Eager(Jit):
             return str(canonical(tensor.dtype))
         except (TileTypeError, AttributeError):
             raise TileTypeError(
-                f"{self.name}: {name} is a tensor of {getattr(tensor, 'dtype', 'unknown dtype')}, which the language does not have",
+                f"{self.name}: {name} is a tensor of {getattr(tensor, 'dtype', 'unknown dtype')}, which the "
+                "language does not have",
                 loc=parameter_loc(self.func, name),
             ) from None
 
@@ -134,7 +159,12 @@ class Eager(Jit):
         shapes = {name: tuple(map(int, t.shape)) for name, t in tensors.items()}
         dtypes = {name: self._dtype(name, t) for name, t in tensors.items()}
         target = resolve_target(self.target, tensors.values())
-        fixed = (target, tuple(dtypes.items()), tuple(map(len, shapes.values())), tuple((k, frozen(v)) for k, v in constants.items()))
+        fixed = (
+            target,
+            tuple(dtypes.items()),
+            tuple(map(len, shapes.values())),
+            tuple((k, frozen(v)) for k, v in constants.items()),
+        )
         kernel = None if self.baked is None else self.kernels.get((fixed, extents(self.baked, shapes)))
         if kernel is None:
             with without_collection():
@@ -154,7 +184,8 @@ class Eager(Jit):
             self.baked = merged
             self.dispatch.clear()
 
-    # -- making it ------------------------------------------------------------------------------------------------
+    # -- making it
+    # ------------------------------------------------------------------------------------------------
     def _simulated(self, key: str | None, label: str, program: Callable[[], TileProgram]) -> Kernel:
         """For the target sim: nothing lies on the disk."""
         from tilescale import simulator
@@ -164,9 +195,11 @@ class Eager(Jit):
         self._learn(baked_extents(made.traced))
         return simulator.kernel_of(made, label, program, self.instrument, None)
 
-    def _obtain(self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any], target: str) -> Kernel:
-        """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a new process that
-        finds both needs no trace."""
+    def _obtain(
+        self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any], target: str
+    ) -> Kernel:
+        """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a
+        new process that finds both needs no trace."""
 
         def program() -> TileProgram:
             from tilescale.compiler.frontend.trace import TensorArg, trace_eager
@@ -175,15 +208,32 @@ class Eager(Jit):
             args = {name: TensorArg(name, shape, dtypes[name], "tensor") for name, shape in shapes.items()}
             return trace_eager(self.func, args, dict(constants))
 
-        label = label_of(self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants})
+        label = label_of(
+            self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants}
+        )
         ranks = [len(s) for s in shapes.values()]
-        family = key_of(self.name, self.func, list(dtypes.items()), ranks, constants, self.instrument, *devices.code_key(target))
+        family = key_of(
+            self.name,
+            self.func,
+            list(dtypes.items()),
+            ranks,
+            constants,
+            self.instrument,
+            *devices.code_key(target),
+        )
         if devices.of(target).simulated:
-            return self._simulated(None if family is None else digest(f"{family} {sorted(shapes.items())}"), label, program)
+            return self._simulated(
+                None if family is None else digest(f"{family} {sorted(shapes.items())}"), label, program
+            )
         if family is None or env.DUMP.get() is not None:
             traced = program()
             self._learn(baked_extents(traced))
-            return kernel_of(*compiled(None, lambda: traced, label, self.instrument, target), label, program, self.instrument)
+            return kernel_of(
+                *compiled(None, lambda: traced, label, self.instrument, target),
+                label,
+                program,
+                self.instrument,
+            )
         while True:
             self._learn(_Family(family).read() or {} if self.baked is None else {})
             found = cache.lookup(self._key(family, shapes)) if self.baked else None
@@ -197,17 +247,23 @@ class Eager(Jit):
                 log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
                 cache.discard(self._key(family, shapes))
 
-    def _compile(self, family: str, shapes: Shapes, program: Callable[[], TileProgram], label: str, target: str) -> Kernel:
+    def _compile(
+        self, family: str, shapes: Shapes, program: Callable[[], TileProgram], label: str, target: str
+    ) -> Kernel:
         """Under the family's lock: another process may have come first."""
         self._learn(_Family(family).read() or {})
         found = cache.lookup(self._key(family, shapes)) if self.baked else None
         if found is not None:
-            return kernel_of(for_this_job(self._key(family, shapes), found, program), True, label, program, self.instrument)
+            return kernel_of(
+                for_this_job(self._key(family, shapes), found, program), True, label, program, self.instrument
+            )
         traced = program()
         self._learn(baked_extents(traced))
         assert self.baked is not None
         _Family(family).write(self.baked)
-        entry = compiled(self._key(family, shapes), lambda: traced, label, self.instrument, target, locked=True)
+        entry = compiled(
+            self._key(family, shapes), lambda: traced, label, self.instrument, target, locked=True
+        )
         return kernel_of(*entry, label, program, self.instrument)
 
     def _key(self, family: str, shapes: Shapes) -> str:
@@ -219,13 +275,18 @@ def baked_extents(program: TileProgram) -> dict[str, list[int]]:
     """Parameter → axes whose extents a trace turned into constants."""
     from tilescale.language.symbolic import settle
 
-    return {p.name: [k for k, e in enumerate(p.spec.shape) if isinstance(settle(e), int)] for p in program.params if not p.output}
+    return {
+        p.name: [k for k, e in enumerate(p.spec.shape) if isinstance(settle(e), int)]
+        for p in program.params
+        if not p.output
+    }
 
 
 def extents(baked: Baked, shapes: Shapes) -> tuple[Any, ...]:
     """The constant extents of a call. A parameter that nothing is known of counts whole."""
     return tuple(
-        (name, tuple((k, e) for k, e in enumerate(shape) if name not in baked or k in baked[name])) for name, shape in shapes.items()
+        (name, tuple((k, e) for k, e in enumerate(shape) if name not in baked or k in baked[name]))
+        for name, shape in shapes.items()
     )
 
 
@@ -248,13 +309,19 @@ class _Family:
         os.replace(aside, path)
 
 
-def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """One way of calling an eager kernel (so many arguments by position, these by name) as a generated function: it reads dtypes,
-    constant extents and compile-time arguments, looks them up, and calls the kernel."""
+def dispatcher(
+    eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """One way of calling an eager kernel (so many arguments by position, these by name) as a generated
+    function: it reads dtypes, constant extents and compile-time arguments, looks them up, and calls the
+    kernel."""
     parameters = eager.signature.parameters
     names = list(parameters)
     values = dict(zip(names, args)) | kwargs
-    plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and not is_tensor(p.default) for p in parameters.values())
+    plain = all(
+        p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and not is_tensor(p.default)
+        for p in parameters.values()
+    )
     if not plain or not all(is_tensor(v) or type(v) in _SIMPLE for v in values.values()):
         return eager.slow
     lines, parts = [], []
@@ -275,7 +342,9 @@ def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[s
     head = ", ".join([*names[: len(args)], *(["*", *kwargs] if kwargs else [])])
     again = ", ".join([*names[: len(args)], *(f"{k}={k}" for k in kwargs)])
     tensors = ", ".join(n for n in names if n in values and is_tensor(values[n]))
-    body = "\n".join(f"        {line}" for line in [*lines, f"_key = ({', '.join(parts)},)", "_kernel = _table.get(_key)"])
+    body = "\n".join(
+        f"        {line}" for line in [*lines, f"_key = ({', '.join(parts)},)", "_kernel = _table.get(_key)"]
+    )
     text = f"""def call({head}):
     try:
 {body}
@@ -289,7 +358,9 @@ def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[s
 
     def find(_key: Any, *args: Any, **kwargs: Any) -> Kernel:
         kernel = eager.compile(*args, **kwargs)
-        if eager.dispatch.get(pattern) is made:  # else more extents turned out to be baked in, and the key says too little
+        if (
+            eager.dispatch.get(pattern) is made
+        ):  # else more extents turned out to be baked in, and the key says too little
             if len(table) >= _TABLE_LIMIT:
                 table.clear()
             table[_key] = kernel

@@ -1,8 +1,8 @@
 """Every environment variable of ours, in one place.
 
-A leaf: imports nothing of ours but the errors. Nothing is read at import time; ``env.WAIT_TIMEOUT.get()`` reads the
-environment when it is called, so that a test or a program may set a variable before it matters. An empty value counts
-as unset. ``tilescale doctor`` prints this table.
+A leaf: imports nothing of ours but the errors. Nothing is read at import time; ``env.WAIT_TIMEOUT.get()``
+reads the environment when it is called, so that a test or a program may set a variable before it matters. An
+empty value counts as unset. ``tilescale doctor`` prints this table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class Var(Generic[T]):
-    """One variable: ``parse`` turns its text into a value and raises ValueError where the text does not fit ``expected``."""
+    """One variable: ``parse`` turns its text into a value and raises ValueError where the text does not fit
+    ``expected``."""
 
     name: str
     default: Callable[[], T]
@@ -46,7 +47,9 @@ class Var(Generic[T]):
             return self.parse(text)
         except ValueError:
             raise TileValueError(
-                f"the environment variable {self.name} is {text!r}", expected=self.expected, hint=f"unset {self.name}"
+                f"the environment variable {self.name} is {text!r}",
+                expected=self.expected,
+                hint=f"unset {self.name}",
             ) from None
 
 
@@ -85,7 +88,8 @@ def _level(text: str) -> str:
 
 
 def _job(text: str) -> str:
-    # It becomes part of file names in /dev/shm; a dash would let the sweep of job "a" match files of job "a-b".
+    # It becomes part of file names in /dev/shm; a dash would let the sweep of job "a" match files of job
+    # "a-b".
     if not re.fullmatch(r"[0-9A-Za-z]{1,32}", text):
         raise ValueError(text)
     return text
@@ -121,7 +125,8 @@ CACHE_DIR: Var[Path] = Var(
     _default_cache_dir,
     _folder,
     "a folder",
-    "where compiled kernels and the built runtime are kept; default $XDG_CACHE_HOME/tilescale or ~/.cache/tilescale",
+    "where compiled kernels and the built runtime are kept; default $XDG_CACHE_HOME/tilescale or "
+    "~/.cache/tilescale",
 )
 CACHE_SIZE: Var[int] = Var(
     "TILESCALE_CACHE_SIZE",
@@ -135,14 +140,16 @@ WAIT_TIMEOUT: Var[float] = Var(
     lambda: 120.0,
     _seconds,
     "seconds, more than 0",
-    "how long a rank waits for a signal, a barrier or another rank before it reports and ends the job; default 120",
+    "how long a rank waits for a signal, a barrier or another rank before it reports and ends the job; "
+    "default 120",
 )
 NUM_THREADS: Var[int | None] = Var(
     "TILESCALE_NUM_THREADS",
     _nothing,
     _positive_int,
     "a number of threads, at least 1",
-    "threads that run a rank's blocks on the CPU; default: this process's processors, shared among the machine's ranks",
+    "threads that run a rank's blocks on the CPU; default: this process's processors, shared among the "
+    "machine's ranks",
 )
 HEAP_SIZE: Var[int] = Var(
     "TILESCALE_HEAP_SIZE",
@@ -156,7 +163,8 @@ HEAP: Var[str] = Var(
     lambda: "auto",
     _heap,
     "one of " + ", ".join(HEAPS),
-    "where symmetric memory lies: shm, the machine's memory; symm_mem, GPUs' memory mapped by PyTorch; nvshmem, by NVSHMEM; auto: "
+    "where symmetric memory lies: shm, the machine's memory; symm_mem, GPUs' memory mapped by PyTorch; "
+    "nvshmem, by NVSHMEM; auto: "
     "symm_mem where TILESCALE_TARGET is cuda, else shm; default auto",
 )
 LOG: Var[str] = Var(
@@ -167,21 +175,27 @@ LOG: Var[str] = Var(
     "how much is said on stderr; info names every fallback and every compilation; default warning",
 )
 DUMP: Var[Path | None] = Var(
-    "TILESCALE_DUMP", _nothing, _folder, "a folder", "write the program after every pass into this folder; default: no dump"
+    "TILESCALE_DUMP",
+    _nothing,
+    _folder,
+    "a folder",
+    "write the program after every pass into this folder; default: no dump",
 )
 WITHOUT: Var[tuple[str, ...]] = Var(
     "TILESCALE_WITHOUT",
     tuple,
     lambda text: tuple(name.strip() for name in text.split(",")),
     "names of the compiler's passes for GPUs, with commas",
-    "these mechanisms that make some kernels faster are left out (`kernel.report()` names those that a kernel has); default: none",
+    "these mechanisms that make some kernels faster are left out (`kernel.report()` names those that a "
+    "kernel has); default: none",
 )
 CC: Var[list[str] | None] = Var(
     "TILESCALE_CC",
     _nothing,
     shlex.split,
     "a command, such as 'gcc' or 'ccache clang'",
-    "the C compiler that builds the runtime and links kernels; default: $CC, else cc, gcc or clang from the PATH",
+    "the C compiler that builds the runtime and links kernels; default: $CC, else cc, gcc or clang from the "
+    "PATH",
 )
 CUDA_COMPILER: Var[str | None] = Var(
     "TILESCALE_CUDA_COMPILER",
@@ -195,7 +209,8 @@ LAUNCH_GRAPHS: Var[bool] = Var(
     lambda: True,
     _switch,
     "0 or 1",
-    "whether a GPU's kernel that is called again and again is launched by a CUDA graph, which takes the host less time; default 1",
+    "whether a GPU's kernel that is called again and again is launched by a CUDA graph, which takes the "
+    "host less time; default 1",
 )
 JOB: Var[str | None] = Var(
     "TILESCALE_JOB",
@@ -209,7 +224,8 @@ TARGET: Var[str] = Var(
     lambda: "auto",
     _target,
     "one of " + ", ".join(TARGETS),
-    "what kernels are compiled for that name no target; auto: cuda where an eager kernel's tensors lie on a GPU, else cpu; "
+    "what kernels are compiled for that name no target; auto: cuda where an eager kernel's tensors lie on a "
+    "GPU, else cpu; "
     "sim: the simulator, for one rank (`tilescale check` runs several); default auto",
 )
 TRACE: Var[Path | None] = Var(
@@ -217,7 +233,8 @@ TRACE: Var[Path | None] = Var(
     _nothing,
     _folder,
     "a folder",
-    "kernels of the target cpu are instrumented, and each process leaves what they logged in this folder when it ends; set by "
+    "kernels of the target cpu are instrumented, and each process leaves what they logged in this folder "
+    "when it ends; set by "
     "`tilescale trace --target cpu`; default: no log",
 )
 
@@ -226,19 +243,38 @@ FORK: Var[bool] = Var(
     lambda: True,
     _switch,
     "0 or 1",
-    "whether `tilescale launch` forks its ranks from one process that has imported what they share, which saves time and memory; 0, and "
+    "whether `tilescale launch` forks its ranks from one process that has imported what they share, which "
+    "saves time and memory; 0, and "
     "where ranks may use a GPU: each is a process that begins with nothing; default 1",
 )
 
 ALL: tuple[Var, ...] = (
-    CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, WITHOUT, CC, CUDA_COMPILER, LAUNCH_GRAPHS, JOB, TARGET,
-    TRACE, FORK,
-)  # fmt: skip
+    CACHE_DIR,
+    CACHE_SIZE,
+    WAIT_TIMEOUT,
+    NUM_THREADS,
+    HEAP_SIZE,
+    HEAP,
+    LOG,
+    DUMP,
+    WITHOUT,
+    CC,
+    CUDA_COMPILER,
+    LAUNCH_GRAPHS,
+    JOB,
+    TARGET,
+    TRACE,
+    FORK,
+)
 
 
 def table() -> str:
     """What docs/LANGUAGE.md says of the variables: a row each, in Markdown."""
-    rows = (f"| `{var.name}` | {var.expected.replace('|', chr(92) + '|')} | {var.doc.replace('|', chr(92) + '|')} |" for var in ALL)
+    rows = (
+        f"| `{var.name}` | {var.expected.replace('|', chr(92) + '|')} | "
+        f"{var.doc.replace('|', chr(92) + '|')} |"
+        for var in ALL
+    )
     return "\n".join(["| variable | value | meaning |", "|---|---|---|", *rows])
 
 
@@ -246,5 +282,7 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     """Variables that begin with TILESCALE_ and that nothing reads: most likely misspelt."""
     known = {var.name for var in ALL}
     return sorted(
-        name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX) and name not in known
+        name
+        for name in (os.environ if environ is None else environ)
+        if name.startswith(PREFIX) and name not in known
     )

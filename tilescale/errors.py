@@ -1,4 +1,5 @@
-"""The tree of errors. Every refusal names the user's file, line and expression, what was expected and what to write instead.
+"""The tree of errors. Every refusal names the user's file, line and expression, what was expected and what to
+write instead.
 
 A leaf, so that compiler/, comm/ and launch/ may all raise from it.
 """
@@ -14,7 +15,8 @@ from tilescale import source_text
 
 @dataclass(frozen=True)
 class Loc:
-    """A place in the user's source: 1-based lines, 0-based columns; ``end_col`` is exclusive, None where unknown."""
+    """A place in the user's source: 1-based lines, 0-based columns; ``end_col`` is exclusive, None where
+    unknown."""
 
     file: str
     line: int
@@ -42,10 +44,13 @@ class Loc:
 class TileError(Exception):
     """The root of everything that TileScale refuses.
 
-    ``message`` says what is wrong, ``expected`` what was expected, ``hint`` what to write instead, ``loc`` where.
+    ``message`` says what is wrong, ``expected`` what was expected, ``hint`` what to write instead, ``loc``
+    where.
     """
 
-    def __init__(self, message: str, *, loc: Loc | None = None, expected: str | None = None, hint: str | None = None):
+    def __init__(
+        self, message: str, *, loc: Loc | None = None, expected: str | None = None, hint: str | None = None
+    ):
         self.message, self.loc, self.expected, self.hint = message, loc, expected, hint
         super().__init__(message)
 
@@ -87,11 +92,13 @@ class TileSyntaxError(TileError):
 
 
 class LaunchError(TileError, RuntimeError):
-    """A launch that failed while it ran: a wait's time limit, ranks that launched different things, a failed assertion."""
+    """A launch that failed while it ran: a wait's time limit, ranks that launched different things, a failed
+    assertion."""
 
 
 class FindingError(LaunchError):
-    """A simulated launch in which something is wrong. ``report``: the findings (a :class:`tilescale.compiler.findings.Report`)."""
+    """A simulated launch in which something is wrong. ``report``: the findings (a
+    :class:`tilescale.compiler.findings.Report`)."""
 
     def __init__(self, report: Any):
         self.report = report
@@ -106,8 +113,9 @@ class CommError(TileError, RuntimeError):
 
 
 class PerformanceWarning(UserWarning):
-    """A kernel left its fast path because of how it is written; names the line, the reason and what to write instead. Python's filters
-    silence it or make it an error (``warnings.filterwarnings("error", category=tilescale.PerformanceWarning)``)."""
+    """A kernel left its fast path because of how it is written; names the line, the reason and what to write
+    instead. Python's filters silence it or make it an error (``warnings.filterwarnings("error",
+    category=tilescale.PerformanceWarning)``)."""
 
 
 class InternalError(TileError):
@@ -115,8 +123,8 @@ class InternalError(TileError):
 
 
 def utf8(name: str) -> str:
-    """A file's name as TVM and C code take it, in UTF-8. Under a locale that knows no UTF-8 Python has the bytes of other names as
-    surrogates, which no text may hold."""
+    """A file's name as TVM and C code take it, in UTF-8. Under a locale that knows no UTF-8 Python has the
+    bytes of other names as surrogates, which no text may hold."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -1,6 +1,8 @@
-"""Refusals of the launcher as errors for people: the parameter's declaration with a caret, what was expected, what to write instead.
+"""Refusals of the launcher as errors for people: the parameter's declaration with a caret, what was expected,
+what to write instead.
 
-Everything here is the slow path: the launcher, in C, says ``TS:<check>:<parameter>:<axis>:<expected>:<got>`` and no more.
+Everything here is the slow path: the launcher, in C, says ``TS:<check>:<parameter>:<axis>:<expected>:<got>``
+and no more.
 """
 
 from __future__ import annotations
@@ -12,7 +14,17 @@ from typing import Any
 from tilescale.device import RUN_HERE, Device
 from tilescale.errors import InternalError, LaunchError, Loc, TileError, TileTypeError, TileValueError
 
-_DEVICES = {1: "cpu", 2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 12: "ext_dev", 13: "cuda (managed)", 14: "oneapi"}
+_DEVICES = {
+    1: "cpu",
+    2: "cuda",
+    4: "opencl",
+    7: "vulkan",
+    8: "metal",
+    10: "rocm",
+    12: "ext_dev",
+    13: "cuda (managed)",
+    14: "oneapi",
+}
 
 
 def place(held: Sequence[Any] | None) -> Loc | None:
@@ -29,7 +41,9 @@ def expr_text(e: Any) -> str:
 
 
 def shape_text(extents: Sequence[Any]) -> str:
-    inner = ", ".join(expr_text(e).removeprefix("(").removesuffix(")") if isinstance(e, list) else str(e) for e in extents)
+    inner = ", ".join(
+        expr_text(e).removeprefix("(").removesuffix(")") if isinstance(e, list) else str(e) for e in extents
+    )
     return f"({inner},)" if len(extents) == 1 else f"({inner})"
 
 
@@ -61,26 +75,52 @@ def _given_shape(value: Any) -> str:
 
 
 class Refusal:
-    """One refused call: the kernel's target and metadata, every parameter's argument, and what the launcher said."""
+    """One refused call: the kernel's target and metadata, every parameter's argument, and what the launcher
+    said."""
 
-    def __init__(self, device: Device, meta: dict[str, Any], args: Sequence[Any], param: int, axis: int, expected: str, got: str):
+    def __init__(
+        self,
+        device: Device,
+        meta: dict[str, Any],
+        args: Sequence[Any],
+        param: int,
+        axis: int,
+        expected: str,
+        got: str,
+    ):
         self.target = device
-        self.meta, self.args, self.index, self.axis, self.expected, self.got = meta, args, param, axis, expected, got
+        self.meta, self.args, self.index, self.axis, self.expected, self.got = (
+            meta,
+            args,
+            param,
+            axis,
+            expected,
+            got,
+        )
         self.p = meta["params"][param] if param >= 0 else {"name": meta["name"], "loc": meta["loc"]}
         self.name = self.p["name"]
         self.arg: Any = args[param] if 0 <= param < len(args) else None
 
-    def error(self, kind: type[TileError], message: str, *, expected: str | None = None, hint: str | None = None) -> TileError:
+    def error(
+        self, kind: type[TileError], message: str, *, expected: str | None = None, hint: str | None = None
+    ) -> TileError:
         return kind(f"{self.meta['name']}: {message}", loc=place(self.p["loc"]), expected=expected, hint=hint)
 
-    # -- one method a check ---------------------------------------------------------------------------------------
+    # -- one method a check
+    # ---------------------------------------------------------------------------------------
     def kind(self) -> TileError:
         given = type(self.arg).__name__ if self.got == "object" else self.got
         article = "" if given == "None" else "an " if given[0] in "aeiou" else "a "
         if self.expected == "tensor":
             wanted = f"{declaration(self.p)}: a torch tensor, a NumPy array, or anything with DLPack"
             return self.error(TileTypeError, f"{self.name} is {article}{given}", expected=wanted)
-        hint = f"{self.name}.item()" if self.got == "tensor" else f"int({self.name})" if self.got == "float" else None
+        hint = (
+            f"{self.name}.item()"
+            if self.got == "tensor"
+            else f"int({self.name})"
+            if self.got == "float"
+            else None
+        )
         wanted = f"{'an int' if self.expected == 'int' else 'a float'} ({declaration(self.p)})"
         return self.error(TileTypeError, f"{self.name} is {article}{given}", expected=wanted, hint=hint)
 
@@ -92,17 +132,25 @@ class Refusal:
         if self.p["kind"] == "signal":
             hint = f"tilescale.comm.signals({shape_text(self.p['shape'])})"
         got = str(getattr(self.arg, "dtype", self.got)).removeprefix("torch.")
-        return self.error(TileTypeError, f"{self.name} is a tensor of {got}", expected=declaration(self.p), hint=hint)
+        return self.error(
+            TileTypeError, f"{self.name} is a tensor of {got}", expected=declaration(self.p), hint=hint
+        )
 
     def device(self) -> TileError:
-        where = str(self.arg.device) if is_torch(self.arg) else _DEVICES.get(int(self.got), f"device type {self.got}")
+        where = (
+            str(self.arg.device)
+            if is_torch(self.arg)
+            else _DEVICES.get(int(self.got), f"device type {self.got}")
+        )
         memory = self.target.memory
         given = f"torch.from_numpy({self.name})" if is_numpy(self.arg) else self.name
         return self.error(
             TileTypeError,
             f"{self.name} is on {where}, and the kernel is compiled for the {self.target.name} target",
             expected=f"a tensor {self.target.where}",
-            hint=f"{given}.{memory}()" if where != "meta" else f'torch.empty_like({self.name}, device="{memory}")',
+            hint=f"{given}.{memory}()"
+            if where != "meta"
+            else f'torch.empty_like({self.name}, device="{memory}")',
         )
 
     def gpu(self) -> TileError:
@@ -119,16 +167,24 @@ class Refusal:
         else:
             wanted = f"a multiple of {self.expected} elements: the GPU copies its tiles in units of 16 bytes"
         return self.error(
-            TileValueError, f"axis {self.axis} of {self.name} has stride {self.got}{_given_shape(self.arg)}", expected=wanted,
+            TileValueError,
+            f"axis {self.axis} of {self.name} has stride {self.got}{_given_shape(self.arg)}",
+            expected=wanted,
             hint=f"pad the rows of {self.name}",
-        )  # fmt: skip
+        )
 
     def symbol(self) -> TileError:
         name = self.meta["symbols"][self.axis]
-        return self.error(TileValueError, f"the extent {name} is {self.got}", expected=f"at most {self.expected}: kernels count in 32 bits")
+        return self.error(
+            TileValueError,
+            f"the extent {name} is {self.got}",
+            expected=f"at most {self.expected}: kernels count in 32 bits",
+        )
 
     def ndim(self) -> TileError:
-        message = f"{self.name} has {self.got} {'axis' if self.got == '1' else 'axes'}{_given_shape(self.arg)}"
+        message = (
+            f"{self.name} has {self.got} {'axis' if self.got == '1' else 'axes'}{_given_shape(self.arg)}"
+        )
         return self.error(TileValueError, message, expected=f"{self.expected}: {declaration(self.p)}")
 
     def shape(self) -> TileError:
@@ -143,12 +199,16 @@ class Refusal:
         """A promise about a T.dynamic that the call breaks."""
         extent, strides = self.p["shape"][self.axis], self.p["strides"]
         promised = self.meta["multiples"]
-        symbol, what = (extent, "extent") if extent in promised or strides is None else (strides[self.axis], "stride")
+        symbol, what = (
+            (extent, "extent") if extent in promised or strides is None else (strides[self.axis], "stride")
+        )
         shown = f'T.dynamic("{symbol}", multiple_of={self.expected}), or T.assume'
         return self.error(
-            TileValueError, f"{symbol} is {self.got}, the {what} of axis {self.axis} of {self.name}{_given_shape(self.arg)}",
-            expected=f"a multiple of {self.expected}, which the kernel was promised: {shown}", hint=f"pad {self.name}, or promise less",
-        )  # fmt: skip
+            TileValueError,
+            f"{symbol} is {self.got}, the {what} of axis {self.axis} of {self.name}{_given_shape(self.arg)}",
+            expected=f"a multiple of {self.expected}, which the kernel was promised: {shown}",
+            hint=f"pad {self.name}, or promise less",
+        )
 
     def _defined(self, extent: Any) -> str:
         """Where the value of a symbol in this call came from."""
@@ -161,10 +221,15 @@ class Refusal:
         return ""
 
     def contig(self) -> TileError:
-        # The launcher looks at strides first; a shape that is wrong as well is what a person wants to hear of.
-        for axis, (want, got) in enumerate(zip(self.p["shape"], getattr(self.arg, "shape", ()), strict=False)):
+        # The launcher looks at strides first; a shape that is wrong as well is what a person wants to hear
+        # of.
+        for axis, (want, got) in enumerate(
+            zip(self.p["shape"], getattr(self.arg, "shape", ()), strict=False)
+        ):
             if isinstance(want, int) and want != got:
-                return Refusal(self.target, self.meta, self.args, self.index, axis, str(want), str(got)).shape()
+                return Refusal(
+                    self.target, self.meta, self.args, self.index, axis, str(want), str(got)
+                ).shape()
         fix = f"numpy.ascontiguousarray({self.name})" if is_numpy(self.arg) else f"{self.name}.contiguous()"
         return self.error(
             TileValueError,
@@ -185,12 +250,18 @@ class Refusal:
             TileValueError,
             f"{self.name} begins {self.got} bytes behind a multiple of {self.expected}",
             expected=f"an address that is a multiple of {self.expected}"
-            + ("; the kernel reads so many bytes at once" if self.target.gpu else f", the size of {self.p['dtype']}"),
+            + (
+                "; the kernel reads so many bytes at once"
+                if self.target.gpu
+                else f", the size of {self.p['dtype']}"
+            ),
             hint=f"{self.name}.{'copy' if is_numpy(self.arg) else 'clone'}()",
         )
 
     def range(self) -> TileError:
-        return self.error(TileValueError, f"{self.name} is {self.got}", expected=f"a value that fits {self.expected}")
+        return self.error(
+            TileValueError, f"{self.name} is {self.got}", expected=f"a value that fits {self.expected}"
+        )
 
     def overlap(self) -> TileError:
         other = self.meta["params"][self.axis]
@@ -220,10 +291,19 @@ class Refusal:
         )
 
     def _launch(self, message: str, expected: str, hint: str | None = None) -> TileError:
-        return TileValueError(f"{self.meta['name']}: {message}", loc=place(self.meta["launch_loc"]), expected=expected, hint=hint)
+        return TileValueError(
+            f"{self.meta['name']}: {message}",
+            loc=place(self.meta["launch_loc"]),
+            expected=expected,
+            hint=hint,
+        )
 
     def grid(self) -> TileError:
-        what = "the grid's extents" if self.axis < 0 else f"the grid's axis {'xyz'[self.axis]} of {self.got} blocks"
+        what = (
+            "the grid's extents"
+            if self.axis < 0
+            else f"the grid's axis {'xyz'[self.axis]} of {self.got} blocks"
+        )
         wanted = "no axis negative, and fewer than 2³¹ blocks in all"
         if self.target.gpu and self.axis > 0:
             wanted += f", at most {self.expected} along y and z"
@@ -243,12 +323,15 @@ class Refusal:
         else:
             text = f"{self.expected} take part, and {asked['whole']} has {self.got} parts"
             hint = f"a leading axis of {self.expected}, one for each who takes part"
-        return TileValueError(f"{self.meta['name']}: {asked['collective']}: {text}", loc=place(asked["loc"]), hint=hint)
+        return TileValueError(
+            f"{self.meta['name']}: {asked['collective']}: {text}", loc=place(asked["loc"]), hint=hint
+        )
 
     def resident(self) -> TileError:
         meta = self.meta
         return self._launch(
-            f"blocks wait for others, the grid has {self.got} blocks, and {self.expected} are resident at once "
+            f"blocks wait for others, the grid has {self.got} blocks, and {self.expected} are resident at "
+            "once "
             f"({meta['threads']} threads and {meta['shared_bytes']} bytes of shared memory each)",
             f"at most {self.expected} blocks where blocks wait",
             "a smaller grid whose blocks loop over tiles with T.Persistent",
@@ -258,14 +341,35 @@ class Refusal:
 _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
     name: getattr(Refusal, name)
     for name in (
-        "kind", "dtype", "device", "ndim", "shape", "multiple", "contig", "stride", "align", "range", "overlap", "notsymm", "team", "grid",
-        "cluster", "parts", "resident", "gpu", "tma", "symbol",
+        "kind",
+        "dtype",
+        "device",
+        "ndim",
+        "shape",
+        "multiple",
+        "contig",
+        "stride",
+        "align",
+        "range",
+        "overlap",
+        "notsymm",
+        "team",
+        "grid",
+        "cluster",
+        "parts",
+        "resident",
+        "gpu",
+        "tma",
+        "symbol",
     )
-}  # fmt: skip
+}
 
 
-def explain(device: Device, meta: dict[str, Any], sites: Sequence[str], args: Sequence[Any], text: str) -> TileError:
-    """The error behind what the launcher of ``device`` says, which begins with ``TS:``. ``args``: one for each parameter, outputs too."""
+def explain(
+    device: Device, meta: dict[str, Any], sites: Sequence[str], args: Sequence[Any], text: str
+) -> TileError:
+    """The error behind what the launcher of ``device`` says, which begins with ``TS:``. ``args``: one for
+    each parameter, outputs too."""
     if text.startswith("TS:failed:"):
         return failure(text)
     if text.startswith("TS:run:"):
@@ -278,7 +382,8 @@ def explain(device: Device, meta: dict[str, Any], sites: Sequence[str], args: Se
 
 
 def failure(text: str) -> LaunchError:
-    """The error behind ``TS:failed:<kernel>|<file>|<line>|<message>``: a launch on a GPU, of this kernel or an earlier one, has failed."""
+    """The error behind ``TS:failed:<kernel>|<file>|<line>|<message>``: a launch on a GPU, of this kernel or
+    an earlier one, has failed."""
     name, file, line, message = text.removeprefix("TS:failed:").split("|", 3)
     return LaunchError(f"{name}: {message}", loc=Loc(file, int(line)) if file and line.isdigit() else None)
 

@@ -1,15 +1,17 @@
-"""Kernels ahead of time: `Kernel.export` writes one file, of which `tilescale.load` makes a kernel where neither
-TVM nor a compiler is installed.
+"""Kernels ahead of time: `Kernel.export` writes one file, of which `tilescale.load` makes a kernel where
+neither TVM nor a compiler is installed.
 
 The file is a zip archive of
 
-- ``kernel.json``: what the cache keeps beside the code, the kernel's label and outputs, and what the file needs of a machine;
+- ``kernel.json``: what the cache keeps beside the code, the kernel's label and outputs, and what the file
+  needs of a machine;
 - ``kernel.bin``: a shared object for the CPU, a cubin for a GPU;
 - ``libts_rt.so``: the runtime that launches it, built;
 - ``kernel.cu``: the printed CUDA C++, for people.
 
-Loading takes TileScale's Python files, NumPy and apache-tvm-ffi (which the runtime links to). Nothing in the file depends on the version of
-Python. Both shared objects are unpacked into the cache folder under the hash of their contents.
+Loading takes TileScale's Python files, NumPy and apache-tvm-ffi (which the runtime links to). Nothing in the
+file depends on the version of Python. Both shared objects are unpacked into the cache folder under the hash
+of their contents.
 """
 
 from __future__ import annotations
@@ -42,11 +44,17 @@ def save(kernel: Launchable, path: str | os.PathLike[str]) -> Path:
     """Writes a kernel's file; see `Kernel.export`."""
     entry = kernel.entry
     if not entry.path:
-        raise TileTypeError(f"{kernel.name} runs on the simulator, and there is no code to export", hint='target="cpu" or target="cuda"')
+        raise TileTypeError(
+            f"{kernel.name} runs on the simulator, and there is no code to export",
+            hint='target="cpu" or target="cuda"',
+        )
     try:
         code = Path(entry.path).read_bytes()
     except OSError as error:
-        raise TileError(f"the code of {kernel.name} is no longer at {entry.path}: {error.strerror}", hint="compile it again") from None
+        raise TileError(
+            f"the code of {kernel.name} is no longer at {entry.path}: {error.strerror}",
+            hint="compile it again",
+        ) from None
     members = {CODE: code, RUNTIME: native.library_path().read_bytes()}
     suffix = kernel.device.suffix
     if suffix and (text := Path(entry.path).with_suffix(suffix)).exists():
@@ -54,11 +62,22 @@ def save(kernel: Launchable, path: str | os.PathLike[str]) -> Path:
     head = {
         "format": FORMAT,
         "tilescale": __version__,
-        "needs": {"machine": os.uname().machine, "runtime": native.runtime_version(), "instructions": sorted(kernel.device.instructions())},
+        "needs": {
+            "machine": os.uname().machine,
+            "runtime": native.runtime_version(),
+            "instructions": sorted(kernel.device.instructions()),
+        },
         "hashes": {name: _digest(data) for name, data in members.items()},
-        "label": kernel.label, "out_idx": list(kernel.out_idx), "returns": list(kernel.returns), "instrument": kernel.instrument,
-        "config": kernel.config, "latency": kernel.latency, "desc": entry.desc, "sites": entry.sites, "meta": entry.meta,
-    }  # fmt: skip
+        "label": kernel.label,
+        "out_idx": list(kernel.out_idx),
+        "returns": list(kernel.returns),
+        "instrument": kernel.instrument,
+        "config": kernel.config,
+        "latency": kernel.latency,
+        "desc": entry.desc,
+        "sites": entry.sites,
+        "meta": entry.meta,
+    }
     out = Path(path)
     handle, aside = tempfile.mkstemp(prefix=f".{out.name}-", dir=out.parent)
     try:
@@ -88,15 +107,17 @@ def _digest(data: bytes) -> str:
 
 
 def read(where: Path) -> tuple[Entry, dict[str, Any], dict[str, str]]:
-    """What a file holds, on a machine that can run it: the code, unpacked, beside it what `save` put in its head, and printed sources by
-    kind. Raises as `tilescale.load` does."""
+    """What a file holds, on a machine that can run it: the code, unpacked, beside it what `save` put in its
+    head, and printed sources by kind. Raises as `tilescale.load` does."""
     head, members = _read(where)
     _require(where, head)
     runtime = _unpacked(members[RUNTIME], RUNTIME)
     try:
         native.adopt(runtime)
     except OSError as error:  # of the dynamic linker: an older C library, a system of another kind
-        raise TileValueError(f"the runtime in {where} does not load on this machine: {error}", hint=AGAIN) from error
+        raise TileValueError(
+            f"the runtime in {where} does not load on this machine: {error}", hint=AGAIN
+        ) from error
     device = devices.of_kernel(head["meta"])
     _require_arch(where, device, head["meta"].get("arch"))
     entry = Entry(str(_unpacked(members[CODE], CODE)), head["desc"], head["sites"], head["meta"])
@@ -111,22 +132,38 @@ def _read(where: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             head = json.loads(archive.read(HEAD))
             if head["format"] != FORMAT:
                 raise TileValueError(
-                    f"{where} has format {head['format']} of exported kernels, by TileScale {head['tilescale']}",
+                    f"{where} has format {head['format']} of exported kernels, by TileScale "
+                    f"{head['tilescale']}",
                     expected=f"format {FORMAT}",
                     hint=f"export the kernel with this version, {__version__}",
                 )
             members = {name: archive.read(name) for name in head["hashes"]}
     except FileNotFoundError:
-        raise TileValueError(f"there is no file {where}", expected="one that kernel.export(path) wrote") from None
+        raise TileValueError(
+            f"there is no file {where}", expected="one that kernel.export(path) wrote"
+        ) from None
     except OSError as error:
         raise TileValueError(f"{where} cannot be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, zlib.error, KeyError, TypeError, ValueError, NotImplementedError, EOFError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        TypeError,
+        ValueError,
+        NotImplementedError,
+        EOFError,
+    ) as error:
         if isinstance(error, TileError):
             raise
-        raise TileValueError(f"{where} is damaged, or no exported kernel: {error}", expected="one that kernel.export(path) wrote") from None
+        raise TileValueError(
+            f"{where} is damaged, or no exported kernel: {error}",
+            expected="one that kernel.export(path) wrote",
+        ) from None
     for name, data in members.items():
         if _digest(data) != head["hashes"][name]:
-            raise TileValueError(f"{where} is damaged: {name} is not what was written", hint="export the kernel again")
+            raise TileValueError(
+                f"{where} is damaged: {name} is not what was written", hint="export the kernel again"
+            )
     return head, members
 
 
@@ -145,21 +182,26 @@ def _require(where: Path, head: dict[str, Any]) -> None:
         )
     missing = sorted(set(needs["instructions"]) - devices.of_kernel(head["meta"]).instructions())
     if missing:
-        raise TileValueError(f"{where} uses instructions that this processor lacks: {', '.join(missing)}", hint=AGAIN)
+        raise TileValueError(
+            f"{where} uses instructions that this processor lacks: {', '.join(missing)}", hint=AGAIN
+        )
 
 
 def _require_arch(where: Path, device: Device, arch: str | None) -> None:
-    """This machine's first GPU runs the code; without one the kernel can be looked at. Raises TileValueError."""
+    """This machine's first GPU runs the code; without one the kernel can be looked at. Raises
+    TileValueError."""
     other = None if arch is None else device.other_than(arch)
     if other is not None:
         raise TileValueError(
-            f"{where} is compiled for {arch}, and this machine's GPU is {other}", expected=f"a GPU that runs {arch}",
+            f"{where} is compiled for {arch}, and this machine's GPU is {other}",
+            expected=f"a GPU that runs {arch}",
             hint=f'target="{device.name}:{other}" where it is compiled',
-        )  # fmt: skip
+        )
 
 
 def _unpacked(data: bytes, name: str) -> Path:
-    """A file with these bytes, in the cache folder or, where that cannot be written, in one of this process's own."""
+    """A file with these bytes, in the cache folder or, where that cannot be written, in one of this process's
+    own."""
     within = f"exported/{_digest(data)}"
     for folder in folders.readable(within):
         out = folder / name

@@ -1,10 +1,12 @@
 """What decides the code of a kernel, as a hash that needs neither a trace nor TVM.
 
-A kernel's manifest is: the source text and place of its function and, transitively, of every Python function, macro and class that it
-names; the values of the globals, closure cells, module attributes and defaults that they name; what its parameters' annotations say.
-Names are found in the syntax tree and not in the bytecode, which has forgotten the annotations of local names.
+A kernel's manifest is: the source text and place of its function and, transitively, of every Python function,
+macro and class that it names; the values of the globals, closure cells, module attributes and defaults that
+they name; what its parameters' annotations say. Names are found in the syntax tree and not in the bytecode,
+which has forgotten the annotations of local names.
 
-What cannot be hashed by value (an open file, a torch tensor) raises `Unhashable`: such a kernel is compiled in each process.
+What cannot be hashed by value (an open file, a torch tensor) raises `Unhashable`: such a kernel is compiled
+in each process.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def _top(module: str | None) -> str:
 
 
 def _is_fixed(module: str | None) -> bool:
-    """Whether a module's code never matters beyond its version. Kernels of ours, in tilescale.ops, are hashed like anybody's."""
+    """Whether a module's code never matters beyond its version. Kernels of ours, in tilescale.ops, are hashed
+    like anybody's."""
     top = _top(module)
     if top == "tilescale" and (module == "tilescale.ops" or str(module).startswith("tilescale.ops.")):
         return False
@@ -54,7 +57,8 @@ def _is_fixed(module: str | None) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """The free names of a function's source, with the attribute chains that start at them: ``a.b.c`` is ("a", "b", "c")."""
+    """The free names of a function's source, with the attribute chains that start at them: ``a.b.c`` is ("a",
+    "b", "c")."""
 
     text: str
     chains: tuple[tuple[str, ...], ...]
@@ -80,8 +84,8 @@ class _Collect(ast.NodeVisitor):
         self.chains[(node.id,)] = None
 
 
-#: id of a code object → it and its names. By identity: two that are equal may differ in the annotations of their local names, and
-#: come from different files.
+#: id of a code object → it and its names. By identity: two that are equal may differ in the annotations of
+#: their local names, and come from different files.
 _known: dict[int, tuple[types.CodeType, _Names]] = {}
 
 
@@ -94,14 +98,15 @@ def _names(func: types.FunctionType) -> _Names:
 
 
 def _names_in_source(func: types.FunctionType) -> _Names | None:
-    """None where a function has no definition whose text is the one that it was compiled from: lambdas, what dataclasses and enums
-    generate, helpers whose file has changed since. No kernel is compiled from such, so their local annotations mean nothing and the
-    bytecode has everything."""
+    """None where a function has no definition whose text is the one that it was compiled from: lambdas, what
+    dataclasses and enums generate, helpers whose file has changed since. No kernel is compiled from such, so
+    their local annotations mean nothing and the bytecode has everything."""
     source = source_text.find(func)
     if source is None:
         return None
     collect = _Collect()
-    # Decorators and defaults were evaluated when the function was made; their values are hashed as what they are.
+    # Decorators and defaults were evaluated when the function was made; their values are hashed as what they
+    # are.
     for part in ast.iter_child_nodes(source.node):
         if part not in source.node.decorator_list:
             collect.visit(part)
@@ -138,7 +143,8 @@ class Fingerprint:
         return self.hash.hexdigest()
 
     def _first_time(self, value: Any, tag: str) -> bool:
-        """Whether an object is met for the first time; later it is named by its number, which also ends cycles."""
+        """Whether an object is met for the first time; later it is named by its number, which also ends
+        cycles."""
         known = self.seen.get(id(value))
         if known is not None:
             self.put("again", tag, str(known))
@@ -147,19 +153,29 @@ class Fingerprint:
         self.alive.append(value)
         return True
 
-    # -- values ---------------------------------------------------------------------------------------------------
+    # -- values
+    # ---------------------------------------------------------------------------------------------------
     def value(self, v: Any, what: str) -> None:
         """Adds a value; ``what`` names it for people.
 
         Raises:
             Unhashable: the value has no hash that another process would agree with.
         """
-        if v is None or isinstance(v, (bool, int, float, complex, bytes, type(Ellipsis))) and not isinstance(v, enum.Enum):
+        if (
+            v is None
+            or isinstance(v, (bool, int, float, complex, bytes, type(Ellipsis)))
+            and not isinstance(v, enum.Enum)
+        ):
             self.put(type(v).__name__, repr(v))
         elif isinstance(v, str) and not isinstance(v, enum.Enum):
             self.put("str", str(v))
         elif isinstance(v, SymExpr):
-            self.put("symbol", str(v), getattr(v, "dtype", ""), *(f"{s}: {s.multiple_of}" for s in symbols_of(v) if s.multiple_of > 1))
+            self.put(
+                "symbol",
+                str(v),
+                getattr(v, "dtype", ""),
+                *(f"{s}: {s.multiple_of}" for s in symbols_of(v) if s.multiple_of > 1),
+            )
         elif isinstance(v, (list, tuple)):
             self.put(type(v).__name__, str(len(v)))
             for k, x in enumerate(v):
@@ -209,12 +225,23 @@ class Fingerprint:
             self._module(v, what)
         elif isinstance(v, type):
             self._class(v, what)
-        elif callable(v) and _is_fixed(getattr(v, "__module__", None) or type(v).__module__) and hasattr(v, "__name__"):
-            self.put("fixed", str(getattr(v, "__module__", "")), type(v).__qualname__, getattr(v, "__qualname__", v.__name__))
+        elif (
+            callable(v)
+            and _is_fixed(getattr(v, "__module__", None) or type(v).__module__)
+            and hasattr(v, "__name__")
+        ):
+            self.put(
+                "fixed",
+                str(getattr(v, "__module__", "")),
+                type(v).__qualname__,
+                getattr(v, "__qualname__", v.__name__),
+            )
         elif callable(v) and hasattr(v, "__wrapped__") and _is_fixed(type(v).__module__):
             self.put("wrapped", type(v).__qualname__)  # functools.lru_cache and its kin
             self.value(v.__wrapped__, what)
-        elif type(v).__name__ in ("IntImm", "FloatImm") and _top(type(v).__module__) == "tvm":  # T.infinity(dtype) and its kin
+        elif (
+            type(v).__name__ in ("IntImm", "FloatImm") and _top(type(v).__module__) == "tvm"
+        ):  # T.infinity(dtype) and its kin
             self.put("constant", str(v.ty), repr(v.value))
         else:
             self._instance(v, what)
@@ -226,7 +253,10 @@ class Fingerprint:
             return
         source = source_text.module_as_imported(v)
         if source is None:
-            raise Unhashable(f"{what} is the module {v.__name__}, whose source is not there, or has changed since it was imported")
+            raise Unhashable(
+                f"{what} is the module {v.__name__}, whose source is not there, or has changed since it was "
+                "imported"
+            )
         self.put("module", v.__name__, source)
 
     def _class(self, v: type, what: str) -> None:
@@ -240,7 +270,11 @@ class Fingerprint:
                 if name not in ("__dict__", "__weakref__", "__doc__", "__module__") and not isinstance(
                     member, (types.MemberDescriptorType, types.GetSetDescriptorType)
                 ):
-                    if name.startswith(("__dataclass", "__abstract")) or name.startswith("_") and issubclass(v, enum.Enum):
+                    if (
+                        name.startswith(("__dataclass", "__abstract"))
+                        or name.startswith("_")
+                        and issubclass(v, enum.Enum)
+                    ):
                         continue
                     self.put(name)
                     self.value(member, f"{what}.{name}")
@@ -254,7 +288,9 @@ class Fingerprint:
             if v.dtype.hasobject or v.nbytes > 1 << 20:
                 raise Unhashable(f"{what} is an array of {v.nbytes} bytes")
             self.put("array", str(v.dtype), str(v.shape), v.tobytes())
-        elif top == "numpy" and (hasattr(v, "dtype") or kind.__name__.endswith("DType") or hasattr(v, "itemsize")):
+        elif top == "numpy" and (
+            hasattr(v, "dtype") or kind.__name__.endswith("DType") or hasattr(v, "itemsize")
+        ):
             self.put("numpy", kind.__name__, repr(v))
         elif _is_fixed(kind.__module__):
             raise Unhashable(f"{what} is a {kind.__module__}.{kind.__qualname__}")
@@ -266,7 +302,8 @@ class Fingerprint:
                 raise Unhashable(f"{what} is a {kind.__qualname__}, whose contents cannot be seen")
             self.value({**{n: getattr(v, n) for n in slots}, **getattr(v, "__dict__", {})}, what)
 
-    # -- functions ------------------------------------------------------------------------------------------------
+    # -- functions
+    # ------------------------------------------------------------------------------------------------
     def function(self, f: types.FunctionType) -> None:
         """Adds a function: its text and place, and what it names."""
         if _is_fixed(f.__module__):
@@ -292,7 +329,8 @@ def _separate(value: Any, what: str) -> str:
 
 
 def _resolved(f: types.FunctionType, names: _Names) -> Iterator[tuple[str, Any]]:
-    """``(dotted name, value)`` of what a function's free names stand for now. Through modules the chain is followed to its end."""
+    """``(dotted name, value)`` of what a function's free names stand for now. Through modules the chain is
+    followed to its end."""
     cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
     local = {*f.__code__.co_varnames, *f.__code__.co_cellvars}
     for head, *rest in names.chains:
@@ -323,7 +361,8 @@ def _resolved(f: types.FunctionType, names: _Names) -> Iterator[tuple[str, Any]]
 
 @functools.lru_cache(maxsize=1)
 def sources() -> str:
-    """A hash of the compiler's and the language's own source: another version of TileScale never meets this one's kernels."""
+    """A hash of the compiler's and the language's own source: another version of TileScale never meets this
+    one's kernels."""
     h = hashlib.blake2b(digest_size=16)
     root = _HERE / "compiler" if (_HERE / "compiler").is_dir() else _HERE.parent / "compiler"
     for folder in (root, _HERE / "language"):
@@ -349,11 +388,22 @@ def _python_files(folder: str | os.PathLike[str]) -> Iterator[str]:
 @functools.lru_cache(maxsize=1)
 def processor() -> str:
     """What the code is compiled for: this machine's processor and its features, as Linux tells them."""
-    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
+    wanted = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "model name",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU part",
+    )
     found = [os.uname().machine]
     try:
         with open("/proc/cpuinfo") as f:
-            for line in f:  # the first processor's paragraph: reading on would cost milliseconds on large machines
+            for (
+                line
+            ) in f:  # the first processor's paragraph: reading on would cost milliseconds on large machines
                 if not line.strip():
                     break
                 if line.partition("\t")[0].strip() in wanted:

@@ -1,8 +1,9 @@
-"""Where compiled code lies on disk, and whether it may be loaded: what is in these folders is code, run as this user.
+"""Where compiled code lies on disk, and whether it may be loaded: what is in these folders is code, run as
+this user.
 
-A leaf: imports the errors, env and log alone. ``TILESCALE_CACHE_DIR`` is read and written where that can be; read alone where it cannot be
-written (a shared cache); and not looked at where others may have put something into it. What cannot be kept there goes to a folder of
-this process's own, which ends with it.
+A leaf: imports the errors, env and log alone. ``TILESCALE_CACHE_DIR`` is read and written where that can be;
+read alone where it cannot be written (a shared cache); and not looked at where others may have put something
+into it. What cannot be kept there goes to a folder of this process's own, which ends with it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _private: dict[int, Path] = {}  # by the process that made it, which removes it
 
 
 def distrust(found: os.stat_result) -> str:
-    """Why a file or folder may hold another user's code; empty where only this user, or root, can have written it."""
+    """Why a file or folder may hold another user's code; empty where only this user, or root, can have
+    written it."""
     if found.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {found.st_uid}"
     if found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode):
@@ -39,7 +41,8 @@ def readable(name: str) -> list[Path]:
 
 
 def writable(name: str) -> Path:
-    """The folder ``name`` of the cache, made where it is missing; one of this process's own where the cache cannot be written."""
+    """The folder ``name`` of the cache, made where it is missing; one of this process's own where the cache
+    cannot be written."""
     base = env.CACHE_DIR.get()
     why = unusable(name)
     if not why:
@@ -48,7 +51,12 @@ def writable(name: str) -> Path:
         made = Path(tempfile.mkdtemp(prefix="tilescale-"))  # only its owner enters it
         _private[os.getpid()] = made
         atexit.register(_remove, os.getpid(), made)
-        log.say("warning", f"the cache folder {base} is not used: {why}; what is compiled is lost with this process ({made})", once=True)
+        log.say(
+            "warning",
+            f"the cache folder {base} is not used: {why}; what is compiled is lost with this process "
+            f"({made})",
+            once=True,
+        )
     place = next(iter(_private.values())) / name
     place.mkdir(parents=True, exist_ok=True)
     return place

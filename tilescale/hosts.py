@@ -1,16 +1,17 @@
-"""What the host code of simulated ranks does with symmetric memory, where programs are checked: who reads and writes which bytes of whom,
-and what orders it.
+"""What the host code of simulated ranks does with symmetric memory, where programs are checked: who reads and
+writes which bytes of whom, and what orders it.
 
-Each rank's host has a vector clock. Meetings of hosts and ordered launches join the clocks of those who take part; an access that the
-rank's clock does not order behind another rank's is a race. In an ordered launch a rank's memory is touched behind its own host code and
-that of whoever touches it, not behind everybody's; behind the launch everybody is behind all of it.
+Each rank's host has a vector clock. Meetings of hosts and ordered launches join the clocks of those who take
+part; an access that the rank's clock does not order behind another rank's is a race. In an ordered launch a
+rank's memory is touched behind its own host code and that of whoever touches it, not behind everybody's;
+behind the launch everybody is behind all of it.
 
-- torch: each operation of a rank's thread passes by its name in ATen, whose schema says what it reads and writes. What leaves torch
-  (``numpy()``, ``data_ptr()``, DLPack) is out of sight from there on: of a peer's memory that is refused; of the own it counts as reads
-  that last for ever, and writes are found as below.
-- NumPy arrays are out of sight from the beginning. What a rank wrote into its own is found by comparing when its turn ends, since one
-  rank runs at a time; what it reads is not found, so a host that writes into a peer's array is refused. `comm.peer` gives a `PeerArray`,
-  which sees who reads it.
+- torch: each operation of a rank's thread passes by its name in ATen, whose schema says what it reads and
+  writes. What leaves torch (``numpy()``, ``data_ptr()``, DLPack) is out of sight from there on: of a peer's
+  memory that is refused; of the own it counts as reads that last for ever, and writes are found as below.
+- NumPy arrays are out of sight from the beginning. What a rank wrote into its own is found by comparing when
+  its turn ends, since one rank runs at a time; what it reads is not found, so a host that writes into a
+  peer's array is refused. `comm.peer` gives a `PeerArray`, which sees who reads it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,28 @@ from typing import Any
 from tilescale.comm import sim
 from tilescale.errors import CommError, Loc
 
-#: what leaves torch with the address of a tensor; what looks at values without an operation of ATen, or where torch disables dispatch
-#: modes (printing does)
-_ESCAPES = frozenset(("numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "set_"))
+#: what leaves torch with the address of a tensor; what looks at values without an operation of ATen, or where
+#: torch disables dispatch modes (printing does)
+_ESCAPES = frozenset(
+    ("numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "set_")
+)
 _LOOKS = frozenset(("tolist", "__repr__", "__format__", "__deepcopy__"))
 #: operations that look at a tensor's shape alone
-_SHAPES = frozenset((
-    "empty_like", "new_empty", "new_empty_strided", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones",
-    "new_full", "rand_like", "randn_like",
-))  # fmt: skip
+_SHAPES = frozenset(
+    (
+        "empty_like",
+        "new_empty",
+        "new_empty_strided",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "rand_like",
+        "randn_like",
+    )
+)
 _HINT = "comm.barrier() between the two, or a launch that both ranks make"
 
 _local = threading.local()
@@ -45,8 +59,8 @@ _local = threading.local()
 class Access:
     """Bytes of one rank's memory that a rank has touched at its time ``clock``.
 
-    ``mask``: which of all, None: all from low to high. lasting: it may do so again at any time. known: other ranks that
-    are behind it by what a launch did itself.
+    ``mask``: which of all, None: all from low to high. lasting: it may do so again at any time. known: other
+    ranks that are behind it by what a launch did itself.
     """
 
     rank: int
@@ -64,7 +78,15 @@ class Access:
     def same(self, other: Access) -> bool:
         """Whether both are one statement's at one time, so that the bytes alone tell them apart."""
         mine = (self.rank, self.clock, self.writes, self.loc, self.what, self.lasting, self.known)
-        return mine == (other.rank, other.clock, other.writes, other.loc, other.what, other.lasting, other.known)
+        return mine == (
+            other.rank,
+            other.clock,
+            other.writes,
+            other.loc,
+            other.what,
+            other.lasting,
+            other.known,
+        )
 
     def overlap(self, low: int, high: int, mask: Any) -> tuple[int, int] | None:
         """The first and the last byte, and one more, that both touch."""
@@ -84,15 +106,24 @@ class Hosts:
     def __init__(self, job: sim.SimWorld, report: Callable[[Any], None]):
         self.job, self.report = job, report
         self.clocks = [[int(a == b) for b in range(job.size)] for a in range(job.size)]
-        self.accesses: weakref.WeakKeyDictionary[sim.Twins, dict[int, list[Access]]] = weakref.WeakKeyDictionary()
+        self.accesses: weakref.WeakKeyDictionary[sim.Twins, dict[int, list[Access]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self.starts: list[int] = []  # where memory lies, in order; beside it whose it is
         self.ranges: list[tuple[int, weakref.ref[sim.Twins], int]] = []
-        self.unseen: weakref.WeakKeyDictionary[sim.SimBlock, Any] = weakref.WeakKeyDictionary()  # memory that is compared → as it was
-        self.recent: dict[int, dict[Any, tuple[sim.Twins, int, Access]]] = {}  # rank → what its host touched since it last met others
+        self.unseen: weakref.WeakKeyDictionary[sim.SimBlock, Any] = (
+            weakref.WeakKeyDictionary()
+        )  # memory that is compared → as it was
+        self.recent: dict[
+            int, dict[Any, tuple[sim.Twins, int, Access]]
+        ] = {}  # rank → what its host touched since it last met others
         self.meets: Callable[[Sequence[int]], None] = lambda ranks: None
-        self.stale: set[tuple[int, int]] = set()  # (its address, owner): others have written there, so it is not its owner's doing
+        self.stale: set[tuple[int, int]] = (
+            set()
+        )  # (its address, owner): others have written there, so it is not its owner's doing
 
-    # -- order ----------------------------------------------------------------------------------------------------
+    # -- order
+    # ----------------------------------------------------------------------------------------------------
     def met(self, ranks: Sequence[int]) -> None:
         """These ranks are behind all that any of them did."""
         self.meets(ranks)
@@ -104,7 +135,8 @@ class Hosts:
             self.clocks[rank][rank] += 1
 
     def looked(self, rank: int, at: Loc | None) -> None:
-        """A rank's turn ends, where its program calls ``at`` (None: with the program): what it wrote into memory out of sight."""
+        """A rank's turn ends, where its program calls ``at`` (None: with the program): what it wrote into
+        memory out of sight."""
         import numpy
 
         mine = self.job.ranks[rank].blocks
@@ -121,7 +153,8 @@ class Hosts:
                 numpy.copyto(self.unseen[block], block.memory)
         self.stale.clear()
 
-    # -- accesses -------------------------------------------------------------------------------------------------
+    # -- accesses
+    # -------------------------------------------------------------------------------------------------
     def find(self, address: int) -> tuple[sim.Twins, int, int] | None:
         """Whose symmetric memory an address lies in: the allocation, the world's rank, where it begins."""
         k = bisect.bisect_right(self.starts, address) - 1
@@ -151,7 +184,9 @@ class Hosts:
     def peer(self, tensor: Any, kind: str) -> Any:
         """A rank gets a view of a peer's memory; our own code, whose order is our own, gets it as it is."""
         frame = sys._getframe(1)
-        while str(frame.f_globals.get("__name__", "")).startswith("tilescale.comm") and frame.f_back is not None:
+        while (
+            str(frame.f_globals.get("__name__", "")).startswith("tilescale.comm") and frame.f_back is not None
+        ):
             frame = frame.f_back
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale":
             return tensor
@@ -162,8 +197,9 @@ class Hosts:
 
     @staticmethod
     def thread_ends() -> None:
-        """Nobody looks at this thread's operations any more. What is left on torch's stacks would be given back by the thread's
-        destructors, which ask for Python's lock, and end the process where Python has ended by then."""
+        """Nobody looks at this thread's operations any more. What is left on torch's stacks would be given
+        back by the thread's destructors, which ask for Python's lock, and end the process where Python has
+        ended by then."""
         if getattr(_local, "watching", False):
             _local.watching = False
             for length, pop, _ in _stacks():
@@ -171,7 +207,14 @@ class Hosts:
                     pop()
 
     def touched(
-        self, rank: int, address: int, shape: Sequence[int], strides: Sequence[int], item: int, writes: bool, loc: Loc | None
+        self,
+        rank: int,
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        item: int,
+        writes: bool,
+        loc: Loc | None,
     ) -> None:
         """Host code of a rank touches a tensor; strides in bytes."""
         if 0 in shape or (found := self.find(address)) is None:
@@ -204,15 +247,28 @@ class Hosts:
         twins, owner, _ = found
         if owner != rank:
             raise CommError(
-                f"{how}() of a peer's memory: what is done with it then cannot be seen, and so not checked", loc=loc,
-                expected="operations of torch on what comm.peer gives", hint=f"comm.peer(…).clone().{how}()",
-            )  # fmt: skip
+                f"{how}() of a peer's memory: what is done with it then cannot be seen, and so not checked",
+                loc=loc,
+                expected="operations of torch on what comm.peer gives",
+                hint=f"comm.peer(…).clone().{how}()",
+            )
         mine = self.accesses.setdefault(twins, {}).setdefault(owner, [])
         late = [a for a in mine if a.rank != rank and a.writes and self._behind(a, rank)]
         if late:
             raise _refused(loc, owner, twins)
         if not self._escaped(twins, owner):
-            mine.append(Access(rank, self.clocks[rank][rank], False, f"{how}()", loc, 0, len(twins.memory[owner]), lasting=True))
+            mine.append(
+                Access(
+                    rank,
+                    self.clocks[rank][rank],
+                    False,
+                    f"{how}()",
+                    loc,
+                    0,
+                    len(twins.memory[owner]),
+                    lasting=True,
+                )
+            )
         for block in self.job.ranks[rank].blocks:
             if block.twins is twins and block not in self.unseen:
                 self.unseen[block] = block.memory.copy()
@@ -239,7 +295,11 @@ class Hosts:
         there = self.accesses.setdefault(twins, {}).setdefault(owner, [])
         if len(there) > 64:
             others = [r for r in twins.memory if r != owner]
-            there[:] = [a for a in there if a.lasting or any(self._behind(a, r) for r in (owner, *others) if r != a.rank)]
+            there[:] = [
+                a
+                for a in there
+                if a.lasting or any(self._behind(a, r) for r in (owner, *others) if r != a.rank)
+            ]
         alike = next((a for a in there if a.same(access)), None)
         if alike is None:
             there.append(access)
@@ -257,20 +317,38 @@ class Hosts:
 
         does, did = ("writes" if a.writes else "reads" for a in (this, that))
         memory = f"bytes {hit[0]}:{hit[1]} of {twins.what} in the memory of rank {owner}"
-        text = f"rank {this.rank} {does} {memory}, which rank {that.rank} {did} with nothing that orders the two"
-        return Finding("race", text, Where(this.what, this.loc, this.rank), (Where(that.what, that.loc, that.rank),), _HINT)
+        text = (
+            f"rank {this.rank} {does} {memory}, which rank {that.rank} {did} with nothing that orders the two"
+        )
+        return Finding(
+            "race",
+            text,
+            Where(this.what, this.loc, this.rank),
+            (Where(that.what, that.loc, that.rank),),
+            _HINT,
+        )
 
-    # -- launches -------------------------------------------------------------------------------------------------
+    # -- launches
+    # -------------------------------------------------------------------------------------------------
     def launched(
-        self, calls: dict[int, Any], members: Sequence[int], written_by: Callable[[], Sequence[dict[str, Any]]], orders: bool
+        self,
+        calls: dict[int, Any],
+        members: Sequence[int],
+        written_by: Callable[[], Sequence[dict[str, Any]]],
+        orders: bool,
     ) -> None:
-        """A launch for the team ``members``, by those ranks of it that ``calls`` has. written_by: who wrote each of their arguments, see
-        compiler/checks/run.py. orders: what hosts do behind it comes behind it."""
+        """A launch for the team ``members``, by those ranks of it that ``calls`` has. written_by: who wrote
+        each of their arguments, see compiler/checks/run.py. orders: what hosts do behind it comes behind
+        it."""
         there = []
         for k, (rank, call) in enumerate(calls.items()):
             for p in call.kernel.params:
                 argument = call.tensors.get(p["name"])
-                if argument is None or not argument.array.size or (found := self.find(argument.address)) is None:
+                if (
+                    argument is None
+                    or not argument.array.size
+                    or (found := self.find(argument.address)) is None
+                ):
                     continue
                 twins, owner, start = found
                 self.stale.add((start, owner))
@@ -282,9 +360,15 @@ class Hosts:
             self._argument(rank, calls[rank], name, (twins, owner, at), touched[k].get(name), members, orders)
 
     def _argument(
-        self, rank: int, call: Any, name: str, place: tuple[sim.Twins, int, int], writers: Any, members: Sequence[int],
+        self,
+        rank: int,
+        call: Any,
+        name: str,
+        place: tuple[sim.Twins, int, int],
+        writers: Any,
+        members: Sequence[int],
         orders: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         (twins, owner, at), array = place, call.tensors[name].array
         geometry = (at, array.shape, array.strides, array.itemsize, len(twins.memory[owner]))
         low, high, mask = _bytes(*geometry)
@@ -305,9 +389,12 @@ class Hosts:
                 self.remember(twins, owner, access)
 
     def _reached(self, twins: sim.Twins, owner: int, access: Access, behind: Sequence[int]) -> None:
-        """A kernel's access, which comes behind the host code of the ranks ``behind``: reports the host code of others that it meets."""
+        """A kernel's access, which comes behind the host code of the ranks ``behind``: reports the host code
+        of others that it meets."""
         for other in self.accesses.get(twins, {}).get(owner, ()):
-            harmless = other.rank in behind or other.lasting or not (access.writes or other.writes) or not other.host
+            harmless = (
+                other.rank in behind or other.lasting or not (access.writes or other.writes) or not other.host
+            )
             if harmless or not all(self._behind(other, r) for r in behind):
                 continue
             if (hit := other.overlap(access.low, access.high, access.mask)) is not None:
@@ -322,9 +409,11 @@ def _whole(access: Access, size: int) -> Any:
     return made
 
 
-def _bytes(at: int, shape: Sequence[int], strides: Sequence[int], item: int, size: int, chosen: Any = None) -> tuple[int, int, Any]:
-    """The bytes of an allocation that a tensor at byte ``at`` covers (its elements where ``chosen`` holds): from, up to, and which of the
-    whole allocation, None where it is all of them."""
+def _bytes(
+    at: int, shape: Sequence[int], strides: Sequence[int], item: int, size: int, chosen: Any = None
+) -> tuple[int, int, Any]:
+    """The bytes of an allocation that a tensor at byte ``at`` covers (its elements where ``chosen`` holds):
+    from, up to, and which of the whole allocation, None where it is all of them."""
     import numpy
 
     low = at + sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
@@ -339,11 +428,15 @@ def _bytes(at: int, shape: Sequence[int], strides: Sequence[int], item: int, siz
 
 def _refused(loc: Loc | None, owner: int, twins: sim.Twins) -> CommError:
     return CommError(
-        f"host code writes into the memory of rank {owner} ({twins.what}), and what rank {owner} reads of it outside torch cannot be seen: "
+        f"host code writes into the memory of rank {owner} ({twins.what}), and what rank {owner} reads of "
+        "it outside torch cannot be seen: "
         "whether the two are ordered cannot be checked",
-        loc=loc, expected="torch tensors of which nothing leaves torch (numpy(), data_ptr(), DLPack) while peers write them",
-        hint='comm.empty(…, like="torch"), x.clone().numpy(); or a kernel that writes with T.copy(…, dst=rank)',
-    )  # fmt: skip
+        loc=loc,
+        expected="torch tensors of which nothing leaves torch (numpy(), data_ptr(), DLPack) while peers "
+        "write them",
+        hint='comm.empty(…, like="torch"), x.clone().numpy(); or a kernel that writes with T.copy(…, '
+        "dst=rank)",
+    )
 
 
 def _program() -> tuple[sim.SimRank, Loc] | None:
@@ -355,7 +448,11 @@ def _program() -> tuple[sim.SimRank, Loc] | None:
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         head = name.partition(".")[0]
-        if name == __name__ or head in ("torch", "numpy", "copy") or name.startswith(("tilescale.ops", "tilescale.nn")):
+        if (
+            name == __name__
+            or head in ("torch", "numpy", "copy")
+            or name.startswith(("tilescale.ops", "tilescale.nn"))
+        ):
             frame = frame.f_back  # type: ignore[assignment]
             continue
         return None if head == "tilescale" else (rank, Loc(frame.f_code.co_filename, frame.f_lineno))
@@ -385,7 +482,12 @@ def _modes() -> tuple[type, type]:
 
             name = getattr(func, "__name__", "")
             known = name in _ESCAPES or name in _LOOKS
-            if not known or getattr(_local, "busy", False) or not args or not isinstance(args[0], torch.Tensor):
+            if (
+                not known
+                or getattr(_local, "busy", False)
+                or not args
+                or not isinstance(args[0], torch.Tensor)
+            ):
                 return func(*args, **(kwargs or {}))
             if (at := _program()) is not None:
                 with _Busy():
@@ -410,7 +512,8 @@ class _Busy:
 
 
 def _stacks() -> tuple[tuple[Callable[[], int], Callable[[], Any], Callable[[Any], None]], ...]:
-    """The modes of this thread in torch, its calls' and its operations': how many, take the last one off, put one on."""
+    """The modes of this thread in torch, its calls' and its operations': how many, take the last one off, put
+    one on."""
     from torch import overrides
     from torch.utils import _python_dispatch as dispatch
 
@@ -421,8 +524,8 @@ def _stacks() -> tuple[tuple[Callable[[], int], Callable[[], Any], Callable[[Any
 
 
 def _watch_torch() -> None:
-    """From now on this thread's operations and calls of torch are seen: below what the program itself has entered, which leaves in its
-    own order."""
+    """From now on this thread's operations and calls of torch are seen: below what the program itself has
+    entered, which leaves in its own order."""
     if getattr(_local, "watching", False):
         return
     _local.watching = True
@@ -434,7 +537,8 @@ def _watch_torch() -> None:
 
 
 def _operands(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """The tensors of an operation whose elements it reads or writes. A view of a tensor touches nothing of it."""
+    """The tensors of an operation whose elements it reads or writes. A view of a tensor touches nothing of
+    it."""
     import torch
 
     views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
@@ -468,7 +572,8 @@ def _peer_class() -> type:
     import numpy
 
     class PeerArray(numpy.lib.mixins.NDArrayOperatorsMixin):
-        """An array in a peer's memory, to be read: NumPy's functions, methods and operators work on what it holds when they are called."""
+        """An array in a peer's memory, to be read: NumPy's functions, methods and operators work on what it
+        holds when they are called."""
 
         def __init__(self, hosts: Hosts, array: Any):
             self._hosts, self._array = hosts, array
@@ -477,7 +582,9 @@ def _peer_class() -> type:
         def _read(self) -> Any:
             a, at = self._array, _program()
             if at is not None:
-                self._hosts.touched(at[0].rank, a.__array_interface__["data"][0], a.shape, a.strides, a.itemsize, False, at[1])
+                self._hosts.touched(
+                    at[0].rank, a.__array_interface__["data"][0], a.shape, a.strides, a.itemsize, False, at[1]
+                )
             made = a.copy()
             made.flags.writeable = False
             return made
@@ -490,7 +597,9 @@ def _peer_class() -> type:
                 if any(isinstance(o, PeerArray) for o in out):
                     self._refuse()
                 more["out"] = out
-            return getattr(ufunc, method)(*(i._read() if isinstance(i, PeerArray) else i for i in inputs), **more)
+            return getattr(ufunc, method)(
+                *(i._read() if isinstance(i, PeerArray) else i for i in inputs), **more
+            )
 
         def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             return func(*map(_read, args), **{name: _read(value) for name, value in kwargs.items()})
@@ -503,9 +612,13 @@ def _peer_class() -> type:
         def __getitem__(self, index: Any) -> Any:
             """A part of it, still unread; one element, or what a list or a mask chooses, is read."""
             parts = index if isinstance(index, tuple) else (index,)
-            if not all(i is None or i is Ellipsis or isinstance(i, (int, slice, numpy.integer)) for i in parts):
+            if not all(
+                i is None or i is Ellipsis or isinstance(i, (int, slice, numpy.integer)) for i in parts
+            ):
                 return self._read()[index]
-            part = PeerArray(self._hosts, self._array[parts if any(i is Ellipsis for i in parts) else (*parts, ...)])
+            part = PeerArray(
+                self._hosts, self._array[parts if any(i is Ellipsis for i in parts) else (*parts, ...)]
+            )
             return part._read()[()] if part.ndim == 0 else part
 
         def __len__(self) -> int:

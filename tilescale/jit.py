@@ -1,7 +1,8 @@
 """``@tilescale.jit`` in both its styles, and ``tilescale.compile``. Imports neither torch nor TVM.
 
-A *factory* defines and returns a ``@T.prim_func``; calling it compiles that for the arguments given. In the *eager* style the function's
-body is the kernel; calling it with tensors compiles it for their dtypes and constant extents, runs it and returns its outputs.
+A *factory* defines and returns a ``@T.prim_func``; calling it compiles that for the arguments given. In the
+*eager* style the function's body is the kernel; calling it with tensors compiles it for their dtypes and
+constant extents, runs it and returns its outputs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ def compile(  # the name that users know
     """Compiles a ``@T.prim_func``, or takes it from the disk cache.
 
     Args:
-        out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate and return.
-        target: "cpu"; "cuda" (this machine's GPU, or sm_90a to be looked at) or "cuda:sm_80"; "sim" (the simulator: no code is made, calls
-            raise FindingError where something is wrong); or "auto": TILESCALE_TARGET, or where that names none what the first call's
-            tensors lie on. Without tensors, or asked for its code before, a kernel is made for this machine's GPU if there is one.
+        out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate
+            and return.
+        target: "cpu"; "cuda" (this machine's GPU, or sm_90a to be looked at) or "cuda:sm_80"; "sim" (the
+            simulator: no code is made, calls raise FindingError where something is wrong); or "auto":
+            TILESCALE_TARGET, or where that names none what the first call's tensors lie on. Without tensors,
+            or asked for its code before, a kernel is made for this machine's GPU if there is one.
         instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
         name: what reports call the kernel, by default its name and the constants that it captured.
 
@@ -47,7 +50,10 @@ def compile(  # the name that users know
 
     by_call = is_auto(target)
     if not isinstance(func, PrimFunc):
-        raise TileTypeError(f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}", hint="@T.prim_func above it")
+        raise TileTypeError(
+            f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}",
+            hint="@T.prim_func above it",
+        )
     with without_collection():
         from tilescale import build, simulator
 
@@ -55,7 +61,13 @@ def compile(  # the name that users know
 
         def make(chosen: str) -> Kernel:
             with without_collection():
-                return build.from_prim_func(func, outputs, instrument or (not devices.of(chosen).mute and tracing.wanted()), name, chosen)
+                return build.from_prim_func(
+                    func,
+                    outputs,
+                    instrument or (not devices.of(chosen).mute and tracing.wanted()),
+                    name,
+                    chosen,
+                )
 
         if by_call:
             from tilescale.undecided import Undecided
@@ -63,18 +75,27 @@ def compile(  # the name that users know
             if devices.may_have_gpu():
                 return Undecided(lambda kind: make(devices.named(kind)), func.trace)
         chosen = resolve_target(target)
-        return simulator.from_prim_func(func, outputs, instrument, name) if devices.of(chosen).simulated else make(chosen)
+        return (
+            simulator.from_prim_func(func, outputs, instrument, name)
+            if devices.of(chosen).simulated
+            else make(chosen)
+        )
 
 
 def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tuple[int, ...]:
-    """Indices from 0, in the order given. Raises TileValueError for one that names no parameter, or one twice."""
+    """Indices from 0, in the order given. Raises TileValueError for one that names no parameter, or one
+    twice."""
     if out_idx is None:
         return ()
     wanted = [out_idx] if isinstance(out_idx, int) else list(out_idx)
     out = []
     for k in wanted:
         if not isinstance(k, int) or not -n <= k < n:
-            raise TileValueError(f"out_idx {k!r} of {func.name}, which has {n} parameters", loc=func.loc, expected=f"-{n} … {n - 1}")
+            raise TileValueError(
+                f"out_idx {k!r} of {func.name}, which has {n} parameters",
+                loc=func.loc,
+                expected=f"-{n} … {n - 1}",
+            )
         out.append(k % n)
     if len(set(out)) != len(out):
         raise TileValueError(f"out_idx={wanted} names a parameter twice", loc=func.loc)
@@ -114,7 +135,8 @@ class Factory(Jit):
             raise TileTypeError(
                 f"{self.name} returned {'None' if made is None else 'a ' + type(made).__name__}",
                 loc=loc_of(self.func),
-                expected="a @T.prim_func that it defines (a factory), or `with T.Kernel(…)` in its own body (an eager kernel)",
+                expected="a @T.prim_func that it defines (a factory), or `with T.Kernel(…)` in its own body "
+                "(an eager kernel)",
             )
         return made
 
@@ -141,11 +163,13 @@ def jit(
 ) -> Any:
     """Compiles kernels when they are called: ``@tilescale.jit`` or ``@tilescale.jit(out_idx=[-1])``.
 
-    Above a function that defines and returns a ``@T.prim_func`` it makes a factory: calling it with compile-time constants gives a
-    `Kernel`. Above a function whose own body holds ``with T.Kernel(…)`` it makes an eager kernel: calling it with tensors runs it.
+    Above a function that defines and returns a ``@T.prim_func`` it makes a factory: calling it with
+    compile-time constants gives a `Kernel`. Above a function whose own body holds ``with T.Kernel(…)`` it
+    makes an eager kernel: calling it with tensors runs it.
 
     Args:
-        out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it with T.empty).
+        out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it
+            with T.empty).
         target: see :func:`compile`; with "auto" the tensors of a call decide.
         instrument: log remote operations and waits as the kernel runs.
         pass_configs: switches of TileLang's passes; there are none here, so that nothing depends on them.
@@ -154,7 +178,9 @@ def jit(
         TileTypeError: not a function. TileValueError: a target that this version does not have.
     """
     if func is None:
-        return functools.partial(jit, out_idx=out_idx, target=target, instrument=instrument, pass_configs=pass_configs)
+        return functools.partial(
+            jit, out_idx=out_idx, target=target, instrument=instrument, pass_configs=pass_configs
+        )
     if not isinstance(func, types.FunctionType):
         raise TileTypeError(
             f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
@@ -171,7 +197,9 @@ def jit(
         return Factory(func, out_idx, target, instrument)
     if out_idx is not None:
         raise TileError(
-            f"{func.__name__} is an eager kernel, whose outputs are not named by out_idx", loc=loc_of(func), hint="C = T.empty(…); return C"
+            f"{func.__name__} is an eager kernel, whose outputs are not named by out_idx",
+            loc=loc_of(func),
+            hint="C = T.empty(…); return C",
         )
     from tilescale.eager import Eager
 

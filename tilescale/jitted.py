@@ -1,4 +1,5 @@
-"""What both styles of ``@tilescale.jit`` share: kernels by their arguments, forgotten where what they were made from has changed."""
+"""What both styles of ``@tilescale.jit`` share: kernels by their arguments, forgotten where what they were
+made from has changed."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Python's collector rests: loading and compiling make many objects that live on, and a full collection in the middle would
-    walk all of torch (60 ms) to find nothing."""
+    """Python's collector rests: loading and compiling make many objects that live on, and a full collection
+    in the middle would walk all of torch (60 ms) to find nothing."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -36,7 +37,8 @@ def without_collection() -> Iterator[None]:
 
 
 class _ById:
-    """An argument that has no value to compare by: equal to itself alone, and kept alive by the key that holds it."""
+    """An argument that has no value to compare by: equal to itself alone, and kept alive by the key that
+    holds it."""
 
     __slots__ = ("value",)
 
@@ -58,7 +60,12 @@ def frozen(value: Any) -> Any:
     from tilescale.language.symbolic import SymExpr, symbols_of
 
     if isinstance(value, SymExpr):  # its == is a device comparison
-        return ("symbol", str(value), getattr(value, "dtype", None), *((s.name, s.multiple_of) for s in symbols_of(value)))
+        return (
+            "symbol",
+            str(value),
+            getattr(value, "dtype", None),
+            *((s.name, s.multiple_of) for s in symbols_of(value)),
+        )
     if isinstance(value, (list, tuple)):
         return (kind, *map(frozen, value))
     if isinstance(value, dict):
@@ -88,10 +95,13 @@ class Jit:
         self._epoch = 0
 
     def fresh(self) -> bool:
-        """Whether kernels made so far still stand for what the function would make now; forgets them where they do not."""
+        """Whether kernels made so far still stand for what the function would make now; forgets them where
+        they do not."""
         if self._watch is None:
             self._watch, self._epoch = Watch(self.func), comm_sim.epoch
-        elif self._watch.changed() or self._epoch != comm_sim.epoch:  # simulated ranks have come or gone: the target changes
+        elif (
+            self._watch.changed() or self._epoch != comm_sim.epoch
+        ):  # simulated ranks have come or gone: the target changes
             self._epoch = comm_sim.epoch
             self.kernels.clear()
             self._watch = Watch(self.func)
@@ -102,7 +112,9 @@ class Jit:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TileTypeError(f"{self.name}: {error}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}") from None
+            raise TileTypeError(
+                f"{self.name}: {error}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}"
+            ) from None
         bound.apply_defaults()
         return bound
 
@@ -117,5 +129,6 @@ class Jit:
         raise NotImplementedError
 
     def program(self, *args: Any, **kwargs: Any) -> TileProgram:
-        """The tile program for these arguments (a :class:`tilescale.compiler.ir.program.TileProgram`), traced and not compiled."""
+        """The tile program for these arguments (a :class:`tilescale.compiler.ir.program.TileProgram`), traced
+        and not compiled."""
         raise NotImplementedError

@@ -23,16 +23,20 @@ __all__ = ["Kernel", "NoResources", "load"]
 class Kernel(Launchable):
     """What `tilescale.compile` and a ``@tilescale.jit`` factory return.
 
-    ``kernel(a, b, c)``, by position or by the parameters' names. Tensors are torch's, NumPy's or anything with DLPack. Parameters in
-    ``out_idx`` are left out of the call, allocated by it and returned: one as it is, several as a tuple.
+    ``kernel(a, b, c)``, by position or by the parameters' names. Tensors are torch's, NumPy's or anything
+    with DLPack. Parameters in ``out_idx`` are left out of the call, allocated by it and returned: one as it
+    is, several as a tuple.
 
     Attributes:
-        name: the kernel's. device: its target's record (tilescale/device.py). arch: on GPUs the architecture, such as "sm_90a".
+        name: the kernel's. device: its target's record (tilescale/device.py). arch: on GPUs the architecture,
+            such as "sm_90a".
         params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
         out_idx, returns: indices of the parameters that calls allocate, and of those that they return.
-        entry: the code and what is kept beside it. texts: sources that are known without the program, by kind.
+        entry: the code and what is kept beside it. texts: sources that are known without the program, by
+            kind.
         has_program: whether the kernel can be traced again: not one that was loaded from a file.
-        from_cache: whether the code came from the disk. config, latency: what the autotuner chose, and its milliseconds.
+        from_cache: whether the code came from the disk. config, latency: what the autotuner chose, and its
+            milliseconds.
 
     Raises (calls):
         TileTypeError, TileValueError: arguments that do not fit, placed at the parameter's declaration.
@@ -40,12 +44,15 @@ class Kernel(Launchable):
     """
 
     def get_kernel_source(self, kind: str | None = None) -> str:
-        """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and indices); on the CPU ``"llvm"`` and
-        ``"asm"`` (optimised), for CUDA ``"cuda"`` (C++), ``"ptx"`` and ``"sass"`` (machine code; needs nvdisasm or cuobjdump). Without a
-        kind thread IR, or CUDA C++. Traces the kernel again; raises TileValueError for another kind."""
+        """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and
+        indices); on the CPU ``"llvm"`` and ``"asm"`` (optimised), for CUDA ``"cuda"`` (C++), ``"ptx"`` and
+        ``"sass"`` (machine code; needs nvdisasm or cuobjdump). Without a kind thread IR, or CUDA C++. Traces
+        the kernel again; raises TileValueError for another kind."""
         kind = self.device.shown if kind is None else kind
         if kind not in self.device.sources:
-            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.device.sources))
+            raise TileValueError(
+                f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.device.sources)
+            )
         if kind in self.texts:
             return self.texts[kind]
         program = self.program()
@@ -54,31 +61,52 @@ class Kernel(Launchable):
         return driver.source_text(program, kind, self.built_for, instrument=self.instrument)
 
     def check(
-        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
-        limit: int = 2_000_000, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
-    ) -> Report:  # fmt: skip
-        """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed; and asks the static
-        checks, for these ranks and the numbers and extents of ``args``.
+        self,
+        ranks: int = 1,
+        args: dict[str, Any] | None = None,
+        *,
+        schedule: str = "adversary",
+        seeds: int = 10,
+        bound: int = 10_000,
+        limit: int = 2_000_000,
+        level: str = "tile",
+        depth: int = 2,
+        roles: tuple[str, ...] = ("producer", "consumer"),
+    ) -> Report:
+        """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with
+        each seed; and asks the static checks, for these ranks and the numbers and extents of ``args``.
 
         Args:
-            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most so many runs of "exhaustive".
+            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most
+                so many runs of "exhaustive".
             limit: steps after which a run counts as endless.
-            args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
-                copied. What may be left out: see :func:`tilescale.compiler.checks.run.launch`.
-            level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of ``depth`` stages and these
-                ``roles``; "both" compares the two.
+            args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of
+                the rank; tensors are copied. What may be left out: see
+                :func:`tilescale.compiler.checks.run.launch`.
+            level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of
+                ``depth`` stages and these ``roles``; "both" compares the two.
 
         Returns:
-            The report: true where nothing was found; ``report.findings`` otherwise. ``report.static`` has what was proven.
+            The report: true where nothing was found; ``report.findings`` otherwise. ``report.static`` has
+            what was proven.
         """
         program = self.program()
         from tilescale.compiler.checks.run import check
 
         given = arguments(args or {})
         return check(
-            program, ranks, given, schedule=schedule, seeds=seeds, bound=bound, limit=limit, level=level, depth=depth, roles=roles,
+            program,
+            ranks,
+            given,
+            schedule=schedule,
+            seeds=seeds,
+            bound=bound,
+            limit=limit,
+            level=level,
+            depth=depth,
+            roles=roles,
             static=True,
-        )  # fmt: skip
+        )
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that are compiled."""
@@ -88,11 +116,13 @@ class Kernel(Launchable):
         return driver.steps(program, self.built_for, instrument=self.instrument)
 
     def report(self, *, latency: float | None = None, **extents: int) -> ResourceReport:
-        """What the kernel takes (registers, spills, shared memory, occupancy, waves), what a launch has to do (products, lanes, bytes) and
-        the least time that takes, by the peaks of the GPU that its architecture stands for. ``print(kernel.report())`` shows a table.
+        """What the kernel takes (registers, spills, shared memory, occupancy, waves), what a launch has to do
+        (products, lanes, bytes) and the least time that takes, by the peaks of the GPU that its architecture
+        stands for. ``print(kernel.report())`` shows a table.
 
         Args:
-            latency: milliseconds of a call, to be compared with the bound; by default what the autotuner measured.
+            latency: milliseconds of a call, to be compared with the bound; by default what the autotuner
+                measured.
             extents: the values of its T.dynamic extents and integer parameters, by name.
 
         Raises:
@@ -103,9 +133,9 @@ class Kernel(Launchable):
         return report(self, extents, latency)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the kernel to one file, which `tilescale.load` makes a kernel of where neither TVM nor a compiler is installed: on a
-        machine with this one's kind of processor (CPU kernels: with its instruction sets) and, for CUDA, a GPU of the kernel's
-        architecture. Returns the path.
+        """Writes the kernel to one file, which `tilescale.load` makes a kernel of where neither TVM nor a
+        compiler is installed: on a machine with this one's kind of processor (CPU kernels: with its
+        instruction sets) and, for CUDA, a GPU of the kernel's architecture. Returns the path.
 
         Raises:
             TileTypeError: a kernel of the target sim, which has no code.
@@ -114,35 +144,47 @@ class Kernel(Launchable):
 
         return export.save(self, path)
 
-    def get_profiler(self, tensor_supply: Any = None, *, tensor_supply_type: Any = None, **extents: int) -> Profiler:
-        """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents, by name.
+    def get_profiler(
+        self, tensor_supply: Any = None, *, tensor_supply_type: Any = None, **extents: int
+    ) -> Profiler:
+        """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents,
+        by name.
 
-        ``tensor_supply``: "normal" (default), "uniform", "integer", "zero", "one", or a function from a parameter (an entry of
-        ``params``, its extents put in) to an argument. ``tensor_supply_type`` is TileLang's word for it.
+        ``tensor_supply``: "normal" (default), "uniform", "integer", "zero", "one", or a function from a
+        parameter (an entry of ``params``, its extents put in) to an argument. ``tensor_supply_type`` is
+        TileLang's word for it.
         """
         from tilescale.profiler import Profiler
 
         if tensor_supply is not None and tensor_supply_type is not None:
-            raise TileTypeError("tensor_supply= and tensor_supply_type= mean the same", hint="tensor_supply= alone")
+            raise TileTypeError(
+                "tensor_supply= and tensor_supply_type= mean the same", hint="tensor_supply= alone"
+            )
         return Profiler(self, tensor_supply if tensor_supply is not None else tensor_supply_type, extents)
 
 
 def load(path: str | os.PathLike[str]) -> Kernel:
-    """The kernel in a file that `Kernel.export` wrote. It is called like the one that was exported, and knows its parameters, resources and
-    errors; what needs the program (`trace`, `check`, most kinds of `get_kernel_source`) raises TileError.
+    """The kernel in a file that `Kernel.export` wrote. It is called like the one that was exported, and knows
+    its parameters, resources and errors; what needs the program (`trace`, `check`, most kinds of
+    `get_kernel_source`) raises TileError.
 
     Raises:
-        TileValueError: no such file, not one of ours, or damaged; made by another version of TileScale, for another processor or GPU than
-            this machine's.
+        TileValueError: no such file, not one of ours, or damaged; made by another version of TileScale, for
+            another processor or GPU than this machine's.
     """
     from tilescale import export
 
     where = Path(path)
     entry, head, texts = export.read(where)
     made = Kernel(
-        entry, head["label"], _no_program(where), out_idx=head["out_idx"], returns=head["returns"], from_cache=True,
+        entry,
+        head["label"],
+        _no_program(where),
+        out_idx=head["out_idx"],
+        returns=head["returns"],
+        from_cache=True,
         instrument=head["instrument"],
-    )  # fmt: skip
+    )
     made.config, made.latency, made.has_program = head["config"], head["latency"], False
     made.texts.update(texts)
     return made
@@ -150,6 +192,9 @@ def load(path: str | os.PathLike[str]) -> Kernel:
 
 def _no_program(where: Path) -> Callable[[], TileProgram]:
     def program() -> TileProgram:
-        raise TileError(f"the kernel was loaded from {where}, which holds its code and not its program", hint="compile it from its source")
+        raise TileError(
+            f"the kernel was loaded from {where}, which holds its code and not its program",
+            hint="compile it from its source",
+        )
 
     return program

@@ -1,7 +1,8 @@
 """A compiled kernel, called with torch tensors, NumPy arrays and numbers.
 
-A call goes straight to the launcher in C, which checks the arguments; what is here in Python only looks at a call that was refused.
-Where a call allocates outputs, or an extent is an expression that C does not compute, a few lines are generated in front of it.
+A call goes straight to the launcher in C, which checks the arguments; what is here in Python only looks at a
+call that was refused. Where a call allocates outputs, or an extent is an expression that C does not compute,
+a few lines are generated in front of it.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ _RETYPED = {"bfloat16": (4, 16, "uint16"), "float8_e4m3fn": (10, 8, "uint8"), "f
 
 
 class NoResources(TileTypeError, AttributeError):
-    """Registers and occupancy of a kernel that is none of a GPU's; also an AttributeError, so that hasattr works."""
+    """Registers and occupancy of a kernel that is none of a GPU's; also an AttributeError, so that hasattr
+    works."""
 
 
 class Launchable:
-    """A compiled kernel and its calls: what profilers, reports and files need of one. `tilescale.kernel.Kernel` is the whole."""
+    """A compiled kernel and its calls: what profilers, reports and files need of one.
+    `tilescale.kernel.Kernel` is the whole."""
 
-    #: the same kernel for the other kind of memory, where the target was "auto" and a call decided (undecided.py)
+    #: the same kernel for the other kind of memory, where the target was "auto" and a call decided
+    #: (undecided.py)
     elsewhere: Callable[[str], Launchable] | None = None
 
     def __init__(
@@ -49,7 +53,11 @@ class Launchable:
         if "arch" in entry.meta:
             self.arch: str = entry.meta["arch"]
         if instrument and self.device.mute:
-            log.say("warning", f"{label}: {self.device.mute} log no events (instrument=True has no effect)", once=True)
+            log.say(
+                "warning",
+                f"{label}: {self.device.mute} log no events (instrument=True has no effect)",
+                once=True,
+            )
         self.label = label
         self.params: list[dict[str, Any]] = entry.meta["params"]
         self.out_idx = tuple(out_idx)
@@ -86,18 +94,25 @@ class Launchable:
         return self._again(args, refused)
 
     def _refusing(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """``run`` behind a look at how many ranks launch: on some numbers the static checks refuse the kernel, before anything runs."""
+        """``run`` behind a look at how many ranks launch: on some numbers the static checks refuse the
+        kernel, before anything runs."""
 
         def launch(*args: Any) -> Any:
             refused = self._meta["on_ranks"].get(str(self._team_size(args)))
             if refused is not None:
-                raise TileValueError(refused["message"], loc=place(refused["loc"]), expected=refused["expected"], hint=refused["hint"])
+                raise TileValueError(
+                    refused["message"],
+                    loc=place(refused["loc"]),
+                    expected=refused["expected"],
+                    hint=refused["hint"],
+                )
             return run(*args)
 
         return launch
 
     def _team_size(self, args: tuple[Any, ...]) -> int:
-        """How many ranks make this launch together: those whose memory its symmetric arguments are, or all."""
+        """How many ranks make this launch together: those whose memory its symmetric arguments are, or
+        all."""
         comm = sys.modules.get("tilescale.comm")
         backend = None if comm is None else comm.behind()
         if backend is None:
@@ -109,7 +124,8 @@ class Launchable:
                     return len(found[0].team.members)
         return int(backend.place.size)
 
-    # -- calls that were refused ----------------------------------------------------------------------------------
+    # -- calls that were refused
+    # ----------------------------------------------------------------------------------
     @property
     def symbols(self) -> list[str]:
         """The names of the kernel's T.dynamic extents."""
@@ -117,27 +133,33 @@ class Launchable:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """On GPUs what the compiler and the launch take: ``registers`` and ``stack`` (bytes) a thread, ``spill_stores`` and ``spill_loads``
-        (bytes; not there where the compiler did not tell), ``shared`` and ``dynamic_shared`` (bytes a block), ``threads`` a block;
-        ``blocks`` a multiprocessor holds, ``occupancy`` (the share of its threads) and ``bound`` (what limits it), where the
-        architecture's limits are known.
+        """On GPUs what the compiler and the launch take: ``registers`` and ``stack`` (bytes) a thread,
+        ``spill_stores`` and ``spill_loads`` (bytes; not there where the compiler did not tell), ``shared``
+        and ``dynamic_shared`` (bytes a block), ``threads`` a block; ``blocks`` a multiprocessor holds,
+        ``occupancy`` (the share of its threads) and ``bound`` (what limits it), where the architecture's
+        limits are known.
 
         Raises:
             NoResources: a kernel of another target, which takes none of these.
         """
         if "resources" not in self._meta:
-            raise NoResources(f"{self.name} is a kernel of the target {self.target}, which takes nothing of a GPU", hint='target="cuda"')
+            raise NoResources(
+                f"{self.name} is a kernel of the target {self.target}, which takes nothing of a GPU",
+                hint='target="cuda"',
+            )
         found: dict[str, Any] = self._meta["resources"]
         return found
 
     @property
     def compiled(self) -> dict[str, Any]:
-        """What the compiler says of its work on GPUs: ``copies``, ``loops``, ``mechanisms``, ``notes``, as `report` shows them."""
+        """What the compiler says of its work on GPUs: ``copies``, ``loops``, ``mechanisms``, ``notes``, as
+        `report` shows them."""
         return {k: self._meta[k] for k in ("copies", "loops", "mechanisms", "notes") if k in self._meta}
 
     @property
     def multiples(self) -> dict[str, int]:
-        """What the values of symbolic extents are promised to be multiples of (``T.dynamic(…, multiple_of=8)``)."""
+        """What the values of symbolic extents are promised to be multiples of (``T.dynamic(…,
+        multiple_of=8)``)."""
         return dict(self._meta["multiples"])
 
     @property
@@ -180,16 +202,20 @@ class Launchable:
 
     def _call_error(self, message: str) -> TileTypeError:
         return TileTypeError(
-            f"{self.name}: {message}", loc=place(self._meta["loc"]), expected=f"{self.name}({', '.join(self.inputs)})"
+            f"{self.name}: {message}",
+            loc=place(self._meta["loc"]),
+            expected=f"{self.name}({', '.join(self.inputs)})",
         )
 
     def _count_error(self, given: int, missing: list[str]) -> TileTypeError:
         what = f"; {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing" if missing else ""
-        return self._call_error(f"{given} argument{'' if given == 1 else 's'} for {len(self._inputs)} parameters{what}")
+        return self._call_error(
+            f"{given} argument{'' if given == 1 else 's'} for {len(self._inputs)} parameters{what}"
+        )
 
     def _again(self, args: tuple[Any, ...], error: Exception) -> Any:
-        """A refused call: arguments that lie in the other kind of memory, or only have to be handed over differently, are; everything else
-        becomes an error."""
+        """A refused call: arguments that lie in the other kind of memory, or only have to be handed over
+        differently, are; everything else becomes an error."""
         if self.elsewhere is not None:
             device = devices.device_of(args)
             if device not in (None, self.target):
@@ -198,7 +224,9 @@ class Launchable:
             raise self._count_error(len(args), self.inputs[len(args) :]) from None
         text = str(error)
         if not text.startswith("TS:"):  # an argument could not be handed over, so nothing has run
-            handed = tuple(self._handed_over(self.params[k], a) for k, a in zip(self._inputs, args, strict=True))
+            handed = tuple(
+                self._handed_over(self.params[k], a) for k, a in zip(self._inputs, args, strict=True)
+            )
             if all(a is b for a, b in zip(handed, args, strict=True)):
                 raise self._unusable(args) or error
             try:
@@ -215,13 +243,16 @@ class Launchable:
         raise explain(self.device, self._meta, self._sites, full, text) from None
 
     def _handed_over(self, p: dict[str, Any], arg: Any) -> Any:
-        """An argument in a form that DLPack can carry: NumPy has no names for bfloat16 and fp8, and shares no read-only arrays."""
+        """An argument in a form that DLPack can carry: NumPy has no names for bfloat16 and fp8, and shares no
+        read-only arrays."""
         if not is_numpy(arg):
             return arg
         if not arg.flags.writeable:
             if p["written"]:
                 raise TileValueError(
-                    f"{self.name}: {p['name']} is read-only, and the kernel writes it", loc=place(p["loc"]), hint=f"{p['name']}.copy()"
+                    f"{self.name}: {p['name']} is read-only, and the kernel writes it",
+                    loc=place(p["loc"]),
+                    hint=f"{p['name']}.copy()",
                 )
         return self._carried(arg)
 
@@ -237,18 +268,32 @@ class Launchable:
             p = self.params[k]
             if p["kind"] == "scalar":
                 continue
-            if is_torch(arg) and (arg.device.type != self.device.memory or arg.layout != sys.modules["torch"].strided):
+            if is_torch(arg) and (
+                arg.device.type != self.device.memory or arg.layout != sys.modules["torch"].strided
+            ):
                 if arg.device.type != self.device.memory:
-                    return explain(self.device, self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0")
+                    return explain(
+                        self.device, self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0"
+                    )
                 return TileTypeError(
-                    f"{self.name}: {p['name']} has the layout {arg.layout}", loc=place(p["loc"]), expected=declaration(p),
+                    f"{self.name}: {p['name']} has the layout {arg.layout}",
+                    loc=place(p["loc"]),
+                    expected=declaration(p),
                     hint=f"{p['name']}.to_dense()",
-                )  # fmt: skip
+                )
             if not is_torch(arg) and not is_numpy(arg) and not hasattr(arg, "__dlpack__"):
-                return explain(self.device, self._meta, self._sites, self._full(args), f"TS:kind:{k}:-1:tensor:object")
+                return explain(
+                    self.device, self._meta, self._sites, self._full(args), f"TS:kind:{k}:-1:tensor:object"
+                )
             name = str(getattr(arg, "dtype", "")).removeprefix("torch.")
             if name and name != p["dtype"]:
-                return explain(self.device, self._meta, self._sites, self._full(args), f"TS:dtype:{k}:-1:{p['dtype']}:{name}")
+                return explain(
+                    self.device,
+                    self._meta,
+                    self._sites,
+                    self._full(args),
+                    f"TS:dtype:{k}:-1:{p['dtype']}:{name}",
+                )
         return None
 
     def _full(self, args: tuple[Any, ...]) -> list[Any]:
@@ -273,12 +318,14 @@ def _address(tensor: Any) -> int | None:
 
 
 def _unchecked(p: dict[str, Any]) -> bool:
-    """Whether a parameter has an extent or a stride that is an expression, which the launcher does not compute."""
+    """Whether a parameter has an extent or a stride that is an expression, which the launcher does not
+    compute."""
     return any(isinstance(e, list) for e in (*p.get("shape", ()), *(p.get("strides") or ())))
 
 
 def _given_back(result: Any, handed: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-    """A call's result, with the caller's own arguments where it returns what was handed over in their place."""
+    """A call's result, with the caller's own arguments where it returns what was handed over in their
+    place."""
     if isinstance(result, tuple):
         return tuple(_given_back(r, handed, args) for r in result)
     return next((a for h, a in zip(handed, args, strict=True) if h is result), result)
@@ -290,7 +337,8 @@ def _retyped(array: Any) -> Any:
 
 
 class _Writable:
-    """NumPy's description of an array with the word "read-only" left out; ``array`` keeps the memory alive."""
+    """NumPy's description of an array with the word "read-only" left out; ``array`` keeps the memory
+    alive."""
 
     def __init__(self, array: Any):
         held = array.__array_interface__
@@ -298,19 +346,25 @@ class _Writable:
 
 
 def _writable_view(array: Any) -> Any:
-    """The memory of a read-only array as one that DLPack shares. The kernel was compiled not to write this parameter."""
+    """The memory of a read-only array as one that DLPack shares. The kernel was compiled not to write this
+    parameter."""
     import numpy
 
     return numpy.asarray(_Writable(array)).view(array.dtype)
 
 
 class _Front:
-    """The generated lines in front of a launch: extents read off the inputs, expressions checked, outputs allocated."""
+    """The generated lines in front of a launch: extents read off the inputs, expressions checked, outputs
+    allocated."""
 
     def __init__(self, kernel: Launchable):
         self.kernel = kernel
         self.params = kernel.params
-        self.names: dict[str, Any] = {"launch": kernel._launch, "Tensor": type(None), "is_torch_call": self.is_torch_call}
+        self.names: dict[str, Any] = {
+            "launch": kernel._launch,
+            "Tensor": type(None),
+            "is_torch_call": self.is_torch_call,
+        }
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
         for k in kernel._inputs:
@@ -350,7 +404,8 @@ class _Front:
             if e not in self.known:
                 p = self.params[k]
                 raise TileValueError(
-                    f"the extent {e} of {p['name']} is in no shape of an argument of {self.kernel.name}, so no call says what it is",
+                    f"the extent {e} of {p['name']} is in no shape of an argument of {self.kernel.name}, so "
+                    "no call says what it is",
                     loc=place(p["loc"]),
                     hint=f"leave {p['name']} out of out_idx and pass it",
                 )
@@ -396,8 +451,11 @@ class _Front:
                 )
             listed = ", ".join(self.code(e, k) for e in p["shape"])
             shape = f"({listed},)" if listed else "()"
-            # As separate arguments extents are parsed faster than as a tuple; without any, torch wants the tuple.
-            self.lines.append(f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device={device})")
+            # As separate arguments extents are parsed faster than as a tuple; without any, torch wants the
+            # tuple.
+            self.lines.append(
+                f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device={device})"
+            )
             numpy_lines.append(f"    a{k} = o{k} = numpy_empty({shape}, {p['dtype']!r})")
             if p["dtype"] in _RETYPED:
                 numpy_lines.append(f"    a{k} = retyped(o{k})")
@@ -410,7 +468,9 @@ class _Front:
         if torch is None or not (is_torch(tensors[0]) if tensors else True):
             return False
         if self.names["Tensor"] is not torch.Tensor:
-            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, device=torch.device(self.kernel.device.memory))
+            self.names.update(
+                Tensor=torch.Tensor, torch_empty=torch.empty, device=torch.device(self.kernel.device.memory)
+            )
             for k in self.kernel.out_idx:
                 dtype = self.params[k]["dtype"]
                 self.names[f"torch_{dtype}"] = getattr(torch, dtype)

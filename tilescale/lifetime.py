@@ -16,7 +16,10 @@ PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 def prctl(option: int, value: object) -> None:
     """prctl(2) with one argument, an integer or bytes. Raises CommError where the kernel refuses."""
     libc = _libc()
-    if libc.prctl(option, value if isinstance(value, bytes) else ctypes.c_ulong(int(str(value))), 0, 0, 0) != 0:
+    if (
+        libc.prctl(option, value if isinstance(value, bytes) else ctypes.c_ulong(int(str(value))), 0, 0, 0)
+        != 0
+    ):
         code = ctypes.get_errno()
         raise CommError(f"prctl({option}) failed: {os.strerror(code)}", expected="Linux 3.4 or newer")
 
@@ -29,11 +32,12 @@ def _libc() -> ctypes.CDLL:
 
 
 def tie_to_parent() -> Callable[[], None]:
-    """A function for the child, behind fork and in front of any exec: the kernel will kill it when this process, its parent, is gone.
+    """A function for the child, behind fork and in front of any exec: the kernel will kill it when this
+    process, its parent, is gone.
 
-    The setting survives exec and is not inherited, so each rank needs it itself, before it runs code of its own; there is no
-    other place for it than here. The parent must fork from a thread that lives as long as itself: the signal is tied
-    to the thread (prctl(2)).
+    The setting survives exec and is not inherited, so each rank needs it itself, before it runs code of its
+    own; there is no other place for it than here. The parent must fork from a thread that lives as long as
+    itself: the signal is tied to the thread (prctl(2)).
     """
     libc, parent = _libc(), os.getpid()
     number = ctypes.c_ulong(signal.SIGKILL)

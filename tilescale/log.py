@@ -1,4 +1,5 @@
-"""What is said on stderr: every fallback and every compilation at ``info``, passes and cache keys at ``debug``."""
+"""What is said on stderr: every fallback and every compilation at ``info``, passes and cache keys at
+``debug``."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def _wanted() -> int:
 
 
 def set_log_level(level: str | None) -> None:
-    """How much is said: "error", "warning", "info" or "debug"; None: what TILESCALE_LOG says (by default "warning").
+    """How much is said: "error", "warning", "info" or "debug"; None: what TILESCALE_LOG says (by default
+    "warning").
 
     Raises TileValueError for anything else.
     """
@@ -32,7 +34,8 @@ def enabled(level: str) -> bool:
 
 
 def say(level: str, message: str, *, once: bool = False) -> None:
-    """Writes ``message`` to stderr where the level is wanted; ``once``: only the first time in this process."""
+    """Writes ``message`` to stderr where the level is wanted; ``once``: only the first time in this
+    process."""
     if not enabled(level) or (once and message in _said):
         return
     _said.add(message)

@@ -1,8 +1,10 @@
-"""A checked job's launches with ``ordered=False``, gathered to be run overlapped, see compiler/checks/overlap.py.
+"""A checked job's launches with ``ordered=False``, gathered to be run overlapped, see
+compiler/checks/overlap.py.
 
-Each runs in turn first, which gives the results that the program goes on with. A team's window of them ends where its hosts meet, an
-ordered launch included, where one of its ranks launches with another team, where a host reads a counter, and with the program; it then
-runs as often as the launches themselves do. A window that is full runs, too, and the next one begins with its last launches.
+Each runs in turn first, which gives the results that the program goes on with. A team's window of them ends
+where its hosts meet, an ordered launch included, where one of its ranks launches with another team, where a
+host reads a counter, and with the program; it then runs as often as the launches themselves do. A window that
+is full runs, too, and the next one begins with its last launches.
 """
 
 from __future__ import annotations
@@ -23,20 +25,25 @@ MOST_BYTES = 1 << 29
 
 
 class Windows:
-    """The windows of a job, one a team. ``job``: its ranks. number: of the launch that is made now. run: runs a window's launches
-    overlapped; it gets in words whose they are."""
+    """The windows of a job, one a team. ``job``: its ranks. number: of the launch that is made now. run: runs
+    a window's launches overlapped; it gets in words whose they are."""
 
     def __init__(self, job: sim.SimWorld, number: Callable[[], int], run: Callable[[list[Step], str], None]):
         self.job, self.number, self.run = job, number, run
         self.steps: dict[tuple[int, ...], list[Step]] = {}
         self.marks: dict[tuple[int, ...], list[bytes]] = {}
-        self.left: dict[tuple[int, ...], dict[int, Any]] = {}  # address → what the window's last launch that knows it left there
+        self.left: dict[
+            tuple[int, ...], dict[int, Any]
+        ] = {}  # address → what the window's last launch that knows it left there
         self.fresh: dict[tuple[int, ...], int] = {}  # how many of the launches have not been run overlapped
         self.whose: dict[tuple[int, ...], str] = {}
         self.seen: set[bytes] = set()
 
-    def begin(self, prepared: Any, calls: Sequence[Call[Any]], members: tuple[int, ...], mark: bytes, whose: str) -> Step:
-        """A launch of a ``prepared`` program is about to run: its arguments as they are, and what hosts did in front of it."""
+    def begin(
+        self, prepared: Any, calls: Sequence[Call[Any]], members: tuple[int, ...], mark: bytes, whose: str
+    ) -> Step:
+        """A launch of a ``prepared`` program is about to run: its arguments as they are, and what hosts did
+        in front of it."""
         from tilescale.compiler.checks.overlap import Step
         from tilescale.compiler.checks.run import Launch
 
@@ -56,7 +63,9 @@ class Windows:
             step.changed.append({name: changed for name, changed in each.items() if changed.any()})
         told = [(t.address, t.writes, str(t.loc)) for touches in step.touches for t in touches]
         self.whose[members] = whose
-        self.marks.setdefault(members, []).append(mark + hashlib.blake2b(repr(told).encode(), digest_size=8).digest())
+        self.marks.setdefault(members, []).append(
+            mark + hashlib.blake2b(repr(told).encode(), digest_size=8).digest()
+        )
         return step
 
     def _touches(self, rank: int) -> list[Touch]:
@@ -66,7 +75,9 @@ class Windows:
         for twins, owner, access in hosts.recent.pop(rank, {}).values():
             memory = twins.memory[owner]
             mask = hosts.whole(access, len(memory))
-            made.append(Touch(memory.__array_interface__["data"][0], mask, access.writes, access.what, access.loc))
+            made.append(
+                Touch(memory.__array_interface__["data"][0], mask, access.writes, access.what, access.loc)
+            )
         return made
 
     @staticmethod
@@ -75,13 +86,16 @@ class Windows:
         signals = {p["name"] for p in calls[0].kernel.params if p["kind"] == "signal"}
         read = [t for touches in step.touches for t in touches if not t.writes]
         for k, here in enumerate(step.places):
-            for low, size in ((at, step.launch.bound[k].arrays[name].nbytes) for name, at in here.items() if name in signals):
+            for low, size in (
+                (at, step.launch.bound[k].arrays[name].nbytes) for name, at in here.items() if name in signals
+            ):
                 if any(t.mask[max(low - t.address, 0) : max(low + size - t.address, 0)].any() for t in read):
                     return True
         return False
 
     def made(self, step: Step, members: tuple[int, ...], done: Result, whole: bool) -> bool:
-        """The launch has run in turn; ``whole``: with no finding. Returns whether it will be run with those beside it."""
+        """The launch has run in turn; ``whole``: with no finding. Returns whether it will be run with those
+        beside it."""
         from tilescale.compiler.checks.overlap import MOST_EXECUTORS, MOST_LAUNCHES, fits
 
         mark = self.marks[members].pop()

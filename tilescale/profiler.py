@@ -19,18 +19,25 @@ from tilescale.explain import declaration, is_torch, place
 from tilescale.launching import Launchable
 
 RETURN_MODES = ("median", "mean", "min", "max", "all")
-#: A sample shorter than this says more about the clock than about the kernel: calls are timed together up to it.
+#: A sample shorter than this says more about the clock than about the kernel: calls are timed together up to
+#: it.
 _SAMPLE_MS = 0.05
 _GPU_SAMPLE_MS = 2.0
 _MAX_SAMPLES = 10_000
 #: dtype → default rtol and atol of `Profiler.assert_allclose`; integers and bool must be equal
 TOLERANCES = {
-    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2, "float8_e4m3fn": 1e-1, "float8_e5m2": 2e-1,
-}  # fmt: skip
+    "float64": 1e-9,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 2e-2,
+    "float8_e4m3fn": 1e-1,
+    "float8_e5m2": 2e-1,
+}
 
 
 class TensorSupplyType(enum.Enum):
-    """How inputs are filled, by TileLang's names: ``get_profiler(TensorSupplyType.Integer)`` or ``get_profiler("integer")``."""
+    """How inputs are filled, by TileLang's names: ``get_profiler(TensorSupplyType.Integer)`` or
+    ``get_profiler("integer")``."""
 
     Auto = "auto"
     Normal = "normal"
@@ -46,8 +53,9 @@ class Profiler:
 
     Args:
         kernel: the kernel.
-        tensor_supply: "normal" (default), "uniform" in [-1, 1), "integer" (small whole numbers, whose sums are exact), "zero", "one",
-            or a function that takes a parameter (a dict: name, kind, dtype, shape with every extent a number) and gives an argument.
+        tensor_supply: "normal" (default), "uniform" in [-1, 1), "integer" (small whole numbers, whose sums
+            are exact), "zero", "one", or a function that takes a parameter (a dict: name, kind, dtype, shape
+            with every extent a number) and gives an argument.
         extents: T.dynamic extents and scalar parameters, by name (scalars are 1 otherwise).
 
     Raises:
@@ -56,33 +64,44 @@ class Profiler:
 
     def __init__(self, kernel: Launchable, tensor_supply: Any = None, extents: dict[str, Any] | None = None):
         self.kernel = kernel
-        self.supply = tensor_supply.value if isinstance(tensor_supply, TensorSupplyType) else tensor_supply or "auto"
+        self.supply = (
+            tensor_supply.value if isinstance(tensor_supply, TensorSupplyType) else tensor_supply or "auto"
+        )
         if not callable(self.supply) and self.supply not in {t.value for t in TensorSupplyType}:
             raise TileValueError(
-                f"tensor_supply={tensor_supply!r}", expected=", ".join(t.value for t in TensorSupplyType) + " or a function"
+                f"tensor_supply={tensor_supply!r}",
+                expected=", ".join(t.value for t in TensorSupplyType) + " or a function",
             )
         self.extents = dict(extents or {})
         symbols = kernel.symbols
         scalars = [p["name"] for p in kernel.params if p["kind"] == "scalar"]
         for name in self.extents:
             if name not in symbols and name not in scalars:
-                raise TileValueError(f"{kernel.name} has no T.dynamic({name!r})", expected=", ".join([*symbols, *scalars]) or "no extents")
+                raise TileValueError(
+                    f"{kernel.name} has no T.dynamic({name!r})",
+                    expected=", ".join([*symbols, *scalars]) or "no extents",
+                )
         for name, value in self.extents.items():
             if name in symbols and (not hasattr(value, "__index__") or value < 0):
-                raise TileValueError(f"{kernel.name} has no inputs with {name}={value!r}", expected="a number of elements, 0 or more")
+                raise TileValueError(
+                    f"{kernel.name} has no inputs with {name}={value!r}",
+                    expected="a number of elements, 0 or more",
+                )
         missing = [name for name in symbols if name not in self.extents]
         if missing:
             raise TileValueError(
-                f"{kernel.name} has dynamic extents, and nothing says what {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}",
+                f"{kernel.name} has dynamic extents, and nothing says what {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'}",
                 hint=f"kernel.get_profiler({', '.join(f'{m}=1024' for m in missing)})",
             )
         #: Whether the kernel talks to other ranks, so that all of them must call it equally often.
         self.collective: bool = kernel.collective
 
-    # -- inputs ---------------------------------------------------------------------------------------------------
+    # -- inputs
+    # ---------------------------------------------------------------------------------------------------
     def inputs(self) -> list[Any]:
-        """New arguments for one call, the same ones each time: torch tensors where torch is loaded, NumPy arrays otherwise,
-        symmetric ones in this rank's heap (then this is collective)."""
+        """New arguments for one call, the same ones each time: torch tensors where torch is loaded, NumPy
+        arrays otherwise, symmetric ones in this rank's heap (then this is collective)."""
         return [self._argument(p) for p in self._concrete() if not p["allocated"]]
 
     def _concrete(self) -> list[dict[str, Any]]:
@@ -123,8 +142,8 @@ class Profiler:
         return values
 
     def _filled(self, p: dict[str, Any]) -> Any:
-        """An array of the parameter's dtype, shape and strides. A parameter's name seeds it, so that inputs do not depend on one
-        another or on the process."""
+        """An array of the parameter's dtype, shape and strides. A parameter's name seeds it, so that inputs
+        do not depend on one another or on the process."""
         import numpy
 
         rng = numpy.random.default_rng(zlib.crc32(p["name"].encode()))
@@ -136,28 +155,40 @@ class Profiler:
         elif self.supply == "integer" or "int" in dtype:
             flat = rng.integers(0 if dtype.startswith("uint") else -4, 5, shape)
         else:
-            flat = rng.uniform(-1, 1, shape) if self.supply == "uniform" else rng.standard_normal(shape, "float32")
+            flat = (
+                rng.uniform(-1, 1, shape)
+                if self.supply == "uniform"
+                else rng.standard_normal(shape, "float32")
+            )
         torch = sys.modules.get("torch")
         if torch is not None:
             if self.kernel.device.gpu and not torch.cuda.is_available():
                 raise LaunchError(
-                    f"{self.kernel.name} takes tensors on a GPU, and torch finds none on this machine", loc=place(self.kernel._meta["loc"]),
+                    f"{self.kernel.name} takes tensors on a GPU, and torch finds none on this machine",
+                    loc=place(self.kernel._meta["loc"]),
                     hint=RUN_HERE,
-                )  # fmt: skip
-            made = torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype)).to(self.kernel.device.memory)
+                )
+            made = (
+                torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype)).to(self.kernel.device.memory)
+            )
             if p["strides"] is not None:
-                made = torch.empty_strided(shape, p["strides"], dtype=made.dtype, device=made.device).copy_(made)
+                made = torch.empty_strided(shape, p["strides"], dtype=made.dtype, device=made.device).copy_(
+                    made
+                )
             return made
         array = numpy.asarray(flat).astype(numpy_dtype(dtype))
         if p["strides"] is not None:
             extent = 1 + sum((n - 1) * s for n, s in zip(shape, p["strides"], strict=True))
             held = numpy.empty(extent, array.dtype)
-            strided = numpy.lib.stride_tricks.as_strided(held, shape, [s * array.itemsize for s in p["strides"]])
+            strided = numpy.lib.stride_tricks.as_strided(
+                held, shape, [s * array.itemsize for s in p["strides"]]
+            )
             strided[...] = array
             return strided
         return array
 
-    # -- time -----------------------------------------------------------------------------------------------------
+    # -- time
+    # -----------------------------------------------------------------------------------------------------
     def do_bench(
         self,
         fn: Callable[..., Any] | None = None,
@@ -167,11 +198,14 @@ class Profiler:
         return_mode: str = "median",
         args: Sequence[Any] | None = None,
     ) -> Any:
-        """Milliseconds a call takes, as the median of calls over about ``rep`` milliseconds, after ``warmup`` milliseconds.
+        """Milliseconds a call takes, as the median of calls over about ``rep`` milliseconds, after ``warmup``
+        milliseconds.
 
         Args:
-            fn: what to measure instead of the kernel, called with the same inputs (or with none, if it takes none).
-            return_mode: "median", "mean", "min", "max", or "all" for the list of samples. args: inputs instead of `inputs`.
+            fn: what to measure instead of the kernel, called with the same inputs (or with none, if it takes
+                none).
+            return_mode: "median", "mean", "min", "max", or "all" for the list of samples. args: inputs
+                instead of `inputs`.
 
         Kernels that talk to other ranks run equally often on all of them; each rank returns its own time.
         """
@@ -181,7 +215,9 @@ class Profiler:
         if fn is not None and _takes(fn, 0) and not _takes(fn, len(given)):
             given = []
         if self.kernel.device.simulated and fn is None:
-            log.say("warning", f"{self.kernel.name}: the time is that of the simulator, of one call", once=True)
+            log.say(
+                "warning", f"{self.kernel.name}: the time is that of the simulator, of one call", once=True
+            )
             start = time.perf_counter()
             call(*given)
             return _summary([(time.perf_counter() - start) * 1e3], return_mode)
@@ -193,13 +229,17 @@ class Profiler:
         """The largest of what all ranks gave."""
         return agree.largest(values)[0]
 
-    # -- comparison -----------------------------------------------------------------------------------------------
-    def assert_allclose(self, reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None) -> None:
+    # -- comparison
+    # -----------------------------------------------------------------------------------------------
+    def assert_allclose(
+        self, reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None
+    ) -> None:
         """Runs the kernel and ``reference`` on the same inputs and compares what they give.
 
-        ``reference`` takes all arguments of a call, or only those that the kernel merely reads. It returns what the kernel returns,
-        or, where the kernel returns nothing, what it writes, in the order of the parameters; if it returns None, it has written its
-        own arguments in place. ``rtol``, ``atol``: by default by the dtype of each result.
+        ``reference`` takes all arguments of a call, or only those that the kernel merely reads. It returns
+        what the kernel returns, or, where the kernel returns nothing, what it writes, in the order of the
+        parameters; if it returns None, it has written its own arguments in place. ``rtol``, ``atol``: by
+        default by the dtype of each result.
 
         Raises:
             AssertionError: they differ; says where most.
@@ -218,7 +258,8 @@ class Profiler:
         only_read = [a for k, a in enumerate(fresh) if not inputs[k].get("written")]
         if not _takes(reference, len(fresh)) and not _takes(reference, len(only_read)):
             raise TileTypeError(
-                f"the reference of {kernel.name} takes neither {len(fresh)} arguments (all) nor {len(only_read)} (those only read)",
+                f"the reference of {kernel.name} takes neither {len(fresh)} arguments (all) nor "
+                f"{len(only_read)} (those only read)",
                 loc=place(kernel._meta["loc"]),
                 expected=", ".join(f"{p['name']}: {declaration(p)}" for p in inputs),
             )
@@ -247,7 +288,8 @@ def _summary(samples: list[float], return_mode: str) -> Any:
 
 
 def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median") -> Any:
-    """Milliseconds that ``fn()`` takes, as the median of calls over about ``rep`` milliseconds, after ``warmup`` milliseconds.
+    """Milliseconds that ``fn()`` takes, as the median of calls over about ``rep`` milliseconds, after
+    ``warmup`` milliseconds.
 
     Raises:
         TileValueError: a ``return_mode`` other than median, mean, min, max, all.
@@ -256,10 +298,14 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return
     return _summary(measure(fn, warmup, rep), return_mode)
 
 
-def measure(call: Callable[[], Any], warmup: float, rep: float, agree: Callable[[Sequence[float]], float] = max) -> list[float]:
-    """Samples of a call's milliseconds. ``agree`` makes one number of several ranks' estimates, so that all run equally often.
+def measure(
+    call: Callable[[], Any], warmup: float, rep: float, agree: Callable[[Sequence[float]], float] = max
+) -> list[float]:
+    """Samples of a call's milliseconds. ``agree`` makes one number of several ranks' estimates, so that all
+    run equally often.
 
-    Calls that only put work on a GPU are timed until it is done, many together, so that awaiting the last costs little.
+    Calls that only put work on a GPU are timed until it is done, many together, so that awaiting the last
+    costs little.
     """
     call()
     finish = devices.awaiting() or _nothing
@@ -312,13 +358,16 @@ def as_float64(value: Any) -> Any:
 
     if is_torch(value):
         torch = sys.modules["torch"]
-        value = (value.detach().to(torch.float64) if value.is_floating_point() else value.detach()).cpu().numpy()
+        value = (
+            (value.detach().to(torch.float64) if value.is_floating_point() else value.detach()).cpu().numpy()
+        )
     array = numpy.asarray(value)
     return array if array.dtype.kind in "iub" else array.astype(numpy.float64)
 
 
 def compare(what: str, got: Any, want: Any, rtol: float | None = None, atol: float | None = None) -> None:
-    """AssertionError where two tensors differ by more than ``atol + rtol * |want|``; infinities and NaNs must be in the same places."""
+    """AssertionError where two tensors differ by more than ``atol + rtol * |want|``; infinities and NaNs must
+    be in the same places."""
     import numpy
 
     dtype = str(getattr(got, "dtype", "")).removeprefix("torch.")
@@ -327,7 +376,9 @@ def compare(what: str, got: Any, want: Any, rtol: float | None = None, atol: flo
     a, b = as_float64(got), as_float64(want)
     if a.shape != b.shape:
         raise AssertionError(f"{what} has shape {a.shape}, the reference's {b.shape}")
-    whole = a.dtype.kind in "iub" and b.dtype.kind in "iub" and rtol == atol == 0  # float64 would not tell large ones apart
+    whole = (
+        a.dtype.kind in "iub" and b.dtype.kind in "iub" and rtol == atol == 0
+    )  # float64 would not tell large ones apart
     close = a == b if whole else numpy.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
     if close.all():
         return
@@ -336,6 +387,7 @@ def compare(what: str, got: Any, want: Any, rtol: float | None = None, atol: flo
     worst = numpy.unravel_index(int(off.argmax()), off.shape)
     at = tuple(int(i) for i in worst)
     raise AssertionError(
-        f"{what} differs from the reference in {int((~close).sum())} of {close.size} elements (rtol {rtol:g}, atol {atol:g}); "
+        f"{what} differs from the reference in {int((~close).sum())} of {close.size} elements (rtol "
+        f"{rtol:g}, atol {atol:g}); "
         f"most at {list(at)}: {a[at]!s}, expected {b[at]!s}"
     )

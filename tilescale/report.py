@@ -18,13 +18,15 @@ class ResourceReport:
 
     Attributes:
         resources: as `Kernel.resources`; empty on other targets.
-        count: the work, counted from the tile program; None for a kernel that was loaded from a file, which holds none.
-        machine, roofline: the GPU that its architecture stands for, and the bound there; None where there are no figures.
+        count: the work, counted from the tile program; None for a kernel that was loaded from a file, which
+        holds none. machine, roofline: the GPU that its architecture stands for, and the bound there; None
+        where there are no figures.
         waves: how often the machine fills with blocks; None where that is not known.
-        latency: milliseconds of a measured call, where given or known.
-        copies, loops: on GPUs: how each T.copy of a tensor goes, and the stages that pipelined loops have; each a dict, see
-            `tilescale.compiler.cuda.account`. mechanisms: what the compiler has for some kernels, of which this is one, by the names that
-            TILESCALE_WITHOUT takes (docs/ARCHITECTURE.md). notes: what the compiler did that the author may not expect, and why.
+        latency: milliseconds of a measured call, where given or known. copies, loops: on GPUs: how each
+        T.copy of a tensor goes, and the stages that pipelined loops have; each a dict, see
+            `tilescale.compiler.cuda.account`. mechanisms: what the compiler has for some kernels, of which
+            this is one, by the names that TILESCALE_WITHOUT takes (docs/ARCHITECTURE.md). notes: what the
+            compiler did that the author may not expect, and why.
     """
 
     title: str
@@ -47,7 +49,9 @@ class ResourceReport:
     @property
     def share(self) -> float | None:
         """Of the bound that the measured call reaches: 1 is the machine's peak."""
-        return self.roofline.seconds * 1e3 / self.latency if self.roofline is not None and self.latency else None
+        return (
+            self.roofline.seconds * 1e3 / self.latency if self.roofline is not None and self.latency else None
+        )
 
     def __str__(self) -> str:
         rows = [*self._taken(), *self._scheduled(), *self._launched(), *self._worked(), *self._bounded()]
@@ -58,14 +62,24 @@ class ResourceReport:
         r = self.resources
         if not r:
             return []
-        spills = "spills unknown" if "spill_stores" not in r else f"spills {r['spill_stores']} B stored, {r['spill_loads']} B loaded"
+        spills = (
+            "spills unknown"
+            if "spill_stores" not in r
+            else f"spills {r['spill_stores']} B stored, {r['spill_loads']} B loaded"
+        )
         out = [
             ("registers", f"{r['registers']} a thread; {spills}; stack {r['stack']} B"),
             ("shared memory", f"{r['shared'] + r['dynamic_shared']:,} B a block"),
         ]
         if "blocks" in r:
             held = f"{r['blocks']} block{'' if r['blocks'] == 1 else 's'} a multiprocessor"
-            out.append(("occupancy", f"{held} of {r['threads']} threads ({r['occupancy']:.0%} of its threads), limited by {r['bound']}"))
+            out.append(
+                (
+                    "occupancy",
+                    f"{held} of {r['threads']} threads ({r['occupancy']:.0%} of its threads), limited by "
+                    f"{r['bound']}",
+                )
+            )
         return out
 
     def _scheduled(self) -> list[tuple[str, str]]:
@@ -98,14 +112,21 @@ class ResourceReport:
         if total.element or total.special:
             special = f" and {_si(total.special)} special functions" if total.special else ""
             out.append(("lanes", f"{_si(total.element)} operations{special}"))
-        read, written = (sum(min(n, self.count.tensors[t]) for t, n in amounts.items()) for amounts in (total.read, total.written))
+        read, written = (
+            sum(min(n, self.count.tensors[t]) for t, n in amounts.items())
+            for amounts in (total.read, total.written)
+        )
         text = f"{_bytes(read)} read and {_bytes(written)} written at least; tiles move {_bytes(total.moved)}"
-        out.append(("memory", text + (f", and {_bytes(total.remote)} of other ranks" if total.remote else "")))
+        out.append(
+            ("memory", text + (f", and {_bytes(total.remote)} of other ranks" if total.remote else ""))
+        )
         for loop in self.count.loops:
             rounds = f"{loop.rounds:.4g} rounds of {_bytes(loop.work.moved)}"
             known = any(loop.loc is not None and own["line"] == loop.loc.line for own in self.loops)
             stages = "" if known else f", {loop.stages} stage{'' if loop.stages == 1 else 's'} asked for"
-            out.append(("pipeline", rounds + stages + (f" (line {loop.loc.line})" if loop.loc is not None else "")))
+            out.append(
+                ("pipeline", rounds + stages + (f" (line {loop.loc.line})" if loop.loc is not None else ""))
+            )
         out += [("note", note) for note in self.count.notes]
         return out
 
@@ -115,8 +136,14 @@ class ResourceReport:
         bound = self.roofline
         parts = ", ".join(f"{part} {_time(seconds)}" for part, seconds in bound.parts.items() if seconds)
         out = [
-            ("intensity", f"{bound.intensity:.4g} FLOP/B; {self.machine.name} is balanced at {bound.balance:.4g}"),
-            ("bound", f"{_time(bound.seconds)}, by {bound.bound} at the peak of {self.machine.name} ({parts})"),
+            (
+                "intensity",
+                f"{bound.intensity:.4g} FLOP/B; {self.machine.name} is balanced at {bound.balance:.4g}",
+            ),
+            (
+                "bound",
+                f"{_time(bound.seconds)}, by {bound.bound} at the peak of {self.machine.name} ({parts})",
+            ),
         ]
         if self.share is not None and self.latency is not None:
             rate = f" ({bound.flops / self.latency / 1e9:.4g} TFLOP/s)" if bound.flops else ""
@@ -140,10 +167,14 @@ def report(kernel: Launchable, extents: dict[str, int], latency: float | None) -
     """See `Kernel.report`."""
     resources = kernel.resources if kernel.device.gpu else {}
     count = machine = bound = None
-    known = {*kernel.symbols, *(p["name"] for p in kernel.params if p["kind"] == "scalar" and "float" not in p["dtype"])}
+    known = {
+        *kernel.symbols,
+        *(p["name"] for p in kernel.params if p["kind"] == "scalar" and "float" not in p["dtype"]),
+    }
     if unknown := sorted(set(extents) - known):
         raise TileValueError(
-            f"{kernel.label} has no extent {unknown[0]!r}", expected=", ".join(sorted(known)) or "none: all its extents are constants"
+            f"{kernel.label} has no extent {unknown[0]!r}",
+            expected=", ".join(sorted(known)) or "none: all its extents are constants",
         )
     for name, value in extents.items():
         if not hasattr(value, "__index__") or (name in kernel.symbols and value < 0):

@@ -1,8 +1,10 @@
-"""``target="sim"``: kernels that a call runs on the simulator, on the arrays that it is given; no LLVM, no C compiler, no disk cache.
+"""``target="sim"``: kernels that a call runs on the simulator, on the arrays that it is given; no LLVM, no C
+compiler, no disk cache.
 
-A call on a rank of its own runs at once. A call of a kernel in which ranks meet, made by a simulated rank (tilescale.comm.sim), waits until
-every rank of the team has made it, and the last one runs the machine for all. Beside the run in turn, whose results callers get, a
-`Checking` may ask for more runs from the same beginning under other schedules; what is wrong with any goes into its report.
+A call on a rank of its own runs at once. A call of a kernel in which ranks meet, made by a simulated rank
+(tilescale.comm.sim), waits until every rank of the team has made it, and the last one runs the machine for
+all. Beside the run in turn, whose results callers get, a `Checking` may ask for more runs from the same
+beginning under other schedules; what is wrong with any goes into its report.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ STEPS = 2_000_000
 
 
 class Program:
-    """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are checked by."""
+    """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are
+    checked by."""
 
     def __init__(self, traced: TileProgram, key: str | None):
         from tilescale.compiler import description
@@ -66,20 +69,24 @@ class Program:
             raise self.refuted[ranks, world].error()
 
     def require_here(self) -> None:
-        """What a compilation requires where it is asked for. Where launches are checked, their report says it instead."""
+        """What a compilation requires where it is asked for. Where launches are checked, their report says it
+        instead."""
         thread = sim.here()
         if thread is None or thread.job.checking is None:
             self.require(None, build.ranks())
 
     @functools.cached_property
     def scheduled(self) -> Any:
-        """The same as a target with asynchronous copies would have it: rings of two stages, for a producer and a consumer."""
+        """The same as a target with asynchronous copies would have it: rings of two stages, for a producer
+        and a consumer."""
         from tilescale.compiler.checks.levels import Plan
         from tilescale.compiler.sim.prepare import prepare
 
         return prepare(Plan().of(self.prepared.program))
 
-    def launch(self, args: Sequence[dict[str, Any]], level: str, only: int | None, whose: str, limit: int) -> Any:
+    def launch(
+        self, args: Sequence[dict[str, Any]], level: str, only: int | None, whose: str, limit: int
+    ) -> Any:
         """A launch at a level, with the arguments of every rank: see compiler/checks/levels.py."""
         from tilescale.compiler.checks.levels import Both, Plan
         from tilescale.compiler.checks.run import Launch
@@ -96,7 +103,8 @@ _numbers = itertools.count()
 
 
 def program_of(key: str | None, trace: Callable[[], TileProgram]) -> Program:
-    """The program behind a key (`tilescale.build.key_of`), traced and prepared by the first who asks; None: not to be remembered."""
+    """The program behind a key (`tilescale.build.key_of`), traced and prepared by the first who asks; None:
+    not to be remembered."""
     made = None if key is None else _programs.get(key)
     if made is None:
         made = Program(trace(), key)
@@ -107,7 +115,8 @@ def program_of(key: str | None, trace: Callable[[], TileProgram]) -> Program:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the static checks know of a kernel on so many ranks (None: on any number), called with these integers and extents."""
+    """What the static checks know of a kernel on so many ranks (None: on any number), called with these
+    integers and extents."""
 
     label: str
     ranks: int | None
@@ -117,7 +126,9 @@ class Proof:
     def __str__(self) -> str:
         """The table of obligations, and a line for each that is unknown."""
         values = "".join(f", {name} = {value}" for name, value in sorted(self.values.items()))
-        count = "any number of ranks" if self.ranks is None else f"{self.ranks} rank{'s' * (self.ranks != 1)}"
+        count = (
+            "any number of ranks" if self.ranks is None else (f"{self.ranks} rank{'s' * (self.ranks != 1)}")
+        )
         parts = [f"{self.label} on {count}{values}:", self.found.table(), self.found.open_questions()]
         return "\n".join(part for part in parts if part)
 
@@ -127,15 +138,18 @@ class Checking:
     """What launches do beside computing, and what came of it.
 
     Attributes:
-        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many where it is "exhaustive".
-            ``exhaustive:3@4.2,9.1/0`` is one run of the third launch alone, as a finding names it.
-            level: "tile", "scheduled" or "both". limit: steps after which a run counts as endless.
-        report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
+        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many
+            where it is "exhaustive". ``exhaustive:3@4.2,9.1/0`` is one run of the third launch alone, as a
+            finding names it. level: "tile", "scheduled" or "both". limit: steps after which a run counts as
+            endless.
+        report: what was found in all runs of all launches. kernels: what was launched, with its constants.
+            launches: how many.
         incomplete: of how many launches an exhaustive exploration has not run all interleavings.
         progress: called behind each run.
         record: the timeline of every launch is kept in ``timelines``, its ranks numbered as in the job.
-        static: whether kernels are checked statically too, once for each number of ranks and set of integers and extents; a kernel on so
-            many ranks has STATIC_BUDGET milliseconds for all its sets. proofs: what came of it, in the order of the launches.
+        static: whether kernels are checked statically too, once for each number of ranks and set of integers
+            and extents; a kernel on so many ranks has STATIC_BUDGET milliseconds for all its sets. proofs:
+            what came of it, in the order of the launches.
     """
 
     schedule: str = "adversary"
@@ -155,7 +169,9 @@ class Checking:
     spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
     limit: int = STEPS
     windows: Windows | None = None  # of launches that run overlapped
-    disagreed: list[BaseException] = field(default_factory=list)  # what ranks that waited for one another for ever were told
+    disagreed: list[BaseException] = field(
+        default_factory=list
+    )  # what ranks that waited for one another for ever were told
 
     def __post_init__(self) -> None:
         if self.report is None:
@@ -171,10 +187,13 @@ class Checking:
         return f"exhaustive:{choices}" if head == f"exhaustive:{number}" else None
 
     def prove(self, kernel: SimKernel, ranks: int, values: dict[str, int], report: Any) -> None:
-        """Asks the static checks of a kernel, unless they have been asked for the same ranks and values; refutations go into the report.
-        Where ranks do not meet, not all need launch: then no number of them is taken for granted."""
+        """Asks the static checks of a kernel, unless they have been asked for the same ranks and values;
+        refutations go into the report. Where ranks do not meet, not all need launch: then no number of them
+        is taken for granted."""
         program, count = kernel.simulated, ranks if kernel.collective else None
-        mark = hashlib.blake2b(repr((program.key, count, sorted(values.items()))).encode(), digest_size=16).digest()
+        mark = hashlib.blake2b(
+            repr((program.key, count, sorted(values.items()))).encode(), digest_size=16
+        ).digest()
         if not self.static or mark in self.seen:
             return
         self.seen.add(mark)
@@ -199,7 +218,9 @@ class Checking:
 
     def tells(self, error: BaseException) -> bool:
         """Whether what a rank raised is among the findings."""
-        return bool(self.report.findings) and (isinstance(error, FindingError) or any(error is told for told in self.disagreed))
+        return bool(self.report.findings) and (
+            isinstance(error, FindingError) or any(error is told for told in self.disagreed)
+        )
 
     def overlap(self, steps: list[Step], whose: str) -> None:
         """Runs launches of a team overlapped, as often as each by itself."""
@@ -208,7 +229,9 @@ class Checking:
 
         window, report = Window(steps, limit=self.limit, whose=whose), Report()
         orders = [("round_robin", 0)]
-        orders += [] if self.schedule == "round_robin" else [(self.schedule, seed) for seed in range(self.seeds)]
+        orders += (
+            [] if self.schedule == "round_robin" else [(self.schedule, seed) for seed in range(self.seeds)]
+        )
         for order, seed in orders:
             window.run(order, seed, report)
             self.progress()
@@ -232,7 +255,8 @@ class Checking:
 
 
 class SimKernel(Kernel):
-    """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
+    """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with
+    the report."""
 
     def __init__(self, program: Program, label: str, trace: Callable[[], TileProgram], **options: Any):
         self.simulated = program
@@ -261,21 +285,33 @@ class SimKernel(Kernel):
         if world == 1 or not self.simulated.reaches:
             mine = members.index(rank) if rank in members else 0
             everyone = "" if len(members) == world else f", those of the team {list(members)}"
-            _show(_perform([call], len(members), None if world == 1 else mine, checking, everyone, members)[0])
+            _show(
+                _perform([call], len(members), None if world == 1 else mine, checking, everyone, members)[0]
+            )
             return
         if not isinstance(backend, sim.SimRank):
             raise LaunchError(
-                f"{self.name}: the simulator runs all ranks in one process, and this job has {world} processes",
-                loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
-            )  # fmt: skip
+                f"{self.name}: the simulator runs all ranks in one process, and this job has {world} "
+                "processes",
+                loc=place(self._meta["loc"]),
+                hint="tilescale check -n 4 script.py, or the target cpu",
+            )
         ordered = self.simulated.prepared.launch.ordered
-        _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking), ordered))
+        _show(
+            backend.job.meet(
+                rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking), ordered
+            )
+        )
 
     def get_kernel_source(self, kind: str | None = None) -> str:
-        """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
+        """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises
+        TileValueError for another kind."""
         kind = self.device.shown if kind is None else kind
         if kind not in self.device.sources:
-            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(self.device.sources))
+            raise TileValueError(
+                f"get_kernel_source({kind!r}) of the target sim",
+                expected="one of " + ", ".join(self.device.sources),
+            )
         if kind == "tile":
             return self.simulated.traced.func.script()
         from tilescale.compiler.passes import pipeline
@@ -303,8 +339,8 @@ def world(ranks: int, checking: Checking) -> sim.SimWorld:
 
 
 def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[int]) -> BaseException:
-    """Ranks that wait for one another for ever, which is a finding. A program gets it as such where a launch is among what they wait
-    in, else as the CommError that calls of tilescale.comm raise everywhere."""
+    """Ranks that wait for one another for ever, which is a finding. A program gets it as such where a launch
+    is among what they wait in, else as the CommError that calls of tilescale.comm raise everywhere."""
     from tilescale.compiler.findings import Finding, Report, Where
 
     launches = [a for a in waiting if isinstance(a.offer, arguments.Call)]
@@ -312,7 +348,9 @@ def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[in
 
     def where(arrival: sim.Arrival) -> Where:
         call = arrival.offer
-        return Where(call.kernel.label if isinstance(call, arguments.Call) else arrival.what, arrival.loc, arrival.rank)
+        return Where(
+            call.kernel.label if isinstance(call, arguments.Call) else arrival.what, arrival.loc, arrival.rank
+        )
 
     first = (launches or waiting)[0]
     others = [a for a in waiting if a is not first]
@@ -320,7 +358,10 @@ def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[in
     rest += [f"rank {r} has ended" for r in ended]
     rest = rest or [f"rank {a.rank} does with other ranks" for a in others]
     does = "launches" if launches else "calls"
-    text = f"rank {first.rank} {does} {where(first).what}, and not every rank of its team does: {'; '.join(rest[:4])}"
+    text = (
+        f"rank {first.rank} {does} {where(first).what}, and not every rank of its team does: "
+        f"{'; '.join(rest[:4])}"
+    )
     hint = f"the same {'launches' if launches else 'calls of tilescale.comm'} in the same order on every rank"
     finding = Finding("different-programs", text, where(first), tuple(map(where, others))[:8], hint)
     checking.report.add(finding)
@@ -330,7 +371,9 @@ def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[in
     return error
 
 
-def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: Checking | None) -> list[list[str]]:
+def _together(
+    calls: list[Call], members: tuple[int, ...], size: int, checking: Checking | None
+) -> list[list[str]]:
     """A launch that all ranks of a team have made; what each of them printed."""
     finding = _difference(calls)
     if finding is not None:
@@ -341,7 +384,14 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
             checking.report.add(finding)
         raise FindingError(report)
     everyone = len(members) == size
-    made = _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}", members)
+    made = _perform(
+        calls,
+        len(members),
+        None,
+        checking,
+        "" if everyone else f", those of the team {list(members)}",
+        members,
+    )
     if checking is not None and checking.record and not everyone:
         checking.timelines.append(checking.timelines.pop().renumbered(members, size))
     return made
@@ -373,19 +423,37 @@ def _difference(calls: list[Call]) -> Any:
     for rank, call in enumerate(calls):
         for name, mine in call.tensors.items():
             its = first.tensors[name]
-            if (mine.at, mine.array.shape) == (its.at, its.array.shape) or mine.block is None or its.block is None:
+            if (
+                (mine.at, mine.array.shape) == (its.at, its.array.shape)
+                or mine.block is None
+                or its.block is None
+            ):
                 continue
-            text = f"rank {rank} launches {first.kernel.label} with another symmetric tensor as {name} than rank 0"
+            text = (
+                f"rank {rank} launches {first.kernel.label} with another symmetric tensor as {name} than "
+                "rank 0"
+            )
             here, there = (Where(c.kernel.label, c.loc, r) for r, c in ((rank, call), (0, first)))
-            return Finding("different-programs", text, here, (there,), "the same tensor on all ranks, from one call of tilescale.comm")
+            return Finding(
+                "different-programs",
+                text,
+                here,
+                (there,),
+                "the same tensor on all ranks, from one call of tilescale.comm",
+            )
     return None
 
 
 def _perform(
-    calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None, whose: str = "", members: Sequence[int] = (),
-) -> list[list[str]]:  # fmt: skip
-    """Runs a launch: in turn for its results, which go into the callers' memory, and then as often as ``checking`` asks for. ``members``:
-    the team's as ranks of the job.
+    calls: Sequence[Call],
+    ranks: int,
+    only: int | None,
+    checking: Checking | None,
+    whose: str = "",
+    members: Sequence[int] = (),
+) -> list[list[str]]:
+    """Runs a launch: in turn for its results, which go into the callers' memory, and then as often as
+    ``checking`` asks for. ``members``: the team's as ranks of the job.
 
     Returns:
         for each call what T.print showed.
@@ -397,14 +465,22 @@ def _perform(
 
     kernel = calls[0].kernel
     empty: list[dict[str, Any]] = [{}] * ranks
-    args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
+    args = (
+        [c.values() for c in calls]
+        if only is None
+        else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
+    )
     level = "tile" if checking is None else checking.level
     limit = STEPS if checking is None else checking.limit
     launch, report = kernel.simulated.launch(args, level, only, whose, limit), Report()
     unordered = only is None and not kernel.simulated.prepared.launch.ordered
     windows = checking.windows if checking is not None and unordered else None
     team = tuple(members)
-    step = None if windows is None else windows.begin(kernel.simulated.prepared, calls, team, _mark(kernel, calls, True), whose)
+    step = (
+        None
+        if windows is None
+        else windows.begin(kernel.simulated.prepared, calls, team, _mark(kernel, calls, True), whose)
+    )
     done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
         if done.timeline is not None:
@@ -440,11 +516,14 @@ def _perform(
     if checking is None and not report:
         raise FindingError(report)
     lines = list(zip(done.printers, done.printed, strict=True))
-    return [[text for rank, text in lines if rank == mine] for mine in (range(ranks) if only is None else (only,))]
+    return [
+        [text for rank, text in lines if rank == mine] for mine in (range(ranks) if only is None else (only,))
+    ]
 
 
 def _of_launch(finding: Any, number: int) -> Any:
-    """A finding of an interleaving, with the number of the launch that it belongs to and how to run it again."""
+    """A finding of an interleaving, with the number of the launch that it belongs to and how to run it
+    again."""
     if not finding.schedule.startswith("exhaustive:"):
         return finding
     choices, _, rest = finding.schedule.removeprefix("exhaustive:").partition(", ")
@@ -453,8 +532,9 @@ def _of_launch(finding: Any, number: int) -> Any:
 
 
 def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
-    """What decides which interleavings of a launch there are: the program, extents, numbers, what is written, and the values of
-    integers. Values of floats do not count; nor, where ranks do not meet, which rank it is."""
+    """What decides which interleavings of a launch there are: the program, extents, numbers, what is written,
+    and the values of integers. Values of floats do not count; nor, where ranks do not meet, which rank it
+    is."""
     import numpy
 
     digest = hashlib.blake2b(digest_size=16)
@@ -465,19 +545,28 @@ def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
             digest.update(f"{name}{given.shape}{given.dtype}{given.strides}".encode())
             if given.dtype.kind in "iub":
                 digest.update(numpy.ascontiguousarray(given).tobytes())
-            if argument.block is not None and (mask := argument.block.mask(argument.address, given.shape, given.itemsize)) is not None:
+            if (
+                argument.block is not None
+                and (mask := argument.block.mask(argument.address, given.shape, given.itemsize)) is not None
+            ):
                 digest.update(numpy.packbits(mask).tobytes())
         digest.update(repr(call.numbers).encode())
     return digest.digest()
 
 
 def kernel_of(
-    program: Program, label: str, trace: Callable[[], TileProgram], instrument: bool, out_idx: tuple[int, ...] | None
+    program: Program,
+    label: str,
+    trace: Callable[[], TileProgram],
+    instrument: bool,
+    out_idx: tuple[int, ...] | None,
 ) -> SimKernel:
     """``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
     if out_idx is None:
         outputs = [k for k, p in enumerate(program.meta["params"]) if p["output"]]
-        return SimKernel(program, label, trace, out_idx=outputs, returns=program.meta["returns"], instrument=instrument)
+        return SimKernel(
+            program, label, trace, out_idx=outputs, returns=program.meta["returns"], instrument=instrument
+        )
     return SimKernel(program, label, trace, out_idx=out_idx, instrument=instrument)
 
 

@@ -1,14 +1,17 @@
 """The text of functions, as it was when Python compiled them.
 
-A kernel is compiled from its text, long after its module was imported, and a file may be edited in between. So a file is read when a
-function of it is decorated (`keep`), and a text counts only where it fits: what it compiles to must be the very code object that the
-function has, with its lines and columns (`find`). A helper that nobody decorated is read when it is first reached, under the same rule.
+A kernel is compiled from its text, long after its module was imported, and a file may be edited in between.
+So a file is read when a function of it is decorated (`keep`), and a text counts only where it fits: what it
+compiles to must be the very code object that the function has, with its lines and columns (`find`). A helper
+that nobody decorated is read when it is first reached, under the same rule.
 
-Bytecode has forgotten one thing, the annotations of local names, with which an eager kernel declares its tensors. Where there are any the
-text must also lie in a file that nobody touched since the module was compiled, or have been read while its module ran with nothing that
-tells of an edit: neither the file's times against those of the process and of the module's .pyc, nor what that was made from.
+Bytecode has forgotten one thing, the annotations of local names, with which an eager kernel declares its
+tensors. Where there are any the text must also lie in a file that nobody touched since the module was
+compiled, or have been read while its module ran with nothing that tells of an edit: neither the file's times
+against those of the process and of the module's .pyc, nor what that was made from.
 
-A leaf that imports nothing of ours, so that `errors` may show the lines that were imported and not those that a file has now.
+A leaf that imports nothing of ours, so that `errors` may show the lines that were imported and not those that
+a file has now.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from typing import Any
 
 
 def _process_began() -> float:
-    """When this process began, before it compiled anything; now where the system does not tell (proc(5), "starttime")."""
+    """When this process began, before it compiled anything; now where the system does not tell (proc(5),
+    "starttime")."""
     try:
         with open("/proc/self/stat", "rb") as f:
             ticks = int(f.read().rpartition(b")")[2].split()[19])
@@ -41,10 +45,14 @@ def _process_began() -> float:
 
 #: What is older has not changed since any module of this process was compiled.
 _BEGAN = _process_began()
-#: Seconds by which a file's times may be ahead of ours: clocks of file systems are coarse, those of file servers are others.
+#: Seconds by which a file's times may be ahead of ours: clocks of file systems are coarse, those of file
+#: servers are others.
 _SLACK = 0.5
 #: What `from __future__ import …` in a module leaves in its functions' flags.
-_FUTURES = sum({getattr(futures, name).compiler_flag for name in futures.all_feature_names} - {futures.nested_scopes.compiler_flag})
+_FUTURES = sum(
+    {getattr(futures, name).compiler_flag for name in futures.all_feature_names}
+    - {futures.nested_scopes.compiler_flag}
+)
 #: Loaders that compile a module's text as it stands. pytest's, for one, does not: it rewrites assertions.
 _LOADERS = ("_frozen_importlib", "_frozen_importlib_external", "importlib._bootstrap_external", "zipimport")
 #: Texts that are kept of one file; a notebook that reloads a module for weeks must not grow without end.
@@ -60,8 +68,8 @@ _Stamp = tuple[int, int, int]
 
 @dataclass(eq=False)
 class _Text:
-    """One state of a file. ``stamp``: of the file that it was read from, None where there is no file; ``running``: read while its module
-    was being executed, with nothing that tells of an edit before."""
+    """One state of a file. ``stamp``: of the file that it was read from, None where there is no file;
+    ``running``: read while its module was being executed, with nothing that tells of an edit before."""
 
     lines: list[str]
     stamp: _Stamp | None = None
@@ -69,12 +77,15 @@ class _Text:
 
     @functools.cached_property
     def imports(self) -> list[ast.stmt]:
-        """The imports at the margin. Python calls the functions of a name that its module imports with other instructions."""
+        """The imports at the margin. Python calls the functions of a name that its module imports with other
+        instructions."""
         out, k = "", 0
         while k < len(self.lines):
             if self.lines[k].startswith(("import ", "from ")):
                 out += self.lines[k]
-                while k + 1 < len(self.lines) and (self.lines[k].endswith("\\\n") or out.count("(") > out.count(")")):
+                while k + 1 < len(self.lines) and (
+                    self.lines[k].endswith("\\\n") or out.count("(") > out.count(")")
+                ):
                     k += 1
                     out += self.lines[k]
             k += 1
@@ -84,7 +95,8 @@ class _Text:
 
 @dataclass(frozen=True)
 class Source:
-    """The definition of a function: its node in the syntax tree, with the file's own lines and columns, and its text."""
+    """The definition of a function: its node in the syntax tree, with the file's own lines and columns, and
+    its text."""
 
     node: Definition
     text: str
@@ -93,7 +105,8 @@ class Source:
 _texts: dict[str, list[_Text]] = {}
 #: file → the lines to show of it: those of the text that was used last
 _shown: dict[str, list[str]] = {}
-#: id of a code object → it and its source. By identity: two that are equal may come from different files (a notebook's cells).
+#: id of a code object → it and its source. By identity: two that are equal may come from different files (a
+#: notebook's cells).
 _found: dict[int, tuple[types.CodeType, Source]] = {}
 
 
@@ -142,8 +155,8 @@ def is_known(file: str) -> bool:
 
 
 def has_changed(func: types.FunctionType) -> bool:
-    """Of a function that is not found: whether there is a text under its file's name, which is another one by now. From then on no line
-    of it is shown."""
+    """Of a function that is not found: whether there is a text under its file's name, which is another one by
+    now. From then on no line of it is shown."""
     code = func.__code__
     if code.co_filename == "<string>":  # of any `exec`, whose text never was there
         return False
@@ -163,7 +176,8 @@ def module_as_imported(module: types.ModuleType) -> bytes | None:
 
 
 def line(file: str, number: int) -> str:
-    """A line of a file without its end, as it was when the functions that are compiled now were imported; empty where there is none."""
+    """A line of a file without its end, as it was when the functions that are compiled now were imported;
+    empty where there is none."""
     lines = _shown.get(file)
     if lines is None:
         return linecache.getline(file, number).rstrip("\n")
@@ -182,8 +196,9 @@ def _stamp(file: str) -> _Stamp | None:
 
 
 def _readable(code: types.CodeType, scope: dict[str, Any]) -> Iterator[_Text]:
-    """Every text that is known under a code object's file name, one look each: the file; what the module's loader has (a zip file); what
-    linecache has been told (the cells of notebooks, the lines of a REPL); what stands behind ``python -c``."""
+    """Every text that is known under a code object's file name, one look each: the file; what the module's
+    loader has (a zip file); what linecache has been told (the cells of notebooks, the lines of a REPL); what
+    stands behind ``python -c``."""
     file = code.co_filename
     try:
         with open(file, "rb") as raw:
@@ -202,7 +217,9 @@ def _readable(code: types.CodeType, scope: dict[str, Any]) -> Iterator[_Text]:
             given = None
         if given:
             yield _Text(_lines(given))
-    by_code = getattr(linecache, "_getlines_from_code", None)  # Python 3.13 keeps what a REPL compiled by code object
+    by_code = getattr(
+        linecache, "_getlines_from_code", None
+    )  # Python 3.13 keeps what a REPL compiled by code object
     lines = by_code(code) if by_code is not None else None
     if lines:
         yield _Text(list(lines))
@@ -210,7 +227,9 @@ def _readable(code: types.CodeType, scope: dict[str, Any]) -> Iterator[_Text]:
     if lines:
         entry: Any = linecache.cache.get(file, ())  # (size, time of modification or None, lines, name)
         modified = entry[1] if len(entry) > 1 else None
-        yield _Text(list(lines), None if modified is None else (int(modified * 1e9), int(modified * 1e9), entry[0]))
+        yield _Text(
+            list(lines), None if modified is None else (int(modified * 1e9), int(modified * 1e9), entry[0])
+        )
     if file == "<string>" and sys.argv[:1] == ["-c"]:
         for option, text in zip(sys.orig_argv, sys.orig_argv[1:]):
             if option.startswith("-") and option.endswith("c"):
@@ -228,28 +247,39 @@ def _lines(text: str) -> list[str]:
 def _fitting(text: _Text, func: types.FunctionType) -> Source | None:
     code = func.__code__
     node = _statement(text, code)
-    if node is not None and not text.running and not _untouched(text.stamp, func.__globals__) and _declares(node):
+    if (
+        node is not None
+        and not text.running
+        and not _untouched(text.stamp, func.__globals__)
+        and _declares(node)
+    ):
         return None
     if node is None and _has_own_loader(func.__globals__) and _untouched(text.stamp, func.__globals__):
         node = _definition(_parsed("".join(text.lines)), code, exactly=False)
-    return None if node is None else Source(node, "".join(text.lines[code.co_firstlineno - 1 : node.end_lineno]))
+    return (
+        None if node is None else Source(node, "".join(text.lines[code.co_firstlineno - 1 : node.end_lineno]))
+    )
 
 
 def _statement(text: _Text, code: types.CodeType) -> Definition | None:
-    """The definition, from the lines of the statement around it alone, which takes a tenth of a file's time; from the whole file where
-    these lines do not compile to the function's code."""
+    """The definition, from the lines of the statement around it alone, which takes a tenth of a file's time;
+    from the whole file where these lines do not compile to the function's code."""
     lines, first = text.lines, code.co_firstlineno
     if first > len(lines):
         return None
 
     def begins(k: int) -> bool:
         """Whether a statement of the module begins here: what stands at the margin and continues nothing."""
-        return lines[k][0] not in " \t\f\n#)]}" and not lines[k].startswith(("else", "elif", "except", "finally"))
+        return lines[k][0] not in " \t\f\n#)]}" and not lines[k].startswith(
+            ("else", "elif", "except", "finally")
+        )
 
     start = end = first - 1
     while start > 0 and not begins(start):
         start -= 1
-    while end < len(lines) - 1 and lines[end][0] in "@ \t\f\n#)]}" and lines[start][0] == "@":  # from decorators on to their def
+    while (
+        end < len(lines) - 1 and lines[end][0] in "@ \t\f\n#)]}" and lines[start][0] == "@"
+    ):  # from decorators on to their def
         end += 1
     end += 1
     while end < len(lines) and not begins(end):
@@ -270,7 +300,8 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _definition(module: ast.Module | None, code: types.CodeType, exactly: bool = True) -> Definition | None:
-    """The function's definition in a module; None where the module does not hold it or, ``exactly``, compiles to other code."""
+    """The function's definition in a module; None where the module does not hold it or, ``exactly``, compiles
+    to other code."""
     if module is None or exactly and not _holds(module, code):
         return None
     wanted = code.co_name, code.co_firstlineno
@@ -313,7 +344,8 @@ def _declares(node: ast.AST) -> bool:
 
 
 def _running(scope: dict[str, Any]) -> types.FrameType | None:
-    """The frame of the module, or the cell, with these globals where its body is being executed: its text was read just now."""
+    """The frame of the module, or the cell, with these globals where its body is being executed: its text was
+    read just now."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_globals is scope and frame.f_code.co_name == "<module>":
@@ -323,14 +355,18 @@ def _running(scope: dict[str, Any]) -> types.FrameType | None:
 
 
 def _edited(stamp: _Stamp | None, scope: dict[str, Any], frame: types.FrameType) -> bool:
-    """Whether a file was edited since its module, whose body runs in ``frame``, was compiled. Of a module without a .pyc nothing tells, but
-    of the program's own file, which was compiled when the process began."""
+    """Whether a file was edited since its module, whose body runs in ``frame``, was compiled. Of a module
+    without a .pyc nothing tells, but of the program's own file, which was compiled when the process began."""
     if stamp is None or stamp[0] / 1e9 < _BEGAN:
         return False
     if frame.f_back is None:
         return max(stamp[:2]) / 1e9 > _BEGAN + _SLACK
     name = getattr(scope.get("__spec__"), "name", "")
-    if vars(sys.modules.get(name, types)) is not scope or _has_own_loader(scope) or (kept := _compiled(scope)) is None:
+    if (
+        vars(sys.modules.get(name, types)) is not scope
+        or _has_own_loader(scope)
+        or (kept := _compiled(scope)) is None
+    ):
         return False
     source, made = kept
     if source == _as_kept(stamp):
@@ -340,8 +376,8 @@ def _edited(stamp: _Stamp | None, scope: dict[str, Any], frame: types.FrameType)
 
 
 def _untouched(stamp: _Stamp | None, scope: dict[str, Any]) -> bool:
-    """Whether a file is as it was when its module was compiled: older than this process, or what the module's .pyc was made from. What is
-    no file (a cell, a zip archive) is not edited in place."""
+    """Whether a file is as it was when its module was compiled: older than this process, or what the module's
+    .pyc was made from. What is no file (a cell, a zip archive) is not edited in place."""
     if stamp is None or max(stamp[:2]) / 1e9 < _BEGAN:
         return True
     kept = _compiled(scope)
@@ -349,12 +385,14 @@ def _untouched(stamp: _Stamp | None, scope: dict[str, Any]) -> bool:
 
 
 def _later(stamp: _Stamp, made: int) -> bool:
-    """Whether a file was written behind its .pyc, within the second to which that keeps its time. One of the future tells nothing."""
+    """Whether a file was written behind its .pyc, within the second to which that keeps its time. One of the
+    future tells nothing."""
     return made < stamp[1] <= time.time_ns()
 
 
 def _compiled(scope: dict[str, Any]) -> tuple[tuple[int, int], int] | None:
-    """What a module's .pyc was made from, its modification time and size as they are kept there, and when (importlib, "PEP 552")."""
+    """What a module's .pyc was made from, its modification time and size as they are kept there, and when
+    (importlib, "PEP 552")."""
     try:
         with open(scope.get("__cached__") or importlib.util.cache_from_source(scope["__file__"]), "rb") as f:
             head, made = f.read(16), os.fstat(f.fileno()).st_mtime_ns

@@ -1,7 +1,8 @@
-"""TILESCALE_TRACE: what the instrumented kernels of this process logged, left in a folder when the process ends.
+"""TILESCALE_TRACE: what the instrumented kernels of this process logged, left in a folder when the process
+ends.
 
-`tilescale trace --target cpu` sets the variable for its ranks and makes one file of what they leave (launch/trace.py). The program knows
-nothing of it; a process that is killed leaves nothing.
+`tilescale trace --target cpu` sets the variable for its ranks and makes one file of what they leave
+(launch/trace.py). The program knows nothing of it; a process that is killed leaves nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _folders: list[Path] = []
 
 
 def wanted() -> bool:
-    """Whether kernels are to be instrumented for a trace; the first time, the log is booked to be left when the process ends."""
+    """Whether kernels are to be instrumented for a trace; the first time, the log is booked to be left when
+    the process ends."""
     folder = env.TRACE.get()
     if folder is None:
         return False
@@ -39,4 +41,7 @@ def leave(folder: Path) -> None:
     lost = native.lost_events() if build.kernels else 0
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{world.rank}.{os.getpid()}.json"
-    path.write_text(json.dumps({"rank": world.rank, "ranks": world.size, "lost": lost, "events": logged}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"rank": world.rank, "ranks": world.size, "lost": lost, "events": logged}),
+        encoding="utf-8",
+    )

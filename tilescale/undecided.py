@@ -1,7 +1,9 @@
-"""Kernels of the target "auto" on a machine that may have a GPU: whose memory the first call's tensors lie in decides what is compiled.
+"""Kernels of the target "auto" on a machine that may have a GPU: whose memory the first call's tensors lie in
+decides what is compiled.
 
-An `Undecided` becomes a kernel of its target in place, by taking over its class and its attributes. So who holds it holds that kernel from
-then on, and calls go the same way and cost the same as if the target had been named.
+An `Undecided` becomes a kernel of its target in place, by taking over its class and its attributes. So who
+holds it holds that kernel from then on, and calls go the same way and cost the same as if the target had been
+named.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ if TYPE_CHECKING:
 _OWN = frozenset({"__class__", "__dict__", "_make", "_trace", "_lock", "program", "has_program"})
 
 
-
 class Undecided(Kernel):
-    """A `Kernel` that is not compiled yet. A call decides by its tensors; without any, or where something else is asked of the kernel (its
-    source, a report), the machine does. Later calls with tensors of the other kind run a second kernel, compiled for those."""
+    """A `Kernel` that is not compiled yet. A call decides by its tensors; without any, or where something
+    else is asked of the kernel (its source, a report), the machine does. Later calls with tensors of the
+    other kind run a second kernel, compiled for those."""
 
     def __init__(self, make: Callable[[str], Kernel], trace: Callable[[], TileProgram]):
         self._make, self._trace, self._lock = make, trace, threading.RLock()
@@ -64,7 +66,8 @@ def _decide(kernel: Undecided, target: str) -> None:
                     kept[other] = make(other)
                 return kept[other]
 
-        # What was said of it (a tuner's choice) stays. The lock goes last: who finds none finds a kernel of its target.
+        # What was said of it (a tuner's choice) stays. The lock goes last: who finds none finds a kernel of
+        # its target.
         kernel.__dict__.update(made.__dict__ | kernel.__dict__, elsewhere=elsewhere)
         kernel.__class__ = type(made)  # type: ignore[assignment]
         for name in ("_make", "_trace", "_lock"):

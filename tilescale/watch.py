@@ -1,7 +1,9 @@
-"""Whether what a kernel was made from is still what its functions see: a global that is bound anew, a helper that is defined anew.
+"""Whether what a kernel was made from is still what its functions see: a global that is bound anew, a helper
+that is defined anew.
 
-Looked at on every call of a ``@tilescale.jit`` function, so by identity alone: a list or an object that is changed in place is not
-noticed within the process (the disk cache, which compares values, notices it in the next one).
+Looked at on every call of a ``@tilescale.jit`` function, so by identity alone: a list or an object that is
+changed in place is not noticed within the process (the disk cache, which compares values, notices it in the
+next one).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The constructs of a kernel while they are traced: an `if`, a `for`, a `while`, and the loops that the language has."""
+"""The constructs of a kernel while they are traced: an `if`, a `for`, a `while`, and the loops that the
+language has."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def is_device(value: Any) -> bool:
 
 
 class State:
-    """An ``if``, ``for`` or ``while`` under way. ``device`` decides whether names rebound in it are poisoned."""
+    """An ``if``, ``for`` or ``while`` under way. ``device`` decides whether names rebound in it are
+    poisoned."""
 
     def __init__(self, what: str, snapshot: dict[str, Callable[[], Any]], device: bool):
         self.what, self.device = what, device
@@ -76,8 +78,9 @@ class Loop(State):
 
 
 class While(State):
-    """A ``while``: Python's own as long as its condition is Python's, round by round. One of ``while True`` is the device's if a device
-    condition leaves it: the round in which that is seen is thrown away, and its body traced again as a loop's."""
+    """A ``while``: Python's own as long as its condition is Python's, round by round. One of ``while True``
+    is the device's if a device condition leaves it: the round in which that is seen is thrown away, and its
+    body traced again as a loop's."""
 
     def __init__(self, snapshot: dict[str, Callable[[], Any]], forever: bool):
         super().__init__("while", snapshot, True)
@@ -120,7 +123,8 @@ class While(State):
         return True
 
     def leave(self) -> None:
-        """Keeps what a round of Python's has emitted, also where `return` leaves it from inside other constructs."""
+        """Keeps what a round of Python's has emitted, also where `return` leaves it from inside other
+        constructs."""
         b = bld.current()
         b.frames.remove(self.frame)
         b.bodies[self.body - 1].extend(b.bodies[self.body])
@@ -129,20 +133,31 @@ class While(State):
 
 
 class LoopNest:
-    """What ``T.serial`` and its kin return. ``kind``: serial, parallel, pipelined, persistent, unroll, vectorized."""
+    """What ``T.serial`` and its kin return. ``kind``: serial, parallel, pipelined, persistent, unroll,
+    vectorized."""
 
-    def __init__(self, kind: str, ranges: list[tuple[Any, Any, Any]], annotations: dict[str, Any] | None = None, wrap: Any = None):
+    def __init__(
+        self,
+        kind: str,
+        ranges: list[tuple[Any, Any, Any]],
+        annotations: dict[str, Any] | None = None,
+        wrap: Any = None,
+    ):
         self.kind, self.ranges, self.annotations, self.wrap = kind, ranges, annotations or {}, wrap
         self.loc = source.current()
 
     def __iter__(self) -> Iterator[Any]:
         raise TileSyntaxError(
-            f"T.{self.kind} is used outside a `for` of a kernel", loc=source.current(), hint=f"for i in T.{self.kind}(…):"
+            f"T.{self.kind} is used outside a `for` of a kernel",
+            loc=source.current(),
+            hint=f"for i in T.{self.kind}(…):",
         )
 
     def trace(self, targets: tuple[str, ...]) -> Iterator[Any]:
         b = bld.current()
-        names = list(targets) if len(targets) == len(self.ranges) else [f"i{k}" for k in range(len(self.ranges))]
+        names = (
+            list(targets) if len(targets) == len(self.ranges) else [f"i{k}" for k in range(len(self.ranges))]
+        )
         variables = []
         for name, (low, high, _) in zip(names, self.ranges, strict=True):
             wide = any(is_expr(x) and str(x.ty) == "int64" for x in (low, high))
@@ -150,7 +165,13 @@ class LoopNest:
         span = b.span(self.loc)
         frame = b.push(self.kind, device=True)
         with b.body() as body:
-            value = self.wrap(variables) if self.wrap else tuple(variables) if len(variables) > 1 else variables[0]
+            value = (
+                self.wrap(variables)
+                if self.wrap
+                else tuple(variables)
+                if len(variables) > 1
+                else variables[0]
+            )
             self._check_names(targets, len(value) if isinstance(value, tuple) else 1)
             yield value
         b.pop(frame)
@@ -164,15 +185,23 @@ class LoopNest:
         """
         if len(targets) > 1 and len(targets) != count:
             names = [*targets, *(f"i{k}" for k in range(len(targets), count))][:count]
-            what = f"T.{self.kind.capitalize() if self.kind in ('parallel', 'pipelined', 'persistent') else self.kind}"
+            titled = self.kind in ("parallel", "pipelined", "persistent")
+            what = f"T.{self.kind.capitalize() if titled else self.kind}"
             indices = "1 index" if count == 1 else f"{count} indices"
             raise TileSyntaxError(
-                f"{what} has {indices}, and {len(targets)} names take {'it' if count == 1 else 'them'}: {', '.join(targets)}", loc=self.loc,
-                expected="a name for each extent", hint=f"for {', '.join(names)} in {what}(…):",
-            )  # fmt: skip
+                f"{what} has {indices}, and {len(targets)} names take {'it' if count == 1 else 'them'}: "
+                f"{', '.join(targets)}",
+                loc=self.loc,
+                expected="a name for each extent",
+                hint=f"for {', '.join(names)} in {what}(…):",
+            )
 
     def _stmt(self, variables: list[Any], body: Any, span: Any) -> Any:
-        kinds = {"parallel": tirx.ForKind.PARALLEL, "unroll": tirx.ForKind.UNROLLED, "vectorized": tirx.ForKind.VECTORIZED}
+        kinds = {
+            "parallel": tirx.ForKind.PARALLEL,
+            "unroll": tirx.ForKind.UNROLLED,
+            "vectorized": tirx.ForKind.VECTORIZED,
+        }
         kind = kinds.get(self.kind, tirx.ForKind.SERIAL)
         for depth in reversed(range(len(variables))):
             low, high, step = self.ranges[depth]

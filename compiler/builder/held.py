@@ -1,5 +1,5 @@
-"""Values as they are now. An expression that reads memory would read it where it stands in the end: Python's names, tuples, lists and
-arguments have their values from the moment at which they are made."""
+"""Values as they are now. An expression that reads memory would read it where it stands in the end: Python's
+names, tuples, lists and arguments have their values from the moment at which they are made."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def reads_memory(e: Any) -> bool:
 
 
 def held(value: Any, name: str = "value") -> Any:
-    """A value that later writes do not change: what it reads is read here, once, under a name. An element keeps its place, as the first one
-    of a tile; a region keeps where it begins and ends. Cells (``T.alloc_var``) and tiles are what they are."""
+    """A value that later writes do not change: what it reads is read here, once, under a name. An element
+    keeps its place, as the first one of a tile; a region keeps where it begins and ends. Cells
+    (``T.alloc_var``) and tiles are what they are."""
     if isinstance(value, Region):
         mins, extents = (tuple(held(e) for e in part) for part in (value.mins, value.extents))
         same = all(a is b for a, b in zip((*mins, *extents), (*value.mins, *value.extents), strict=True))
@@ -44,7 +45,8 @@ def held_parts(value: Any, name: str) -> Any:
 
 
 def contents(value: Any, name: str = "value") -> Any:
-    """What a cell that has a name holds now; any other value as it is. One that was made here and has no name yet is the value itself."""
+    """What a cell that has a name holds now; any other value as it is. One that was made here and has no name
+    yet is the value itself."""
     fresh = isinstance(value, Variable) and value.buffer.var in bld.current().unnamed
     return named(value.load(), name) if isinstance(value, Variable) and not fresh else value
 
@@ -52,7 +54,9 @@ def contents(value: Any, name: str = "value") -> Any:
 def named(e: Any, name: str) -> Any:
     """A name for what an expression is here, computed once."""
     b, place = bld.current(), e
-    if isinstance(e, ir.TensorLoad) and any(reads_memory(i) for i in e.indices):  # its place, too, is the one of now
+    if isinstance(e, ir.TensorLoad) and any(
+        reads_memory(i) for i in e.indices
+    ):  # its place, too, is the one of now
         place = tirx.BufferLoad(e.source, [held(i, f"{name}_at") for i in e.indices])
     var = tirx.Var(b.unique(name), e.ty)
     b.emit(tirx.Bind(var, e, b.span()))

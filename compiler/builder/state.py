@@ -1,4 +1,5 @@
-"""Collects statements while a kernel is run once: a stack of open bodies, each statement placed in the user's source."""
+"""Collects statements while a kernel is run once: a stack of open bodies, each statement placed in the user's
+source."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ STATEMENT_LIMIT = 200_000
 
 @dataclass(eq=False)
 class Frame:
-    """An open construct. ``device``: its body runs zero or many times on the device, though it is traced once."""
+    """An open construct. ``device``: its body runs zero or many times on the device, though it is traced
+    once."""
 
     kind: str
     device: bool
@@ -35,7 +37,8 @@ class Frame:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is open where a function begins: device constructs, frames of all kinds. ``kernel``: the function is the kernel's own."""
+    """What is open where a function begins: device constructs, frames of all kinds. ``kernel``: the function
+    is the kernel's own."""
 
     depth: int
     frames: int
@@ -76,7 +79,8 @@ class Builder:
         if multiple > 1:
             self.multiples[name] = lcm(self.multiples.get(name, 1), multiple)
 
-    # -- places ---------------------------------------------------------------------------------------------------
+    # -- places
+    # ---------------------------------------------------------------------------------------------------
     def span(self, loc: Loc | None = None) -> Any:
         """The TVM span of ``loc``, or of the user's current place."""
         if self.fixed_span is not None:
@@ -88,20 +92,30 @@ class Builder:
         if name is None:
             name = self._sources[loc.file] = ir.SourceName(utf8(loc.file))
         end_col = loc.end_col if loc.end_col is not None else -1
-        return ir.Span(name, loc.line, loc.end_line or loc.line, (loc.col if loc.col is not None else -1) + 1, end_col + 1)
+        return ir.Span(
+            name,
+            loc.line,
+            loc.end_line or loc.line,
+            (loc.col if loc.col is not None else -1) + 1,
+            end_col + 1,
+        )
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements
+    # -----------------------------------------------------------------------------------------------
     def emit(self, stmt: Any) -> None:
         self.count += 1
         if self.count > STATEMENT_LIMIT:
             raise TileValueError(
                 f"the kernel has more than {STATEMENT_LIMIT} statements",
                 loc=source.current(),
-                hint="a Python loop is unrolled as it is traced: use T.serial for a loop that runs on the device",
+                hint="a Python loop is unrolled as it is traced: use T.serial for a loop that runs on the "
+                "device",
             )
         if self.launched and len(self.bodies) == 1:
             raise TileSyntaxError(
-                "a statement stands behind the kernel's launch", loc=source.current(), hint="move it into the `with T.Kernel(…)`"
+                "a statement stands behind the kernel's launch",
+                loc=source.current(),
+                hint="move it into the `with T.Kernel(…)`",
             )
         self.bodies[-1].append(stmt)
 
@@ -121,7 +135,8 @@ class Builder:
     def close_body(self) -> Any:
         return sequence(self.bodies.pop())
 
-    # -- frames ---------------------------------------------------------------------------------------------------
+    # -- frames
+    # ---------------------------------------------------------------------------------------------------
     def push(self, kind: str, *, device: bool, detail: str = "") -> Frame:
         frame = Frame(kind, device, source.current(), detail)
         self.frames.append(frame)
@@ -144,9 +159,11 @@ class Builder:
         first, self.entered = not self.entered, True
         return Entry(self.device_depth(), len(self.frames), first)
 
-    # -- names ----------------------------------------------------------------------------------------------------
+    # -- names
+    # ----------------------------------------------------------------------------------------------------
     def unique(self, name: str) -> str:
-        """``name``, or ``name_1`` … where it is taken: the dumps and the printed code keep the user's names."""
+        """``name``, or ``name_1`` … where it is taken: the dumps and the printed code keep the user's
+        names."""
         n = self.names.get(name, -1) + 1
         self.names[name] = n
         return name if n == 0 else f"{name}_{n}"
@@ -164,7 +181,8 @@ class Builder:
 
     @property
     def reach(self) -> str:
-        """The innermost scale from the cluster outward: with whom a statement talks; the block where none is open."""
+        """The innermost scale from the cluster outward: with whom a statement talks; the block where none is
+        open."""
         return next((s for s in reversed(self.scales) if s in REACHES), "block")
 
     @property

@@ -1,4 +1,5 @@
-"""What a kernel's names stand for while it is traced: buffers, regions, one-element variables, poisoned names; scalars are IR."""
+"""What a kernel's names stand for while it is traced: buffers, regions, one-element variables, poisoned
+names; scalars are IR."""
 
 from __future__ import annotations
 
@@ -39,13 +40,16 @@ def to_expr(value: Any, what: str = "value") -> Any:
         return value.item()
     if isinstance(value, (Buffer, Region)):
         raise TileTypeError(
-            f"{value} is a tile, and a scalar is needed as {what}", loc=source.current(), hint=f"index it: {value.element()}"
+            f"{value} is a tile, and a scalar is needed as {what}",
+            loc=source.current(),
+            hint=f"index it: {value.element()}",
         )
     raise TileTypeError(f"{value!r} ({type(value).__name__}) has no meaning as {what}", loc=source.current())
 
 
 def const(value: Any, dt: str) -> Any:
-    """A constant of the given dtype. A negative one of an unsigned dtype is what a device value would be: -1 is all ones.
+    """A constant of the given dtype. A negative one of an unsigned dtype is what a device value would be: -1
+    is all ones.
 
     Raises:
         TileValueError: the dtype does not hold it.
@@ -60,9 +64,11 @@ def const(value: Any, dt: str) -> Any:
 
 def _too_large(value: Any, dt: str) -> TileValueError:
     return TileValueError(
-        f"{value} is no value of {dt}", loc=source.current(), expected=f"at most {GREATEST[dt]:.6g} in magnitude",
+        f"{value} is no value of {dt}",
+        loc=source.current(),
+        expected=f"at most {GREATEST[dt]:.6g} in magnitude",
         hint=f'T.max_value("{dt}"), or T.infinity("{dt}") where the dtype has one',
-    )  # fmt: skip
+    )
 
 
 def as_expr(value: Any, dt: str = "int32", what: str = "value") -> Any:
@@ -81,7 +87,9 @@ def index_expr(value: Any) -> Any:
     """``value`` as an integer index expression."""
     e = to_expr(value, "an index")
     if isinstance(e, bool) or isinstance(e, float) or (is_expr(e) and "int" not in str(e.ty)):
-        raise TileTypeError(f"an index must be an integer, not {e}", loc=source.current(), hint='T.cast(…, "int32")')
+        raise TileTypeError(
+            f"an index must be an integer, not {e}", loc=source.current(), hint='T.cast(…, "int32")'
+        )
     return const(e, "int32") if isinstance(e, int) else e
 
 
@@ -129,7 +137,9 @@ def binary(op: str, a: Any, b: Any) -> Any:
         return BINARY[op](a, b)
     if op in ("&", "|", "^"):
         return _operate(op, a, b)
-    a, b = (tirx.Cast("int32", x) if is_expr(x) and str(x.ty) == "bool" else x for x in (a, b))  # True counts as one, as in Python
+    a, b = (
+        tirx.Cast("int32", x) if is_expr(x) and str(x.ty) == "bool" else x for x in (a, b)
+    )  # True counts as one, as in Python
     if op in ("min", "max"):
         return (tirx.min if op == "min" else tirx.max)(a, b)
     if is_expr(a) and is_expr(b) and str(a.ty) != str(b.ty) and {str(a.ty), str(b.ty)} <= _SMALL_FLOATS:
@@ -154,11 +164,16 @@ def _is_float(value: Any) -> bool:
 
 
 def _is_zero(value: Any) -> bool:
-    return value == 0 if isinstance(value, (int, float)) else isinstance(value, (tirx.FloatImm, tirx.IntImm)) and value.value == 0
+    return (
+        value == 0
+        if isinstance(value, (int, float))
+        else isinstance(value, (tirx.FloatImm, tirx.IntImm)) and value.value == 0
+    )
 
 
 def _operate(op: str, a: Any, b: Any) -> Any:
-    # TVM folds x * 0.0 to zero and fails on x / 0.0; IEEE 754 has infinities, and no number, there (x / 0.0 is x * infinity)
+    # TVM folds x * 0.0 to zero and fails on x / 0.0; IEEE 754 has infinities, and no number, there (x / 0.0
+    # is x * infinity)
     if op == "/" and _is_float(a) and _is_zero(b):
         sign = math.copysign(1.0, float(b if isinstance(b, (int, float)) else b.value))
         return tirx.Mul(a, const(sign * math.inf, str(a.ty)))
@@ -170,14 +185,19 @@ def _operate(op: str, a: Any, b: Any) -> Any:
     try:
         return BINARY[op](a, b)
     except Exception as error:  # whatever TVM raises, the reason is the operands' dtypes
-        hint = "a // b for the integer quotient, or T.cast(a, \"float32\") / b" if op == "/" else "T.cast(…) one of them"
+        hint = (
+            'a // b for the integer quotient, or T.cast(a, "float32") / b'
+            if op == "/"
+            else "T.cast(…) one of them"
+        )
         raise TileTypeError(
             f"{dtype_of(a)} {op} {dtype_of(b)} is not defined", loc=source.current(), hint=hint
         ) from error
 
 
 def _unsigned_constants(op: str, a: Any, b: Any) -> Any:
-    """Unsigned constants wrap; TVM folds them too, and fails where the result would be negative. None for anything else."""
+    """Unsigned constants wrap; TVM folds them too, and fails where the result would be negative. None for
+    anything else."""
     dtypes = {str(x.ty) for x in (a, b) if is_expr(x)}
     if op not in ("+", "-", "*") or len(dtypes) != 1 or not min(dtypes).startswith("uint"):
         return None
@@ -197,7 +217,8 @@ def _float_modulo(a: Any, b: Any) -> Any:
 
 
 def _power(a: Any, b: Any, ints: bool) -> Any:
-    """By multiplication where the exponent is a small constant (so that integers stay exact), else ``T.pow``."""
+    """By multiplication where the exponent is a small constant (so that integers stay exact), else
+    ``T.pow``."""
     n = constant(b) if not isinstance(b, bool) else None
     if n is not None and 0 < n <= 64:
         result, square = None, a
@@ -209,17 +230,24 @@ def _power(a: Any, b: Any, ints: bool) -> Any:
         return result
     if ints:
         raise TileTypeError(
-            f"{dtype_of(a)} ** {dtype_of(b)} is not defined", loc=source.current(), hint='T.pow(T.cast(a, "float32"), b)'
+            f"{dtype_of(a)} ** {dtype_of(b)} is not defined",
+            loc=source.current(),
+            hint='T.pow(T.cast(a, "float32"), b)',
         )
     return float_function("pow", a, b)
 
 
 def negative(value: Any) -> Any:
-    """``-value``; a float keeps the sign of its zero, an unsigned integer wraps as its subtraction from zero does."""
+    """``-value``; a float keeps the sign of its zero, an unsigned integer wraps as its subtraction from zero
+    does."""
     e = to_expr(value)
     if not is_expr(e):
         return -e
-    return binary("*", e, -1.0 if str(e.ty) in ("float32", "float64") else -1) if "float" in str(e.ty) else binary("-", 0, e)
+    return (
+        binary("*", e, -1.0 if str(e.ty) in ("float32", "float64") else -1)
+        if "float" in str(e.ty)
+        else binary("-", 0, e)
+    )
 
 
 def compare(op: str, a: Any, b: Any) -> Any:
@@ -234,38 +262,102 @@ def compare(op: str, a: Any, b: Any) -> Any:
 class _Arithmetic:
     """Operators for values that read as a scalar."""
 
-    def __add__(self, o: Any) -> Any: return binary("+", self, o)
-    def __radd__(self, o: Any) -> Any: return binary("+", o, self)
-    def __sub__(self, o: Any) -> Any: return binary("-", self, o)
-    def __rsub__(self, o: Any) -> Any: return binary("-", o, self)
-    def __mul__(self, o: Any) -> Any: return binary("*", self, o)
-    def __rmul__(self, o: Any) -> Any: return binary("*", o, self)
-    def __truediv__(self, o: Any) -> Any: return binary("/", self, o)
-    def __rtruediv__(self, o: Any) -> Any: return binary("/", o, self)
-    def __floordiv__(self, o: Any) -> Any: return binary("//", self, o)
-    def __rfloordiv__(self, o: Any) -> Any: return binary("//", o, self)
-    def __mod__(self, o: Any) -> Any: return binary("%", self, o)
-    def __rmod__(self, o: Any) -> Any: return binary("%", o, self)
-    def __pow__(self, o: Any) -> Any: return binary("**", self, o)
-    def __lshift__(self, o: Any) -> Any: return binary("<<", self, o)
-    def __rlshift__(self, o: Any) -> Any: return binary("<<", o, self)
-    def __rshift__(self, o: Any) -> Any: return binary(">>", self, o)
-    def __rrshift__(self, o: Any) -> Any: return binary(">>", o, self)
-    def __and__(self, o: Any) -> Any: return binary("&", self, o)
-    def __rand__(self, o: Any) -> Any: return binary("&", o, self)
-    def __or__(self, o: Any) -> Any: return binary("|", self, o)
-    def __ror__(self, o: Any) -> Any: return binary("|", o, self)
-    def __xor__(self, o: Any) -> Any: return binary("^", self, o)
-    def __rxor__(self, o: Any) -> Any: return binary("^", o, self)
-    def __neg__(self) -> Any: return negative(self)
-    def __invert__(self) -> Any: return ~to_expr(self)
-    def __abs__(self) -> Any: return tirx.abs(to_expr(self))
-    def __lt__(self, o: Any) -> Any: return compare("<", self, o)
-    def __le__(self, o: Any) -> Any: return compare("<=", self, o)
-    def __gt__(self, o: Any) -> Any: return compare(">", self, o)
-    def __ge__(self, o: Any) -> Any: return compare(">=", self, o)
-    def __eq__(self, o: object) -> Any: return compare("==", self, o)
-    def __ne__(self, o: object) -> Any: return compare("!=", self, o)
+    def __add__(self, o: Any) -> Any:
+        return binary("+", self, o)
+
+    def __radd__(self, o: Any) -> Any:
+        return binary("+", o, self)
+
+    def __sub__(self, o: Any) -> Any:
+        return binary("-", self, o)
+
+    def __rsub__(self, o: Any) -> Any:
+        return binary("-", o, self)
+
+    def __mul__(self, o: Any) -> Any:
+        return binary("*", self, o)
+
+    def __rmul__(self, o: Any) -> Any:
+        return binary("*", o, self)
+
+    def __truediv__(self, o: Any) -> Any:
+        return binary("/", self, o)
+
+    def __rtruediv__(self, o: Any) -> Any:
+        return binary("/", o, self)
+
+    def __floordiv__(self, o: Any) -> Any:
+        return binary("//", self, o)
+
+    def __rfloordiv__(self, o: Any) -> Any:
+        return binary("//", o, self)
+
+    def __mod__(self, o: Any) -> Any:
+        return binary("%", self, o)
+
+    def __rmod__(self, o: Any) -> Any:
+        return binary("%", o, self)
+
+    def __pow__(self, o: Any) -> Any:
+        return binary("**", self, o)
+
+    def __lshift__(self, o: Any) -> Any:
+        return binary("<<", self, o)
+
+    def __rlshift__(self, o: Any) -> Any:
+        return binary("<<", o, self)
+
+    def __rshift__(self, o: Any) -> Any:
+        return binary(">>", self, o)
+
+    def __rrshift__(self, o: Any) -> Any:
+        return binary(">>", o, self)
+
+    def __and__(self, o: Any) -> Any:
+        return binary("&", self, o)
+
+    def __rand__(self, o: Any) -> Any:
+        return binary("&", o, self)
+
+    def __or__(self, o: Any) -> Any:
+        return binary("|", self, o)
+
+    def __ror__(self, o: Any) -> Any:
+        return binary("|", o, self)
+
+    def __xor__(self, o: Any) -> Any:
+        return binary("^", self, o)
+
+    def __rxor__(self, o: Any) -> Any:
+        return binary("^", o, self)
+
+    def __neg__(self) -> Any:
+        return negative(self)
+
+    def __invert__(self) -> Any:
+        return ~to_expr(self)
+
+    def __abs__(self) -> Any:
+        return tirx.abs(to_expr(self))
+
+    def __lt__(self, o: Any) -> Any:
+        return compare("<", self, o)
+
+    def __le__(self, o: Any) -> Any:
+        return compare("<=", self, o)
+
+    def __gt__(self, o: Any) -> Any:
+        return compare(">", self, o)
+
+    def __ge__(self, o: Any) -> Any:
+        return compare(">=", self, o)
+
+    def __eq__(self, o: object) -> Any:
+        return compare("==", self, o)
+
+    def __ne__(self, o: object) -> Any:
+        return compare("!=", self, o)
+
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
@@ -278,9 +370,10 @@ class _Arithmetic:
 
 def _refuse_iteration(value: Any) -> Any:
     raise TileTypeError(
-        f"{value} is one value of {dtype_of(value)}, and no sequence that Python can take apart", loc=source.current(),
+        f"{value} is one value of {dtype_of(value)}, and no sequence that Python can take apart",
+        loc=source.current(),
         hint="for i in T.serial(n): where n is a number; A[i] for the elements of a tensor or a tile",
-    )  # fmt: skip
+    )
 
 
 guard_iteration(_refuse_iteration)
@@ -332,7 +425,8 @@ class Poison:
         raise TileSyntaxError(
             f"{name!r} is rebound under the device {what}{at}, so its value here is not one value",
             loc=source.current(),
-            hint=instead or f'{name} = T.alloc_var("int32") before it; then assign to it inside and read it here',
+            hint=instead
+            or f'{name} = T.alloc_var("int32") before it; then assign to it inside and read it here',
         )
 
     def _use(self, *_: Any, **__: Any) -> Any:
@@ -358,16 +452,25 @@ class Poison:
 
 
 class _Tile:
-    """A tile is no scalar: arithmetic, comparisons, truth and iteration are refused where they are written, with what to write
-    instead, however many elements it has. Nothing here may fall back to Python's own, which takes every object for true."""
+    """A tile is no scalar: arithmetic, comparisons, truth and iteration are refused where they are written,
+    with what to write instead, however many elements it has. Nothing here may fall back to Python's own,
+    which takes every object for true."""
 
     def _refuse(self, *_: Any) -> Any:
         return to_expr(self, "an operand")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
-    __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
-    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __matmul__ = __rmatmul__ = __neg__ = __pos__ = __invert__ = _refuse
-    __abs__ = __round__ = __floor__ = __ceil__ = __trunc__ = __int__ = __float__ = __index__ = __divmod__ = __rdivmod__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = (
+        __floordiv__
+    ) = __rfloordiv__ = _refuse
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = (
+        _refuse
+    )
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __matmul__ = __rmatmul__ = __neg__ = __pos__ = (
+        __invert__
+    ) = _refuse
+    __abs__ = __round__ = __floor__ = __ceil__ = __trunc__ = __int__ = __float__ = __index__ = __divmod__ = (
+        __rdivmod__
+    ) = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse  # else Python compares identities
     __hash__ = object.__hash__
 
@@ -391,8 +494,8 @@ class _Tile:
 
 @dataclass(frozen=True, eq=False)
 class Region(_Tile):
-    """A rectangular part of a buffer. ``mins`` and ``extents`` have one entry an axis of the buffer; ``dropped`` axes were
-    indexed by a scalar and do not count in :attr:`shape`."""
+    """A rectangular part of a buffer. ``mins`` and ``extents`` have one entry an axis of the buffer;
+    ``dropped`` axes were indexed by a scalar and do not count in :attr:`shape`."""
 
     buffer: Buffer
     mins: tuple[Any, ...]
@@ -418,14 +521,21 @@ class Region(_Tile):
     def element(self) -> str:
         """One of its elements, as it could be written: ``s[0, i]`` of ``s[0, :]``."""
         names = iter("ijklmnop")
-        return f"{self.name}[{', '.join(str(m) if d else next(names) for m, d in zip(self.mins, self.dropped, strict=True))}]"
+        index = [str(m) if d else next(names) for m, d in zip(self.mins, self.dropped, strict=True)]
+        return f"{self.name}[{', '.join(index)}]"
 
     def __str__(self) -> str:
         """As it is written: ``s[0, :]``, ``s[k:k + 4, :2]``."""
         parts = []
-        for low, extent, dropped, whole in zip(self.mins, self.extents, self.dropped, self.buffer.shape, strict=True):
+        for low, extent, dropped, whole in zip(
+            self.mins, self.extents, self.dropped, self.buffer.shape, strict=True
+        ):
             first = "" if constant(low) == 0 else str(low)
-            last = "" if constant(difference(difference(whole, low), extent)) == 0 else str(simplify(low + extent))
+            last = (
+                ""
+                if constant(difference(difference(whole, low), extent)) == 0
+                else str(simplify(low + extent))
+            )
             parts.append(str(low) if dropped else f"{first}:{last}")
         return f"{self.name}[{', '.join(parts)}]"
 
@@ -445,7 +555,11 @@ class Buffer(_Tile):
     def __len__(self) -> int:
         if isinstance(self.shape[0], int):
             return self.shape[0]
-        raise TileTypeError(f"the first extent of {self.name} is not a constant", loc=source.current(), hint=f"{self.name}.shape[0]")
+        raise TileTypeError(
+            f"the first extent of {self.name} is not a constant",
+            loc=source.current(),
+            hint=f"{self.name}.shape[0]",
+        )
 
     def element(self) -> str:
         """One of its elements, as it could be written."""
@@ -470,7 +584,9 @@ class Buffer(_Tile):
     def _check_count(self, items: tuple[Any, ...]) -> None:
         if len(items) > self.ndim:
             axes = "1 axis" if self.ndim == 1 else f"{self.ndim} axes"
-            raise TileValueError(f"{self.name} has {axes} and is indexed with {len(items)}", loc=source.current())
+            raise TileValueError(
+                f"{self.name} has {axes} and is indexed with {len(items)}", loc=source.current()
+            )
 
     def __getitem__(self, index: Any) -> Any:
         items = index if isinstance(index, tuple) else (index,)
@@ -500,7 +616,11 @@ class Buffer(_Tile):
 
     def _slice(self, axis: int, item: slice) -> tuple[Any, Any]:
         if item.step is not None and constant(to_expr(item.step)) != 1:
-            raise TileValueError(f"a slice of {self.name} has a step", loc=source.current(), hint="index with a loop over T.Parallel")
+            raise TileValueError(
+                f"a slice of {self.name} has a step",
+                loc=source.current(),
+                hint="index with a loop over T.Parallel",
+            )
         low = index_expr(0 if item.start is None else item.start)
         high = index_expr(self.shape[axis] if item.stop is None else item.stop)
         extent = difference(high, low)
@@ -513,7 +633,9 @@ class Buffer(_Tile):
         items = index if isinstance(index, tuple) else (index,)
         self._check_count(items)
         for axis, i in enumerate(items):
-            if isinstance(i, int) and i < 0:  # a tile may begin before a tensor; an element stored there is a slip
+            if (
+                isinstance(i, int) and i < 0
+            ):  # a tile may begin before a tensor; an element stored there is a slip
                 raise TileValueError(
                     f"index {i} lies outside axis {axis} of {self.name}",
                     loc=source.current(),
@@ -552,7 +674,12 @@ class Buffer(_Tile):
             return tuple(given)
         out: list[Any] = [1]
         for extent in reversed(self.shape[1:]):
-            out.insert(0, simplify(extent * out[0]) if not isinstance(extent, int) or not isinstance(out[0], int) else extent * out[0])
+            out.insert(
+                0,
+                simplify(extent * out[0])
+                if not isinstance(extent, int) or not isinstance(out[0], int)
+                else extent * out[0],
+            )
         return tuple(out)
 
 
@@ -568,7 +695,9 @@ def convert(value: Any, dt: str) -> Any:
         if "int" in dt and isinstance(e, float) and not e.is_integer():
             raise TileTypeError(f"{e} is stored as {dt}", loc=source.current(), hint=f'T.cast({e}, "{dt}")')
         if "int" in dt and not _fits(int(e), dt):
-            raise TileValueError(f"{e} is stored as {dt}", loc=source.current(), expected=f"a value that fits {dt}")
+            raise TileValueError(
+                f"{e} is stored as {dt}", loc=source.current(), expected=f"a value that fits {dt}"
+            )
         return const(e if dt != "bool" else bool(e), dt)
     return e if str(e.ty) == dt else tirx.Cast(ir.PrimType(dt), e)
 
@@ -581,7 +710,8 @@ def _fits(value: int, dt: str) -> bool:
 
 
 def difference(a: Any, b: Any) -> Any:
-    """``a - b``, an int where it is one once named values are put in: ``low = i * 64; high = low + 64; A[low:high]``."""
+    """``a - b``, an int where it is one once named values are put in: ``low = i * 64; high = low + 64;
+    A[low:high]``."""
     plain = simplify(a - b)
     if isinstance(plain, int) or not bld.active():
         return plain
@@ -601,7 +731,9 @@ def same_dtype(a: Any, b: Any, what: str) -> tuple[Any, Any, str]:
     """Both operands as expressions of one dtype: the floating, then the wider one."""
     a, b = to_expr(a, what), to_expr(b, what)
     if not is_expr(a):
-        a = as_expr(a, str(dtype_of(b)) if not (isinstance(a, float) and "float" not in str(b.ty)) else "float32")
+        a = as_expr(
+            a, str(dtype_of(b)) if not (isinstance(a, float) and "float" not in str(b.ty)) else "float32"
+        )
     if not is_expr(b):
         b = as_expr(b, str(a.ty) if not (isinstance(b, float) and "float" not in str(a.ty)) else "float32")
     x, y = canonical(str(a.ty)), canonical(str(b.ty))

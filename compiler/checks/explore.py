@@ -1,15 +1,19 @@
-"""Every interleaving of a small launch, up to equivalence: stateless search with dynamic partial-order reduction.
+"""Every interleaving of a small launch, up to equivalence: stateless search with dynamic partial-order
+reduction.
 
-Two steps depend on each other when their order may say something: they touch the same elements or counter, and not both only read (what
-each touched is known when it has run, see interleave.py). Interleavings that order all dependent steps alike lead to the same state and
-the same findings; one of each class (a Mazurkiewicz trace) is run. A run gives the happens-before of its steps; where a step could as well
-have come before one that it depends on (they race), a run in which it does is due: the backtrack sets of Flanagan and Godefroid
-(Dynamic partial-order reduction for model checking software, POPL 2005), in the form of source sets (Abdulla, Aronis, Jonsson and
-Sagonas, Optimal dynamic partial order reduction, POPL 2014). Sleep sets (Godefroid, Partial-order methods for the verification of
-concurrent systems, LNCS 1032, 1996) end runs whose class is known.
+Two steps depend on each other when their order may say something: they touch the same elements or counter,
+and not both only read (what each touched is known when it has run, see interleave.py). Interleavings that
+order all dependent steps alike lead to the same state and the same findings; one of each class (a
+Mazurkiewicz trace) is run. A run gives the happens-before of its steps; where a step could as well have come
+before one that it depends on (they race), a run in which it does is due: the backtrack sets of Flanagan and
+Godefroid (Dynamic partial-order reduction for model checking software, POPL 2005), in the form of source sets
+(Abdulla, Aronis, Jonsson and Sagonas, Optimal dynamic partial order reduction, POPL 2014). Sleep sets
+(Godefroid, Partial-order methods for the verification of concurrent systems, LNCS 1032, 1996) end runs whose
+class is known.
 
-The state is not kept but run again from the beginning. Steps of the same class of counters that are only added to and waited for with
-``ge`` or ``gt`` commute: which additions a wait has seen is decided by the order of each with the wait.
+The state is not kept but run again from the beginning. Steps of the same class of counters that are only
+added to and waited for with ``ge`` or ``gt`` commute: which additions a wait has seen is decided by the order
+of each with the wait.
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ DEPTH = 5_000
 
 @dataclass
 class Node:
-    """A state on the way of the current run. chosen: who takes the next step; due: whose steps are to be explored from here; done, asleep:
-    whose are known from here, with what they did; asleep those that other runs have covered."""
+    """A state on the way of the current run. chosen: who takes the next step; due: whose steps are to be
+    explored from here; done, asleep: whose are known from here, with what they did; asleep those that other
+    runs have covered."""
 
     chosen: Process
     due: set[Process]
@@ -53,7 +58,9 @@ class Guided(Interleaving):
     def choose(self, index: int, able: dict[Process, Any], default: Process) -> Process | None:
         if index < len(self.nodes):
             if self.nodes[index].chosen not in able:
-                raise InternalError(f"step {index} of an interleaving cannot be taken by {self.nodes[index].chosen}")
+                raise InternalError(
+                    f"step {index} of an interleaving cannot be taken by {self.nodes[index].chosen}"
+                )
             return self.nodes[index].chosen
         if index == DEPTH:
             self.cut = True
@@ -73,11 +80,12 @@ class Guided(Interleaving):
 
 
 def exhaust(launch: Launch, into: Report, bound: int, progress: Callable[[], None] | None = None) -> bool:
-    """Runs a launch under one schedule after another until one of every class was run, or ``bound`` runs were made; findings and the
-    number of classes go into the report.
+    """Runs a launch under one schedule after another until one of every class was run, or ``bound`` runs were
+    made; findings and the number of classes go into the report.
 
     Returns:
-        whether the classes that were run are all: not where the bound ended the search, or a run was too long.
+        whether the classes that were run are all: not where the bound ended the search, or a run was too
+            long.
     """
     nodes: list[Node] = []
     whole = True
@@ -121,7 +129,8 @@ def _due(events: list[Event], nodes: list[Node]) -> None:
             seen |= before[j] | 1 << j
         own, racing = seen, []
         for j in sorted({j for t in event.touches for j in touched.get(t.key, ())}, reverse=True):
-            # a wait that others can end and undo again races with each of their signals, not with the last alone
+            # a wait that others can end and undo again races with each of their signals, not with the last
+            # alone
             if own >> j & 1 or (seen >> j & 1 and not event.ordered):
                 continue
             if event.conflicts(events[j]):
@@ -136,7 +145,8 @@ def _due(events: list[Event], nodes: list[Node]) -> None:
 
 
 def _reverse(events: list[Event], before: list[int], node: Node, j: int, i: int) -> None:
-    """Event i could have come before event j: some process whose step leads there is due in the state before j."""
+    """Event i could have come before event j: some process whose step leads there is due in the state before
+    j."""
     free = [k for k in range(j + 1, i) if not before[k] >> j & 1]
     if not _able(events, [*range(j), *free], i):
         return

@@ -1,9 +1,11 @@
-"""The tile program against the scheduled one: what a schedule makes of a kernel must give what the kernel says.
+"""The tile program against the scheduled one: what a schedule makes of a kernel must give what the kernel
+says.
 
-Both run under the same schedule of executors, and every rank's arrays must agree: bit for bit, since a schedule changes who computes a
-tile and when, never the order of arithmetic within it. Where blocks add to floats atomically, in order of arrival, the sums agree
-within some roundings. A kernel that looks at what its atomic operations return may decide by the order of arrival what
-it computes where: its arrays are not compared, its findings at both levels are.
+Both run under the same schedule of executors, and every rank's arrays must agree: bit for bit, since a
+schedule changes who computes a tile and when, never the order of arithmetic within it. Where blocks add to
+floats atomically, in order of arrival, the sums agree within some roundings. A kernel that looks at what its
+atomic operations return may decide by the order of arrival what it computes where: its arrays are not
+compared, its findings at both levels are.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ ROUNDINGS = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule that is asked for: see passes/schedule.py. ``arch``: the one that GPUs of an architecture get, whatever the others say."""
+    """A schedule that is asked for: see passes/schedule.py. ``arch``: the one that GPUs of an architecture
+    get, whatever the others say."""
 
     depth: int = 2
     roles: tuple[str, ...] = ("producer", "consumer")
@@ -44,7 +47,13 @@ class Plan:
     def __str__(self) -> str:
         if self.arch:
             return f"scheduled for {self.arch}"
-        how = " and ".join(self.roles) if len(self.roles) > 1 else "one role that copies ahead" if self.ahead else "one role"
+        how = (
+            " and ".join(self.roles)
+            if len(self.roles) > 1
+            else "one role that copies ahead"
+            if self.ahead
+            else "one role"
+        )
         return f"scheduled with rings of {self.depth} for {how}"
 
     def of(self, program: Any) -> Any:
@@ -63,22 +72,35 @@ class Plan:
 
 
 class Both(Launch):
-    """A launch at both levels: each run is one of the tile program and one of the scheduled one, and compares what they leave behind.
+    """A launch at both levels: each run is one of the tile program and one of the scheduled one, and compares
+    what they leave behind.
 
     Args:
         scheduled: what ``plan`` made of the program of ``made``. The others are those of :class:`Launch`.
     """
 
     def __init__(
-        self, made: Prepared, scheduled: Prepared, args: Sequence[dict[str, Any]], plan: Plan, *, only: int | None = None,
-        limit: int = STEPS, whose: str = "",
-    ):  # fmt: skip
+        self,
+        made: Prepared,
+        scheduled: Prepared,
+        args: Sequence[dict[str, Any]],
+        plan: Plan,
+        *,
+        only: int | None = None,
+        limit: int = STEPS,
+        whose: str = "",
+    ):
         super().__init__(made, args, only=only, limit=limit, whose=whose)
         self.program, self.plan = made.program, plan
         self.scheduled = Launch(scheduled, args, only=only, limit=limit, whose=f"{whose}, {plan}")
 
     def run(
-        self, order: str | Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False
+        self,
+        order: str | Schedule = "round_robin",
+        seed: int = 0,
+        *,
+        into: Report | None = None,
+        record: bool = False,
     ) -> Result:
         """The tile program's run; its report has what was found at either level."""
         tile = super().run(order, seed, into=into, record=record)
@@ -89,7 +111,13 @@ class Both(Launch):
             seen = f"{order}, seed {seed}, " if order != "round_robin" else f"{order}, "
             for finding in compare(self.program, tile.arrays, other.arrays):
                 for report in (tile.report, into) if into is not None else (tile.report,):
-                    report.add(replace(finding, schedule=f"{seen}{self.ranks} rank{'s' * (self.ranks != 1)}{self.scheduled.whose}"))
+                    report.add(
+                        replace(
+                            finding,
+                            schedule=f"{seen}{self.ranks} "
+                            f"rank{'s' * (self.ranks != 1)}{self.scheduled.whose}",
+                        )
+                    )
         return tile
 
 
@@ -103,7 +131,11 @@ def launches(program: Any, args: Sequence[dict[str, Any]], limit: int, level: st
         raise TileValueError(f"there is no level {level!r}", expected="one of " + ", ".join(LEVELS))
     if level == "both":
         if program.schedule is not None:
-            raise TileValueError("the program is scheduled already", expected="a kernel or a tile program", hint='level="scheduled"')
+            raise TileValueError(
+                "the program is scheduled already",
+                expected="a kernel or a tile program",
+                hint='level="scheduled"',
+            )
         return Both(prepare(program), prepare(plan.of(program)), args, plan, limit=limit)
     if level == "scheduled":
         return Launch(prepare(plan.of(program)), args, limit=limit, whose=f", {plan}")
@@ -117,15 +149,22 @@ def compare(program: Any, tile: list[dict[str, Any]], scheduled: list[dict[str, 
         return
     for p in program.params:
         for rank, (want, got) in enumerate(zip(tile, scheduled, strict=True)):
-            if p.name in want and (bad := _differ(want[p.name], got[p.name], str(p.spec.dtype), exact)) is not None:
+            if (
+                p.name in want
+                and (bad := _differ(want[p.name], got[p.name], str(p.spec.dtype), exact)) is not None
+            ):
                 yield _finding(program, p, rank, want[p.name], got[p.name], bad)
                 break
 
 
 def _arithmetic(program: Any) -> tuple[bool, bool]:
-    """Whether sums have one order, and whether what is computed where has nothing to do with the order of arrival."""
+    """Whether sums have one order, and whether what is computed where has nothing to do with the order of
+    arrival."""
     atomics: list[Any] = []
-    structural_walk(program.func.body, (ir.Call, lambda c: atomics.append(c) if getattr(c.op, "name", "") == "ts.atomic" else None))
+    structural_walk(
+        program.func.body,
+        (ir.Call, lambda c: atomics.append(c) if getattr(c.op, "name", "") == "ts.atomic" else None),
+    )
     dtypes = [str(getattr(c.args[0].source.ty.dtype, "dtype", c.args[0].source.ty.dtype)) for c in atomics]
     sums = any("float" in dt and str(c.attrs["kind"]) == "add" for c, dt in zip(atomics, dtypes, strict=True))
     return not sums, all(str(c.ty) == str(VOID) for c in atomics)
@@ -134,7 +173,11 @@ def _arithmetic(program: Any) -> tuple[bool, bool]:
 def _differ(want: Any, got: Any, dtype: str, exact: bool) -> Any:
     """Where two arrays differ, as a mask; None where nowhere."""
     if exact or "float" not in dtype:
-        bad = want.view(np.uint8).reshape(*want.shape, -1) != got.view(np.uint8).reshape(*got.shape, -1) if want.size else np.zeros(0)
+        bad = (
+            want.view(np.uint8).reshape(*want.shape, -1) != got.view(np.uint8).reshape(*got.shape, -1)
+            if want.size
+            else np.zeros(0)
+        )
         bad = bad.any(-1) if want.size else bad
     else:
         a, b = (numerics.decode(x, dtype).astype(np.float64) for x in (want, got))
@@ -154,7 +197,8 @@ def _finding(program: Any, p: Any, rank: int, want: Any, got: Any, bad: Any) -> 
     a, b = (numerics.decode(np.atleast_1d(x[first]), dtype)[0] for x in (want, got))
     region = f"{p.name}[{box}]"
     text = (
-        f"{region} of rank {rank} differs between the tile program and the scheduled one in {len(where)} of {bad.size} elements: "
+        f"{region} of rank {rank} differs between the tile program and the scheduled one in {len(where)} of "
+        f"{bad.size} elements: "
         f"{p.name}[{', '.join(map(str, first))}] is {a} and {b}"
     )
     return Finding("schedule", text, Where(program.name, program.loc, rank, region=region))

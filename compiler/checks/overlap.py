@@ -1,11 +1,13 @@
 """Launches with ``ordered=False``, as they run: overlapped.
 
-A window is a team's consecutive unordered launches, each with its own arguments. A rank's launches follow one another, as in a stream: the
-blocks of one begin where all of the rank's blocks of the one before have ended, and what its host did in between. No rank waits for
-another one's launch to begin or to end. Symmetric memory and counters are shared by the launches of a window; a rank's own tensors are
-taken as the run in turn found them, since its own launches are ordered anyway.
+A window is a team's consecutive unordered launches, each with its own arguments. A rank's launches follow one
+another, as in a stream: the blocks of one begin where all of the rank's blocks of the one before have ended,
+and what its host did in between. No rank waits for another one's launch to begin or to end. Symmetric memory
+and counters are shared by the launches of a window; a rank's own tensors are taken as the run in turn found
+them, since its own launches are ordered anyway.
 
-In front of the window everything is complete, and so known to everyone, but for what hosts are said to have touched since.
+In front of the window everything is complete, and so known to everyone, but for what hosts are said to have
+touched since.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ MOST_LAUNCHES, MOST_EXECUTORS = 8, 4096
 
 @dataclass(frozen=True)
 class Touch:
-    """What a rank's host did with symmetric memory in front of a launch: the bytes from an address on where ``mask`` holds."""
+    """What a rank's host did with symmetric memory in front of a launch: the bytes from an address on where
+    ``mask`` holds."""
 
     address: int
     mask: Any
@@ -44,8 +47,10 @@ class Step:
     """One launch of a window, its arguments as they were at its beginning (`Launch.keep`).
 
     Attributes:
-        places: for each rank, of its symmetric arguments: name → address. touches: for each rank, by its host in front of the launch.
-        changed: for each rank: name → the elements that its host or a launch of its own has changed since the launch before.
+        places: for each rank, of its symmetric arguments: name → address. touches: for each rank, by its host
+            in front of the launch.
+        changed: for each rank: name → the elements that its host or a launch of its own has changed since the
+            launch before.
     """
 
     launch: Launch
@@ -68,7 +73,9 @@ class Step:
             for name, address in places.items():
                 array = self.launch.bound[rank].arrays[name]
                 info = self.launch.made.buffers[self.slot(name)]
-                out.append((address, address + array.nbytes, (array.shape, info.dtype, info.cells, info.scope)))
+                out.append(
+                    (address, address + array.nbytes, (array.shape, info.dtype, info.cells, info.scope))
+                )
         return out
 
     def slot(self, name: str) -> int:
@@ -77,7 +84,8 @@ class Step:
 
 
 def fits(steps: Sequence[Step], step: Step) -> bool:
-    """Whether a launch sees all memory that it shares with these as they do: as tensors of one shape and dtype, and not by parts."""
+    """Whether a launch sees all memory that it shares with these as they do: as tensors of one shape and
+    dtype, and not by parts."""
     there = {region for s in steps for region in s.regions()}
     return all(
         mine == its or mine[1] <= its[0] or its[1] <= mine[0] for mine in step.regions() for its in there
@@ -98,8 +106,13 @@ class Window:
         for step in self.steps:
             for rank, places in enumerate(step.places):
                 for name, address in places.items():
-                    info, end = step.launch.made.buffers[step.slot(name)], address + step.launch.bound[rank].arrays[name].nbytes
-                    host = name in step.changed[rank] or any(t.address < end and address < t.address + len(t.mask) for t in written)
+                    info, end = (
+                        step.launch.made.buffers[step.slot(name)],
+                        address + step.launch.bound[rank].arrays[name].nbytes,
+                    )
+                    host = name in step.changed[rank] or any(
+                        t.address < end and address < t.address + len(t.mask) for t in written
+                    )
                     tracked |= {address} if info.tracked or host else set()
                     viewed |= {address} if info.viewed else set()
         return tracked, viewed
@@ -121,11 +134,21 @@ class Window:
         shown = f"launches {first} to {last} overlapped" if last > first else f"launch {first}"
         ranks = self.steps[0].launch.ranks
         for finding in machines[0].report.findings:
-            into.add(replace(finding, schedule=f"{chosen.shown}, {ranks} rank{'s' * (ranks != 1)}{self.whose}, {shown}"))
+            into.add(
+                replace(
+                    finding, schedule=f"{chosen.shown}, {ranks} rank{'s' * (ranks != 1)}{self.whose}, {shown}"
+                )
+            )
 
     def _machine(
-        self, step: Step, before: list[Machine], chosen: Any, events: Events, clocks: int, memory: dict[int, Any]
-    ) -> Machine:  # fmt: skip
+        self,
+        step: Step,
+        before: list[Machine],
+        chosen: Any,
+        events: Events,
+        clocks: int,
+        memory: dict[int, Any],
+    ) -> Machine:
         launch = step.launch
         made = Machine(launch.made, launch.grid, chosen, events, self.limit)
         made.launch, made.clocks = step.number, clocks
@@ -138,8 +161,11 @@ class Window:
             made.hosts[rank] = functools.partial(self._host, step, rank, memory)
         return made
 
-    def _slots(self, step: Step, rank: int, made: Machine, events: Events, memory: dict[int, Any]) -> dict[int, Any]:
-        """A rank's arguments by buffer: the window's own memory where they are symmetric, made from what its first launch found there."""
+    def _slots(
+        self, step: Step, rank: int, made: Machine, events: Events, memory: dict[int, Any]
+    ) -> dict[int, Any]:
+        """A rank's arguments by buffer: the window's own memory where they are symmetric, made from what its
+        first launch found there."""
         bound, out = step.launch.bound[rank], {}
         for name, values in bound.arrays.items():
             slot, address = step.slot(name), step.places[rank].get(name)
@@ -147,13 +173,24 @@ class Window:
             if known is None:
                 known = self._fresh(bound, name, values, slot, made, events, address)
             elif isinstance(known, Storage):
-                known = Storage(name, known.dtype, known.data, known.shadow, scope=known.scope, owner=known.owner)
+                known = Storage(
+                    name, known.dtype, known.data, known.shadow, scope=known.scope, owner=known.owner
+                )
             if address is not None:
                 memory.setdefault(address, known)
             out[slot] = known
         return out
 
-    def _fresh(self, bound: Any, name: str, values: Any, slot: int, made: Machine, events: Events, address: int | None) -> Any:
+    def _fresh(
+        self,
+        bound: Any,
+        name: str,
+        values: Any,
+        slot: int,
+        made: Machine,
+        events: Events,
+        address: int | None,
+    ) -> Any:
         array, info, owner = np.array(values, order="C"), bound.made.buffers[slot], (bound.rank,)
         if info.scope.endswith("signal"):
             return Counters(name, array, made.clocks, owner, slot)
@@ -161,7 +198,9 @@ class Window:
         mask = bound.masks.get(name)
         fresh = mask is not None and bool(mask.any())
         key = (bound.rank, "symmetric", address) if address is not None else (bound.rank, slot, made.first)
-        shadow = Shadow(array.size * info.cells, events, tracked=tracked, written=not fresh, key=key, viewed=viewed)
+        shadow = Shadow(
+            array.size * info.cells, events, tracked=tracked, written=not fresh, key=key, viewed=viewed
+        )
         if fresh:
             shadow.last[:] = HOST
             shadow.last.reshape(*array.shape, info.cells)[mask] = UNWRITTEN
@@ -173,7 +212,9 @@ class Window:
             site = Site(touch.what, touch.loc, -1 - number)
             for address, storage in memory.items():
                 if isinstance(storage, Storage) and (hit := _elements(touch, address, storage)) is not None:
-                    storage.shadow.access(ex, storage.cells, np.nonzero(hit), "write" if touch.writes else "read", site, storage)
+                    storage.shadow.access(
+                        ex, storage.cells, np.nonzero(hit), "write" if touch.writes else "read", site, storage
+                    )
         for name, changed in step.changed[rank].items():
             address, values = step.places[rank][name], step.launch.bound[rank].arrays[name]
             storage = memory[address]
@@ -181,7 +222,9 @@ class Window:
                 for index in zip(*np.nonzero(changed), strict=True):
                     counter = storage.at(tuple(map(int, index)))
                     assert counter is not None
-                    counter.signal(ex, int(values[index]), "set", Site("what comes in front of this launch", step.loc, 0))
+                    counter.signal(
+                        ex, int(values[index]), "set", Site("what comes in front of this launch", step.loc, 0)
+                    )
                 continue
             rest, told = changed.copy(), (t for touches in step.touches for t in touches if t.writes)
             for hit in (_elements(t, address, storage) for t in told):  # of whichever rank's host

@@ -1,7 +1,8 @@
-"""The simulator's entries: `launch` computes on given arrays, `check` runs a kernel under many schedules and says what is wrong with it.
+"""The simulator's entries: `launch` computes on given arrays, `check` runs a kernel under many schedules and
+says what is wrong with it.
 
-    report = check(kernel, ranks=4, args={"X": lambda rank: …}, schedule="adversary", seeds=100)
-    assert report, report
+report = check(kernel, ranks=4, args={"X": lambda rank: …}, schedule="adversary", seeds=100)
+assert report, report
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ BOUND = 10_000
 
 @dataclass(frozen=True)
 class Writers:
-    """Who wrote the elements of an argument. by: for each the rank whose block wrote it last, -1 for none of this launch. known: for
-    each rank whether the end of its blocks is behind that write."""
+    """Who wrote the elements of an argument. by: for each the rank whose block wrote it last, -1 for none of
+    this launch. known: for each rank whether the end of its blocks is behind that write."""
 
     by: Any
     known: Any
@@ -49,9 +50,10 @@ class Writers:
 
 @dataclass
 class Result:
-    """What a launch left behind: the report, every rank's arguments by name, which of their elements nobody has written (masks; all
-    are written where there is none), what T.print showed and which ranks did, and where it was recorded who did what when.
-    ``written_by()``: for each rank, of its arguments that the launch wrote, who did."""
+    """What a launch left behind: the report, every rank's arguments by name, which of their elements nobody
+    has written (masks; all are written where there is none), what T.print showed and which ranks did, and
+    where it was recorded who did what when. ``written_by()``: for each rank, of its arguments that the launch
+    wrote, who did."""
 
     report: Report
     arrays: list[dict[str, Any]]
@@ -68,46 +70,69 @@ class Result:
 
 
 def launch(
-    kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS,
+    kernel: Any,
+    ranks: int = 1,
+    args: dict[str, Any] | None = None,
+    *,
+    order: str = "round_robin",
+    seed: int = 0,
+    limit: int = STEPS,
     record: bool = False,
-) -> Result:  # fmt: skip
+) -> Result:
     """Runs one launch of a kernel on ``ranks`` simulated ranks.
 
     Args:
         kernel: a ``@T.prim_func`` or a traced program.
-        args: by parameter name an array or a number for all ranks, a list of one a rank, or a function of the rank. Arrays are
-            copied, never written. A NumPy masked array says which elements nobody has written (the masked ones). What is left out:
-            scalars may not be; signals are zero; tensors that the kernel reads and never writes are random numbers of the rank; all
-            others are unwritten memory.
-        order, seed: the schedule, see :mod:`tilescale.compiler.sim.schedule`. limit: steps after which it counts as endless.
+        args: by parameter name an array or a number for all ranks, a list of one a rank, or a function of the
+            rank. Arrays are copied, never written. A NumPy masked array says which elements nobody has
+            written (the masked ones). What is left out: scalars may not be; signals are zero; tensors that
+            the kernel reads and never writes are random numbers of the rank; all others are unwritten memory.
+        order, seed: the schedule, see :mod:`tilescale.compiler.sim.schedule`. limit: steps after which it
+            counts as endless.
         record: the result has ``traffic`` and a ``timeline``, see timeline.py.
 
     Raises:
         TileValueError, TileTypeError: arguments that do not fit the parameters.
     """
-    return Launch(prepare(tile_level(kernel)), each_rank(args, ranks), limit=limit).run(order, seed, record=record)
+    return Launch(prepare(tile_level(kernel)), each_rank(args, ranks), limit=limit).run(
+        order, seed, record=record
+    )
 
 
 def check(
-    kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
-    bound: int = BOUND, limit: int = STEPS, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
-    ahead: bool = False, arch: str = "", static: bool = False,
-) -> Report:  # fmt: skip
-    """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it. ``"exhaustive"`` runs one
-    interleaving of every class that the order of dependent steps tells apart, ``bound`` of them at most (``report.complete``: these were
-    all), and ``"exhaustive:<choices>"`` the one that a finding names.
+    kernels: Any,
+    ranks: int = 1,
+    args: dict[str, Any] | None = None,
+    *,
+    schedule: str = "adversary",
+    seeds: int | Iterable[int] = 10,
+    bound: int = BOUND,
+    limit: int = STEPS,
+    level: str = "tile",
+    depth: int = 2,
+    roles: tuple[str, ...] = ("producer", "consumer"),
+    ahead: bool = False,
+    arch: str = "",
+    static: bool = False,
+) -> Report:
+    """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it.
+    ``"exhaustive"`` runs one interleaving of every class that the order of dependent steps tells apart,
+    ``bound`` of them at most (``report.complete``: these were all), and ``"exhaustive:<choices>"`` the one
+    that a finding names.
 
     Args:
         kernels: a kernel, or a list of one a rank (which must be one and the same program).
-        seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of :func:`launch`.
+        seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of
+            :func:`launch`.
         level: "tile", "scheduled", or "both": each run at both levels, and what they leave behind compared.
-        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py. arch: the schedule that GPUs of this architecture get,
+        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py. arch: the schedule that
+        GPUs of this architecture get,
             "sm_90a" or "sm_80", instead of those.
         static: the static checks too, for these ranks and the numbers and extents that all ranks have alike.
 
     Raises:
-        TileValueError: a level that there is not, a scheduled program that is to run at the tile level, or an exhaustive schedule of
-            another level than "tile".
+        TileValueError: a level that there is not, a scheduled program that is to run at the tile level, or an
+            exhaustive schedule of another level than "tile".
     """
     from tilescale.compiler.checks import levels
 
@@ -116,9 +141,14 @@ def check(
     if (finding := different(programs)) is not None:
         report.add(finding)
         return report
-    made = levels.launches(programs[0], each_rank(args, ranks), limit, level, levels.Plan(depth, tuple(roles), ahead, arch))
+    made = levels.launches(
+        programs[0], each_rank(args, ranks), limit, level, levels.Plan(depth, tuple(roles), ahead, arch)
+    )
     if level != "tile" and schedule.startswith("exhaustive"):
-        raise TileValueError("the exhaustive schedules know the steps of the tile level", expected='level="tile", or another schedule')
+        raise TileValueError(
+            "the exhaustive schedules know the steps of the tile level",
+            expected='level="tile", or another schedule',
+        )
     made.run(into=report)
     made.explore(schedule, seeds, report, bound=bound)
     if static:
@@ -129,7 +159,8 @@ def check(
 
 
 def different(programs: Sequence[Any]) -> Finding | None:
-    """Whether the ranks' programs (one a rank, or one for all) are one; the first that is not, as a finding."""
+    """Whether the ranks' programs (one a rank, or one for all) are one; the first that is not, as a
+    finding."""
     if all(p is programs[0] for p in programs):
         return None
     texts = [p.func.script() for p in programs]
@@ -137,20 +168,37 @@ def different(programs: Sequence[Any]) -> Finding | None:
         if text != texts[0]:
             first, other = programs[0], programs[rank]
             lines = zip(texts[0].splitlines(), text.splitlines())
-            line = next(((a.strip(), b.strip()) for a, b in lines if a != b), ("a shorter program", "a longer one"))
-            message = f"rank {rank} launches {other.name} where rank 0 launches {first.name}; first difference: {line[0]} | {line[1]}"
+            line = next(
+                ((a.strip(), b.strip()) for a, b in lines if a != b), ("a shorter program", "a longer one")
+            )
+            message = (
+                f"rank {rank} launches {other.name} where rank 0 launches {first.name}; first "
+                f"difference: {line[0]} | {line[1]}"
+            )
             here, there = Where(other.name, other.loc, rank), Where(first.name, first.loc, 0)
-            return Finding("different-programs", message, here, (there,), "one kernel with the same constants on all ranks")
+            return Finding(
+                "different-programs",
+                message,
+                here,
+                (there,),
+                "one kernel with the same constants on all ranks",
+            )
     return None
 
 
 def unchecked(made: Prepared) -> set[str]:
-    """What no run of a kernel says anything of: a launch begins and ends here as an ordered one does, alone and with all ranks."""
+    """What no run of a kernel says anything of: a launch begins and ends here as an ordered one does, alone
+    and with all ranks."""
     program = made.program
-    alone = all(getattr(p.spec, "kind", "tensor") == "tensor" for p in program.params) and not meets_ranks(program.func.body)
+    alone = all(getattr(p.spec, "kind", "tensor") == "tensor" for p in program.params) and not meets_ranks(
+        program.func.body
+    )
     if program.launch.ordered or alone:
         return set()
-    text = "what orders its launches with those before and after them, and what they read with what hosts write, is not checked"
+    text = (
+        "what orders its launches with those before and after them, and what they read with what hosts "
+        "write, is not checked"
+    )
     return {f"{program.name} has ordered=False: {text}"}
 
 
@@ -164,24 +212,37 @@ def each_rank(args: dict[str, Any] | None, ranks: int) -> list[dict[str, Any]]:
 
 
 class Launch:
-    """A prepared program with the arguments of every rank, to be run any number of times from the same beginning.
+    """A prepared program with the arguments of every rank, to be run any number of times from the same
+    beginning.
 
     Args:
         args: one dict a rank, parameter name → array or number; see :func:`launch` for what may be left out.
         whose: said of the ranks in findings, behind how many they are.
-        only: this rank alone runs (a kernel in which ranks do not meet), as one of ``len(args)``; the others' dicts are not looked at.
+        only: this rank alone runs (a kernel in which ranks do not meet), as one of ``len(args)``; the others'
+            dicts are not looked at.
 
     Raises:
         TileValueError, TileTypeError: arguments that do not fit the parameters.
     """
 
-    def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS, whose: str = ""):
+    def __init__(
+        self,
+        made: Prepared,
+        args: Sequence[dict[str, Any]],
+        *,
+        only: int | None = None,
+        limit: int = STEPS,
+        whose: str = "",
+    ):
         self.whose = whose
         self.first: Result | None = None
         self.refused = False  # no target would run it, and neither does this: found by its first run
         self.made, self.ranks, self.only, self.limit = made, len(args), only, limit
         with np.errstate(all="ignore"):
-            self.bound = {rank: Arguments(made, rank, args[rank]) for rank in (range(self.ranks) if only is None else (only,))}
+            self.bound = {
+                rank: Arguments(made, rank, args[rank])
+                for rank in (range(self.ranks) if only is None else (only,))
+            }
             probe = _Values(next(iter(self.bound.values())).scalars, made)
             x, y, z = (int(n(probe)) for n in made.grid)
         self.grid = (x, y, z)
@@ -194,7 +255,10 @@ class Launch:
             TileValueError: such a grid, at the kernel's T.Kernel.
         """
         launch, name = self.made.program.launch, self.made.program.name
-        blocks, shown = math.prod(self.grid), " × ".join(map(str, self.grid[: len(self.made.program.launch.grid)]))
+        blocks, shown = (
+            math.prod(self.grid),
+            " × ".join(map(str, self.grid[: len(self.made.program.launch.grid)])),
+        )
         if min(self.grid) < 0 or blocks >= MOST_BLOCKS:
             raise TileValueError(
                 f"{name}: a grid of {shown} blocks cannot be launched", loc=launch.loc,
@@ -207,9 +271,11 @@ class Launch:
             )  # fmt: skip
         if self.ranks * blocks * self.made.executors > MOST_CLOCKS:
             raise TileValueError(
-                f"{name}: a grid of {shown} blocks is too large for the simulator", loc=launch.loc,
-                expected=f"at most {MOST_CLOCKS} executors on all ranks", hint="a smaller problem: what goes wrong, goes wrong there too",
-            )  # fmt: skip
+                f"{name}: a grid of {shown} blocks is too large for the simulator",
+                loc=launch.loc,
+                expected=f"at most {MOST_CLOCKS} executors on all ranks",
+                hint="a smaller problem: what goes wrong, goes wrong there too",
+            )
 
     def keep(self) -> None:
         """The arguments as they are now, whatever becomes of the caller's memory."""
@@ -219,13 +285,24 @@ class Launch:
     @property
     def known(self) -> dict[str, int]:
         """The integers and extents that every rank that runs was called with alike, by name."""
-        each = [{**b.symbols, **{k: int(v) for k, v in b.numbers.items() if isinstance(v, (int, np.integer))}} for b in self.bound.values()]
-        return {name: value for name, value in each[0].items() if all(other.get(name) == value for other in each)}
+        each = [
+            {**b.symbols, **{k: int(v) for k, v in b.numbers.items() if isinstance(v, (int, np.integer))}}
+            for b in self.bound.values()
+        ]
+        return {
+            name: value for name, value in each[0].items() if all(other.get(name) == value for other in each)
+        }
 
     def run(
-        self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False
+        self,
+        order: str | schedule.Schedule = "round_robin",
+        seed: int = 0,
+        *,
+        into: Report | None = None,
+        record: bool = False,
     ) -> Result:
-        """One run, its findings marked with the schedule and added to ``into``. ``record``: what was seen is kept, as a Timeline."""
+        """One run, its findings marked with the schedule and added to ``into``. ``record``: what was seen is
+        kept, as a Timeline."""
         chosen = schedule.make(order, seed) if isinstance(order, str) else order
         recorder = Recorder(self.made.program.name, self.ranks) if record else None
         observers: tuple[Observer, ...] = (chosen,) if isinstance(chosen, Interleaving) else ()
@@ -239,11 +316,18 @@ class Launch:
             everyone = range(self.ranks)
             scalars = [self.bound[r].scalars if r in self.bound else {} for r in everyone]
             if not self.refused:
-                machine.start(scalars, [memories[r].slots if r in memories else {} for r in everyone], self.only)
+                machine.start(
+                    scalars, [memories[r].slots if r in memories else {} for r in everyone], self.only
+                )
                 machine.run()
         report = Report(runs=1, unchecked=unchecked(self.made))
         for finding in machine.report.findings:
-            report.add(replace(finding, schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}"))
+            report.add(
+                replace(
+                    finding,
+                    schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}",
+                )
+            )
         if into is not None:
             into.runs += 1
             into.unchecked |= report.unchecked
@@ -252,10 +336,17 @@ class Launch:
         left = list(memories.values())
         seen = None if recorder is None else recorder.finish(machine)
         made = Result(
-            report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed, machine.printers, seen,
+            report,
+            [m.results() for m in left],
+            [m.unwritten() for m in left],
+            machine.printed,
+            machine.printers,
+            seen,
             lambda: [m.written_by(machine, blocks) for m in left],
-        )  # fmt: skip
-        if into is not None and not isinstance(chosen, Interleaving):  # an observed run may end before its results are there
+        )
+        if into is not None and not isinstance(
+            chosen, Interleaving
+        ):  # an observed run may end before its results are there
             into.varying |= self._differing(made)
         return made
 
@@ -266,13 +357,22 @@ class Launch:
         if self.first is None:
             self.first = made
         pairs = zip(made.arrays, self.first.arrays, strict=True)
-        return {name for mine, first in pairs for name in mine if mine[name].tobytes() != first[name].tobytes()}
+        return {
+            name for mine, first in pairs for name in mine if mine[name].tobytes() != first[name].tobytes()
+        }
 
     def explore(
-        self, order: str, seeds: int | Iterable[int], into: Report, progress: Callable[[], None] | None = None, *, bound: int = BOUND
+        self,
+        order: str,
+        seeds: int | Iterable[int],
+        into: Report,
+        progress: Callable[[], None] | None = None,
+        *,
+        bound: int = BOUND,
     ) -> None:
-        """Runs under ``order`` with each seed (how many, or which); findings go into the report. Round robin has no seeds: one run; nor
-        have the exhaustive schedules, of which one (``exhaustive:<choices>``) is a run and all of them up to ``bound``.
+        """Runs under ``order`` with each seed (how many, or which); findings go into the report. Round robin
+        has no seeds: one run; nor have the exhaustive schedules, of which one (``exhaustive:<choices>``) is a
+        run and all of them up to ``bound``.
 
         Raises:
             TileValueError: there is no such schedule.
@@ -282,7 +382,8 @@ class Launch:
             return
         if order == "exhaustive":
             whole = exhaust(self, into, bound, progress)
-            # what an mbarrier's step touches is not told to the exploration, which may then leave out schedules that differ
+            # what an mbarrier's step touches is not told to the exploration, which may then leave out
+            # schedules that differ
             told = all(b.scope != "shared.barrier" for b in self.made.buffers)
             into.complete = whole and told and into.complete is not False
             return
@@ -297,8 +398,9 @@ class Launch:
 
 
 def _static(machine: Machine, blocks: int) -> bool:
-    """What is wrong before anything runs: a grid that cannot be resident, signals that no statement awaits. Returns whether it is such
-    that nothing can run: blocks that wait for one another and are not all there."""
+    """What is wrong before anything runs: a grid that cannot be resident, signals that no statement awaits.
+    Returns whether it is such that nothing can run: blocks that wait for one another and are not all
+    there."""
     made, refused = machine.prepared, False
     waits = waits_for_blocks(made.program.func.body)
     if waits and blocks > (most := resident_blocks(made.program)):
@@ -310,11 +412,16 @@ def _static(machine: Machine, blocks: int) -> bool:
     kept = {p.name for p in made.program.params if getattr(p.spec, "keep", False)}
     for name, sendings in made.signalled.items():
         awaited = made.awaited.get(name, set())
-        unacquired = [s for s in sendings if not awaited or not ({s.index, None} & awaited or s.index is None)]
+        unacquired = [
+            s for s in sendings if not awaited or not ({s.index, None} & awaited or s.index is None)
+        ]
         if unacquired and name not in kept:
             site, index = unacquired[0].site, unacquired[0].index
             counter = f"{name}[{', '.join(map(str, index))}]" if index else f"{name}[…]"
-            text = f"{counter if awaited else name} is signalled, and no statement of {made.program.name} waits for it"
+            text = (
+                f"{counter if awaited else name} is signalled, and no statement of {made.program.name} "
+                "waits for it"
+            )
             hint = f"T.wait({counter}) where its news is needed"
             machine.report.add(Finding("unawaited", text, Where(site.what, site.loc), hint=hint))
     return refused
@@ -329,7 +436,8 @@ class _Values:
 
 
 class Arguments:
-    """One rank's arguments: checked, with what is known of who wrote them. Never written: each run has a `Memory` of its own."""
+    """One rank's arguments: checked, with what is known of who wrote them. Never written: each run has a
+    `Memory` of its own."""
 
     def __init__(self, made: Prepared, rank: int, args: dict[str, Any]):
         self.made, self.rank = made, rank
@@ -341,14 +449,19 @@ class Arguments:
         params = made.program.params
         unknown = set(args) - {p.name for p in params}
         if unknown:
-            raise TileTypeError(f"{made.program.name} has no parameter {sorted(unknown)[0]!r}", expected=", ".join(p.name for p in params))
+            raise TileTypeError(
+                f"{made.program.name} has no parameter {sorted(unknown)[0]!r}",
+                expected=", ".join(p.name for p in params),
+            )
         for p in params:
             if p.name in args:
                 self._given(p, args[p.name])
         self._apart()
         for name, var in made.program.symbols.items():
             if name not in self.symbols:
-                raise TileValueError(f"nothing says what {name} is", hint=f"an array for a parameter with {name} as an extent")
+                raise TileValueError(
+                    f"nothing says what {name} is", hint=f"an array for a parameter with {name} as an extent"
+                )
             if var in made.names:
                 self.scalars[made.names[var]] = self.symbols[name]
         for p in params:
@@ -366,33 +479,47 @@ class Arguments:
         want = np.dtype(np.int64) if p.spec.kind == "signal" else numerics.storage(dtype)
         if array.dtype != want or array.ndim != len(p.spec.shape):
             shown = f"({', '.join(map(str, p.spec.shape))})"
-            raise TileTypeError(f"{p.name} is {array.dtype} of {array.shape}", loc=p.loc, expected=f"{dtype} of {shown}")
+            raise TileTypeError(
+                f"{p.name} is {array.dtype} of {array.shape}", loc=p.loc, expected=f"{dtype} of {shown}"
+            )
         for extent, n in zip(p.spec.shape, array.shape, strict=True):
             settled = settle(extent)
             if isinstance(settled, Sym):
                 if n % (multiple := self.made.program.multiples.get(settled.name, 1)):
-                    raise TileValueError(f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"a multiple of {multiple}")
+                    raise TileValueError(
+                        f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"a multiple of {multiple}"
+                    )
                 settled = self.symbols.setdefault(settled.name, n)
             if isinstance(settled, int) and settled != n:
-                raise TileValueError(f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"{extent} = {settled}")
+                raise TileValueError(
+                    f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"{extent} = {settled}"
+                )
         self._strides(p, array)
         self.arrays[p.name] = array
         if np.ma.isMaskedArray(value):
             self.masks[p.name] = np.ma.getmaskarray(value)
 
     def _apart(self) -> None:
-        """Arguments that share memory are refused, unless the kernel only reads them: as every target does."""
+        """Arguments that share memory are refused, unless the kernel only reads them: as every target
+        does."""
         given = [p for p in self.made.program.params if p.name in self.arrays]
         for k, p in enumerate(given):
             for q in given[:k]:
-                if not any(self.made.buffers[self.made.slots[x.var]].tracked for x in (p, q) if x.var in self.made.slots):
+                if not any(
+                    self.made.buffers[self.made.slots[x.var]].tracked
+                    for x in (p, q)
+                    if x.var in self.made.slots
+                ):
                     continue
                 a, b = self.arrays[p.name], self.arrays[q.name]
                 if np.may_share_memory(a, b) and np.shares_memory(a, b):
                     raise TileValueError(
-                        f"{self.made.program.name}: {p.name} and {q.name} share memory, and the kernel writes one of them", loc=p.loc,
-                        expected="arguments that do not overlap, unless all are only read", hint=f"{p.name}.copy()",
-                    )  # fmt: skip
+                        f"{self.made.program.name}: {p.name} and {q.name} share memory, and the kernel "
+                        "writes one of them",
+                        loc=p.loc,
+                        expected="arguments that do not overlap, unless all are only read",
+                        hint=f"{p.name}.copy()",
+                    )
 
     def _strides(self, p: Any, array: Any) -> None:
         """Symbols that are strides, in elements: read off the array as it was given."""
@@ -403,7 +530,9 @@ class Arguments:
 
     def _left_out(self, p: Any) -> None:
         if not hasattr(p.spec, "shape"):
-            raise TileTypeError(f"the number {p.name} is not given", loc=p.loc, hint=f"args={{{p.name!r}: …}}")
+            raise TileTypeError(
+                f"the number {p.name} is not given", loc=p.loc, hint=f"args={{{p.name!r}: …}}"
+            )
         shape = tuple(self._extent(e, p) for e in p.spec.shape)
         dtype = str(p.spec.dtype)
         if p.spec.kind == "signal":
@@ -411,7 +540,11 @@ class Arguments:
             return
         if p.spec.kind == "tensor" and not self.made.buffers[self.made.slots[p.var]].tracked:
             draw = np.random.default_rng([self.rank, len(p.name), *p.name.encode()])
-            wide = draw.standard_normal(shape) if dtype in numerics.FLOATS else draw.integers(0, 2 if dtype == "bool" else 8, shape)
+            wide = (
+                draw.standard_normal(shape)
+                if dtype in numerics.FLOATS
+                else draw.integers(0, 2 if dtype == "bool" else 8, shape)
+            )
             self.arrays[p.name] = numerics.encode(wide, dtype)
             return
         self.arrays[p.name] = np.zeros(shape, numerics.storage(dtype))
@@ -421,11 +554,15 @@ class Arguments:
         settled = settle(extent)
         if isinstance(settled, Sym):
             if settled.name not in self.symbols:
-                raise TileValueError(f"nothing says what {settled.name} is", loc=p.loc, hint=f"an array for {p.name}")
+                raise TileValueError(
+                    f"nothing says what {settled.name} is", loc=p.loc, hint=f"an array for {p.name}"
+                )
             return self.symbols[settled.name]
         if isinstance(settled, SymExpr):
             a, b = (self._extent(x, p) for x in settled.args)
-            return {"+": a + b, "-": a - b, "*": a * b, "//": a // b if b else 0, "%": a % b if b else 0}[settled.op]
+            return {"+": a + b, "-": a - b, "*": a * b, "//": a // b if b else 0, "%": a % b if b else 0}[
+                settled.op
+            ]
         return int(settled)
 
 
@@ -452,11 +589,15 @@ class Memory:
             mask = bound.masks.get(p.name)
             fresh = mask is not None and bool(mask.any())
             cells, key = array.size * info.cells, (*owner, slot)
-            shadow = Shadow(cells, events, tracked=info.tracked, written=not fresh, key=key, viewed=info.viewed)
+            shadow = Shadow(
+                cells, events, tracked=info.tracked, written=not fresh, key=key, viewed=info.viewed
+            )
             if fresh:
                 shadow.last[:] = HOST
                 shadow.last.reshape(*array.shape, info.cells)[mask] = UNWRITTEN
-            self.slots[slot] = self.named[p.name] = Storage(p.name, info.dtype, array, shadow, scope=info.scope, owner=owner)
+            self.slots[slot] = self.named[p.name] = Storage(
+                p.name, info.dtype, array, shadow, scope=info.scope, owner=owner
+            )
 
     def results(self) -> dict[str, Any]:
         """The arrays as the launch left them; counters at their last values."""

@@ -1,8 +1,10 @@
-"""The work of a launch, counted from tile IR alone: products, operations of lanes, bytes of each tensor, rounds of pipelined loops.
+"""The work of a launch, counted from tile IR alone: products, operations of lanes, bytes of each tensor,
+rounds of pipelined loops.
 
-Counts are means over sample points: a point is a block and, inside loops, a value of each loop's variable, drawn evenly (multiples of
-irrational numbers, so that the same program always gives the same counts). What depends on neither is exact; triangular loops are within a
-few percent. What memory decides (ragged lengths, polling) is counted once and said in ``notes``.
+Counts are means over sample points: a point is a block and, inside loops, a value of each loop's variable,
+drawn evenly (multiples of irrational numbers, so that the same program always gives the same counts). What
+depends on neither is exact; triangular loops are within a few percent. What memory decides (ragged lengths,
+polling) is counted once and said in ``notes``.
 """
 
 from __future__ import annotations
@@ -27,11 +29,29 @@ POINTS = 512
 LINE = 128
 _STEPS = [(root**0.5) % 1.0 for root in (5, 2, 3, 7, 11, 13, 17, 19)]
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
-    "GE": operator.ge, "EQ": operator.eq, "NE": operator.ne, "And": np.logical_and, "Or": np.logical_or, "Min": np.minimum,
-    "Max": np.maximum, "BitwiseAnd": operator.and_, "LShift": operator.lshift, "RShift": operator.rshift,
-}  # fmt: skip
-_DIVIDING = {"FloorDiv": operator.floordiv, "FloorMod": operator.mod, "Div": operator.floordiv, "Mod": operator.mod}
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "BitwiseAnd": operator.and_,
+    "LShift": operator.lshift,
+    "RShift": operator.rshift,
+}
+_DIVIDING = {
+    "FloorDiv": operator.floordiv,
+    "FloorMod": operator.mod,
+    "Div": operator.floordiv,
+    "Mod": operator.mod,
+}
 #: functions that the special units compute; others are a few plain operations
 _SPECIAL = ("exp", "log", "sqrt", "rsqrt", "tanh", "sin", "cos", "pow", "sigmoid", "erf", "rcp", "div")
 
@@ -52,7 +72,8 @@ class Gemm:
 
 @dataclass
 class Work:
-    """Amounts: products by shape, operations of float lanes, special functions, bytes read and written by tensor, bytes of other ranks."""
+    """Amounts: products by shape, operations of float lanes, special functions, bytes read and written by
+    tensor, bytes of other ranks."""
 
     matrix: dict[Gemm, Any] = field(default_factory=dict)
     element: Any = 0.0
@@ -90,7 +111,8 @@ class Work:
 
 @dataclass
 class Loop:
-    """A pipelined loop: how often a block enters it, rounds of one entry, its stages, and the work of one round."""
+    """A pipelined loop: how often a block enters it, rounds of one entry, its stages, and the work of one
+    round."""
 
     entries: float
     rounds: float
@@ -101,10 +123,11 @@ class Loop:
 
 @dataclass
 class Count:
-    """A launch: the mean of its blocks' ``work`` (pipelined loops included), and what a block holds, rings with all their stages.
-    ``longest``: the block with the most work, in means. ``tensors``: bytes of each parameter. ``shared_reads``: of
-    the tiles of a tensor that neighbouring blocks read in one round, the share that is different: 1 where each reads its own.
-    ``straddling``: the tensors whose rows begin within lines of the cache, which are no multiple of 128 bytes."""
+    """A launch: the mean of its blocks' ``work`` (pipelined loops included), and what a block holds, rings
+    with all their stages. ``longest``: the block with the most work, in means. ``tensors``: bytes of each
+    parameter. ``shared_reads``: of the tiles of a tensor that neighbouring blocks read in one round, the
+    share that is different: 1 where each reads its own. ``straddling``: the tensors whose rows begin within
+    lines of the cache, which are no multiple of 128 bytes."""
 
     name: str
     grid: tuple[int, ...]
@@ -159,7 +182,9 @@ def count(program: Any, extents: dict[str, int] | None = None, *, neighbours: in
 class _Counting:
     def __init__(self, program: Any, extents: dict[str, int], neighbours: int = 0):
         self.program, self.notes = program, []  # type: ignore[var-annotated]
-        self.env: dict[Any, Any] = {var: extents[name] for name, var in program.symbols.items() if name in extents}
+        self.env: dict[Any, Any] = {
+            var: extents[name] for name, var in program.symbols.items() if name in extents
+        }
         self.env |= {p.var: extents[p.name] for p in program.params if p.name in extents}
         self.names = {p.var: p.name for p in program.params}
         self.shapes: dict[Any, tuple[Any, ...]] = {}
@@ -188,17 +213,32 @@ class _Counting:
         heavy = work.matrix_flops + work.element + work.moved
         mean = self.mean(heavy)
         loops = [
-            Loop(self.mean(e), self.mean(r * e) / max(self.mean(e), 1e-9), s, w.each(self.mean), loc) for e, r, s, w, loc in self.loops
+            Loop(self.mean(e), self.mean(r * e) / max(self.mean(e), 1e-9), s, w.each(self.mean), loc)
+            for e, r, s, w, loc in self.loops
         ]
         held = {"shared": 0, "local": 0}
         for buffer, count in self.allocated:
             scope = buffer.ty.storage_scope.partition(".")[0]
-            size = prod(int(e) for e in buffer.ty.shape) * canonical(str(getattr(buffer.ty.dtype, "dtype", buffer.ty.dtype))).bytes
-            held[scope] = held.get(scope, 0) + size * self.stages.get(buffer, 1) * (count if scope == "shared" else 1)
+            size = (
+                prod(int(e) for e in buffer.ty.shape)
+                * canonical(str(getattr(buffer.ty.dtype, "dtype", buffer.ty.dtype))).bytes
+            )
+            held[scope] = held.get(scope, 0) + size * self.stages.get(buffer, 1) * (
+                count if scope == "shared" else 1
+            )
         return Count(
-            self.program.name, grid, launch.threads, work.each(self.mean), loops, held["shared"], held["local"],
-            float(np.max(heavy)) / mean if mean else 1.0, tensors, list(dict.fromkeys(self.notes)), straddling=self.straddling(),
-        )  # fmt: skip
+            self.program.name,
+            grid,
+            launch.threads,
+            work.each(self.mean),
+            loops,
+            held["shared"],
+            held["local"],
+            float(np.max(heavy)) / mean if mean else 1.0,
+            tensors,
+            list(dict.fromkeys(self.notes)),
+            straddling=self.straddling(),
+        )
 
     def straddling(self) -> frozenset[str]:
         """See `Count.straddling`."""
@@ -206,7 +246,8 @@ class _Counting:
         return frozenset(v.name for v, bytes_ in rows.items() if bytes_ % LINE)
 
     def launch_order(self, number: Any, grid: tuple[int, ...]) -> Any:
-        """Where in the grid the first blocks lie: row by row, or in the panels of T.use_swizzle (as `cuda.lower` orders them)."""
+        """Where in the grid the first blocks lie: row by row, or in the panels of T.use_swizzle (as
+        `cuda.lower` orders them)."""
         panel, order = self.program.hints.get("swizzle", (0, "row"))
         if panel < 2 or len(grid) < 2 or prod(grid[2:]) != 1:
             return number
@@ -231,16 +272,18 @@ class _Counting:
         except _Unknown:
             names = ", ".join(self.program.symbols)
             raise TileValueError(
-                f"{what} of {self.program.name} depends on {value}, and no value was given", loc=self.program.loc,
+                f"{what} of {self.program.name} depends on {value}, and no value was given",
+                loc=self.program.loc,
                 hint=f"the values by name ({names})",
-            ) from None  # fmt: skip
+            ) from None
 
     def bytes_of(self, p: Any) -> int:
         shape = tuple(self.required(e, f"the shape of {p.name}") for e in p.var.ty.shape)
         self.shapes[p.var] = shape
         return prod(shape) * canonical(str(p.spec.dtype)).bytes
 
-    # -- expressions ----------------------------------------------------------------------------------------------
+    # -- expressions
+    # ----------------------------------------------------------------------------------------------
     def value(self, e: Any) -> Any:
         """An int, or an array over the points. Raises _Unknown."""
         kind = type(e).__name__
@@ -330,7 +373,8 @@ class _Counting:
         share = len(np.unique(key)) / len(self.points)
         self.origins[self.names[region.source]] = max(share, self.origins.get(self.names[region.source], 0.0))
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements
+    # -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any, weight: Any, work: Work) -> None:
         method = getattr(self, "_s_" + type(s).__name__, None)
         if method is not None:
@@ -397,7 +441,12 @@ class _Counting:
         for x in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
             call: Any = x.value if isinstance(x, tirx.Evaluate) else None
             op = None if call is None else find(call)
-            if op is not None and op.moves and call.args[0].source in self.shapes and call.args[1].source not in self.shapes:
+            if (
+                op is not None
+                and op.moves
+                and call.args[0].source in self.shapes
+                and call.args[1].source not in self.shapes
+            ):
                 self.stages[call.args[1].source] = stages
 
     def _s_While(self, s: Any, weight: Any, work: Work) -> None:
@@ -437,7 +486,9 @@ class _Counting:
             else:
                 if self.neighbours and access.mode == "read":
                     self.note_origin(region)
-                for amounts in {"read": (work.read,), "write": (work.written,)}.get(access.mode, (work.read, work.written)):
+                for amounts in {"read": (work.read,), "write": (work.written,)}.get(
+                    access.mode, (work.read, work.written)
+                ):
                     self.region(region, weight, amounts)
         if op.multiplies:  # of a sparse operand what it keeps
             a, c = call.args[0], call.args[2]

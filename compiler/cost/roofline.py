@@ -1,7 +1,9 @@
-"""The roofline of a launch: how long each part of a GPU needs at its peak for the work that tile IR asks of it, and which is the longest.
+"""The roofline of a launch: how long each part of a GPU needs at its peak for the work that tile IR asks of
+it, and which is the longest.
 
-After Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore architectures" (CACM 52(4), 2009), with
-lanes and special functions as further ceilings beside tensor cores and memory.
+After Williams, Waterman, Patterson: "Roofline: an insightful visual performance model for multicore
+architectures" (CACM 52(4), 2009), with lanes and special functions as further ceilings beside tensor cores
+and memory.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from tilescale.compiler.cost.machine import Machine
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds by part ("tensor cores", "lanes", "special functions", "memory"); ``flops`` of products; ``operations``, those and all that
-    lanes and special units do; ``bytes`` that memory must move at least; ``seconds``, the longest part, named by ``bound``;
-    ``intensity`` and the machine's ``balance``, both in operations a byte."""
+    """Seconds by part ("tensor cores", "lanes", "special functions", "memory"); ``flops`` of products;
+    ``operations``, those and all that lanes and special units do; ``bytes`` that memory must move at least;
+    ``seconds``, the longest part, named by ``bound``; ``intensity`` and the machine's ``balance``, both in
+    operations a byte."""
 
     parts: dict[str, float]
     flops: float
@@ -38,9 +41,12 @@ class Roofline:
 
 
 def roofline(count: Count, machine: Machine) -> Roofline:
-    """The bound of a launch on a machine. Products of dtypes that no tensor core takes (float32) are the lanes' work."""
+    """The bound of a launch on a machine. Products of dtypes that no tensor core takes (float32) are the
+    lanes' work."""
     total = count.total
-    tensor = sum(g.flops * n / machine.matrix[g.dtype] for g, n in total.matrix.items() if g.dtype in machine.matrix)
+    tensor = sum(
+        g.flops * n / machine.matrix[g.dtype] for g, n in total.matrix.items() if g.dtype in machine.matrix
+    )
     plain = sum(g.flops * n for g, n in total.matrix.items() if g.dtype not in machine.matrix)
     lanes = plain / machine.vector_rate + total.element / (machine.lanes * machine.sms * machine.clock)
     parts = {

@@ -35,9 +35,20 @@ class Backend(backend.Backend):
         program, low = lowered.program, lowered.own
         launch = program.launch
         clustered = launch.cluster != (1, 1, 1)
-        flags = (WAITS * low.waits) | (DEVICE * low.device) | (CLUSTER * clustered) | (INSTRUMENTED * instrument)
+        flags = (
+            (WAITS * low.waits) | (DEVICE * low.device) | (CLUSTER * clustered) | (INSTRUMENTED * instrument)
+        )
         flags |= UNORDERED * (not launch.ordered) | LOCAL * (not waits_for_blocks(program.func.body))
-        head = [1, len(program.params), len(program.symbols), low.arena_bytes, launch.threads, flags, *launch.cluster, launch.max_blocks]
+        head = [
+            1,
+            len(program.params),
+            len(program.symbols),
+            low.arena_bytes,
+            launch.threads,
+            flags,
+            *launch.cluster,
+            launch.max_blocks,
+        ]
         head += [low.shared_bytes, len(low.regions), fingerprint]
         meta = description.metadata(program)
         meta["collective"] = meta["collective"] or bool(low.device)

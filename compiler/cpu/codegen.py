@@ -38,7 +38,8 @@ class HostCPU:
 
 @cache
 def host_cpu() -> HostCPU:
-    """This machine's processor as LLVM sees it ("native" is a name that TVM takes for a generic processor)."""
+    """This machine's processor as LLVM sees it ("native" is a name that TVM takes for a generic
+    processor)."""
     name = str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
     found = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
     features = frozenset(str(key) for key, on in found.items() if bool(on))
@@ -52,7 +53,8 @@ def host_cpu() -> HostCPU:
 
 @cache
 def llvm_target() -> Any:
-    """The TVM target of `host_cpu`. LLVM would keep to 256-bit vectors on some AVX-512 processors; our vectors are explicit."""
+    """The TVM target of `host_cpu`. LLVM would keep to 256-bit vectors on some AVX-512 processors; our
+    vectors are explicit."""
     cpu = host_cpu()
     options: dict[str, Any] = {"kind": "llvm", "mcpu": cpu.name, "opt-level": 2}
     return tvm.target.Target(options)
@@ -61,7 +63,8 @@ def llvm_target() -> Any:
 def passes() -> list[Any]:
     """The passes between thread IR and LLVM, in order."""
     # No FlattenBuffer: thread IR is flat already, and it would turn the ramps of local buffers into gathers.
-    # No StmtSimplify: it copies the value of a binding to each of its uses, and nested ones grow without bound.
+    # No StmtSimplify: it copies the value of a binding to each of its uses, and nested ones grow without
+    # bound.
     return [
         bind_lets(),  # before vectorisation, which refuses an expression that holds the same Let twice
         transform.VectorizeLoop(),  # loops marked VECTORIZED become vector expressions
@@ -75,7 +78,8 @@ def passes() -> list[Any]:
 def lower(funcs: Mapping[str, PrimFunc]) -> Any:
     """The IRModule that LLVM gets: every function under its plain C name.
 
-    ``tirx.noalias`` is never set: under it TVM tells LLVM that no two buffers overlap, but buffers of ours share the arena.
+    ``tirx.noalias`` is never set: under it TVM tells LLVM that no two buffers overlap, but buffers of ours
+    share the arena.
     """
     target = llvm_target()
     ready = {}
@@ -112,8 +116,8 @@ def _linker() -> tuple[str, ...]:
 def build_shared(funcs: Mapping[str, PrimFunc], path: str | os.PathLike[str]) -> None:
     """Compiles functions of thread IR to the shared object ``path``, which appears there whole or not at all.
 
-    The functions get plain C names and the C calling convention, and return int32. Symbols that they call and do not define
-    (``ts_*``, ``memcpy``) are left to the dynamic loader.
+    The functions get plain C names and the C calling convention, and return int32. Symbols that they call and
+    do not define (``ts_*``, ``memcpy``) are left to the dynamic loader.
 
     Raises:
         TileError: no C compiler, or the linker refused.
@@ -123,11 +127,10 @@ def build_shared(funcs: Mapping[str, PrimFunc], path: str | os.PathLike[str]) ->
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".link") as folder:
         obj, out = Path(folder, "kernel.o"), Path(folder, "kernel.so")
         module.write_to_file(utf8(str(obj)), "o")
-        # libm: TVM has scalar calls (fmod, lgamma, …) without a vector form of ours; --as-needed drops it where unused.
+        # libm: TVM has scalar calls (fmod, lgamma, …) without a vector form of ours; --as-needed drops it
+        # where unused.
         command = [*_linker(), "-o", str(out), str(obj), "-Wl,--as-needed", "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise InternalError(f"linking a kernel failed: {' '.join(command)}\n{done.stderr.strip()}")
         os.replace(out, path)
-
-

@@ -6,16 +6,27 @@ Three forms of a value:
 - *compute*: what expressions are made of. fp16, bf16 and fp8 are float32, all others their own dtype.
 - a *rounded* compute value, representable in its dtype: what `cast` and `load` return.
 
-Rounding is to nearest, ties to even. Out of range: fp16, bf16 and e5m2 become infinite; e4m3fn has no infinity and becomes
-NaN (from 464 upward; 448 is its largest), as OCP's 8-bit format and ml_dtypes have it. Float to integer truncates toward zero,
-saturates, and takes NaN to 0, as PTX ``cvt.rzi`` does. Integers reach the small floats through float32, as in PyTorch.
+Rounding is to nearest, ties to even. Out of range: fp16, bf16 and e5m2 become infinite; e4m3fn has no
+infinity and becomes NaN (from 464 upward; 448 is its largest), as OCP's 8-bit format and ml_dtypes have it.
+Float to integer truncates toward zero, saturates, and takes NaN to 0, as PTX ``cvt.rzi`` does. Integers reach
+the small floats through float32, as in PyTorch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilescale.compiler.cpu.expr import bits, dtype_of, is_nan, let, lit, native_cast, not_equal, select, wrapped
+from tilescale.compiler.cpu.expr import (
+    bits,
+    dtype_of,
+    is_nan,
+    let,
+    lit,
+    native_cast,
+    not_equal,
+    select,
+    wrapped,
+)
 from tilescale.compiler.cpu.tile import Buf, Expr, Stmt
 from tilescale.compiler.tvm_compat import tirx, tvm
 from tilescale.errors import TileTypeError
@@ -23,7 +34,12 @@ from tilescale.errors import TileTypeError
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = (*FLOATS, *INTS, "bool")
-ALIASES = {"e4m3": "float8_e4m3fn", "float8_e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp8": "float8_e4m3fn"}
+ALIASES = {
+    "e4m3": "float8_e4m3fn",
+    "float8_e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "fp8": "float8_e4m3fn",
+}
 _STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "bool": "uint8"}
 
 
@@ -48,7 +64,9 @@ def canonical(dtype: str) -> str:
     """
     name = ALIASES.get(dtype, dtype)
     if name not in DTYPES:
-        raise TileTypeError(f"dtype {dtype!r} is not supported on the cpu target", expected="one of " + ", ".join(DTYPES))
+        raise TileTypeError(
+            f"dtype {dtype!r} is not supported on the cpu target", expected="one of " + ", ".join(DTYPES)
+        )
     return name
 
 
@@ -79,7 +97,8 @@ def store(buf: Buf, index: Expr | int, value: Expr, dtype: str) -> Stmt:
 
 
 def cast(value: Expr, src: str, dst: str, *, rounded: bool = True) -> Expr:
-    """A compute value of ``src`` as a rounded compute value of ``dst``. ``rounded``: the value is one that ``src`` can hold."""
+    """A compute value of ``src`` as a rounded compute value of ``dst``. ``rounded``: the value is one that
+    ``src`` can hold."""
     src, dst = canonical(src), canonical(dst)
     if src == dst:
         return value
@@ -121,7 +140,8 @@ def decode(stored: Expr, dtype: str) -> Expr:
 
 
 def _decode_e4m3(byte: Expr) -> Expr:
-    """Read as an fp16 the fields mean 2^-8 of the value (bias 7, not 15), subnormals included; 0x7f is NaN."""
+    """Read as an fp16 the fields mean 2^-8 of the value (bias 7, not 15), subnormals included; 0x7f is
+    NaN."""
 
     def k(v: int) -> Expr:
         return lit(v, "uint16")
@@ -155,9 +175,10 @@ def _k(v: int) -> Expr:
 
 
 def _round_to_odd(value: Expr) -> Expr:
-    """float64 → float32 by truncation with a sticky last bit: rounding the result once more to a narrower format (at least two
-    bits narrower) is then the correct rounding of the float64 (Boldo and Melquiond, "Emulation of FMA and correctly rounded
-    sums: proved algorithms using rounding to odd", IEEE Trans. Computers 57(4), 2008)."""
+    """float64 → float32 by truncation with a sticky last bit: rounding the result once more to a narrower
+    format (at least two bits narrower) is then the correct rounding of the float64 (Boldo and Melquiond,
+    "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE Trans.
+    Computers 57(4), 2008)."""
 
     def fix(wide: Expr) -> Expr:
         def adjust(near: Expr) -> Expr:
@@ -179,13 +200,16 @@ def _encode_bf16(u: Expr) -> Expr:
 
 
 def _encode_fp8(u: Expr, fmt: _Float8) -> Expr:
-    """Normal results round on the integer bits; subnormal ones by adding a power of two whose last place is theirs."""
+    """Normal results round on the integer bits; subnormal ones by adding a power of two whose last place is
+    theirs."""
     shift = 23 - fmt.mantissa
     smallest_normal = (127 + 1 - fmt.bias) << 23
     magic = (127 + 23 + 1 - fmt.bias - fmt.mantissa) << 23
 
     def with_magnitude(m: Expr) -> Expr:
-        normal = (m - _k((127 - fmt.bias) << 23) + _k((1 << (shift - 1)) - 1) + ((m >> _k(shift)) & _k(1))) >> _k(shift)
+        normal = (
+            m - _k((127 - fmt.bias) << 23) + _k((1 << (shift - 1)) - 1) + ((m >> _k(shift)) & _k(1))
+        ) >> _k(shift)
         tiny = bits(bits(m, "float32") + bits(_k(magic), "float32"), "uint32") - _k(magic)
         code = tirx.min(normal, _k(fmt.overflow))
         code = select(tirx.LT(m, _k(smallest_normal)), tiny, code)
@@ -196,10 +220,13 @@ def _encode_fp8(u: Expr, fmt: _Float8) -> Expr:
 
 
 def _float_to_int(value: Expr, dst: str) -> Expr:
-    """Truncates, saturates, takes NaN to 0. LLVM's own conversion is undefined out of range, its saturating one is scalar."""
+    """Truncates, saturates, takes NaN to 0. LLVM's own conversion is undefined out of range, its saturating
+    one is scalar."""
     width, signed = tvm.DataType(dst).bits, dst.startswith("int")
     low = -(2 ** (width - 1)) if signed else 0
-    top = 2 ** (width - 1) if signed else 2**width  # the first value above the range: a power of two, so exact in float
+    top = (
+        2 ** (width - 1) if signed else 2**width
+    )  # the first value above the range: a power of two, so exact in float
     # x86 converts vectors to int32 and int64 at full speed; narrower ones are cut out of an int32.
     through = dst if width >= 32 else "int32"
     if isinstance(value, tirx.FloatImm):

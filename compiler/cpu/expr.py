@@ -1,4 +1,5 @@
-"""Small builders of thread IR that the emitters share: typed constants, Let-bound temporaries, loops, bit casts."""
+"""Small builders of thread IR that the emitters share: typed constants, Let-bound temporaries, loops, bit
+casts."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def lit(value: float | int | bool, dtype: str) -> Expr:
 
 
 def let(value: Expr, body: Callable[[Expr], Expr]) -> Expr:
-    """``body(t)`` where ``t`` is evaluated once. codegen turns it into a binding in front of the statement."""
+    """``body(t)`` where ``t`` is evaluated once. codegen turns it into a binding in front of the
+    statement."""
     if isinstance(value, (tirx.Var, tirx.IntImm, tirx.FloatImm)):
         return body(value)
     var = tirx.Var("t", dtype_of(value))
@@ -40,7 +42,8 @@ def select(cond: Expr, yes: Expr, no: Expr) -> Expr:
 
 
 def not_equal(a: Expr, b: Expr) -> Expr:
-    """IEEE's ≠, true when either is NaN: tirx.NE of floats becomes LLVM's ordered comparison, which is false then."""
+    """IEEE's ≠, true when either is NaN: tirx.NE of floats becomes LLVM's ordered comparison, which is false
+    then."""
     return tirx.Not(tirx.EQ(a, b))
 
 
@@ -51,7 +54,9 @@ def is_nan(x: Expr) -> Expr:
 def native_cast(value: Expr, dtype: str) -> Expr:
     if dtype_of(value) == dtype:
         return value
-    if isinstance(value, tirx.IntImm) and dtype.startswith(("int", "uint")):  # TVM makes no unsigned number of a negative one
+    if isinstance(value, tirx.IntImm) and dtype.startswith(
+        ("int", "uint")
+    ):  # TVM makes no unsigned number of a negative one
         return wrapped(int(value.value), dtype)
     return tirx.Cast(dtype, value)
 
@@ -77,7 +82,8 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 def seq(stmts: Sequence[Stmt]) -> Stmt:
-    """The statements in order. TVM drops what does nothing from a SeqStmt, and refuses one of which a single statement is left."""
+    """The statements in order. TVM drops what does nothing from a SeqStmt, and refuses one of which a single
+    statement is left."""
     left = [s for s in stmts if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
     if not left:
         return tirx.Evaluate(imm(0))
@@ -93,7 +99,8 @@ def loop(name: str, extent: int, body: Callable[[Expr], Stmt], *, kind: int | No
 
 
 def vector_loop(extent: int, lanes: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    """``body(i)`` for i in range(extent), ``lanes`` at a time, the rest by halves; ``body`` is written for a scalar ``i``."""
+    """``body(i)`` for i in range(extent), ``lanes`` at a time, the rest by halves; ``body`` is written for a
+    scalar ``i``."""
     stmts: list[Stmt] = []
     done = 0
     while done < extent:

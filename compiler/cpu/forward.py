@@ -1,6 +1,7 @@
-"""Copies that a product can do without: a tile that a loop fills whole from a tensor which the kernel never writes, and that only
-products read, as their second operand. The micro-kernel walks B once, row by row, packing it where it must, so it reads the tensor as
-well as it would read the tile; the first operand is read again for every panel and is better off close by.
+"""Copies that a product can do without: a tile that a loop fills whole from a tensor which the kernel never
+writes, and that only products read, as their second operand. The micro-kernel walks B once, row by row,
+packing it where it must, so it reads the tensor as well as it would read the tile; the first operand is read
+again for every panel and is better off close by.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ ALIASING_BYTES = 2048
 
 
 def candidates(program: Any, written: set[Any]) -> set[Any]:
-    """Tiles whose only write is such a copy and whose only readers are products behind it in the same body."""
+    """Tiles whose only write is such a copy and whose only readers are products behind it in the same
+    body."""
     found: set[Any] = set()
     bodies: list[Any] = []
     structural_walk(program.func.body, (tirx.SeqStmt, bodies.append))
@@ -30,7 +32,12 @@ def candidates(program: Any, written: set[Any]) -> set[Any]:
             if call is None or str(call.attrs["executor"]) != "block":
                 continue
             src, dst = call.args[:2]
-            if src.source.ty.storage_scope != "global" or src.source in written or not _whole(dst) or _dtype(src) != _dtype(dst):
+            if (
+                src.source.ty.storage_scope != "global"
+                or src.source in written
+                or not _whole(dst)
+                or _dtype(src) != _dtype(dst)
+            ):
                 continue
             readers = [c for s in stmts[k + 1 :] if (c := _call(s, "ts.gemm")) is not None]
             reading = [c for c in readers if c.args[1].source.same_as(dst.source) and _whole(c.args[1])]
@@ -41,7 +48,8 @@ def candidates(program: Any, written: set[Any]) -> set[Any]:
 
 
 def reads_well(v: View, itemsize: int) -> bool:
-    """Whether a product may read a view of a tensor in place: all of it inside, rows contiguous and not aliasing in the cache."""
+    """Whether a product may read a view of a tensor in place: all of it inside, rows contiguous and not
+    aliasing in the cache."""
     if any(part is not None for part in v.valid):
         return False
     axes = [(const(e), const(s)) for e, s in zip(v.shape, v.strides, strict=True) if const(e) != 1]
@@ -66,5 +74,6 @@ def _whole(region: Any) -> bool:
         return False
     sizes = [int(e) for e in region.source.ty.shape]
     kept = [e for e in sizes if e != 1]
-    return len(kept) == 2 and all(const(r.min) == 0 and const(r.extent) == e for r, e in zip(region.region, sizes, strict=True))
-
+    return len(kept) == 2 and all(
+        const(r.min) == 0 and const(r.extent) == e for r, e in zip(region.region, sizes, strict=True)
+    )

@@ -1,9 +1,10 @@
-"""C[M, N] += op(A)[M, K] · op(B)[K, N] on tiles: packed panels and a register-blocked kernel of explicit vector FMAs.
+"""C[M, N] += op(A)[M, K] · op(B)[K, N] on tiles: packed panels and a register-blocked kernel of explicit
+vector FMAs.
 
-The scheme is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008) with
-the outer loops left out: tiles are already in the cache. For each panel of a few vectors of columns, B is brought into a
-contiguous strip [K, columns] that stays in L1; for each block of rows, the accumulators stay in vector registers over the
-whole of K, one broadcast of A feeding one FMA a vector.
+The scheme is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", ACM TOMS
+34(3), 2008) with the outer loops left out: tiles are already in the cache. For each panel of a few vectors of
+columns, B is brought into a contiguous strip [K, columns] that stays in L1; for each block of rows, the
+accumulators stay in vector registers over the whole of K, one broadcast of A feeding one FMA a vector.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def acc_dtype(a: str, b: str, c: str) -> str:
         if floats or c == "bool":
             raise TileTypeError(
                 f"T.gemm of {a} and {b} cannot accumulate into {c}",
-                expected="an accumulator of a float dtype for float operands, of an integer dtype for integers",
+                expected="an accumulator of a float dtype for float operands, of an integer dtype for "
+                "integers",
                 hint='T.alloc_fragment(…, "float32") or "int32"',
             )
         return convert.canonical(c)
@@ -55,12 +57,21 @@ def acc_dtype(a: str, b: str, c: str) -> str:
 
 
 def emit_gemm(
-    cx: Context, a: Tile, b: Tile, c: Tile, *, trans_a: bool = False, trans_b: bool = False, clear: bool = False
+    cx: Context,
+    a: Tile,
+    b: Tile,
+    c: Tile,
+    *,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    clear: bool = False,
 ) -> Stmt:
-    """C += op(A)·op(B), or C = op(A)·op(B) with ``clear``. Sums run over k in order, one FMA each, so results repeat exactly.
+    """C += op(A)·op(B), or C = op(A)·op(B) with ``clear``. Sums run over k in order, one FMA each, so results
+    repeat exactly.
 
-    Shapes: A is [M, K] ([K, M] with ``trans_a``), B is [K, N] ([N, K] with ``trans_b``), C is [M, N]; any extents ≥ 1, any
-    strides. Operands are converted to the accumulator's dtype (`acc_dtype`); a C narrower than it is rounded once.
+    Shapes: A is [M, K] ([K, M] with ``trans_a``), B is [K, N] ([N, K] with ``trans_b``), C is [M, N]; any
+    extents ≥ 1, any strides. Operands are converted to the accumulator's dtype (`acc_dtype`); a C narrower
+    than it is rounded once.
 
     Raises:
         TileTypeError: dtypes that do not go together.
@@ -90,6 +101,7 @@ def emit_gemm(
         steps.append(emit_fill(out, lit(0, acc)))
         clear = False
     for start, count, depth in _cuts(k, k_block):
+
         def one_pass(p: Expr, start: int = start, depth: int = depth) -> Stmt:
             k0 = add(start, mul(_small(p), depth))
             return _pass(_slice(a, 1, k0, depth), _slice(b, 0, k0, depth), out, acc, strip_of, clear)
@@ -143,8 +155,9 @@ def _rows_of(m: int, limit: int) -> int:
 
 
 def _panel_vectors(m: int) -> int:
-    """Vectors of columns in a panel. Two make the tallest blocks, so the fewest loads an FMA (rows broadcasts and 2 loads feed
-    2·rows FMAs); few rows need more, as eight accumulators or so hide the latency of an FMA."""
+    """Vectors of columns in a panel. Two make the tallest blocks, so the fewest loads an FMA (rows broadcasts
+    and 2 loads feed 2·rows FMAs); few rows need more, as eight accumulators or so hide the latency of an
+    FMA."""
     return 2 if m >= 4 else 4 if m >= 2 else 8
 
 
@@ -184,7 +197,8 @@ def _operand_a(cx: Context, a: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
 
 
 def _converted(cx: Context, t: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
-    """A contiguous copy in ``acc``, stored in the source's own order so that the conversion runs along memory."""
+    """A contiguous copy in ``acc``, stored in the source's own order so that the conversion runs along
+    memory."""
     if t.strides[0] == 1 and t.strides[1] != 1:
         copy, steps = _converted(cx, _transposed(t), acc)
         return _transposed(copy), steps
@@ -193,7 +207,8 @@ def _converted(cx: Context, t: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
 
 
 class _Panels:
-    """Brings a panel of B into the form the kernel reads: rows of contiguous columns in the accumulator's dtype."""
+    """Brings a panel of B into the form the kernel reads: rows of contiguous columns in the accumulator's
+    dtype."""
 
     def __init__(self, cx: Context, b: Tile, acc: str, m: int, k_block: int) -> None:
         self.acc = acc
@@ -207,7 +222,8 @@ class _Panels:
             self.middle = cx.scratch(k_block * columns, acc)
 
     def __call__(self, panel: Tile) -> tuple[Tile, list[Stmt]]:
-        """``panel`` is [K, columns] of B; returns what the kernel reads and the statements that prepare it."""
+        """``panel`` is [K, columns] of B; returns what the kernel reads and the statements that prepare
+        it."""
         if self.direct:
             return panel, []
         k, columns = panel.shape
@@ -224,20 +240,30 @@ class _Panels:
 
 
 def _pass(a: Tile, b: Tile, c: Tile, acc: str, strip_of: _Panels, clear: bool) -> Stmt:
-    """C += A·B for one block of K: panels of columns outside, blocks of rows inside (the panel stays in L1)."""
+    """C += A·B for one block of K: panels of columns outside, blocks of rows inside (the panel stays in
+    L1)."""
     m, n = a.shape[0], b.shape[1]
     panels = _blocking(m, n, acc)
     steps = []
     for first, count, blocking in panels:
+
         def panel(j: Expr, first: int = first, blocking: Blocking = blocking) -> Stmt:
             column = add(first, mul(_small(j), blocking.columns))
             strip, packs = strip_of(_slice(b, 1, column, blocking.columns))
             c_panel = _slice(c, 1, column, blocking.columns)
             body = list(packs)
             for top, blocks, rows in _cuts(m, blocking.rows):
+
                 def block(i: Expr, top: int = top, rows: int = rows) -> Stmt:
                     row = add(top, mul(_small(i), rows))
-                    return _micro(_slice(a, 0, row, rows), strip, _slice(c_panel, 0, row, rows), blocking.vectors, acc, clear)
+                    return _micro(
+                        _slice(a, 0, row, rows),
+                        strip,
+                        _slice(c_panel, 0, row, rows),
+                        blocking.vectors,
+                        acc,
+                        clear,
+                    )
 
                 body.append(loop("ib", blocks, block))
             return seq(body)
@@ -247,7 +273,8 @@ def _pass(a: Tile, b: Tile, c: Tile, acc: str, strip_of: _Panels, clear: bool) -
 
 
 def _micro(a: Tile, b: Tile, c: Tile, vectors: tuple[tuple[int, int], ...], acc: str, clear: bool) -> Stmt:
-    """The kernel: rows × vectors accumulators over all of K. LLVM keeps the local array in registers (its indices are constant)."""
+    """The kernel: rows × vectors accumulators over all of K. LLVM keeps the local array in registers (its
+    indices are constant)."""
     rows, k = a.shape
     columns = c.shape[1]
     regs = tirx.decl_buffer((rows * columns,), acc, "acc", layout=None, scope="local", data_alignment=64)

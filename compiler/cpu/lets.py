@@ -7,15 +7,17 @@ from typing import Any
 
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
 
-#: A binding may stand on so many others before it goes by way of a slot: TVM's analyses grow with the power of it.
+#: A binding may stand on so many others before it goes by way of a slot: TVM's analyses grow with the power
+#: of it.
 CHAIN = 4
 
 
 class _Binder:
     """Rewrites one statement: collects its bindings in evaluation order.
 
-    An expression built by operators is a graph: `y = exp(x); z = y * y` holds the same Let twice. The first meeting binds
-    it, later ones within the statement use the variable; in another statement it is bound anew, under a new variable.
+    An expression built by operators is a graph: `y = exp(x); z = y * y` holds the same Let twice. The first
+    meeting binds it, later ones within the statement use the variable; in another statement it is bound anew,
+    under a new variable.
     """
 
     def __init__(self, used: set[int]) -> None:
@@ -41,8 +43,9 @@ class _Binder:
         return self.results[key][1]
 
     def on_call(self, node: Any, mutator: Any) -> Any:
-        """A choice whose branches hold Lets becomes a statement: they run only when taken (they may guard a load), and a Let that stays
-        inside an expression is bound more than once by TVM's analyses, which refuse it where its value has become simpler."""
+        """A choice whose branches hold Lets becomes a statement: they run only when taken (they may guard a
+        load), and a Let that stays inside an expression is bound more than once by TVM's analyses, which
+        refuse it where its value has become simpler."""
         if getattr(node.op, "name", "") != IF_THEN_ELSE:
             return mutator.default_mutate(node)
         if not _holds_let(node):
@@ -125,7 +128,9 @@ class _Pass:
             depth = max(depth, self.depth.get(hash(var), 0))
 
         tvm_ffi.structural_walk(bind.value, (ir.Var, look))
-        if depth < CHAIN or str(bind.var.ty) == "bool" or not isinstance(bind.var.ty, ir.PrimType):  # an address comes from a call
+        if (
+            depth < CHAIN or str(bind.var.ty) == "bool" or not isinstance(bind.var.ty, ir.PrimType)
+        ):  # an address comes from a call
             self.depth[hash(bind.var)] = depth + 1
             self.kept.append(bind.var)
             return bind
@@ -138,8 +143,9 @@ class _Pass:
     def held(self, bind: Any) -> list[Any]:
         """The binding by way of a local slot, which LLVM turns into a register again.
 
-        TVM's passes and code generator substitute the value of every binding into the expressions that use it, to know more
-        about them: twenty temporaries, each used twice, are a million nodes. A load stops them.
+        TVM's passes and code generator substitute the value of every binding into the expressions that use
+        it, to know more about them: twenty temporaries, each used twice, are a million nodes. A load stops
+        them.
         """
         if isinstance(bind, _Choice):
             return self.chosen(bind)
@@ -148,13 +154,27 @@ class _Pass:
         slot, at = self.slot(bind.var)
         if isinstance(bind.var.ty, ir.PointerType):  # a peer's address, held as the integer that it is
             load = tirx.reinterpret(bind.var.ty, tirx.BufferLoad(slot, at))
-            return [tirx.BufferStore(slot, tirx.reinterpret("int64", bind.value), at), tirx.Bind(bind.var, load, bind.span)]
-        return [tirx.BufferStore(slot, bind.value, at), tirx.Bind(bind.var, tirx.BufferLoad(slot, at), bind.span)]
+            return [
+                tirx.BufferStore(slot, tirx.reinterpret("int64", bind.value), at),
+                tirx.Bind(bind.var, load, bind.span),
+            ]
+        return [
+            tirx.BufferStore(slot, bind.value, at),
+            tirx.Bind(bind.var, tirx.BufferLoad(slot, at), bind.span),
+        ]
 
     def slot(self, var: Any) -> tuple[Any, list[Any]]:
         """A local buffer for a variable, an element for each lane, and where its element stands."""
-        dtype = "uint8" if str(var.ty) == "bool" else "int64" if isinstance(var.ty, ir.PointerType) else str(var.ty)
-        slot = tirx.decl_buffer((self.extent,), dtype, var.name, layout=None, scope="local", data_alignment=64)
+        dtype = (
+            "uint8"
+            if str(var.ty) == "bool"
+            else "int64"
+            if isinstance(var.ty, ir.PointerType)
+            else str(var.ty)
+        )
+        slot = tirx.decl_buffer(
+            (self.extent,), dtype, var.name, layout=None, scope="local", data_alignment=64
+        )
         self.slots.append(tirx.AllocBuffer(slot))
         return slot, [self.lane if self.lane is not None else tirx.IntImm("int32", 0)]
 
@@ -165,11 +185,16 @@ class _Pass:
 
         def branch(binds: list[Any], value: Any) -> Any:
             kept = tirx.BufferStore(slot, tirx.Cast("uint8", value) if truth else value, at)
-            return tirx.SeqStmt([*(part for bind in binds for part in self.held(bind)), kept]) if binds else kept
+            return (
+                tirx.SeqStmt([*(part for bind in binds for part in self.held(bind)), kept]) if binds else kept
+            )
 
         load = tirx.BufferLoad(slot, at)
         value = tirx.NE(load, tirx.IntImm("uint8", 0)) if truth else load
-        return [tirx.IfThenElse(choice.test, branch(*choice.yes), branch(*choice.no)), tirx.Bind(choice.var, value)]
+        return [
+            tirx.IfThenElse(choice.test, branch(*choice.yes), branch(*choice.no)),
+            tirx.Bind(choice.var, value),
+        ]
 
 
 def bind_lets() -> Any:
@@ -182,7 +207,9 @@ def bind_lets() -> Any:
             return func
         state = _Pass()
         kinds = (tirx.BufferStore, tirx.Bind, tirx.Evaluate)
-        body = tvm_ffi.structural_mutate(func.body, [(tirx.For, state.on_for), *((kind, state.on_statement) for kind in kinds)])
+        body = tvm_ffi.structural_mutate(
+            func.body, [(tirx.For, state.on_for), *((kind, state.on_statement) for kind in kinds)]
+        )
         return func.with_body(body)
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.bind_lets")

@@ -1,8 +1,9 @@
-"""Tile IR → thread IR for the CPU: one function a block, flat indices, every tile at a constant offset of the block's arena.
+"""Tile IR → thread IR for the CPU: one function a block, flat indices, every tile at a constant offset of the
+block's arena.
 
-Global memory is indexed in 64 bits, the arena in 32. Accesses that cannot be proven inside are guarded: reads give zero, writes of
-a tensor are dropped, writes outside a tile fail the launch. A T.Parallel nest whose guards depend on its own indices is emitted
-twice, without guards where the whole nest lies inside.
+Global memory is indexed in 64 bits, the arena in 32. Accesses that cannot be proven inside are guarded: reads
+give zero, writes of a tensor are dropped, writes outside a tile fail the launch. A T.Parallel nest whose
+guards depend on its own indices is emitted twice, without guards where the whole nest lies inside.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from tilescale.errors import InternalError, Loc, TileValueError
 ALIGN = 64
 #: nodes of an expression that is put in for the variable bound to it
 SMALL_VALUE = 40
-#: iterations of a long loop between two looks whether it is to end, each of which takes 4 ns: of statements on elements, which take a
-#: fraction of that, and of tiles or loops; a loop inside such a one is long from so many on
+#: iterations of a long loop between two looks whether it is to end, each of which takes 4 ns: of statements
+#: on elements, which take a fraction of that, and of tiles or loops; a loop inside such a one is long from so
+#: many on
 ELEMENTS, TILES, MANY = 1 << 16, 64, 1 << 16
 _HUGE = 1 << 40
 _INT = ir.PrimType("int32")
@@ -68,19 +70,23 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.executors: list[tuple[str, Any, int]] = []
         self.arena_bytes = self.scratch_top = self.shared_bytes = 0
         self.waits = self.device = False
-        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (ops/participants.py)
+        self.demanded: set[Any] | None = (
+            None  # collectives whose demands the launcher looks at (ops/participants.py)
+        )
         self.tables = {}
         self.regions: list[Any] = []
         self.zeroed: list[Any] = []
         self.in_cluster = self.in_rounds = False
         self.inside: set[Any] = set()
-        #: tiles that products read straight from the tensor they are copied from, and that view once the copy has been met
+        #: tiles that products read straight from the tensor they are copied from, and that view once the copy
+        #: has been met
         self.forwardable = candidates(program, written_buffers(program))
         self.forwarded: dict[Any, View] = {}
         self.forks = any_fork(program.func.body)
         self._header_parameters()
 
-    # -- parameters -----------------------------------------------------------------------------------------------
+    # -- parameters
+    # -----------------------------------------------------------------------------------------------
     def _slot(self, index: int) -> Any:
         return tirx.BufferLoad(self.args, [lit(index, "int64")])
 
@@ -126,7 +132,11 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.header.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), self._slot(k))))
         shape = tuple(self._extent(e) for e in p.var.ty.shape)
         given = list(p.var.ty.strides)
-        strides = tuple(self._wide_const(self.scalar(s)) for s in given) if given else self._row_major(shape, "int64")
+        strides = (
+            tuple(self._wide_const(self.scalar(s)) for s in given)
+            if given
+            else self._row_major(shape, "int64")
+        )
         self.memory[p.var] = Memory(buf, dt, shape, strides, p.var.ty.storage_scope, p.name, lit(0, "int64"))
 
     def _extent(self, e: Any) -> Any:
@@ -144,10 +154,15 @@ class Lowering(Scalars, ParallelLoops, Scales):
         for extent in reversed(shape):
             out.insert(0, step)
             known, wide = const(step), const(extent)
-            step = tirx.IntImm(dtype, known * wide) if known is not None and wide is not None else step * widened(extent, dtype)
+            step = (
+                tirx.IntImm(dtype, known * wide)
+                if known is not None and wide is not None
+                else step * widened(extent, dtype)
+            )
         return tuple(out)
 
-    # -- arena ----------------------------------------------------------------------------------------------------
+    # -- arena
+    # ----------------------------------------------------------------------------------------------------
     def place(self, var: Any) -> None:
         """Gives an allocation its place: one-element variables on the stack, everything else in the arena."""
         dt, scope = _element(var), var.ty.storage_scope
@@ -162,7 +177,9 @@ class Lowering(Scalars, ParallelLoops, Scales):
         if scope == "local.var" and not self.forks:
             self.header.append(tirx.AllocBuffer(buf))
             return
-        copies = self.executor_count() if self.forks else 1  # forked executors live at once, each with its own
+        copies = (
+            self.executor_count() if self.forks else 1
+        )  # forked executors live at once, each with its own
         if copies > 1:
             flat: Any = lit(0, "int32")
             for _, index, n in self.executors:
@@ -170,7 +187,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
             self.memory[var].start = flat * numel
         offset = self._reserve(copies * numel * size_of(storage))
         if scope.startswith("shared"):
-            # nominal, for residency: what a GPU would hold, all stages that the author asked for and no padding of ours
+            # nominal, for residency: what a GPU would hold, all stages that the author asked for and no
+            # padding of ours
             stages = self.program.schedule.stages.get(var, 1) if self.program.schedule else 1
             self.shared_bytes += prod(shape) * size_of(storage) * stages * self.executor_count()
         self.header.append(self._in_arena(buf, storage, offset))
@@ -193,7 +211,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.scratch_top = max(self.scratch_top, self.scratch_used)
         return buf
 
-    # -- sites ----------------------------------------------------------------------------------------------------
+    # -- sites
+    # ----------------------------------------------------------------------------------------------------
     def site(self, kind: str, name: str, node: Any, text: str = "") -> Any:
         """The index of an entry of the table that tells the runtime what and where an operation is."""
         loc = loc_of(getattr(node, "span", None)) or self.here
@@ -207,7 +226,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
     def name_of(self, region: Any) -> str:
         return self.memory[region.source].name
 
-    # -- views ----------------------------------------------------------------------------------------------------
+    # -- views
+    # ----------------------------------------------------------------------------------------------------
     def view(self, region: Any, *, peer: Any = None, reach: str = "block", site: Any = None) -> View:
         """A region as the emitters see it, in another rank's or block's memory where ``peer`` is given."""
         m = self.memory[region.source]
@@ -216,13 +236,20 @@ class Lowering(Scalars, ParallelLoops, Scales):
         offset: Any = m.start
         for low, stride in zip(mins, m.strides, strict=True):
             offset = offset + widened(low, m.index_dtype) * stride
-        valid = tuple(self._valid(m, k, low, e, region) for k, (low, e) in enumerate(zip(mins, shape, strict=True)))
+        valid = tuple(
+            self._valid(m, k, low, e, region) for k, (low, e) in enumerate(zip(mins, shape, strict=True))
+        )
         buf = m.buf if peer is None else self.remote(m, peer, reach, site)
-        return View(buf, m.dtype, shape, m.strides, self.analyzer.simplify(offset), valid, m.index_dtype, m.is_global)
+        return View(
+            buf, m.dtype, shape, m.strides, self.analyzer.simplify(offset), valid, m.index_dtype, m.is_global
+        )
 
     def forward(self, region: Any, src: View) -> bool:
-        """Whether a copy into ``region`` can be left out, because products read ``src`` in place of it (cpu/forward.py)."""
-        if region.source not in self.forwardable or not reads_well(src, size_of(convert.storage_dtype(src.dtype))):
+        """Whether a copy into ``region`` can be left out, because products read ``src`` in place of it
+        (cpu/forward.py)."""
+        if region.source not in self.forwardable or not reads_well(
+            src, size_of(convert.storage_dtype(src.dtype))
+        ):
             return False
         self.forwarded[region.source] = src
         return True
@@ -262,11 +289,15 @@ class Lowering(Scalars, ParallelLoops, Scales):
             address = tirx.call_extern(pointer("int8"), "ts_peer", self.ctx, own, narrow(peer, "int32"), site)
         else:
             self.waits = self.in_cluster = True
-            base_ptr = tirx.call_extern(pointer("int8"), "ts_cluster_arena", self.ctx, narrow(peer, "int32"), site)
+            base_ptr = tirx.call_extern(
+                pointer("int8"), "ts_cluster_arena", self.ctx, narrow(peer, "int32"), site
+            )
             held = tirx.Var("cluster_arena", pointer("int8"))
             self.pending[-1].append(tirx.Bind(held, base_ptr))
             address = tirx.handle_add_byte_offset(held, lit(m.arena_offset, "int32"))  # type: ignore[attr-defined]
-        twin = tirx.decl_buffer((_HUGE,), storage, f"{m.name}_peer", data_alignment=size_of(storage), layout=None)
+        twin = tirx.decl_buffer(
+            (_HUGE,), storage, f"{m.name}_peer", data_alignment=size_of(storage), layout=None
+        )
         ptr = tirx.Var(f"{m.name}_at", pointer(storage))
         self.pending[-1].append(tirx.Bind(ptr, tirx.reinterpret(pointer(storage), address)))
         self.pending[-1].append(tirx.DeclBuffer(twin, data=ptr))
@@ -279,7 +310,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return tirx.address_of(tirx.BufferLoad(v.buf, [v.offset]))
 
     def tile(self, region: Any) -> Tile:
-        """A region of the block's own memory as a tile of constant shape; a launch fails where it does not lie inside."""
+        """A region of the block's own memory as a tile of constant shape; a launch fails where it does not
+        lie inside."""
         return self.whole(self.view(region), region)
 
     def whole(self, v: View, region: Any) -> Tile:
@@ -288,14 +320,21 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return replace(v, valid=(None,) * len(v.valid)).tile()
 
     def _require_inside(self, v: View, region: Any) -> None:
-        ends = [(valid, widened(e, "int32")) for valid, e in zip(v.valid, v.shape, strict=True) if valid is not None]
+        ends = [
+            (valid, widened(e, "int32"))
+            for valid, e in zip(v.valid, v.shape, strict=True)
+            if valid is not None
+        ]
         tests = [c for valid, extent in ends for c in (valid[0] <= 0, valid[1] >= extent)]
         if tests:
             m = self.memory[region.source]
             site = self.site("bounds", m.name, region, f"an index of {m.name} lies outside {tuple(m.shape)}")
-            self.pending[-1].append(tirx.IfThenElse(tirx.Not(self.all(tests)), self.call("ts_fail", site), None))
+            self.pending[-1].append(
+                tirx.IfThenElse(tirx.Not(self.all(tests)), self.call("ts_fail", site), None)
+            )
 
-    # -- runtime calls --------------------------------------------------------------------------------------------
+    # -- runtime calls
+    # --------------------------------------------------------------------------------------------
     def call(self, name: str, *args: Any, ret: str = "int32") -> Any:
         return tirx.Evaluate(tirx.call_extern(ret, name, self.ctx, *args))
 
@@ -303,21 +342,25 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return self.call("ts_signal", flag, widened(value, "int64"), lit(list(OPS).index(op), "int32"))
 
     def transferred(self, body: list[Any], v: View, peer: Any, site: Any) -> list[Any]:
-        """Around a remote copy whose remote side is ``v``, in instrumented kernels: when it ran, with which rank, how many bytes."""
+        """Around a remote copy whose remote side is ``v``, in instrumented kernels: when it ran, with which
+        rank, how many bytes."""
         if not self.instrument:
             return body
         nbytes: Any = lit(size_of(convert.storage_dtype(v.dtype)), "int64")
         for extent, valid in zip(v.shape, v.valid, strict=True):
             inside = widened(extent, "int32")
             if valid is not None:  # what lies outside the tensor never crosses
-                inside = tirx.max(tirx.min(valid[1], inside) - tirx.max(valid[0], lit(0, "int32")), lit(0, "int32"))
+                inside = tirx.max(
+                    tirx.min(valid[1], inside) - tirx.max(valid[0], lit(0, "int32")), lit(0, "int32")
+                )
             nbytes = nbytes * widened(inside, "int64")
         rank = narrow(peer, "int32")
         begin, end = (self.call("ts_event", site, lit(phase, "int32"), rank, nbytes) for phase in (0, 1))
         return [begin, *body, end]
 
     def signalled(self, call: Any, region: Any, value: Any, op: str, peer: Any, site: Any) -> list[Any]:
-        """A signal of a counter (that ``peer`` owns), in instrumented kernels behind an event: whoever awaits it ends later."""
+        """A signal of a counter (that ``peer`` owns), in instrumented kernels behind an event: whoever awaits
+        it ends later."""
         reach = str(call.attrs["reach"])
         done = self.signal(self.address(region, peer=peer, reach=reach, site=site), self.scalar(value), op)
         if not self.instrument:
@@ -327,13 +370,15 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return [self.call("ts_event", told, lit(2, "int32"), rank, lit(8, "int64")), done]
 
     def counter_of(self, region: Any, reach: str) -> str:
-        """The index of a counter that all blocks of a rank share, where it is a constant: by it a wait finds its signals in a log."""
+        """The index of a counter that all blocks of a rank share, where it is a constant: by it a wait finds
+        its signals in a log."""
         known = [r.min for r in region.region]
         if reach not in ("grid", "device") or not all(isinstance(i, tirx.IntImm) for i in known):
             return ""
         return ", ".join(str(int(i.value)) for i in known)
 
-    # -- proofs ---------------------------------------------------------------------------------------------------
+    # -- proofs
+    # ---------------------------------------------------------------------------------------------------
     def proven(self, condition: Any) -> bool:
         if isinstance(condition, bool):
             return condition
@@ -342,9 +387,15 @@ class Lowering(Scalars, ParallelLoops, Scales):
     @contextlib.contextmanager
     def given(self, condition: Any) -> Iterator[None]:
         """Inside, ``condition`` holds."""
-        never = self.proven(tirx.Not(condition))  # from there anything follows, also that an index lies outside
+        never = self.proven(
+            tirx.Not(condition)
+        )  # from there anything follows, also that an index lies outside
         outer, self.unreachable = self.unreachable, self.unreachable or never
-        with contextlib.nullcontext() if _compares_unsigned(condition) else self.analyzer.constraint_scope(condition):
+        with (
+            contextlib.nullcontext()
+            if _compares_unsigned(condition)
+            else self.analyzer.constraint_scope(condition)
+        ):
             yield
         self.unreachable = outer
 
@@ -356,7 +407,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
             result = tirx.And(result, c)
         return result
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements
+    # -----------------------------------------------------------------------------------------------
     here: Loc | None = None
 
     def stmt(self, s: Any) -> Any:
@@ -375,7 +427,11 @@ class Lowering(Scalars, ParallelLoops, Scales):
 
     def _s_Evaluate(self, s: Any) -> Any:
         if find(s.value) is None:
-            return tirx.Evaluate(self.scalar(s.value)) if isinstance(s.value, ir.Call) else tirx.Evaluate(lit(0, "int32"))
+            return (
+                tirx.Evaluate(self.scalar(s.value))
+                if isinstance(s.value, ir.Call)
+                else tirx.Evaluate(lit(0, "int32"))
+            )
         self._scratches: list[tuple[Any, str, int]] = []
         self.scratch_used = 0
         done = lowering(s.value, self.program.target).lower(s.value, self)
@@ -404,11 +460,15 @@ class Lowering(Scalars, ParallelLoops, Scales):
         buf = m.buf
         if storage != convert.storage_dtype(m.dtype):
             first = tirx.address_of(tirx.BufferLoad(m.buf, [lit(0, m.index_dtype)]))
-            buf = tirx.decl_buffer((_HUGE,), storage, s.buffer.name, data_alignment=size_of(storage), layout=None)
+            buf = tirx.decl_buffer(
+                (_HUGE,), storage, s.buffer.name, data_alignment=size_of(storage), layout=None
+            )
             self.header.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), first)))
         start = m.start  # of this executor's own copy
         if (old := size_of(convert.storage_dtype(m.dtype))) != (new := size_of(storage)):
-            start = self.analyzer.simplify(tirx.floordiv(start * lit(old, m.index_dtype), lit(new, m.index_dtype)))
+            start = self.analyzer.simplify(
+                tirx.floordiv(start * lit(old, m.index_dtype), lit(new, m.index_dtype))
+            )
         made = Memory(buf, dt, shape, self._row_major(shape, m.index_dtype), m.scope, s.buffer.name, start)
         if hasattr(m, "arena_offset"):
             made.arena_offset = m.arena_offset  # type: ignore[attr-defined]
@@ -426,13 +486,16 @@ class Lowering(Scalars, ParallelLoops, Scales):
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
-        if str(value.ty).startswith("int") and _stable(s.value):  # TVM's unsigned constants do not bear its subtractions
+        if str(value.ty).startswith("int") and _stable(
+            s.value
+        ):  # TVM's unsigned constants do not bear its subtractions
             self._learn(var, value)
         return tirx.Bind(var, value)
 
     def _learn(self, var: Any, value: Any) -> None:
-        """Tells the analyzer what a binding is: its value where that is small, else only between what it lies. (Values are put in
-        where the variable is used, so a chain of bindings would grow without bound.)"""
+        """Tells the analyzer what a binding is: its value where that is small, else only between what it
+        lies. (Values are put in where the variable is used, so a chain of bindings would grow without
+        bound.)"""
         known = self.analyzer.simplify(value)
         size, floats = 0, False
 
@@ -449,8 +512,12 @@ class Lowering(Scalars, ParallelLoops, Scales):
             return
         bound = self.analyzer.const_int_bound(known)
         low, high = int(bound.min_value), int(bound.max_value)
-        if -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1:  # an extent that wraps would prove anything
-            self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
+        if (
+            -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1
+        ):  # an extent that wraps would prove anything
+            self.analyzer.bind(
+                var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1))
+            )
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
@@ -482,11 +549,16 @@ class Lowering(Scalars, ParallelLoops, Scales):
         body = self.stmt(s.body)
         self.in_rounds = outer
         extent = widened(extent, str(var.ty))
-        return self._in_rounds(var, extent, size, body) if long else tirx.For(var, lit(0, str(var.ty)), extent, tirx.ForKind.SERIAL, body)
+        return (
+            self._in_rounds(var, extent, size, body)
+            if long
+            else tirx.For(var, lit(0, str(var.ty)), extent, tirx.ForKind.SERIAL, body)
+        )
 
     def _in_rounds(self, var: Any, extent: Any, size: int, body: Any) -> Any:
-        """A loop that may be long, as two: between rounds of ``size`` iterations the runtime looks whether somebody wants it to end. A look
-        in the loop itself would keep LLVM from holding in registers what the iterations update."""
+        """A loop that may be long, as two: between rounds of ``size`` iterations the runtime looks whether
+        somebody wants it to end. A look in the loop itself would keep LLVM from holding in registers what the
+        iterations update."""
         dt = str(var.ty)
         number, first = tirx.Var(f"{var.name}_round", dt), tirx.Var(f"{var.name}_first", dt)
         inner = tirx.For(var, first, tirx.min(lit(size, dt), extent - first), tirx.ForKind.SERIAL, body)
@@ -495,7 +567,9 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return tirx.For(number, lit(0, dt), rounds, tirx.ForKind.SERIAL, each)
 
     def bind_loop(self, var: Any, extent: Any) -> None:
-        self.analyzer.bind(var, ir.Range.from_min_extent(tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty))))
+        self.analyzer.bind(
+            var, ir.Range.from_min_extent(tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty)))
+        )
 
     def _s_AttrStmt(self, s: Any) -> Any:
         if s.attr_key == "thread_extent":
@@ -516,7 +590,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
         begin, end = (self.call("ts_event", site, lit(phase, "int32"), none, zero) for phase in (0, 1))
         return seq([begin, waiting, end])
 
-    # -- single accesses ------------------------------------------------------------------------------------------
+    # -- single accesses
+    # ------------------------------------------------------------------------------------------
     def _s_BufferStore(self, s: Any) -> Any:
         m = self.memory[s.buffer]
         flat, tests = self.access(m, [self.scalar(i) for i in s.indices], s)
@@ -553,7 +628,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
                     tests.append(test)
         return self.analyzer.simplify(flat), tests
 
-    # -- the whole ------------------------------------------------------------------------------------------------
+    # -- the whole
+    # ------------------------------------------------------------------------------------------------
     def run(self) -> dict[str, Any]:
         """The functions of the kernel's shared object."""
         self.header_late: list[tuple[Any, str, int]] = []
@@ -571,12 +647,18 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return out
 
     def _begin(self) -> list[Any]:
-        """What a block does before its body. Its counters become zero before any executor of it starts, wherever they are allocated;
-        where other blocks of the cluster signal them, none of those goes on before (the barrier releases the zeroes and acquires
-        those of the others), or a signal that comes early would be wiped out."""
+        """What a block does before its body. Its counters become zero before any executor of it starts,
+        wherever they are allocated; where other blocks of the cluster signal them, none of those goes on
+        before (the barrier releases the zeroes and acquires those of the others), or a signal that comes
+        early would be wiped out."""
         if not self.zeroed or not self.in_cluster:
             return self.zeroed
-        return [*self.zeroed, self.call("ts_barrier", lit(4, "int32"), lit(1, "int32"), self.site("barrier", "cta_cluster", None))]
+        return [
+            *self.zeroed,
+            self.call(
+                "ts_barrier", lit(4, "int32"), lit(1, "int32"), self.site("barrier", "cta_cluster", None)
+            ),
+        ]
 
     def _grid(self) -> Any:
         args_ptr, out_ptr = tirx.Var("args", pointer("int64")), tirx.Var("out", pointer("int64"))
@@ -608,7 +690,8 @@ def _element(var: Any) -> str:
 
 
 def _stable(e: Any) -> bool:
-    """Whether evaluating an expression again gives the same value and does nothing else, so that proofs may put it for its name."""
+    """Whether evaluating an expression again gives the same value and does nothing else, so that proofs may
+    put it for its name."""
     calls: list[Any] = []
     structural_walk(e, (ir.Call, lambda c: calls.append(c) if find(c) is not None else None))
     return not calls and not _reads_memory(e)
@@ -621,7 +704,8 @@ def _reads_memory(e: Any) -> bool:
 
 
 def _compares_unsigned(e: Any) -> bool:
-    """Whether a condition compares unsigned integers: TVM's proofs subtract the sides, and its constants cannot go below zero."""
+    """Whether a condition compares unsigned integers: TVM's proofs subtract the sides, and its constants
+    cannot go below zero."""
     found: list[Any] = []
     kinds = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
     structural_walk(e, (kinds, lambda c: found.append(c) if str(c.a.ty).startswith("uint") else None))

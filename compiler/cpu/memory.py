@@ -14,7 +14,16 @@ def pointer(dtype: str) -> Any:
 class Memory:
     """Where a buffer of tile IR lies: a flat buffer, its extents and strides in elements."""
 
-    def __init__(self, buf: Any, dtype: str, shape: tuple[Any, ...], strides: tuple[Any, ...], scope: str, name: str, start: Any):
+    def __init__(
+        self,
+        buf: Any,
+        dtype: str,
+        shape: tuple[Any, ...],
+        strides: tuple[Any, ...],
+        scope: str,
+        name: str,
+        start: Any,
+    ):
         self.buf, self.dtype, self.shape, self.strides = buf, dtype, shape, strides
         self.scope, self.name, self.start = scope, name, start
 
@@ -32,4 +41,6 @@ def narrow(value: Any, dtype: str) -> Any:
 
 
 def size_of(dtype: str) -> int:
-    return {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2}.get(dtype) or (8 if "64" in dtype else 4)
+    return {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2}.get(dtype) or (
+        8 if "64" in dtype else 4
+    )

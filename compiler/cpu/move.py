@@ -1,4 +1,5 @@
-"""Copies and fills between views: whole tiles as vectors, tiles over an edge row by row with the valid part cut out once a row."""
+"""Copies and fills between views: whole tiles as vectors, tiles over an edge row by row with the valid part
+cut out once a row."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ Expr = Any
 
 def _element(src: View, dst: View, indices_src: Sequence[Expr], indices_dst: Sequence[Expr]) -> Stmt:
     if convert.storage_dtype(src.dtype) == convert.storage_dtype(dst.dtype) and src.dtype == dst.dtype:
-        return tirx.BufferStore(dst.buf, tirx.BufferLoad(src.buf, [src.at(indices_src)]), [dst.at(indices_dst)])
+        return tirx.BufferStore(
+            dst.buf, tirx.BufferLoad(src.buf, [src.at(indices_src)]), [dst.at(indices_dst)]
+        )
     value = convert.cast(convert.load(src.buf, src.at(indices_src), src.dtype), src.dtype, dst.dtype)
     return convert.store(dst.buf, dst.at(indices_dst), value, dst.dtype)
 
@@ -30,7 +33,9 @@ def _lanes(*dtypes: str) -> int:
 
 def _bytes(dtype: str) -> int:
     name = convert.canonical(dtype)
-    return 1 if name == "bool" or "8" in name.split("_")[0] else 2 if "16" in name else 8 if "64" in name else 4
+    return (
+        1 if name == "bool" or "8" in name.split("_")[0] else 2 if "16" in name else 8 if "64" in name else 4
+    )
 
 
 def _zero(dtype: str) -> Expr:
@@ -49,7 +54,13 @@ def _counted(extent: Any, body: Callable[[Expr], Stmt], name: str = "i") -> Stmt
 def _span(low: Expr, high: Expr, body: Callable[[Expr], Stmt], name: str) -> Stmt:
     """``body(i)`` for low ≤ i < high; nothing where the range is empty."""
     var = tirx.Var(name, "int32")
-    return tirx.For(var, tirx.IntImm("int32", 0), tirx.max(high - low, tirx.IntImm("int32", 0)), tirx.ForKind.SERIAL, body(var + low))
+    return tirx.For(
+        var,
+        tirx.IntImm("int32", 0),
+        tirx.max(high - low, tirx.IntImm("int32", 0)),
+        tirx.ForKind.SERIAL,
+        body(var + low),
+    )
 
 
 def copy(cx: Any, src: View, dst: View) -> Stmt:
@@ -66,7 +77,8 @@ def copy(cx: Any, src: View, dst: View) -> Stmt:
 
 
 def _aligned(src: View, dst: View) -> tuple[View, View]:
-    """Both views with the same axes: those of extent one are dropped, or kept on both sides where one may lie outside."""
+    """Both views with the same axes: those of extent one are dropped, or kept on both sides where one may lie
+    outside."""
 
     def reduced(v: View) -> tuple[View, list[int]]:
         keep = [k for k, e in enumerate(v.shape) if const(e) != 1]
@@ -79,7 +91,9 @@ def _aligned(src: View, dst: View) -> tuple[View, View]:
     def build(v: View, front_own: list[int], front_other: int, back: list[int], own_first: bool) -> View:
         own: list[Any] = [(v.shape[k], v.strides[k], v.valid[k]) for k in front_own]
         other = [(1, 0, None)] * front_other
-        rows = (own + other if own_first else other + own) + [(v.shape[k], v.strides[k], v.valid[k]) for k in back]
+        rows = (own + other if own_first else other + own) + [
+            (v.shape[k], v.strides[k], v.valid[k]) for k in back
+        ]
         shape, strides, valid = (tuple(r[c] for r in rows) for c in range(3))
         return View(v.buf, v.dtype, shape, strides, v.offset, valid, v.index_dtype, v.is_global)
 
@@ -116,7 +130,8 @@ def _whole(src: View, dst: View) -> Stmt:
 
 
 def _edge(src: View, dst: View) -> Stmt:
-    """Some of it lies outside: every row is cut into its written and its read part once, so no element is tested."""
+    """Some of it lies outside: every row is cut into its written and its read part once, so no element is
+    tested."""
     rank = len(dst.shape)
 
     def bounds(v: View, k: int) -> tuple[Expr, Expr]:
@@ -133,7 +148,9 @@ def _edge(src: View, dst: View) -> Stmt:
 
             def body(i: Expr) -> Stmt:
                 inside = tirx.And(i >= rlow, i < rhigh) if src.valid[k] is not None else None
-                both = inside if readable is None else readable if inside is None else tirx.And(readable, inside)
+                both = (
+                    inside if readable is None else readable if inside is None else tirx.And(readable, inside)
+                )
                 return axis(k + 1, [*indices, i], both)
 
             return _span(wlow, whigh, body, "i")
@@ -141,7 +158,9 @@ def _edge(src: View, dst: View) -> Stmt:
         move = lambda j: _element(src, dst, [*indices, j], [*indices, j])  # noqa: E731
         first = tirx.min(tirx.max(wlow, rlow), whigh)
         last = tirx.max(tirx.min(whigh, rhigh), first)
-        filled = seq([_span(wlow, first, zero, "j"), _span(first, last, move, "j"), _span(last, whigh, zero, "j")])
+        filled = seq(
+            [_span(wlow, first, zero, "j"), _span(first, last, move, "j"), _span(last, whigh, zero, "j")]
+        )
         if readable is None:
             return filled
         return tirx.IfThenElse(readable, filled, _span(wlow, whigh, zero, "j"))
@@ -152,17 +171,23 @@ def _edge(src: View, dst: View) -> Stmt:
 
 
 def held(value: Expr) -> tuple[list[Stmt], Expr]:
-    """Statements that evaluate a value of a storage dtype once, by way of a slot (see lets.py), and what stands for it behind them."""
+    """Statements that evaluate a value of a storage dtype once, by way of a slot (see lets.py), and what
+    stands for it behind them."""
     if isinstance(value, (tirx.IntImm, tirx.FloatImm, tirx.Var)):
         return [], value
     dtype, zero = str(value.ty), [tirx.IntImm("int32", 0)]
     slot = tirx.decl_buffer((1,), dtype, "held", layout=None, scope="local", data_alignment=64)
     var = tirx.Var("held", dtype)
-    return [tirx.AllocBuffer(slot), tirx.BufferStore(slot, value, zero), tirx.Bind(var, tirx.BufferLoad(slot, zero))], var
+    return [
+        tirx.AllocBuffer(slot),
+        tirx.BufferStore(slot, value, zero),
+        tirx.Bind(var, tirx.BufferLoad(slot, zero)),
+    ], var
 
 
 def fill(cx: Any, dst: View, value: Expr) -> Stmt:
-    """Every element of dst that lies inside becomes ``value`` (a compute value), which is evaluated once: it may read dst."""
+    """Every element of dst that lies inside becomes ``value`` (a compute value), which is evaluated once: it
+    may read dst."""
     dst = dst.squeeze()
     first, stored = held(convert.encode(value, dst.dtype))
     put = lambda ids: tirx.BufferStore(dst.buf, stored, [dst.at(ids)])  # noqa: E731

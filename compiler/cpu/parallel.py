@@ -1,4 +1,5 @@
-"""T.Parallel on the CPU: a nest of loops, its innermost one as vectors where every access walks memory in steps of one or none."""
+"""T.Parallel on the CPU: a nest of loops, its innermost one as vectors where every access walks memory in
+steps of one or none."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class ParallelLoops:
     _nest: list[tuple[Any, Any]] | None = None
     _hoist: list[Any] | None = None
     inside: set[Any]
-    """Variables bound within the nest that is being lowered: nothing that uses one can be asked in front of it."""
+    """Variables bound within the nest that is being lowered: nothing that uses one can be asked before it."""
 
     def parallel(self, s: Any) -> Any:
         loops = [s]
@@ -33,7 +34,8 @@ class ParallelLoops:
             self.bind_loop(var, extent)  # type: ignore[attr-defined]
             nest.append((var, extent))
         outer = self._nest, self._hoist, self.inside
-        # First without guards: tests that a bound on the nest's indices decides are gathered, and asked once in front of the nest.
+        # First without guards: tests that a bound on the nest's indices decides are gathered, and asked once
+        # in front of the nest.
         self._nest, self._hoist, self.inside = nest, [], set()
         fast_body = self.stmt(body)  # type: ignore[attr-defined]
         conditions = self._hoist
@@ -46,7 +48,8 @@ class ParallelLoops:
         return tirx.IfThenElse(self.all(conditions), fast, self._loops(nest, slow_body, vector=False))  # type: ignore[attr-defined]
 
     def hoisted(self, test: Any) -> bool:
-        """Whether a bounds test was turned into one on the whole nest (linear in the nest's indices, so its extremes decide)."""
+        """Whether a bounds test was turned into one on the whole nest (linear in the nest's indices, so its
+        extremes decide)."""
         if self._hoist is None or self._nest is None:
             return False
         extremes = self._extreme(test)
@@ -131,7 +134,8 @@ def _substitute(body: Any, var: Any, value: Any) -> Any:
 
 
 def _vector_lanes(body: Any, var: Any) -> int:
-    """How many lanes the body may run in along ``var``: 0 unless it only binds and stores, in steps of one along ``var``."""
+    """How many lanes the body may run in along ``var``: 0 unless it only binds and stores, in steps of one
+    along ``var``."""
     stmts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
     width = 1
     varying = {var}
@@ -143,7 +147,11 @@ def _vector_lanes(body: Any, var: Any) -> int:
                 varying.add(s.var)
             width = max(width, _widest(s.value))
         elif isinstance(s, tirx.BufferStore):
-            if _branches(s.value) or not _accesses_ok(s.value, var, varying) or _step(s.indices[0], var, varying) != 1:
+            if (
+                _branches(s.value)
+                or not _accesses_ok(s.value, var, varying)
+                or _step(s.indices[0], var, varying) != 1
+            ):
                 return 0
             width = max(width, _widest(s.value))
         elif not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm)):

@@ -1,7 +1,9 @@
-"""Vector indices as ramps again: what TVM's vectoriser hides behind a conversion becomes one contiguous access.
+"""Vector indices as ramps again: what TVM's vectoriser hides behind a conversion becomes one contiguous
+access.
 
-Global memory is indexed in 64 bits and loops count in 32, so an index reads ``int64(row) * n + int64(column)``. Vectorised, its last
-term is a conversion of a ramp, which the code generator does not see through: it would load the lanes one by one.
+Global memory is indexed in 64 bits and loops count in 32, so an index reads ``int64(row) * n +
+int64(column)``. Vectorised, its last term is a conversion of a ramp, which the code generator does not see
+through: it would load the lanes one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ _INTEGERS = ("int32x", "int64x")
 
 
 def fold(node: Any, mutator: Any) -> Any:
-    """Sums, products and conversions of integer ramps and broadcasts, folded from the inside out. (Indices do not overflow.)"""
+    """Sums, products and conversions of integer ramps and broadcasts, folded from the inside out. (Indices do
+    not overflow.)"""
     e = mutator.default_mutate(node)
     if not str(e.ty).startswith(_INTEGERS):
         return e

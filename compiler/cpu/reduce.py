@@ -1,9 +1,9 @@
-"""Reductions and scans of tiles along one axis, in an order that depends on shapes alone, so that results repeat bit for bit.
+"""Reductions and scans of tiles along one axis, in an order that depends on shapes alone, so that results
+repeat bit for bit.
 
-Along a contiguous axis, lane l of each of `UNROLL` vectors takes its share of the elements l, l + lanes, …; the vectors are folded
-in order, the ragged end into the first lanes, then neighbouring lanes pair by pair. Along any other axis each output is one
-running value, in order.
-Small floats accumulate in float32.
+Along a contiguous axis, lane l of each of `UNROLL` vectors takes its share of the elements l, l + lanes, …;
+the vectors are folded in order, the ragged end into the first lanes, then neighbouring lanes pair by pair.
+Along any other axis each output is one running value, in order. Small floats accumulate in float32.
 
 ``max``, ``min`` and ``absmax`` propagate NaN, as torch.amax does (not CUDA's fmaxf, which drops it).
 """
@@ -27,7 +27,8 @@ UNROLL = 4
 
 @dataclass(frozen=True)
 class _Op:
-    """How one reduction works on accumulators of a dtype. ``combine`` holds no constants, so it serves scalars and vectors."""
+    """How one reduction works on accumulators of a dtype. ``combine`` holds no constants, so it serves
+    scalars and vectors."""
 
     combine: Callable[[Expr, Expr], Expr]
     identity: Callable[[str], float | int]
@@ -37,7 +38,8 @@ class _Op:
 
 
 def _maximum(a: Expr, b: Expr) -> Expr:
-    """``b > a ? b : a`` is one instruction and keeps a NaN in ``a``; one in ``b`` is put in. llvm.maximum takes twice as many."""
+    """``b > a ? b : a`` is one instruction and keeps a NaN in ``a``; one in ``b`` is put in. llvm.maximum
+    takes twice as many."""
     if not dtype_of(a).startswith("float"):
         return tirx.max(a, b)
     return select(is_nan(b), b, select(tirx.GT(b, a), b, a))
@@ -83,8 +85,8 @@ OPS = tuple(_OPS)
 
 
 def acc_dtype(op: str, src: str, dst: str) -> str:
-    """What a reduction from ``src`` into ``dst`` accumulates in: truths in uint8, else float64 or float32 where either side is a
-    float, else dst's own integers (which wrap).
+    """What a reduction from ``src`` into ``dst`` accumulates in: truths in uint8, else float64 or float32
+    where either side is a float, else dst's own integers (which wrap).
 
     Raises:
         TileValueError: an unknown reduction.
@@ -155,7 +157,9 @@ class _Job:
 def _without_axis(src: Tile, dst: Tile, axis: int) -> tuple[Tile, int]:
     rank = len(src.shape)
     if not -rank <= axis < rank:
-        raise TileValueError(f"T.reduce along axis {axis} of a tile with {rank} axes", expected=f"{-rank} … {rank - 1}")
+        raise TileValueError(
+            f"T.reduce along axis {axis} of a tile with {rank} axes", expected=f"{-rank} … {rank - 1}"
+        )
     axis %= rank
     want = tuple(e for i, e in enumerate(src.shape) if i != axis)
     kept = tuple(1 if i == axis else e for i, e in enumerate(src.shape))
@@ -166,13 +170,15 @@ def _without_axis(src: Tile, dst: Tile, axis: int) -> tuple[Tile, int]:
         dst = Tile(dst.buf, dst.dtype, (), (), dst.offset)
     if dst.shape != want:
         raise TileValueError(
-            f"T.reduce of {list(src.shape)} along axis {axis} into {list(dst.shape)}", expected=f"{list(want)} or {list(kept)}"
+            f"T.reduce of {list(src.shape)} along axis {axis} into {list(dst.shape)}",
+            expected=f"{list(want)} or {list(kept)}",
         )
     return dst, axis
 
 
 def emit_reduce(cx: Context, src: Tile, dst: Tile, axis: int, op: str, clear: bool = True) -> Stmt:
-    """dst = reduce(src) along ``axis``, or dst = dst ∘ reduce(src) unless ``clear``; dst lacks the axis, or has it with extent 1.
+    """dst = reduce(src) along ``axis``, or dst = dst ∘ reduce(src) unless ``clear``; dst lacks the axis, or
+    has it with extent 1.
 
     ``op``: one of `OPS`. Accumulates in `acc_dtype`; rounds once.
 
@@ -221,9 +227,9 @@ def _vectors(lanes: int, body: Callable[[Expr], Stmt]) -> Stmt:
 def _along(job: _Job, ids: dict[int, Expr], lanes: int) -> Stmt:
     """Rows contiguous along the reduced axis: as many at a time as there are lanes, then one at a time.
 
-    Each row is first folded to one vector. ``lanes`` such vectors are folded together: a round takes neighbouring lanes of two
-    vectors to the two halves of one, so the last vector holds one row's result in each lane. A single row is folded in the
-    same order, so that its result does not depend on its company.
+    Each row is first folded to one vector. ``lanes`` such vectors are folded together: a round takes
+    neighbouring lanes of two vectors to the two halves of one, so the last vector holds one row's result in
+    each lane. A single row is folded in the same order, so that its result does not depend on its company.
     """
     rows = job.kept[-1] if job.kept else None
     count = job.src.shape[rows] if rows is not None else 1
@@ -272,7 +278,9 @@ def _group(job: _Job, ids: dict[int, Expr], rows: int, base: Expr | int, lanes: 
             folded.append(_bind(steps, job.op.combine(first, second)))
         vectors, d = folded, 2 * d
     steps.append(tirx.BufferStore(held, vectors[0], [tirx.Ramp(imm(0), imm(1), imm(lanes))]))
-    out = _vectors(lanes, lambda v: job.finish({**ids, rows: add(base, _fold(v))}, tirx.BufferLoad(held, [v])))
+    out = _vectors(
+        lanes, lambda v: job.finish({**ids, rows: add(base, _fold(v))}, tirx.BufferLoad(held, [v]))
+    )
     return seq([*steps, out])
 
 
@@ -304,7 +312,9 @@ def _row_vector(job: _Job, ids: dict[int, Expr], held: Buf, at: Expr | int, lane
     if full:
 
         def round_(k: Expr) -> Stmt:
-            return seq([take(regs, u * lanes, add(mul(_fold(k), step), u * lanes), lanes) for u in range(unroll)])
+            return seq(
+                [take(regs, u * lanes, add(mul(_fold(k), step), u * lanes), lanes) for u in range(unroll)]
+            )
 
         steps.append(loop("k", full, round_))
     done = full * step
@@ -325,13 +335,18 @@ def _row_vector(job: _Job, ids: dict[int, Expr], held: Buf, at: Expr | int, lane
 
 
 def _bind(steps: list[Stmt], value: Expr) -> Expr:
-    """A vector held in a local slot: TVM would substitute one binding into the next, doubling the expression each time."""
+    """A vector held in a local slot: TVM would substitute one binding into the next, doubling the expression
+    each time."""
     dtype = dtype_of(value)
     scalar, _, lanes = dtype.partition("x")
     slot = _local(int(lanes or 1), scalar)
     place = [tirx.Ramp(imm(0), imm(1), imm(int(lanes)))] if lanes else [imm(0)]
     var = tirx.Var("r", dtype)
-    steps += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, value, place), tirx.Bind(var, tirx.BufferLoad(slot, place))]
+    steps += [
+        tirx.AllocBuffer(slot),
+        tirx.BufferStore(slot, value, place),
+        tirx.Bind(var, tirx.BufferLoad(slot, place)),
+    ]
     return var
 
 
@@ -368,7 +383,9 @@ def _columns(job: _Job, ids: dict[int, Expr], vector_axis: int, base: Expr, slot
 
     def take(k: Expr) -> Stmt:
         return each(
-            lambda at, row: tirx.BufferStore(regs, job.op.combine(tirx.BufferLoad(regs, [at]), job.value(row, k)), [at])
+            lambda at, row: tirx.BufferStore(
+                regs, job.op.combine(tirx.BufferLoad(regs, [at]), job.value(row, k)), [at]
+            )
         )
 
     return seq(
@@ -389,11 +406,19 @@ def _one_by_one(job: _Job, ids: dict[int, Expr]) -> Stmt:
         return tirx.BufferStore(regs, job.op.combine(tirx.BufferLoad(regs, zero), job.value(ids, k)), zero)
 
     start = tirx.BufferStore(regs, job.first(), zero)
-    return seq([tirx.AllocBuffer(regs), start, loop("k", job.extent, take), job.finish(ids, tirx.BufferLoad(regs, zero))])
+    return seq(
+        [
+            tirx.AllocBuffer(regs),
+            start,
+            loop("k", job.extent, take),
+            job.finish(ids, tirx.BufferLoad(regs, zero)),
+        ]
+    )
 
 
 def emit_cumsum(cx: Context, src: Tile, dst: Tile, axis: int, reverse: bool = False, op: str = "sum") -> Stmt:
-    """dst[…, k, …] = src[…, 0, …] ∘ … ∘ src[…, k, …] (from the far end with ``reverse``), in order; src and dst may be one tile.
+    """dst[…, k, …] = src[…, 0, …] ∘ … ∘ src[…, k, …] (from the far end with ``reverse``), in order; src and
+    dst may be one tile.
 
     ``op``: sum, max or min. Accumulates in `acc_dtype`, rounds each output.
 
@@ -405,9 +430,13 @@ def emit_cumsum(cx: Context, src: Tile, dst: Tile, axis: int, reverse: bool = Fa
         raise TileValueError(f"T.cumsum: unknown scan {op!r}", expected="sum, max or min")
     rank = len(src.shape)
     if src.shape != dst.shape:
-        raise TileValueError(f"T.cumsum of {list(src.shape)} into {list(dst.shape)}", expected="tiles of one shape")
+        raise TileValueError(
+            f"T.cumsum of {list(src.shape)} into {list(dst.shape)}", expected="tiles of one shape"
+        )
     if not -rank <= axis < rank:
-        raise TileValueError(f"T.cumsum along axis {axis} of a tile with {rank} axes", expected=f"{-rank} … {rank - 1}")
+        raise TileValueError(
+            f"T.cumsum along axis {axis} of a tile with {rank} axes", expected=f"{-rank} … {rank - 1}"
+        )
     axis %= rank
     acc = acc_dtype(op, src.dtype, dst.dtype)
     job = _Job(src, dst, axis, _OPS[op], acc, True)
@@ -429,11 +458,15 @@ def emit_cumsum(cx: Context, src: Tile, dst: Tile, axis: int, reverse: bool = Fa
             place = add(job.extent - 1, mul(k, -1)) if reverse else add(k)
 
             def one(v: Expr, row: dict[int, Expr]) -> Stmt:
-                return tirx.BufferStore(regs, job.op.combine(tirx.BufferLoad(regs, [v]), job.value(row, place)), [v])
+                return tirx.BufferStore(
+                    regs, job.op.combine(tirx.BufferLoad(regs, [v]), job.value(row, place)), [v]
+                )
 
             def put(v: Expr, row: dict[int, Expr]) -> Stmt:
                 at = dst.index(*(place if i == axis else row[i] for i in range(rank)))
-                return convert.store(dst.buf, at, convert.cast(tirx.BufferLoad(regs, [v]), acc, dst.dtype), dst.dtype)
+                return convert.store(
+                    dst.buf, at, convert.cast(tirx.BufferLoad(regs, [v]), acc, dst.dtype), dst.dtype
+                )
 
             return seq([each(one), each(put)])
 

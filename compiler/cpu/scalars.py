@@ -1,4 +1,5 @@
-"""Scalar expressions of tile IR as thread IR: flat indices, guarded accesses, small floats computed in float32, our own math."""
+"""Scalar expressions of tile IR as thread IR: flat indices, guarded accesses, small floats computed in
+float32, our own math."""
 
 from __future__ import annotations
 
@@ -15,8 +16,30 @@ from tilescale.language.dtypes import BITS
 
 Expr = Any
 
-_BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or",
-           "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
+_BINARY = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Mod",
+    "FloorDiv",
+    "FloorMod",
+    "Min",
+    "Max",
+    "LT",
+    "LE",
+    "GT",
+    "GE",
+    "EQ",
+    "NE",
+    "And",
+    "Or",
+    "LShift",
+    "RShift",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+)
 
 
 _CLASSES = {"ts.math.isnan": tirx.GT, "ts.math.isinf": tirx.EQ, "ts.math.isfinite": tirx.LT}
@@ -24,7 +47,8 @@ _COMPARISONS = ("LT", "LE", "GT", "GE", "EQ", "NE")
 
 
 class Scalars:
-    """Mixed into the lowering: ``scalar(e)`` maps an expression of tile IR to one of thread IR in its compute dtype."""
+    """Mixed into the lowering: ``scalar(e)`` maps an expression of tile IR to one of thread IR in its compute
+    dtype."""
 
     _hoist: list[Any] | None
     program: Any
@@ -42,10 +66,16 @@ class Scalars:
         a, b = self.scalar(e.a), self.scalar(e.b)
         if isinstance(e, (tirx.And, tirx.Or)) and _may_trap(b):  # LLVM's and, or evaluate both sides
             decided = tirx.IntImm("bool", isinstance(e, tirx.Or))
-            return tirx.if_then_else(a, decided, b) if isinstance(e, tirx.Or) else tirx.if_then_else(a, b, decided)
+            return (
+                tirx.if_then_else(a, decided, b)
+                if isinstance(e, tirx.Or)
+                else tirx.if_then_else(a, b, decided)
+            )
         if str(a.ty) == "bool" and type(e).__name__ in _COMPARISONS:  # TVM takes a bool for a float there
             a, b = tirx.Cast("int8", a), tirx.Cast("int8", b)
-        if isinstance(e, tirx.NE) and "float" in str(a.ty):  # LLVM gets an ordered comparison from TVM, and a NaN differs from all
+        if isinstance(e, tirx.NE) and "float" in str(
+            a.ty
+        ):  # LLVM gets an ordered comparison from TVM, and a NaN differs from all
             return tirx.Not(tirx.EQ(a, b))
         small = convert.compute_dtype(str(e.a.ty)) != str(e.a.ty)
         if small and type(e).__name__ in ("FloorDiv", "FloorMod", "Mod"):
@@ -59,8 +89,8 @@ class Scalars:
         return type(e)(a, b)
 
     def _divided(self, op: Any, a: Any, b: Any) -> Expr:
-        """An integer division. The processor raises SIGFPE for a zero divisor and for the least number by -1, where a GPU goes on:
-        the first gives 0 here, the second wraps."""
+        """An integer division. The processor raises SIGFPE for a zero divisor and for the least number by -1,
+        where a GPU goes on: the first gives 0 here, the second wraps."""
         if isinstance(b, tirx.IntImm) and int(b.value) > 0:
             return op(a, b)
         zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
@@ -121,13 +151,16 @@ class Scalars:
     _x_BufferLoad = _x_TensorLoad
 
     def _chosen(self, e: Any) -> Expr:
-        """``if_then_else``: a Select, whose lanes stay lanes, where both sides may be evaluated; else a branch."""
+        """``if_then_else``: a Select, whose lanes stay lanes, where both sides may be evaluated; else a
+        branch."""
         test = self.scalar(e.args[0])
         hoisted = len(self._hoist or ())
         yes, no = self.scalar(e.args[1]), self.scalar(e.args[2])
         if _speculable(yes) and _speculable(no):
             return tirx.Select(test, yes, no)
-        del (self._hoist or [])[hoisted:]  # the condition protects these accesses, not a test in front of the nest
+        del (self._hoist or [])[
+            hoisted:
+        ]  # the condition protects these accesses, not a test in front of the nest
         with self.given(test):  # type: ignore[attr-defined]
             yes = self.scalar(e.args[1])
         with self.given(tirx.Not(test)):  # type: ignore[attr-defined]
@@ -142,7 +175,11 @@ class Scalars:
         if name.startswith("ts.math."):
             from tilescale.compiler.cpu.vmath import lower_call
 
-            return lower_call(name[len("ts.math.") :], [self.scalar(a) for a in e.args], convert.compute_dtype(str(e.args[0].ty)))
+            return lower_call(
+                name[len("ts.math.") :],
+                [self.scalar(a) for a in e.args],
+                convert.compute_dtype(str(e.args[0].ty)),
+            )
         if name == "ts.scale_index":
             return self.scale_value(str(e.args[0].value), 0)  # type: ignore[attr-defined]
         if name == "ts.scale_count":
@@ -153,16 +190,24 @@ class Scalars:
             return self._chosen(e)
         if name == REINTERPRET:
             value, src = e.args[0], str(e.args[0].ty)
-            return convert.decode(tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt)
+            return convert.decode(
+                tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt
+            )
         if find(e) is not None:
             return lowering(e, self.program.target).lower(e, self)
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")
-        return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
+        return ir.Call(
+            e.op,
+            [self.scalar(a) for a in e.args],
+            attrs=e.attrs,
+            ret_ty=ir.PrimType(convert.compute_dtype(dt)),
+        )
 
 
 def _extreme(op: Any, a: Expr, b: Expr) -> Expr:
-    """Max or Min of floats, where a NaN wins. TVM's, ``a > b ? a : b``, is one instruction and keeps a NaN on the right alone."""
+    """Max or Min of floats, where a NaN wins. TVM's, ``a > b ? a : b``, is one instruction and keeps a NaN on
+    the right alone."""
     if isinstance(a, tirx.FloatImm):
         return op(a, b)
     if isinstance(b, tirx.FloatImm):
@@ -217,7 +262,9 @@ def _halves(a: Expr, b: Expr, carry: int) -> Expr:
 
             def joined(lower: Expr) -> Expr:
                 upper = xh + yh + tirx.RShift(lower, shift)
-                return tirx.BitwiseOr(tirx.LShift(upper, shift), tirx.BitwiseAnd(lower, lit(0xFFFFFFFF, "uint64")))
+                return tirx.BitwiseOr(
+                    tirx.LShift(upper, shift), tirx.BitwiseAnd(lower, lit(0xFFFFFFFF, "uint64"))
+                )
 
             return let(low, joined)
 
@@ -226,29 +273,45 @@ def _halves(a: Expr, b: Expr, carry: int) -> Expr:
     return let(a, sum_of)
 
 
-#: Unsigned integers wrap, and TVM tells LLVM that those of 32 and 64 bits do not: they are computed where they cannot overflow.
-#: (LLVM turns the way through 64 bits back into one instruction of 32.)
+#: Unsigned integers wrap, and TVM tells LLVM that those of 32 and 64 bits do not: they are computed where
+#: they cannot overflow. (LLVM turns the way through 64 bits back into one instruction of 32.)
 _WRAPS = {"Add": _unsigned_add, "Sub": _unsigned_sub, "Mul": _unsigned_mul}
 
 
 def _classified(name: str, x: Expr) -> Expr:
     """isnan, isinf, isfinite of a float32 or float64: its bits without the sign against those of infinity."""
-    bits, infinity, magnitude = ("int64", 0x7FF << 52, (1 << 63) - 1) if str(x.ty) == "float64" else ("int32", 0xFF << 23, (1 << 31) - 1)
-    return _CLASSES[name](tirx.reinterpret(bits, x) & tirx.IntImm(bits, magnitude), tirx.IntImm(bits, infinity))
+    bits, infinity, magnitude = (
+        ("int64", 0x7FF << 52, (1 << 63) - 1)
+        if str(x.ty) == "float64"
+        else ("int32", 0xFF << 23, (1 << 31) - 1)
+    )
+    return _CLASSES[name](
+        tirx.reinterpret(bits, x) & tirx.IntImm(bits, magnitude), tirx.IntImm(bits, infinity)
+    )
 
 
 def _speculable(e: Any) -> bool:
-    """Whether an expression of thread IR may be evaluated where nobody wants it: it reads only where it may and cannot trap."""
+    """Whether an expression of thread IR may be evaluated where nobody wants it: it reads only where it may
+    and cannot trap."""
     found: list[Any] = []
-    structural_walk(e, (ir.Call, lambda c: found.append(c) if c.op.name == IF_THEN_ELSE or c.op.name in EXTERN_CALLS else None))
+    structural_walk(
+        e,
+        (
+            ir.Call,
+            lambda c: found.append(c) if c.op.name == IF_THEN_ELSE or c.op.name in EXTERN_CALLS else None,
+        ),
+    )
     return not found and not _may_trap(e)
 
 
 def _floored(op: Any, a: Any, b: Any) -> Expr:
-    """A division by what may be negative. Of FloorDiv and FloorMod TVM's LowerIntrin would make Lets there, which its interval analysis
-    binds twice and refuses: they are computed from the processor's division, which truncates. LLVM divides once."""
+    """A division by what may be negative. Of FloorDiv and FloorMod TVM's LowerIntrin would make Lets there,
+    which its interval analysis binds twice and refuses: they are computed from the processor's division,
+    which truncates. LLVM divides once."""
     zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
-    if isinstance(b, tirx.IntImm) and int(b.value) == -(2 ** (int(str(b.ty)[3:]) - 1)):  # TVM negates a constant divisor
+    if isinstance(b, tirx.IntImm) and int(b.value) == -(
+        2 ** (int(str(b.ty)[3:]) - 1)
+    ):  # TVM negates a constant divisor
         above = tirx.And(a > zero, tirx.IntImm("bool", op in (tirx.FloorDiv, tirx.FloorMod)))
         if op in (tirx.Mod, tirx.FloorMod):
             return tirx.Select(tirx.EQ(a, b), zero, tirx.Select(above, a + b, a))
@@ -256,14 +319,17 @@ def _floored(op: Any, a: Any, b: Any) -> Expr:
     if op in (tirx.Div, tirx.Mod):
         return op(a, b)
     rest = tirx.Mod(a, b)
-    below = tirx.And(tirx.NE(rest, zero), (rest ^ b) < zero)  # of unlike signs: the exact quotient lies below the truncated one
+    below = tirx.And(
+        tirx.NE(rest, zero), (rest ^ b) < zero
+    )  # of unlike signs: the exact quotient lies below the truncated one
     if op is tirx.FloorMod:
         return rest + tirx.Select(below, b, zero)
     return tirx.Div(a, b) - tirx.Select(below, one, zero)
 
 
 def _by_least(op: Any, a: Any, least: Any) -> Expr:
-    """A division by the least number, which TVM would negate. Only itself is as large: every other quotient lies between -1 and 1."""
+    """A division by the least number, which TVM would negate. Only itself is as large: every other quotient
+    lies between -1 and 1."""
     zero, one, itself = lit(0, str(a.ty)), lit(1, str(a.ty)), tirx.EQ(a, least)
     below = tirx.GT(a, zero) if op in (tirx.FloorDiv, tirx.FloorMod) else tirx.const(False, "bool")
     if op in (tirx.Div, tirx.FloorDiv):
@@ -272,8 +338,8 @@ def _by_least(op: Any, a: Any, least: Any) -> Expr:
 
 
 def _may_trap(e: Any) -> bool:
-    """Whether evaluating an expression of thread IR may stop the program: an integer division by what may be zero. (Loads guard
-    themselves.)"""
+    """Whether evaluating an expression of thread IR may stop the program: an integer division by what may be
+    zero. (Loads guard themselves.)"""
     found: list[Any] = []
 
     def look(x: Any) -> None:

@@ -1,4 +1,5 @@
-"""T.Scale on the CPU: who a statement's executor is, how many there are, and how those run that wait for one another."""
+"""T.Scale on the CPU: who a statement's executor is, how many there are, and how those run that wait for one
+another."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ class Scales:
             return self._linear(self.block, grid)[which]
         if name == "cta_cluster":
             dims = list(self.program.launch.cluster)
-            local = [b if d == 1 and g == 1 else tirx.floormod(b, lit(d, "int32")) for b, d, g in zip(self.block, dims, grid, strict=True)]
+            local = [
+                b if d == 1 and g == 1 else tirx.floormod(b, lit(d, "int32"))
+                for b, d, g in zip(self.block, dims, grid, strict=True)
+            ]
             return self._linear(local, dims)[which]
         return (lit(0, "int32"), lit(1, "int32"))[which]
 
@@ -58,7 +62,8 @@ class Scales:
         return x + gx * (y + gy * z), gx * gy * gz
 
     def _scale(self, name: str, s: Any) -> Any:
-        """Executors run one after another; where they wait for one another they are fibers, forked and joined."""
+        """Executors run one after another; where they wait for one another they are fibers, forked and
+        joined."""
         if name not in WIDTHS:
             return self.stmt(s.body)
         outer = next((WIDTHS[sc] for sc, _, _ in reversed(self.executors)), self.program.launch.threads)
@@ -74,22 +79,33 @@ class Scales:
         return tirx.For(var, lit(0, "int32"), lit(n, "int32"), tirx.ForKind.SERIAL, body)
 
     def _fork(self, var: Any, n: int, body: Any) -> Any:
-        """``body`` as a function of its own, run by ``n`` fibers. Scalars that it uses travel in a frame of 64-bit slots."""
+        """``body`` as a function of its own, run by ``n`` fibers. Scalars that it uses travel in a frame of
+        64-bit slots."""
         used, defined = free_variables(body)
         fixed = {self.ctx, self.args_ptr, self.arena, var, self.rank, self.world}
         own = {s.var for s in self.header if isinstance(s, tirx.Bind)}
-        captured = [v for v in used if v not in defined and v not in fixed and v not in own and not is_buffer_var(v)]
-        frame = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None, scope="local")
+        captured = [
+            v for v in used if v not in defined and v not in fixed and v not in own and not is_buffer_var(v)
+        ]
+        frame = tirx.decl_buffer(
+            (len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None, scope="local"
+        )
         out: list[Any] = [tirx.AllocBuffer(frame)]
         frame_ptr = tirx.Var("frame", pointer("int64"))
         there = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None)
         entry: list[Any] = [tirx.DeclBuffer(there, data=frame_ptr)]
         for k, v in enumerate(captured):
             dt, slot = str(v.ty), lit(k, "int32")
-            packed = tirx.reinterpret("int64", tirx.Cast("float64", v)) if "float" in dt else tirx.Cast("int64", v)
+            packed = (
+                tirx.reinterpret("int64", tirx.Cast("float64", v)) if "float" in dt else tirx.Cast("int64", v)
+            )
             out.append(tirx.BufferStore(frame, packed, [slot]))
             raw = tirx.BufferLoad(there, [slot])
-            entry.append(tirx.Bind(v, tirx.Cast(dt, tirx.reinterpret("float64", raw)) if "float" in dt else narrow(raw, dt)))
+            entry.append(
+                tirx.Bind(
+                    v, tirx.Cast(dt, tirx.reinterpret("float64", raw)) if "float" in dt else narrow(raw, dt)
+                )
+            )
         index = len(self.regions)
         self.regions.append((frame_ptr, var, seq([*entry, body])))
         self.waits = True
@@ -104,7 +120,6 @@ class Scales:
             count *= n
         return count
 
-
     def thread_number(self) -> Any:
         """The executor's number among those of its scale in the block: in T.Scale("thread") the thread's."""
         number: Any = lit(0, "int32")
@@ -113,7 +128,8 @@ class Scales:
         return number
 
     def exchange_table(self, storage: str) -> Any:
-        """An element for each thread of the block, in which the lanes of a warp leave values for one another."""
+        """An element for each thread of the block, in which the lanes of a warp leave values for one
+        another."""
         if storage not in self.tables:
             count = self.program.launch.threads
             buf = tirx.decl_buffer((count,), storage, f"exchanged_{storage}", data_alignment=64, layout=None)

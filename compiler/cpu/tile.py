@@ -1,4 +1,5 @@
-"""What the CPU emitters work on: a strided view of a flat buffer, and the context that lends them scratch memory."""
+"""What the CPU emitters work on: a strided view of a flat buffer, and the context that lends them scratch
+memory."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ Stmt = Any
 class Tile:
     """A tile at thread IR: element (i, j, …) lies at ``buf[offset + i * strides[0] + j * strides[1] + …]``.
 
-    ``dtype`` is the language's dtype; ``buf`` has the storage dtype of `convert.storage_dtype` (fp8 lies in uint8).
-    Shape and strides are constants, in elements; ``offset`` is a constant or an int32 or int64 expression.
+    ``dtype`` is the language's dtype; ``buf`` has the storage dtype of `convert.storage_dtype` (fp8 lies in
+    uint8). Shape and strides are constants, in elements; ``offset`` is a constant or an int32 or int64
+    expression.
     """
 
     buf: Buf
@@ -43,7 +45,8 @@ class Context(Protocol):
     """What an emitter may ask of the function that it emits into."""
 
     def scratch(self, numel: int, dtype: str) -> Buf:
-        """A flat buffer of ``numel`` elements of the storage dtype ``dtype``: 64-byte aligned, private to the block, undefined."""
+        """A flat buffer of ``numel`` elements of the storage dtype ``dtype``: 64-byte aligned, private to the
+        block, undefined."""
         ...
 
 
@@ -66,7 +69,8 @@ def mul(a: Expr | int, b: int) -> Expr | int:
 
 
 def add(*terms: Expr | int) -> Expr:
-    """The sum as an expression, its constant parts folded into one trailing term (so that LLVM sees base + displacement)."""
+    """The sum as an expression, its constant parts folded into one trailing term (so that LLVM sees base +
+    displacement)."""
     total, result = 0, None
     for term in terms:
         value = const(term)

@@ -11,20 +11,22 @@ from tilescale.compiler.tvm_compat import tirx
 def emit_transpose(src: Tile, dst: Tile) -> Stmt:
     """src is [R, C], dst is [C, R], one native dtype, both contiguous along their last axis; any extents.
 
-    Full squares of one vector a side go through registers: log2(lanes) rounds in which vectors at distance d exchange the
-    lanes whose index has, or lacks, bit d (Eklundh, "A Fast Computer Method for Matrix Transposing", IEEE
-    Trans. Computers, 1972).
-    The ragged edges go element by element.
+    Full squares of one vector a side go through registers: log2(lanes) rounds in which vectors at distance d
+    exchange the lanes whose index has, or lacks, bit d (Eklundh, "A Fast Computer Method for Matrix
+    Transposing", IEEE Trans. Computers, 1972). The ragged edges go element by element.
     """
     rows, columns = src.shape
     lanes = host_cpu().lanes(src.dtype)
     full_r, full_c = rows // lanes * lanes, columns // lanes * lanes
     steps = []
     if full_r and full_c:
+
         def square(r: Expr, c: Expr) -> Stmt:
             return _square(src, dst, mul(_fold(r), lanes), mul(_fold(c), lanes), lanes)
 
-        steps.append(loop("tr", full_r // lanes, lambda r: loop("tc", full_c // lanes, lambda c: square(r, c))))
+        steps.append(
+            loop("tr", full_r // lanes, lambda r: loop("tc", full_c // lanes, lambda c: square(r, c)))
+        )
     if full_c < columns:
         steps.append(_scalar(src, dst, (0, rows), (full_c, columns)))
     if full_r < rows and full_c:
@@ -67,4 +69,6 @@ def _scalar(src: Tile, dst: Tile, rows: tuple[int, int], columns: tuple[int, int
         i, j = add(_fold(i), rows[0]), add(_fold(j), columns[0])
         return tirx.BufferStore(dst.buf, tirx.BufferLoad(src.buf, [src.index(i, j)]), [dst.index(j, i)])
 
-    return loop("tj", columns[1] - columns[0], lambda j: loop("ti", rows[1] - rows[0], lambda i: element(i, j)))
+    return loop(
+        "tj", columns[1] - columns[0], lambda j: loop("ti", rows[1] - rows[0], lambda i: element(i, j))
+    )

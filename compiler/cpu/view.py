@@ -1,4 +1,5 @@
-"""A region of memory as the CPU's emitters see it: a flat buffer, where each axis starts, its stride, and what may lie outside."""
+"""A region of memory as the CPU's emitters see it: a flat buffer, where each axis starts, its stride, and
+what may lie outside."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ from tilescale.errors import InternalError
 
 @dataclass(frozen=True)
 class View:
-    """A rectangle of a buffer. Element ``(i, j, …)`` is at ``offset + i * strides[0] + j * strides[1] + …`` of ``buf``.
+    """A rectangle of a buffer. Element ``(i, j, …)`` is at ``offset + i * strides[0] + j * strides[1] + …``
+    of ``buf``.
 
-    ``valid``: for each axis None, or the half-open range [low, high) of indices that lie inside the tensor (expressions),
-    where that could not be proven to be the whole axis.
+    ``valid``: for each axis None, or the half-open range [low, high) of indices that lie inside the tensor
+    (expressions), where that could not be proven to be the whole axis.
     """
 
     buf: Any
@@ -74,4 +76,6 @@ def matrix(tile: Tile) -> Tile:
     if len(keep) != 2:
         raise InternalError(f"a tile of {tile.shape} is no matrix")
     a, b = sorted(keep)
-    return Tile(tile.buf, tile.dtype, (tile.shape[a], tile.shape[b]), (tile.strides[a], tile.strides[b]), tile.offset)
+    return Tile(
+        tile.buf, tile.dtype, (tile.shape[a], tile.shape[b]), (tile.strides[a], tile.strides[b]), tile.offset
+    )

@@ -1,10 +1,12 @@
-"""Elementwise functions as expressions of arithmetic, comparisons and bit casts, which vectorise with the loop around them.
+"""Elementwise functions as expressions of arithmetic, comparisons and bit casts, which vectorise with the
+loop around them.
 
-Written once over the format's constants: float32 and float64 differ in numbers alone. The largest errors measured by
-tests/unit/cpu/test_vmath.py (units in the last place, all special values included) stand in `MAX_ULP`.
+Written once over the format's constants: float32 and float64 differ in numbers alone. The largest errors
+measured by tests/unit/cpu/test_vmath.py (units in the last place, all special values included) stand in
+`MAX_ULP`.
 
-Rules that keep the expressions exact: products that must not round are FMAs written out; integer arithmetic never overflows
-on a value that is used (TVM tells LLVM that it does not); a NaN is carried by the float side.
+Rules that keep the expressions exact: products that must not round are FMAs written out; integer arithmetic
+never overflows on a value that is used (TVM tells LLVM that it does not); a NaN is carried by the float side.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from math import inf, nan
 
 from tilescale.compiler.cpu import coefficients as co
 from tilescale.compiler.cpu import convert
-from tilescale.compiler.cpu.expr import bits, dtype_of, fma, intrin, is_nan, lit, native_cast, not_equal, select
+from tilescale.compiler.cpu.expr import (
+    bits,
+    dtype_of,
+    fma,
+    intrin,
+    is_nan,
+    lit,
+    native_cast,
+    not_equal,
+    select,
+)
 from tilescale.compiler.cpu.tile import Expr
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError
@@ -39,7 +51,8 @@ class Format:
 
     @property
     def magic(self) -> float:
-        """Adding it to a small number leaves that number, rounded to an integer, in the low bits of the sum."""
+        """Adding it to a small number leaves that number, rounded to an integer, in the low bits of the
+        sum."""
         return 1.5 * 2.0**self.mantissa
 
     def k(self, value: float) -> Expr:
@@ -100,7 +113,8 @@ def _power_of_two(biased_sum: Expr, f: Format) -> Expr:
 
 
 def _scaled(t: Lets, value: Expr, n: Expr, f: Format) -> Expr:
-    """value · 2^n for |n| up to twice the exponent's range, by two powers: only the second product can round or overflow."""
+    """value · 2^n for |n| up to twice the exponent's range, by two powers: only the second product can round
+    or overflow."""
     magic = f.k(f.magic + f.bias)
     half = t(fma(n, f.k(0.5), magic))
     rest = (n - (half - magic)) + magic
@@ -145,13 +159,15 @@ def _expm1(t: Lets, x: Expr, f: Format) -> Expr:
     near = t(_clamp(x, -40.0 if f.dtype == "float64" else -20.0, f.exp_high, f))
     n, r = _split_exp(t, near, f)
     half = t(_power_of_two(t(n - f.k(1.0) + f.k(f.magic + f.bias)), f))
-    # In units of 2: half·(e^r - 1) + (half - 1/2), doubled, so that n = 1024 does not overflow before its time.
+    # In units of 2: half·(e^r - 1) + (half - 1/2), doubled, so that n = 1024 does not overflow before its
+    # time.
     value = fma(_expm1_reduced(t, r, f), half, half - f.k(0.5)) * f.k(2.0)
     return select(tirx.EQ(x, f.k(0.0)), x, value)
 
 
 def _split_log(t: Lets, x: Expr, f: Format) -> tuple[Expr, Expr, Expr, Expr]:
-    """(e, m, s·(h + R), h) with x = 2^e·(1 + m), m in [√½ - 1, √2 - 1]; ln(1 + m) = m - (h - s·(h + R)), h = m²/2, s = m/(2 + m).
+    """(e, m, s·(h + R), h) with x = 2^e·(1 + m), m in [√½ - 1, √2 - 1]; ln(1 + m) = m - (h - s·(h + R)), h =
+    m²/2, s = m/(2 + m).
 
     The decomposition of fdlibm's logarithm (Sun Microsystems, 1993), whose series in s has no even terms.
     """
@@ -187,7 +203,9 @@ def _log_base(t: Lets, x: Expr, base: tuple[float, float], power: tuple[float, f
     """ln(1 + m) as a sum of two, times 1/ln(base) as a sum of two, plus e·log_base(2)."""
     e, m, tail, h = _split_log(t, x, f)
     # The leading part keeps half of the bits, so that its product with the constant's is nearly exact.
-    mask = lit(~((1 << (f.mantissa // 2 + 1)) - 1) & ((1 << (32 if f.mantissa == 23 else 64)) - 1), f.uint_dtype)
+    mask = lit(
+        ~((1 << (f.mantissa // 2 + 1)) - 1) & ((1 << (32 if f.mantissa == 23 else 64)) - 1), f.uint_dtype
+    )
     head = t(bits(bits(m - h, f.uint_dtype) & mask, f.dtype))
     rest = t((m - head) - h + tail)
     low = t(fma(head, f.k(base[1]), rest * f.k(base[0])))
@@ -222,7 +240,8 @@ def _log1p(t: Lets, x: Expr, f: Format) -> Expr:
 
 
 def _tanh(t: Lets, x: Expr, f: Format) -> Expr:
-    """With E = e^(-2|x|): -(E - 1)/(E + 1) up to 0.55, where tanh is 1/2 and E - 1 does not cancel; 1 - 2E/(1 + E) beyond."""
+    """With E = e^(-2|x|): -(E - 1)/(E + 1) up to 0.55, where tanh is 1/2 and E - 1 does not cancel; 1 - 2E/(1
+    + E) beyond."""
     a = t(_abs(x, f))
     low = -40.0 if f.dtype == "float64" else -20.0
     y = t(a * f.k(-2.0))
@@ -250,7 +269,8 @@ def _rsqrt(t: Lets, x: Expr, f: Format) -> Expr:
 
 
 def _trig(t: Lets, x: Expr, f: Format, quarter: int) -> Expr:
-    """sin(x + quarter·π/2). Reduced in float64 with π/2 in three parts: exact to the last place up to |x| = 2^50, NaN beyond."""
+    """sin(x + quarter·π/2). Reduced in float64 with π/2 in three parts: exact to the last place up to |x| =
+    2^50, NaN beyond."""
     d = FORMATS["float64"]
     wide = t(native_cast(x, "float64"))
     shifted = t(fma(wide, d.k(2.0 / co.HALF_PI[0] / 2.0), d.k(d.magic)))
@@ -266,7 +286,9 @@ def _trig(t: Lets, x: Expr, f: Format, quarter: int) -> Expr:
     cosine = fma(t(z * z), _poly(z, co.COS[f.dtype], f), fma(z, f.k(-0.5), f.k(1.0)))
     q = t((bits(shifted, "uint64") & lit(3, "uint64")) + lit(quarter, "uint64"))
     value = select(tirx.EQ(q & lit(1, "uint64"), lit(0, "uint64")), sine, cosine)
-    sign = native_cast(q & lit(2, "uint64"), f.uint_dtype) << lit(f.mantissa + len(bin(f.bias)) - 2, f.uint_dtype)
+    sign = native_cast(q & lit(2, "uint64"), f.uint_dtype) << lit(
+        f.mantissa + len(bin(f.bias)) - 2, f.uint_dtype
+    )
     value = bits(bits(value, f.uint_dtype) ^ sign, f.dtype)
     return select(tirx.LT(_abs(x, f), f.k(2.0**50)), value, f.k(nan))
 
@@ -283,8 +305,11 @@ def _erf(t: Lets, x: Expr, f: Format) -> Expr:
     return _with_sign(select(tirx.GT(a, f.k(1.0)), far, near), x, f)
 
 
-def _exp_fast(scale: float, exact: Callable[[Lets, Expr, Format], Expr]) -> Callable[[Lets, Expr, Format], Expr]:
-    """2^(x·scale) with a single power of two, for float32: relative error 2^-22 + |x|·2^-25; results below 2^-125 are 0.
+def _exp_fast(
+    scale: float, exact: Callable[[Lets, Expr, Format], Expr]
+) -> Callable[[Lets, Expr, Format], Expr]:
+    """2^(x·scale) with a single power of two, for float32: relative error 2^-22 + |x|·2^-25; results below
+    2^-125 are 0.
 
     The power is 2^(n-1) and the polynomial 2^(r+1), so that the largest finite results come out.
     """
@@ -302,7 +327,8 @@ def _exp_fast(scale: float, exact: Callable[[Lets, Expr, Format], Expr]) -> Call
 
 
 def _log_fast(scale: float) -> Callable[[Lets, Expr, Format], Expr]:
-    """log to a base: subnormal numbers count as the smallest normal one; a few ulp; infinities and zero as they should be."""
+    """log to a base: subnormal numbers count as the smallest normal one; a few ulp; infinities and zero as
+    they should be."""
 
     def lowered(t: Lets, x: Expr, f: Format) -> Expr:
         shift = lit(f.mantissa, f.int_dtype)
@@ -397,13 +423,16 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Expr]]] = {
     "__sin": (1, lambda t, x, f: _trig(t, x, f, 0)),
     "__cos": (1, lambda t, x, f: _trig(t, x, f, 1)),
     "__tan": (1, lambda t, x, f: t(_trig(t, x, f, 0)) / t(_trig(t, x, f, 1))),
-    **{name: (1, _libm(name)) for name in ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "tgamma")},
+    **{
+        name: (1, _libm(name))
+        for name in ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "tgamma")
+    },
     **{name: (2, _libm(name)) for name in ("atan2", "fmod", "remainder", "hypot", "nextafter")},
 }
 
-SCALAR = frozenset({"asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "tgamma"}) | frozenset(
-    {"atan2", "fmod", "remainder", "hypot", "nextafter"}
-)
+SCALAR = frozenset(
+    {"asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "tgamma"}
+) | frozenset({"atan2", "fmod", "remainder", "hypot", "nextafter"})
 """Functions that call libm one element at a time (and float64 ``pow``)."""
 
 MAX_ULP: dict[str, tuple[float, float]] = {
@@ -435,7 +464,8 @@ MAX_ULP: dict[str, tuple[float, float]] = {
     "__cos": (1.5, 1.5),
     "__tan": (3.0, 3.0),
 }
-"""Largest error, in units in the last place, that the tests allow: (float32, float64), a little above what they measured."""
+"""Largest error, in units in the last place, that the tests allow: (float32, float64), a little above what
+they measured."""
 
 
 def functions() -> frozenset[str]:
@@ -444,18 +474,23 @@ def functions() -> frozenset[str]:
 
 
 def lower_call(name: str, args: list[Expr], dtype: str) -> Expr:
-    """``name(*args)`` as an expression; arguments and result are compute values of ``dtype`` (`convert.compute_dtype`).
+    """``name(*args)`` as an expression; arguments and result are compute values of ``dtype``
+    (`convert.compute_dtype`).
 
-    The small floats compute in float32 and return a float32 not yet rounded to ``dtype``: `convert.store` or `convert.cast` rounds.
-    Names beginning with ``__`` are the fast forms.
+    The small floats compute in float32 and return a float32 not yet rounded to ``dtype``: `convert.store` or
+    `convert.cast` rounds. Names beginning with ``__`` are the fast forms.
 
     Raises:
         TileTypeError: an unknown function, a wrong number of arguments, a dtype that is not a float.
     """
     if name not in functions():
-        raise TileTypeError(f"T.{name} is not known on the cpu target", expected=", ".join(sorted(functions())))
+        raise TileTypeError(
+            f"T.{name} is not known on the cpu target", expected=", ".join(sorted(functions()))
+        )
     if not convert.is_float(dtype):
-        raise TileTypeError(f"T.{name} of {dtype}", expected="a float dtype", hint=f'T.{name}(T.cast(x, "float32"))')
+        raise TileTypeError(
+            f"T.{name} of {dtype}", expected="a float dtype", hint=f'T.{name}(T.cast(x, "float32"))'
+        )
     f = FORMATS[convert.compute_dtype(dtype)]
     arity, lowered = _FUNCTIONS[name]
     if len(args) != arity:

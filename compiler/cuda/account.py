@@ -13,7 +13,8 @@ from tilescale.compiler.passes.schedule import AHEAD, ROLES
 
 
 def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
-    """Every T.copy and T.tma_copy between a tensor and a tile, once a line: ``line``, ``of`` ("A → a"), ``how``."""
+    """Every T.copy and T.tma_copy between a tensor and a tile, once a line: ``line``, ``of`` ("A → a"),
+    ``how``."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for call in roles.calls(program.func.body):
         if not REGISTRY[call.op.name].moves and call.op.name != "ts.tma_copy":
@@ -22,7 +23,11 @@ def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
         if not any(b.ty.storage_scope.startswith("global") for b in (src, dst)):
             continue
         loc = loc_of(call.span)
-        row = {"line": loc.line if loc else 0, "of": f"{src.name} → {dst.name}", "how": _how(program, kernel, call)}
+        row = {
+            "line": loc.line if loc else 0,
+            "of": f"{src.name} → {dst.name}",
+            "how": _how(program, kernel, call),
+        }
         found.setdefault(tuple(row.values()), row)
     return list(found.values())
 
@@ -39,13 +44,15 @@ def _how(program: Any, kernel: ThreadKernel, call: Any) -> str:
 
 
 def loops(program: Any) -> list[dict[str, Any]]:
-    """Every pipelined loop: ``line``, the stages that were ``asked`` for, those that it has by the names of its tiles, and whether its
-    copies run ``ahead`` of the computation at all."""
+    """Every pipelined loop: ``line``, the stages that were ``asked`` for, those that it has by the names of
+    its tiles, and whether its copies run ``ahead`` of the computation at all."""
     found: dict[int, dict[str, Any]] = {}
     for ring in program.schedule.rings:
         if ring.single or ring.loc is None:
             continue
-        row = found.setdefault(ring.loc.line, {"line": ring.loc.line, "asked": ring.asked, "stages": {}, "ahead": False})
+        row = found.setdefault(
+            ring.loc.line, {"line": ring.loc.line, "asked": ring.asked, "stages": {}, "ahead": False}
+        )
         row["stages"][", ".join(ring.buffers)] = ring.depth
         row["ahead"] = row["ahead"] or ring.form in (ROLES, AHEAD)
     return list(found.values())

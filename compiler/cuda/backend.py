@@ -28,12 +28,16 @@ def _require_budget(program: Any) -> None:
         TileValueError: a grid that may be larger.
     """
     launch = program.launch
-    if launch.max_blocks and not (all(isinstance(e, int) for e in launch.grid) and prod(launch.grid) <= launch.max_blocks):
+    if launch.max_blocks and not (
+        all(isinstance(e, int) for e in launch.grid) and prod(launch.grid) <= launch.max_blocks
+    ):
         raise TileValueError(
-            f"{program.name} asks for max_blocks={launch.max_blocks}, and its grid may have more", loc=launch.loc,
+            f"{program.name} asks for max_blocks={launch.max_blocks}, and its grid may have more",
+            loc=launch.loc,
             expected=f"on a GPU, a constant grid of at most {launch.max_blocks} blocks",
             hint=f"T.Kernel({launch.max_blocks}, …), and T.Persistent over the tiles",
-        )  # fmt: skip
+        )
+
 
 #: bytes that a thread may keep in memory and be none the slower
 SPILLED = 64
@@ -58,14 +62,21 @@ class Backend(backend.Backend):
     def describe(self, lowered: Lowered, *, instrument: bool, fingerprint: int) -> Artifact:
         program, kernel = lowered.program, lowered.own
         meta = description.metadata(program)
-        meta |= {"target": "cuda", "arch": self.arch, "symbol": kernel.name, "shared_bytes": kernel.shared_bytes}
+        meta |= {
+            "target": "cuda",
+            "arch": self.arch,
+            "symbol": kernel.name,
+            "shared_bytes": kernel.shared_bytes,
+        }
         meta["collective"] = meta["collective"] or kernel.device
         meta["notes"] = list(dict.fromkeys(program.notes))
         meta["slow"] = listed(program.notes, program.loc)
         meta |= {"copies": account.copies(program, kernel), "loops": account.loops(program)}
         meta["mechanisms"] = list(dict.fromkeys(program.fired))
         sites = [*kernel.sites, *(f"param|{p.name}|||" for p in program.params)]
-        return Artifact(meta, table(kernel, program, description.parameter_words(program), fingerprint), sites)
+        return Artifact(
+            meta, table(kernel, program, description.parameter_words(program), fingerprint), sites
+        )
 
     def build(self, lowered: Lowered, path: Path) -> dict[str, Any]:
         """The cubin; its source lies beside it, where profilers look for what a line number means."""
@@ -79,11 +90,27 @@ class Backend(backend.Backend):
         if made.serialised:
             why = "ptxas found its accumulators in use between them"
             text = f"{kernel.name} awaits each product of a warpgroup before the next: {why}"
-            slow.append(Advice(text, None, "smaller accumulators, or none that is touched between products, and no branch there"))
+            slow.append(
+                Advice(
+                    text,
+                    None,
+                    "smaller accumulators, or none that is touched between products, and no branch there",
+                )
+            )
         if (made.resources.spill_stores or 0) > SPILLED:
             spilled = f"{made.resources.spill_stores} bytes of each thread's registers lie in memory"
-            text = f"{kernel.name} has more in fragments than a thread has registers: {spilled} (smaller tiles, or more threads)"
-            slow.append(Advice(text, None, "smaller tiles in fragments, or more threads a block, so that each has a smaller part of them"))
+            text = (
+                f"{kernel.name} has more in fragments than a thread has registers: {spilled} (smaller "
+                "tiles, or more threads)"
+            )
+            slow.append(
+                Advice(
+                    text,
+                    None,
+                    "smaller tiles in fragments, or more threads a block, so that each has a smaller part "
+                    "of them",
+                )
+            )
         if slow:
             notes = [*dict.fromkeys(lowered.program.notes), *slow]
             out |= {"notes": notes, "slow": listed(notes, lowered.program.loc)}
@@ -95,9 +122,17 @@ class Backend(backend.Backend):
 
     def resources(self, kernel: ThreadKernel, r: toolchain.Resources) -> dict[str, Any]:
         """What a block takes, and how many a multiprocessor holds."""
-        out: dict[str, Any] = {**r.as_dict(), "dynamic_shared": kernel.shared_bytes, "threads": kernel.threads}
+        out: dict[str, Any] = {
+            **r.as_dict(),
+            "dynamic_shared": kernel.shared_bytes,
+            "threads": kernel.threads,
+        }
         held = toolchain.occupancy(r, self.arch, kernel.threads, kernel.shared_bytes)
-        return out if held is None else out | {"blocks": held.blocks, "occupancy": held.fraction, "bound": held.bound}
+        return (
+            out
+            if held is None
+            else out | {"blocks": held.blocks, "occupancy": held.fraction, "bound": held.bound}
+        )
 
     def text(self, lowered: Lowered, kind: str) -> str:
         printed = self.printed(lowered)
@@ -106,4 +141,3 @@ class Backend(backend.Backend):
         if kind == "ptx":
             return toolchain.compile_ptx(printed, self.arch)
         return toolchain.sass(toolchain.compile_cubin(printed, self.arch).code)
-

@@ -1,10 +1,11 @@
-"""Blocks of a cluster on NVIDIA's GPUs, as thread IR: whose shared memory a block reaches, and where they meet (include/ts/cluster.cuh).
-A block's rank along an axis is its index modulo the cluster's extent, and its number in the cluster counts x first (PTX ISA,
-"%cluster_ctarank").
+"""Blocks of a cluster on NVIDIA's GPUs, as thread IR: whose shared memory a block reaches, and where they
+meet (include/ts/cluster.cuh). A block's rank along an axis is its index modulo the cluster's extent, and its
+number in the cluster counts x first (PTX ISA, "%cluster_ctarank").
 
-Order. That of counters: gpu/counters.py. Other blocks' shared memory is written by plain stores, which such a release or
-``barrier.cluster`` (arrive releases, wait acquires, by every thread) orders. A block whose memory others reach begins and ends with its
-cluster: nobody touches it before its counters are zero, or when it has gone (CUDA C++ Programming Guide, "Distributed Shared Memory").
+Order. That of counters: gpu/counters.py. Other blocks' shared memory is written by plain stores, which such a
+release or ``barrier.cluster`` (arrive releases, wait acquires, by every thread) orders. A block whose memory
+others reach begins and ends with its cluster: nobody touches it before its counters are zero, or when it has
+gone (CUDA C++ Programming Guide, "Distributed Shared Memory").
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Clusters(lower.Lowering):
     by_hand: list[tuple[Any, list[int]]]
 
     def cluster_peer(self, axes: str, number: Any) -> Any:
-        """The rank in the cluster of the block with a number among those along ``axes``, as this block sees them."""
+        """The rank in the cluster of the block with a number among those along ``axes``, as this block sees
+        them."""
         dims = self.program.launch.cluster
         made, stride, unit = tirx.IntImm("int32", 0), 1, 1
         last = max((k for k, n in enumerate(dims) if AXES[k] in axes and n > 1), default=-1)
@@ -44,7 +46,8 @@ class Clusters(lower.Lowering):
         return made
 
     def cluster_mask(self, axes: str) -> Any:
-        """A bit for each block that a copy along ``axes`` reaches (PTX ISA, "cp.async.bulk.tensor", ctaMask)."""
+        """A bit for each block that a copy along ``axes`` reaches (PTX ISA, "cp.async.bulk.tensor",
+        ctaMask)."""
         dims = self.program.launch.cluster
         bits, base, stride = {0}, tirx.IntImm("int32", 0), 1
         for k, n in enumerate(dims):
@@ -56,24 +59,31 @@ class Clusters(lower.Lowering):
         mask = tirx.IntImm("int32", sum(1 << b for b in bits))
         return mask if isinstance(base, tirx.IntImm) else tirx.shift_left(mask, base)
 
-    # -- others' memory -----------------------------------------------------------------------------------------------
+    # -- others' memory
+    # -----------------------------------------------------------------------------------------------
     def elsewhere(self, buffer: Any, block: Any) -> Any:
         """A buffer's address in another block."""
         number = widened(self.scalar(block), "int32")
         address = tirx.call_extern("handle", "ts::cluster_address", tirx.buffer_data(buffer), number)
         return tirx.reinterpret(ir.PointerType(ir.PrimType(str(buffer.ty.dtype)), "shared"), address)
 
-    # -- counters and meetings ----------------------------------------------------------------------------------------
+    # -- counters and meetings
+    # ----------------------------------------------------------------------------------------
     def cluster_barrier(self, call: Any) -> Any:
         """``T.barrier`` of the cluster's blocks: of all their threads, as each executor comes here."""
         return do("cluster_sync", span=call.span)
 
     def around(self) -> tuple[list[Any], list[Any]]:
-        """What a block does before and behind all else: counters are zero, and the cluster meets where its blocks reach each other."""
+        """What a block does before and behind all else: counters are zero, and the cluster meets where its
+        blocks reach each other."""
         # before sm_90 blocks of a cluster are blocks like others, unless they have to do with each other
         call = next(iter(meets_cluster(self.program.func.body)), None) if not self.target.clusters else None
         if call is not None:
-            raise TileSyntaxError(f"clusters need sm_90, and this is {self.target.arch}", loc=loc_of(call.span), hint='target="cpu"')
+            raise TileSyntaxError(
+                f"clusters need sm_90, and this is {self.target.arch}",
+                loc=loc_of(call.span),
+                hint='target="cpu"',
+            )
         begins = [*initialised(self, self.by_hand), *self.zeroing()]
         if reaches_blocks(self.program.func.body):
             return [*begins, do("cluster_sync")], [do("cluster_sync")]

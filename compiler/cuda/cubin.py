@@ -11,7 +11,8 @@ from tilescale.errors import InternalError
 # of .nv.info, as `cuobjdump -elf` names them
 _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
 _WITH_BYTES = 4  # the format whose payload follows its length
-#: bytes in front of a block's shared memory that the system keeps, counted in the section of the kernel's own since sm_90
+#: bytes in front of a block's shared memory that the system keeps, counted in the section of the kernel's own
+#: since sm_90
 _RESERVED_SHARED = 1024
 
 
@@ -38,7 +39,8 @@ def sections(code: bytes) -> list[Section]:
 
 
 def figures(code: bytes, name: str) -> dict[str, int]:
-    """``registers`` and ``stack`` (bytes) of a thread, ``shared``: static bytes of a block; of the kernel ``name``.
+    """``registers`` and ``stack`` (bytes) of a thread, ``shared``: static bytes of a block; of the kernel
+    ``name``.
 
     Raises:
         InternalError: the cubin holds no such kernel.
@@ -50,7 +52,9 @@ def figures(code: bytes, name: str) -> dict[str, int]:
     if _REGCOUNT not in attributes:
         raise InternalError(f"the cubin says nothing of the registers of {name}")
     shared = found.get(f".nv.shared.{name}")
-    static = 0 if shared is None else shared.size - (_RESERVED_SHARED if ".nv.shared.reserved.0" in found else 0)
+    static = (
+        0 if shared is None else shared.size - (_RESERVED_SHARED if ".nv.shared.reserved.0" in found else 0)
+    )
     return {"registers": attributes[_REGCOUNT], "stack": attributes.get(_FRAME_SIZE, 0), "shared": static}
 
 
@@ -67,7 +71,8 @@ def _symbol(code: bytes, found: dict[str, Section], name: str) -> int | None:
 
 
 def _attributes(code: bytes, info: Section, symbol: int) -> Iterator[tuple[int, int]]:
-    """Attribute and value of each that is about one symbol: a format, an attribute, a length, the symbol, the value."""
+    """Attribute and value of each that is about one symbol: a format, an attribute, a length, the symbol, the
+    value."""
     at, end = info.offset, info.offset + info.size
     while at + 4 <= end:
         form, attribute, length = struct.unpack_from("<BBH", code, at)

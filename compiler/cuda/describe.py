@@ -19,9 +19,22 @@ _CONST, _LOAD = 0, 1
 _OPERATIONS = {"Add": 2, "Sub": 3, "Mul": 4, "FloorDiv": 5, "FloorMod": 6, "Min": 7, "Max": 8}
 #: dtype → CUtensorMapDataType
 _MAP_TYPES = {
-    "bool": 0, "uint8": 0, "int8": 0, "float8_e4m3fn": 0, "float8_e5m2": 0, "uint16": 1, "int16": 1, "uint32": 2, "int32": 3, "uint64": 4,
-    "int64": 5, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
-}  # fmt: skip
+    "bool": 0,
+    "uint8": 0,
+    "int8": 0,
+    "float8_e4m3fn": 0,
+    "float8_e5m2": 0,
+    "uint16": 1,
+    "int16": 1,
+    "uint32": 2,
+    "int32": 3,
+    "uint64": 4,
+    "int64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+}
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: what copies by TMA, cp.async and 16-byte accesses ask of an address
@@ -31,8 +44,8 @@ _ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<", "ts::test<", "ts::system_"
 
 
 def description(kernel: ThreadKernel, program: Any, parameters: list[int], fingerprint: int = 0) -> list[int]:
-    """The table. ``parameters``: the words of the program's parameters (`driver`), the same as on the CPU. ``fingerprint``: what ranks
-    compare when they launch together."""
+    """The table. ``parameters``: the words of the program's parameters (`driver`), the same as on the CPU.
+    ``fingerprint``: what ranks compare when they launch together."""
     n = len(program.params)
     flags = COOPERATIVE * kernel.cooperative | DEPENDENT * kernel.dependent
     flags |= DEVICE * kernel.device | UNORDERED * (not kernel.ordered) | TEAM * kernel.team
@@ -40,7 +53,11 @@ def description(kernel: ThreadKernel, program: Any, parameters: list[int], finge
     programs = [word for extent in kernel.grid for word in _grid_program(extent, slots)]
     head = [1, n, len(program.symbols), kernel.threads, kernel.shared_bytes, flags, *kernel.cluster]
     head += [len(kernel.sources), len(kernel.maps), len(programs), fingerprint]
-    args = [word for var, source in zip(kernel.func.params, kernel.sources, strict=True) for word in _argument(var, source, n)]
+    args = [
+        word
+        for var, source in zip(kernel.func.params, kernel.sources, strict=True)
+        for word in _argument(var, source, n)
+    ]
     maps = [word for m in kernel.maps for word in _map(m, program.params[m.param])]
     return [*head, *args, *maps, *programs, *_alignments(kernel, program), *parameters]
 
@@ -51,22 +68,40 @@ def _slot(source: Source, n: int) -> int:
 
 
 def _slots(kernel: ThreadKernel, program: Any) -> dict[Any, int]:
-    """Where the integers that a grid may be computed from lie: the function's variables, and the program's own."""
+    """Where the integers that a grid may be computed from lie: the function's variables, and the program's
+    own."""
     n = len(program.params)
     found = {var: n + 2 + k for k, var in enumerate(program.symbols.values())}
     found |= {p.var: k for k, p in enumerate(program.params) if not is_buffer_var(p.var)}
-    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True) if s.kind not in _FORMS}
+    return found | {
+        var: _slot(s, n)
+        for var, s in zip(kernel.func.params, kernel.sources, strict=True)
+        if s.kind not in _FORMS
+    }
 
 
 def _argument(var: Any, source: Source, n: int) -> tuple[int, int]:
     if source.kind in _FORMS:
         return _FORMS[source.kind], source.index
-    floating = not is_buffer_var(var) and str(var.ty) in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+    floating = not is_buffer_var(var) and str(var.ty) in (
+        "float32",
+        "float16",
+        "bfloat16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+    )
     return _FLOAT if floating else _SLOT, _slot(source, n)
 
 
 def _map(m: TensorMap, p: Any) -> list[int]:
-    return [m.param, _MAP_TYPES[str(p.spec.dtype)], len(m.box), _SWIZZLES[m.swizzle], _PROMOTIONS[m.l2], *m.box]
+    return [
+        m.param,
+        _MAP_TYPES[str(p.spec.dtype)],
+        len(m.box),
+        _SWIZZLES[m.swizzle],
+        _PROMOTIONS[m.l2],
+        *m.box,
+    ]
 
 
 def _grid_program(extent: Any, slots: dict[Any, int]) -> list[int]:
@@ -93,8 +128,8 @@ def _grid_program(extent: Any, slots: dict[Any, int]) -> list[int]:
 
 
 def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
-    """How each parameter's memory must be aligned, in bytes: its element, its widest vector access, 16 where an instruction takes an
-    address."""
+    """How each parameter's memory must be aligned, in bytes: its element, its widest vector access, 16 where
+    an instruction takes an address."""
     widest: dict[Any, int] = {}
 
     def note(buffer: Any, size: int) -> None:
@@ -111,14 +146,22 @@ def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
 
     def there(s: Any) -> None:
         found: list[Any] = []
-        structural_walk(s.data, (ir.Call, lambda c: found.append(c.args[0]) if c.op.name == "tirx.buffer_data" else None))
+        structural_walk(
+            s.data, (ir.Call, lambda c: found.append(c.args[0]) if c.op.name == "tirx.buffer_data" else None)
+        )
         if str(s.buffer.ty.storage_scope) == "global.symm":
             twins[s.buffer] = found[0]
 
     twins: dict[Any, Any] = {}  # of another rank's memory: the own tensor, which lies at the same place
     structural_walk(kernel.func.body, (tirx.DeclBuffer, there))
-    structural_walk(kernel.func.body, (ir.TensorLoad, lambda e: note(twins.get(e.source, e.source), access_bytes(e.source, e.indices))))
-    structural_walk(kernel.func.body, (tirx.BufferStore, lambda s: note(twins.get(s.buffer, s.buffer), access_bytes(s.buffer, s.indices))))
+    structural_walk(
+        kernel.func.body,
+        (ir.TensorLoad, lambda e: note(twins.get(e.source, e.source), access_bytes(e.source, e.indices))),
+    )
+    structural_walk(
+        kernel.func.body,
+        (tirx.BufferStore, lambda s: note(twins.get(s.buffer, s.buffer), access_bytes(s.buffer, s.indices))),
+    )
     structural_walk(kernel.func.body, (ir.Call, passed))
     out = [bits_of(str(p.spec.dtype)) // 8 for p in program.params]
     for var, source in zip(kernel.func.params, kernel.sources, strict=True):

@@ -1,4 +1,5 @@
-"""What NVIDIA's GPUs add to the lowering: roles and their barriers, named barriers, tensor maps, launches that begin early."""
+"""What NVIDIA's GPUs add to the lowering: roles and their barriers, named barriers, tensor maps, launches
+that begin early."""
 
 from __future__ import annotations
 
@@ -49,8 +50,9 @@ class Lowering(Clusters, Apart, MatrixStores):
         self.dependent = bool(program.launch.pdl) and self.target.dependent_launches
 
     def warpgroup(self) -> Any:
-        """The number of a consumer's warpgroup, named once: a value that the machine's compiler knows to be the same for a warp, so that
-        what is computed from it, such as matrix descriptors, is computed once a warp and not in each lane."""
+        """The number of a consumer's warpgroup, named once: a value that the machine's compiler knows to be
+        the same for a warp, so that what is computed from it, such as matrix descriptors, is computed once a
+        warp and not in each lane."""
         if self.group is not None:
             return tirx.IntImm("int32", self.group)
         if self.mine is None:
@@ -60,20 +62,28 @@ class Lowering(Clusters, Apart, MatrixStores):
 
     def _s_AllocBuffer(self, s: Any) -> Any:
         b = s.buffer
-        if b.ty.storage_scope.startswith("shared") and b in self.places:  # another warpgroup's code has it already
+        if (
+            b.ty.storage_scope.startswith("shared") and b in self.places
+        ):  # another warpgroup's code has it already
             return lower.NOTHING
         made = super()._s_AllocBuffer(s)
         if b.ty.storage_scope == "shared.barrier":
             self.by_hand.append((self.places[b].buf, [int(n) for n in s.annotations["ts.counts"]]))
         return made
 
-    # -- meetings -------------------------------------------------------------------------------------------------
+    # -- meetings
+    # -------------------------------------------------------------------------------------------------
     def meeting(self, scope: str) -> Any:
         if scope == "warpgroup":
             number = self.tid // WARPGROUP + 1  # 0 is that of __syncthreads
             return tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WARPGROUP))
         if scope == "block" and self.role == "consumer":  # the producer goes its own way
-            return tirx.call_extern("void", "ts::barrier_sync", tirx.IntImm("int32", CONSUMERS), tirx.IntImm("int32", self.threads))
+            return tirx.call_extern(
+                "void",
+                "ts::barrier_sync",
+                tirx.IntImm("int32", CONSUMERS),
+                tirx.IntImm("int32", self.threads),
+            )
         return super().meeting(scope)
 
     def named_meeting(self, number: int, count: int) -> Any:
@@ -84,14 +94,20 @@ class Lowering(Clusters, Apart, MatrixStores):
             own = {0, CONSUMERS, *range(1, groups + 1), *turns}
             free = [n for n in (number, *range(BARRIERS)) if n not in own and n not in self.named.values()]
             if not free:
-                text = f"T.sync_threads at barrier {number}: {len(self.named)} are named, and this kernel uses the others itself"
+                text = (
+                    f"T.sync_threads at barrier {number}: {len(self.named)} are named, and this kernel "
+                    "uses the others itself"
+                )
                 raise TileValueError(text, loc=self.here, expected=f"at most {BARRIERS - len(own)} of them")
             self.named[number] = free[0]
-        made = tirx.call_extern("void", "ts::named_barrier", tirx.IntImm("int32", self.named[number]), tirx.IntImm("int32", count))
+        made = tirx.call_extern(
+            "void", "ts::named_barrier", tirx.IntImm("int32", self.named[number]), tirx.IntImm("int32", count)
+        )
         why = {"comment": f"T.sync_threads({number}, {count})"}
         return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs=why, ret_ty=made.ty))
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements
+    # -----------------------------------------------------------------------------------------------
     def _s_SeqStmt(self, s: Any) -> Any:
         out, seq = [], list(s.seq)
         for k, x in enumerate(seq):
@@ -102,10 +118,12 @@ class Lowering(Clusters, Apart, MatrixStores):
         return sequence(out)
 
     def _roles(self, producer: Any, consumer: Any) -> Any:
-        """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
-        whole warpgroup where registers move from it to the consumers."""
+        """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of
+        which one thread does all; a whole warpgroup where registers move from it to the consumers."""
         plan = self.program.schedule
-        if apart := "warpgroup_code" not in self.program.without and has_warpgroup_code(self.program, consumer.body, self.threads):
+        if apart := "warpgroup_code" not in self.program.without and has_warpgroup_code(
+            self.program, consumer.body, self.threads
+        ):
             self.program.fired.append("warpgroup_code")
         readers = self.readers(consumer.body) if apart else {}
         self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
@@ -127,7 +145,9 @@ class Lowering(Clusters, Apart, MatrixStores):
         rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
         self.role = None
         if self.mine is not None:
-            rest = sequence([tirx.Bind(self.mine, tirx.call_extern("int32", "ts::uniform", self.tid // WARPGROUP)), rest])
+            rest = sequence(
+                [tirx.Bind(self.mine, tirx.call_extern("int32", "ts::uniform", self.tid // WARPGROUP)), rest]
+            )
         if moved is not None:
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])
             rest = sequence([call(f"more_registers<{moved[0]}>"), rest])
@@ -146,7 +166,8 @@ class Lowering(Clusters, Apart, MatrixStores):
         self.maps.append((var, wanted))
         return var
 
-    # -- the whole ------------------------------------------------------------------------------------------------
+    # -- the whole
+    # ------------------------------------------------------------------------------------------------
     def around(self) -> tuple[list[Any], list[Any]]:
         begins, ends = super().around()
         return begins + (_awaits_launches() if self.dependent and not self.barriers else []), ends
@@ -158,21 +179,27 @@ class Lowering(Clusters, Apart, MatrixStores):
 
     def run(self) -> ThreadKernel:
         return replace(
-            super().run(), cluster=self.program.launch.cluster if self.target.clusters else (1, 1, 1), maps=tuple(m for _, m in self.maps),
-            dependent=self.dependent, min_blocks=1 if self.extra or self.one_block else None,
-        )  # fmt: skip
+            super().run(),
+            cluster=self.program.launch.cluster if self.target.clusters else (1, 1, 1),
+            maps=tuple(m for _, m in self.maps),
+            dependent=self.dependent,
+            min_blocks=1 if self.extra or self.one_block else None,
+        )
 
 
 def _awaits_launches() -> list[Any]:
-    """Every thread that touches memory must have awaited the launches in front for itself; then the launch behind may begin, which does
-    the same with this one, so nothing that it touches is earlier than this launch's end."""
+    """Every thread that touches memory must have awaited the launches in front for itself; then the launch
+    behind may begin, which does the same with this one, so nothing that it touches is earlier than this
+    launch's end."""
     return [call("await_launches"), call("admit_launches")]
 
 
 def _looks_up(producer: Any) -> bool:
     """Whether a loop of the producer's reads a tensor for what it copies."""
     found: list[Any] = []
-    structural_walk(producer, (tirx.For, lambda f: structural_walk(f, (ir.TensorLoad, lambda e: found.append(e.source)))))
+    structural_walk(
+        producer, (tirx.For, lambda f: structural_walk(f, (ir.TensorLoad, lambda e: found.append(e.source))))
+    )
     return any(b.ty.storage_scope == "global" for b in found)
 
 

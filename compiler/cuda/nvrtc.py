@@ -15,7 +15,9 @@ def _binding() -> Any:
     try:
         return importlib.import_module("cuda.bindings.nvrtc")
     except ImportError as error:
-        raise TileError("NVRTC needs cuda-python, which is not installed", hint="pip install 'cuda-python>=13,<14'") from error
+        raise TileError(
+            "NVRTC needs cuda-python, which is not installed", hint="pip install 'cuda-python>=13,<14'"
+        ) from error
 
 
 def _call(what: str, result: tuple[Any, ...]) -> Any:
@@ -38,7 +40,8 @@ def version() -> str:
     except Exception as error:  # cuda-python raises errors of several kinds where the library is missing
         said = str(error).splitlines()
         raise TileError(
-            f"the library libnvrtc.so was not found: {said[0] if said else type(error).__name__}", hint="pip install nvidia-cuda-nvrtc"
+            f"the library libnvrtc.so was not found: {said[0] if said else type(error).__name__}",
+            hint="pip install nvidia-cuda-nvrtc",
         ) from error
     if int(code) != 0:
         raise TileError(f"NVRTC: nvrtcVersion failed: {code}")
@@ -57,11 +60,24 @@ def compile_code(printed: Printed, arch: str, *, ptx: bool) -> tuple[bytes, str]
     binding = _binding()
     headers = toolchain.headers()
     if headers is None and "#include <cuda_" in printed.text:
-        raise TileError("NVRTC finds no cuda_fp16.h, which this kernel needs", hint="pip install nvidia-cuda-runtime, or set CUDA_HOME")
+        raise TileError(
+            "NVRTC finds no cuda_fp16.h, which this kernel needs",
+            hint="pip install nvidia-cuda-runtime, or set CUDA_HOME",
+        )
     target = arch.replace("sm", "compute") if ptx else arch
-    options = [*toolchain.FLAGS, f"-arch={target}", "-default-device", f"-I{toolchain.INCLUDE}", "-Xptxas", "-v"]
+    options = [
+        *toolchain.FLAGS,
+        f"-arch={target}",
+        "-default-device",
+        f"-I{toolchain.INCLUDE}",
+        "-Xptxas",
+        "-v",
+    ]
     options += [f"-I{headers}"] if headers is not None else []
-    program = _call("nvrtcCreateProgram", binding.nvrtcCreateProgram(printed.text.encode(), f"{printed.name}.cu".encode(), 0, [], []))
+    program = _call(
+        "nvrtcCreateProgram",
+        binding.nvrtcCreateProgram(printed.text.encode(), f"{printed.name}.cu".encode(), 0, [], []),
+    )
     try:
         code = binding.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
         said = _bytes(binding, program, "ProgramLog").decode(errors="replace")

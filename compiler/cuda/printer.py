@@ -27,29 +27,90 @@ class CudaPrinter(CPrinter):
     }  # fmt: skip
     words: ClassVar[dict[int, str]] = {2: "uint16_t", 4: "uint32_t", 8: "uint2", 16: "uint4"}
     thread_tags: ClassVar[dict[str, str]] = {
-        tag: tag for tag in ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+        tag: tag
+        for tag in ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
     }
-    # The accurate forms of CUDA's math library, at most 2 ulp, most of them 1 (CUDA C++ Programming Guide, "Mathematical Functions");
-    # the fast ones where T.__exp and its like are written.
+    # The accurate forms of CUDA's math library, at most 2 ulp, most of them 1 (CUDA C++ Programming Guide,
+    # "Mathematical Functions"); the fast ones where T.__exp and its like are written.
     functions: ClassVar[dict[str, str]] = {
-        **{name: f"{name}f" for name in (
-            "exp", "exp2", "exp10", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh",
-            "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc", "pow", "fmod", "atan2",
-            "copysign", "hypot", "fma", "fabs", "rint", "lgamma", "tgamma", "remainder", "nextafter",
-        )},
-        "abs": "fabsf", "round": "rintf", "nearbyint": "rintf", "sigmoid": "ts::sigmoid",
-        "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
-        "__exp": "__expf", "__exp2": "ts::fast_exp2", "__exp10": "__exp10f", "__log": "__logf", "__log2": "__log2f",
-        "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf", "__tan": "__tanf", "__tanh": "ts::fast_tanh",
+        **{
+            name: f"{name}f"
+            for name in (
+                "exp",
+                "exp2",
+                "exp10",
+                "expm1",
+                "log",
+                "log2",
+                "log10",
+                "log1p",
+                "sqrt",
+                "rsqrt",
+                "sin",
+                "cos",
+                "tan",
+                "sinh",
+                "cosh",
+                "tanh",
+                "asin",
+                "acos",
+                "atan",
+                "asinh",
+                "acosh",
+                "atanh",
+                "erf",
+                "floor",
+                "ceil",
+                "trunc",
+                "pow",
+                "fmod",
+                "atan2",
+                "copysign",
+                "hypot",
+                "fma",
+                "fabs",
+                "rint",
+                "lgamma",
+                "tgamma",
+                "remainder",
+                "nextafter",
+            )
+        },
+        "abs": "fabsf",
+        "round": "rintf",
+        "nearbyint": "rintf",
+        "sigmoid": "ts::sigmoid",
+        "isnan": "isnan",
+        "isinf": "isinf",
+        "isfinite": "isfinite",
+        "__exp": "__expf",
+        "__exp2": "ts::fast_exp2",
+        "__exp10": "__exp10f",
+        "__log": "__logf",
+        "__log2": "__log2f",
+        "__log10": "__log10f",
+        "__sin": "__sinf",
+        "__cos": "__cosf",
+        "__tan": "__tanf",
+        "__tanh": "ts::fast_tanh",
         # never contracted; divisions and square roots are correctly rounded as they are
-        "ieee_add": "__fadd_rn", "ieee_sub": "__fsub_rn", "ieee_mul": "__fmul_rn",
-    }  # fmt: skip
+        "ieee_add": "__fadd_rn",
+        "ieee_sub": "__fsub_rn",
+        "ieee_mul": "__fmul_rn",
+    }
     #: float64 has no fast forms: the accurate ones
     double_functions: ClassVar[dict[str, str]] = {
-        **{f"__{name}": name for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "tanh")},
-        "ieee_add": "__dadd_rn", "ieee_sub": "__dsub_rn", "ieee_mul": "__dmul_rn",
-        "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
-    }  # fmt: skip
+        **{
+            f"__{name}": name
+            for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "tanh")
+        },
+        "ieee_add": "__dadd_rn",
+        "ieee_sub": "__dsub_rn",
+        "ieee_mul": "__dmul_rn",
+        "isnan": "isnan",
+        "isinf": "isinf",
+        "isfinite": "isfinite",
+    }
 
     def includes(self) -> Iterable[str]:
         """CUDA's headers for the 16-bit floats, ours for everything else; only what is used."""
@@ -60,7 +121,9 @@ class CudaPrinter(CPrinter):
         yield "#include <ts/ts.cuh>"
         if any(name.startswith("ts::cp_async") for name in self.called):
             yield "#include <ts/ampere.cuh>"
-        products = sorted(name for name in self.called if name.startswith(("ts::wgmma_m64", "ts::wgmma_sp_m64")))
+        products = sorted(
+            name for name in self.called if name.startswith(("ts::wgmma_m64", "ts::wgmma_sp_m64"))
+        )
         if any(name.startswith(("ts::add2", "ts::sub2", "ts::mul2")) for name in self.called):
             yield "#include <ts/packed.cuh>"
         if any(name.startswith("ts::stmatrix") for name in self.called):
@@ -86,9 +149,12 @@ class CudaPrinter(CPrinter):
             yield ""
 
     def x_BitwiseOr(self, e: Any) -> Text:
-        """``x & mask | set`` of 32 bits with two constants is one instruction, which ptxas does not see by itself."""
+        """``x & mask | set`` of 32 bits with two constants is one instruction, which ptxas does not see by
+        itself."""
         dtype = dtype_of(e)
-        both = dtype in ("int32", "uint32") and isinstance(e.b, tirx.IntImm) and isinstance(e.a, tirx.BitwiseAnd)
+        both = (
+            dtype in ("int32", "uint32") and isinstance(e.b, tirx.IntImm) and isinstance(e.a, tirx.BitwiseAnd)
+        )
         if not both or not isinstance(e.a.b, tirx.IntImm):
             return self.bitwise(e)
         mask, bits = (f"{int(x.value) & 0xFFFFFFFF:#x}u" for x in (e.a.b, e.b))
@@ -109,9 +175,10 @@ class CudaPrinter(CPrinter):
         return [head, *(f"    {p}," for p in params[:-1]), f"    {params[-1]}) {{"]
 
     def _parameter(self, var: Any, written: bool, team: bool) -> str:
-        """``__restrict__`` only where nobody writes during the launch: arguments that overlap are refused unless all are only read, so
-        such memory does not change, and its loads may be cached and moved. It would also hide from the compiler what other threads
-        write between two barriers, so nothing that is written has it, nor has symmetric memory, which other ranks write."""
+        """``__restrict__`` only where nobody writes during the launch: arguments that overlap are refused
+        unless all are only read, so such memory does not change, and its loads may be cached and moved. It
+        would also hide from the compiler what other threads write between two barriers, so nothing that is
+        written has it, nor has symmetric memory, which other ranks write."""
         if not is_buffer_var(var):
             if team:
                 return f"const __grid_constant__ ts::Team {self.declare(var)}"

@@ -1,4 +1,5 @@
-"""Nests that store by stmatrix (layout/matrices.py): whether one does here, and what a lane adds to the address that it gives."""
+"""Nests that store by stmatrix (layout/matrices.py): whether one does here, and what a lane adds to the
+address that it gives."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ class MatrixStores(lower.Lowering):
         return None
 
     def _by_matrices(self, nest: Nest, loop: Loop, made: Matrices) -> Any:
-        """Up to four matrices at a time: each lane's elements of them into registers, then one instruction. Of the counters of the slots'
-        digits a part counts an instruction's matrices, the rest instructions; the innermost counts a register's two elements."""
+        """Up to four matrices at a time: each lane's elements of them into registers, then one instruction.
+        Of the counters of the slots' digits a part counts an instruction's matrices, the rest instructions;
+        the innermost counts a register's two elements."""
         s, span, zero = nest.body, nest.node.span, tirx.IntImm("int32", 0)
         starts, binds = self.starts(loop)
         lane = tirx.Var("lane", "int32")
@@ -45,7 +47,9 @@ class MatrixStores(lower.Lowering):
             self.bind_range(var, n)
         whole = [(var * factors.get(k, 1) if n > 1 else zero) for k, (var, n) in enumerate(outer)]
         counted = lambda parts: [c + parts[k] if k in parts else c for k, c in enumerate(whole)]  # noqa: E731
-        held = tirx.decl_buffer((2 * made.count,), str(s.buffer.ty.dtype), f"{s.buffer.name}_out", scope="local", layout=None)
+        held = tirx.decl_buffer(
+            (2 * made.count,), str(s.buffer.ty.dtype), f"{s.buffer.name}_out", scope="local", layout=None
+        )
         at, unit = pair, 2
         for var, _, n in inner:
             at, unit = var * unit + at, unit * n
@@ -53,7 +57,9 @@ class MatrixStores(lower.Lowering):
         value = self.round_of(nest, loop, starts, [*counted({k: v for v, k, _ in inner}), pair], None)
         self.moved = before
         values = self.loops(nest, value, [*((v, n) for v, _, n in reversed(inner)), (pair, 2)])
-        store = self.round_of(nest, loop, firsts, [*counted(among), zero], None, lambda: self._matrix(s, held, made))
+        store = self.round_of(
+            nest, loop, firsts, [*counted(among), zero], None, lambda: self._matrix(s, held, made)
+        )
         body = sequence([tirx.AllocBuffer(held, {}, span), values, store])
         loops = self.loops(nest, body, [(v, n) for v, n in outer if n > 1])
         return sequence([*binds, tirx.Bind(lane, self.thread() % WARP), *more, self.by_those(loop, loops)])
@@ -65,7 +71,12 @@ class MatrixStores(lower.Lowering):
             raise _Guarded
         address = lambda b, at: tirx.address_of(tirx.BufferLoad(b, [at]))  # noqa: E731
         name = f"ts::stmatrix{'_trans' if made.trans else ''}_x{made.count}"
-        return self.once(tirx.Evaluate(tirx.call_extern("void", name, address(buf, flat), address(held, tirx.IntImm("int32", 0))), s.span))
+        return self.once(
+            tirx.Evaluate(
+                tirx.call_extern("void", name, address(buf, flat), address(held, tirx.IntImm("int32", 0))),
+                s.span,
+            )
+        )
 
 
 def _plan(cx: Any, nest: Nest, loop: Loop) -> Matrices | None:
@@ -77,8 +88,8 @@ def _plan(cx: Any, nest: Nest, loop: Loop) -> Matrices | None:
 
 
 def _lane_part(made: Matrices, lane: Any) -> tuple[dict[int, Any], dict[int, Any]]:
-    """What a lane that names a row adds to the place of its warp's elements, by axis of the loop, and to the counters of the slots' digits:
-    lane l names row l % 8 of matrix l / 8."""
+    """What a lane that names a row adds to the place of its warp's elements, by axis of the loop, and to the
+    counters of the slots' digits: lane l names row l % 8 of matrix l / 8."""
     row = lane % tirx.IntImm("int32", SIDE)
     counters, unit = {}, SIDE
     for k, n in made.bits:

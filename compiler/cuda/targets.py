@@ -1,4 +1,5 @@
-"""NVIDIA's GPUs as targets, by architecture (CUDA C++ Programming Guide, "Compute Capabilities"; PTX ISA, "Target ISA Notes")."""
+"""NVIDIA's GPUs as targets, by architecture (CUDA C++ Programming Guide, "Compute Capabilities"; PTX ISA,
+"Target ISA Notes")."""
 
 from __future__ import annotations
 
@@ -12,7 +13,16 @@ DEFAULT_ARCH = "sm_90a"
 #: the oldest architecture of CUDA 13's compilers
 OLDEST = 75
 #: bytes of shared memory that a block may have, by compute capability
-SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+SHARED = {
+    75: 64 << 10,
+    80: 163 << 10,
+    86: 99 << 10,
+    87: 163 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    120: 99 << 10,
+}
 
 
 def check_arch(arch: str) -> str:
@@ -45,12 +55,26 @@ def target(arch: str = DEFAULT_ARCH) -> Target:
     """
     number = capability(check_arch(arch))
     if number not in SHARED:
-        raise TileValueError(f"there is no architecture {arch!r}", expected="one of " + ", ".join(f"sm_{n}" for n in SHARED))
+        raise TileValueError(
+            f"there is no architecture {arch!r}", expected="one of " + ", ".join(f"sm_{n}" for n in SHARED)
+        )
     hopper = arch == "sm_90a"  # what is that chip's alone
     newer = number >= 90
     return Target(
-        "cuda", arch, "gpu", shared_bytes=SHARED[number], wave=32,
-        async_copies=number >= 80, matrix_products=number >= 80,
-        tensor_copies=hopper, group_products=hopper, counting_barriers=newer, proxies=newer,
-        moves_registers=newer, clusters=newer, dependent_launches=newer, matrix_stores=newer, wide_atomics=newer,
-    )  # fmt: skip
+        "cuda",
+        arch,
+        "gpu",
+        shared_bytes=SHARED[number],
+        wave=32,
+        async_copies=number >= 80,
+        matrix_products=number >= 80,
+        tensor_copies=hopper,
+        group_products=hopper,
+        counting_barriers=newer,
+        proxies=newer,
+        moves_registers=newer,
+        clusters=newer,
+        dependent_launches=newer,
+        matrix_stores=newer,
+        wide_atomics=newer,
+    )

@@ -1,7 +1,8 @@
-"""From printed CUDA C++ to a cubin: nvcc, or NVRTC in this process. What the compiler says of the code comes back about the kernel.
+"""From printed CUDA C++ to a cubin: nvcc, or NVRTC in this process. What the compiler says of the code comes
+back about the kernel.
 
-``TILESCALE_CUDA_COMPILER`` chooses; by default nvcc where there is one, else NVRTC. No fast math: divisions and square roots are
-correctly rounded, denormals are kept; a·b + c may be contracted to a fused multiply-add.
+``TILESCALE_CUDA_COMPILER`` chooses; by default nvcc where there is one, else NVRTC. No fast math: divisions
+and square roots are correctly rounded, denormals are kept; a·b + c may be contracted to a fused multiply-add.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _SPECIFIC = {90: "sm_90a", 100: "sm_100a", 103: "sm_103a", 120: "sm_120a"}
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas gave a kernel, in registers of 32 bits a thread and bytes. ``shared``: static, the arena not included. Spills are None
-    where the compiler said nothing and the cubin, which does not tell them from the rest of the stack, is all there is."""
+    """What ptxas gave a kernel, in registers of 32 bits a thread and bytes. ``shared``: static, the arena not
+    included. Spills are None where the compiler said nothing and the cubin, which does not tell them from the
+    rest of the stack, is all there is."""
 
     registers: int
     spill_stores: int | None
@@ -70,11 +72,16 @@ def arch_of(major: int, minor: int) -> str:
 
 
 def find_nvcc() -> str | None:
-    """nvcc's path: TILESCALE_CUDA_COMPILER where that is a path, else the PATH's, else CUDA_HOME's or /usr/local/cuda's."""
+    """nvcc's path: TILESCALE_CUDA_COMPILER where that is a path, else the PATH's, else CUDA_HOME's or
+    /usr/local/cuda's."""
     asked = env.CUDA_COMPILER.get()
     if asked not in (None, "nvcc", "nvrtc"):
         return shutil.which(str(asked))
-    homes = [os.path.join(home, "bin", "nvcc") for home in (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda") if home]
+    homes = [
+        os.path.join(home, "bin", "nvcc")
+        for home in (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
+        if home
+    ]
     return next(filter(None, map(shutil.which, ("nvcc", *homes))), None)
 
 
@@ -93,7 +100,9 @@ def choose() -> str:
     if find_nvcc() is not None:
         return "nvcc"
     if asked is not None:
-        raise TileError(f"TILESCALE_CUDA_COMPILER={asked}, and there is no such program", expected="a CUDA toolkit's nvcc")
+        raise TileError(
+            f"TILESCALE_CUDA_COMPILER={asked}, and there is no such program", expected="a CUDA toolkit's nvcc"
+        )
     from tilescale.compiler.cuda import nvrtc
 
     try:
@@ -113,12 +122,18 @@ def toolkits() -> list[Path]:
     homes = [Path(nvcc).resolve().parent.parent] if nvcc else []
     homes += [Path(home) for home in (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda") if home]
     spec = importlib.util.find_spec("nvidia")
-    return homes + [Path(folder, "cu13") for folder in (spec.submodule_search_locations or ()) if folder] if spec else homes
+    return (
+        homes + [Path(folder, "cu13") for folder in (spec.submodule_search_locations or ()) if folder]
+        if spec
+        else homes
+    )
 
 
 def headers() -> Path | None:
     """The folder of CUDA's own headers, where there is one. nvcc knows it by itself; NVRTC brings none."""
-    return next((home / "include" for home in toolkits() if (home / "include" / "cuda_fp16.h").exists()), None)
+    return next(
+        (home / "include" for home in toolkits() if (home / "include" / "cuda_fp16.h").exists()), None
+    )
 
 
 @functools.cache
@@ -126,7 +141,10 @@ def _nvcc_version(path: str, stamp: int) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"release [\d.]+, V([\d.]+)", done.stdout)
     if found is None:
-        raise TileError(f"{path} --version says nothing known: {(done.stdout + done.stderr).strip()[:200]}", expected="NVIDIA's nvcc")
+        raise TileError(
+            f"{path} --version says nothing known: {(done.stdout + done.stderr).strip()[:200]}",
+            expected="NVIDIA's nvcc",
+        )
     return f"nvcc {found[1]}"
 
 
@@ -158,8 +176,8 @@ def headers_hash() -> str:
 
 
 def fingerprint(arch: str) -> str:
-    """Everything beside the kernel itself that decides its cubin: for the cache's key. nvcc counts by its file: asking it for its version
-    takes longer than everything else in a warm start.
+    """Everything beside the kernel itself that decides its cubin: for the cache's key. nvcc counts by its
+    file: asking it for its version takes longer than everything else in a warm start.
 
     Raises:
         TileError: there is no compiler.
@@ -208,7 +226,8 @@ def _nvcc(printed: Printed, arch: str, what: str, more: Sequence[str]) -> tuple[
     with tempfile.TemporaryDirectory(prefix="tilescale-nvcc-") as folder:
         source, out = Path(folder, f"{printed.name}.cu"), Path(folder, "out")
         source.write_text(printed.text, encoding="utf-8")
-        gencode = f"-gencode=arch={arch.replace('sm', 'compute')},code={arch if what == '-cubin' else arch.replace('sm', 'compute')}"
+        virtual = arch.replace("sm", "compute")
+        gencode = f"-gencode=arch={virtual},code={arch if what == '-cubin' else virtual}"
         line = [path, *FLAGS, "-O3", gencode, f"-I{INCLUDE}", *more, what, "-o", str(out), source.name]
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
         said = done.stdout + done.stderr
@@ -218,7 +237,8 @@ def _nvcc(printed: Printed, arch: str, what: str, more: Sequence[str]) -> tuple[
 
 
 def refused(printed: Printed, said: str) -> InternalError:
-    """The compiler's first complaint as an error about the user's line, with the printed line that it was about."""
+    """The compiler's first complaint as an error about the user's line, with the printed line that it was
+    about."""
     found = re.search(r"\.cu\((\d+)\)(?::\s*|\s+)(?:catastrophic )?error\b:?\s*(.*)", said)
     if found is None:
         first = next(filter(None, printed.places), None)
@@ -226,12 +246,14 @@ def refused(printed: Printed, said: str) -> InternalError:
     number = int(found[1])
     shown = printed.text.splitlines()[number - 1].strip() if number <= len(printed.places) else ""
     return InternalError(
-        f"the CUDA compiler refused the code of {printed.name}: {found[2].strip()}\n  in: {shown}", loc=place_of(printed, number)
+        f"the CUDA compiler refused the code of {printed.name}: {found[2].strip()}\n  in: {shown}",
+        loc=place_of(printed, number),
     )
 
 
 def place_of(printed: Printed, number: int) -> Loc | None:
-    """The user's place behind a printed line (from 1): its own, or that of the last one before it that has any."""
+    """The user's place behind a printed line (from 1): its own, or that of the last one before it that has
+    any."""
     return next((p for p in reversed(printed.places[:number]) if p is not None), None)
 
 
@@ -239,7 +261,8 @@ def place_of(printed: Printed, number: int) -> Loc | None:
 
 
 def resources_of(said: str, code: bytes, name: str) -> Resources:
-    """The figures of ``ptxas -v``; those of the cubin where ptxas said nothing, as under some versions of NVRTC.
+    """The figures of ``ptxas -v``; those of the cubin where ptxas said nothing, as under some versions of
+    NVRTC.
 
     Raises:
         InternalError: neither tells of this kernel.
@@ -248,15 +271,22 @@ def resources_of(said: str, code: bytes, name: str) -> Resources:
     used = re.search(r"Used (\d+) registers", said)
     if used is None:
         return Resources(spill_stores=None, spill_loads=None, **cubin.figures(code, name))
-    numbers = {key: int(m[1]) if (m := re.search(rf"(\d+) bytes {text}", said)) else 0 for key, text in (
-        ("stack", "stack frame"), ("spill_stores", "spill stores"), ("spill_loads", "spill loads"), ("shared", "smem"),
-    )}  # fmt: skip
+    numbers = {
+        key: int(m[1]) if (m := re.search(rf"(\d+) bytes {text}", said)) else 0
+        for key, text in (
+            ("stack", "stack frame"),
+            ("spill_stores", "spill stores"),
+            ("spill_loads", "spill loads"),
+            ("shared", "smem"),
+        )
+    }
     return Resources(int(used[1]), **numbers)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """A multiprocessor, from the table of compute capabilities (CUDA C++ Programming Guide, "Technical Specifications")."""
+    """A multiprocessor, from the table of compute capabilities (CUDA C++ Programming Guide, "Technical
+    Specifications")."""
 
     threads: int
     blocks: int
@@ -267,15 +297,22 @@ class Limits:
 
 
 _LIMITS = {
-    "sm_75": Limits(1024, 16, 65536, reserved_shared=0), "sm_80": Limits(2048, 32, 167936), "sm_86": Limits(1536, 16, 102400),
-    "sm_87": Limits(1536, 16, 167936), "sm_89": Limits(1536, 24, 102400), "sm_90": Limits(2048, 32, 233472),
-    "sm_100": Limits(2048, 32, 233472), "sm_103": Limits(2048, 32, 233472), "sm_120": Limits(1536, 24, 102400),
-}  # fmt: skip
+    "sm_75": Limits(1024, 16, 65536, reserved_shared=0),
+    "sm_80": Limits(2048, 32, 167936),
+    "sm_86": Limits(1536, 16, 102400),
+    "sm_87": Limits(1536, 16, 167936),
+    "sm_89": Limits(1536, 24, 102400),
+    "sm_90": Limits(2048, 32, 233472),
+    "sm_100": Limits(2048, 32, 233472),
+    "sm_103": Limits(2048, 32, 233472),
+    "sm_120": Limits(1536, 24, 102400),
+}
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many blocks a multiprocessor holds, of how many threads it could hold that is, and what bounds it."""
+    """How many blocks a multiprocessor holds, of how many threads it could hold that is, and what bounds
+    it."""
 
     blocks: int
     fraction: float
@@ -283,7 +320,8 @@ class Occupancy:
 
 
 def occupancy(r: Resources, arch: str, threads: int, shared_bytes: int) -> Occupancy | None:
-    """Of a kernel with blocks of so many threads and an arena of so many bytes; None for an architecture that is not in the table."""
+    """Of a kernel with blocks of so many threads and an arena of so many bytes; None for an architecture that
+    is not in the table."""
     limits = _LIMITS.get(arch.rstrip("af"))
     if limits is None:
         return None
@@ -312,7 +350,9 @@ def sass(code: bytes) -> str:
         TileError: neither is there.
     """
     for name, options in (("nvdisasm", ("-c",)), ("cuobjdump", ("-sass",))):
-        tool = next(filter(None, map(shutil.which, (name, *(str(home / "bin" / name) for home in toolkits())))), None)
+        tool = next(
+            filter(None, map(shutil.which, (name, *(str(home / "bin" / name) for home in toolkits())))), None
+        )
         if tool is None:
             continue
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

@@ -1,12 +1,13 @@
 """Consuming warpgroups with code of their own.
 
-Where a product has fewer rows than a block's warpgroups could take, one of them runs it and what is computed over its accumulator, and the
-others skip both (layout.Fragment.first_thread says which). With one text for all of them these are branches, and ptxas awaits every product
-where ways meet. So each warpgroup gets a copy of the consumers' text: what it skips is not in it, and what it issues stays under way across
-what others do. Meetings stand in all copies in the same order, since they stand outside of what is skipped.
+Where a product has fewer rows than a block's warpgroups could take, one of them runs it and what is computed
+over its accumulator, and the others skip both (layout.Fragment.first_thread says which). With one text for
+all of them these are branches, and ptxas awaits every product where ways meet. So each warpgroup gets a copy
+of the consumers' text: what it skips is not in it, and what it issues stays under way across what others do.
+Meetings stand in all copies in the same order, since they stand outside of what is skipped.
 
-A wait for products names how many of those issued later may still run. That number is the warpgroup's own: what it skipped is not in its
-queue (`Apart.await_own`).
+A wait for products names how many of those issued later may still run. That number is the warpgroup's own:
+what it skipped is not in its queue (`Apart.await_own`).
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ LARGE = 64
 
 
 def has_warpgroup_code(program: Any, consumer: Any, threads: int) -> bool:
-    """Whether the warpgroups of a consumer get code of their own: some product is one of them's alone, and none is awaited where it is
-    issued, by a number that would have to be another in each."""
+    """Whether the warpgroups of a consumer get code of their own: some product is one of them's alone, and
+    none is awaited where it is issued, by a number that would have to be another in each."""
     found = [c for c in calls(consumer) if c.op.name == "ts.wgmma"]
     few = [c for c in found if int(c.args[2].source.ty.shape[0]) < program.layouts[c.args[2].source].shape[0]]
     sparse = any(c.op.name == "ts.wgmma_sp" for c in calls(consumer))  # awaited where it stands, by all
-    return threads > WARPGROUP and bool(few) and not sparse and all(int(c.attrs["pending"]) < 0 for c in found)
+    return (
+        threads > WARPGROUP and bool(few) and not sparse and all(int(c.attrs["pending"]) < 0 for c in found)
+    )
 
 
 class Apart(lower.Lowering):
@@ -66,15 +69,20 @@ class Apart(lower.Lowering):
             self.wrote, self.computed = True, None
             self.bind_range(self.lane, WARPGROUP)
             body = structural_map(consumer, (tirx.SeqStmt, lambda s: sequence(self.postponed(flat(s)))))
-            bodies.append(sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(body)]))
+            bodies.append(
+                sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(body)])
+            )
         self.group = None
         made, number = bodies.pop(), tirx.Var("group", "int32")
         for g in reversed(range(len(bodies))):
             made = tirx.IfThenElse(tirx.EQ(number, tirx.IntImm("int32", g)), bodies[g], made)
-        return sequence([tirx.Bind(number, tirx.call_extern("int32", "ts::uniform", self.tid // WARPGROUP)), made])
+        return sequence(
+            [tirx.Bind(number, tirx.call_extern("int32", "ts::uniform", self.tid // WARPGROUP)), made]
+        )
 
     def postponed(self, stmts: list[Any]) -> list[Any]:
-        """Statements of a sequence, where a wait for a stage stands in front of the first one of this warpgroup that reads it."""
+        """Statements of a sequence, where a wait for a stage stands in front of the first one of this
+        warpgroup that reads it."""
         out: list[Any] = []
         for s in reversed(stmts):
             k = 0
@@ -86,7 +94,8 @@ class Apart(lower.Lowering):
         return out
 
     def concerns(self, s: Any, ring: int) -> bool:
-        """Whether a statement has a part of this warpgroup's that reads a stage of a ring, or a token of it."""
+        """Whether a statement has a part of this warpgroup's that reads a stage of a ring, or a token of
+        it."""
         inner = list(s.seq) if isinstance(s, tirx.SeqStmt) else inside(s)
         if inner and nest_of(s) is None:
             return any(self.concerns(x, ring) for x in inner)
@@ -97,12 +106,14 @@ class Apart(lower.Lowering):
         return any(self.program.schedule.ring_of.get(b) == ring for b in touched(s)[0])
 
     def readers(self, consumer: Any) -> dict[int, set[int]]:
-        """Ring → the warpgroups that read it, where some ring is not read by all. Products say which warpgroups they are; whatever else
-        touches a ring is all of them's."""
+        """Ring → the warpgroups that read it, where some ring is not read by all. Products say which
+        warpgroups they are; whatever else touches a ring is all of them's."""
         rings, everyone = self.program.schedule.ring_of, range(self.threads // WARPGROUP)
         found: dict[int, set[int]] = {}
         for c in calls(consumer):
-            mine = {rings[a.region.source] for a in REGISTRY[c.op.name].effects(c) if a.region.source in rings}
+            mine = {
+                rings[a.region.source] for a in REGISTRY[c.op.name].effects(c) if a.region.source in rings
+            }
             for group in everyone if mine else ():
                 self.group = group
                 self.lane = tirx.Var("lane", "int32")
@@ -127,7 +138,9 @@ class Apart(lower.Lowering):
         if self.group is not None:
             first = (self.group * WARPGROUP - self.first_thread) % self.threads
             return self.lane + first if first else self.lane
-        return (self.tid + (self.threads - self.first_thread)) % self.threads if self.first_thread else self.tid
+        return (
+            (self.tid + (self.threads - self.first_thread)) % self.threads if self.first_thread else self.tid
+        )
 
     def own(self, test: Any) -> bool | None:
         """Whether a test on threads holds for this warpgroup; None where it does not say."""
@@ -140,7 +153,13 @@ class Apart(lower.Lowering):
         """Whether this warpgroup has nothing but padding of a fragment."""
         for p in held.pieces:
             reach = p.unit * p.extent
-            if p.axis is None or p.to != "thread" or p.stride < WARP or reach != held.shape[p.axis] or shape[p.axis] % p.unit:
+            if (
+                p.axis is None
+                or p.to != "thread"
+                or p.stride < WARP
+                or reach != held.shape[p.axis]
+                or shape[p.axis] % p.unit
+            ):
                 continue
             mine = digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads)
             if self.own(mine < int(shape[p.axis]) // p.unit) is False:
@@ -152,7 +171,9 @@ class Apart(lower.Lowering):
         stores: list[Any] = []
         if self.group is not None:
             structural_walk(made, (tirx.BufferStore, stores.append))
-            structural_walk(made, (tirx.Evaluate, lambda s: stores.append(s) if isinstance(s.value, ir.Call) else None))
+            structural_walk(
+                made, (tirx.Evaluate, lambda s: stores.append(s) if isinstance(s.value, ir.Call) else None)
+            )
         for a in accesses if stores else ():
             if a.mode == "read":
                 continue
@@ -162,9 +183,10 @@ class Apart(lower.Lowering):
             self.wrote = self.wrote or not in_registers(a.buffer)
 
     def before_meeting(self, proxy: bool) -> list[Any]:
-        """What stands in front of a meeting: a proxy fence, where it asks for one and this warpgroup wrote since its last. ptxas moves
-        arithmetic behind a barrier, where others wait for it; in front of it it fills the time that this warpgroup waits. (Not while
-        products are under way, each of which would be awaited where a block ends.)"""
+        """What stands in front of a meeting: a proxy fence, where it asks for one and this warpgroup wrote
+        since its last. ptxas moves arithmetic behind a barrier, where others wait for it; in front of it it
+        fills the time that this warpgroup waits. (Not while products are under way, each of which would be
+        awaited where a block ends.)"""
         held = None if self.computed is None else self.places[self.computed]
         if self.group is not None:
             self.computed, proxy = None, proxy and self.wrote
@@ -181,9 +203,12 @@ class Apart(lower.Lowering):
             return not self.skips(held, [int(e) for e in tile.source.ty.shape], self.block_thread())
 
     def await_own(self, pending: int) -> int | None:
-        """How many of this warpgroup's products may still run where all but the last ``pending`` of the text are awaited; None where it
-        issued none of those that are."""
+        """How many of this warpgroup's products may still run where all but the last ``pending`` of the text
+        are awaited; None where it issued none of those that are."""
         if self.group is None:
             return pending
-        done, self.flying = self.flying[: len(self.flying) - pending], self.flying[len(self.flying) - pending :]
+        done, self.flying = (
+            self.flying[: len(self.flying) - pending],
+            self.flying[len(self.flying) - pending :],
+        )
         return sum(self.flying) if any(done) else None

@@ -1,10 +1,12 @@
-"""Products of a warpgroup: wgmma.mma_async (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate").
+"""Products of a warpgroup: wgmma.mma_async (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix
+Multiply-Accumulate").
 
-Operands in shared memory are named by matrix descriptors, which walk the boxes that TMA wrote. One whose rows run along k ("K-major") is
-stepped along k within a swizzled row, whose address bits the hardware permutes; one whose rows run along m or n ("MN-major") by whole
-groups of rows. The left operand may lie in registers instead. Accumulators are registers that the tensor cores write until
-``wait_group`` says otherwise, and a left operand is read until then: nothing may touch them in between, and the compiler is told so by
-naming them all behind that wait.
+Operands in shared memory are named by matrix descriptors, which walk the boxes that TMA wrote. One whose rows
+run along k ("K-major") is stepped along k within a swizzled row, whose address bits the hardware permutes;
+one whose rows run along m or n ("MN-major") by whole groups of rows. The left operand may lie in registers
+instead. Accumulators are registers that the tensor cores write until ``wait_group`` says otherwise, and a
+left operand is read until then: nothing may touch them in between, and the compiler is told so by naming them
+all behind that wait.
 """
 
 from __future__ import annotations
@@ -24,16 +26,17 @@ from tilescale.compiler.tvm_compat import tirx
 ROWS = 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
-#: slots of a fragment behind whose computation a wait is kept: the last ones, or, where the fragment has several times the slots of the
-#: product that is awaited, so that the product ends long before it is computed, the last of such a part
+#: slots of a fragment behind whose computation a wait is kept: the last ones, or, where the fragment has
+#: several times the slots of the product that is awaited, so that the product ends long before it is
+#: computed, the last of such a part
 PINNED = 4
 #: registers of a multiprocessor, and those that ptxas wants beside an instruction's accumulator
 BLOCK_REGISTERS, BESIDE = 65536, 26
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
-    """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for. ``a`` is an operand in shared memory
-    or `Registers`."""
+    """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for. ``a``
+    is an operand in shared memory or `Registers`."""
     m, n, k = extents
     held = cx.places[call.args[2].source]
     down, across = parts(held.layout)
@@ -65,9 +68,16 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
             for first, wide in columns(cx, own_n):
                 right = moved(cx, descriptors[-1], b, first, step * each)
                 into = at(held.buf, tirx.IntImm("int32", (block * own_n + first) // 2))
-                steps.append(tirx.Evaluate(tirx.call_extern("void", f"ts::wgmma_m64n{wide}{kinds}", into, left, right, keep), call.span))
+                steps.append(
+                    tirx.Evaluate(
+                        tirx.call_extern("void", f"ts::wgmma_m64n{wide}{kinds}", into, left, right, keep),
+                        call.span,
+                    )
+                )
     issued = [do("wgmma_fence", span=call.span), *steps, do("wgmma_commit", span=call.span)]
-    if own_m * down > m and cx.group is None:  # some warpgroups have padding alone; nothing is in flight where their ways meet
+    if (
+        own_m * down > m and cx.group is None
+    ):  # some warpgroups have padding alone; nothing is in flight where their ways meet
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
         mine = digit(group, 1, down, across == 1) < m // own_m
         return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])
@@ -75,8 +85,8 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
 
 
 def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[Any, Any, Any, list[Any]]:
-    """The number of the thread's warpgroup among those that share an accumulator, the first row and column of its part, and what binds
-    the number, where no one has named it yet. ``number``: its value."""
+    """The number of the thread's warpgroup among those that share an accumulator, the first row and column of
+    its part, and what binds the number, where no one has named it yet. ``number``: its value."""
     down, across = parts(held.layout)
     zero = tirx.IntImm("int32", 0)
     group: Any = tirx.Var("warpgroup", "int32")
@@ -92,9 +102,10 @@ def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[A
 
 
 def columns(cx: Any, n: int) -> list[tuple[int, int]]:
-    """The columns that one instruction each takes of a warpgroup's part of n, (first, how many): all, or equal parts where the registers
-    that a thread has at launch do not hold an accumulator of all (ptxas C7602): 128 of three warpgroups and a producer's. What
-    `more_registers` adds counts for the kernel's allocation, not for an instruction's."""
+    """The columns that one instruction each takes of a warpgroup's part of n, (first, how many): all, or
+    equal parts where the registers that a thread has at launch do not hold an accumulator of all (ptxas
+    C7602): 128 of three warpgroups and a producer's. What `more_registers` adds counts for the kernel's
+    allocation, not for an instruction's."""
     at_launch = BLOCK_REGISTERS // (cx.threads + cx.extra) // 8 * 8
     count = -(-(n // 2) // (at_launch - BESIDE))
     wide = n if count == 1 else -(-n // count // 16) * 16  # integers take multiples of 16
@@ -102,18 +113,27 @@ def columns(cx: Any, n: int) -> list[tuple[int, int]]:
 
 
 def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:
-    """The matrix descriptors of operands in shared memory, and what binds them: (name, operand, its first row or column)."""
+    """The matrix descriptors of operands in shared memory, and what binds them: (name, operand, its first row
+    or column)."""
     descriptors, binds = [], []
     for name, o, first in operands:
         var = tirx.Var(f"{name}_desc", "uint64")
         start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, tirx.IntImm("int32", 0))))
-        binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
+        binds.append(
+            tirx.Bind(
+                var,
+                tirx.call_extern(
+                    "uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o)
+                ),
+            )
+        )
         descriptors.append(var)
     return descriptors, binds
 
 
 def wait_asked(cx: Any, call: Any) -> list[Any]:
-    """The wait that a product asks for where it stands: for itself (0), for all but so many, for none (below 0)."""
+    """The wait that a product asks for where it stands: for itself (0), for all but so many, for none (below
+    0)."""
     pending = int(call.attrs["pending"])
     if pending > 0:
         return [do(f"wgmma_wait<{pending}>", span=call.span)]
@@ -130,7 +150,8 @@ def parts(fragment: Any) -> tuple[int, int]:
 
 
 def linear(o: Any, i: Any, k: Any) -> Any:
-    """The flat index of ``(i, k)`` of an operand in front of the swizzle, which descriptors leave to the hardware."""
+    """The flat index of ``(i, k)`` of an operand in front of the swizzle, which descriptors leave to the
+    hardware."""
     index = list(o.mins)
     first, second = (k, i) if o.across else (i, k)
     for axis, x in zip(o.axes, (first, second), strict=True):
@@ -139,8 +160,8 @@ def linear(o: Any, i: Any, k: Any) -> Any:
 
 
 def moved(cx: Any, descriptor: Any, o: Any, i: int, k: int) -> Any:
-    """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding stays within the 14 bits
-    of the address, since shared memory ends below 2**18 bytes."""
+    """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding
+    stays within the 14 bits of the address, since shared memory ends below 2**18 bytes."""
     number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
     distance = cx.analyzer.simplify(linear(o, number(i), number(k)) - linear(o, number(0), number(0)))
     units = int(distance) * o.place.layout.bits // 8 // 16
@@ -148,25 +169,40 @@ def moved(cx: Any, descriptor: Any, o: Any, i: int, k: int) -> Any:
 
 
 def _leading(o: Any) -> Any:
-    """The leading dimension byte offset: between boxes, where the operand is stored with its rows as columns; else of no meaning."""
+    """The leading dimension byte offset: between boxes, where the operand is stored with its rows as columns;
+    else of no meaning."""
     layout = o.place.layout
     wide = layout.swizzle * 8 // layout.bits
     return tirx.IntImm("int32", int(o.place.shape[-2]) * wide * layout.bits // 8 if o.across else 16)
 
 
-def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False) -> Any:
-    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it.
-    ``straight``: what follows reads them in no branch."""
+def awaited(
+    cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False
+) -> Any:
+    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is
+    computed in front of it. ``straight``: what follows reads them in no branch."""
     out = []
-    sums = [t for t in tiles if isinstance(cx.places[t.source], Registers) and bits_of(t.source) == 32]  # other tiles are operands
+    sums = [
+        t for t in tiles if isinstance(cx.places[t.source], Registers) and bits_of(t.source) == 32
+    ]  # other tiles are operands
     product = max((cx.places[t.source].layout.slots for t in sums), default=0)
     for tile in behind:
         held = cx.places[tile.source]
         slots = held.layout.slots // max(1, held.layout.slots // product if product else 1)
         for k in range(min(slots, PINNED)):
             last = at(held.buf, tirx.IntImm("int32", slots - 1 - k))
-            out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
-    out.append(do(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span=span))
+            out.append(
+                tirx.Evaluate(
+                    tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))),
+                    span,
+                )
+            )
+    out.append(
+        do(
+            f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>",
+            span=span,
+        )
+    )
     for tile in tiles:
         held = cx.places[tile.source]
         if isinstance(held, Registers):
@@ -185,14 +221,19 @@ def computed(held: Any) -> list[Any]:
 
 
 def ping_pong(cx: Any, what: str, span: Any) -> Any:
-    """A turn at the tensor cores taken or given (`ops.wgmma.PingPongBarrier`): a named barrier for each warpgroup, at which it meets the
-    one before it in the circle, which arrives without waiting. Each barrier sees as many arrivals as waits: "first" arrives for the last
-    warpgroup, whose last "pass" it is that "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes
-    what follows, such as matrix descriptors, in each lane."""
+    """A turn at the tensor cores taken or given (`ops.wgmma.PingPongBarrier`): a named barrier for each
+    warpgroup, at which it meets the one before it in the circle, which arrives without waiting. Each barrier
+    sees as many arrivals as waits: "first" arrives for the last warpgroup, whose last "pass" it is that
+    "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes what
+    follows, such as matrix descriptors, in each lane."""
     groups = cx.threads // WARPGROUP
     number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
     mine = cx.warpgroup()
-    named = lambda name, which: tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", which + TURNS, number(2 * WARPGROUP)), span)  # noqa: E731
+
+    def named(name: str, which: Any) -> Any:
+        barrier = tirx.call_extern("void", f"ts::{name}", which + TURNS, number(2 * WARPGROUP))
+        return tirx.Evaluate(barrier, span)
+
     if what == "take":
         return named("barrier_sync", mine)
     if what == "pass":
@@ -203,8 +244,8 @@ def ping_pong(cx: Any, what: str, span: Any) -> Any:
 
 
 def function_text(name: str) -> str:
-    """The definition of ``ts::wgmma_m64n…`` or ``ts::wgmma_sp_m64n…``, whose operands PTX lists one by one. Printed with the kernels that
-    call it."""
+    """The definition of ``ts::wgmma_m64n…`` or ``ts::wgmma_sp_m64n…``, whose operands PTX lists one by one.
+    Printed with the kernels that call it."""
     sparse = name.startswith("wgmma_sp_")
     shape, *kinds, trans = name.removeprefix("wgmma_").removeprefix("sp_").split("_")
     selector = trans.removeprefix("s")
@@ -221,7 +262,9 @@ def function_text(name: str) -> str:
     operands = ", ".join(f'"+{letter}"(d[{i}])' for i in range(count))
     rows = _folded(operands, 12)
     body = "\n".join(f'      "{part}"' for part in _folded(registers, 24))
-    instruction = f"wgmma.mma_async{'.sp' if sparse else ''}.sync.aligned.{shape}.{sums}.{kinds[0]}.{kinds[-1]}"
+    instruction = (
+        f"wgmma.mma_async{'.sp' if sparse else ''}.sync.aligned.{shape}.{sums}.{kinds[0]}.{kinds[-1]}"
+    )
     held = trans[0] == "r"
     b, keep = (count + 4, count + 5) if held else (count + 1, count + 3 if sparse else count + 2)
     where = f"%{b}, %{b + 1}, {selector}" if sparse else f"%{b}"
@@ -231,7 +274,8 @@ def function_text(name: str) -> str:
     load = "  uint32_t r[4];\n  memcpy(r, a, sizeof(r));\n" if held else ""
     return (
         f"// d += a · b of one warpgroup, or d = a · b where `keep` is zero.\n"
-        f"__device__ __forceinline__ void {name}({ctype}* d, {'const void*' if held else 'uint64_t'} a, uint64_t b, "
+        f"__device__ __forceinline__ void {name}({ctype}* d, {'const void*' if held else 'uint64_t'} a, "
+        "uint64_t b, "
         f"{'const uint32_t* places, ' if sparse else ''}int keep) {{\n{load}"
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{keep}, 0; {instruction} {{"\n'
         f"{body}\n"

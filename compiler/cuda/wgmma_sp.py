@@ -1,24 +1,29 @@
-"""Products of a warpgroup whose left operand keeps two of each four neighbours along k: wgmma.mma_async.sp (PTX ISA 9.0, "Sparse
-wgmma.mma_async", "Sparse matrix storage").
+"""Products of a warpgroup whose left operand keeps two of each four neighbours along k: wgmma.mma_async.sp
+(PTX ISA 9.0, "Sparse wgmma.mma_async", "Sparse matrix storage").
 
-What A keeps lies in shared memory like a dense operand half as deep, B like any other; one instruction takes 32 bytes of A's rows and 64 of
-B's. Where A's numbers belong is a register of each thread, in the rows that its warp has of the accumulator (g = lane / 4, t = lane % 4):
+What A keeps lies in shared memory like a dense operand half as deep, B like any other; one instruction takes
+32 bytes of A's rows and 64 of B's. Where A's numbers belong is a register of each thread, in the rows that
+its warp has of the accumulator (g = lane / 4, t = lane % 4):
 
-- 16-bit operands, 32 steps of k: of rows g (lower half) and g + 8 (upper half) the 16 places of k from 16 · (t % 2) on. The *selector* says
-  which two threads of each four are asked: 0 the first, 1 the last. So one register serves two instructions, t counting in both.
-- 8-bit operands, 64 steps of k: of row g + 8 · (t % 2) the 32 places of k from 32 · (t / 2) on; all four are asked.
+- 16-bit operands, 32 steps of k: of rows g (lower half) and g + 8 (upper half) the 16 places of k from 16 ·
+  (t % 2) on. The *selector* says which two threads of each four are asked: 0 the first, 1 the last. So one
+  register serves two instructions, t counting in both.
+- 8-bit operands, 64 steps of k: of row g + 8 · (t % 2) the 32 places of k from 32 · (t / 2) on; all four are
+  asked.
 
-T.gemm_sp's E has four bits for each four places in the order of k, whatever the dtype of its words, so a thread reads its 16 or 32 bits as
-they lie.
+T.gemm_sp's E has four bits for each four places in the order of k, whatever the dtype of its words, so a
+thread reads its 16 or 32 bits as they lie.
 
-The registers of places are read until the product is complete, like those of a left operand, and ptxas (13.0) does not know it: in a loop
-that it did not unroll it wrote the next round's places over them, and results were wrong (in the SASS: PRMT into a product's register in
-front of WARPGROUP.DEPBAR). So in a loop whose products are awaited a round late, those of the round before are awaited in front of the
-reads (`gpu_schedule._late_round`), across which ptxas does not move the wait, and every wait for products is followed by an instruction
-that has the registers as operands (``ts::wgmma_read``), so that nothing else is put there. tests/unit/cuda/sass.py finds what does not
-keep to that.
+The registers of places are read until the product is complete, like those of a left operand, and ptxas (13.0)
+does not know it: in a loop that it did not unroll it wrote the next round's places over them, and results
+were wrong (in the SASS: PRMT into a product's register in front of WARPGROUP.DEPBAR). So in a loop whose
+products are awaited a round late, those of the round before are awaited in front of the reads
+(`gpu_schedule._late_round`), across which ptxas does not move the wait, and every wait for products is
+followed by an instruction that has the registers as operands (``ts::wgmma_read``), so that nothing else is
+put there. tests/unit/cuda/sass.py finds what does not keep to that.
 
-float32 has no such product: of tf32 the instruction keeps one number in each two, which is another pattern than two in each four.
+float32 has no such product: of tf32 the instruction keeps one number in each two, which is another pattern
+than two in each four.
 """
 
 from __future__ import annotations
@@ -61,25 +66,38 @@ def emit(cx: Any, call: Any) -> Any:
         word, selector = step * each // HELD, step * each % HELD // each
         kinds = f"k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}_s{selector}"
         for block, (first, wide) in itertools.product(range(blocks), columns(cx, own_n)):
-            left, right = moved(cx, descriptors[0], a, block * ROWS, step * each // 2), moved(cx, descriptors[1], b, first, step * each)
+            left, right = (
+                moved(cx, descriptors[0], a, block * ROWS, step * each // 2),
+                moved(cx, descriptors[1], b, first, step * each),
+            )
             into = at(held.buf, tirx.IntImm("int32", (block * own_n + first) // 2))
             keep = tirx.IntImm("int32", 0 if constant(call.args[3]) and step == 0 else 1)
             places = at(where, tirx.IntImm("int32", block * words + word))
             function = f"ts::wgmma_sp_m64n{wide}{kinds}"
-            steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span))
-    issued = [*_places(cx, call, where, row, blocks, words), do("wgmma_fence", span=call.span), *steps, do("wgmma_commit", span=call.span)]
+            steps.append(
+                tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span)
+            )
+    issued = [
+        *_places(cx, call, where, row, blocks, words),
+        do("wgmma_fence", span=call.span),
+        *steps,
+        do("wgmma_commit", span=call.span),
+    ]
     return sequence([*binds, *named, *issued, *wait_asked(cx, call)])
 
 
 def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
-    """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live through the kernel."""
+    """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live
+    through the kernel."""
     e = call.args[4]
     place, axes = cx.places[e.source], matrix_axes(e)
     mins, each = [cx.scalar(r.min) for r in e.region], COVERED[element_dtype(e.source)]
     wide = 16 if bits_of(call.args[0].source) == 16 else 32  # bits that are read at once
     dtype = f"uint{wide}"
     size = place.layout.bytes * 8 // wide
-    view, declared = placed(cx.arena, f"{place.name}_bits", dtype, size, cx.program.arena[e.source][0], call.span)
+    view, declared = placed(
+        cx.arena, f"{place.name}_bits", dtype, size, cx.program.arena[e.source][0], call.span
+    )
     cx.head.append(declared)
     thread, lane = cx.thread() % WARPGROUP, cx.thread() % WARP
     block, word = tirx.Var("i", "int32"), tirx.Var("j", "int32")
@@ -107,6 +125,8 @@ def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) ->
     store = tirx.BufferStore(into, value, [block * words + word], call.span)
     loads = [tirx.Bind(first, begin), gemm.unrolled(block, blocks, gemm.unrolled(word, words, store))]
     u = tirx.Var("u", "int32")
-    cx.head += [tirx.AllocBuffer(into, {}, call.span),
-                gemm.unrolled(u, blocks * words, tirx.BufferStore(into, tirx.const(0, "uint32"), [u]))]  # fmt: skip
+    cx.head += [
+        tirx.AllocBuffer(into, {}, call.span),
+        gemm.unrolled(u, blocks * words, tirx.BufferStore(into, tirx.const(0, "uint32"), [u])),
+    ]
     return loads

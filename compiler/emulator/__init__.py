@@ -1,4 +1,5 @@
-"""The emulated GPU: runs a kernel's thread IR as NumPy, all threads of a block in step, and looks for what a GPU would not forgive."""
+"""The emulated GPU: runs a kernel's thread IR as NumPy, all threads of a block in step, and looks for what a
+GPU would not forgive."""
 
 from __future__ import annotations
 

@@ -10,19 +10,22 @@ from tilescale.language.symbolic import Sym, settle
 
 
 def strides_of(spec: Any, array: Any, symbols: dict[str, int]) -> tuple[int, ...] | None:
-    """A parameter's strides in elements, None where it is row-major. Strides that are symbols and not in ``symbols`` are read off the
-    array as it was given, and noted there."""
+    """A parameter's strides in elements, None where it is row-major. Strides that are symbols and not in
+    ``symbols`` are read off the array as it was given, and noted there."""
     if spec.strides is None:
         return None
     found = []
     for stride, given in zip(spec.strides, array.strides, strict=True):
         known = settle(stride)
-        found.append(symbols.setdefault(known.name, given // array.itemsize) if isinstance(known, Sym) else int(known))
+        found.append(
+            symbols.setdefault(known.name, given // array.itemsize) if isinstance(known, Sym) else int(known)
+        )
     return tuple(found)
 
 
 def laid_out(array: Any, strides: tuple[int, ...] | None) -> tuple[Any, Any]:
-    """Flat memory that holds a copy of the array with these strides, and a view of it in the array's shape."""
+    """Flat memory that holds a copy of the array with these strides, and a view of it in the array's
+    shape."""
     if strides is None:
         flat = np.array(array, copy=True, order="C").reshape(-1)
         return flat, flat.reshape(array.shape)

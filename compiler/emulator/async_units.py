@@ -1,11 +1,12 @@
-"""What runs beside a block's threads on Hopper, for `machine`: barriers with phases, tensor copies, products of warpgroups; and a
-block's roles, which take turns.
+"""What runs beside a block's threads on Hopper, for `machine`: barriers with phases, tensor copies, products
+of warpgroups; and a block's roles, which take turns.
 
-A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every operation on a barrier. Who
-comes next is drawn, and copies arrive one by one, in any order: with an odd seed at any time, with an even one only when nobody else can go
-on. Until a copy has arrived its destination holds garbage. Products read their operands when they are issued and again when they are
-awaited, and must find the same; until then their accumulators hold NaN. What threads wrote to shared memory they read only behind a proxy
-fence of the writer and a meeting with it.
+A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every
+operation on a barrier. Who comes next is drawn, and copies arrive one by one, in any order: with an odd seed
+at any time, with an even one only when nobody else can go on. Until a copy has arrived its destination holds
+garbage. Products read their operands when they are issued and again when they are awaited, and must find the
+same; until then their accumulators hold NaN. What threads wrote to shared memory they read only behind a
+proxy fence of the writer and a meeting with it.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
 @dataclass
 class Barrier:
-    """An mbarrier: arrivals and bytes that the current phase still expects. ``owner`` initialised it, at the moment ``then``. fenced: the
-    asynchronous proxy knows. ``coming``, ``over``: what threads have released in it, and in the last one that ended, where that is
-    looked at (`Clocks`)."""
+    """An mbarrier: arrivals and bytes that the current phase still expects. ``owner`` initialised it, at the
+    moment ``then``. fenced: the asynchronous proxy knows. ``coming``, ``over``: what threads have released in
+    it, and in the last one that ended, where that is looked at (`Clocks`)."""
 
     count: int
     pending: int
@@ -61,7 +62,8 @@ class Barrier:
 
 @dataclass
 class Load:
-    """A copy under way: its bytes and where each goes. ``own``: it was issued by the block that it goes to."""
+    """A copy under way: its bytes and where each goes. ``own``: it was issued by the block that it goes
+    to."""
 
     units: Any
     own: bool
@@ -71,8 +73,8 @@ class Load:
     data: Any
 
     def arrive(self) -> None:
-        """A copy's bytes are there. Those that another block sent may come before this block has announced them, though not once its phase
-        expects nothing else."""
+        """A copy's bytes are there. Those that another block sent may come before this block has announced
+        them, though not once its phase expects nothing else."""
         self.units.arena.data[self.cells] = self.data
         self.units.arena.unfenced[self.cells] = -1
         barrier = self.barrier
@@ -85,7 +87,8 @@ class Load:
 
 @dataclass
 class Store:
-    """A store under way: the bytes that it reads, what they were when it was issued, the box for them and its coordinates."""
+    """A store under way: the bytes that it reads, what they were when it was issued, the box for them and its
+    coordinates."""
 
     cells: Any
     seen: Any
@@ -105,7 +108,9 @@ class Store:
         box = np.frombuffer(self.seen.tobytes(), to.dtype).reshape(self.tmap.box)[parts[0]]
         if self.reduce:
             combine = {"add": np.add, "min": np.minimum, "max": np.maximum}[self.reduce]
-            box = numerics.encode(combine(numerics.decode(to[parts[1]], dtype), numerics.decode(box, dtype)), dtype)
+            box = numerics.encode(
+                combine(numerics.decode(to[parts[1]], dtype), numerics.decode(box, dtype)), dtype
+            )
         to[parts[1]] = box
 
 
@@ -175,17 +180,29 @@ class AsyncUnits:
                 raise EmulationError("a block ends while stores read its shared memory")
             s.land()
 
-    # -- barriers -----------------------------------------------------------------------------------------------------
+    # -- barriers
+    # -----------------------------------------------------------------------------------------------------
     def barrier(self, at: int) -> Barrier:
         if at not in self.barriers:
             raise EmulationError(f"a barrier at byte {at} that nobody initialised")
         return self.barriers[at]
 
-    # -- copies -------------------------------------------------------------------------------------------------------
-    def load(self, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int], own: bool = True, handed: Any = None) -> None:
+    # -- copies
+    # -------------------------------------------------------------------------------------------------------
+    def load(
+        self,
+        to: int,
+        tmap: TensorMap,
+        barrier: Barrier,
+        coordinates: list[int],
+        own: bool = True,
+        handed: Any = None,
+    ) -> None:
         """A box of a tensor on its way to byte ``to`` of this block's shared memory."""
         if not barrier.fenced:
-            raise EmulationError("a copy names a barrier that the asynchronous proxy does not know of (fence_mbarrier_init)")
+            raise EmulationError(
+                "a copy names a barrier that the asynchronous proxy does not know of (fence_mbarrier_init)"
+            )
         box = np.zeros(tmap.box, tmap.array.dtype)
         if (parts := tmap.inside(coordinates)) is not None:
             box[parts[0]] = tmap.array[parts[1]]
@@ -198,19 +215,25 @@ class AsyncUnits:
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
                 if any(overlap(cells, p.reads(which)) for which in in_memory(p)):
-                    raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
+                    raise EmulationError(
+                        "a copy overwrites a stage that products still read: it was released too early"
+                    )
         self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.interleaving.loads.append(Load(self, own, handed, barrier, cells, data))
 
     def store(self, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int, reduce: str) -> None:
         cells = tmap.cells(frm)
         self.fenced(cells)
-        self.stores.setdefault(issuer, []).append(Store(cells, self.arena.data[cells].copy(), tmap, coordinates, reduce))
+        self.stores.setdefault(issuer, []).append(
+            Store(cells, self.arena.data[cells].copy(), tmap, coordinates, reduce)
+        )
 
     def overwritten(self, cells: Any) -> None:
         """Shared memory is about to be written: no store may still read it, whatever is written there."""
         if any(not s.read and overlap(cells, s.cells) for of in self.stores.values() for s in of):
-            raise EmulationError("shared memory is written while a store by TMA reads it: nobody has awaited the store")
+            raise EmulationError(
+                "shared memory is written while a store by TMA reads it: nobody has awaited the store"
+            )
 
     def commit_stores(self, issuer: int) -> None:
         number = self.committed[issuer] = self.committed.get(issuer, 0) + 1
@@ -218,8 +241,8 @@ class AsyncUnits:
             s.committed = s.committed or number
 
     def await_stores(self, issuer: int, pending: int, complete: bool) -> None:
-        """The stores of all but the last ``pending`` groups of a thread have read what they store. What they write is there only where they
-        are to be ``complete``, or at the block's end."""
+        """The stores of all but the last ``pending`` groups of a thread have read what they store. What they
+        write is there only where they are to be ``complete``, or at the block's end."""
         last = self.committed.get(issuer, 0) - pending
         for s in [s for s in self.stores.get(issuer, []) if 0 < s.committed <= last]:
             if not s.read and not np.array_equal(self.arena.data[s.cells], s.seen):
@@ -232,9 +255,12 @@ class AsyncUnits:
     def fenced(self, cells: Any) -> None:
         """What threads wrote to ``cells`` is there for the asynchronous proxy."""
         if (self.arena.unfenced[cells] >= 0).any():
-            raise EmulationError("an engine reads what a thread wrote, without fence.proxy.async between them")
+            raise EmulationError(
+                "an engine reads what a thread wrote, without fence.proxy.async between them"
+            )
 
-    # -- products -----------------------------------------------------------------------------------------------------
+    # -- products
+    # -----------------------------------------------------------------------------------------------------
     def group(self, number: int) -> Group:
         return self.groups.setdefault(number, Group())
 
@@ -276,7 +302,9 @@ class AsyncUnits:
 
     def _complete(self, p: Product, group: Group) -> None:
         now = self.read(p)
-        if not all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(now, p.seen, strict=True)):
+        if not all(
+            np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(now, p.seen, strict=True)
+        ):
             raise EmulationError("the operands of a product changed while it was under way")
         a, b = (factors(x, dtype).astype(p.wide) for x, dtype in zip(now, p.dtypes, strict=True))
         if p.places is not None:
@@ -405,9 +433,13 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
     b.late_enough(m)
     looked, own = b.units.arena.looked, slice(b.first // WARP, -(-(b.first + len(m)) // WARP))
     if looked is not None and looked[own, tmap.cells(byte(m, to))].any():
-        raise EmulationError("TMA writes what threads of the block have read, and they have made no proxy fence since")
+        raise EmulationError(
+            "TMA writes what threads of the block have read, and they have made no proxy fence since"
+        )
     at, handed = [int(one(m, c)) for c in coordinates], None
-    if b.clocks is not None:  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
+    if (
+        b.clocks is not None
+    ):  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
         who, arena, cells = np.flatnonzero(m), b.units.arena, tmap.cells(byte(m, to))
         b.touch(arena, cells, np.full(cells.shape, who[0]), True)
         arena.unfenced[cells] = -1
@@ -489,10 +521,18 @@ def product(name: str) -> Callable[..., None]:
             if trans[0] == "r":
                 f = wgmma_a(8 * np.dtype(numerics.storage(dtypes[0])).itemsize)
                 index = np.indices(f.shape)
-                left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index))
+                left = Held(
+                    a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index)
+                )
             else:
                 left = (int(one(mine, a)), 64, trans[0] == "1")
-            b.units.issue(g, d.memory.data, base, n, Product(key, left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b))
+            b.units.issue(
+                g,
+                d.memory.data,
+                base,
+                n,
+                Product(key, left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b),
+            )
 
     return run
 
@@ -500,7 +540,11 @@ def product(name: str) -> Callable[..., None]:
 def sparse_product(name: str) -> Callable[..., None]:
     """``ts::wgmma_sp_m64n256k32_bf16_01_s0``."""
     shape, *kinds, trans, selector = name.removeprefix("ts::wgmma_sp_").split("_")
-    n, dtypes, pair = int(shape.partition("n")[2].partition("k")[0]), (DTYPES[kinds[0]], DTYPES[kinds[-1]]), int(selector[1:])
+    n, dtypes, pair = (
+        int(shape.partition("n")[2].partition("k")[0]),
+        (DTYPES[kinds[0]], DTYPES[kinds[-1]]),
+        int(selector[1:]),
+    )
     sums = "int32" if dtypes[0] in ("int8", "uint8") else "float32"
     size = numerics.storage(dtypes[0]).itemsize
     if size == 4 or size == 1 and pair:
@@ -512,9 +556,14 @@ def sparse_product(name: str) -> Callable[..., None]:
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
             base = int(one(mine, d.index))
             who, at = np.flatnonzero(mine), int(one(mine, places.index))
-            words = lambda who=who, at=at: places.memory.data[who, at].reshape(4, 8, 4)  # warp, lane // 4, lane % 4  # noqa: E731
+
+            def words(who: Any = who, at: int = at) -> Any:
+                return places.memory.data[who, at].reshape(4, 8, 4)  # warp, lane // 4, lane % 4
+
             left, right = (int(one(mine, a)), 64, trans[0] == "1"), (int(one(mine, bb)), n, trans[1] == "1")
-            made = Product((id(d.memory), g, base), left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b)
+            made = Product(
+                (id(d.memory), g, base), left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b
+            )
             made.places = lambda words=words: kept_places(words(), size, pair)
             b.units.issue(g, d.memory.data, base, n, made)
 
@@ -522,9 +571,10 @@ def sparse_product(name: str) -> Callable[..., None]:
 
 
 def kept_places(words: Any, size: int, pair: int) -> Any:
-    """The places of a warpgroup's 64 rows, (64, words of 16 or 32 bits), from its threads' registers, (4, 8, 4): PTX ISA, "Sparse matrix
-    storage". Of 16-bit operands the selector's two threads of each four have those of 16 elements, of rows g and g + 8; of 8-bit ones
-    each has 32 elements of a row, the odd ones those of g + 8."""
+    """The places of a warpgroup's 64 rows, (64, words of 16 or 32 bits), from its threads' registers, (4, 8,
+    4): PTX ISA, "Sparse matrix storage". Of 16-bit operands the selector's two threads of each four have
+    those of 16 elements, of rows g and g + 8; of 8-bit ones each has 32 elements of a row, the odd ones those
+    of g + 8."""
     if size == 2:
         two = words[..., 2 * pair : 2 * pair + 2]
         return np.concatenate([two & 0xFFFF, two >> 16], axis=1).reshape(64, 2).astype(np.uint16)
@@ -584,13 +634,27 @@ def find(name: str) -> Callable[..., Any] | None:
         return waited(int(number.partition(",")[0]))
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::cp_async_commit": lambda b, m: b.units.copies.commit(m),
-        "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
-        "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
-        "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
-        "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
-        "ts::fence_proxy_async_global": lambda b, m: None,  # stores land when they are awaited, which comes before threads' writes
-        "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "ts::wgmma_behind": _nothing, "ts::block_ends": _nothing,
+        "ts::mbarrier_init": barrier_init,
+        "ts::mbarrier_expect": barrier_expect,
+        "ts::mbarrier_wait": barrier_wait,
+        "ts::mbarrier_arrive": barrier_arrive,
+        "ts::mbarrier_expect_tx": barrier_expect_tx,
+        "ts::mbarrier_arrive_warp": barrier_arrive_warp,
+        "ts::fence_mbarrier_init": fence_init,
+        "ts::tma_load": tma_load,
+        "ts::tma_store": storing(""),
+        "ts::bulk_commit": bulk_commit,
+        "ts::fence_proxy_async": fence_proxy,
+        "ts::fence_proxy_async_global": lambda b, m: (
+            None
+        ),  # stores land when they are awaited, which comes before threads' writes
+        "ts::wgmma_fence": fence,
+        "ts::wgmma_commit": commit,
+        "ts::wgmma_arrived": _nothing,
+        "ts::fewer_registers": _nothing,
+        "ts::more_registers": _nothing,
+        "ts::wgmma_behind": _nothing,
+        "ts::block_ends": _nothing,
         "ts::wgmma_read": _nothing,
-    }  # fmt: skip
+    }
     return plain_ones.get(plain)

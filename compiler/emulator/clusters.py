@@ -1,5 +1,6 @@
-"""Blocks of an emulated cluster that reach each other, and executors of a block that wait for one another: multicast copies, arrivals in
-other blocks, meetings, counters in shared memory (include/ts/cluster.cuh, hopper.cuh)."""
+"""Blocks of an emulated cluster that reach each other, and executors of a block that wait for one another:
+multicast copies, arrivals in other blocks, meetings, counters in shared memory (include/ts/cluster.cuh,
+hopper.cuh)."""
 
 from __future__ import annotations
 
@@ -60,9 +61,14 @@ def shared_signal(op: str) -> Callable[..., None]:
         for who in np.flatnonzero(m):
             amount = int(np.broadcast_to(value, m.shape)[who])
             tile.data[at] = OPS[op](int(tile.data[at]), amount)
-            handed, key = b.clocks.release(np.array([who + b.first])), (id(tile.arena), tile.offset + at * tile.size)
+            handed, key = (
+                b.clocks.release(np.array([who + b.first])),
+                (id(tile.arena), tile.offset + at * tile.size),
+            )
             before = b.units.interleaving.handed.get(key)
-            b.units.interleaving.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
+            b.units.interleaving.handed[key] = (
+                handed if op == "set" or before is None else np.maximum(before, handed)
+            )
         b.units.yields()
 
     return run

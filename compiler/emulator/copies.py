@@ -1,7 +1,9 @@
-"""Copies that an emulated block's threads start by cp.async: what they bring is there when its thread has waited for its group, not before.
+"""Copies that an emulated block's threads start by cp.async: what they bring is there when its thread has
+waited for its group, not before.
 
-Their bytes of shared memory hold garbage until then, and nobody may touch them. A copy is a write by its thread when it is issued, which
-readers of what was there must have met, and again when it is complete, which readers of what it brings must meet.
+Their bytes of shared memory hold garbage until then, and nobody may touch them. A copy is a write by its
+thread when it is issued, which readers of what was there must have met, and again when it is complete, which
+readers of what it brings must meet.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ class EmulationError(AssertionError):
 
 
 def overlap(some: Any, others: Any) -> bool:
-    """Whether two lists of cells, neither of them empty, have one in common. Most are of different tiles, so their bounds decide."""
+    """Whether two lists of cells, neither of them empty, have one in common. Most are of different tiles, so
+    their bounds decide."""
     low, high = max(some.min(), others.min()), min(some.max(), others.max())
     if low > high:
         return False
@@ -43,7 +46,8 @@ class Copies:
     def __init__(self) -> None:
         self.open: list[Part] = []
         self.groups: list[list[Part]] = []
-        #: whether a copy into a cell of the block's shared memory is under way: into no cell are two, since the second would touch it
+        #: whether a copy into a cell of the block's shared memory is under way: into no cell are two, since
+        #: the second would touch it
         self.coming = np.zeros(0, bool)
 
     def touched(self, cells: Any) -> None:
@@ -64,14 +68,22 @@ class Copies:
         index = source.index[who][:, None] + np.arange(size // item)
         there = np.arange(size // item)[None] * item < counts[:, None]
         if there.any() and (index[there].min() < 0 or index[there].max() >= memory.data.size):
-            raise EmulationError(f"{memory.name}: a copy of elements {index[there].min()}…{index[there].max()} of {memory.data.size}")
+            raise EmulationError(
+                f"{memory.name}: a copy of elements {index[there].min()}…{index[there].max()} of "
+                f"{memory.data.size}"
+            )
 
         def read() -> Any:
             found = memory.data[np.where(there, index, 0)]
             found[~there] = 0
             return np.ascontiguousarray(found).view(np.uint8).reshape(len(who), size)
 
-        b.touch(memory, np.where(there, index, index[:, :1]) if there.all() else index[there], _who(who, there), False)
+        b.touch(
+            memory,
+            np.where(there, index, index[:, :1]) if there.all() else index[there],
+            _who(who, there),
+            False,
+        )
         self.touched(cells)
         b.touch(arena, cells, np.broadcast_to(who[:, None], cells.shape), True)
         arena.data[cells] = b.draw.integers(0, 256, cells.shape, np.uint8)

@@ -1,6 +1,7 @@
-"""Interleaving of an emulated cluster: its blocks, their roles and their warps are functions in threads of their own, of which one runs at
-a time. Who comes next is drawn; copies arrive in between, with an odd seed at any time, with an even one only when nobody else can go on.
-Of six seeds the second pair lets the producer run ahead as far as it can, the third the consumers."""
+"""Interleaving of an emulated cluster: its blocks, their roles and their warps are functions in threads of
+their own, of which one runs at a time. Who comes next is drawn; copies arrive in between, with an odd seed at
+any time, with an even one only when nobody else can go on. Of six seeds the second pair lets the producer run
+ahead as far as it can, the third the consumers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Role:
 
 
 class Interleaving:
-    """Who of a cluster's blocks and of their roles runs: one at a time. A role may start others and goes on when they have ended."""
+    """Who of a cluster's blocks and of their roles runs: one at a time. A role may start others and goes on
+    when they have ended."""
 
     def __init__(self, draw: Any, seed: int):
         self.draw, self.late, self.haste = draw, seed % 2 == 0, seed // 2 % 3
@@ -91,7 +93,9 @@ class Interleaving:
                 self.loads.pop(int(self.draw.integers(len(self.loads)))).arrive()
                 continue
             if not ready:
-                raise EmulationError("no role of the block can go on: each waits for a phase that does not end")
+                raise EmulationError(
+                    "no role of the block can go on: each waits for a phase that does not end"
+                )
             r = self.current = self._next(ready)
             r.turn.release()
             self.back.acquire()

@@ -1,8 +1,10 @@
-"""Runs a GPU kernel's thread IR without a GPU: all threads of a block in step, as lanes of NumPy arrays, one block after another.
+"""Runs a GPU kernel's thread IR without a GPU: all threads of a block in step, as lanes of NumPy arrays, one
+block after another.
 
-What in step would hide is looked for instead: every byte of shared memory and every element of global memory remembers who touched it
-since the block's threads last met, and two threads that touch one without a meeting between them, one of them writing, are a race. Memory
-and registers begin as garbage. A barrier that not all of its threads reach is an error.
+What in step would hide is looked for instead: every byte of shared memory and every element of global memory
+remembers who touched it since the block's threads last met, and two threads that touch one without a meeting
+between them, one of them writing, are a race. Memory and registers begin as garbage. A barrier that not all
+of its threads reach is an error.
 """
 
 from __future__ import annotations
@@ -62,16 +64,26 @@ class Emulator:
         #: whether engines write what they must know nobody reads
         self.watches = any(name.startswith("ts::tma_load") for name in self.called)
         #: whether executors wait for each other by counters, wherever that stands
-        self.waits = any(name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
+        self.waits = any(
+            name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier")
+            for name in self.called
+        )
 
     def number(self, var: Any) -> int:
-        """What stands for a variable while the kernel runs: TVM's variables take long to compare, and each is looked up many times."""
+        """What stands for a variable while the kernel runs: TVM's variables take long to compare, and each is
+        looked up many times."""
         return self.numbers.setdefault(var, len(self.numbers))
 
-    def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0,
-               shapes: dict[str, tuple[int, ...]] | None = None) -> None:
-        """Runs all blocks. ``args``: by parameter name flat arrays in storage dtypes, changed in place, and numbers. ``shapes``: the
-        arrays' extents, for tensor maps."""
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        args: dict[str, Any],
+        symbols: list[int],
+        seed: int = 0,
+        shapes: dict[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Runs all blocks. ``args``: by parameter name flat arrays in storage dtypes, changed in place, and
+        numbers. ``shapes``: the arrays' extents, for tensor maps."""
         shapes = shapes or {}
         draw = np.random.default_rng(seed)
         values: dict[int, Any] = {}
@@ -87,7 +99,9 @@ class Emulator:
             elif source.kind == "failure":
                 memory[of] = Memory(var.name, np.zeros(3, np.int64), 3)
             elif source.kind == "param" and tirx.is_buffer_var(var):
-                memory[of] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
+                memory[of] = Memory(
+                    var.name, args[self.names[source.index]], args[self.names[source.index]].size
+                )
             else:
                 values[of] = _typed(args[self.names[source.index]], str(var.ty))
         dims = self.kernel.cluster
@@ -121,7 +135,12 @@ class Emulator:
                     name = self.names[m.param]
                     values[of] = TensorMap(args[task.rank][name].reshape(shapes[name]), m.box, m.swizzle)
                 else:
-                    own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
+                    own = {
+                        "param": args[task.rank].get(name),
+                        "rank": task.rank,
+                        "world": len(args),
+                        "team": None,
+                    }
                     value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
                     values[of] = value if value is None else _typed(value, str(var.ty))
             (b,) = self._made([blocks[task.block]], values, memory, interleaving.Interleaving(draw, seed))
@@ -131,7 +150,14 @@ class Emulator:
         with np.errstate(all="ignore"):
             world.interleaving.together([partial(run, t) for t in world.tasks])
 
-    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], draw: Any, seed: int) -> None:
+    def _cluster(
+        self,
+        blocks: list[tuple[int, int, int]],
+        values: dict[int, Any],
+        memory: dict[int, Any],
+        draw: Any,
+        seed: int,
+    ) -> None:
         """Runs the blocks of a cluster, in turns."""
         made = self._made(blocks, values, memory, interleaving.Interleaving(draw, seed))
         if len(made) == 1:
@@ -139,12 +165,17 @@ class Emulator:
         else:
             made[0].units.interleaving.together([partial(self._block, b) for b in made])
 
-    def _made(self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], order: Any) -> list[Block]:
+    def _made(
+        self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], order: Any
+    ) -> list[Block]:
         """The blocks of a cluster, by rank, before they begin."""
         n = self.kernel.threads
         everyone = np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[async_units.AsyncUnits] = []
-        told = any(name.startswith("ts::shared_") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
+        told = any(
+            name.startswith("ts::shared_") or name in ("ts::mbarrier_arrive", "ts::named_barrier")
+            for name in self.called
+        )
         clocks, moments = Clocks(everyone[:, 4]) if told else None, Moments(everyone)
         made = []
         for rank, at in enumerate(blocks):
@@ -152,7 +183,11 @@ class Emulator:
             b = Block(n, dict(values), dict(memory), moments, rank * n, order.draw, cluster[-1], clocks)
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
-                b.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
+                b.values[var] = (
+                    np.arange(n, dtype=np.int32)
+                    if tag == "threadIdx.x"
+                    else np.int32(at["xyz".index(tag[-1])])
+                )
             made.append(b)
         return made
 
@@ -166,7 +201,8 @@ class Emulator:
             raise EmulationError(f"the launch failed: {self.kernel.sites[b.failed[0]]}")
 
     def _split(self, b: Block) -> None:
-        """Runs the warps of a block each on its own (its warpgroups, where they multiply), since some wait for others."""
+        """Runs the warps of a block each on its own (its warpgroups, where they multiply), since some wait
+        for others."""
         width = WARPGROUP if any(name.startswith("ts::wgmma") for name in self.called) else WARP
         parts = []
         for g in range(-(-b.threads // width)):
@@ -266,7 +302,12 @@ class Emulator:
         return run
 
     def s_AllocBuffer(self, s: Any) -> Any:
-        buf, name, dtype, count = self.number(s.buffer), s.buffer.name, str(s.buffer.ty.dtype), int(s.buffer.ty.shape[0])
+        buf, name, dtype, count = (
+            self.number(s.buffer),
+            s.buffer.name,
+            str(s.buffer.ty.dtype),
+            int(s.buffer.ty.shape[0]),
+        )
         if s.buffer.ty.storage_scope == "shared":
 
             def arena(b: Block, m: Any) -> None:
@@ -289,7 +330,9 @@ class Emulator:
 
             def twin(b: Block, m: Any) -> None:
                 found = pointer(b, m).memory
-                b.memory[buf] = found if not isinstance(found, Tile) else Tile(name, found.arena, found.offset, dtype)
+                b.memory[buf] = (
+                    found if not isinstance(found, Tile) else Tile(name, found.arena, found.offset, dtype)
+                )
 
             return twin
         var, offset = _placed(s.data)
@@ -317,14 +360,23 @@ class Emulator:
             source = self.number(s.value.source)
 
             def vector(b: Block, m: Any) -> None:
-                store(b, m, b.memory[buf], index(b, m), load(b, m, b.memory[source], from_index(b, m), lanes), lanes)
+                store(
+                    b,
+                    m,
+                    b.memory[buf],
+                    index(b, m),
+                    load(b, m, b.memory[source], from_index(b, m), lanes),
+                    lanes,
+                )
 
             return vector
         value = self.expr(s.value.value if lanes > 1 else s.value)
 
         def run(b: Block, m: Any) -> None:
             v = spread(encoded(value(b, m), dtype), m)
-            store(b, m, b.memory[buf], index(b, m), v if lanes == 1 else np.repeat(v[:, None], lanes, 1), lanes)
+            store(
+                b, m, b.memory[buf], index(b, m), v if lanes == 1 else np.repeat(v[:, None], lanes, 1), lanes
+            )
 
         return run
 
@@ -365,7 +417,11 @@ class Emulator:
         if isinstance(e, ir.Call):
             return self._call(e)
         op, a, b_ = _BINARY[kind], self.expr(e.a), self.expr(e.b)
-        if kind in ("FloorDiv", "FloorMod", "Div", "Mod") and "int" in str(e.ty) and not (isinstance(e.b, tirx.IntImm) and int(e.b.value)):
+        if (
+            kind in ("FloorDiv", "FloorMod", "Div", "Mod")
+            and "int" in str(e.ty)
+            and not (isinstance(e.b, tirx.IntImm) and int(e.b.value))
+        ):
             return lambda b, m: op(a(b, m), np.where(np.asarray(y := b_(b, m)) == 0, np.ones_like(y), y))
         return lambda b, m: op(a(b, m), b_(b, m))
 
@@ -398,7 +454,12 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
-            function = FUNCTIONS.get(name) or ranks.FUNCTIONS.get(name) or async_units.find(name) or clusters.find(name)
+            function = (
+                FUNCTIONS.get(name)
+                or ranks.FUNCTIONS.get(name)
+                or async_units.find(name)
+                or clusters.find(name)
+            )
             args = [self.expr(a) for a in e.args[1:]]
             if function is None:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
@@ -418,19 +479,41 @@ def _truncated(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _divide(a: Any, b: Any) -> Any:
-    return np.asarray(a / b) if np.asarray(a).dtype.kind == "f" else _truncated(numerics.truncated_division)(a, b)
+    return (
+        np.asarray(a / b)
+        if np.asarray(a).dtype.kind == "f"
+        else _truncated(numerics.truncated_division)(a, b)
+    )
 
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _divide, "Mod": _truncated(numerics.truncated_remainder),
-    "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
-    "EQ": operator.eq, "NE": operator.ne, "LShift": operator.lshift, "RShift": operator.rshift, "BitwiseAnd": operator.and_,
-    "BitwiseOr": operator.or_, "BitwiseXor": operator.xor, "Min": numerics.minimum, "Max": numerics.maximum,
-}  # fmt: skip
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": _divide,
+    "Mod": _truncated(numerics.truncated_remainder),
+    "FloorDiv": operator.floordiv,
+    "FloorMod": operator.mod,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LShift": operator.lshift,
+    "RShift": operator.rshift,
+    "BitwiseAnd": operator.and_,
+    "BitwiseOr": operator.or_,
+    "BitwiseXor": operator.xor,
+    "Min": numerics.minimum,
+    "Max": numerics.maximum,
+}
 
 
 def _typed(value: Any, dtype: str) -> Any:
-    return np.asarray(value).astype(numerics.compute(dtype))[()] if dtype not in ("bool",) else np.bool_(value)
+    return (
+        np.asarray(value).astype(numerics.compute(dtype))[()] if dtype not in ("bool",) else np.bool_(value)
+    )
 
 
 def _elsewhere(data: Any) -> Any:
@@ -459,7 +542,9 @@ def _meet(column: int, width: int) -> Callable[..., None]:
             if m[mine].all():
                 b.met(mine, column)
             elif b.split:
-                b.units.interleaving.meet((b.units, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
+                b.units.interleaving.meet(
+                    (b.units, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column)
+                )
             else:
                 raise EmulationError("a barrier that not all of its threads reach")
 
@@ -478,7 +563,8 @@ def _cluster_address(b: Block, m: Any, where: Pointer, rank: Any) -> Pointer:
 
 
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
-    """A warpgroup meets, or the consumers, who are the block's first threads. A turn is a meeting too, but nothing may depend on it."""
+    """A warpgroup meets, or the consumers, who are the block's first threads. A turn is a meeting too, but
+    nothing may depend on it."""
     numbers = np.unique(np.broadcast_to(number, m.shape)[m])
     count, which = int(np.asarray(threads).ravel()[0]), int(numbers[0])
     if len(numbers) > 1 and (which in TURNS or CONSUMERS in numbers):
@@ -497,7 +583,9 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
 
 
 def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
-    b.units.interleaving.arrive((b.units, int(async_units.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum()))
+    b.units.interleaving.arrive(
+        (b.units, int(async_units.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum())
+    )
     b.units.yields()
 
 
@@ -509,7 +597,9 @@ def _waits(s: Any) -> bool:
 def _called(s: Any) -> set[str]:
     """The functions that a statement calls."""
     names: set[str] = set()
-    structural_walk(s, (ir.Call, lambda c: names.add(str(c.args[0].value)) if c.op.name in EXTERN_CALLS else None))
+    structural_walk(
+        s, (ir.Call, lambda c: names.add(str(c.args[0].value)) if c.op.name in EXTERN_CALLS else None)
+    )
     return names
 
 
@@ -543,8 +633,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::fail": _fail,
     "printf": _printf,
     **matrices.FUNCTIONS,
-    **{f"ts::{how}red_add{n}_{k}": threads.red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
-       for n in (2, 4, 8) for how in ("", "publishing_")},
-    **{f"ts::{how}_{kind}": threads.atomic(kind.partition("_")[0])
-       for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store") for how in ("atomic", "publishing")},
+    **{
+        f"ts::{how}red_add{n}_{k}": threads.red_add(n, d)
+        for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
+        for n in (2, 4, 8)
+        for how in ("", "publishing_")
+    },
+    **{
+        f"ts::{how}_{kind}": threads.atomic(kind.partition("_")[0])
+        for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store")
+        for how in ("atomic", "publishing")
+    },
 }

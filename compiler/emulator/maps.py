@@ -1,4 +1,5 @@
-"""Tensor maps and swizzles of shared memory, as the emulated TMA and the emulated tensor cores see them (`engines`)."""
+"""Tensor maps and swizzles of shared memory, as the emulated TMA and the emulated tensor cores see them
+(`engines`)."""
 
 from __future__ import annotations
 
@@ -29,9 +30,13 @@ class TensorMap:
     def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
         """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
         if coordinates[0] * self.array.dtype.itemsize % 16:
-            raise EmulationError(f"a box begins at column {coordinates[0]}, no multiple of 16 bytes: an illegal instruction")
+            raise EmulationError(
+                f"a box begins at column {coordinates[0]}, no multiple of 16 bytes: an illegal instruction"
+            )
         starts = coordinates[::-1]
-        parts = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)]
+        parts = [
+            (max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)
+        ]
         if not all(a < z for a, z in parts):
             return None
         box = tuple(slice(a - s, z - s) for (a, z), s in zip(parts, starts, strict=True))
@@ -41,7 +46,9 @@ class TensorMap:
         """The bytes of shared memory of a box that begins at byte ``at``, in the box's order."""
         size = self.array.dtype.itemsize
         if self.swizzle and (self.box[-1] * size != self.swizzle or at % (8 * self.swizzle)):
-            raise EmulationError(f"a box of {self.box[-1] * size} bytes a row at byte {at}, under a swizzle of {self.swizzle}")
+            raise EmulationError(
+                f"a box of {self.box[-1] * size} bytes a row at byte {at}, under a swizzle of {self.swizzle}"
+            )
         if any(n > 256 for n in self.box):
             raise EmulationError(f"a box of {self.box}")
         return swizzled(at + np.arange(int(np.prod(self.box)) * size), self.swizzle)

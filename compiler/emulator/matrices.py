@@ -1,4 +1,5 @@
-"""A warp's matrices on emulated threads: ldmatrix, stmatrix, products by mma.sync, arithmetic of two 16-bit floats at once."""
+"""A warp's matrices on emulated threads: ldmatrix, stmatrix, products by mma.sync, arithmetic of two 16-bit
+floats at once."""
 
 from __future__ import annotations
 
@@ -35,10 +36,15 @@ def _ldmatrix(trans: bool) -> Callable[..., None]:
             raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
         each = 4 // row.memory.size
         rows = load(b, m, row.memory, row.index, 4 * each)
-        lanes, elements = np.flatnonzero(m)[:, None], np.arange(4 * each)  # each lane has so many of each of four matrices
+        lanes, elements = (
+            np.flatnonzero(m)[:, None],
+            np.arange(4 * each),
+        )  # each lane has so many of each of four matrices
         beside, below = each * (lanes % 4) + elements % each, lanes % WARP // 4
         line, col = (beside, below) if trans else (below, beside)
-        to.memory.data[lanes, to.index[m][:, None] + elements] = rows[lanes // WARP * WARP + 8 * (elements // each) + line, col]
+        to.memory.data[lanes, to.index[m][:, None] + elements] = rows[
+            lanes // WARP * WARP + 8 * (elements // each) + line, col
+        ]
 
     return run
 
@@ -57,14 +63,17 @@ def _stmatrix(count: int, trans: bool) -> Callable[..., None]:
         for col in range(8):
             r, c = (np.full_like(lanes, col), line) if trans else (line, np.full_like(lanes, col))
             holder = first + 4 * r + c // 2
-            rows[there, col] = held.memory.data[holder, held.index[holder] + 2 * matrix + c % 2].view(rows.dtype)[there]
+            rows[there, col] = held.memory.data[holder, held.index[holder] + 2 * matrix + c % 2].view(
+                rows.dtype
+            )[there]
         store(b, there, row.memory, row.index, rows, 8)
 
     return run
 
 
 class _Places:
-    """Which thread of a warp holds each element of a matrix, and in which register. Counted once: every product of a warp asks."""
+    """Which thread of a warp holds each element of a matrix, and in which register. Counted once: every
+    product of a warp asks."""
 
     def __init__(self, fragment: Any):
         at = np.indices(fragment.shape)
@@ -76,7 +85,8 @@ class _Places:
 
 
 def _each(b: Block, m: Any, what: str) -> Any:
-    """The warps that run an instruction, (warps, 1, 1): one product of many matrices is faster than many products."""
+    """The warps that run an instruction, (warps, 1, 1): one product of many matrices is faster than many
+    products."""
     return np.array(whole_warps(b, m, what), np.int64)[:, None, None]
 
 
@@ -95,7 +105,8 @@ def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
 
 
 def _mma_sp(dtype: str) -> Callable[..., None]:
-    """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the odd one of the next 16."""
+    """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the
+    odd one of the next 16."""
     a_at, b_at, c_at = _Places(mma_a(16)), _Places(mma_b(16)), _Places(mma_accumulator())
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
@@ -106,22 +117,38 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
             rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
             x = expanded(get(a_at, pa), rows)
             there = c_at.of(d, w)
-            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_at, pb), get(b_at, next_)])
+            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate(
+                [get(b_at, pb), get(b_at, next_)]
+            )
             d.memory.data[there] = made.astype(d.memory.data.dtype)
 
     return run
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
+    **{
+        f"ts::{n}2_{k}": _packed(n, d)
+        for n in ("add", "sub", "mul")
+        for k, d in (("f16", "float16"), ("bf16", "bfloat16"))
+    },
     "ts::ldmatrix_x4": _ldmatrix(False),
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
-    **{f"ts::stmatrix{'_trans' if trans else ''}_x{n}": _stmatrix(n, trans) for n in (1, 2, 4) for trans in (False, True)},
+    **{
+        f"ts::stmatrix{'_trans' if trans else ''}_x{n}": _stmatrix(n, trans)
+        for n in (1, 2, 4)
+        for trans in (False, True)
+    },
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
     "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
     "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
     "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
     "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
-    **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(async_units.DTYPES[x], async_units.DTYPES[y], 8)
-       for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
+    **{
+        f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(
+            async_units.DTYPES[x], async_units.DTYPES[y], 8
+        )
+        for kinds in (("s8", "u8"), ("e4m3", "e5m2"))
+        for x in kinds
+        for y in kinds
+    },
 }

@@ -18,7 +18,8 @@ UNIT = 1 << 16
 
 
 class Memory:
-    """A flat array of elements, and who touched each *cell* (a byte of shared memory, an element of global memory) when."""
+    """A flat array of elements, and who touched each *cell* (a byte of shared memory, an element of global
+    memory) when."""
 
     def __init__(self, name: str, data: Any, cells: int):
         self.name, self.data, self.cells = name, data, cells
@@ -68,13 +69,15 @@ class Tile:
     def __init__(self, name: str, arena: Memory, offset: int, dtype: str):
         self.name, self.arena, self.offset = name, arena, offset
         self.size = np.dtype(numerics.storage(dtype)).itemsize
-        self.data = arena.data[offset : offset + (len(arena.data) - offset) // self.size * self.size].view(numerics.storage(dtype))
+        self.data = arena.data[offset : offset + (len(arena.data) - offset) // self.size * self.size].view(
+            numerics.storage(dtype)
+        )
 
 
 class Moments:
-    """The stamps that accesses were made at. ``everyone``: (threads of the cluster, 5), how often the thread's block, its warpgroup, its
-    warp and its cluster have met, and its time. Threads that have met are often at the same stamps: a cell remembers their number, a
-    moment, not the five of them."""
+    """The stamps that accesses were made at. ``everyone``: (threads of the cluster, 5), how often the
+    thread's block, its warpgroup, its warp and its cluster have met, and its time. Threads that have met are
+    often at the same stamps: a cell remembers their number, a moment, not the five of them."""
 
     def __init__(self, everyone: Any):
         self.everyone = everyone
@@ -88,7 +91,9 @@ class Moments:
         """The moment of each thread of the cluster."""
         if not np.array_equal(self.known, self.everyone):
             self.known = self.everyone.copy()
-            begins = np.append(True, (self.known[1:] != self.known[:-1]).any(1))  # neighbours are mostly at the same stamps
+            begins = np.append(
+                True, (self.known[1:] != self.known[:-1]).any(1)
+            )  # neighbours are mostly at the same stamps
             self.of = (self.count - 1 + begins.cumsum()).astype(np.int32)
             first, self.count = self.count, self.count + int(begins.sum())
             if self.count > self.stamps.shape[1]:
@@ -98,8 +103,8 @@ class Moments:
 
 
 class Clocks:
-    """What each thread of a cluster knows of each other's accesses, where threads order them by more than meetings: vector clocks. A time
-    counts releases and meetings of the whole cluster."""
+    """What each thread of a cluster knows of each other's accesses, where threads order them by more than
+    meetings: vector clocks. A time counts releases and meetings of the whole cluster."""
 
     OWN = 1 << 60
 
@@ -124,15 +129,16 @@ class Clocks:
         self.acquire(who, self.release(who))
 
     def before(self, who: Any, then: Any) -> Any:
-        """Whether all that warps did until the times ``then``, (…, warps), 0: nothing, comes before what ``who`` does."""
+        """Whether all that warps did until the times ``then``, (…, warps), 0: nothing, comes before what
+        ``who`` does."""
         least = np.minimum.reduceat(self.known, np.arange(0, len(self.time), WARP), axis=1)
         return ((then == 0) | (least[who] >= then)).all(-1)
 
 
 @dataclass
 class Block:
-    """One block that runs. ``moments``: of all threads of the cluster; this block's begin at ``first``. ``split``: its warps run each on
-    its own."""
+    """One block that runs. ``moments``: of all threads of the cluster; this block's begin at ``first``.
+    ``split``: its warps run each on its own."""
 
     threads: int
     #: by the variable's number (`Emulator.number`)
@@ -205,18 +211,24 @@ class Block:
                 mem.times(-(-len(self.everyone) // WARP))[cells, who // WARP] = self.everyone[who, 4]
 
     def _units(self) -> list[tuple[int, int]]:
-        """The parts of a block that may meet, the widest first: which of the stamps (`met`) counts it, and its threads."""
-        return [(0, self.threads), *((unit, size) for unit, size in ((1, WARPGROUP), (2, WARP)) if size < self.threads)]
+        """The parts of a block that may meet, the widest first: which of the stamps (`met`) counts it, and
+        its threads."""
+        return [
+            (0, self.threads),
+            *((unit, size) for unit, size in ((1, WARPGROUP), (2, WARP)) if size < self.threads),
+        ]
 
     def _several(self, last: Any, who: Any) -> Any:
-        """What stands for who has read a cell when ``who`` reads it behind ``last``: the narrowest unit that has them all."""
+        """What stands for who has read a cell when ``who`` reads it behind ``last``: the narrowest unit that
+        has them all."""
         made = np.full_like(who, OF_SEVERAL)
         for unit, size in self._units():
             made = np.where(self._unit_of(last, size) == who // size, -2 - unit * UNIT - who // size, made)
         return made
 
     def _unit_of(self, last: Any, size: int) -> Any:
-        """The number of the unit of ``size`` threads that all lie in who have read a cell; -1 where there is none."""
+        """The number of the unit of ``size`` threads that all lie in who have read a cell; -1 where there is
+        none."""
         found = np.where(last >= 0, last // size, -1)
         for unit, inner in self._units():
             if inner <= size:
@@ -225,7 +237,8 @@ class Block:
         return found
 
     def _unordered(self, first: Any, second: Any, moments: Any, cells: Any) -> Any:
-        """Which accesses of threads ``second`` follow another thread's, ``first``, without a meeting of the two behind its moment."""
+        """Which accesses of threads ``second`` follow another thread's, ``first``, without a meeting of the
+        two behind its moment."""
         others = np.flatnonzero((first >= 0) & (first != second))
         if not len(others):
             return others
@@ -236,8 +249,14 @@ class Block:
         then, stamps = mem.read[cells], self.moments.stamps
         met = stamps[3][then] != self.everyone[self.first][3]
         for unit, size in self._units():
-            met |= (self._unit_of(last, size) == who // size) & (stamps[unit][then] != self.everyone[who, unit])
-        return met if self.clocks is None else met | self.clocks.before(who, mem.times(-(-len(self.everyone) // WARP))[cells])
+            met |= (self._unit_of(last, size) == who // size) & (
+                stamps[unit][then] != self.everyone[who, unit]
+            )
+        return (
+            met
+            if self.clocks is None
+            else met | self.clocks.before(who, mem.times(-(-len(self.everyone) // WARP))[cells])
+        )
 
     def ordered(self, first: Any, second: Any, then: Any) -> Any:
         """Whether thread ``second`` has met ``first`` since the moment ``then``."""
@@ -254,7 +273,10 @@ class Block:
     def _refuse(self, bad: Any, mem: Memory, cells: Any, first: Any, second: Any, verb: str) -> None:
         if len(bad):
             a, b, c = (x[bad[0]] for x in (first, second, cells))
-            raise EmulationError(f"race in {mem.name} at {c}: thread {a} {verb} it, thread {b} touches it, and they have not met")
+            raise EmulationError(
+                f"race in {mem.name} at {c}: thread {a} {verb} it, thread {b} touches it, and they have not "
+                "met"
+            )
 
 
 def garbage(draw: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -283,7 +305,9 @@ def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
     who = np.flatnonzero(m)
     if len(who) == len(m):
         found = mem.data[_place(b, m, mem, index, who, lanes, False)]
-        out = found.copy() if isinstance(mem, Registers) else found  # a slice of registers would change with them
+        out = (
+            found.copy() if isinstance(mem, Registers) else found
+        )  # a slice of registers would change with them
     else:
         out = np.zeros((len(m), lanes), mem.data.dtype)
         if len(who):
@@ -299,9 +323,12 @@ def store(b: Block, m: Any, mem: Any, index: Any, value: Any, lanes: int) -> Non
 
 
 def _place(b: Block, m: Any, mem: Any, index: Any, who: Any, lanes: int, writes: bool) -> Any:
-    """What threads ``who`` access, which they may: (threads, lanes), as an index of the memory's elements or of the registers."""
+    """What threads ``who`` access, which they may: (threads, lanes), as an index of the memory's elements or
+    of the registers."""
     index = np.asarray(index)
-    if isinstance(mem, Registers) and (index.size == 1 or index.strides == (0,)):  # the same for all, as numbers of registers mostly are
+    if isinstance(mem, Registers) and (
+        index.size == 1 or index.strides == (0,)
+    ):  # the same for all, as numbers of registers mostly are
         first = int(index.flat[0])
         inside(mem, first, first, lanes)
         return (slice(None) if len(who) == len(m) else who), slice(first, first + lanes)

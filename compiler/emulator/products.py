@@ -1,4 +1,5 @@
-"""Products of warpgroups on the emulated GPU: where their operands lie in shared memory, and what they are."""
+"""Products of warpgroups on the emulated GPU: where their operands lie in shared memory, and what they
+are."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Product:
     dtypes: tuple[str, str]
     sums: str
     block: Any
-    #: where the numbers of a left operand that keeps two in four belong, (64, words), from registers; None: it is whole
+    #: where the numbers of a left operand that keeps two in four belong, (64, words), from registers; None:
+    #: it is whole
     places: Any = None
     asked: Any = None
     #: where each operand lies in shared memory, once somebody has asked
@@ -63,8 +65,9 @@ def factors(stored: Any, dtype: str) -> Any:
 
 
 def operand(p: Product, which: int) -> Any:
-    """The first byte of each element of an operand, 32 bytes of each row (64 beside one that keeps two in four), by its descriptor (PTX
-    ISA, "Matrix Descriptor Format", "Strides"). Across rows there are 16-bit elements alone."""
+    """The first byte of each element of an operand, 32 bytes of each row (64 beside one that keeps two in
+    four), by its descriptor (PTX ISA, "Matrix Descriptor Format", "Strides"). Across rows there are 16-bit
+    elements alone."""
     descriptor, rows, across = p.b if which or isinstance(p.a, Held) else p.a
     start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
     width = SWIZZLE_OF.get(descriptor >> 62)

@@ -1,11 +1,12 @@
-"""A launch of several ranks on the emulated GPU: all blocks of all ranks take turns, which a seed draws, wherever one tells another
-something or waits for it.
+"""A launch of several ranks on the emulated GPU: all blocks of all ranks take turns, which a seed draws,
+wherever one tells another something or waits for it.
 
-Memory is as it would be if every store were seen at once, so what a GPU might do otherwise is looked for instead, as it is inside a block:
-every element of a tensor remembers when which block touched it last, and an access that conflicts with another block's must know of that by
-signals, waits and meetings (include/ts/team.cuh). A release tells what the block's threads did before they met last, an acquire serves all
-of them once they have met behind it: the meetings that passes/insert_barriers.py puts around both. The flags at the ends of a launch are
-not run.
+Memory is as it would be if every store were seen at once, so what a GPU might do otherwise is looked for
+instead, as it is inside a block: every element of a tensor remembers when which block touched it last, and an
+access that conflicts with another block's must know of that by signals, waits and meetings
+(include/ts/team.cuh). A release tells what the block's threads did before they met last, an acquire serves
+all of them once they have met behind it: the meetings that passes/insert_barriers.py puts around both. The
+flags at the ends of a launch are not run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from tilescale.compiler.sim.tiles import updated
 
 
 class Cells:
-    """Who touched each element of a rank's tensor, and when: for every block how often its threads had met by then; -1: never."""
+    """Who touched each element of a rank's tensor, and when: for every block how often its threads had met by
+    then; -1: never."""
 
     def __init__(self, blocks: int, size: int):
         self.wrote = np.full((blocks, size), -1, np.int64)
@@ -61,14 +63,18 @@ class World:
     def __init__(self, arrays: list[dict[str, Any]], blocks: int, draw: Any):
         self.arrays, self.blocks = arrays, blocks
         total = len(arrays) * blocks
-        self.cells = [{name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)} for of in arrays]
+        self.cells = [
+            {name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)}
+            for of in arrays
+        ]
         self.clocks: dict[Any, Any] = {}
         self.counts: dict[Any, int] = {}
         self.interleaving = Interleaving(draw, 0)
         self.tasks = [Task(k, k // blocks, k % blocks, np.zeros(total, np.int64)) for k in range(total)]
 
     def view(self, task: Task, rank: int, name: str) -> Memory:
-        """A rank's tensor as one block sees it: the data are everyone's, what its threads touched since they met is its own."""
+        """A rank's tensor as one block sees it: the data are everyone's, what its threads touched since they
+        met is its own."""
         if (rank, name) not in task.views:
             data = self.arrays[rank][name]
             task.views[rank, name] = Memory(name, data, data.size)
@@ -77,9 +83,11 @@ class World:
     def place(self, task: Task, memory: Memory) -> tuple[int, str]:
         return next(key for key, m in task.views.items() if m is memory)
 
-    # -- what is known ------------------------------------------------------------------------------------------------
+    # -- what is known
+    # ------------------------------------------------------------------------------------------------
     def knowledge(self, b: Block, thread: int) -> Any:
-        """What a thread knows of all blocks: what it heard itself, and what any heard before the threads met."""
+        """What a thread knows of all blocks: what it heard itself, and what any heard before the threads
+        met."""
         task: Task = b.task
         now = int(b.stamps[thread, 0])
         for h in [h for h in task.acquired if h.stamp < int(b.stamps[:, 0].min())]:
@@ -123,12 +131,14 @@ class World:
                     other, cell = (int(x[0]) for x in np.nonzero(bad))
                     them = self.tasks[other]
                     raise EmulationError(
-                        f"race in {memory.name} of rank {where[0]} at {at[cell]}: block {them.block} of rank {them.rank} {verb} it, block "
+                        f"race in {memory.name} of rank {where[0]} at {at[cell]}: block {them.block} of "
+                        f"rank {them.rank} {verb} it, block "
                         f"{task.block} of rank {task.rank} touches it, and nothing orders the two"
                     )
         (record.wrote if writes else record.read)[task.number, flat] = b.stamps[threads, 0]
 
-    # -- waiting ------------------------------------------------------------------------------------------------------
+    # -- waiting
+    # ------------------------------------------------------------------------------------------------------
     def until(self, ready: Callable[[], bool]) -> None:
         self.interleaving.yields(ready)
 
@@ -184,11 +194,18 @@ def _signal(op: str) -> Callable[..., None]:
 
 
 _HOLDS: list[Callable[[int, int], bool]] = [
-    lambda x, v: x >= v, lambda x, v: x == v, lambda x, v: x > v, lambda x, v: x != v, lambda x, v: x <= v, lambda x, v: x < v,
-]  # fmt: skip
+    lambda x, v: x >= v,
+    lambda x, v: x == v,
+    lambda x, v: x > v,
+    lambda x, v: x != v,
+    lambda x, v: x <= v,
+    lambda x, v: x < v,
+]
 
 
-def _wait(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, value: Any, compare: Any, site: Any) -> None:
+def _wait(
+    b: Block, m: Any, team: Any, pointer: Pointer, index: Any, value: Any, compare: Any, site: Any
+) -> None:
     thread = _one(m, "a wait")
     at, wanted = (int(np.broadcast_to(x, m.shape)[thread]) for x in (index, value))
     rank, name = b.world.place(b.task, pointer.memory)
@@ -197,7 +214,17 @@ def _wait(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, value: Any,
     b.world.acquire(b, thread, (rank, name, at))
 
 
-def _test(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, inside: Any, value: Any, compare: Any, site: Any) -> Any:
+def _test(
+    b: Block,
+    m: Any,
+    team: Any,
+    pointer: Pointer,
+    index: Any,
+    inside: Any,
+    value: Any,
+    compare: Any,
+    site: Any,
+) -> Any:
     rank, name = b.world.place(b.task, pointer.memory)
     holds, out = _HOLDS[_scalar(compare, m)], np.zeros(m.shape, np.int32)
     for thread in np.flatnonzero(m):
@@ -224,7 +251,9 @@ def _system(kind: str) -> Callable[..., Any]:
             key = (rank, name, int(at))
             b.world.until(lambda: True)  # others may come first
             out[thread] = before = numerics.decode(data[at], dtype)
-            data[at] = numerics.encode(updated(before, given if dtype in numerics.FLOATS else int(given), kind, dtype), dtype)
+            data[at] = numerics.encode(
+                updated(before, given if dtype in numerics.FLOATS else int(given), kind, dtype), dtype
+            )
             if kind == "store":
                 b.world.clocks.pop(key, None)
             else:
@@ -259,7 +288,8 @@ def _list_of_ranks(b: Block, m: Any, *ranks: Any) -> tuple[int, ...]:
 
 
 def _there(b: Block, ranks: list[int]) -> tuple[int, ...]:
-    """Those who meet, in the order of the launch's ranks: by it those who expect one another find each other."""
+    """Those who meet, in the order of the launch's ranks: by it those who expect one another find each
+    other."""
     if any(not 0 <= rank < len(b.world.arrays) for rank in ranks):
         raise EmulationError(f"a team of ranks {ranks}, of which some are not there")
     return tuple(sorted(ranks))

@@ -16,7 +16,8 @@ from tilescale.language.symbolic import Sym, settle
 
 
 def launch(prim: Any, args: dict[str, Any], arch: str = "sm_90a", seed: int = 0) -> dict[str, Any]:
-    """Runs one launch of a ``@T.prim_func`` (or a traced program) on the emulated GPU and gives the arrays it leaves, by name.
+    """Runs one launch of a ``@T.prim_func`` (or a traced program) on the emulated GPU and gives the arrays it
+    leaves, by name.
 
     Args:
         args: by parameter name arrays in storage dtypes (never written) and numbers.
@@ -37,18 +38,28 @@ def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0)
     return arrays
 
 
-def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
-    """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
+def run_ranks(
+    kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], seed: int = 0
+) -> list[dict[str, Any]]:
+    """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are
+    then."""
     bound = [_bound(kernel, program, a) for a in args]
     made = Emulator(kernel, [p.name for p in program.params])
-    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed, {k: v.shape for k, v in bound[0][2].items()})
+    made.ranks(
+        bound[0][0],
+        [flat for _, flat, _, _ in bound],
+        bound[0][3],
+        seed,
+        {k: v.shape for k, v in bound[0][2].items()},
+    )
     return [arrays for _, _, arrays, _ in bound]
 
 
 def _bound(
     kernel: ThreadKernel, program: Any, args: dict[str, Any]
 ) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
-    """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
+    """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic
+    extents."""
     symbols: dict[str, int] = {}
     arrays: dict[str, Any] = {}
     flat = dict(args)

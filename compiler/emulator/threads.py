@@ -48,7 +48,8 @@ def vote(b: Block, m: Any, test: Any) -> Any:
 
 
 def shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
-    """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
+    """The instruction names all lanes of the warp, so all that the block has must be there, partners or
+    not."""
     lanes = np.arange(b.threads)
     warps = lanes // WARP
     if not m[np.isin(warps, warps[m])].all():
@@ -64,7 +65,9 @@ def lane(kind: str) -> Callable[..., Any]:
         lanes = np.arange(b.threads)
         if not m[np.isin(lanes // WARP, lanes[m] // WARP)].all():
             raise EmulationError("a shuffle in part of a warp")
-        there = taken_from(kind, lanes % WARP, np.broadcast_to(by, m.shape), int(np.asarray(width).ravel()[0]))
+        there = taken_from(
+            kind, lanes % WARP, np.broadcast_to(by, m.shape), int(np.asarray(width).ravel()[0])
+        )
         return np.broadcast_to(value, m.shape)[lanes // WARP * WARP + there]
 
     return run
@@ -80,7 +83,9 @@ def whole_warps(b: Block, m: Any, what: str) -> list[int]:
 def red_add(count: int, dtype: str) -> Callable[..., None]:
     def run(b: Block, m: Any, where: Pointer, values: Pointer) -> None:
         if (where.index[m] % count).any():
-            raise EmulationError(f"{where.memory.name}: {count} elements are added from one on that is no multiple of {count}")
+            raise EmulationError(
+                f"{where.memory.name}: {count} elements are added from one on that is no multiple of {count}"
+            )
         added, one = decoded(load(b, m, values.memory, values.index, count), dtype), atomic("add")
         for k in range(count):
             one(b, m, Pointer(where.memory, where.index + k), added[:, k])

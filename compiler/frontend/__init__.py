@@ -1,1 +1,2 @@
-"""Python functions become tile IR: their AST is rewritten so that control flow calls hooks, then they are run once."""
+"""Python functions become tile IR: their AST is rewritten so that control flow calls hooks, then they are run
+once."""

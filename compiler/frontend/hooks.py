@@ -1,4 +1,5 @@
-"""What rewritten kernels call: one method a construct of Python. Python values keep Python's meaning; device values become IR."""
+"""What rewritten kernels call: one method a construct of Python. Python values keep Python's meaning; device
+values become IR."""
 
 from __future__ import annotations
 
@@ -9,7 +10,18 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import UNBOUND, If, Loop, LoopNest, State, While, is_device, peek
 from tilescale.compiler.builder.held import contents, held_parts, named
-from tilescale.compiler.builder.values import BINARY, Buffer, Poison, Variable, binary, compare, convert, dtype_of, negative, truth
+from tilescale.compiler.builder.values import (
+    BINARY,
+    Buffer,
+    Poison,
+    Variable,
+    binary,
+    compare,
+    convert,
+    dtype_of,
+    negative,
+    truth,
+)
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.scales import EXECUTORS
@@ -37,7 +49,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 class Hooks:
     """The object that a rewritten kernel knows as ``__ts__``."""
 
-    # -- if -------------------------------------------------------------------------------------------------------
+    # -- if
+    # -------------------------------------------------------------------------------------------------------
     def cond(self, test: Any, snapshot: dict[str, Callable[[], Any]]) -> If:
         return If(test, snapshot)
 
@@ -67,10 +80,15 @@ class Hooks:
         b.pop(state.frame)
         b.emit(tirx.IfThenElse(truth(state.test), then, other, b.span(state.loc)))
 
-    # -- loops ----------------------------------------------------------------------------------------------------
+    # -- loops
+    # ----------------------------------------------------------------------------------------------------
     def loop(self, iterable: Any, targets: tuple[str, ...], snapshot: dict[str, Callable[[], Any]]) -> Loop:
         if is_device(iterable):
-            raise TileTypeError("a device value is not something to loop over", loc=source.current(), hint="for i in T.serial(n):")
+            raise TileTypeError(
+                "a device value is not something to loop over",
+                loc=source.current(),
+                hint="for i in T.serial(n):",
+            )
         return Loop(iterable, targets, snapshot)
 
     def while_state(self, snapshot: dict[str, Callable[[], Any]], forever: bool) -> While:
@@ -106,9 +124,11 @@ class Hooks:
             state.round_ends()
 
     def poison(self, name: str, thunk: Callable[[], Any], state: State) -> Any:
-        """What a name rebound under a device construct stands for outside its body: refused, unless nothing changed.
+        """What a name rebound under a device construct stands for outside its body: refused, unless nothing
+        changed.
 
-        In a loop this runs first at the body's entry (the value of the last round is not known when it is traced), then behind it.
+        In a loop this runs first at the body's entry (the value of the last round is not known when it is
+        traced), then behind it.
         """
         now, before = peek(thunk), state.before.get(name, UNBOUND)
         if isinstance(now, Variable) and now is before:
@@ -138,12 +158,15 @@ class Hooks:
             if frame.kind in ("pyfor", "pywhile", "forever"):
                 if inside_if:
                     raise TileSyntaxError(
-                        f"{word} leaves a Python loop on a device condition", loc=source.current(), hint="loop with T.serial instead"
+                        f"{word} leaves a Python loop on a device condition",
+                        loc=source.current(),
+                        hint="loop with T.serial instead",
                     )
                 return True
             if frame.kind in ("parallel", "pipelined", "vectorized", "unroll"):
                 raise TileSyntaxError(
-                    f"{word} has no meaning in T.{frame.kind.capitalize() if frame.kind in ('parallel', 'pipelined') else frame.kind}",
+                    f"{word} has no meaning in "
+                    f"T.{frame.kind.capitalize() if frame.kind in ('parallel', 'pipelined') else frame.kind}",
                     loc=source.current(),
                     hint="an `if` around the rest of the body, or T.serial",
                 )
@@ -153,7 +176,8 @@ class Hooks:
             inside_if = inside_if or frame.device
         return True
 
-    # -- with, functions ------------------------------------------------------------------------------------------
+    # -- with, functions
+    # ------------------------------------------------------------------------------------------
     def with_state(self, snapshot: dict[str, Callable[[], Any]]) -> State:
         state = State("T.Scale of a team", snapshot, True)
         state.device = False  # decided by what is opened
@@ -169,11 +193,12 @@ class Hooks:
         return bld.current().enter()
 
     def leaves(self, entry: bld.Entry, gives: bool) -> bool:
-        """A ``return``: whether Python's. One under a device construct leaves out the rest of the kernel (returns.py).
+        """A ``return``: whether Python's. One under a device construct leaves out the rest of the kernel
+        (returns.py).
 
         Raises:
-            TileSyntaxError: it depends on a device value and gives something, or returns from a macro, or stands where some of a block's
-                threads would go on alone.
+            TileSyntaxError: it depends on a device value and gives something, or returns from a macro, or
+                stands where some of a block's threads would go on alone.
         """
         b = bld.current()
         opened = b.frames[entry.frames :]
@@ -183,20 +208,33 @@ class Hooks:
                     frame.state.leave()
             return True
         if gives or not entry.kernel or b.launch is None:
-            what = "it gives a value" if gives else "it leaves a helper" if not entry.kernel else "it stands outside T.Kernel"
+            what = (
+                "it gives a value"
+                if gives
+                else "it leaves a helper"
+                if not entry.kernel
+                else "it stands outside T.Kernel"
+            )
             raise TileSyntaxError(
-                "return depends on a device value", loc=source.current(), expected=f"a plain return of the kernel in T.Kernel; {what}",
+                "return depends on a device value",
+                loc=source.current(),
+                expected=f"a plain return of the kernel in T.Kernel; {what}",
                 hint="assign to a T.alloc_var and return it at the end",
-            )  # fmt: skip
+            )
         for frame in opened:
             below = frame.kind == "scale" and frame.detail in EXECUTORS and frame.detail != "block"
             if below or frame.kind in ("parallel", "pipelined", "vectorized", "unroll"):
-                where = f'T.Scale("{frame.detail}")' if below else f"T.{frame.kind.capitalize() if frame.kind[0] == 'p' else frame.kind}"
+                where = (
+                    f'T.Scale("{frame.detail}")'
+                    if below
+                    else f"T.{frame.kind.capitalize() if frame.kind[0] == 'p' else frame.kind}"
+                )
                 raise TileSyntaxError(
-                    f"return in {where}, where a part of the block would leave and the rest go on", loc=source.current(),
+                    f"return in {where}, where a part of the block would leave and the rest go on",
+                    loc=source.current(),
                     expected="a return at the scale of the block, in T.serial or `while` loops at most",
                     hint="an `if` around what is left out",
-                )  # fmt: skip
+                )
             if frame.kind == "forever":
                 frame.state.jumps = True
         returns.mark(b)
@@ -210,15 +248,22 @@ class Hooks:
         elif not test:
             raise AssertionError(message())
 
-    # -- assignments ----------------------------------------------------------------------------------------------
+    # -- assignments
+    # ----------------------------------------------------------------------------------------------
     def bind(self, name: str, value: Any, thunk: Callable[[], Any]) -> Any:
-        """``name = value``: stores into a variable, or names a device scalar so that it is computed once, here."""
+        """``name = value``: stores into a variable, or names a device scalar so that it is computed once,
+        here."""
         now, b = peek(thunk), bld.current()
         made_here = isinstance(value, Buffer) and value.var in b.unnamed  # an allocation takes the name over
         if isinstance(now, Variable) and not isinstance(value, Variable) and not made_here:
             now.store(value)
             return now
-        if isinstance(value, Variable) and isinstance(now, Variable) and value is not now and now.name != value.name:
+        if (
+            isinstance(value, Variable)
+            and isinstance(now, Variable)
+            and value is not now
+            and now.name != value.name
+        ):
             now.store(value)
             return now
         if isinstance(value, SymExpr):
@@ -241,9 +286,14 @@ class Hooks:
         return contents(value, name)
 
     def now(self, value: Any, name: str, thunk: Callable[[], Any] | None = None) -> Any:
-        """A value that is kept before something else is written: in a tuple, a list, or for one of several targets, whose ``thunk`` is what
-        the target stands for."""
-        if thunk is not None and isinstance(value, Variable) and isinstance(before := peek(thunk), Variable) and before is not value:
+        """A value that is kept before something else is written: in a tuple, a list, or for one of several
+        targets, whose ``thunk`` is what the target stands for."""
+        if (
+            thunk is not None
+            and isinstance(value, Variable)
+            and isinstance(before := peek(thunk), Variable)
+            and before is not value
+        ):
             return contents(value, name)
         return held_parts(value, name)
 
@@ -283,7 +333,8 @@ class Hooks:
     def slice_(self, low: Any, high: Any, step: Any) -> slice:
         return slice(low, high, step)
 
-    # -- expressions ----------------------------------------------------------------------------------------------
+    # -- expressions
+    # ----------------------------------------------------------------------------------------------
     def and_(self, *thunks: Callable[[], Any]) -> Any:
         return chain(thunks, tirx.And, stop_on=False)
 
@@ -331,7 +382,8 @@ class Hooks:
         return one_of(test, (first, x), (second, y)) if first or second else if_then_else(test, x, y)
 
     def builtin(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """``range``, ``min``, ``abs`` … over device values; Python's own where nothing is on the device or the name is rebound."""
+        """``range``, ``min``, ``abs`` … over device values; Python's own where nothing is on the device or
+        the name is rebound."""
         name = getattr(func, "__name__", "")
         device = any(is_device(a) for a in args)
         own: Any = getattr(builtins, name, None)
@@ -367,7 +419,10 @@ def _instead(name: str, values: list[Any]) -> str:
     if tile is not None:  # which of two tiles it is has to be an index
         alloc = "T.alloc_fragment" if tile.scope.startswith("local") else "T.alloc_shared"
         shape = ", ".join(map(str, (2, *tile.shape)))
-        return f'one allocation, tiles = {alloc}(({shape}), "{tile.dtype}"), and tiles[k % 2, …] for the tile of round k'
+        return (
+            f'one allocation, tiles = {alloc}(({shape}), "{tile.dtype}"), and tiles[k % 2, …] for the '
+            "tile of round k"
+        )
     scalar = next((v for v in values if isinstance(v, (bool, int, float)) or is_device(v)), 0)
     return f'{name} = T.alloc_var("{dtype_of(scalar)}") before it; then assign to it inside and read it here'
 
@@ -377,8 +432,8 @@ def _in_ir(value: Any) -> bool:
 
 
 def _among(value: Any, items: Any) -> Any:
-    """``value in items``: where a device value is among them, whether it equals any of those that Python has in a tuple, list, set, dict or
-    range.
+    """``value in items``: where a device value is among them, whether it equals any of those that Python has
+    in a tuple, list, set, dict or range.
 
     Raises:
         TileTypeError: a device value in anything else.
@@ -387,7 +442,12 @@ def _among(value: Any, items: Any) -> Any:
         return value in items
     if not isinstance(items, (tuple, list, set, frozenset, dict, range)):
         what = f"a device value in {type(items).__name__}"
-        raise TileTypeError(what, loc=source.current(), expected="a tuple, list, set, dict or range of values", hint="x == a or x == b")
+        raise TileTypeError(
+            what,
+            loc=source.current(),
+            expected="a tuple, list, set, dict or range of values",
+            hint="x == a or x == b",
+        )
     if isinstance(items, range) and items.step == 1:
         return tirx.And(truth(compare(">=", value, items.start)), truth(compare("<", value, items.stop)))
     found: Any = False
@@ -408,8 +468,21 @@ _PY_MEMBERSHIP: dict[str, Callable[[Any, Any], Any]] = {
 def _iadd(op: str) -> Callable[[Any, Any], Any]:
     import operator
 
-    name = {"+": "iadd", "-": "isub", "*": "imul", "/": "itruediv", "//": "ifloordiv", "%": "imod", "**": "ipow", "<<": "ilshift",
-            ">>": "irshift", "&": "iand", "|": "ior", "^": "ixor", "@": "imatmul"}[op]  # fmt: skip
+    name = {
+        "+": "iadd",
+        "-": "isub",
+        "*": "imul",
+        "/": "itruediv",
+        "//": "ifloordiv",
+        "%": "imod",
+        "**": "ipow",
+        "<<": "ilshift",
+        ">>": "irshift",
+        "&": "iand",
+        "|": "ior",
+        "^": "ixor",
+        "@": "imatmul",
+    }[op]
     return getattr(operator, name)
 
 

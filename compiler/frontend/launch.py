@@ -31,9 +31,13 @@ def _extents(values: Any, what: str) -> tuple[Any, ...]:
         e = settle(item) if isinstance(item, SymExpr) else item
         known = constant(e) if not isinstance(e, bool) else None
         if known is not None and known >= MOST_BLOCKS:
-            raise TileValueError(f"{what} has extent {known}", loc=source.current(), expected="fewer than 2³¹ blocks")
+            raise TileValueError(
+                f"{what} has extent {known}", loc=source.current(), expected="fewer than 2³¹ blocks"
+            )
         if known is not None and known <= 0:
-            raise TileValueError(f"{what} has extent {known}", loc=source.current(), expected="a positive number of blocks")
+            raise TileValueError(
+                f"{what} has extent {known}", loc=source.current(), expected="a positive number of blocks"
+            )
         out.append(known if known is not None else index_expr(e))
     return tuple(out)
 
@@ -43,16 +47,20 @@ class Kernel:
 
     Args:
         grid: one to three extents, x first; ints or expressions of the kernel's symbolic extents.
-        threads: threads of a block, a multiple of 32 (nominal on the CPU, where it bounds how many blocks are resident).
+        threads: threads of a block, a multiple of 32 (nominal on the CPU, where it bounds how many blocks are
+            resident).
         block: the grid, given by scale (instead of positionally).
         cta_cluster: blocks of a cluster along x, or a tuple; must divide the grid.
-        max_blocks: an SM budget: at most so many blocks are resident at once. A GPU starts what fits, so there the grid must be that small.
+        max_blocks: an SM budget: at most so many blocks are resident at once. A GPU starts what fits, so
+            there the grid must be that small.
         ordered: False gives up the entry and exit flags of a launch (see docs/LANGUAGE.md).
-        pdl: on GPUs from sm_90 on, blocks may start before the kernel in front of them on the stream has ended (programmatic dependent
-            launch): they set themselves up and await its end before they touch a tensor. Results never depend on it.
+        pdl: on GPUs from sm_90 on, blocks may start before the kernel in front of them on the stream has
+            ended (programmatic dependent launch): they set themselves up and await its end before they touch
+            a tensor. Results never depend on it.
 
     Raises:
-        TileValueError, TileTypeError: extents that are not positive integers, more than three axes, a second launch.
+        TileValueError, TileTypeError: extents that are not positive integers, more than three axes, a second
+        launch.
     """
 
     def __init__(
@@ -70,36 +78,59 @@ class Kernel:
     ):
         require_bools(ordered=ordered, pdl=pdl, is_cpu=is_cpu)
         if prelude is not None:
-            raise TileTypeError("T.Kernel(prelude=…) has no meaning here", loc=source.current(), hint="leave prelude out")
+            raise TileTypeError(
+                "T.Kernel(prelude=…) has no meaning here", loc=source.current(), hint="leave prelude out"
+            )
         if block is not None:
             if grid:
-                raise TileTypeError("the grid is given twice", loc=source.current(), hint="T.Kernel(gx, gy) or T.Kernel(block=(gx, gy))")
+                raise TileTypeError(
+                    "the grid is given twice",
+                    loc=source.current(),
+                    hint="T.Kernel(gx, gy) or T.Kernel(block=(gx, gy))",
+                )
             grid = tuple(block) if isinstance(block, (tuple, list)) else (block,)
         if not 1 <= len(grid) <= 3:
-            raise TileValueError(f"a grid of {len(grid)} axes", loc=source.current(), expected="one to three extents")
+            raise TileValueError(
+                f"a grid of {len(grid)} axes", loc=source.current(), expected="one to three extents"
+            )
         if cta_cluster is not None and cluster_dims is not None:
-            raise TileTypeError("the cluster is given twice", loc=source.current(), hint="cta_cluster= alone: cluster_dims= means it too")
+            raise TileTypeError(
+                "the cluster is given twice",
+                loc=source.current(),
+                hint="cta_cluster= alone: cluster_dims= means it too",
+            )
         cluster = cta_cluster if cta_cluster is not None else cluster_dims if cluster_dims is not None else 1
         dims = (*_extents(cluster, "the cluster"), 1, 1)[:3]
         count = 1
-        for extent in threads if isinstance(threads, (tuple, list)) else (threads if threads is not None else 128,):
+        for extent in (
+            threads if isinstance(threads, (tuple, list)) else (threads if threads is not None else 128,)
+        ):
             count *= 0 if isinstance(extent, bool) else extent
         if not isinstance(count, int) or not 1 <= count <= 1024:
-            raise TileValueError(f"threads={threads!r}", loc=source.current(), expected="an int from 1 to 1024")
+            raise TileValueError(
+                f"threads={threads!r}", loc=source.current(), expected="an int from 1 to 1024"
+            )
         if not isinstance(max_blocks, int) or isinstance(max_blocks, bool) or max_blocks < 0:
-            raise TileValueError(f"max_blocks={max_blocks!r}", loc=source.current(), expected="a number of blocks, or 0 for no bound")
+            raise TileValueError(
+                f"max_blocks={max_blocks!r}",
+                loc=source.current(),
+                expected="a number of blocks, or 0 for no bound",
+            )
         extents = _extents(grid, "the grid")
         for axis, (g, c) in enumerate(zip(extents, dims, strict=False)):
             if isinstance(g, int) and g % c:
                 raise TileValueError(
-                    f"a cluster of {c} blocks does not divide the grid's axis {AXES[axis]} of {g}", loc=source.current()
+                    f"a cluster of {c} blocks does not divide the grid's axis {AXES[axis]} of {g}",
+                    loc=source.current(),
                 )
         blocks = prod(e for e in extents if isinstance(e, int))
         if blocks >= MOST_BLOCKS:
             raise TileValueError(
-                f"a grid of {' × '.join(map(str, extents))} blocks", loc=source.current(), expected="fewer than 2³¹ blocks in all",
+                f"a grid of {' × '.join(map(str, extents))} blocks",
+                loc=source.current(),
+                expected="fewer than 2³¹ blocks in all",
                 hint="a smaller grid whose blocks loop over tiles with T.Persistent",
-            )  # fmt: skip
+            )
         self.launch = Launch(extents, count, dims, max_blocks, bool(ordered), bool(pdl), source.current())
         self.names: tuple[str, ...] = ()
 
@@ -109,10 +140,16 @@ class Kernel:
     def __enter__(self) -> Any:
         b = bld.current()
         if b.launch is not None:
-            raise TileSyntaxError("a kernel has one T.Kernel", loc=source.current(), hint="put the second one into a kernel of its own")
+            raise TileSyntaxError(
+                "a kernel has one T.Kernel",
+                loc=source.current(),
+                hint="put the second one into a kernel of its own",
+            )
         b.launch = self.launch
         names = self.names if len(self.names) == len(self.launch.grid) else tuple("b" + a for a in AXES)
-        self.launch.block_vars = [tirx.Var(b.unique(n), "int32") for n, _ in zip(names, self.launch.grid, strict=False)]
+        self.launch.block_vars = [
+            tirx.Var(b.unique(n), "int32") for n, _ in zip(names, self.launch.grid, strict=False)
+        ]
         self._frame = b.push("kernel", device=False)
         b.open_body()
         values = self.launch.block_vars
@@ -128,27 +165,36 @@ class Kernel:
         for axis in reversed(range(len(self.launch.grid))):
             extent = as_expr(self.launch.grid[axis])
             iv = tirx.IterVar(
-                ir.Range.from_min_extent(0, extent), self.launch.block_vars[axis], tirx.IterVar.ThreadIndex, f"blockIdx.{AXES[axis]}"
+                ir.Range.from_min_extent(0, extent),
+                self.launch.block_vars[axis],
+                tirx.IterVar.ThreadIndex,
+                f"blockIdx.{AXES[axis]}",
             )
             body = tirx.AttrStmt(iv, "thread_extent", extent, body, span)
-        b.emit(tirx.AttrStmt(ir.StringImm("kernel"), "ts.kernel", tirx.IntImm("int32", self.launch.threads), body, span))
+        b.emit(
+            tirx.AttrStmt(
+                ir.StringImm("kernel"), "ts.kernel", tirx.IntImm("int32", self.launch.threads), body, span
+            )
+        )
         b.launched = True
 
 
 class Scale:
     """Says at which scale the statements inside act: ``with T.Scale("device") as (rank, n):``.
 
-    thread, warp, warpgroup and block name the executor: statements run once for each. cta_cluster, grid and device name the
-    reach: with whom a barrier meets, whose memory a copy touches. The two values are the own index and the count; of a cluster the
-    index may be one along each axis: ``with T.Scale("cta_cluster") as (x, y), n:``.
+    thread, warp, warpgroup and block name the executor: statements run once for each. cta_cluster, grid and
+    device name the reach: with whom a barrier meets, whose memory a copy touches. The two values are the own
+    index and the count; of a cluster the index may be one along each axis: ``with T.Scale("cta_cluster") as
+    (x, y), n:``.
 
     Args:
-        team: with "device", some ranks of what encloses this: a list of ints, or a range, also of device values. Others skip the body, and
-            everything inside counts within the team (compiler/ops/team.py).
+        team: with "device", some ranks of what encloses this: a list of ints, or a range, also of device
+            values. Others skip the body, and everything inside counts within the team (compiler/ops/team.py).
 
     Raises:
         TileValueError: an unknown scale, a block that cannot be cut so, or ranks that are not there.
-        TileTypeError: what is no team, or one of another scale. TileSyntaxError: names that the values do not fit.
+        TileTypeError: what is no team, or one of another scale. TileSyntaxError: names that the values do not
+        fit.
     """
 
     def __init__(self, name: str, team: Any = None):
@@ -163,7 +209,9 @@ class Scale:
                 hint=f'T.Scale("{close[0]}")' if close else None,
             )
         if team is not None and name != "device":
-            raise TileTypeError(f'team= of T.Scale("{name}")', loc=source.current(), hint='T.Scale("device", team=…)')
+            raise TileTypeError(
+                f'team= of T.Scale("{name}")', loc=source.current(), hint='T.Scale("device", team=…)'
+            )
         self.name, self.team = name, team
         self.names: tuple[Any, ...] = ()
 
@@ -174,10 +222,17 @@ class Scale:
         along = self.name == "cta_cluster" and self._dims(len(axes)) is not None
         if len(names) > 2 or deep and (deep != [axes] or not along):
             raise TileSyntaxError(
-                f'T.Scale("{self.name}") gives two values', loc=source.current(), expected="the own index and the count"
-                + (", or the index along each axis of the cluster and the count" if self.name == "cta_cluster" else ""),
-                hint=f'with T.Scale("{self.name}") as ({"(x, y)" if self.name == "cta_cluster" else "i"}, n):',
-            )  # fmt: skip
+                f'T.Scale("{self.name}") gives two values',
+                loc=source.current(),
+                expected="the own index and the count"
+                + (
+                    ", or the index along each axis of the cluster and the count"
+                    if self.name == "cta_cluster"
+                    else ""
+                ),
+                hint=f'with T.Scale("{self.name}") as ({"(x, y)" if self.name == "cta_cluster" else "i"}, '
+                "n):",
+            )
 
     @staticmethod
     def _dims(axes: int) -> tuple[int, ...] | None:
@@ -189,21 +244,33 @@ class Scale:
     def __enter__(self) -> Any:
         b = bld.current()
         if b.launch is None:
-            raise TileSyntaxError(f'T.Scale("{self.name}") stands outside T.Kernel', loc=source.current(), hint="open it inside the launch")
+            raise TileSyntaxError(
+                f'T.Scale("{self.name}") stands outside T.Kernel',
+                loc=source.current(),
+                hint="open it inside the launch",
+            )
         width = {"warp": WARP, "warpgroup": WARPGROUP}.get(self.name)
         if width and b.launch.threads % width:
             raise TileValueError(
-                f"a block of {b.launch.threads} threads is not made of whole {self.name}s", loc=source.current(),
+                f"a block of {b.launch.threads} threads is not made of whole {self.name}s",
+                loc=source.current(),
                 hint=f"T.Kernel(…, threads={-(-b.launch.threads // width) * width})",
-            )  # fmt: skip
+            )
         rank = SCALES.index(self.name)
         if self.name in EXECUTORS and rank > EXECUTORS.index(b.executor):
-            raise TileValueError(f"a {self.name} inside a {b.executor}", loc=source.current(), hint=f"open the {self.name} scale first")
+            raise TileValueError(
+                f"a {self.name} inside a {b.executor}",
+                loc=source.current(),
+                hint=f"open the {self.name} scale first",
+            )
         if any(f.kind in ("parallel", "vectorized") for f in b.frames):
             raise TileSyntaxError(
-                f'T.Scale("{self.name}") in T.Parallel, whose iterations are of elements: one thread runs each', loc=source.current(),
-                expected="it around the loop", hint=f'with T.Scale("{self.name}") as (i, n):, and the loop in it',
-            )  # fmt: skip
+                f'T.Scale("{self.name}") in T.Parallel, whose iterations are of elements: one thread runs '
+                "each",
+                loc=source.current(),
+                expected="it around the loop",
+                hint=f'with T.Scale("{self.name}") as (i, n):, and the loop in it',
+            )
         self._frame = b.push("scale", device=False, detail=self.name)
         b.scales.append(self.name)
         b.open_body()
@@ -235,7 +302,8 @@ class Scale:
         return self.team is not None
 
     def _enter_team(self, names: tuple[str, ...]) -> Any:
-        """Opens the body for the members of ``team`` alone; without one it is the team that is open already."""
+        """Opens the body for the members of ``team`` alone; without one it is the team that is open
+        already."""
         from tilescale.compiler.ops import team
 
         b = bld.current()
@@ -254,7 +322,11 @@ class Scale:
         b.teams.pop()
         body = b.close_body()
         b.pop(self._branch)
-        b.emit(body if self._inside is True else tirx.IfThenElse(self._inside, body, None, b.span(self._frame.loc)))
+        b.emit(
+            body
+            if self._inside is True
+            else tirx.IfThenElse(self._inside, body, None, b.span(self._frame.loc))
+        )
 
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if error is not None:
@@ -277,24 +349,32 @@ def _hint(name: str, value: Any) -> None:
 
 
 def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) -> None:
-    """Asks for blocks in panels of ``panel_size`` rows, so that neighbours share the cache. A hint: results never depend on it."""
+    """Asks for blocks in panels of ``panel_size`` rows, so that neighbours share the cache. A hint: results
+    never depend on it."""
     require_bools(enable=enable)
     if order not in ("row", "column", "col"):
-        raise TileValueError(f"order={order!r} of T.use_swizzle", loc=source.current(), expected='"row" or "column"')
+        raise TileValueError(
+            f"order={order!r} of T.use_swizzle", loc=source.current(), expected='"row" or "column"'
+        )
     if enable:
         if not isinstance(panel_size, int) or panel_size < 1:
-            raise TileValueError(f"panel_size={panel_size!r}", loc=source.current(), expected="a number of rows")
+            raise TileValueError(
+                f"panel_size={panel_size!r}", loc=source.current(), expected="a number of rows"
+            )
         _hint("swizzle", (panel_size, "row" if order == "row" else "column"))
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Fixes where tiles lie, on targets that choose layouts: ``T.annotate_layout({a: tilescale.layout.make_swizzled_layout(a)})``.
+    """Fixes where tiles lie, on targets that choose layouts: ``T.annotate_layout({a:
+    tilescale.layout.make_swizzled_layout(a)})``.
 
-    A tile in shared memory takes a ``T.Layout`` or what `tilescale.layout` makes of it, one in registers a ``T.Fragment`` over all threads
-    of the executor that allocates it. The CPU keeps every tile row-major. Results never depend on it.
+    A tile in shared memory takes a ``T.Layout`` or what `tilescale.layout` makes of it, one in registers a
+    ``T.Fragment`` over all threads of the executor that allocates it. The CPU keeps every tile row-major.
+    Results never depend on it.
 
     Raises:
-        TileTypeError: what is no tile, or a layout of another kind or shape. TileValueError: one that the compiler cannot follow.
+        TileTypeError: what is no tile, or a layout of another kind or shape. TileValueError: one that the
+        compiler cannot follow.
     """
     from tilescale.compiler.layout import Fragment, Shared
     from tilescale.compiler.layout.made import Layout, shown
@@ -306,28 +386,44 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     made = dict(before)
     for tile, given in layouts.items():
         if not isinstance(tile, Buffer) or not tile.scope.startswith(("shared", "local.fragment")):
-            what = f"{tile.name} is a tensor, and lies as its caller laid it" if isinstance(tile, Buffer) else f"{tile} is no tile"
-            raise TileTypeError(f"T.annotate_layout: {what}", loc=loc, expected="a tile of T.alloc_shared or T.alloc_fragment")
+            what = (
+                f"{tile.name} is a tensor, and lies as its caller laid it"
+                if isinstance(tile, Buffer)
+                else f"{tile} is no tile"
+            )
+            raise TileTypeError(
+                f"T.annotate_layout: {what}", loc=loc, expected="a tile of T.alloc_shared or T.alloc_fragment"
+            )
         kind, wanted = (Shared, "T.Layout") if tile.scope.startswith("shared") else (Fragment, "T.Fragment")
-        layout = given.shared(BITS[str(tile.dtype)]) if isinstance(given, Layout) and kind is Shared else given
-        if not isinstance(layout, kind) or len(layout.shape) != len(tile.shape) or any(
-            e > w for e, w in zip(tile.shape, layout.shape, strict=True)
+        layout = (
+            given.shared(BITS[str(tile.dtype)]) if isinstance(given, Layout) and kind is Shared else given
+        )
+        if (
+            not isinstance(layout, kind)
+            or len(layout.shape) != len(tile.shape)
+            or any(e > w for e, w in zip(tile.shape, layout.shape, strict=True))
         ):
             raise TileTypeError(
-                f"T.annotate_layout gives {tile.name} of {tile.shape} a layout of {getattr(given, 'shape', given)}"
+                f"T.annotate_layout gives {tile.name} of {tile.shape} a layout of "
+                f"{getattr(given, 'shape', given)}"
                 + ("" if isinstance(layout, kind) else f", a {type(given).__name__}"),
-                loc=loc, expected=f"a {wanted} of {tile.shape}, since {tile.name} lies in "
+                loc=loc,
+                expected=f"a {wanted} of {tile.shape}, since {tile.name} lies in "
                 + ("shared memory" if kind is Shared else "registers"),
-            )  # fmt: skip
+            )
         if isinstance(layout, Shared) and layout.bits != BITS[str(tile.dtype)]:
             raise TileTypeError(
-                f"T.annotate_layout gives {tile.name} of {tile.dtype} a layout for elements of {layout.bits} bits", loc=loc,
+                f"T.annotate_layout gives {tile.name} of {tile.dtype} a layout for elements of "
+                f"{layout.bits} bits",
+                loc=loc,
                 expected=f"one for {BITS[str(tile.dtype)]} bits",
-            )  # fmt: skip
+            )
         if tile in before and before[tile][0] != layout:
             first, at = before[tile]
             raise TileValueError(
-                f"{tile.name} is given two layouts: here {shown(layout)}, at {at} {shown(first)}", loc=loc, expected="one layout for a tile"
+                f"{tile.name} is given two layouts: here {shown(layout)}, at {at} {shown(first)}",
+                loc=loc,
+                expected="one layout for a tile",
             )
         made[tile] = (layout, loc)
     _hint("layouts", made)
@@ -349,12 +445,14 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
     _require_tensors("annotate_safe_value", values)
     for value in values.values():
         if constant(value) != 0 and value != 0.0:
-            raise TileValueError("only zero is read outside a tensor", loc=source.current(), hint="select with T.if_then_else")
+            raise TileValueError(
+                "only zero is read outside a tensor", loc=source.current(), hint="select with T.if_then_else"
+            )
 
 
 def assume(condition: Any) -> None:
-    """A promise about an extent: ``T.assume(N % 8 == 0)`` of a ``T.dynamic`` is ``multiple_of=8``, which each call checks. What a kernel
-    computes is asserted by ``T.device_assert``, and believed behind it.
+    """A promise about an extent: ``T.assume(N % 8 == 0)`` of a ``T.dynamic`` is ``multiple_of=8``, which each
+    call checks. What a kernel computes is asserted by ``T.device_assert``, and believed behind it.
 
     Raises:
         TileTypeError: another condition. TileValueError: one that is false.
@@ -366,7 +464,9 @@ def assume(condition: Any) -> None:
         return
     e = as_expr(condition, "bool")
     rest = e.a if isinstance(e, tirx.EQ) and constant(e.b) == 0 else None
-    name = next((n for n, v in b.symbols.items() if isinstance(rest, tirx.FloorMod) and rest.a.same_as(v)), None)
+    name = next(
+        (n for n, v in b.symbols.items() if isinstance(rest, tirx.FloorMod) and rest.a.same_as(v)), None
+    )
     number = constant(rest.b) if name is not None and rest is not None else None
     if name is None or not isinstance(number, int) or number < 1:
         raise TileTypeError(

@@ -1,9 +1,9 @@
 """A ``return`` of the kernel under a device ``if``: the block leaves out the rest of the kernel.
 
-No block ends early. The rest becomes the other side of the ``if``, or is guarded by a flag where the ``return`` stands deeper, so
-that what a target puts at a kernel's end (an exit flag, the end of a cluster whose blocks reach into each other) is still done by all
-blocks. What is left out must not be a meeting with other blocks, which would wait for ever. That is refused, unless all blocks
-decide alike.
+No block ends early. The rest becomes the other side of the ``if``, or is guarded by a flag where the
+``return`` stands deeper, so that what a target puts at a kernel's end (an exit flag, the end of a cluster
+whose blocks reach into each other) is still done by all blocks. What is left out must not be a meeting with
+other blocks, which would wait for ever. That is refused, unless all blocks decide alike.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def settled(body: Any, block_vars: list[Any]) -> Any:
 
 
 def _is_return(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and isinstance(s.value, ir.Call) and getattr(s.value.op, "name", "") == RETURN
+    return (
+        isinstance(s, tirx.Evaluate)
+        and isinstance(s.value, ir.Call)
+        and getattr(s.value.op, "name", "") == RETURN
+    )
 
 
 def _returns(s: Any) -> list[Any]:
@@ -63,7 +67,8 @@ def _statements(s: Any) -> list[Any]:
 
 
 class _Guard:
-    """Takes returns out of statements. ``told``: something outside asks the flag, so that a return has to set it."""
+    """Takes returns out of statements. ``told``: something outside asks the flag, so that a return has to set
+    it."""
 
     def __init__(self, flag: Any):
         self.flag, self.used = flag, False
@@ -78,24 +83,35 @@ class _Guard:
         if isinstance(s, tirx.SeqStmt):
             return self.sequence(list(s.seq), in_loop, told)
         if isinstance(s, tirx.IfThenElse):
-            sides = [None if x is None else self.guarded(x, in_loop=in_loop, told=told) for x in (s.then_case, s.else_case)]
+            sides = [
+                None if x is None else self.guarded(x, in_loop=in_loop, told=told)
+                for x in (s.then_case, s.else_case)
+            ]
             return tirx.IfThenElse(s.condition, *sides, s.span)
         if isinstance(s, tirx.AttrStmt):
-            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.guarded(s.body, in_loop=in_loop, told=told), s.span)
+            return tirx.AttrStmt(
+                s.node, s.attr_key, s.value, self.guarded(s.body, in_loop=in_loop, told=told), s.span
+            )
         # A loop: a return breaks it, and what is around it asks the flag.
         inner = self.guarded(s.body, in_loop=True, told=told or in_loop)
         if isinstance(s, tirx.While):
             loop: Any = tirx.While(s.condition, inner, s.span)
         else:
-            loop = tirx.For(s.loop_var, s.min, s.extent, s.kind, inner, annotations=dict(s.annotations), span=s.span)
-        return sequence([loop, tirx.IfThenElse(self.asked(ONE), tirx.Break(s.span), None)]) if in_loop else loop
+            loop = tirx.For(
+                s.loop_var, s.min, s.extent, s.kind, inner, annotations=dict(s.annotations), span=s.span
+            )
+        return (
+            sequence([loop, tirx.IfThenElse(self.asked(ONE), tirx.Break(s.span), None)]) if in_loop else loop
+        )
 
     def sequence(self, stmts: list[Any], in_loop: bool, told: bool) -> Any:
         at = next(k for k, s in enumerate(stmts) if _returns(s))
         first, rest = stmts[at], stmts[at + 1 :]
         if in_loop or not rest:  # what a Break leaves out is structured_exits' matter
             done = [*stmts[:at], self.guarded(first, in_loop=in_loop, told=told)]
-            return sequence([*done, self.guarded(sequence(rest), in_loop=in_loop, told=told)] if rest else done)
+            return sequence(
+                [*done, self.guarded(sequence(rest), in_loop=in_loop, told=told)] if rest else done
+            )
         if isinstance(first, tirx.IfThenElse) and (either := self.either(first, rest, told)) is not None:
             return sequence([*stmts[:at], either])
         inner = self.guarded(first, in_loop=False, told=True)
@@ -103,10 +119,15 @@ class _Guard:
         return sequence([*stmts[:at], inner, tirx.IfThenElse(self.asked(ZERO), remaining, None)])
 
     def either(self, s: Any, rest: list[Any], told: bool) -> Any:
-        """An ``if`` one of whose sides ends in a return, with the rest on the other side; None where it is not so simple."""
+        """An ``if`` one of whose sides ends in a return, with the rest on the other side; None where it is
+        not so simple."""
         sides = [s.then_case, s.else_case]
         for leaving, other in ((0, 1), (1, 0)):
-            if sides[leaving] is None or not _is_return(_statements(sides[leaving])[-1]) or len(_returns(sides[leaving])) > 1:
+            if (
+                sides[leaving] is None
+                or not _is_return(_statements(sides[leaving])[-1])
+                or len(_returns(sides[leaving])) > 1
+            ):
                 continue
             if sides[other] is not None and _returns(sides[other]):
                 continue
@@ -115,7 +136,9 @@ class _Guard:
             sides[leaving] = self.guarded(sides[leaving], in_loop=False, told=told)
             sides[other] = self.guarded(sequence([*here, *rest]), in_loop=False, told=told)
             if alone:
-                return tirx.IfThenElse(tirx.Not(s.condition) if leaving == 0 else s.condition, sides[other], None, s.span)
+                return tirx.IfThenElse(
+                    tirx.Not(s.condition) if leaving == 0 else s.condition, sides[other], None, s.span
+                )
             return tirx.IfThenElse(s.condition, *sides, s.span)
         return None
 
@@ -125,8 +148,8 @@ class _Guard:
 
 
 class _Meetings:
-    """Refuses a return that other blocks would wait for: behind it, or in a loop around it, stands a meeting of blocks, and the conditions
-    under which it stands may hold in some blocks and not in others."""
+    """Refuses a return that other blocks would wait for: behind it, or in a loop around it, stands a meeting
+    of blocks, and the conditions under which it stands may hold in some blocks and not in others."""
 
     def __init__(self, block_vars: list[Any]):
         #: name → how far its value is the same; numbers and extents are the launch's
@@ -148,7 +171,10 @@ class _Meetings:
         elif isinstance(s, (tirx.For, tirx.While)):
             if isinstance(s, tirx.For):
                 self.alike[s.loop_var] = min((self.scale_of(e) for e in (s.min, s.extent)), key=ALIKE.index)
-            inner = [*conditions, *([self.scale_of(s.condition)] if isinstance(s, tirx.While) else [self.scale_of(s.extent)])]
+            inner = [
+                *conditions,
+                *([self.scale_of(s.condition)] if isinstance(s, tirx.While) else [self.scale_of(s.extent)]),
+            ]
             self.visit(s.body, inner)
             if _returns(s.body):  # the next round comes behind the return, too
                 self.meets(s.body)
@@ -171,7 +197,9 @@ class _Meetings:
         name = getattr(call.op, "name", "")
         if name == "ts.scale_index":
             return "grid" if str(call.args[0].value) == "device" else ""
-        return "" if name.startswith("ts.") and not name.startswith(("ts.math.", "ts.scale_count")) else "device"
+        return (
+            "" if name.startswith("ts.") and not name.startswith(("ts.math.", "ts.scale_count")) else "device"
+        )
 
     def meets(self, s: Any) -> None:
         from tilescale.compiler.ir.operations import find
@@ -181,12 +209,18 @@ class _Meetings:
         for call in calls:
             op = find(call)
             reach = op.meets(call) if op is not None else ""
-            left = [at for at, alike in self.pending if reach and ALIKE.index(alike) < ALIKE.index(reach if reach == "device" else "grid")]
+            left = [
+                at
+                for at, alike in self.pending
+                if reach and ALIKE.index(alike) < ALIKE.index(reach if reach == "device" else "grid")
+            ]
             if left:
                 there = source.loc_of(call.span)
                 raise TileSyntaxError(
-                    f"blocks that return here never come to line {there.line if there else '?'}, where all blocks of the {reach} meet",
+                    f"blocks that return here never come to line {there.line if there else '?'}, where all "
+                    f"blocks of the {reach} meet",
                     loc=source.loc_of(left[0].span),
-                    expected="a condition that is the same in all of them, of the kernel's numbers and extents alone",
+                    expected="a condition that is the same in all of them, of the kernel's numbers and "
+                    "extents alone",
                     hint="an `if` around what a block leaves out, and the meeting behind it",
                 )

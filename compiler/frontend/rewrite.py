@@ -1,14 +1,17 @@
-"""Rewrites a kernel's AST so that control flow, assignments and comparisons call the hooks of :mod:`hooks`; nothing is interpreted
-here. The result keeps the user's file, lines and columns, closures and globals: scoping and everything else stays Python's own.
+"""Rewrites a kernel's AST so that control flow, assignments and comparisons call the hooks of :mod:`hooks`;
+nothing is interpreted here. The result keeps the user's file, lines and columns, closures and globals:
+scoping and everything else stays Python's own.
 
-A device ``if`` cannot skip its body in Python and a device loop runs its body once, so every construct asks a hook what it is:
+A device ``if`` cannot skip its body in Python and a device loop runs its body once, so every construct asks a
+hook what it is:
 
     if c: a          __t = ts.cond(c)              for x in it: a        __l = ts.loop(it, …)
     else: b          if ts.then(__t): a                                  for x in __l: a
                      if ts.else_(__t): b           while c: a            while ts.while_(__w, lambda: c): a
                      ts.endif(__t)
 
-A name that is rebound under a device construct is poisoned behind it (and, in a loop, before it), since tracing sees one path only.
+A name that is rebound under a device construct is poisoned behind it (and, in a loop, before it), since
+tracing sees one path only.
 """
 
 from __future__ import annotations
@@ -22,7 +25,21 @@ from tilescale import source_text
 from tilescale.errors import Loc, TileSyntaxError
 
 HOOKS = "__ts__"
-_BUILTINS = {"range", "min", "max", "abs", "int", "float", "bool", "round", "print", "len", "sum", "pow", "divmod"}
+_BUILTINS = {
+    "range",
+    "min",
+    "max",
+    "abs",
+    "int",
+    "float",
+    "bool",
+    "round",
+    "print",
+    "len",
+    "sum",
+    "pow",
+    "divmod",
+}
 
 
 def _assigned(nodes: list[ast.stmt]) -> list[str]:
@@ -52,7 +69,8 @@ class Rewriter(ast.NodeTransformer):
         self.filename = filename
         self.count = 0
 
-    # -- small makers ---------------------------------------------------------------------------------------------
+    # -- small makers
+    # ---------------------------------------------------------------------------------------------
     def temp(self, stem: str = "t") -> str:
         self.count += 1
         return f"__{stem}{self.count}"
@@ -63,7 +81,9 @@ class Rewriter(ast.NodeTransformer):
 
     def refuse(self, node: ast.AST, message: str, hint: str | None = None) -> TileSyntaxError:
         line, col = getattr(node, "lineno", 1), getattr(node, "col_offset", None)
-        loc = Loc(self.filename, line, col, getattr(node, "end_lineno", None), getattr(node, "end_col_offset", None))
+        loc = Loc(
+            self.filename, line, col, getattr(node, "end_lineno", None), getattr(node, "end_col_offset", None)
+        )
         return TileSyntaxError(message, loc=loc, hint=hint)
 
     @staticmethod
@@ -82,12 +102,15 @@ class Rewriter(ast.NodeTransformer):
             return []
         is_device = ast.Attribute(ast.Name(state, ast.Load()), "device", ast.Load())
         body = [
-            self.assign(n, self.hook("poison", ast.Constant(n), self.peek(n), ast.Name(state, ast.Load()), at=at), at)
+            self.assign(
+                n, self.hook("poison", ast.Constant(n), self.peek(n), ast.Name(state, ast.Load()), at=at), at
+            )
             for n in names
         ]
         return [_place(ast.If(is_device, body, []), at)]
 
-    # -- functions ------------------------------------------------------------------------------------------------
+    # -- functions
+    # ------------------------------------------------------------------------------------------------
     def visit_FunctionDef(self, n: ast.FunctionDef) -> Any:
         n.body = self.block(n.body)
         n.args.defaults = [self.visit(d) for d in n.args.defaults]
@@ -121,16 +144,21 @@ class Rewriter(ast.NodeTransformer):
             leaves = isinstance(s, (ast.Return, ast.Break, ast.Continue))
             r = self.visit(s)
             out.extend(r if isinstance(r, list) else [r] if r is not None else [])
-            if leaves:  # Python never comes to what stands behind it, and a trace goes on where it became device code
+            if (
+                leaves
+            ):  # Python never comes to what stands behind it, and a trace goes on where it became device code
                 break
         return out or [ast.Pass()]
 
-    # -- control flow ---------------------------------------------------------------------------------------------
+    # -- control flow
+    # ---------------------------------------------------------------------------------------------
     def visit_If(self, n: ast.If) -> Any:
         state = self.temp("if")
         names = _assigned([*n.body, *n.orelse])
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
-        out: list[ast.stmt] = [self.assign(state, self.hook("cond", self.visit(n.test), snapshot, at=n.test), n)]
+        out: list[ast.stmt] = [
+            self.assign(state, self.hook("cond", self.visit(n.test), snapshot, at=n.test), n)
+        ]
         here = ast.Name(state, ast.Load())
         out.append(_place(ast.If(self.hook("then", here, at=n.test), self.block(n.body), []), n))
         if n.orelse:
@@ -146,8 +174,12 @@ class Rewriter(ast.NodeTransformer):
         names = _assigned(n.body)
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
         elements = n.target.elts if isinstance(n.target, (ast.Tuple, ast.List)) else [n.target]
-        plain = len(elements) == len(targets) and all(isinstance(e, ast.Name) for e in elements)  # no (i, (j, k)), no *rest
-        made = self.hook("loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, at=n.iter)
+        plain = len(elements) == len(targets) and all(
+            isinstance(e, ast.Name) for e in elements
+        )  # no (i, (j, k)), no *rest
+        made = self.hook(
+            "loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, at=n.iter
+        )
         body = [*self.poison(state, names, n), *self.block(n.body)]
         loop = _place(ast.For(n.target, ast.Name(state, ast.Load()), body, []), n)
         after = names + [t for t in targets if t not in names]
@@ -158,7 +190,9 @@ class Rewriter(ast.NodeTransformer):
             raise self.refuse(n, "while … else has no meaning in a kernel")
         forever = isinstance(n.test, ast.Constant) and bool(n.test.value)
         if forever and not any(isinstance(x, (ast.Break, ast.Return)) for x in ast.walk(n)):
-            raise self.refuse(n, "a loop that nothing ends", "`break` in it, under the condition that ends it")
+            raise self.refuse(
+                n, "a loop that nothing ends", "`break` in it, under the condition that ends it"
+            )
         state = self.temp("while")
         names = _assigned(n.body)
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
@@ -178,16 +212,27 @@ class Rewriter(ast.NodeTransformer):
     def visit_With(self, n: ast.With) -> Any:
         items: list[ast.withitem] = []
         joined: list[ast.expr] = []
-        for item in n.items:  # `with T.Scale("device") as rank, n:` parses as two items, the second a bare name
+        for (
+            item
+        ) in n.items:  # `with T.Scale("device") as rank, n:` parses as two items, the second a bare name
             last = items[-1] if items else None
             bare = item.optional_vars is None and isinstance(item.context_expr, ast.Name)
-            if bare and last is not None and last.optional_vars is not None and isinstance(last.context_expr, ast.Call):
+            if (
+                bare
+                and last is not None
+                and last.optional_vars is not None
+                and isinstance(last.context_expr, ast.Call)
+            ):
                 name = item.context_expr
                 assert isinstance(name, ast.Name)
                 target = _place(ast.Name(name.id, ast.Store()), name)
                 first = last.optional_vars
                 # a tuple of the author's, `(x, y), n`, is one of the two
-                elts = [*first.elts, target] if isinstance(first, ast.Tuple) and first in joined else [first, target]
+                elts = (
+                    [*first.elts, target]
+                    if isinstance(first, ast.Tuple) and first in joined
+                    else [first, target]
+                )
                 last.optional_vars = _place(ast.Tuple(elts, ast.Store()), first)
                 joined.append(last.optional_vars)
             else:
@@ -197,7 +242,11 @@ class Rewriter(ast.NodeTransformer):
         for item in items:
             target = item.optional_vars
             names = () if target is None else _names(target)
-            rebound += [t.id for t in ast.walk(target or ast.Tuple([])) if isinstance(t, ast.Name) and t.id not in rebound]
+            rebound += [
+                t.id
+                for t in ast.walk(target or ast.Tuple([]))
+                if isinstance(t, ast.Name) and t.id not in rebound
+            ]
             expr = self.visit(item.context_expr)
             given = _constant(names if isinstance(names, tuple) else (names,))
             item.context_expr = self.hook("with_", expr, given, here, at=item.context_expr)
@@ -210,7 +259,8 @@ class Rewriter(ast.NodeTransformer):
         message = self.thunk(self.visit(n.msg) if n.msg is not None else ast.Constant(ast.unparse(n.test)))
         return _place(ast.Expr(self.hook("assert_", self.visit(n.test), message, at=n)), n)
 
-    # -- assignments ----------------------------------------------------------------------------------------------
+    # -- assignments
+    # ----------------------------------------------------------------------------------------------
     def visit_Assign(self, n: ast.Assign) -> Any:
         value = self.value(n.value, n.targets[0])
         if len(n.targets) == 1:
@@ -222,10 +272,13 @@ class Rewriter(ast.NodeTransformer):
         return out
 
     def value(self, n: ast.expr, target: ast.expr) -> ast.expr:
-        """What is assigned. A name, alone or for one of several targets, stands for what its cell holds now."""
+        """What is assigned. A name, alone or for one of several targets, stands for what its cell holds
+        now."""
         several = isinstance(target, (ast.Tuple, ast.List))
         if isinstance(n, ast.Name):
-            return self.hook("contents", n, ast.Constant(target.id if isinstance(target, ast.Name) else n.id), at=n)
+            return self.hook(
+                "contents", n, ast.Constant(target.id if isinstance(target, ast.Name) else n.id), at=n
+            )
         if isinstance(n, (ast.Tuple, ast.List)) and several:
             n.elts = [e if isinstance(e, ast.Starred) else self.value(e, ast.Constant(None)) for e in n.elts]
             return n
@@ -249,7 +302,11 @@ class Rewriter(ast.NodeTransformer):
                 temps.append(ast.Starred(store, ast.Store()) if isinstance(element, ast.Starred) else store)
                 own = [self.peek(inner.id)] if isinstance(inner, ast.Name) else []
                 called = ast.Constant(inner.id if isinstance(inner, ast.Name) else "value")
-                kept.append(self.assign(name, self.hook("now", ast.Name(name, ast.Load()), called, *own, at=element), at))
+                kept.append(
+                    self.assign(
+                        name, self.hook("now", ast.Name(name, ast.Load()), called, *own, at=element), at
+                    )
+                )
                 later += self.bind(inner, _place(ast.Name(name, ast.Load()), element), at)
             first = _place(ast.Assign([ast.Tuple(temps, ast.Store())], value), at)
             return [first, *kept, *later]
@@ -259,7 +316,9 @@ class Rewriter(ast.NodeTransformer):
         if not isinstance(n.target, ast.Name):
             raise self.refuse(n, "only a plain name can be annotated in a kernel")
         value = self.thunk(self.visit(n.value)) if n.value is not None else ast.Constant(None)
-        call = self.hook("declare", ast.Constant(n.target.id), n.annotation, value, self.peek(n.target.id), at=n)
+        call = self.hook(
+            "declare", ast.Constant(n.target.id), n.annotation, value, self.peek(n.target.id), at=n
+        )
         return self.assign(n.target.id, call, n)
 
     def visit_AugAssign(self, n: ast.AugAssign) -> Any:
@@ -269,7 +328,9 @@ class Rewriter(ast.NodeTransformer):
             call = self.hook("aug", ast.Constant(n.target.id), op, self.peek(n.target.id), value, at=n)
             return self.assign(n.target.id, call, n)
         if isinstance(n.target, ast.Subscript):
-            call = self.hook("aug_store", self.visit(n.target.value), self.index(n.target.slice), op, value, at=n)
+            call = self.hook(
+                "aug_store", self.visit(n.target.value), self.index(n.target.slice), op, value, at=n
+            )
             return _place(ast.Expr(call), n)
         return n
 
@@ -278,11 +339,15 @@ class Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.Tuple):
             return _place(ast.Tuple([self.index(e) for e in node.elts], ast.Load()), node)
         if isinstance(node, ast.Slice):
-            parts = [self.visit(p) if p is not None else ast.Constant(None) for p in (node.lower, node.upper, node.step)]
+            parts = [
+                self.visit(p) if p is not None else ast.Constant(None)
+                for p in (node.lower, node.upper, node.step)
+            ]
             return self.hook("slice_", *parts, at=node)
         return self.visit(node)
 
-    # -- expressions ----------------------------------------------------------------------------------------------
+    # -- expressions
+    # ----------------------------------------------------------------------------------------------
     def visit_Subscript(self, n: ast.Subscript) -> Any:
         n.value = self.visit(n.value)
         if isinstance(n.slice, ast.Tuple):  # an index, which is used at once
@@ -294,13 +359,20 @@ class Rewriter(ast.NodeTransformer):
     def visit_Tuple(self, n: ast.Tuple | ast.List) -> Any:
         self.generic_visit(n)
         plain = all(isinstance(e, (ast.Constant, ast.Name, ast.Starred)) for e in n.elts)
-        return n if plain or not isinstance(n.ctx, ast.Load) else self.hook("now", n, ast.Constant("value"), at=n)
+        return (
+            n
+            if plain or not isinstance(n.ctx, ast.Load)
+            else self.hook("now", n, ast.Constant("value"), at=n)
+        )
 
     visit_List = visit_Tuple  # type: ignore[assignment]
 
     def visit_Dict(self, n: ast.Dict) -> Any:
         self.generic_visit(n)
-        n.values = [v if isinstance(v, (ast.Constant, ast.Name)) else self.hook("now", v, ast.Constant("value"), at=v) for v in n.values]
+        n.values = [
+            v if isinstance(v, (ast.Constant, ast.Name)) else self.hook("now", v, ast.Constant("value"), at=v)
+            for v in n.values
+        ]
         return n
 
     def visit_ListComp(self, n: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Any:
@@ -355,7 +427,9 @@ class Rewriter(ast.NodeTransformer):
         return n
 
     def visit_NamedExpr(self, n: ast.NamedExpr) -> Any:
-        n.value = self.hook("bind", ast.Constant(n.target.id), self.visit(n.value), self.peek(n.target.id), at=n)
+        n.value = self.hook(
+            "bind", ast.Constant(n.target.id), self.visit(n.value), self.peek(n.target.id), at=n
+        )
         return n
 
 
@@ -366,7 +440,8 @@ _OPERATORS: dict[type, str] = {
 
 
 def _names(target: ast.expr) -> Any:
-    """The names of a `with` target as they nest: ``(x, y), n`` is (("x", "y"), "n"); what is no name is a value."""
+    """The names of a `with` target as they nest: ``(x, y), n`` is (("x", "y"), "n"); what is no name is a
+    value."""
     if isinstance(target, (ast.Tuple, ast.List)):
         return tuple(_names(e) for e in target.elts)
     return target.id if isinstance(target, ast.Name) else "value"
@@ -380,13 +455,14 @@ def _place(node: Any, at: ast.AST) -> Any:
     return ast.copy_location(node, at)
 
 
-#: id of a code object → it and its rewritten form. By identity: two equal ones may differ in the annotations of local names, which
-#: the bytecode does not hold, and come from different files (a notebook's cells).
+#: id of a code object → it and its rewritten form. By identity: two equal ones may differ in the annotations
+#: of local names, which the bytecode does not hold, and come from different files (a notebook's cells).
 _compiled: dict[int, tuple[types.CodeType, types.CodeType]] = {}
 
 
 def _inner_code(func: types.FunctionType) -> types.CodeType:
-    """The rewritten code object of ``func``; cached by the original's code, since a factory defines the same kernel many times."""
+    """The rewritten code object of ``func``; cached by the original's code, since a factory defines the same
+    kernel many times."""
     original = func.__code__
     hit = _compiled.get(id(original))
     if hit is not None:
@@ -397,14 +473,19 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
         raise _lost(func)
     definition = copy.deepcopy(source.node)
     if not isinstance(definition, ast.FunctionDef):
-        raise TileSyntaxError(f"{func.__name__} is not a plain function", loc=Loc(filename, original.co_firstlineno))
+        raise TileSyntaxError(
+            f"{func.__name__} is not a plain function", loc=Loc(filename, original.co_firstlineno)
+        )
     definition.decorator_list = []
     definition.args.defaults, definition.args.kw_defaults = [], [None] * len(definition.args.kwonlyargs)
     rewritten = Rewriter(filename).visit(definition)
-    rewritten.name = "__traced__"  # by its own name a function that calls itself would find the rewritten one, in a cell of its own
+    # By its own name a function that calls itself would find the rewritten one, in a cell of its own.
+    rewritten.name = "__traced__"
     free = original.co_freevars
     outer_args = ast.arguments([], [ast.arg(x) for x in free], None, [], [], None, [])
-    outer = ast.FunctionDef("__outer__", outer_args, [rewritten, ast.Return(ast.Name(definition.name, ast.Load()))], [])
+    outer = ast.FunctionDef(
+        "__outer__", outer_args, [rewritten, ast.Return(ast.Name(definition.name, ast.Load()))], []
+    )
     outer.type_params = []  # type: ignore[attr-defined]  # Python 3.12 wants it
     module = ast.fix_missing_locations(ast.Module([outer], []))
     compiled = compile(module, filename, "exec")
@@ -421,12 +502,16 @@ def _lost(func: types.FunctionType) -> TileSyntaxError:
     if source_text.has_changed(func):
         return TileSyntaxError(
             f"{at.file} changed since it was imported, before the source of {name} was read",
-            loc=at, expected="the lines that Python compiled", hint="start the program again, or reload the module",
-        )  # fmt: skip
+            loc=at,
+            expected="the lines that Python compiled",
+            hint="start the program again, or reload the module",
+        )
     return TileSyntaxError(
-        f"the source of {name} cannot be read", loc=at,
-        hint="define the kernel in a file (or a notebook cell), not through exec; or tell linecache.cache its text, under its file name",
-    )  # fmt: skip
+        f"the source of {name} cannot be read",
+        loc=at,
+        hint="define the kernel in a file (or a notebook cell), not through exec; or tell linecache.cache "
+        "its text, under its file name",
+    )
 
 
 def rewritten(func: types.FunctionType, hooks: Any) -> types.FunctionType:

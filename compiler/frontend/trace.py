@@ -1,4 +1,5 @@
-"""Runs a rewritten kernel once and keeps what it emitted: the tile IR, its parameters, its symbols and its launch."""
+"""Runs a rewritten kernel once and keeps what it emitted: the tile IR, its parameters, its symbols and its
+launch."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class _Eager:
 
 @dataclass(frozen=True)
 class TensorArg:
-    """Stands for a tensor argument of an eager kernel until the kernel says what it is; shape and dtype are None where the kernel
-    is compiled ahead of any call."""
+    """Stands for a tensor argument of an eager kernel until the kernel says what it is; shape and dtype are
+    None where the kernel is compiled ahead of any call."""
 
     name: str
     shape: tuple[int, ...] | None
@@ -64,9 +65,11 @@ class TensorArg:
 
     def __getitem__(self, index: Any) -> Any:
         raise TileTypeError(
-            f"{self.name} is not declared", loc=source.current(), expected="a declaration in the kernel's body, before the first use",
+            f"{self.name} is not declared",
+            loc=source.current(),
+            expected="a declaration in the kernel's body, before the first use",
             hint=f'{self.name}: T.Tensor((…,), "{self.dtype or "float32"}")',
-        )  # fmt: skip
+        )
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self[index]
@@ -77,7 +80,8 @@ def _run(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def call_macro(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a macro inside the trace that is under way. Arguments have their values from here on; tiles and cells are what they are."""
+    """Runs a macro inside the trace that is under way. Arguments have their values from here on; tiles and
+    cells are what they are."""
     bld.current()
     names = [*func.__code__.co_varnames[: func.__code__.co_argcount], *["value"] * len(args)]
     return _run(func, tuple(map(held, args, names)), {k: held(v, k) for k, v in kwargs.items()})
@@ -89,7 +93,9 @@ def _extent(value: Any, what: str, loc: Loc | None) -> Any:
         return symbol_expr(settled)
     known = constant(settled) if not isinstance(settled, bool) else None
     if known is None:
-        raise TileTypeError(f"{what} is {value!r}", loc=loc, expected="an integer, T.dynamic or an expression of them")
+        raise TileTypeError(
+            f"{what} is {value!r}", loc=loc, expected="an integer, T.dynamic or an expression of them"
+        )
     if known <= 0:
         raise TileValueError(f"{what} is {known}", loc=loc, expected="a positive extent")
     return known
@@ -105,7 +111,13 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
             raise TileValueError(f"{name} has {len(shape)} axes and {len(spec.strides)} strides", loc=loc)
         strides = [as_expr(_extent(s, f"stride {k} of {name}", loc)) for k, s in enumerate(spec.strides)]
     var = tirx.decl_buffer(
-        shape, str(spec.dtype), b.unique(name), strides=strides, scope=SCOPES[spec.kind], data_alignment=1, layout=None
+        shape,
+        str(spec.dtype),
+        b.unique(name),
+        strides=strides,
+        scope=SCOPES[spec.kind],
+        data_alignment=1,
+        layout=None,
     )
     buffer = Buffer(var, name, shape, spec.dtype, SCOPES[spec.kind], spec.kind)
     b.buffers[var] = buffer
@@ -133,15 +145,22 @@ def trace(prim: PrimFunc) -> TileProgram:
         with translated(prim.func):
             result = _run(prim.func, (), values)
         if result is not None:
-            raise TileSyntaxError(f"kernel {prim.name} returns a value", loc=prim.loc, hint="write results into a tensor parameter")
+            raise TileSyntaxError(
+                f"kernel {prim.name} returns a value",
+                loc=prim.loc,
+                hint="write results into a tensor parameter",
+            )
         return _finish(builder, prim.name, params, prim.loc)
 
 
 def trace_eager(
-    func: types.FunctionType, tensors: dict[str, TensorArg], constants: dict[str, Any], extents: dict[str, int] | None = None
+    func: types.FunctionType,
+    tensors: dict[str, TensorArg],
+    constants: dict[str, Any],
+    extents: dict[str, int] | None = None,
 ) -> TileProgram:
-    """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values (``constants``);
-    ``extents`` says what ``T.const`` names are where no tensor does."""
+    """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values
+    (``constants``); ``extents`` says what ``T.const`` names are where no tensor does."""
     builder = bld.Builder(func.__name__)
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
     state = _Eager(func, extents or {})
@@ -169,14 +188,17 @@ def trace_eager(
         for value in returned:
             if not isinstance(value, Buffer) or not any(value.var.same_as(v) for v in order):
                 raise TileSyntaxError(
-                    f"{func.__name__} returns {value!r}", loc=loc, expected="tensors made by T.empty, or tensor arguments"
+                    f"{func.__name__} returns {value!r}",
+                    loc=loc,
+                    expected="tensors made by T.empty, or tensor arguments",
                 )
             program.returns.append(next(k for k, v in enumerate(order) if value.var.same_as(v)))
         return program
 
 
 def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
-    """``A: T.Tensor((M, K), dtype)`` in an eager kernel: checks the argument, learns the constants, gives the buffer."""
+    """``A: T.Tensor((M, K), dtype)`` in an eager kernel: checks the argument, learns the constants, gives the
+    buffer."""
     state = bld.current().eager
     if state is None or not isinstance(value, TensorArg):
         raise TileSyntaxError(
@@ -186,7 +208,9 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
         )
     loc = source.current() or parameter_loc(state.func, name)
     if value.shape is not None and len(value.shape) != len(spec.shape):
-        raise TileValueError(f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes")
+        raise TileValueError(
+            f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes"
+        )
     if value.dtype not in (None, spec.dtype):
         raise TileTypeError(f"{name} is of {value.dtype}", loc=loc, expected=str(spec.dtype))
     for axis, want in enumerate(spec.shape):
@@ -195,11 +219,15 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
             want.value = state.extents.get(want.name) if got is None else got
             if want.value is None:
                 raise TileValueError(
-                    f"extent {want.name} of {name} is not given", loc=loc, hint=f"{state.func.__name__}.compile({want.name}=…)"
+                    f"extent {want.name} of {name} is not given",
+                    loc=loc,
+                    hint=f"{state.func.__name__}.compile({want.name}=…)",
                 )
         settled = settle(want)
         if got is not None and isinstance(settled, int) and settled != got:
-            raise TileValueError(f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}")
+            raise TileValueError(
+                f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}"
+            )
     shape = tuple(settle(s) for s in spec.shape)
     known = TensorSpec(spec.kind, shape, spec.dtype, spec.strides, spec.keep)
     buffer = make_buffer(name, known, loc)
@@ -209,7 +237,9 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
 
 def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> TileProgram:
     if builder.launch is None:
-        raise TileSyntaxError(f"kernel {name} has no launch", loc=loc, hint="with T.Kernel(grid_x, threads=128) as bx:")
+        raise TileSyntaxError(
+            f"kernel {name} has no launch", loc=loc, hint="with T.Kernel(grid_x, threads=128) as bx:"
+        )
     body = sequence(builder.bodies[0])
     renames = {}
     for old, new in builder.renames.items():
@@ -223,18 +253,25 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
                     builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
                 for symbol in symbols_of(s):
                     builder.promise(symbol.name, symbol.multiple_of)
-    func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr("global_symbol", name)
+    func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr(
+        "global_symbol", name
+    )
     hints = dict(builder.launch.hints)
     if "layouts" in hints:  # by the variables that the program has
-        hints["layouts"] = {renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()}
+        hints["layouts"] = {
+            renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()
+        }
     multiples = Promises({n: k for n, k in builder.multiples.items() if n in builder.symbols})
     for symbol_name in multiples:
         multiples.of(builder.symbols[symbol_name], symbol_name)
-    return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints, multiples=multiples)
+    return TileProgram(
+        name, func, params, dict(builder.symbols), builder.launch, loc, hints, multiples=multiples
+    )
 
 
 class translated:
-    """Turns whatever goes wrong while user code is traced into an error of ours, placed in the user's source."""
+    """Turns whatever goes wrong while user code is traced into an error of ours, placed in the user's
+    source."""
 
     def __init__(self, func: types.FunctionType):
         self.func = func
@@ -263,9 +300,14 @@ class translated:
             raise TileSyntaxError(
                 "a device value is used where Python needs to know it now",
                 loc=loc,
-                hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
+                hint="decorate the helper that does this with @T.macro; loop over device values with "
+                "T.serial",
             ) from error
-        if isinstance(error, (ArithmeticError, LookupError)) and type(error).__module__ == "builtins" and _of_users(error):
+        if (
+            isinstance(error, (ArithmeticError, LookupError))
+            and type(error).__module__ == "builtins"
+            and _of_users(error)
+        ):
             own: Any = type(error)
             raise _placed(own)(f"{own.__name__}: {message}", loc=loc).with_traceback(tb) from error
         if isinstance(error, AttributeError) and (said := _no_attribute(error)) is not None:
@@ -281,7 +323,8 @@ class translated:
 
 
 def _of_users(error: BaseException) -> bool:
-    """Whether an error was raised by the user's own Python, rather than in a function that it calls or that stands in for it."""
+    """Whether an error was raised by the user's own Python, rather than in a function that it calls or that
+    stands in for it."""
     tb = error.__traceback__
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
@@ -295,10 +338,15 @@ def _placed(kind: type[Exception]) -> Any:
 
 
 def _no_attribute(error: AttributeError) -> tuple[str, str, str | None] | None:
-    """What a value of the kernel is asked for and does not have, in words that its author knows; None where it is no such value."""
+    """What a value of the kernel is asked for and does not have, in words that its author knows; None where
+    it is no such value."""
     obj, name = error.obj, error.name
     if isinstance(obj, (Buffer, Region, Variable)):
-        what = f"{obj.name}, a part of {obj.buffer.name}," if isinstance(obj, Region) and obj.name != obj.buffer.name else obj.name
+        what = (
+            f"{obj.name}, a part of {obj.buffer.name},"
+            if isinstance(obj, Region) and obj.name != obj.buffer.name
+            else obj.name
+        )
         has = [n for n in ("shape", "dtype", "ndim", "name") if hasattr(obj, n)]
     elif is_expr(obj):
         what, has = f"a value of {dtype_of(obj)}", []
@@ -319,7 +367,8 @@ def _from_tvm(error: BaseException) -> bool:
 
 
 def _keyword_hint(message: str) -> str | None:
-    """For a keyword argument that a word of the language does not have: the one that was probably meant, or those that it has."""
+    """For a keyword argument that a word of the language does not have: the one that was probably meant, or
+    those that it has."""
     found = re.match(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", message)
     word = getattr(language, found[1], None) if found is not None and found[1] in language.__all__ else None
     if found is None or word is None:

@@ -51,11 +51,17 @@ class Blocks(State):
         return made
 
     def panels(self) -> list[Any]:
-        """T.use_swizzle: blocks that start together lie in a panel of a few rows ("row"; of columns with "column"), one column after the
-        other, so that they share what they read in the L2 cache. The last panel may be lower."""
+        """T.use_swizzle: blocks that start together lie in a panel of a few rows ("row"; of columns with
+        "column"), one column after the other, so that they share what they read in the L2 cache. The last
+        panel may be lower."""
         panel, order = self.program.hints.get("swizzle", (0, "row"))
-        grid, dims = [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3], self.program.launch.cluster
-        across, down = (0, 1) if order == "row" else (1, 0)  # the axis along a panel, the one that is cut into panels
+        grid, dims = (
+            [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3],
+            self.program.launch.cluster,
+        )
+        across, down = (
+            (0, 1) if order == "row" else (1, 0)
+        )  # the axis along a panel, the one that is cut into panels
         if panel < 2 or grid[2] != 1:
             return []
         # blocks of a cluster stay together: what is ordered is clusters, as high as they are
@@ -66,16 +72,26 @@ class Blocks(State):
         names = {n: tirx.Var(n, "int32") for n in ("panel", "first", "rows", "within")}
         flat = self._clusters(self.raw[0], 0) + self._clusters(self.raw[1], 1) * self._clusters(grid[0], 0)
         values = {
-            "panel": flat // (wide * panel), "first": names["panel"] * panel,
-            "rows": tirx.min(high - names["first"], widened(panel, "int32")), "within": flat - names["first"] * wide,
-        }  # fmt: skip
-        ends = {down: names["first"] + tirx.truncmod(names["within"], names["rows"]), across: tirx.truncdiv(names["within"], names["rows"])}
+            "panel": flat // (wide * panel),
+            "first": names["panel"] * panel,
+            "rows": tirx.min(high - names["first"], widened(panel, "int32")),
+            "within": flat - names["first"] * wide,
+        }
+        ends = {
+            down: names["first"] + tirx.truncmod(names["within"], names["rows"]),
+            across: tirx.truncdiv(names["within"], names["rows"]),
+        }
         ends = {k: e * dims[k] + self.rank_along(k) if dims[k] > 1 else e for k, e in ends.items()}
-        return [*(tirx.Bind(names[n], v) for n, v in values.items()), *(tirx.Bind(self.block[k], ends[k]) for k in (0, 1))]
+        return [
+            *(tirx.Bind(names[n], v) for n, v in values.items()),
+            *(tirx.Bind(self.block[k], ends[k]) for k in (0, 1)),
+        ]
 
     def _clusters(self, blocks: Any, axis: int) -> Any:
         """How many clusters so many blocks along an axis are, or the cluster of such a block."""
-        return self.analyzer.simplify(tirx.floordiv(widened(blocks, "int32"), tirx.IntImm("int32", self.program.launch.cluster[axis])))
+        return self.analyzer.simplify(
+            tirx.floordiv(widened(blocks, "int32"), tirx.IntImm("int32", self.program.launch.cluster[axis]))
+        )
 
 
 def _linear(index: list[Any], extents: list[Any], which: int) -> Any:

@@ -1,6 +1,8 @@
-"""Expressions of thread IR as C: minimal parentheses by precedence, small floats computed in float32, 64-bit indices without noise.
+"""Expressions of thread IR as C: minimal parentheses by precedence, small floats computed in float32, 64-bit
+indices without noise.
 
-A value has two forms. *Computed*: what arithmetic is done in; small floats are ``float``. *Stored*: the C++ type of its dtype in memory.
+A value has two forms. *Computed*: what arithmetic is done in; small floats are ``float``. *Stored*: the C++
+type of its dtype in memory.
 """
 
 from __future__ import annotations
@@ -18,10 +20,22 @@ SMALL = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 # precedence in C, loosest first
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, LESS, SHIFT, SUM, PRODUCT, UNARY, POSTFIX = range(1, 14)
 
-_COMPARE = {"LT": ("<", LESS), "LE": ("<=", LESS), "GT": (">", LESS), "GE": (">=", LESS), "EQ": ("==", EQUAL), "NE": ("!=", EQUAL)}
+_COMPARE = {
+    "LT": ("<", LESS),
+    "LE": ("<=", LESS),
+    "GT": (">", LESS),
+    "GE": (">=", LESS),
+    "EQ": ("==", EQUAL),
+    "NE": ("!=", EQUAL),
+}
 _LOGIC = {"And": ("&&", AND), "Or": ("||", OR)}
-_BITS = {"LShift": ("<<", SHIFT), "RShift": (">>", SHIFT), "BitwiseAnd": ("&", BIT_AND), "BitwiseXor": ("^", BIT_XOR),
-         "BitwiseOr": ("|", BIT_OR)}  # fmt: skip
+_BITS = {
+    "LShift": ("<<", SHIFT),
+    "RShift": (">>", SHIFT),
+    "BitwiseAnd": ("&", BIT_AND),
+    "BitwiseXor": ("^", BIT_XOR),
+    "BitwiseOr": ("|", BIT_OR),
+}
 
 Text = tuple[str, int]
 
@@ -35,7 +49,11 @@ def is_int(dtype: str) -> bool:
 
 
 def bits_of(dtype: str) -> int:
-    return 8 if dtype.startswith("float8") or dtype == "bool" else int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    return (
+        8
+        if dtype.startswith("float8") or dtype == "bool"
+        else int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    )
 
 
 def compute(dtype: str) -> str:
@@ -48,11 +66,13 @@ def constant(e: Any) -> int | None:
 
 
 class Expressions:
-    """The printer's half for expressions. Targets override the tables and the few methods that name their own functions."""
+    """The printer's half for expressions. Targets override the tables and the few methods that name their own
+    functions."""
 
     #: dtype → C type in memory
     types: ClassVar[dict[str, str]]
-    #: function of ts.math or tirx → C function for float32; "{t}" takes the place of the f where the names differ by it
+    #: function of ts.math or tirx → C function for float32; "{t}" takes the place of the f where the names
+    #: differ by it
     functions: ClassVar[dict[str, str]]
     #: the same where float64 is not the name without the f
     double_functions: ClassVar[dict[str, str]] = {}
@@ -92,7 +112,11 @@ class Expressions:
             return self._rounded(e)
         chosen = _choice(e)
         if chosen is not None:  # a value that is only moved is not computed with
-            test, yes, no = self.value(chosen[0], TERNARY + 1), self.stored(chosen[1], TERNARY + 1), self.stored(chosen[2], TERNARY)
+            test, yes, no = (
+                self.value(chosen[0], TERNARY + 1),
+                self.stored(chosen[1], TERNARY + 1),
+                self.stored(chosen[2], TERNARY),
+            )
             return _wrapped((f"{test} ? {yes} : {no}", TERNARY), at)
         return self.narrowed(self.value(e), dtype)
 
@@ -115,13 +139,16 @@ class Expressions:
 
     def bitwise(self, e: Any) -> Text:
         sign, p = _BITS[type(e).__name__]
-        # Sums and other operators beside these are put in parentheses, though C needs none: nobody knows that table by heart.
+        # Sums and other operators beside these are put in parentheses, though C needs none: nobody knows that
+        # table by heart.
         left = p if type(e.a) is type(e) else PRODUCT
         return self._within(e, f"{self.value(e.a, left)} {sign} {self.value(e.b, PRODUCT)}", p)
 
     # -- the two forms
     def _is_stored(self, e: Any) -> bool:
-        return isinstance(e, ir.TensorLoad) or (isinstance(e, ir.Call) and (e.op.name in EXTERN_CALLS or e.op.name == REINTERPRET))
+        return isinstance(e, ir.TensorLoad) or (
+            isinstance(e, ir.Call) and (e.op.name in EXTERN_CALLS or e.op.name == REINTERPRET)
+        )
 
     def _native(self, e: Any) -> Text:
         if isinstance(e, ir.TensorLoad):
@@ -139,15 +166,21 @@ class Expressions:
     def _rounded(self, e: Any) -> str:
         """A Cast to a small float, in its stored form. Integers get there through float32."""
         inner = self.value(e.value)
-        return self.narrowed(f"float({inner})" if is_int(dtype_of(e.value)) or dtype_of(e.value) == "bool" else inner, dtype_of(e))
+        return self.narrowed(
+            f"float({inner})" if is_int(dtype_of(e.value)) or dtype_of(e.value) == "bool" else inner,
+            dtype_of(e),
+        )
 
     def element(self, buffer: Any, indices: Any) -> str:
         if len(indices) != 1:
             raise InternalError(f"an access of {buffer.name} with {len(indices)} indices")
-        return self.name(buffer) if buffer in self.scalars else f"{self.name(buffer)}[{self.index(indices[0])}]"
+        return (
+            self.name(buffer) if buffer in self.scalars else f"{self.name(buffer)}[{self.index(indices[0])}]"
+        )
 
     def index(self, e: Any) -> str:
-        """An index in brackets or behind a pointer: any width serves, so a widening around the whole of it says nothing."""
+        """An index in brackets or behind a pointer: any width serves, so a widening around the whole of it
+        says nothing."""
         while isinstance(e, tirx.Cast) and _widens(e):
             e = e.value
         return str(constant(e)) if constant(e) is not None else self.value(e)
@@ -167,7 +200,9 @@ class Expressions:
         """A literal whose C type is that of the dtype; int64_t is long where CUDA runs."""
         if dtype == "bool":
             return ("true" if v else "false"), POSTFIX
-        if dtype in ("int32", "int64") and v == -(1 << (bits_of(dtype) - 1)):  # its magnitude is no literal of the type
+        if dtype in ("int32", "int64") and v == -(
+            1 << (bits_of(dtype) - 1)
+        ):  # its magnitude is no literal of the type
             return f"{v + 1}{'L' if dtype == 'int64' else ''} - 1", SUM
         suffix = {"int64": "L", "uint64": "UL", "uint32": "u"}.get(dtype, "")
         return f"{v}{suffix}", UNARY if v < 0 else POSTFIX
@@ -181,7 +216,8 @@ class Expressions:
         return self.floating(v, compute(dtype))
 
     def floating(self, v: float, dtype: str) -> Text:
-        """A literal of exactly this float32 or float64: shortest decimals, hexadecimal where they would be denormal."""
+        """A literal of exactly this float32 or float64: shortest decimals, hexadecimal where they would be
+        denormal."""
         if dtype == "float32":
             v = float(np.float32(v))
         if not math.isfinite(v):
@@ -204,7 +240,8 @@ class Expressions:
     x_Sub = x_Add
 
     def _sum(self, e: Any) -> Text:
-        """A chain of sums. Integers lose the parentheses of nested sums and, where a 64-bit term comes first, the widening of others."""
+        """A chain of sums. Integers lose the parentheses of nested sums and, where a 64-bit term comes first,
+        the widening of others."""
         dtype = dtype_of(e)
         if isinstance(e, tirx.Sub) and is_int(dtype) and constant(e.a) == 0:
             return self._within(e, f"-{self.value(e.b, UNARY)}", UNARY)
@@ -260,8 +297,12 @@ class Expressions:
 
     def x_FloorDiv(self, e: Any) -> Text:
         by = constant(e.b)
-        if by is not None and by > 0 and by & (by - 1) == 0:  # an arithmetic shift rounds down, whatever the sign
-            return (f"{self.value(e.a, PRODUCT)} >> {by.bit_length() - 1}", SHIFT) if by > 1 else self.text(e.a)
+        if (
+            by is not None and by > 0 and by & (by - 1) == 0
+        ):  # an arithmetic shift rounds down, whatever the sign
+            return (
+                (f"{self.value(e.a, PRODUCT)} >> {by.bit_length() - 1}", SHIFT) if by > 1 else self.text(e.a)
+            )
         return self.x_Div(e) if self._as_in_c(e) else self._rounding_down("floordiv", e)
 
     def x_FloorMod(self, e: Any) -> Text:
@@ -295,8 +336,9 @@ class Expressions:
         return self.extreme("max", e)
 
     def extreme(self, name: str, e: Any) -> Text:
-        """min, max. A NaN on either side of a float is the result. A function, never a condition: an operand may be a shuffle, which all
-        lanes take part in, whatever the values, and once. Operands narrower than int are ints by then: one overload fits."""
+        """min, max. A NaN on either side of a float is the result. A function, never a condition: an operand
+        may be a shuffle, which all lanes take part in, whatever the values, and once. Operands narrower than
+        int are ints by then: one overload fits."""
         if dtype_of(e) == "bool":
             sign, p = _BITS["BitwiseAnd" if name == "min" else "BitwiseOr"]
             return f"bool({self.value(e.a, p)} {sign} {self.value(e.b, p + 1)})", POSTFIX
@@ -313,7 +355,10 @@ class Expressions:
 
     def x_Select(self, e: Any) -> Text:
         test, yes, no = _choice(e)  # type: ignore[misc]
-        return f"{self.value(test, TERNARY + 1)} ? {self.value(yes, TERNARY + 1)} : {self.value(no, TERNARY)}", TERNARY
+        return (
+            f"{self.value(test, TERNARY + 1)} ? {self.value(yes, TERNARY + 1)} : {self.value(no, TERNARY)}",
+            TERNARY,
+        )
 
     # -- casts
     def x_Cast(self, e: Any) -> Text:
@@ -321,7 +366,9 @@ class Expressions:
         if src == dst or (dst == "float32" and src in SMALL):
             return self.text(e.value)
         if dst in SMALL:
-            if src in SMALL and src.startswith("float8") and not dst.startswith("float8"):  # every fp8 is a float16 and a bfloat16
+            if (
+                src in SMALL and src.startswith("float8") and not dst.startswith("float8")
+            ):  # every fp8 is a float16 and a bfloat16
                 return self.text(e.value)
             return f"float({self._rounded(e)})", POSTFIX
         if dst == "bool":
@@ -344,14 +391,27 @@ class Expressions:
         if name == "tirx.address_of":
             return f"&{self.value_address(e.args[0])}", UNARY
         if name == "tirx.buffer_data":
-            return (f"&{self.name(e.args[0])}", UNARY) if e.args[0] in self.scalars else (self.name(e.args[0]), POSTFIX)
+            return (
+                (f"&{self.name(e.args[0])}", UNARY)
+                if e.args[0] in self.scalars
+                else (self.name(e.args[0]), POSTFIX)
+            )
         if name == "tirx.handle_add_byte_offset":
-            return (f"{self.value(e.args[0], SUM)} + {self.index(e.args[1])}", SUM) if constant(e.args[1]) != 0 else self.text(e.args[0])
+            return (
+                (f"{self.value(e.args[0], SUM)} + {self.index(e.args[1])}", SUM)
+                if constant(e.args[1]) != 0
+                else self.text(e.args[0])
+            )
         if name.rpartition(".")[2] == "likely":
             return self.text(e.args[0])
         if name == "tirx.popcount":
-            return f"{'__popcll' if bits_of(dtype_of(e)) == 64 else '__popc'}({self.value(e.args[0])})", POSTFIX
-        return self.function(name.rpartition(".")[2], list(e.args), dtype_of(e.args[0]) if e.args else ""), POSTFIX
+            return (
+                f"{'__popcll' if bits_of(dtype_of(e)) == 64 else '__popc'}({self.value(e.args[0])})",
+                POSTFIX,
+            )
+        return self.function(
+            name.rpartition(".")[2], list(e.args), dtype_of(e.args[0]) if e.args else ""
+        ), POSTFIX
 
     def value_address(self, load: Any) -> str:
         return self.element(load.source, load.indices)
@@ -375,7 +435,8 @@ def _wrapped(text: Text, at: int) -> str:
 
 
 def _choice(e: Any) -> tuple[Any, Any, Any] | None:
-    """Condition and both values of an expression that chooses. C evaluates the chosen one alone, which serves both kinds."""
+    """Condition and both values of an expression that chooses. C evaluates the chosen one alone, which serves
+    both kinds."""
     if isinstance(e, tirx.Select):
         return e.condition, e.true_value, e.false_value
     return tuple(e.args) if isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE else None
@@ -383,12 +444,24 @@ def _choice(e: Any) -> tuple[Any, Any, Any] | None:
 
 def _widens(e: Any) -> bool:
     """A Cast that C does by itself beside an int64."""
-    return dtype_of(e) == "int64" and dtype_of(e.value) in ("int8", "int16", "int32", "uint8", "uint16", "int64")
+    return dtype_of(e) == "int64" and dtype_of(e.value) in (
+        "int8",
+        "int16",
+        "int32",
+        "uint8",
+        "uint16",
+        "int64",
+    )
 
 
 def _surely_wide(e: Any) -> bool:
-    """Whether an int64 expression is 64 bits wide in C however it is printed: no widening that may be left out, no literal."""
-    return dtype_of(e) == "int64" and not isinstance(e, tirx.IntImm) and not (isinstance(e, tirx.Cast) and _widens(e))
+    """Whether an int64 expression is 64 bits wide in C however it is printed: no widening that may be left
+    out, no literal."""
+    return (
+        dtype_of(e) == "int64"
+        and not isinstance(e, tirx.IntImm)
+        and not (isinstance(e, tirx.Cast) and _widens(e))
+    )
 
 
 def _terms(e: Any) -> list[tuple[str, Any]]:
@@ -401,5 +474,6 @@ def _terms(e: Any) -> list[tuple[str, Any]]:
 
 
 def _is_minus_one(e: Any) -> bool:
-    return (isinstance(e, tirx.IntImm) and int(e.value) == -1) or (isinstance(e, tirx.FloatImm) and float(e.value) == -1.0)
-
+    return (isinstance(e, tirx.IntImm) and int(e.value) == -1) or (
+        isinstance(e, tirx.FloatImm) and float(e.value) == -1.0
+    )

@@ -1,7 +1,9 @@
-"""Thread IR as a C-like kernel: names, statements, source lines. A target's printer (`cuda/printer.py`) overrides the same few methods.
+"""Thread IR as a C-like kernel: names, statements, source lines. A target's printer (`cuda/printer.py`)
+overrides the same few methods.
 
-Names are the author's, made unique among those that can be seen. The author's line stands as a comment wherever it changes, and every
-printed line knows its place, so that a compiler's complaint becomes one about the kernel.
+Names are the author's, made unique among those that can be seen. The author's line stands as a comment
+wherever it changes, and every printed line knows its place, so that a compiler's complaint becomes one about
+the kernel.
 """
 
 from __future__ import annotations
@@ -25,27 +27,38 @@ from tilescale.errors import InternalError, Loc, utf8
 
 #: what no variable may be called: C++'s words, and what the printed code itself uses
 RESERVED = frozenset(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const const_cast constexpr "
-    "continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int "
-    "long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast return "
-    "short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename "
-    "union unsigned using virtual void volatile wchar_t while xor xor_eq ts half nv_bfloat16 uint uint2 uint4 dim3 min max abs "
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class "
+    "compl const const_cast constexpr "
+    "continue decltype default delete do double dynamic_cast else enum explicit export extern false float "
+    "for friend goto if inline int "
+    "long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public "
+    "register reinterpret_cast return "
+    "short signed sizeof static static_assert static_cast struct switch template this thread_local throw "
+    "true try typedef typeid typename "
+    "union unsigned using virtual void volatile wchar_t while xor xor_eq ts half nv_bfloat16 uint uint2 "
+    "uint4 dim3 min max abs "
     "blockIdx threadIdx blockDim gridDim warpSize INFINITY NAN".split()
 )
 
 #: what no kernel may be called besides: functions and types that the compiler's own headers declare
 DECLARED = frozenset(
-    "main acos acosh asin asinh asprintf assert atan atan2 atanh atexit atof atoi bsearch calloc cbrt ceil clock copysign cos cosh "
-    "cospi div erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide floor fma fmax fmin fmod free frexp getenv "
-    "hypot ilogb index isfinite isinf isnan j0 j1 jn labs ldexp ldiv lgamma log log10 log1p log2 logb lrint lround malloc memcpy "
-    "memset modf nan nearbyint nextafter norm normcdf pow printf qsort rand rcbrt read realloc remainder remquo rhypot rint rnorm "
-    "round rsqrt scalbln scalbn select signal signbit sin sincos sinh sinpi sqrt srand strlen strtod system tan tanh tgamma time trap "
+    "main acos acosh asin asinh asprintf assert atan atan2 atanh atexit atof atoi bsearch calloc cbrt ceil "
+    "clock copysign cos cosh "
+    "cospi div erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide floor fma fmax "
+    "fmin fmod free frexp getenv "
+    "hypot ilogb index isfinite isinf isnan j0 j1 jn labs ldexp ldiv lgamma log log10 log1p log2 logb lrint "
+    "lround malloc memcpy "
+    "memset modf nan nearbyint nextafter norm normcdf pow printf qsort rand rcbrt read realloc remainder "
+    "remquo rhypot rint rnorm "
+    "round rsqrt scalbln scalbn select signal signbit sin sincos sinh sinpi sqrt srand strlen strtod system "
+    "tan tanh tgamma time trap "
     "trunc wait write y0 y1 yn".split()
 )
 
 
 def symbol(name: str) -> str:
-    """The function's name in the printed code: the kernel's own, unless C++ has another use for it (or for that of float32, expf)."""
+    """The function's name in the printed code: the kernel's own, unless C++ has another use for it (or for
+    that of float32, expf)."""
     plain = "".join(c if c.isascii() else "_" for c in name)
     taken = RESERVED | DECLARED
     if plain != name or plain in taken or plain.rstrip("fl") in taken or plain.startswith("__"):
@@ -157,7 +170,11 @@ class CPrinter(Expressions):
         for k, each in enumerate(seq):
             if k and self._initializes(seq[k - 1], each):
                 continue  # stands in the declaration
-            if isinstance(each, tirx.AllocBuffer) and k + 1 < len(seq) and self._initializes(each, seq[k + 1]):
+            if (
+                isinstance(each, tirx.AllocBuffer)
+                and k + 1 < len(seq)
+                and self._initializes(each, seq[k + 1])
+            ):
                 self._declare_with_value(each, seq[k + 1])
             else:
                 self.statement(each)
@@ -166,7 +183,11 @@ class CPrinter(Expressions):
         """Whether a store is the first value of the variable that is declared right in front of it."""
         if not isinstance(declared, tirx.AllocBuffer) or not isinstance(store, tirx.BufferStore):
             return False
-        return store.buffer.same_as(declared.buffer) and self._is_variable(declared.buffer) and not mentions(store.value, declared.buffer)
+        return (
+            store.buffer.same_as(declared.buffer)
+            and self._is_variable(declared.buffer)
+            and not mentions(store.value, declared.buffer)
+        )
 
     def _is_variable(self, buffer: Any) -> bool:
         ty = buffer.ty
@@ -268,14 +289,20 @@ class CPrinter(Expressions):
         """An address as a pointer to the type's elements."""
         if isinstance(value, ir.Call) and value.op.name == REINTERPRET:
             value = value.args[0]
-        return f"({self.pointee(ty)}*)({self.value(value)})" if _is_call(value) else f"({self.pointee(ty)}*){self.value(value)}"
+        return (
+            f"({self.pointee(ty)}*)({self.value(value)})"
+            if _is_call(value)
+            else f"({self.pointee(ty)}*){self.value(value)}"
+        )
 
     def s_AllocBuffer(self, s: Any) -> None:
         self.at(s)
         buffer, ty = s.buffer, s.buffer.ty
         numel = constant(ty.shape[0]) if len(ty.shape) == 1 else None
         if numel is None:
-            raise InternalError(f"{buffer.name} is allocated with extents that are no constant", loc=self.place)
+            raise InternalError(
+                f"{buffer.name} is allocated with extents that are no constant", loc=self.place
+            )
         if ty.storage_scope == "shared":
             self.write(self.arena(self.declare(buffer), numel))
         elif not ty.storage_scope.startswith("local"):
@@ -318,7 +345,11 @@ class CPrinter(Expressions):
 
 
 def _is_call(value: Any) -> bool:
-    return isinstance(value, ir.Call) and value.op.name == "tirx.handle_add_byte_offset" and constant(value.args[1]) != 0
+    return (
+        isinstance(value, ir.Call)
+        and value.op.name == "tirx.handle_add_byte_offset"
+        and constant(value.args[1]) != 0
+    )
 
 
 def _is_zero(e: Any) -> bool:
@@ -334,7 +365,8 @@ def access_bytes(buffer: Any, indices: Any) -> int:
 
 
 def _moved_as_vectors(body: Any) -> dict[Any, int]:
-    """Buffers that are accessed several elements at once, and the bytes of their widest access: how arrays must be aligned."""
+    """Buffers that are accessed several elements at once, and the bytes of their widest access: how arrays
+    must be aligned."""
     found: dict[Any, int] = {}
 
     def note(buffer: Any, indices: Any) -> None:
@@ -363,7 +395,9 @@ def _unused(body: Any) -> set[Any]:
         own: Counter[Any] = Counter()
         calls: list[Any] = []
         structural_walk(s, (ir.Var, lambda v, own=own: own.update([v])))
-        structural_walk(s.value, (ir.Call, lambda c, calls=calls: calls.append(c) if c.op.name in EXTERN_CALLS else None))
+        structural_walk(
+            s.value, (ir.Call, lambda c, calls=calls: calls.append(c) if c.op.name in EXTERN_CALLS else None)
+        )
         if uses[s.var] <= own[s.var] and not calls:  # the definition itself is all there is
             out.add(s.var)
             uses.subtract(own)

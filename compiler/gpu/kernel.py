@@ -12,30 +12,31 @@ from tilescale.compiler.tvm_compat import ir, tirx
 class Source:
     """Where the launcher takes one parameter of the function from.
 
-    kind: "param" (the kernel's parameter ``index``: a pointer or a scalar), "map" (``ThreadKernel.maps[index]``), "symbol" (the symbolic
-    extent ``index``), "rank", "world", "team" (a ``ts::Team``), or "failure" (three words of the host's memory: two in which
-    ``ts::fail`` says who failed, and how long a wait may take, ns).
+    kind: "param" (the kernel's parameter ``index``: a pointer or a scalar), "map"
+    (``ThreadKernel.maps[index]``), "symbol" (the symbolic extent ``index``), "rank", "world", "team" (a
+    ``ts::Team``), or "failure" (three words of the host's memory: two in which ``ts::fail`` says who failed,
+    and how long a wait may take, ns).
     """
 
     kind: str
     index: int = 0
 
 
-
-
 @dataclass(frozen=True)
 class ThreadKernel:
     """What `lower` returns.
 
-    func: the PrimFunc; its parameters are buffers and variables, ``sources`` has one entry for each. name: of the function in the code.
-    grid: three extents, ints or expressions of the kernel's scalar parameters and symbolic extents (``program``'s variables).
-    threads: of a block. shared_bytes: the arena's size. written: parameters that the kernel may write.
-    min_blocks: how many blocks of a multiprocessor the compiler must leave registers for; None: its own choice.
-    cooperative: all blocks must be resident together (a cooperative launch). dependent: may start before the kernel in front
-    of it has ended (programmatic dependent launch); the code then says what it waits for. device: other ranks are reached, between the
-    flags at both ends of the launch; those are left out where it is not ``ordered``. team: the code holds ts_enter and ts_leave.
-    maps: what the launcher makes of parameters beside passing them on; on NVIDIA's GPUs `cuda.ops.tma.TensorMap`.
-    widths: copies (of the scheduled program) that threads make in vectors → the bytes of one.
+    func: the PrimFunc; its parameters are buffers and variables, ``sources`` has one entry for each. name: of
+    the function in the code. grid: three extents, ints or expressions of the kernel's scalar parameters and
+    symbolic extents (``program``'s variables). threads: of a block. shared_bytes: the arena's size. written:
+    parameters that the kernel may write. min_blocks: how many blocks of a multiprocessor the compiler must
+    leave registers for; None: its own choice. cooperative: all blocks must be resident together (a
+    cooperative launch). dependent: may start before the kernel in front of it has ended (programmatic
+    dependent launch); the code then says what it waits for. device: other ranks are reached, between the
+    flags at both ends of the launch; those are left out where it is not ``ordered``. team: the code holds
+    ts_enter and ts_leave. maps: what the launcher makes of parameters beside passing them on; on NVIDIA's
+    GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled program) that threads make in vectors →
+    the bytes of one.
     """
 
     func: Any

@@ -1,8 +1,9 @@
-"""Scheduled tile IR, with layouts and fences → thread IR for a GPU: one function, run by every thread of every block.
+"""Scheduled tile IR, with layouts and fences → thread IR for a GPU: one function, run by every thread of
+every block.
 
-What all threads compute alike (indices, conditions, T.alloc_var) each computes for itself. Tiles in registers are arrays of slots, those
-in shared memory lie in the arena. Accesses that cannot be proven inside are guarded: reads give zero, writes to a tensor are dropped, a
-write outside a tile fails the launch.
+What all threads compute alike (indices, conditions, T.alloc_var) each computes for itself. Tiles in registers
+are arrays of slots, those in shared memory lie in the arena. Accesses that cannot be proven inside are
+guarded: reads give zero, writes to a tensor are dropped, a write outside a tile fails the launch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         super().__init__(program)
         self._parameters()
 
-    # -- parameters -----------------------------------------------------------------------------------------------
+    # -- parameters
+    # -----------------------------------------------------------------------------------------------
     def _parameters(self) -> None:
         symbols = []
         for k, (name, var) in enumerate(self.program.symbols.items()):
@@ -79,7 +81,11 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             strides, step = (), 1
             for e in reversed(shape):
                 strides = (step, *strides)
-                step = step * e if isinstance(step, int) and isinstance(e, int) else widened(step, index) * widened(e, index)
+                step = (
+                    step * e
+                    if isinstance(step, int) and isinstance(e, int)
+                    else widened(step, index) * widened(e, index)
+                )
         self.places[p.var] = Global(buf, shape, strides, index, p.name)
         self.params.append((buf, Source("param", k)))
 
@@ -89,7 +95,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             return e
         return int(e.value) if isinstance(e, tirx.IntImm) else self.scalar(e)
 
-    # -- who runs -------------------------------------------------------------------------------------------------
+    # -- who runs
+    # -------------------------------------------------------------------------------------------------
     def thread(self) -> Any:
         """The thread's number within its executor."""
         if self.executor.name == "block":
@@ -101,14 +108,17 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         text = f"{what} is not there on the {self.target.name} target: it needs {missing}"
         return TileSyntaxError(text, loc=self.here, hint='target="cpu"')
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- memory
+    # ---------------------------------------------------------------------------------------------------
     def _s_AllocBuffer(self, s: Any) -> Any:
         """Gives an allocation its place."""
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
         if b.ty.storage_scope.startswith("shared"):
             layout = self.layouts[b]
-            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
+            tile, declared = placed(
+                self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span
+            )
             self.head.append(declared)
             self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
             if b.ty.storage_scope == "shared.signal":
@@ -145,8 +155,19 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             if held.layout.swizzle:
                 raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
             layout = strided(shape, BITS[dtype])
-            root = next(v for v in self.program.arena if self.places.get(v) is held or self.places.get(v, held).buf is held.buf)
-            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[root][0], s.span)
+            root = next(
+                v
+                for v in self.program.arena
+                if self.places.get(v) is held or self.places.get(v, held).buf is held.buf
+            )
+            tile, declared = placed(
+                self.arena,
+                b.name,
+                dtype,
+                layout.bytes * 8 // layout.bits,
+                self.program.arena[root][0],
+                s.span,
+            )
             self.head.append(declared)
             own = None if held.base is None else held.base * held.layout.bits // layout.bits
             self.places[b] = InShared(tile, layout, shape, own, b.name)
@@ -163,7 +184,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             return tirx.DeclBuffer(made, s.span, data=data)
         raise self.refused(f"T.view of {held.name}", "views of a tensor under another dtype")
 
-    # -- accesses -------------------------------------------------------------------------------------------------
+    # -- accesses
+    # -------------------------------------------------------------------------------------------------
     def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
         """``(flat buffer, index, tests, place)`` of an element; it may be touched where the tests hold."""
         place = self.place_of(buffer, writes)
@@ -197,13 +219,18 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         return value if not tests else tirx.if_then_else(all_of(tests), value, tirx.const(0, str(value.ty)))
 
     def _s_BufferStore(self, s: Any) -> Any:
-        """A store, dropped outside a tensor; memory that threads share is written by one of those that hold the iteration."""
+        """A store, dropped outside a tensor; memory that threads share is written by one of those that hold
+        the iteration."""
         if (moved := self.in_vector(s)) is not None:
             return tirx.BufferStore(moved.source, self.scalar(s.value), list(moved.indices), s.span)
         buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
         done: Any = tirx.BufferStore(buf, self.scalar(s.value), [flat], s.span)
         if tests and not isinstance(place, Global):
-            return self.once(tirx.IfThenElse(all_of(tests), done, self.fail("bounds", s, f"an index of {place.name} lies outside")))
+            return self.once(
+                tirx.IfThenElse(
+                    all_of(tests), done, self.fail("bounds", s, f"an index of {place.name} lies outside")
+                )
+            )
         done = tirx.IfThenElse(all_of(tests), done, None) if tests else done
         return done if isinstance(place, (Registers, Private)) else self.once(done)
 
@@ -212,15 +239,19 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         test = self.holder()
         return s if test is None else tirx.IfThenElse(test, s, None)
 
-    # -- instructions ---------------------------------------------------------------------------------------------
+    # -- instructions
+    # ---------------------------------------------------------------------------------------------
     def sync(self, scope: str, why: str, proxy: bool = False) -> Any:
-        """The threads of an executor meet. ``proxy``: each makes its own writes of shared memory visible to the asynchronous proxy first;
-        whoever starts an engine behind the meeting then comes after all of them (PTX ISA, "Memory Consistency Model", "Proxies")."""
+        """The threads of an executor meet. ``proxy``: each makes its own writes of shared memory visible to
+        the asynchronous proxy first; whoever starts an engine behind the meeting then comes after all of them
+        (PTX ISA, "Memory Consistency Model", "Proxies")."""
         ahead = self.before_meeting(proxy)
         if self.executor.threads == 1:
             return sequence(ahead)
         made = self.meeting(scope)
-        return sequence([*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))])
+        return sequence(
+            [*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))]
+        )
 
     def meeting(self, scope: str) -> Any:
         """The call by which threads meet."""
@@ -236,7 +267,9 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
 
     def named_meeting(self, number: int, count: int) -> Any:
         """A meeting of some of its threads."""
-        raise self.refused(f"T.sync_threads of {count} threads of {self.threads}", "barriers of part of a block")
+        raise self.refused(
+            f"T.sync_threads of {count} threads of {self.threads}", "barriers of part of a block"
+        )
 
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""
@@ -253,7 +286,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             self.failure = tirx.decl_buffer((3,), "int64", "failure", scope="global", layout=None)
         return tirx.buffer_data(self.failure)
 
-    # -- who runs, where threads of a block have code of their own (NVIDIA's warpgroups: cuda/warpgroup_code.py) --------------
+    # -- who runs, where threads of a block have code of their own (NVIDIA's warpgroups:
+    # cuda/warpgroup_code.py) --------------
     def block_thread(self) -> Any:
         """The thread's number in the block."""
         return self.tid
@@ -281,7 +315,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         """What stands in front of a meeting."""
         return []
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements
+    # -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any) -> Any:
         """A statement of tile IR as thread IR."""
         method = getattr(self, "_s_" + type(s).__name__, None)
@@ -363,7 +398,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             return done
         return self.stmt(s.body)
 
-    # -- the whole ------------------------------------------------------------------------------------------------
+    # -- the whole
+    # ------------------------------------------------------------------------------------------------
     def around(self) -> tuple[list[Any], list[Any]]:
         """What a block does before and behind all else: counters are zero."""
         begins = self.zeroing()
@@ -392,11 +428,20 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         params += [] if self.failure is None else [(self.failure, Source("failure"))]
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
-            func, symbol(self.program.name), tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites),
-            device=self.device, ordered=launch.ordered,
-            widths=self.widths, team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
-        )  # fmt: skip
+            func,
+            symbol(self.program.name),
+            tuple([*launch.grid, 1, 1][:3]),
+            threads,
+            tuple(s for _, s in params),
+            frozenset(written),
+            self.program.arena_bytes,
+            cooperative=bool(waits_for_blocks(self.program.func.body)),
+            sites=tuple(self.sites),
+            device=self.device,
+            ordered=launch.ordered,
+            widths=self.widths,
+            team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
+        )
 
 
 def zeroed(p: Any) -> bool:

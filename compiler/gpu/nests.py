@@ -29,7 +29,8 @@ DECIDED = 8
 
 
 class _Irregular(Exception):
-    """An access whose slot is no linear function of the loops' counters: every round is laid out with constants."""
+    """An access whose slot is no linear function of the loops' counters: every round is laid out with
+    constants."""
 
 
 class NestLowering(State):
@@ -54,7 +55,8 @@ class NestLowering(State):
         self.did(nest.accesses, made)
         return made
 
-    # -- constant extents -----------------------------------------------------------------------------------------
+    # -- constant extents
+    # -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
         """One loop a digit of the slots."""
         if not nest.width and (made := self.by_matrices(nest, loop)) is not None:
@@ -62,11 +64,16 @@ class NestLowering(State):
         inner, test = _guarded(nest, loop)
         if (vectors := plan(self, inner, loop)) is not None:
             return self._vectorised(inner, loop, vectors, test)
-        if "packed_halves" not in self.program.without and (two := packed_halves.pairs(self, nest, loop)) is not None:
+        if (
+            "packed_halves" not in self.program.without
+            and (two := packed_halves.pairs(self, nest, loop)) is not None
+        ):
             self.program.fired.append("packed_halves")
             return self._packed(nest, loop, two)
         starts, binds = self.starts(loop)
-        counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
+        counters = [
+            tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))
+        ]
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
         around = list(zip(counters, loop.counts, strict=True))
@@ -77,15 +84,23 @@ class NestLowering(State):
         return sequence([*binds, self.by_those(loop, body)])
 
     def _deciding(self, nest: Nest, loop: Loop) -> list[bool] | None:
-        """Which digits of the slots decide about the condition around a nest's whole body, where the others are so many that a branch is
-        worth its while and the condition is one of whole warps' registers; None where there is no such condition."""
+        """Which digits of the slots decide about the condition around a nest's whole body, where the others
+        are so many that a branch is worth its while and the condition is one of whole warps' registers; None
+        where there is no such condition."""
         s = nest.body
-        if not isinstance(s, tirx.IfThenElse) or s.else_case is not None or self.executor.threads % self.target.wave or nest.alone:
+        if (
+            not isinstance(s, tirx.IfThenElse)
+            or s.else_case is not None
+            or self.executor.threads % self.target.wave
+            or nest.alone
+        ):
             return None
         reads: list[Any] = []
         structural_walk(s.condition, (ir.TensorLoad, lambda e: reads.append(e.source)))
         calls: list[Any] = []
-        structural_walk(s.condition, (ir.Call, lambda c: calls.append(c) if c.op.name in EXTERN_CALLS else None))
+        structural_walk(
+            s.condition, (ir.Call, lambda c: calls.append(c) if c.op.name in EXTERN_CALLS else None)
+        )
         written = {a.buffer for a in nest.accesses if a.mode != "read"}
         if not reads or calls or not all(in_registers(b) and b not in written for b in reads):
             return None
@@ -94,15 +109,20 @@ class NestLowering(State):
         outer = [p.axis is None or nest.vars[p.axis] in used for p in loop.digits]
         return outer if prod(n for n, o in zip(loop.counts, outer, strict=True) if not o) >= DECIDED else None
 
-    def _decided(self, nest: Nest, loop: Loop, starts: list[Any], around: list[tuple[Any, int]], outer: list[bool]) -> Any:
-        """The loops, those of the deciding digits outside, and a branch in them that a warp takes if one of its lanes does."""
+    def _decided(
+        self, nest: Nest, loop: Loop, starts: list[Any], around: list[tuple[Any, int]], outer: list[bool]
+    ) -> Any:
+        """The loops, those of the deciding digits outside, and a branch in them that a warp takes if one of
+        its lanes does."""
         zero = tirx.IntImm("int32", 0)
         counters = [v for v, _ in around]
 
         def inside() -> Any:
             test = tirx.call_extern("bool", "ts::any", self.scalar(nest.body.condition))
             body = self.round_of(nest, loop, starts, counters, None)
-            return tirx.IfThenElse(test, self.loops(nest, body, [a for a, o in zip(around, outer, strict=True) if not o]), None)
+            return tirx.IfThenElse(
+                test, self.loops(nest, body, [a for a, o in zip(around, outer, strict=True) if not o]), None
+            )
 
         held = [v if o else zero for v, o in zip(counters, outer, strict=True)]
         body = self.round_of(nest, loop, starts, held, None, inside)
@@ -113,7 +133,9 @@ class NestLowering(State):
         for axis in range(len(loop.vars)):
             p = idle(loop, axis)
             if p is not None:
-                mine = digit(self.thread(), p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
+                mine = digit(
+                    self.thread(), p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads
+                )
                 test = mine < loop.extents[axis] // p.unit
                 if (known := self.own(test)) is None:
                     body = tirx.IfThenElse(test, body, None)
@@ -130,23 +152,33 @@ class NestLowering(State):
             self.bind_range(var, n)
         around = list(zip(counters, extents, strict=True))
         first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
-        body = self.round_of(nest, loop, starts, [*counters[:-1], first], None, lambda: packed_halves.emit(self, nest, two))
-        return sequence([*binds, self.by_those(loop, self.loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
+        body = self.round_of(
+            nest, loop, starts, [*counters[:-1], first], None, lambda: packed_halves.emit(self, nest, two)
+        )
+        return sequence(
+            [*binds, self.by_those(loop, self.loops(nest, body, around if extents[-1] > 1 else around[:-1]))]
+        )
 
     def by_matrices(self, nest: Nest, loop: Loop) -> Any | None:
-        """The nest by instructions that store a wave's elements as matrices; None where the target, or this nest, does not."""
+        """The nest by instructions that store a wave's elements as matrices; None where the target, or this
+        nest, does not."""
         return None
 
     def loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""
-        indexed = any(prod(self.layouts[a.buffer].shape) > 1 for a in fragments_of(nest) if a.buffer in self.layouts)
+        indexed = any(
+            prod(self.layouts[a.buffer].shape) > 1 for a in fragments_of(nest) if a.buffer in self.layouts
+        )
         unroll = indexed or prod(n for _, n in counters) <= UNROLLED
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
         for var, n in reversed(counters):
-            body = tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", n), kind, body, span=nest.node.span)
+            body = tirx.For(
+                var, tirx.IntImm("int32", 0), tirx.IntImm("int32", n), kind, body, span=nest.node.span
+            )
         return body
 
-    # -- several neighbours at once ---------------------------------------------------------------------------------
+    # -- several neighbours at once
+    # ---------------------------------------------------------------------------------
     def _vectorised(self, nest: Nest, loop: Loop, vectors: Plan, test: Any = None) -> Any:
         """The innermost digit in groups of neighbours; a group runs where ``test`` holds."""
         starts, binds = self.starts(loop)
@@ -158,11 +190,17 @@ class NestLowering(State):
         outside = [m for m in vectors.moves if isinstance(self.places[m.element.buffer], Global)]
         self.widths[nest.node] = max((m.width * bits_of(m.element.buffer) // 8 for m in outside), default=0)
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
-        plain = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
+        plain = (
+            (lambda: self._direct(nest, vectors, group))
+            if vectors.direct
+            else (lambda: self._group(nest, vectors, group))
+        )
         make = plain if test is None else (lambda: tirx.IfThenElse(self.scalar(test), plain(), None))
         body = self.round_of(nest, loop, starts, [*counters[:-1], group], None, make)
         around = list(zip(counters, extents, strict=True))
-        return sequence([*binds, self.by_those(loop, self.loops(nest, body, around if chunks > 1 else around[:-1]))])
+        return sequence(
+            [*binds, self.by_those(loop, self.loops(nest, body, around if chunks > 1 else around[:-1]))]
+        )
 
     def _step(self, nest: Nest, vectors: Plan, group: Any, first: Any, offset: Any) -> None:
         """Turns to the element ``offset`` behind the first of the group."""
@@ -205,7 +243,8 @@ class NestLowering(State):
             indices = [spelt_out(e, names) for e in m.element.indices]
             reads = m.element.mode == "read"
             dtype = str(m.element.buffer.ty.dtype)
-            name = f"{m.element.buffer.name}_{'in' if reads else 'more' if m.element.mode == 'update' else 'out'}"
+            way = "in" if reads else "more" if m.element.mode == "update" else "out"
+            name = f"{m.element.buffer.name}_{way}"
             tile = tirx.decl_buffer((vectors.count,), dtype, name, scope="local", layout=None)
             before.append(tirx.AllocBuffer(tile))
             for k in range(0, vectors.count, m.width):
@@ -220,7 +259,13 @@ class NestLowering(State):
                 else:
                     made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
                     if m.element.mode == "update":
-                        made = emit_neighbours(self, node, m.width, tirx.BufferLoad(buf, [flat]), tirx.BufferLoad(tile, [here[0].base]))
+                        made = emit_neighbours(
+                            self,
+                            node,
+                            m.width,
+                            tirx.BufferLoad(buf, [flat]),
+                            tirx.BufferLoad(tile, [here[0].base]),
+                        )
                     after.append(self.once(tirx.IfThenElse(all_of(tests), made, None) if tests else made))
             held.append((node, tile))
         u = tirx.Var("u", "int32")
@@ -248,13 +293,16 @@ class NestLowering(State):
         return sequence(out)
 
     def starts(self, loop: Loop, instead: dict[int, Any] | None = None) -> tuple[list[Any], list[Any]]:
-        """Where along each axis a thread begins, and the bindings that say so. ``instead``: what stands for a lane's own part, by axis."""
+        """Where along each axis a thread begins, and the bindings that say so. ``instead``: what stands for a
+        lane's own part, by axis."""
         thread, starts, binds = self.thread(), [], []
         for axis, var in enumerate(loop.vars):
             total: Any = None if instead is None else instead.get(axis)
             for p in loop.thread_digits:
                 if p.axis == axis and (instead is None or p.stride >= self.target.wave):
-                    part = digit(thread, p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
+                    part = digit(
+                        thread, p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads
+                    )
                     part = part * p.unit if p.unit != 1 else part
                     total = part if total is None else total + part
             shift = loop.shifts[axis]
@@ -271,7 +319,15 @@ class NestLowering(State):
             binds.append(tirx.Bind(start, total))
         return starts, binds
 
-    def round_of(self, nest: Nest, loop: Loop, starts: list[Any], counters: list[Any], number: int | None, make: Any = None) -> Any:
+    def round_of(
+        self,
+        nest: Nest,
+        loop: Loop,
+        starts: list[Any],
+        counters: list[Any],
+        number: int | None,
+        make: Any = None,
+    ) -> Any:
         binds, tests = [], []
         for axis, var in enumerate(loop.vars):
             total = starts[axis]
@@ -281,7 +337,9 @@ class NestLowering(State):
             total = self.analyzer.simplify(total)
             extent, reach = loop.extents[axis], loop.fragment.shape[axis]
             mine = [total >= 0] if loop.shifts[axis] else []
-            mine += [total < extent] if reach - loop.shifts[axis] > extent and idle(loop, axis) is None else []
+            mine += (
+                [total < extent] if reach - loop.shifts[axis] > extent and idle(loop, axis) is None else []
+            )
             tests += [t for t in mine if not self.analyzer.can_prove(t)]
             if isinstance(total, tirx.IntImm) or not hasattr(total, "a"):
                 made = total if str(var.ty) == "int32" else widened(total, str(var.ty))
@@ -315,14 +373,19 @@ class NestLowering(State):
         self.only = outer
         return body if test is None else tirx.IfThenElse(test, body, None)
 
-    # -- extents known only at run time ---------------------------------------------------------------------------
+    # -- extents known only at run time
+    # ---------------------------------------------------------------------------
     def _strided(self, nest: Nest) -> Any:
         """Iteration after iteration in steps of the executor's threads."""
         thread, threads = self.thread(), self.executor.threads
         extents = [self.extent(e) for e in nest.extents]
         total: Any = 1
         for e in extents:
-            total = total * e if isinstance(total, int) and isinstance(e, int) else widened(total, "int32") * widened(e, "int32")
+            total = (
+                total * e
+                if isinstance(total, int) and isinstance(e, int)
+                else widened(total, "int32") * widened(e, "int32")
+            )
         steps = tirx.Var("step", "int32")
         flat = tirx.Var("at", "int32")
         binds: list[Any] = [tirx.Bind(flat, steps * threads + thread)]
@@ -342,18 +405,33 @@ class NestLowering(State):
         body = tirx.IfThenElse(inside, sequence([*binds[1:], self.stmt(nest.body)]), None)
         self.loop, self.strided = before, outer
         count = (widened(total, "int32") + (threads - 1)) // threads
-        return tirx.For(steps, tirx.IntImm("int32", 0), count, tirx.ForKind.SERIAL, sequence([binds[0], body]), span=nest.node.span)
+        return tirx.For(
+            steps,
+            tirx.IntImm("int32", 0),
+            count,
+            tirx.ForKind.SERIAL,
+            sequence([binds[0], body]),
+            span=nest.node.span,
+        )
 
     def bound(self, var: Any, value: Any) -> None:
-        """Tells the analyzer between what a binding lies. (Told the value, it would put it in the variable's place.)"""
+        """Tells the analyzer between what a binding lies. (Told the value, it would put it in the variable's
+        place.)"""
         known = self.analyzer.const_int_bound(value)
         low, high = int(known.min_value), int(known.max_value)
-        if low < 0 and self.analyzer.can_prove(value >= tirx.IntImm(str(value.ty), 0), sym.ProofStrength.SYMBOLIC_BOUND):
+        if low < 0 and self.analyzer.can_prove(
+            value >= tirx.IntImm(str(value.ty), 0), sym.ProofStrength.SYMBOLIC_BOUND
+        ):
             low = 0  # by what its parts have to do with one another
-        if -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1:  # an extent that wraps would prove anything
-            self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
+        if (
+            -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1
+        ):  # an extent that wraps would prove anything
+            self.analyzer.bind(
+                var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1))
+            )
 
-    # -- what stands inside ---------------------------------------------------------------------------------------
+    # -- what stands inside
+    # ---------------------------------------------------------------------------------------
     def slot(self, place: Registers, buffer: Any, indices: Any, writes: bool) -> Any:
         """The slot of an element in this thread's registers."""
         held = seen_by(place.layout, self.executor.threads)
@@ -376,7 +454,8 @@ class NestLowering(State):
         return self.analyzer.simplify(total)
 
     def holder(self) -> Any:
-        """Whether this thread stands for all that hold the current iteration; None where it is the only one."""
+        """Whether this thread stands for all that hold the current iteration; None where it is the only
+        one."""
         if self.strided or self.only:
             return None
         thread = self.thread()
@@ -386,15 +465,23 @@ class NestLowering(State):
         for p in self.loop.thread_digits:
             if p.axis is None:
                 last = p.stride * p.extent == self.loop.fragment.threads
-                tests.append(tirx.EQ(thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last), 0))
+                tests.append(
+                    tirx.EQ(thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last), 0)
+                )
         return all_of(tests) if tests else None
 
 
 def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:
-    """A nest without a condition around its whole body that is the same for all neighbours of the innermost digit, and that condition."""
+    """A nest without a condition around its whole body that is the same for all neighbours of the innermost
+    digit, and that condition."""
     s = nest.body
     axis = loop.digits[-1].axis if loop.digits else None
-    if not isinstance(s, tirx.IfThenElse) or s.else_case is not None or axis is None or axis >= len(nest.vars):
+    if (
+        not isinstance(s, tirx.IfThenElse)
+        or s.else_case is not None
+        or axis is None
+        or axis >= len(nest.vars)
+    ):
         return nest, None
     found: list[Any] = []
     structural_walk(s.condition, (ir.Var, lambda v: found.append(v) if v.same_as(nest.vars[axis]) else None))

@@ -1,9 +1,10 @@
 """Arithmetic of two 16-bit floats at once (PTX ISA 9.0, "Half Precision Floating Point Instructions").
 
-A sum, difference or product of two 16-bit floats is float32's, rounded to the small dtype. The instructions round once. The results are the
-same: float32 has more than twice the small dtype's digits and two more, so rounding to it first changes nothing (S. A. Figueroa, "When is
-double rounding innocuous?", 1995). So where a nest stores one such operation into registers, and neighbours lie side by side in a thread's
-slots, two go at once.
+A sum, difference or product of two 16-bit floats is float32's, rounded to the small dtype. The instructions
+round once. The results are the same: float32 has more than twice the small dtype's digits and two more, so
+rounding to it first changes nothing (S. A. Figueroa, "When is double rounding innocuous?", 1995). So where a
+nest stores one such operation into registers, and neighbours lie side by side in a thread's slots, two go at
+once.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ NAMES = {tirx.Add: "add", tirx.Sub: "sub", tirx.Mul: "mul"}
 
 @dataclass
 class Pairs:
-    """A nest that goes two by two along its innermost digit. An operand is a load whose neighbour lies beside it, or (``shared``) a value
-    that both elements share."""
+    """A nest that goes two by two along its innermost digit. An operand is a load whose neighbour lies beside
+    it, or (``shared``) a value that both elements share."""
 
     name: str
     operands: tuple[Any, Any]
@@ -45,7 +46,11 @@ def pairs(cx: Any, nest: Nest, loop: Loop) -> Pairs | None:
     axis = last.axis
     if axis is None or axis >= len(nest.vars) or last.unit != 1 or last.stride != 1 or last.extent % 2:
         return None
-    if loop.shifts[axis] % 2 or loop.extents[axis] % 2 or any(p.axis == axis and p is not last and p.unit % 2 for p in loop.thread_digits):
+    if (
+        loop.shifts[axis] % 2
+        or loop.extents[axis] % 2
+        or any(p.axis == axis and p is not last and p.unit % 2 for p in loop.thread_digits)
+    ):
         return None
     operands = (s.value.a, s.value.b)
     sides = [(s.buffer, s.indices, True)]
@@ -58,7 +63,9 @@ def pairs(cx: Any, nest: Nest, loop: Loop) -> Pairs | None:
     if len(sides) < 2:
         return None
     for buffer, indices, writes in sides:
-        if not in_slots(match(loop, indices, seen_by(cx.places[buffer].layout, loop.fragment.threads), writes), 2):
+        if not in_slots(
+            match(loop, indices, seen_by(cx.places[buffer].layout, loop.fragment.threads), writes), 2
+        ):
             return None
     shared = tuple(not mentions(x, nest.vars[axis]) for x in operands)
     return Pairs(f"ts::{NAMES[type(s.value)]}2_{KINDS[dtype]}", operands, shared)
@@ -73,7 +80,10 @@ def emit(cx: Any, nest: Nest, made: Pairs) -> Any:
             continue
         both = tirx.decl_buffer((2,), element_dtype(s.buffer), "both", scope="local", layout=None)
         value = cx.scalar(x)
-        out += [tirx.AllocBuffer(both), *(tirx.BufferStore(both, value, [tirx.IntImm("int32", k)], s.span) for k in range(2))]
+        out += [
+            tirx.AllocBuffer(both),
+            *(tirx.BufferStore(both, value, [tirx.IntImm("int32", k)], s.span) for k in range(2)),
+        ]
         addresses.append(tirx.address_of(tirx.BufferLoad(both, [tirx.IntImm("int32", 0)])))
     to = _address(cx, s.buffer, s.indices, True)
     return sequence([*out, tirx.Evaluate(tirx.call_extern("void", made.name, to, *addresses), s.span)])

@@ -12,7 +12,8 @@ from tilescale.compiler.tvm_compat import tirx
 
 @dataclass
 class Global:
-    """A parameter: flat, its extents and strides in elements, indexed in ``index`` (int32 where its size is known to be small)."""
+    """A parameter: flat, its extents and strides in elements, indexed in ``index`` (int32 where its size is
+    known to be small)."""
 
     buf: Any
     shape: tuple[Any, ...]
@@ -29,7 +30,8 @@ class Global:
 
 @dataclass
 class InShared:
-    """A tile in the arena. ``base``: elements in front of this executor's own, where each executor has one."""
+    """A tile in the arena. ``base``: elements in front of this executor's own, where each executor has
+    one."""
 
     buf: Any
     layout: Shared
@@ -43,7 +45,11 @@ class InShared:
         for axis in range(len(at)):
             digits = [p for p in self.layout.pieces if p.axis == axis]
             for p in digits:
-                total = total + digit(at[axis], p.unit, p.extent, last=p.unit * p.extent >= self.layout.shape[axis]) * p.stride
+                total = (
+                    total
+                    + digit(at[axis], p.unit, p.extent, last=p.unit * p.extent >= self.layout.shape[axis])
+                    * p.stride
+                )
         return total
 
     def flat(self, at: list[Any]) -> Any:

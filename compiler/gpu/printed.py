@@ -1,4 +1,5 @@
-"""Printed code, as the compilers take it. Imports no TVM: a warm start asks the toolchain for its fingerprint."""
+"""Printed code, as the compilers take it. Imports no TVM: a warm start asks the toolchain for its
+fingerprint."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from tilescale.errors import Loc
 
 @dataclass(frozen=True)
 class Printed:
-    """A kernel's code. ``places``: of every line (the first is ``places[0]``) where in the user's source it comes from."""
+    """A kernel's code. ``places``: of every line (the first is ``places[0]``) where in the user's source it
+    comes from."""
 
     text: str
     name: str

@@ -1,8 +1,9 @@
-"""What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and meetings (include/ts/team.cuh).
+"""What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and meetings
+(include/ts/team.cuh).
 
-One thread of an executor signals, waits or meets for all of its threads, which meet in front of it (signal) or behind it (wait): those
-meetings are statements of their own (passes/insert_barriers.py). Symmetric memory is read and written by plain loads and stores, never by
-TMA or through the non-coherent cache.
+One thread of an executor signals, waits or meets for all of its threads, which meet in front of it (signal)
+or behind it (wait): those meetings are statements of their own (passes/insert_barriers.py). Symmetric memory
+is read and written by plain loads and stores, never by TMA or through the non-coherent cache.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ _SCOPES = {"grid": "false", "device": "true"}
 class Ranks(State):
     """Mixed into the lowering."""
 
-    # -- what the launcher says ---------------------------------------------------------------------------------------
+    # -- what the launcher says
+    # ---------------------------------------------------------------------------------------
     def of_launch(self, kind: str) -> Any:
         """The parameter that holds the team, the own rank in it, or how many ranks it has."""
         for var, source in self.ranked:
             if source.kind == kind:
                 return var
-        name, dtype = {"team": ("team", "handle"), "rank": ("my_rank", "int32"), "world": ("ranks", "int32")}[kind]
+        name, dtype = {"team": ("team", "handle"), "rank": ("my_rank", "int32"), "world": ("ranks", "int32")}[
+            kind
+        ]
         var = tirx.Var(name, dtype)
         self.ranked.append((var, Source(kind)))
         return var
@@ -49,7 +53,8 @@ class Ranks(State):
             self.sites.append(entry)
         return tirx.IntImm("int32", self.sites.index(entry))
 
-    # -- copies -------------------------------------------------------------------------------------------------------
+    # -- copies
+    # -------------------------------------------------------------------------------------------------------
     def place_of(self, buffer: Any, writes: bool) -> Any:
         """Where an access goes: the own memory, or in a remote copy the other rank's."""
         if self.remote is not None and buffer.same_as(self.remote[0]) and writes == self.remote[1]:
@@ -57,13 +62,16 @@ class Ranks(State):
         return self.places[buffer]
 
     def remote_copy(self, call: Any, nest: Any) -> Any:
-        """A nest one side of which is another rank's memory. Every thread awaits that rank's entry for itself (``ts::peer``)."""
+        """A nest one side of which is another rank's memory. Every thread awaits that rank's entry for itself
+        (``ts::peer``)."""
         if str(call.attrs["reach"]) == "cta_cluster":
             return self.cluster_copy(call, nest)
         side = str(call.attrs["side"])
         param = call.args[1 if side == "dst" else 0].source
         own = self.places[param]
-        tile = tirx.decl_buffer(own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="global.symm", layout=None)
+        tile = tirx.decl_buffer(
+            own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="global.symm", layout=None
+        )
         site = self.site("copy", own.name, call, "pull" if side == "src" else "")
         there = self._peer(tirx.buffer_data(own.buf), call.args[2], site)
         data = tirx.reinterpret(ir.PointerType(ir.PrimType(str(own.buf.ty.dtype)), "global.symm"), there)
@@ -74,9 +82,12 @@ class Ranks(State):
 
     def _peer(self, address: Any, rank: Any, site: Any) -> Any:
         self.device = True
-        return tirx.call_extern("handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site)
+        return tirx.call_extern(
+            "handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
+        )
 
-    # -- signals ------------------------------------------------------------------------------------------------------
+    # -- signals
+    # ------------------------------------------------------------------------------------------------------
     def signal(self, call: Any) -> Any:
         """``T.signal`` at the scale of the grid or of the ranks."""
         region, reach = call.args[0], str(call.attrs["reach"])
@@ -85,7 +96,9 @@ class Ranks(State):
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         if len(call.args) > 2:
             at = self._peer(at, call.args[2], site)
-        done = do(f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span)
+        done = do(
+            f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span
+        )
         return self._checked(done, tests, site)
 
     def wait(self, call: Any) -> Any:
@@ -96,7 +109,9 @@ class Ranks(State):
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         where = (tirx.buffer_data(buf), widened(index, "int64"))
         value = self._long(call.args[1])
-        done = do(f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span)
+        done = do(
+            f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span
+        )
         return self._checked(done, tests, site)
 
     def test(self, call: Any) -> Any:
@@ -106,13 +121,22 @@ class Ranks(State):
         buf, index, tests = self.counter(region, call)
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         inside = all_of(tests) if tests else tirx.IntImm("bool", 1)
-        where = (tirx.buffer_data(buf), widened(index, "int64"), inside, self._long(call.args[1]), compare, site)
+        where = (
+            tirx.buffer_data(buf),
+            widened(index, "int64"),
+            inside,
+            self._long(call.args[1]),
+            compare,
+            site,
+        )
         return tirx.call_extern("int32", f"ts::test<{_SCOPES[reach]}>", self.of_launch("team"), *where)
 
-    # -- atomic updates -----------------------------------------------------------------------------------------------
+    # -- atomic updates
+    # -----------------------------------------------------------------------------------------------
     def remote_atomic(self, call: Any) -> Any:
-        """An update of a rank's memory at the scope of the system: a statement, or the value before it. The executor's threads have met in
-        front of it and meet behind it (`TileOp.order`), so its release and acquire are those of all of them."""
+        """An update of a rank's memory at the scope of the system: a statement, or the value before it. The
+        executor's threads have met in front of it and meet behind it (`TileOp.order`), so its release and
+        acquire are those of all of them."""
         region, value, peer = call.args
         site = self.site("atomic", region.source.name, call)
         buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
@@ -137,7 +161,8 @@ class Ranks(State):
     def _long(self, value: Any) -> Any:
         return widened(self.scalar(value), "int64")
 
-    # -- meetings -----------------------------------------------------------------------------------------------------
+    # -- meetings
+    # -----------------------------------------------------------------------------------------------------
     def barrier(self, call: Any) -> Any:
         """``T.barrier`` of all blocks of this rank, or of all ranks."""
         reach = str(call.attrs["reach"])
@@ -145,13 +170,19 @@ class Ranks(State):
         executors = tirx.IntImm("int32", self.executor.count)
         site = self.site("barrier", reach, call)
         if (among := self._among(call)) is not None:
-            return self.once(do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span))
-        return self.once(do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span))
+            return self.once(
+                do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span)
+            )
+        return self.once(
+            do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span)
+        )
 
     def team_sync(self, call: Any) -> Any:
         """The same block of every rank."""
         if self.executor.name != "block":
-            raise self.refused(f"a collective of ranks inside T.Scale({self.executor.name!r})", "one meeting a block")
+            raise self.refused(
+                f"a collective of ranks inside T.Scale({self.executor.name!r})", "one meeting a block"
+            )
         self.device = True
         site = self.site("collective", "", call)
         if (among := self._among(call)) is not None:
@@ -165,4 +196,6 @@ class Ranks(State):
             return None
         # a list's count is of no use there: ranks behind it are -1
         terms = among.operands() if among.form == "range" else among.operands()[1:]
-        return tirx.call_extern("handle", f"ts::{among.form}_of_ranks", *(widened(self.scalar(t), "int32") for t in terms))
+        return tirx.call_extern(
+            "handle", f"ts::{among.form}_of_ranks", *(widened(self.scalar(t), "int32") for t in terms)
+        )

@@ -1,5 +1,5 @@
-"""Scalar expressions of tile IR as thread IR: variables replaced, loads guarded. What arithmetic means is the printer's (small floats are
-computed in float32)."""
+"""Scalar expressions of tile IR as thread IR: variables replaced, loads guarded. What arithmetic means is the
+printer's (small floats are computed in float32)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,30 @@ from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
 from tilescale.errors import InternalError
 
 _LEAVES = ("IntImm", "FloatImm", "StringImm")
-_BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or",
-           "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
+_BINARY = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Mod",
+    "FloorDiv",
+    "FloorMod",
+    "Min",
+    "Max",
+    "LT",
+    "LE",
+    "GT",
+    "GE",
+    "EQ",
+    "NE",
+    "And",
+    "Or",
+    "LShift",
+    "RShift",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+)
 
 
 class Scalars(State):
@@ -31,8 +53,15 @@ class Scalars(State):
             return e
         if kind in _BINARY:
             a, b = self.scalar(e.a), self.scalar(e.b)
-            if kind == "FloorMod" and isinstance(e.a, ir.TensorLoad) and e.a.source in self.rounds and int(e.b) & (int(e.b) - 1):
-                return tirx.truncmod(a, b)  # a ring's rounds are counted from zero, which the printer does not know
+            if (
+                kind == "FloorMod"
+                and isinstance(e.a, ir.TensorLoad)
+                and e.a.source in self.rounds
+                and int(e.b) & (int(e.b) - 1)
+            ):
+                return tirx.truncmod(
+                    a, b
+                )  # a ring's rounds are counted from zero, which the printer does not know
             return type(e)(a, b)
         if kind == "Cast":
             return tirx.Cast(str(e.ty), self.scalar(e.value))

@@ -53,7 +53,9 @@ class State:
         #: the variables that count rounds of rings
         self.rounds = rounds_of(program)
         self.sites: list[str] = []
-        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (ops/participants.py)
+        self.demanded: set[Any] | None = (
+            None  # collectives whose demands the launcher looks at (ops/participants.py)
+        )
         self.here: Loc | None = None
         self.threads = program.launch.threads
         self.executor = Executor("block", self.threads)
@@ -61,16 +63,19 @@ class State:
         self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
         self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
         self.raw = self.block
-        #: blocks can tell each other something through tensors: atomic updates carry what was written before them
+        #: blocks can tell each other something through tensors: atomic updates carry what was written before
+        #: them
         self.publishes = bool(published(program))
         self.arena = arena(max(1, program.arena_bytes))
-        #: who runs a statement where a block has a producer: "producer" or "consumer"; None where all threads are alike
+        #: who runs a statement where a block has a producer: "producer" or "consumer"; None where all threads
+        #: are alike
         self.role: str | None = None
         #: where a failing thread says who it is; None where none can fail
         self.failure: Any = None
         #: threads beside the block's own
         self.extra = 0
-        #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
+        #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and
+        #: the number of the round then
         self.loop: Loop | None = None
         self.counters: list[Any] = []
         self.round: int | None = None

@@ -9,11 +9,14 @@ from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, tir
 
 
 def tidied(body: Any) -> Any:
-    """``body`` without pure bindings that are never read, without registers that are only written, until none is left."""
+    """``body`` without pure bindings that are never read, without registers that are only written, until none
+    is left."""
     while True:
         used: dict[Any, int] = {}
         structural_walk(body, (ir.Var, lambda v, used=used: used.__setitem__(v, used.get(v, 0) + 1)))
-        structural_walk(body, (tirx.Bind, lambda s, used=used: used.__setitem__(s.var, used.get(s.var, 0) - _DEFINITION)))
+        structural_walk(
+            body, (tirx.Bind, lambda s, used=used: used.__setitem__(s.var, used.get(s.var, 0) - _DEFINITION))
+        )
         names: set[Any] = set()
 
         def look(s: Any, used: dict[Any, int] = used, names: set[Any] = names) -> None:
@@ -55,12 +58,22 @@ def _only_written(body: Any) -> set[Any]:
     def store(s: Any) -> None:
         if not _pure(s.value):
             kept.add(s.buffer)
-        structural_walk(s.value, (ir.TensorLoad, lambda e: count(e, -1) if e.source.same_as(s.buffer) else None))
+        structural_walk(
+            s.value, (ir.TensorLoad, lambda e: count(e, -1) if e.source.same_as(s.buffer) else None)
+        )
 
-    structural_walk(body, (tirx.AllocBuffer, lambda s: made.add(s.buffer) if s.buffer.ty.storage_scope.startswith("local") else None))
+    structural_walk(
+        body,
+        (
+            tirx.AllocBuffer,
+            lambda s: made.add(s.buffer) if s.buffer.ty.storage_scope.startswith("local") else None,
+        ),
+    )
     structural_walk(body, (ir.TensorLoad, lambda e: count(e, 1)))
     structural_walk(body, (tirx.BufferStore, store))
-    structural_walk(body, (tirx.DeclBuffer, lambda s: structural_walk(s.data, (ir.Var, kept.add))))  # read under another name
+    structural_walk(
+        body, (tirx.DeclBuffer, lambda s: structural_walk(s.data, (ir.Var, kept.add)))
+    )  # read under another name
     return {b for b in made if loads.get(b, 0) == 0} - kept
 
 
@@ -75,7 +88,11 @@ def _without(s: Any, names: set[Any], buffers: set[Any]) -> Any:
     if isinstance(s, tirx.For):
         notes = dict(s.annotations) if s.annotations else {}
         inner = _without(s.body, names, buffers)
-        return inner if _nothing(inner) else tirx.For(s.loop_var, s.min, s.extent, s.kind, inner, annotations=notes, span=s.span)
+        return (
+            inner
+            if _nothing(inner)
+            else tirx.For(s.loop_var, s.min, s.extent, s.kind, inner, annotations=notes, span=s.span)
+        )
     if isinstance(s, tirx.While):
         return tirx.While(s.condition, _without(s.body, names, buffers), s.span)
     if isinstance(s, tirx.IfThenElse):

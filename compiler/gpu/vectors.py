@@ -1,8 +1,8 @@
 """Which accesses of a nest move several neighbours at once.
 
-A thread's innermost slots are neighbours along one axis. Where memory has them side by side, at an address that is always a multiple of
-their size, and lets all of them in or none, one access of up to 16 bytes moves them: before the elements' own loop what it reads,
-behind it what it wrote.
+A thread's innermost slots are neighbours along one axis. Where memory has them side by side, at an address
+that is always a multiple of their size, and lets all of them in or none, one access of up to 16 bytes moves
+them: before the elements' own loop what it reads, behind it what it wrote.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class Moved:
 
 @dataclass
 class Plan:
-    """``count`` neighbours along ``axis`` are one group; ``moves`` are the accesses of memory that go as vectors."""
+    """``count`` neighbours along ``axis`` are one group; ``moves`` are the accesses of memory that go as
+    vectors."""
 
     axis: int
     count: int
     moves: list[Moved]
-    #: the nest is a copy of one dtype between memory and memory or neighbouring registers: no loop over elements at all
+    #: the nest is a copy of one dtype between memory and memory or neighbouring registers: no loop over
+    #: elements at all
     direct: bool = False
 
 
@@ -55,7 +57,11 @@ def plan(cx: Any, nest: Nest, loop: Loop) -> Plan | None:
         return None
     while count > 1 and (loop.shifts[axis] % count or loop.extents[axis] % count):
         count //= 2
-    elements = [a for a in nest.accesses if not isinstance(cx.places.get(a.buffer), Registers) and a.buffer in cx.places]
+    elements = [
+        a
+        for a in nest.accesses
+        if not isinstance(cx.places.get(a.buffer), Registers) and a.buffer in cx.places
+    ]
     found = [(a, _width(cx, nest, loop, axis, count, a)) for a in elements]
     if not found or max(w for _, w in found) < 2:
         return None
@@ -74,7 +80,11 @@ def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -
         widest = _added_at_once(cx, place, a)
     elif not (isinstance(a.node, ir.TensorLoad) or isinstance(a.node, tirx.BufferStore)):
         return 1
-    if a.mode == "read" and _behind_condition(nest.body, a.node) and not (isinstance(place, Global) and a.buffer not in cx.written):
+    if (
+        a.mode == "read"
+        and _behind_condition(nest.body, a.node)
+        and not (isinstance(place, Global) and a.buffer not in cx.written)
+    ):
         return 1
     others = [b for b in nest.accesses if b.buffer.same_as(a.buffer) and b.mode != "read"]
     if others and any(not _same(b.indices, a.indices) for b in nest.accesses if b.buffer.same_as(a.buffer)):
@@ -88,7 +98,8 @@ def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -
 
 
 def _added_at_once(cx: Any, place: Any, a: Element) -> int:
-    """How many neighbours one instruction adds to global memory (PTX ISA 9.0, "red": vectors from sm_90 on, pairs of float16 before)."""
+    """How many neighbours one instruction adds to global memory (PTX ISA 9.0, "red": vectors from sm_90 on,
+    pairs of float16 before)."""
     if not isinstance(place, Global) or str(a.node.attrs["kind"]) != "add" or str(a.node.ty) != str(VOID):
         return 1
     dtype = element_dtype(a.buffer)
@@ -129,7 +140,8 @@ def _behind_condition(body: Any, node: Any) -> bool:
 
 
 def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element, width: int) -> bool:
-    """Whether the elements at a group's steps of ``width`` begin at multiples of it, side by side, and are all inside or all outside."""
+    """Whether the elements at a group's steps of ``width`` begin at multiples of it, side by side, and are
+    all inside or all outside."""
     var = nest.vars[axis]
     group = tirx.Var("group", "int32")
     first = group * count if str(var.ty) == "int32" else tirx.Cast(str(var.ty), group * count)
@@ -142,7 +154,9 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
             if uses:
                 return False
             continue
-        if not uses or not _is_one(analyzer.simplify(e - structural_map(e, (ir.Var, lambda v: v - 1 if v.same_as(var) else v)))):
+        if not uses or not _is_one(
+            analyzer.simplify(e - structural_map(e, (ir.Var, lambda v: v - 1 if v.same_as(var) else v)))
+        ):
             return False
         if not multiple(analyzer, start, width):
             return False
@@ -175,7 +189,9 @@ def _direct(cx: Any, nest: Nest, loop: Loop, moves: list[Moved], count: int) -> 
     for node, buffer, indices, writes in sides:
         place = cx.places.get(buffer)
         if isinstance(place, Registers):
-            if not in_slots(match(loop, indices, seen_by(place.layout, loop.fragment.threads), writes), count):
+            if not in_slots(
+                match(loop, indices, seen_by(place.layout, loop.fragment.threads), writes), count
+            ):
                 return False
         elif not any(m.element.node.same_as(node) for m in moves):
             return False

@@ -10,7 +10,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
 def buffer_uses(body: Any) -> dict[Any, int]:
-    """How many times each buffer appears in a statement: in regions, loads, stores and as the base of a view."""
+    """How many times each buffer appears in a statement: in regions, loads, stores and as the base of a
+    view."""
     count: dict[Any, int] = {}
 
     def add(buffer: Any) -> None:
@@ -23,14 +24,16 @@ def buffer_uses(body: Any) -> dict[Any, int]:
 
 
 def written_buffers(program: Any) -> set[Any]:
-    """Buffers that a kernel may write, by the effect tables of its operations; writes through a view count for its base."""
+    """Buffers that a kernel may write, by the effect tables of its operations; writes through a view count
+    for its base."""
     touched = _accessed(program.func.body, lambda mode: mode != "read")
     structural_walk(program.func.body, (tirx.BufferStore, lambda s: touched.add(s.buffer)))
     return _bases(program.func.body, touched)
 
 
 def read_buffers(body: Any) -> set[Any]:
-    """Buffers that some statement may read, by the effect tables of operations; reads through a view count for its base."""
+    """Buffers that some statement may read, by the effect tables of operations; reads through a view count
+    for its base."""
     touched = _accessed(body, lambda mode: mode != "write")
     structural_walk(body, (ir.TensorLoad, lambda e: touched.add(e.source)))
     return _bases(body, touched)
@@ -38,7 +41,12 @@ def read_buffers(body: Any) -> set[Any]:
 
 def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:
     """What operations touch in such a mode."""
-    return {access.region.source for call, op in operations(body) for access in op.effects(call) if wanted(access.mode)}
+    return {
+        access.region.source
+        for call, op in operations(body)
+        for access in op.effects(call)
+        if wanted(access.mode)
+    }
 
 
 def _bases(body: Any, touched: set[Any]) -> set[Any]:

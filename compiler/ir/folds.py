@@ -10,7 +10,8 @@ _FLOATS = ("float", "bfloat")
 
 
 def accumulator(source: str, target: str) -> str:
-    """What a reduction is folded in: floats in float32, float64 where a side is; integers in the result's dtype."""
+    """What a reduction is folded in: floats in float32, float64 where a side is; integers in the result's
+    dtype."""
     if not target.startswith(_FLOATS):
         return target
     return "float64" if "float64" in (source, target) else "float32"
@@ -22,7 +23,12 @@ def identity(op: str, dtype: str) -> Any:
     if kind in ("sum", "prod") or kind in ("bitor", "bitxor"):
         return tirx.const(1 if kind == "prod" else 0, dtype)
     if kind == "bitand":
-        return tirx.const(-1 if not dtype.startswith(("uint", "bool")) else (1 if dtype == "bool" else 2 ** int(dtype[4:]) - 1), dtype)
+        return tirx.const(
+            -1
+            if not dtype.startswith(("uint", "bool"))
+            else (1 if dtype == "bool" else 2 ** int(dtype[4:]) - 1),
+            dtype,
+        )
     if dtype.startswith("float"):
         return tirx.const(float("-inf") if kind == "max" else float("inf"), dtype)
     return tirx.min_value(dtype) if kind == "max" else tirx.max_value(dtype)

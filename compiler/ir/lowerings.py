@@ -1,8 +1,9 @@
-"""How operations are done on targets: what a target registers for an operation, and what passes and its lowering find.
+"""How operations are done on targets: what a target registers for an operation, and what passes and its
+lowering find.
 
-Lowerings of the operations in compiler/ops/NAME.py stand in compiler/TARGET/ops/NAME.py, for every target and family of targets; a target
-that has none for an operation takes its family's. Where there is none either it refuses the operation, or gives it to threads as a loop
-over elements (`TileOp.nest`).
+Lowerings of the operations in compiler/ops/NAME.py stand in compiler/TARGET/ops/NAME.py, for every target and
+family of targets; a target that has none for an operation takes its family's. Where there is none either it
+refuses the operation, or gives it to threads as a loop over elements (`TileOp.nest`).
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ class Lowering:
         raise NotImplementedError
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        """On GPUs: the call as statements whose operands lie where the operation can reach them; None where they do. ``cx`` is a
-        :class:`tilescale.compiler.passes.stage_operands.Staging`."""
+        """On GPUs: the call as statements whose operands lie where the operation can reach them; None where
+        they do. ``cx`` is a :class:`tilescale.compiler.passes.stage_operands.Staging`."""
         return None
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
-        """On GPUs: ranked alternatives, each a list of :class:`tilescale.compiler.layout.infer.Demand`, given what ``cx.known`` has of
-        the other operands; ``cx`` is a :class:`tilescale.compiler.layout.infer.Solver`."""
+        """On GPUs: ranked alternatives, each a list of :class:`tilescale.compiler.layout.infer.Demand`, given
+        what ``cx.known`` has of the other operands; ``cx`` is a
+        :class:`tilescale.compiler.layout.infer.Solver`."""
         return []
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
@@ -47,8 +49,8 @@ class Lowering:
         return False
 
     def exchange(self, call: Any, cx: Any) -> list[Any] | None:
-        """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
-        :class:`tilescale.compiler.passes.convert_layouts.Exchange`, which knows all layouts."""
+        """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is
+        a :class:`tilescale.compiler.passes.convert_layouts.Exchange`, which knows all layouts."""
         return None
 
 
@@ -58,7 +60,8 @@ Made = TypeVar("Made", bound="type[Lowering] | Callable[[Any, Any], Any]")
 
 
 def lowers(target: str, *names: str) -> Callable[[Made], Made]:
-    """Decorator: a `Lowering`, or a function ``(call, cx)`` that is all of one, is how a target does the operations ``ts.<name>``."""
+    """Decorator: a `Lowering`, or a function ``(call, cx)`` that is all of one, is how a target does the
+    operations ``ts.<name>``."""
 
     def register(made: Made) -> Made:
         if isinstance(made, type):
@@ -76,7 +79,11 @@ def lowers(target: str, *names: str) -> Callable[[Made], Made]:
 
 def lowering(call: Any, target: Target) -> Lowering:
     """How a target does what a Call stands for; one that asks for nothing where it has registered none."""
-    return _of(target.name, target.family, call.op.name) if isinstance(call, ir.Call) and hasattr(call.op, "name") else _NONE
+    return (
+        _of(target.name, target.family, call.op.name)
+        if isinstance(call, ir.Call) and hasattr(call.op, "name")
+        else _NONE
+    )
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""What integers are known to be multiples of: by their form, by what names stand for, and by what calls are promised to bring.
+"""What integers are known to be multiples of: by their form, by what names stand for, and by what calls are
+promised to bring.
 
-A promise (``T.dynamic("n", multiple_of=8)``) is kept beside the IR, by variable, for as long as its program's `Promises` live: what asks
-about an index or an extent does not have the program at hand.
+A promise (``T.dynamic("n", multiple_of=8)``) is kept beside the IR, by variable, for as long as its program's
+`Promises` live: what asks about an index or an extent does not have the program at hand.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _promised: dict[Any, Any] = {}
 
 
 class Promises(dict[str, int]):
-    """What a program's symbols are promised to be multiples of, by name. All that is made of the program shares it."""
+    """What a program's symbols are promised to be multiples of, by name. All that is made of the program
+    shares it."""
 
     def of(self, var: Any, name: str) -> None:
         """A variable has the value of a symbol, wherever it is looked at."""

@@ -1,5 +1,5 @@
-"""Loops of independent iterations as one thing: the T.Parallel nests that the author wrote, and the operations (copies, fills) that are
-the same kind of loop over the elements of a tile."""
+"""Loops of independent iterations as one thing: the T.Parallel nests that the author wrote, and the
+operations (copies, fills) that are the same kind of loop over the elements of a tile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 @dataclass(frozen=True)
 class Element:
-    """One access of a nest: ``buffer[indices]``, read, written or updated (an atomic), always or only under a condition."""
+    """One access of a nest: ``buffer[indices]``, read, written or updated (an atomic), always or only under a
+    condition."""
 
     buffer: Any
     indices: tuple[Any, ...]
@@ -76,8 +77,9 @@ def is_nest(s: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def nest_of(s: Any) -> Nest | None:
-    """The nest that a statement is: a T.Parallel loop with its inner ones, or an operation that is a loop over elements. Statements never
-    change and are compared by identity, and every pass asks again, so the answer is kept; nobody writes to it."""
+    """The nest that a statement is: a T.Parallel loop with its inner ones, or an operation that is a loop
+    over elements. Statements never change and are compared by identity, and every pass asks again, so the
+    answer is kept; nobody writes to it."""
     if is_nest(s):
         loops = [s]
         notes = s.annotations or {}
@@ -85,7 +87,10 @@ def nest_of(s: Any) -> Nest | None:
         while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
             loops.append(loops[-1].body)
         extents = tuple(constant_extent(loop.extent) for loop in loops)
-        asked: dict[str, Any] = {"layout": str(notes.get("ts.layout", "")), "width": int(notes.get("ts.width", 0))}
+        asked: dict[str, Any] = {
+            "layout": str(notes.get("ts.layout", "")),
+            "width": int(notes.get("ts.width", 0)),
+        }
         return Nest(tuple(loop.loop_var for loop in loops), extents, loops[-1].body, s, **asked)
     if isinstance(s, tirx.BufferStore):
         return Nest((), (), s, s, "the assignment")
@@ -98,7 +103,8 @@ def nest_of(s: Any) -> Nest | None:
 
 
 def accesses(s: Any, conditional: bool = False) -> Iterator[Element]:
-    """The accesses of a nest's body in the order of its text; what stands behind a condition may not happen."""
+    """The accesses of a nest's body in the order of its text; what stands behind a condition may not
+    happen."""
     if isinstance(s, tirx.SeqStmt):
         for inner in s.seq:
             yield from accesses(inner, conditional)
@@ -126,16 +132,22 @@ def accesses(s: Any, conditional: bool = False) -> Iterator[Element]:
 
 
 def reads(e: Any, conditional: bool = False) -> Iterator[Element]:
-    """The elements that an expression touches: loads, and those of operations that work on single elements."""
+    """The elements that an expression touches: loads, and those of operations that work on single
+    elements."""
     if isinstance(e, int):
         return
     found: list[Element] = []
-    structural_walk(e, (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", conditional, x))))
+    structural_walk(
+        e,
+        (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", conditional, x))),
+    )
 
     def call(c: Any) -> None:
         op = find(c)
         for a in op.effects(c) if op is not None else ():
-            found.append(Element(a.region.source, tuple(r.min for r in a.region.region), a.mode, conditional, c))
+            found.append(
+                Element(a.region.source, tuple(r.min for r in a.region.region), a.mode, conditional, c)
+            )
 
     structural_walk(e, (ir.Call, call))
     yield from found
@@ -145,11 +157,20 @@ def element_nest(shape: list[Any], make: Any, node: Any, what: str, layout: str 
     """``make(indices)`` for every index of ``shape``."""
     names = "ijklmnpq"
     vars_ = tuple(tirx.Var(names[k % len(names)], "int32") for k in range(len(shape)))
-    return Nest(vars_, tuple(constant_extent(e) for e in shape), make(list(vars_)), node, what, layout=layout, width=width)
+    return Nest(
+        vars_,
+        tuple(constant_extent(e) for e in shape),
+        make(list(vars_)),
+        node,
+        what,
+        layout=layout,
+        width=width,
+    )
 
 
 def indexed(region: Any, indices: list[Any], kept: list[int]) -> list[Any]:
-    """The indices in a region's buffer of its element ``indices``, counted over the axes ``kept``; the others have extent one."""
+    """The indices in a region's buffer of its element ``indices``, counted over the axes ``kept``; the others
+    have extent one."""
     at = dict(zip(kept, indices, strict=True))
     out = []
     for axis, r in enumerate(region.region):

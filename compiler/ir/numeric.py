@@ -10,18 +10,36 @@ import numpy as np
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_walk, tirx
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Min": np.minimum, "Max": np.maximum,
-    "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal, "EQ": np.equal, "NE": np.not_equal,
-    "And": np.logical_and, "Or": np.logical_or,
-    "LShift": np.left_shift, "RShift": np.right_shift, "BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or,
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "LShift": np.left_shift,
+    "RShift": np.right_shift,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
     "BitwiseXor": np.bitwise_xor,
-}  # fmt: skip
+}
 _DIVISION: dict[str, Callable[[Any, Any], Any]] = {
     "FloorDiv": np.floor_divide, "FloorMod": np.mod,
     "Div": lambda a, b: np.trunc(np.divide(a, b)).astype(np.int64), "Mod": np.fmod,
 }  # fmt: skip
-_BITS = {"shift_left": "LShift", "shift_right": "RShift", "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr",
-         "bitwise_xor": "BitwiseXor"}  # fmt: skip
+_BITS = {
+    "shift_left": "LShift",
+    "shift_right": "RShift",
+    "bitwise_and": "BitwiseAnd",
+    "bitwise_or": "BitwiseOr",
+    "bitwise_xor": "BitwiseXor",
+}
 
 
 class Unknown(Exception):
@@ -55,7 +73,9 @@ def evaluate(e: Any, values: Mapping[Any, Any]) -> Any:
     if kind == "Not":
         return np.logical_not(evaluate(e.a, values))
     if kind == "Select":
-        return np.where(evaluate(e.condition, values), evaluate(e.true_value, values), evaluate(e.false_value, values))
+        return np.where(
+            evaluate(e.condition, values), evaluate(e.true_value, values), evaluate(e.false_value, values)
+        )
     if isinstance(e, ir.Call):
         name = e.op.name
         if name == IF_THEN_ELSE:

@@ -18,9 +18,10 @@ class Access:
 
     region: what is touched (a TensorRegion). mode: "read", "write" or "update" (atomic read-modify-write).
     owner: None where the executor's own memory is touched, else the rank or block index that owns it.
-    asynchronous: issued here, complete only at a later wait. when: None, or an expression: it happens only where that holds.
-    half: of an "update" that does one half alone, "load" or "store". proxy: "async" where not the threads themselves but an engine beside
-    them touches it (PTX ISA, "Async proxy"), so that a proxy fence must stand between their writes and this.
+    asynchronous: issued here, complete only at a later wait. when: None, or an expression: it happens only
+    where that holds. half: of an "update" that does one half alone, "load" or "store". proxy: "async" where
+    not the threads themselves but an engine beside them touches it (PTX ISA, "Async proxy"), so that a proxy
+    fence must stand between their writes and this.
     """
 
     region: Any
@@ -33,11 +34,13 @@ class Access:
 
 
 class TileOp:
-    """An operation. Subclasses give ``name``, ``effects`` and ``simulate``, its meaning; instances have no state. How targets do it is
-    registered with them (ir/lowerings.py). An operation that is a loop over elements gives ``nest``: GPUs need no more."""
+    """An operation. Subclasses give ``name``, ``effects`` and ``simulate``, its meaning; instances have no
+    state. How targets do it is registered with them (ir/lowerings.py). An operation that is a loop over
+    elements gives ``nest``: GPUs need no more."""
 
     name: ClassVar[str]
-    #: ``T.<spelling>`` is what the author wrote; where a subclass or ``name`` says nothing else, the base class's, or the name
+    #: ``T.<spelling>`` is what the author wrote; where a subclass or ``name`` says nothing else, the base
+    #: class's, or the name
     spelling: ClassVar[str]
     #: the levels (ir/spec.py) at which it may stand
     levels: ClassVar[tuple[str, ...]] = ("tile", "scheduled")
@@ -45,9 +48,11 @@ class TileOp:
     attributes: ClassVar[tuple[str, ...]] = ()
     #: its first operand, a tile or a part of a tensor, goes to where the second one is
     moves: ClassVar[bool] = False
-    #: it adds the product of its first two operands to the third, from zero where the fourth holds; others are read
+    #: it adds the product of its first two operands to the third, from zero where the fourth holds; others
+    #: are read
     multiplies: ClassVar[bool] = False
-    #: it moves a part of a tensor into a stage of the ring ``attrs["ring"]``, and is complete where its round is awaited
+    #: it moves a part of a tensor into a stage of the ring ``attrs["ring"]``, and is complete where its round
+    #: is awaited
     fills: ClassVar[bool] = False
     #: the ring's own barriers order what it writes: no meeting of threads has to
     guarded: ClassVar[bool] = False
@@ -55,16 +60,19 @@ class TileOp:
     waits: ClassVar[bool] = False
     #: it touches nothing itself: its effects say what engines are done with behind it
     completes: ClassVar[bool] = False
-    #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
+    #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single
+    #: elements
     in_lanes: ClassVar[bool] = False
     #: an iteration of T.Parallel may do it, with single elements as operands
     in_iterations: ClassVar[bool] = False
-    #: it does what its effects say and nothing else, with no order among its elements: it may change places with whatever its effects leave
-    #: alone, and what it writes lies apart from what it reads
+    #: it does what its effects say and nothing else, with no order among its elements: it may change places
+    #: with whatever its effects leave alone, and what it writes lies apart from what it reads
     plain: ClassVar[bool] = False
-    #: of a plain one: where it writes all that it reads, each element is read in its place before it is written
+    #: of a plain one: where it writes all that it reads, each element is read in its place before it is
+    #: written
     in_place: ClassVar[bool] = False
-    #: it folds its first operand into the second by ``attrs["op"]``, along ``attrs["axis"]``, counted from the back
+    #: it folds its first operand into the second by ``attrs["op"]``, along ``attrs["axis"]``, counted from
+    #: the back
     folds: ClassVar[bool] = False
     #: what ``simulate`` gives says of each element itself, to the run's observers, what it did
     observed: ClassVar[bool] = False
@@ -74,12 +82,13 @@ class TileOp:
         return f"T.{self.spelling}"
 
     def work(self, call: Any) -> int:
-        """How many operations of single lanes the call takes, one for each element that it computes with; 0 where it only moves them, or
-        multiplies tiles (``multiplies``)."""
+        """How many operations of single lanes the call takes, one for each element that it computes with; 0
+        where it only moves them, or multiplies tiles (``multiplies``)."""
         return 0
 
     def meets(self, call: Any) -> str:
-        """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where they need not."""
+        """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where
+        they need not."""
         return ""
 
     def tells(self, call: Any) -> bool:
@@ -91,12 +100,13 @@ class TileOp:
         return self.meets(call) != ""
 
     def stops(self, call: Any) -> bool:
-        """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
+        """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between
+        its parts."""
         return self.waits
 
     def queue(self, call: Any) -> str:
-        """In whose queue the call runs on beside its executor until it is awaited ("product", "store": sim/flights.py); "" where it is
-        complete where it stands, or where its ring's round is awaited."""
+        """In whose queue the call runs on beside its executor until it is awaited ("product", "store":
+        sim/flights.py); "" where it is complete where it stands, or where its ring's round is awaited."""
         return ""
 
     def effects(self, call: Any) -> list[Access]:
@@ -104,18 +114,20 @@ class TileOp:
         raise NotImplementedError
 
     def nest(self, call: Any) -> Any:
-        """The call as independent iterations over elements (a :class:`tilescale.compiler.ir.nests.Nest`); None where it is no such loop."""
+        """The call as independent iterations over elements (a :class:`tilescale.compiler.ir.nests.Nest`);
+        None where it is no such loop."""
         return None
 
     def order(self, call: Any) -> tuple[bool, bool]:
-        """On GPUs, of what one thread does for all of its executor: whether it tells others (what all threads did comes before it), and
-        whether it hears of them (what all threads do comes behind it)."""
+        """On GPUs, of what one thread does for all of its executor: whether it tells others (what all threads
+        did comes before it), and whether it hears of them (what all threads do comes behind it)."""
         return False, False
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        """The call as a function of the executor that performs it; ``cx`` is a :class:`tilescale.compiler.sim.prepare.Preparation`.
-        What it reads and writes by the effect table is recorded by then. Of an asynchronous call that goes into no ring the function takes
-        the engine that performs it as well (sim/flights.py)."""
+        """The call as a function of the executor that performs it; ``cx`` is a
+        :class:`tilescale.compiler.sim.prepare.Preparation`. What it reads and writes by the effect table is
+        recorded by then. Of an asynchronous call that goes into no ring the function takes the engine that
+        performs it as well (sim/flights.py)."""
         raise NotImplementedError
 
 

@@ -1,5 +1,6 @@
-"""How threads look for the first elements of a line, by value and then by index: rounds, each of which finds the first element behind the
-last round's. `Search` is the same loop for all targets; what differs are loads, stores and who looks along."""
+"""How threads look for the first elements of a line, by value and then by index: rounds, each of which finds
+the first element behind the last round's. `Search` is the same loop for all targets; what differs are loads,
+stores and who looks along."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ def compared_in(dtype: str) -> str:
 class Search:
     """Of ``extent`` elements the ``count`` first.
 
-    dtype: in which they are compared. least: the least is first, not the greatest; a NaN comes before all numbers either way.
-    load: an index → the element, in that dtype. put: the pick's number, its index → the statement that writes it.
-    lanes: so many threads look through the line together; ``lane`` is one's own number. shuffle: a value, a mask → that of the lane
-    whose number differs in the bits of the mask.
+    dtype: in which they are compared. least: the least is first, not the greatest; a NaN comes before all
+    numbers either way. load: an index → the element, in that dtype. put: the pick's number, its index → the
+    statement that writes it. lanes: so many threads look through the line together; ``lane`` is one's own
+    number. shuffle: a value, a mask → that of the lane whose number differs in the bits of the mask.
     """
 
     extent: int
@@ -49,11 +50,28 @@ class Search:
         number, found = tirx.Var("r", "int32"), tirx.Var("found", "int32")
         self.bind(number, self.count)
         self.bind(found, self.extent)
-        round_ = [_set(at, tirx.IntImm("int32", self.extent)), _set(best, tirx.const(0, self.dtype)), self._look(best, at, prior, prior_at)]
+        round_ = [
+            _set(at, tirx.IntImm("int32", self.extent)),
+            _set(best, tirx.const(0, self.dtype)),
+            self._look(best, at, prior, prior_at),
+        ]
         round_ += self._join(best, at)
         if self.count == 1:
-            return sequence([tirx.AllocBuffer(best), tirx.AllocBuffer(at), *round_, tirx.Bind(found, _get(at)), self.put(ZERO, found)])
-        round_ += [tirx.Bind(found, _get(at)), self.put(number, found), _set(prior, _get(best)), _set(prior_at, _get(at))]
+            return sequence(
+                [
+                    tirx.AllocBuffer(best),
+                    tirx.AllocBuffer(at),
+                    *round_,
+                    tirx.Bind(found, _get(at)),
+                    self.put(ZERO, found),
+                ]
+            )
+        round_ += [
+            tirx.Bind(found, _get(at)),
+            self.put(number, found),
+            _set(prior, _get(best)),
+            _set(prior_at, _get(at)),
+        ]
         body = tirx.For(number, ZERO, tirx.IntImm("int32", self.count), tirx.ForKind.SERIAL, sequence(round_))
         start = [_set(prior, tirx.const(0, self.dtype)), _set(prior_at, tirx.IntImm("int32", -1))]
         return sequence([*(tirx.AllocBuffer(b) for b in (best, at, prior, prior_at)), *start, body])
@@ -64,7 +82,10 @@ class Search:
         self.bind(index, self.extent)
         better = tirx.Or(tirx.EQ(_get(at), self.extent), self._before(value, _get(best)))
         if self.count > 1:
-            behind = tirx.Or(self._before(_get(prior), value), tirx.And(self._equal(_get(prior), value), _get(prior_at) < index))
+            behind = tirx.Or(
+                self._before(_get(prior), value),
+                tirx.And(self._equal(_get(prior), value), _get(prior_at) < index),
+            )
             better = tirx.And(tirx.Or(_get(prior_at) < 0, behind), better)
         take = tirx.IfThenElse(better, sequence([_set(best, value), _set(at, index)]), None)
         look = sequence([tirx.Bind(value, self.load(index)), take])
@@ -82,12 +103,15 @@ class Search:
         while mask < self.lanes:
             assert self.shuffle is not None
             there, there_at = tirx.Var("there", self.dtype), tirx.Var("there_at", "int32")
-            first = tirx.Or(self._before(there, _get(best)), tirx.And(self._equal(there, _get(best)), there_at < _get(at)))
+            first = tirx.Or(
+                self._before(there, _get(best)), tirx.And(self._equal(there, _get(best)), there_at < _get(at))
+            )
             better = tirx.And(there_at < self.extent, tirx.Or(tirx.EQ(_get(at), self.extent), first))
             out += [
-                tirx.Bind(there, self.shuffle(_get(best), mask)), tirx.Bind(there_at, self.shuffle(_get(at), mask)),
+                tirx.Bind(there, self.shuffle(_get(best), mask)),
+                tirx.Bind(there_at, self.shuffle(_get(at), mask)),
                 tirx.IfThenElse(better, sequence([_set(best, there), _set(at, there_at)]), None),
-            ]  # fmt: skip
+            ]
             mask *= 2
         return out
 

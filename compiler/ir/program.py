@@ -1,4 +1,5 @@
-"""A kernel as one record: its function, its parameters, its launch, and what passes have found out about it."""
+"""A kernel as one record: its function, its parameters, its launch, and what passes have found out about
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Launch:
 
 @dataclass
 class Param:
-    """A parameter of the kernel as it is called. ``output``: allocated by the call (``T.empty`` in an eager kernel)."""
+    """A parameter of the kernel as it is called. ``output``: allocated by the call (``T.empty`` in an eager
+    kernel)."""
 
     name: str
     spec: Any

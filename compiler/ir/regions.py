@@ -29,7 +29,8 @@ class Part(Protocol):
 
 
 class Regions:
-    """What regions of one program share, through views and by the names that stand for the own place at a scale."""
+    """What regions of one program share, through views and by the names that stand for the own place at a
+    scale."""
 
     def __init__(self, body: Any):
         self.bases: dict[Any, Any] = {}
@@ -69,7 +70,9 @@ class Regions:
         for low, extent, first, wide in zip(a.mins, a.extents, b.mins, b.extents, strict=True):
             low, extent, first, wide = (self._spelled(e) for e in (low, extent, first, wide))
             ahead = constant(analyzer.simplify(first - low))
-            if ahead is not None and (analyzer.can_prove(extent <= ahead) or analyzer.can_prove(wide <= -ahead)):
+            if ahead is not None and (
+                analyzer.can_prove(extent <= ahead) or analyzer.can_prove(wide <= -ahead)
+            ):
                 return APART
             same = same and ahead == 0 and constant(analyzer.simplify(wide - extent)) == 0
         return SAME if same else MIXED

@@ -19,8 +19,9 @@ def _alone(e: Any, node: Any, ex: Executor) -> tuple[list[Any], Any]:
 
 
 def rebuild(s: Any, ex: Executor, leaf: Leaf, header: Header = _alone) -> Any:
-    """``leaf(statement, executor)`` for every nest, operation, binding, store: what it gives takes the statement's place; None leaves it
-    alone. ``header(expression, statement, executor)`` for a loop's extent and an If's condition: statements in front, and what it becomes.
+    """``leaf(statement, executor)`` for every nest, operation, binding, store: what it gives takes the
+    statement's place; None leaves it alone. ``header(expression, statement, executor)`` for a loop's extent
+    and an If's condition: statements in front, and what it becomes.
     """
     if isinstance(s, tirx.SeqStmt):
         return sequence([t for x in s.seq for t in _flat(rebuild(x, ex, leaf, header))])
@@ -31,13 +32,17 @@ def rebuild(s: Any, ex: Executor, leaf: Leaf, header: Header = _alone) -> Any:
         before, extent = header(s.extent, s, ex)
         notes = dict(s.annotations) if s.annotations else {}
         body = rebuild(s.body, ex, leaf, header)
-        return sequence([*before, tirx.For(s.loop_var, s.min, extent, s.kind, body, annotations=notes, span=s.span)])
+        return sequence(
+            [*before, tirx.For(s.loop_var, s.min, extent, s.kind, body, annotations=notes, span=s.span)]
+        )
     if isinstance(s, tirx.While):
         return tirx.While(s.condition, rebuild(s.body, ex, leaf, header), s.span)
     if isinstance(s, tirx.IfThenElse):
         before, test = header(s.condition, s, ex)
         other = None if s.else_case is None else rebuild(s.else_case, ex, leaf, header)
-        return sequence([*before, tirx.IfThenElse(test, rebuild(s.then_case, ex, leaf, header), other, s.span)])
+        return sequence(
+            [*before, tirx.IfThenElse(test, rebuild(s.then_case, ex, leaf, header), other, s.span)]
+        )
     made = leaf(s, ex)
     return s if made is None else sequence(made)
 

@@ -1,4 +1,5 @@
-"""Scales: who runs a statement, from a thread to a block, and whom it reaches, from a cluster to all ranks."""
+"""Scales: who runs a statement, from a thread to a block, and whom it reaches, from a cluster to all
+ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ WIDTHS = {"thread": 1, "warp": WARP, "warpgroup": WARPGROUP}
 
 @dataclass(frozen=True)
 class Executor:
-    """Who runs a statement: the innermost scale up to the block and its threads. ``outer``: the scales around it, the block aside."""
+    """Who runs a statement: the innermost scale up to the block and its threads. ``outer``: the scales around
+    it, the block aside."""
 
     name: str
     threads: int

@@ -1,4 +1,5 @@
-"""Where in the user's source we are: found by walking the Python stack, so that helpers and macros are placed as well."""
+"""Where in the user's source we are: found by walking the Python stack, so that helpers and macros are placed
+as well."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ OURS = tuple(
     for p in (
         _COMPILER,
         Path(sys.modules["tilescale.errors"].__file__ or "").resolve().parent,
-        *(Path(s.origin).resolve().parent for s in map(importlib.util.find_spec, ("tvm", "tvm_ffi")) if s and s.origin),
+        *(
+            Path(s.origin).resolve().parent
+            for s in map(importlib.util.find_spec, ("tvm", "tvm_ffi"))
+            if s and s.origin
+        ),
     )
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
@@ -28,9 +33,12 @@ _positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file belongs to TileScale, TVM or Python rather than to the user (whose notebook cells have names in <…> too)."""
+    """Whether a file belongs to TileScale, TVM or Python rather than to the user (whose notebook cells have
+    names in <…> too)."""
     if filename.startswith(("<frozen", "<string", "<__array")):
-        return not source_text.is_known(filename)  # of `python -c`, whose functions are called <string> as what Python makes itself
+        return not source_text.is_known(
+            filename
+        )  # of `python -c`, whose functions are called <string> as what Python makes itself
     if filename.startswith(OURS):
         return True
     return filename.startswith(_STDLIB) and "-packages/" not in filename
@@ -46,7 +54,9 @@ def loc_of_frame(frame: FrameType, lasti: int | None = None) -> Loc:
             table = _positions[code] = list(code.co_positions())
         line, end_line, col, end_col = table[at // 2]
         if line is not None:
-            return Loc(code.co_filename, line, _chars(code, line, col), end_line, _chars(code, end_line, end_col))
+            return Loc(
+                code.co_filename, line, _chars(code, line, col), end_line, _chars(code, end_line, end_col)
+            )
     return Loc(code.co_filename, frame.f_lineno)
 
 

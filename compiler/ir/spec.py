@@ -1,8 +1,9 @@
-"""What a well-formed program is, level by level, as one table, and the verifier that reads it. Run after every pass.
+"""What a well-formed program is, level by level, as one table, and the verifier that reads it. Run after
+every pass.
 
 tile        meaning only: operations on regions of buffers; no layouts, no order among independent copies
-scheduled   the same operations, cut into roles and rings: who issues what, into which stage, guarded by which tokens
-thread      flat buffers, indices and instructions; no operation of the language is left
+scheduled   the same operations, cut into roles and rings: who issues what, into which stage, guarded by which
+tokens thread      flat buffers, indices and instructions; no operation of the language is left
 """
 
 from __future__ import annotations
@@ -18,9 +19,20 @@ from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, struct
 from tilescale.errors import InternalError
 
 TILE, SCHEDULED, THREAD = "tile", "scheduled", "thread"
-SCOPES = ("global", "global.symm", "global.signal", "shared", "shared.signal", "shared.barrier", "local.fragment", "local", "local.var")
+SCOPES = (
+    "global",
+    "global.symm",
+    "global.signal",
+    "shared",
+    "shared.signal",
+    "shared.barrier",
+    "local.fragment",
+    "local",
+    "local.var",
+)
 LOOPS = ("serial", "parallel", "pipelined", "persistent", "unroll", "vectorized")
-#: who may own a role region; regions of different roles that stand next to each other run at once, behind them all have ended
+#: who may own a role region; regions of different roles that stand next to each other run at once, behind
+#: them all have ended
 ROLES = ("all", "producer", "consumer")
 RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_release")
 SHUFFLE_IN_A_BRANCH = "a shuffle in a branch of an expression, where not all lanes may be"
@@ -52,7 +64,8 @@ def _at_home(level: str) -> Callable[[Any], bool]:
 
 
 def _declared(call: Any) -> bool:
-    """Whether a call has the attributes that its operation declares, and none beside them and the scales that it acts at."""
+    """Whether a call has the attributes that its operation declares, and none beside them and the scales that
+    it acts at."""
     op = REGISTRY.get(getattr(call.op, "name", ""))
     if op is None:
         return True
@@ -72,7 +85,8 @@ def _is_instruction(name: str) -> bool:
 
 
 def _has_no_shuffle(*branches: Any) -> bool:
-    """A shuffle waits for all lanes of its warp, and the branches of a condition are evaluated by the lanes that choose them."""
+    """A shuffle waits for all lanes of its warp, and the branches of a condition are evaluated by the lanes
+    that choose them."""
     found: list[Any] = []
 
     def look(call: Any) -> None:
@@ -93,22 +107,64 @@ RULES: tuple[Rule, ...] = (
     Rule(ir.Call, (TILE,), _at_home(TILE), "an operation that a pass makes later"),
     Rule(ir.Call, (SCHEDULED,), _at_home(SCHEDULED), "an operation that a pass has expanded"),
     Rule(ir.Call, (TILE, SCHEDULED), _declared, "attributes that the operation does not declare, or lacks"),
-    Rule(ir.Call, (THREAD,), lambda c: _is_instruction(getattr(c.op, "name", "")), "an operation of the language is left"),
-    Rule(ir.Call, (THREAD,), lambda c: getattr(c.op, "name", "") != IF_THEN_ELSE or _has_no_shuffle(*c.args[1:]), SHUFFLE_IN_A_BRANCH),
+    Rule(
+        ir.Call,
+        (THREAD,),
+        lambda c: _is_instruction(getattr(c.op, "name", "")),
+        "an operation of the language is left",
+    ),
+    Rule(
+        ir.Call,
+        (THREAD,),
+        lambda c: getattr(c.op, "name", "") != IF_THEN_ELSE or _has_no_shuffle(*c.args[1:]),
+        SHUFFLE_IN_A_BRANCH,
+    ),
     Rule(tirx.Select, (THREAD,), lambda e: _has_no_shuffle(e.true_value, e.false_value), SHUFFLE_IN_A_BRANCH),
     Rule((tirx.And, tirx.Or), (THREAD,), lambda e: _has_no_shuffle(e.b), SHUFFLE_IN_A_BRANCH),
-    Rule(ir.TensorRegion, (TILE, SCHEDULED), _region_fits, "a region with another number of axes than its buffer"),
+    Rule(
+        ir.TensorRegion,
+        (TILE, SCHEDULED),
+        _region_fits,
+        "a region with another number of axes than its buffer",
+    ),
     Rule(ir.TensorRegion, (THREAD,), lambda r: False, "a region is left"),
-    Rule(tirx.AllocBuffer, (TILE, SCHEDULED), lambda s: s.buffer.ty.storage_scope in SCOPES, "an allocation in an unknown scope"),
-    Rule(tirx.AttrStmt, (TILE,), lambda s: s.attr_key in ATTRS[TILE], "an attribute that the tile level does not have"),
-    Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key in ATTRS[SCHEDULED], "an attribute that the scheduled level does not have"),
-    Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key != "ts.role" or str(s.node.value) in ROLES, "a role that there is not"),
-    Rule(ir.Call, (SCHEDULED,), lambda c: getattr(c.op, "name", "") not in RING_OPS or _counts(c), "a ring token without a counter"),
+    Rule(
+        tirx.AllocBuffer,
+        (TILE, SCHEDULED),
+        lambda s: s.buffer.ty.storage_scope in SCOPES,
+        "an allocation in an unknown scope",
+    ),
+    Rule(
+        tirx.AttrStmt,
+        (TILE,),
+        lambda s: s.attr_key in ATTRS[TILE],
+        "an attribute that the tile level does not have",
+    ),
+    Rule(
+        tirx.AttrStmt,
+        (SCHEDULED,),
+        lambda s: s.attr_key in ATTRS[SCHEDULED],
+        "an attribute that the scheduled level does not have",
+    ),
+    Rule(
+        tirx.AttrStmt,
+        (SCHEDULED,),
+        lambda s: s.attr_key != "ts.role" or str(s.node.value) in ROLES,
+        "a role that there is not",
+    ),
+    Rule(
+        ir.Call,
+        (SCHEDULED,),
+        lambda c: getattr(c.op, "name", "") not in RING_OPS or _counts(c),
+        "a ring token without a counter",
+    ),
     Rule(tirx.AttrStmt, (THREAD,), lambda s: s.attr_key in ATTRS[THREAD], "an attribute is left"),
     Rule(
         tirx.For,
         (TILE, SCHEDULED),
-        lambda s: not s.annotations or "ts.kind" not in s.annotations or str(s.annotations["ts.kind"]) in LOOPS,
+        lambda s: (
+            not s.annotations or "ts.kind" not in s.annotations or str(s.annotations["ts.kind"]) in LOOPS
+        ),
         "a loop of an unknown kind",
     ),
     Rule(tirx.BufferStore, (THREAD,), lambda s: len(s.indices) == 1, "an access with more than one index"),
@@ -118,9 +174,19 @@ RULES: tuple[Rule, ...] = (
 
 #: what the rules are about, and what `_defined_once` looks at
 KINDS = (
-    ir.Call, ir.TensorRegion, ir.TensorLoad, tirx.Select, tirx.And, tirx.Or, tirx.AllocBuffer, tirx.DeclBuffer, tirx.Bind, tirx.AttrStmt,
-    tirx.For, tirx.BufferStore,
-)  # fmt: skip
+    ir.Call,
+    ir.TensorRegion,
+    ir.TensorLoad,
+    tirx.Select,
+    tirx.And,
+    tirx.Or,
+    tirx.AllocBuffer,
+    tirx.DeclBuffer,
+    tirx.Bind,
+    tirx.AttrStmt,
+    tirx.For,
+    tirx.BufferStore,
+)
 
 
 def verify(func: Any, level: str, after: str) -> None:
@@ -135,7 +201,9 @@ def verify(func: Any, level: str, after: str) -> None:
         bad = next((n for n in nodes if isinstance(n, rule.kind) and not rule.holds(n)), None)
         if bad is not None:
             place = loc_of(getattr(bad, "span", None))
-            raise InternalError(f"after {after}: {rule.says} at the {level} level: {str(bad)[:200]}", loc=place)
+            raise InternalError(
+                f"after {after}: {rule.says} at the {level} level: {str(bad)[:200]}", loc=place
+            )
     if level != THREAD:
         _defined_once(func, nodes, level, after)
     if level == SCHEDULED:
@@ -151,21 +219,29 @@ def _defined_once(func: Any, nodes: list[Any], level: str, after: str) -> None:
         twice = next(v for k, v in enumerate(seen) if v in seen[:k])
         raise InternalError(f"after {after}: {twice.name} is defined twice at the {level} level")
     known = {*seen, *func.params, *(n.buffer for n in nodes if isinstance(n, tirx.DeclBuffer))}
-    unknown = next((n for n in nodes if isinstance(n, (ir.TensorRegion, ir.TensorLoad)) and n.source not in known), None)
+    unknown = next(
+        (n for n in nodes if isinstance(n, (ir.TensorRegion, ir.TensorLoad)) and n.source not in known), None
+    )
     if unknown is not None:
-        raise InternalError(f"after {after}: {unknown.source.name} is used and never allocated", loc=loc_of(unknown.span))
+        raise InternalError(
+            f"after {after}: {unknown.source.name} is used and never allocated", loc=loc_of(unknown.span)
+        )
 
 
 def _roles_and_rings(func: Any, after: str) -> None:
-    """Roles are not nested, a producer has a consumer, and a ring's tokens are complete: one role fills it, one reads it (the same, or
-    a producer and a consumer), each with a counter that no other role touches."""
+    """Roles are not nested, a producer has a consumer, and a ring's tokens are complete: one role fills it,
+    one reads it (the same, or a producer and a consumer), each with a counter that no other role touches."""
     tokens: dict[int, dict[str, set[str]]] = {}
     counters: dict[Any, set[str]] = {}
     regions: list[Any] = []
-    structural_walk(func.body, (tirx.AttrStmt, lambda s: regions.append(s) if s.attr_key == "ts.role" else None))
+    structural_walk(
+        func.body, (tirx.AttrStmt, lambda s: regions.append(s) if s.attr_key == "ts.role" else None)
+    )
 
     def broken(what: str, node: Any) -> InternalError:
-        return InternalError(f"after {after}: {what} at the {SCHEDULED} level", loc=loc_of(getattr(node, "span", None)))
+        return InternalError(
+            f"after {after}: {what} at the {SCHEDULED} level", loc=loc_of(getattr(node, "span", None))
+        )
 
     def look(role: str, call: Any) -> None:
         name = getattr(call.op, "name", "")
@@ -177,7 +253,10 @@ def _roles_and_rings(func: Any, after: str) -> None:
 
     for s in regions:
         inner: list[Any] = []
-        structural_walk(s.body, (tirx.AttrStmt, lambda x, inner=inner: inner.append(x) if x.attr_key == "ts.role" else None))
+        structural_walk(
+            s.body,
+            (tirx.AttrStmt, lambda x, inner=inner: inner.append(x) if x.attr_key == "ts.role" else None),
+        )
         if inner:
             raise broken("a role region in another one", inner[0])
         structural_walk(s.body, (ir.Call, lambda c, role=str(s.node.value): look(role, c)))
@@ -188,9 +267,17 @@ def _roles_and_rings(func: Any, after: str) -> None:
         if missing := set(RING_OPS) - kinds.keys():
             raise broken(f"ring {ring} has no {sorted(missing)[0]}", func.body)
         fills, reads = kinds["ts.ring_acquire"], kinds["ts.ring_wait"]
-        if len(fills) != 1 or len(reads) != 1 or (fills != reads and (fills, reads) != ({"producer"}, {"consumer"})):
+        if (
+            len(fills) != 1
+            or len(reads) != 1
+            or (fills != reads and (fills, reads) != ({"producer"}, {"consumer"}))
+        ):
             raise broken(f"ring {ring} is filled by {sorted(fills)} and read by {sorted(reads)}", func.body)
-        if kinds["ts.ring_commit"] != fills or kinds.get("copy", fills) != fills or kinds["ts.ring_release"] != reads:
+        if (
+            kinds["ts.ring_commit"] != fills
+            or kinds.get("copy", fills) != fills
+            or kinds["ts.ring_release"] != reads
+        ):
             raise broken(f"ring {ring}'s copies and tokens stand in different roles", func.body)
     for counter, owners in counters.items():
         if len(owners) > 1:

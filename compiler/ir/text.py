@@ -1,7 +1,7 @@
 """A program at any level as text for people: what passes have decided about it, then its statements.
 
-Statements are those of TVM's printer, with operations in the form ``tma_load(A[…], a[…], ring=0)``. An operation's executor and reach are
-left out where they are the block.
+Statements are those of TVM's printer, with operations in the form ``tma_load(A[…], a[…], ring=0)``. An
+operation's executor and reach are left out where they are the block.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ def _decided(program: Any) -> Iterator[str]:
     """What stands beside the statements, a line each."""
     launch = program.launch
     grid = " × ".join(map(str, launch.grid))
-    yield f"{program.name} for {program.target}: {grid} blocks of {launch.threads} threads" + _clusters(launch.cluster)
+    yield f"{program.name} for {program.target}: {grid} blocks of {launch.threads} threads" + _clusters(
+        launch.cluster
+    )
     if program.schedule is not None:
         yield f"roles: {', '.join(program.schedule.roles)}"
         for r in program.schedule.rings:
             shared = f", shared by the cluster along {r.shared}" if r.shared else ""
-            yield f"ring {r.number} ({r.form}): {', '.join(r.buffers)} in {r.depth} of {r.asked} stages{shared}"
+            yield (
+                f"ring {r.number} ({r.form}): {', '.join(r.buffers)} in {r.depth} of {r.asked} stages{shared}"
+            )
     for var, layout in program.layouts.items():
         at = program.arena.get(var)
         yield f"{var.name}: {_layout(layout)}" + ("" if at is None else f"; at byte {at[0]} of shared memory")
@@ -46,7 +50,9 @@ def _layout(layout: Any) -> str:
     out = []
     for p in layout.pieces:
         index = "" if p.axis is None else "ijklmn"[p.axis]
-        digit = f"{index}{f' / {p.unit}' if p.unit > 1 else ''} % {p.extent}" if index else f"{p.extent} copies"
+        digit = (
+            f"{index}{f' / {p.unit}' if p.unit > 1 else ''} % {p.extent}" if index else f"{p.extent} copies"
+        )
         out.append(f"{digit} → {p.to}{f' × {p.stride}' if p.stride != 1 else ''}")
     swizzle = getattr(layout, "swizzle", 0)
     return f"{tuple(layout.shape)}: " + ", ".join(out) + (f", swizzled by {swizzle} bytes" if swizzle else "")
@@ -68,7 +74,10 @@ def _operations(line: str) -> str:
         end = line.index(")", line.index("ret_ty=", end)) + 1
         words = [f"{name}={value}" for name, value in _ATTR.findall(attrs)]
         operands = [_operations(args)] if args else []
-        out += line[at : found.start()] + f"{found[1]}({', '.join([*operands, *(w for w in words if w not in _PLACES)])})"
+        out += (
+            line[at : found.start()]
+            + f"{found[1]}({', '.join([*operands, *(w for w in words if w not in _PLACES)])})"
+        )
         at = end
     return out + line[at:]
 

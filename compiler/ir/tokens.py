@@ -10,16 +10,21 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 def token(kind: str, ring: int, counter: Any, span: Any) -> Any:
     """``ts.ring_<kind>(counter)`` of a ring, as a statement."""
-    return tirx.Evaluate(ir.Call(f"ts.ring_{kind}", [counter], attrs={"ring": ring}, ret_ty=VOID, span=span), span)
+    return tirx.Evaluate(
+        ir.Call(f"ts.ring_{kind}", [counter], attrs={"ring": ring}, ret_ty=VOID, span=span), span
+    )
 
 
 def late_release(ring: int, counter: Any, when: Any, span: Any) -> Any:
     """The stage of the round before the counter's has been read, where ``when`` holds."""
-    return tirx.Evaluate(ir.Call("ts.ring_release", [counter, when], attrs={"ring": ring}, ret_ty=VOID, span=span), span)
+    return tirx.Evaluate(
+        ir.Call("ts.ring_release", [counter, when], attrs={"ring": ring}, ret_ty=VOID, span=span), span
+    )
 
 
 def counter_of(token: Any) -> Any | None:
-    """The variable that counts a token's rounds; the round may be the one behind the variable's. None where there is none."""
+    """The variable that counts a token's rounds; the round may be the one behind the variable's. None where
+    there is none."""
     count = token.args[0]
     if isinstance(count, tirx.Add) and isinstance(count.b, tirx.IntImm) and int(count.b.value) == 1:
         count = count.a

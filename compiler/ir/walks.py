@@ -11,8 +11,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
 def walk(s: Any, ex: Executor) -> Iterator[tuple[Any, Executor]]:
-    """The statements that run as one (nests, operations, bindings, single stores, conditions as their If or loop), each with its
-    executor, in the order of the text."""
+    """The statements that run as one (nests, operations, bindings, single stores, conditions as their If or
+    loop), each with its executor, in the order of the text."""
     if isinstance(s, tirx.SeqStmt):
         for inner in s.seq:
             yield from walk(inner, ex)
@@ -45,7 +45,10 @@ def scalar_reads(s: Any) -> list[Element]:
         return list(reads(s.value))
     if isinstance(s, tirx.Evaluate):  # the scalars that an operation takes beside its tiles
         found: list[Element] = []
-        structural_walk(s.value, (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", False, x))))
+        structural_walk(
+            s.value,
+            (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", False, x))),
+        )
         return found
     return []
 

@@ -1,4 +1,5 @@
-"""Layouts: where each element of a tile lies. Kept beside the IR, keyed by buffer; tile operations never see them.
+"""Layouts: where each element of a tile lies. Kept beside the IR, keyed by buffer; tile operations never see
+them.
 
 strided.py       places linear in the indices: what the CPU uses
 pieces.py        digits of indices and where they lead: the algebra under the two others

@@ -1,5 +1,6 @@
-"""What an author fixes of a T.Parallel nest: which thread runs which iteration. ``loop_layout=`` stands on the nest's outermost loop as
-text, which every pass that rebuilds the loop carries on with its other annotations."""
+"""What an author fixes of a T.Parallel nest: which thread runs which iteration. ``loop_layout=`` stands on
+the nest's outermost loop as text, which every pass that rebuilds the loop carries on with its other
+annotations."""
 
 from __future__ import annotations
 
@@ -33,11 +34,20 @@ def loop_of(nest: Any) -> Loop | None:
 
 
 def longer(text: str, axis: int, count: int) -> str:
-    """The layout of a nest whose iterations become ``count`` neighbours each along ``axis``, which stay where the iteration was."""
+    """The layout of a nest whose iterations become ``count`` neighbours each along ``axis``, which stay where
+    the iteration was."""
     old = read(text)
     pieces = [
-        Piece(p.axis, p.unit * (count if p.axis == axis else 1), p.extent, p.to, p.stride * (count if p.to == "slot" else 1))
+        Piece(
+            p.axis,
+            p.unit * (count if p.axis == axis else 1),
+            p.extent,
+            p.to,
+            p.stride * (count if p.to == "slot" else 1),
+        )
         for p in old.pieces
     ]
     shape = tuple(e * (count if k == axis else 1) for k, e in enumerate(old.shape))
-    return written(Fragment(shape, (Piece(axis, 1, count, "slot", 1), *pieces), old.threads, old.first_thread))
+    return written(
+        Fragment(shape, (Piece(axis, 1, count, "slot", 1), *pieces), old.threads, old.first_thread)
+    )

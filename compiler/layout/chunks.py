@@ -18,13 +18,15 @@ SIZES = (16, 8, 4)
 def integer_names(body: Any) -> dict[Any, Any]:
     """What integer names of a program are bound to: a multiple stays one whatever it was computed from."""
     found: dict[Any, Any] = {}
-    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value) if "int" in str(s.value.ty) else None))
+    structural_walk(
+        body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value) if "int" in str(s.value.ty) else None)
+    )
     return found
 
 
 def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
-    """How many bytes one instruction of a ``ts.copy`` into a ring's stage may move: the most that always are aligned on both sides, and
-    inside the tensor or outside it as a whole; 0 where not even four are."""
+    """How many bytes one instruction of a ``ts.copy`` into a ring's stage may move: the most that always are
+    aligned on both sides, and inside the tensor or outside it as a whole; 0 where not even four are."""
     src, dst = copy.args[:2]
     var, size = src.source, bits_of(dst.source) // 8
     from_axes, to_axes = long_axes(src), [k for k in long_axes(dst) if k]
@@ -36,9 +38,21 @@ def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
         return 0
     analyzer = sym.Analyzer()
     one = multiple(analyzer, strides[-1] - 1, 1 << 20)
-    whole = [*strides[:-1], shape[-1], int(dst.region[to_axes[-1]].extent), spelt_out(src.region[last].min, definitions)]
+    whole = [
+        *strides[:-1],
+        shape[-1],
+        int(dst.region[to_axes[-1]].extent),
+        spelt_out(src.region[last].min, definitions),
+    ]
     most = size * int(copy.attrs["width"]) if "width" in copy.attrs else SIZES[0]
-    return next((n for n in SIZES if n <= most and one and n % size == 0 and all(multiple(analyzer, e, n // size) for e in whole)), 0)
+    return next(
+        (
+            n
+            for n in SIZES
+            if n <= most and one and n % size == 0 and all(multiple(analyzer, e, n // size) for e in whole)
+        ),
+        0,
+    )
 
 
 def _product(extents: list[Any]) -> Any:

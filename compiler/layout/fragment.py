@@ -1,4 +1,5 @@
-"""Fragments: a tile spread over the registers of threads. Which threads hold an element, and in which of their slots."""
+"""Fragments: a tile spread over the registers of threads. Which threads hold an element, and in which of
+their slots."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from tilescale.errors import TileValueError
 class Fragment:
     """``shape`` elements over ``threads`` threads.
 
-    Element ``index`` lies in slot ``slot(index)`` of the threads ``thread(index) + copies``, modulo their number. ``first_thread``: how
-    many threads behind the first one the pieces begin, also modulo that number. Two fragments are equal exactly when they are the same map.
+    Element ``index`` lies in slot ``slot(index)`` of the threads ``thread(index) + copies``, modulo their
+    number. ``first_thread``: how many threads behind the first one the pieces begin, also modulo that number.
+    Two fragments are equal exactly when they are the same map.
 
     Raises:
         TileValueError: the pieces do not cut the axes, or two elements fall into one slot of a thread.
@@ -34,13 +36,21 @@ class Fragment:
         object.__setattr__(self, "pieces", canonical(self.pieces))
         check_axes(self.shape, self.pieces)
         if any(p.to not in ("thread", "slot") or (p.axis is None and p.to != "thread") for p in self.pieces):
-            raise TileValueError(f"a fragment of {self.pieces}", expected="pieces to a thread or a slot, copies in threads")
+            raise TileValueError(
+                f"a fragment of {self.pieces}", expected="pieces to a thread or a slot, copies in threads"
+            )
         if not is_injective(self.pieces):
-            raise TileValueError(f"two elements of a fragment {self.shape} share a slot", expected="strides that do not overlap")
+            raise TileValueError(
+                f"two elements of a fragment {self.shape} share a slot",
+                expected="strides that do not overlap",
+            )
         if span(self.pieces, "thread") > self.threads:
-            raise TileValueError(f"a fragment over {span(self.pieces, 'thread')} threads", expected=f"at most {self.threads}")
+            raise TileValueError(
+                f"a fragment over {span(self.pieces, 'thread')} threads", expected=f"at most {self.threads}"
+            )
 
-    # -- the map ------------------------------------------------------------------------------------------------------
+    # -- the map
+    # ------------------------------------------------------------------------------------------------------
     def thread(self, *index: Any) -> Any:
         """The first thread that holds an element; arrays are taken element by element."""
         made = evaluate(self.pieces, "thread", index)
@@ -79,7 +89,9 @@ class Fragment:
         by_thread, by_slot = radix(self.pieces, "thread"), radix(self.pieces, "slot")
         thread = (thread - self.first_thread) % self.threads if self.first_thread else thread
         if by_thread is None or by_slot is None or not self.covers:
-            raise TileValueError(f"the inverse of a fragment {self.shape} that leaves slots empty", expected="one that covers")
+            raise TileValueError(
+                f"the inverse of a fragment {self.shape} that leaves slots empty", expected="one that covers"
+            )
         out: list[Any] = [0] * len(self.shape)
         for digits, place in ((by_thread, thread), (by_slot, slot)):
             for p in digits:
@@ -88,23 +100,29 @@ class Fragment:
         return tuple(out)
 
     def holders(self) -> Any:
-        """For people and tests: int array (threads, slots) of row-major element numbers, -1 where there is none."""
+        """For people and tests: int array (threads, slots) of row-major element numbers, -1 where there is
+        none."""
         out = np.full((self.threads, self.slots), -1, np.int64)
         index = np.indices(self.shape)
         for copy in self.copies:
-            out[(self.thread(*index) + copy) % self.threads, self.slot(*index)] = np.arange(prod(self.shape)).reshape(self.shape)
+            out[(self.thread(*index) + copy) % self.threads, self.slot(*index)] = np.arange(
+                prod(self.shape)
+            ).reshape(self.shape)
         return out
 
-    # -- new ones from old --------------------------------------------------------------------------------------------
+    # -- new ones from old
+    # --------------------------------------------------------------------------------------------
     def permuted(self, order: Sequence[int]) -> Fragment:
-        """The same places with the axes in another order: axis k of the result is axis ``order[k]`` of this one."""
+        """The same places with the axes in another order: axis k of the result is axis ``order[k]`` of this
+        one."""
         where = {axis: k for k, axis in enumerate(order)}
         pieces = [p if p.axis is None else replace(p, axis=where[p.axis]) for p in self.pieces]
         return Fragment(tuple(self.shape[k] for k in order), tuple(pieces), self.threads, self.first_thread)
 
     def reduced(self, axis: int) -> Fragment:
-        """What is left of the map when an axis is summed away: its digits in slots are added up within a thread, its digits in threads
-        become copies, since a sum across threads leaves the result in all of them."""
+        """What is left of the map when an axis is summed away: its digits in slots are added up within a
+        thread, its digits in threads become copies, since a sum across threads leaves the result in all of
+        them."""
         pieces = []
         for p in self.pieces:
             if p.axis == axis:
@@ -117,12 +135,17 @@ class Fragment:
 
     def expanded(self, axis: int, extent: int) -> Fragment:
         """A new axis in front of ``axis``, all in slots of the threads that hold the element."""
-        moved = [replace(p, axis=p.axis + 1) if p.axis is not None and p.axis >= axis else p for p in self.pieces]
+        moved = [
+            replace(p, axis=p.axis + 1) if p.axis is not None and p.axis >= axis else p for p in self.pieces
+        ]
         pieces = (*moved, Piece(axis, 1, extent, "slot", self.slots))
-        return Fragment((*self.shape[:axis], extent, *self.shape[axis:]), pieces, self.threads, self.first_thread)
+        return Fragment(
+            (*self.shape[:axis], extent, *self.shape[axis:]), pieces, self.threads, self.first_thread
+        )
 
     def repeated(self, axis: int, times: int, to: str = "slot") -> Fragment:
-        """The tile ``times`` over along an axis: further slots of the same threads, or (``to="thread"``) further threads."""
+        """The tile ``times`` over along an axis: further slots of the same threads, or (``to="thread"``)
+        further threads."""
         stride = self.slots if to == "slot" else self.threads
         pieces = (*self.pieces, Piece(axis, self.shape[axis], times, to, stride))
         shape = (*self.shape[:axis], self.shape[axis] * times, *self.shape[axis + 1 :])
@@ -130,11 +153,15 @@ class Fragment:
 
     def copied(self, times: int) -> Fragment:
         """The same elements again in ``times`` groups of threads."""
-        return Fragment(self.shape, (*self.pieces, Piece(None, 0, times, "thread", self.threads)), self.threads * times)
+        return Fragment(
+            self.shape, (*self.pieces, Piece(None, 0, times, "thread", self.threads)), self.threads * times
+        )
 
-    def repeat(self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True) -> Fragment:
-        """`repeated` along every axis at once: the tile ``repeats[k]`` times over along axis k, numbered from the last axis on, or from the
-        first (``lower_dim_first=False``).
+    def repeat(
+        self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True
+    ) -> Fragment:
+        """`repeated` along every axis at once: the tile ``repeats[k]`` times over along axis k, numbered from
+        the last axis on, or from the first (``lower_dim_first=False``).
 
         Raises:
             TileValueError: anything but a positive number for each axis.
@@ -157,11 +184,14 @@ class Fragment:
             TileValueError: no positive number.
         """
         if not _positive(times):
-            raise TileValueError(f"replicate({times!r}) of a fragment", loc=source.current(), expected="a positive number")
+            raise TileValueError(
+                f"replicate({times!r}) of a fragment", loc=source.current(), expected="a positive number"
+            )
         return self.copied(times)
 
     def holds(self, other: Fragment) -> bool:
-        """Whether every thread that needs an element by ``other`` has it here: then no data has to move between threads."""
+        """Whether every thread that needs an element by ``other`` has it here: then no data has to move
+        between threads."""
         if self.shape != other.shape or self.threads != other.threads:
             return False
         index = np.indices(self.shape)
@@ -170,19 +200,24 @@ class Fragment:
         return bool((theirs[:, None] == mine[None]).any(axis=1).all())
 
     def vector(self, axis: int) -> int:
-        """How many neighbours along an axis lie in neighbouring slots of one thread: what one vector access can move."""
+        """How many neighbours along an axis lie in neighbouring slots of one thread: what one vector access
+        can move."""
         for p in self.pieces:
             if p.axis == axis and p.unit == 1:
                 return p.extent if p.to == "slot" and p.stride == 1 else 1
         return 1
 
     def across(self, axis: int) -> tuple[int, ...]:
-        """The strides, in threads, of the shuffles that a reduction along ``axis`` takes: one for each power of two, and a digit that
-        is none of them as its whole."""
+        """The strides, in threads, of the shuffles that a reduction along ``axis`` takes: one for each power
+        of two, and a digit that is none of them as its whole."""
         out: list[int] = []
         for p in self.pieces:
             if p.axis == axis and p.to == "thread":
-                out += [p.stride << k for k in range(p.extent.bit_length() - 1)] if p.extent & (p.extent - 1) == 0 else [p.stride]
+                out += (
+                    [p.stride << k for k in range(p.extent.bit_length() - 1)]
+                    if p.extent & (p.extent - 1) == 0
+                    else [p.stride]
+                )
         return tuple(sorted(out))
 
 
@@ -191,7 +226,8 @@ def _positive(number: Any) -> bool:
 
 
 def packed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """The same pieces with slots numbered without the gaps that a reduction leaves, in the order that they had."""
+    """The same pieces with slots numbered without the gaps that a reduction leaves, in the order that they
+    had."""
     out, step = [p for p in pieces if p.to != "slot"], 1
     for p in sorted((p for p in pieces if p.to == "slot"), key=lambda p: p.stride):
         out.append(replace(p, stride=step))
@@ -200,8 +236,9 @@ def packed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 def row_major(shape: Sequence[int], threads: int, vector: int = 1) -> Fragment:
-    """Threads side by side along the last axis, each with ``vector`` neighbours: what coalesced access to global memory asks for.
-    Elements that the threads do not cover in one sweep take further slots; threads that are too many hold copies.
+    """Threads side by side along the last axis, each with ``vector`` neighbours: what coalesced access to
+    global memory asks for. Elements that the threads do not cover in one sweep take further slots; threads
+    that are too many hold copies.
 
     Raises:
         TileValueError: the tile cannot be cut evenly among the threads.
@@ -216,7 +253,9 @@ def row_major(shape: Sequence[int], threads: int, vector: int = 1) -> Fragment:
         rest = shape[axis] // unit
         share = _share(rest, left)
         if share is None:
-            raise TileValueError(f"a tile of {tuple(shape)} over {threads} threads", expected="extents that divide one another")
+            raise TileValueError(
+                f"a tile of {tuple(shape)} over {threads} threads", expected="extents that divide one another"
+            )
         if share > 1:
             pieces.append(Piece(axis, unit, share, "thread", threads // left))
         if rest > share:
@@ -230,7 +269,8 @@ def row_major(shape: Sequence[int], threads: int, vector: int = 1) -> Fragment:
 
 
 def _share(extent: int, threads: int) -> int | None:
-    """How many threads an axis takes: all that there are, or as many as it has elements; None where neither divides the other."""
+    """How many threads an axis takes: all that there are, or as many as it has elements; None where neither
+    divides the other."""
     if extent % threads == 0:
         return threads
     return extent if threads % extent == 0 else None

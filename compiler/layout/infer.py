@@ -1,9 +1,10 @@
 """Which layout every tile of a block gets on a GPU.
 
-Operations come first: each states, best first, the fragments that it can work on (``TileOp.layouts``). Loops follow the fragments that
-they index, and pass a layout on to the fragments that have none. What is still free then takes the cheapest spread (layout/spread.py),
-largest tile first. Where several operations have choices, combinations are tried in order of rank, and the one wins in which the fewest
-accesses are left that need another thread's element.
+Operations come first: each states, best first, the fragments that it can work on (``TileOp.layouts``). Loops
+follow the fragments that they index, and pass a layout on to the fragments that have none. What is still free
+then takes the cheapest spread (layout/spread.py), largest tile first. Where several operations have choices,
+combinations are tried in order of rank, and the one wins in which the fewest accesses are left that need
+another thread's element.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from tilescale.compiler.layout.viewed import viewed
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import Loc, TileValueError
 
-#: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through shared memory for that
+#: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through
+#: shared memory for that
 REPLICATED = 16
 #: combinations of the operations' choices that are tried
 TRIES = 64
@@ -137,9 +139,14 @@ class Solver:
             self.propagate()
 
     def _read_below(self) -> None:
-        """Small fragments of which some of their threads read single elements, in a narrower scope, are held by all (see tile_owners)."""
+        """Small fragments of which some of their threads read single elements, in a narrower scope, are held
+        by all (see tile_owners)."""
         for u in self.uses.items:
-            read = u.reads if u.nest is None else [a for a in fragments_of(u.nest) if a.mode == "read" and not u.nest.vars]
+            read = (
+                u.reads
+                if u.nest is None
+                else [a for a in fragments_of(u.nest) if a.mode == "read" and not u.nest.vars]
+            )
             for a in read:
                 owner = self.uses.owners.get(a.buffer)
                 if owner is not None and owner.threads != u.executor.threads and in_registers(a.buffer):
@@ -165,27 +172,40 @@ class Solver:
 
     def _through_view(self, view: Any, held: Any) -> None:
         """What the layout of a tile says of a view of it, or the other way round."""
-        if view in self.known or not isinstance(self.known.get(held), Fragment) or _shape(view)[:-1] != _shape(held)[:-1]:
+        if (
+            view in self.known
+            or not isinstance(self.known.get(held), Fragment)
+            or _shape(view)[:-1] != _shape(held)[:-1]
+        ):
             return
         made = viewed(self.known[held], bits_of(held), bits_of(view))
         if made is not None:
             self.known[view] = made
 
     def _follow_fixed_loops(self) -> None:
-        """Tiles that nobody else decides lie as the loops run that the author fixed: what they write, then what they read once."""
-        fixed = [(u, u.nest, loop) for u in self.uses.items if u.nest is not None and (loop := asked.loop_of(u.nest)) is not None]
+        """Tiles that nobody else decides lie as the loops run that the author fixed: what they write, then
+        what they read once."""
+        fixed = [
+            (u, u.nest, loop)
+            for u in self.uses.items
+            if u.nest is not None and (loop := asked.loop_of(u.nest)) is not None
+        ]
         for reads_ in (False, True):
             for u, nest, loop in fixed:
                 for a in fragments_of(nest):
                     made = self._as_it_runs(u, a, loop) if (a.mode == "read") == reads_ else None
                     if made is not None and (not reads_ or made.copies == loop.fragment.copies):
-                        self.demand(Demand(a.buffer, made, f"{nest.what}(loop_layout=…)", loc_of(nest.node.span)))
+                        self.demand(
+                            Demand(a.buffer, made, f"{nest.what}(loop_layout=…)", loc_of(nest.node.span))
+                        )
 
     def _through_nest(self, u: Use) -> None:
         assert u.nest is not None
         accesses = fragments_of(u.nest)
         unknown = [a for a in accesses if a.buffer not in self.known and self._mine(a.buffer, u)]
-        decided = u.nest.layout or any(a.buffer in self.known and _decides(self.known[a.buffer]) for a in accesses)
+        decided = u.nest.layout or any(
+            a.buffer in self.known and _decides(self.known[a.buffer]) for a in accesses
+        )
         if not unknown or not decided:
             return
         loop, _ = loops.choose(u.nest, self.known, u.executor.threads)
@@ -206,7 +226,8 @@ class Solver:
         return buffer in self.uses.owners and self.uses.owners[buffer] == u.executor
 
     def cheapest(self, buffer: Any) -> Fragment:
-        """The spread of a tile that nothing else decides: along the axis on which its copies walk memory, mindful of reductions."""
+        """The spread of a tile that nothing else decides: along the axis on which its copies walk memory,
+        mindful of reductions."""
         shape, bits = _shape(buffer), bits_of(buffer)
         along, widest, reduced = len(shape) - 1, 0, []
         for u in self.uses.items:
@@ -215,15 +236,28 @@ class Solver:
                 mine = [a for a in u.nest.accesses if a.buffer.same_as(buffer)]
                 if memory and mine:
                     k, run = loops.contiguous(u.nest)
-                    axes = [x for x, e in enumerate(mine[0].indices) if (loops.plain_index(e, u.nest.vars) or (-1, 0))[0] == k]
-                    if axes:  # in elements of the memory: a float32 tile of half floats has eight neighbours to an access, not four
+                    axes = [
+                        x
+                        for x, e in enumerate(mine[0].indices)
+                        if (loops.plain_index(e, u.nest.vars) or (-1, 0))[0] == k
+                    ]
+                    if (
+                        axes
+                    ):  # in elements of the memory: a float32 tile of half floats has eight to an access
                         along, widest = axes[0], max(1, min(widest or run, run))
-            elif u.call is not None and REGISTRY[u.call.op.name].folds and u.call.args[0].source.same_as(buffer):
+            elif (
+                u.call is not None
+                and REGISTRY[u.call.op.name].folds
+                and u.call.args[0].source.same_as(buffer)
+            ):
                 reduced.append(int(u.call.attrs["axis"]) % len(shape))
-        return best(shape, self.uses.owners[buffer].threads, bits, along, widest or 128 // bits, tuple(reduced))
+        return best(
+            shape, self.uses.owners[buffer].threads, bits, along, widest or 128 // bits, tuple(reduced)
+        )
 
     def misfits(self) -> float:
-        """How many elements the accesses name that need another thread's: what has to go through shared memory."""
+        """How many elements the accesses name that need another thread's: what has to go through shared
+        memory."""
         total = 0.0
         for u in self.uses.items:
             if u.nest is not None:
@@ -245,11 +279,13 @@ def conflict(buffer: Any, first: Demand, second: Demand) -> TileValueError:
     """The refusal of two demands that cannot both be met."""
     where = f"{first.loc.file}:{first.loc.line}" if first.loc else "elsewhere"
     return TileValueError(
-        f"{buffer.name} is wanted in two layouts: {second.what} here wants {shown(second.layout)}, {first.what} at {where} wants "
+        f"{buffer.name} is wanted in two layouts: {second.what} here wants {shown(second.layout)}, "
+        f"{first.what} at {where} wants "
         f"{shown(first.layout)}",
         loc=second.loc,
         expected="one layout for a tile",
-        hint=f"T.copy({buffer.name}, other) into a second {'fragment' if in_registers(buffer) else 'tile'} between the two",
+        hint=f"T.copy({buffer.name}, other) into a second {'fragment' if in_registers(buffer) else 'tile'} "
+        "between the two",
     )
 
 
@@ -292,11 +328,14 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
     for view, held, where in uses.views:
         if view not in found.known:
             raise TileValueError(
-                f"a view of {held.name} of {_shape(held)} {element_dtype(held)} as {_shape(view)} {element_dtype(view)}: the elements that "
+                f"a view of {held.name} of {_shape(held)} {element_dtype(held)} as {_shape(view)} "
+                f"{element_dtype(view)}: the elements that "
                 f"become one do not lie side by side in one thread, {shown(found.known[held])}",
-                loc=where, expected="a view that changes the last axis alone, of a tile whose neighbours lie in one thread",
+                loc=where,
+                expected="a view that changes the last axis alone, of a tile whose neighbours lie in one "
+                "thread",
                 hint="T.alloc_shared, or T.reinterpret of each element",
-            )  # fmt: skip
+            )
     _check_fixed_loops(found)
     return found.known
 
@@ -309,10 +348,14 @@ def _check_threads(uses: Uses) -> None:
             continue
         times, over = divmod(u.executor.threads, loop.fragment.threads)
         raise TileValueError(
-            f"loop_layout is over {loop.fragment.threads} threads, and the {u.executor.name} here has {u.executor.threads}",
-            loc=loc_of(u.stmt.span), expected=f"a T.Fragment over all {u.executor.threads} threads",
-            hint=f"T.Fragment(…, replicate={times}), whose copies run the same iterations" if times > 1 and not over else None,
-        )  # fmt: skip
+            f"loop_layout is over {loop.fragment.threads} threads, and the {u.executor.name} here has "
+            f"{u.executor.threads}",
+            loc=loc_of(u.stmt.span),
+            expected=f"a T.Fragment over all {u.executor.threads} threads",
+            hint=f"T.Fragment(…, replicate={times}), whose copies run the same iterations"
+            if times > 1 and not over
+            else None,
+        )
 
 
 def _check_fixed_loops(found: Solver) -> None:
@@ -326,19 +369,31 @@ def _check_fixed_loops(found: Solver) -> None:
         if u.nest is None or loop is None:
             continue
         for a, why in loops.choose(u.nest, found.known, u.executor.threads)[1]:
-            b, loc, held, what = a.buffer, loc_of(u.stmt.span), found.known[a.buffer], f"{u.nest.what}(loop_layout=…)"
+            b, loc, held, what = (
+                a.buffer,
+                loc_of(u.stmt.span),
+                found.known[a.buffer],
+                f"{u.nest.what}(loop_layout=…)",
+            )
             made = loops.from_loop(u.nest, a, loop)
             if made is not None:
-                raise conflict(b, found.demands.get(b, Demand(b, held, "what else touches it", None)), Demand(b, made, what, loc))
+                raise conflict(
+                    b,
+                    found.demands.get(b, Demand(b, held, "what else touches it", None)),
+                    Demand(b, made, what, loc),
+                )
             raise TileValueError(
-                f"{b.name} lies as {shown(held)}, and {what} runs its iterations as {shown(loop.fragment)}: {why}", loc=loc,
-                expected="iterations where the elements lie", hint=f"no loop_layout, or {b.name} in shared memory",
-            )  # fmt: skip
+                f"{b.name} lies as {shown(held)}, and {what} runs its iterations as {shown(loop.fragment)}: "
+                f"{why}",
+                loc=loc,
+                expected="iterations where the elements lie",
+                hint=f"no loop_layout, or {b.name} in shared memory",
+            )
 
 
 def _combinations(choices: list[list[list[Demand]]]) -> Iterator[tuple[list[Demand], ...]]:
-    """Combinations of one alternative of each: the best of each, then those in which all are cut alike (what one product leaves is mostly
-    what the next one takes), then all by the sum of their ranks."""
+    """Combinations of one alternative of each: the best of each, then those in which all are cut alike (what
+    one product leaves is mostly what the next one takes), then all by the sum of their ranks."""
     if not choices:
         yield ()
         return

@@ -1,5 +1,5 @@
-"""The fragments that instructions demand. Sources: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k*" and "Register Fragments for
-wgmma.mma_async.m64nNk*"; ``g`` = lane / 4 and ``t`` = lane % 4 there."""
+"""The fragments that instructions demand. Sources: PTX ISA 9.0, "Matrix Fragments for mma.m16n8k*" and
+"Register Fragments for wgmma.mma_async.m64nNk*"; ``g`` = lane / 4 and ``t`` = lane % 4 there."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def mma_accumulator() -> Fragment:
 
 
 def mma_a(bits: int) -> Fragment:
-    """A of mma.m16n8k(256 / bits): each register holds ``32 / bits`` neighbours of a row; registers run over the two halves of the rows
-    first, then over the two halves of k."""
+    """A of mma.m16n8k(256 / bits): each register holds ``32 / bits`` neighbours of a row; registers run over
+    the two halves of the rows first, then over the two halves of k."""
     each = _each(bits)
     rows = Piece(0, 1, 8, "thread", 4), Piece(0, 8, 2, "slot", each)
     k = Piece(1, 1, each, "slot", 1), Piece(1, each, 4, "thread", 1), Piece(1, 4 * each, 2, "slot", 2 * each)
@@ -55,28 +55,35 @@ def wgmma_a(bits: int) -> Fragment:
 
 
 def accumulator(m: int, n: int, warpgroups: tuple[int, int]) -> Fragment:
-    """The accumulator of a block's m × n product on ``warpgroups`` (along m, along n): every warpgroup owns a contiguous part, in which
-    wgmma's 64 rows repeat.
+    """The accumulator of a block's m × n product on ``warpgroups`` (along m, along n): every warpgroup owns a
+    contiguous part, in which wgmma's 64 rows repeat.
 
     Raises:
         TileValueError: the parts are no multiples of 64 rows, or not of a width that wgmma has.
     """
     down, across = warpgroups
     if m % (64 * down) or n % across:
-        raise TileValueError(f"a product of {m} × {n} on {down} × {across} warpgroups", expected="64·k rows each, equal columns")
+        raise TileValueError(
+            f"a product of {m} × {n} on {down} × {across} warpgroups",
+            expected="64·k rows each, equal columns",
+        )
     own = wgmma_accumulator(n // across).repeated(0, m // (64 * down))
     return own.repeated(0, down, "thread").repeated(1, across, "thread")
 
 
 def wgmma_operand(m: int, k: int, warpgroups: tuple[int, int], bits: int = 16) -> Fragment:
-    """A of such a product from registers: every warpgroup of a row of them has the whole depth of its rows. For 16-bit elements a thread's
-    slots are those of an accumulator of the same shape, so that one becomes the other without a shuffle.
+    """A of such a product from registers: every warpgroup of a row of them has the whole depth of its rows.
+    For 16-bit elements a thread's slots are those of an accumulator of the same shape, so that one becomes
+    the other without a shuffle.
 
     Raises:
         TileValueError: the parts are no multiples of 64 rows, or the depth none of 256 bits.
     """
     (down, across), each = warpgroups, 256 // bits
     if m % (64 * down) or k % each:
-        raise TileValueError(f"an operand of {m} × {k} on {down} × {across} warpgroups", expected=f"64·i rows each, {each}·j columns")
+        raise TileValueError(
+            f"an operand of {m} × {k} on {down} × {across} warpgroups",
+            expected=f"64·i rows each, {each}·j columns",
+        )
     own = wgmma_a(bits).repeated(1, k // each).repeated(0, m // (64 * down))
     return own.repeated(0, down, "thread").copied(across)

@@ -1,5 +1,5 @@
-"""Layouts of loops: how the iterations of a nest are shared among threads, given the fragments that they index, and the other way
-round: what a loop's layout says of a fragment that has none yet."""
+"""Layouts of loops: how the iterations of a nest are shared among threads, given the fragments that they
+index, and the other way round: what a loop's layout says of a fragment that has none yet."""
 
 from __future__ import annotations
 
@@ -67,9 +67,10 @@ def plain_index(e: Any, variables: Sequence[Any]) -> tuple[int, int] | None:
 
 
 def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool = False) -> Loop | None:
-    """The loop whose iterations run where ``fragment`` has the element that ``access`` names. Variables that do not index it run over in
-    each thread, or (``share``) are cut among the threads that hold copies. A constant index into an axis that is spread over threads
-    becomes a variable of one value, so that only the threads that hold it run."""
+    """The loop whose iterations run where ``fragment`` has the element that ``access`` names. Variables that
+    do not index it run over in each thread, or (``share``) are cut among the threads that hold copies. A
+    constant index into an axis that is spread over threads becomes a variable of one value, so that only the
+    threads that hold it run."""
     if not nest.is_static:
         return None
     count = len(nest.vars)
@@ -113,10 +114,18 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
 
 
 def _part(own: list[Piece], shift: int, extent: int, whole: int) -> tuple[int, int, list[Piece]]:
-    """The axis of a loop over ``extent`` elements of a fragment's axis from ``shift`` on: its extent, shift and digits. Where they are
-    whole values of the highest digit, and slots, the loop has no other rounds; else it runs over all of the axis and leaves some out."""
+    """The axis of a loop over ``extent`` elements of a fragment's axis from ``shift`` on: its extent, shift
+    and digits. Where they are whole values of the highest digit, and slots, the loop has no other rounds;
+    else it runs over all of the axis and leaves some out."""
     top = max(own, key=lambda p: p.unit, default=None)
-    if top is None or top.to != "slot" or shift % top.unit or extent % top.unit or extent == whole or top.unit * top.extent != whole:
+    if (
+        top is None
+        or top.to != "slot"
+        or shift % top.unit
+        or extent % top.unit
+        or extent == whole
+        or top.unit * top.extent != whole
+    ):
         return whole, shift, own
     rounds = extent // top.unit
     return extent, 0, [p for p in own if p is not top] + ([replace(top, extent=rounds)] if rounds > 1 else [])
@@ -138,8 +147,8 @@ def _share_copies(pieces: list[Piece], axis: int, extent: int) -> tuple[list[Pie
 
 
 def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
-    """The fragment that ``access`` wants: its elements where their iterations run. None where the access does not name a whole tile,
-    element by element."""
+    """The fragment that ``access`` wants: its elements where their iterations run. None where the access does
+    not name a whole tile, element by element."""
     if len(loop.vars) > len(nest.vars):
         return None
     shape = [int(e) for e in access.buffer.ty.shape]
@@ -172,7 +181,8 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
 
 
 def contiguous(nest: Nest) -> tuple[int, int]:
-    """``(k, widest)``: the variable along which most accesses to memory walk, and how many neighbours one access may take."""
+    """``(k, widest)``: the variable along which most accesses to memory walk, and how many neighbours one
+    access may take."""
     votes: dict[int, list[int]] = {}
     own = own_buffers(nest)
     for a in nest.accesses:
@@ -195,7 +205,9 @@ def contiguous(nest: Nest) -> tuple[int, int]:
 def _steps(e: Any, variables: Sequence[Any]) -> int:
     """Which variable an index walks along in steps of one, whatever it does along others; -1 where none."""
     together = list(sym.detect_linear_equation(e, list(variables)) or [])[:-1]
-    alone = [(*(sym.detect_linear_equation(e, [v]) or ()), None)[0] for v in variables] if not together else []
+    alone = (
+        [(*(sym.detect_linear_equation(e, [v]) or ()), None)[0] for v in variables] if not together else []
+    )
     for k, c in enumerate(together or alone):
         if isinstance(c, tirx.IntImm) and int(c.value) == 1:
             return k
@@ -203,7 +215,8 @@ def _steps(e: Any, variables: Sequence[Any]) -> int:
 
 
 def from_memory(nest: Nest, threads: int) -> Loop | None:
-    """The loop of a nest that no fragment decides: neighbours to neighbouring threads. None where its extents are not constant."""
+    """The loop of a nest that no fragment decides: neighbours to neighbouring threads. None where its extents
+    are not constant."""
     if not nest.is_static:
         return None
     if not nest.vars:
@@ -217,11 +230,17 @@ def from_memory(nest: Nest, threads: int) -> Loop | None:
 # ---- the choice
 
 
-def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop | None, list[tuple[Element, str]]]:
-    """The loop of a nest whose fragments all have layouts, and the accesses that do not fit it (each with the reason): the loop with the
-    fewest of those; among equals one that follows a fragment that is written, then one that reads most. The author's, if any."""
+def choose(
+    nest: Nest, layouts: Mapping[Any, Any], threads: int
+) -> tuple[Loop | None, list[tuple[Element, str]]]:
+    """The loop of a nest whose fragments all have layouts, and the accesses that do not fit it (each with the
+    reason): the loop with the fewest of those; among equals one that follows a fragment that is written, then
+    one that reads most. The author's, if any."""
     known = [a for a in fragments_of(nest) if isinstance(layouts.get(a.buffer), Fragment)]
-    layouts = {a.buffer: seen_by(layouts[a.buffer], threads) if a.mode == "read" else layouts[a.buffer] for a in known}
+    layouts = {
+        a.buffer: seen_by(layouts[a.buffer], threads) if a.mode == "read" else layouts[a.buffer]
+        for a in known
+    }
     tries: list[Loop] = []
     for a in sorted(known, key=lambda a: (a.mode == "read", -prod(layouts[a.buffer].shape))):
         for share in (True, False) if a.mode == "read" else (False,):

@@ -1,7 +1,9 @@
-"""Layouts that an author makes: `T.Layout`, `T.Fragment` and the usual swizzles, for `T.annotate_layout` and `plot_layout`.
+"""Layouts that an author makes: `T.Layout`, `T.Fragment` and the usual swizzles, for `T.annotate_layout` and
+`plot_layout`.
 
-A layout is written as a function of an element's indices. It is computed for every element, checked, and read as digits (pieces.py):
-what the compiler can follow is a sum of terms ``index // a % b * c``, in shared memory also under one of the hardware's swizzles.
+A layout is written as a function of an element's indices. It is computed for every element, checked, and read
+as digits (pieces.py): what the compiler can follow is a sum of terms ``index // a % b * c``, in shared memory
+also under one of the hardware's swizzles.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ SUM = "a sum of terms such as i // 8 * 64, j % 8 or (j // 8 ^ i % 8) * 8"
 
 
 class Layout:
-    """Where the elements of a tile in shared memory lie: ``T.Layout((64, 64), lambda i, j: (i, (j // 8 ^ i % 8) * 8 + j % 8))``.
+    """Where the elements of a tile in shared memory lie: ``T.Layout((64, 64), lambda i, j: (i, (j // 8 ^ i %
+    8) * 8 + j % 8))``.
 
-    ``forward_fn`` takes an element's indices and gives its place, counted in elements from the tile's beginning, or several numbers, which
-    are the indices of a row-major array. Places that no element takes are padding.
+    ``forward_fn`` takes an element's indices and gives its place, counted in elements from the tile's
+    beginning, or several numbers, which are the indices of a row-major array. Places that no element takes
+    are padding.
 
     Raises:
-        TileTypeError: what the function gives is no integer. TileValueError: a place below zero, two elements in one place.
+        TileTypeError: what the function gives is no integer. TileValueError: a place below zero, two elements
+        in one place.
     """
 
     def __init__(self, shape: Sequence[int], forward_fn: Callable[..., Any]):
@@ -55,33 +60,43 @@ class Layout:
             plain = at ^ ((at >> 7 & ((1 << xors) - 1)) << 4)
             found = _digits([plain * 8 // bits]) if not (plain * 8 % bits).any() else None
             if found is not None:
-                return Shared(self.shape, tuple(Piece(a, u, e, "offset", s[0]) for a, u, e, s in found), bits, width)
+                return Shared(
+                    self.shape, tuple(Piece(a, u, e, "offset", s[0]) for a, u, e, s in found), bits, width
+                )
         raise TileValueError(
-            f"{self} is no layout that the compiler can follow, for elements of {bits} bits", loc=source.current(),
+            f"{self} is no layout that the compiler can follow, for elements of {bits} bits",
+            loc=source.current(),
             expected=f"{SUM}; swizzles exchange chunks of 16 bytes within rows of 32, 64 or 128 bytes",
             hint="tilescale.layout.make_swizzled_layout(tile)",
-        )  # fmt: skip
+        )
 
 
 def Fragment(
-    shape: Sequence[int], forward_fn: Callable[..., Any] | None = None, forward_thread_fn: Callable[..., Any] | None = None,
-    replicate: int = 1, forward_index_fn: Callable[..., Any] | None = None,
-) -> fragment.Fragment:  # fmt: skip
-    """How a tile is spread over the registers of threads: ``T.Fragment((32, 8), lambda i, j: (i, j))`` gives each of 32 threads a row.
+    shape: Sequence[int],
+    forward_fn: Callable[..., Any] | None = None,
+    forward_thread_fn: Callable[..., Any] | None = None,
+    replicate: int = 1,
+    forward_index_fn: Callable[..., Any] | None = None,
+) -> fragment.Fragment:
+    """How a tile is spread over the registers of threads: ``T.Fragment((32, 8), lambda i, j: (i, j))`` gives
+    each of 32 threads a row.
 
     Args:
-        forward_fn: an element's indices (and with ``replicate`` the number of the copy) → its thread and its slot there; or
+        forward_fn: an element's indices (and with ``replicate`` the number of the copy) → its thread and its
+            slot there; or
         forward_thread_fn: → its thread alone, and
         forward_index_fn: → its slot; without it a thread's elements lie in their row-major order.
         replicate: how many threads hold each element.
 
     Raises:
-        TileTypeError: no function, or one that gives no integers. TileValueError: two elements in one slot of a thread, slots or threads
-            that are left empty, a map that is no sum of digits.
+        TileTypeError: no function, or one that gives no integers. TileValueError: two elements in one slot of
+            a thread, slots or threads that are left empty, a map that is no sum of digits.
     """
     dims = _shape(shape, "T.Fragment")
     if not isinstance(replicate, int) or replicate < 1:
-        raise TileValueError(f"T.Fragment with replicate={replicate!r}", loc=source.current(), expected="a positive number")
+        raise TileValueError(
+            f"T.Fragment with replicate={replicate!r}", loc=source.current(), expected="a positive number"
+        )
     if (forward_fn is None) == (forward_thread_fn is None):
         raise TileTypeError(
             "T.Fragment takes one function of an element's thread", loc=source.current(),
@@ -91,28 +106,50 @@ def Fragment(
     if forward_fn is not None:
         parts = _computed(forward_fn, whole, "T.Fragment")
         if len(parts) != 2:
-            raise TileTypeError("T.Fragment's function gives one number", loc=source.current(), expected="lambda i, j: (thread, slot)")
+            raise TileTypeError(
+                "T.Fragment's function gives one number",
+                loc=source.current(),
+                expected="lambda i, j: (thread, slot)",
+            )
         thread, slot = parts
     else:
         assert forward_thread_fn is not None
         (thread,) = _computed(forward_thread_fn, whole, "T.Fragment")[:1]
-        slot = _in_order(thread, replicate) if forward_index_fn is None else _computed(forward_index_fn, dims, "T.Fragment")[0]
+        slot = (
+            _in_order(thread, replicate)
+            if forward_index_fn is None
+            else _computed(forward_index_fn, dims, "T.Fragment")[0]
+        )
         slot = np.broadcast_to(slot[..., None], whole) if replicate > 1 and slot.ndim == len(dims) else slot
     _refuse_twice(whole, [thread, slot], "T.Fragment", lambda at: f"slot {at[1]} of thread {at[0]}")
     found = _digits([thread, slot])
-    if found is None or any(all(s) for *_, s in found) or any(a == len(dims) and s[1] for a, _, _, s in found):
+    if (
+        found is None
+        or any(all(s) for *_, s in found)
+        or any(a == len(dims) and s[1] for a, _, _, s in found)
+    ):
         raise TileValueError(
             f"T.Fragment({dims}) is no layout that the compiler can follow", loc=source.current(),
             expected="each digit i // a % b of an index in the thread or in the slot, times a constant",
         )  # fmt: skip
-    pieces = [Piece(None if a == len(dims) else a, 0 if a == len(dims) else u, e, "slot" if s[1] else "thread", s[1] or s[0])
-              for a, u, e, s in found]  # fmt: skip
+    pieces = [
+        Piece(
+            None if a == len(dims) else a,
+            0 if a == len(dims) else u,
+            e,
+            "slot" if s[1] else "thread",
+            s[1] or s[0],
+        )
+        for a, u, e, s in found
+    ]
     made = fragment.Fragment(dims, tuple(pieces), int(thread.max()) + 1)
     if not made.covers:
         raise TileValueError(
-            f"T.Fragment({dims}) leaves slots empty: {prod(whole)} places are taken of {made.threads} threads × {made.slots} slots",
-            loc=source.current(), expected="every slot of every thread holds an element",
-        )  # fmt: skip
+            f"T.Fragment({dims}) leaves slots empty: {prod(whole)} places are taken of {made.threads} "
+            f"threads × {made.slots} slots",
+            loc=source.current(),
+            expected="every slot of every thread holds an element",
+        )
     return made
 
 
@@ -120,12 +157,14 @@ def Fragment(
 
 
 def make_swizzled_layout(buffer: Any, k_major: bool = True, allow_pad: bool = True) -> Shared:
-    """The layout that TMA writes and tensor cores read without bank conflicts: boxes of rows of 128, 64 or 32 bytes, the widest that the
-    tile's rows are a multiple of, under the swizzle of that width. It is the same whether rows run along k or not (``k_major``). Where
-    rows are no multiple of 32 bytes, or are no multiple of eight, ``allow_pad`` pads each by 16 bytes.
+    """The layout that TMA writes and tensor cores read without bank conflicts: boxes of rows of 128, 64 or 32
+    bytes, the widest that the tile's rows are a multiple of, under the swizzle of that width. It is the same
+    whether rows run along k or not (``k_major``). Where rows are no multiple of 32 bytes, or are no multiple
+    of eight, ``allow_pad`` pads each by 16 bytes.
 
     Raises:
-        TileTypeError: no tile of two axes. TileValueError: a tile that no swizzle fits, and padding is not allowed.
+        TileTypeError: no tile of two axes. TileValueError: a tile that no swizzle fits, and padding is not
+        allowed.
     """
     shape, bits = _tile(buffer, "make_swizzled_layout")
     width = widest_swizzle(shape[1], bits)
@@ -135,7 +174,8 @@ def make_swizzled_layout(buffer: Any, k_major: bool = True, allow_pad: bool = Tr
 
 
 def make_full_bank_swizzled_layout(*tile: Any) -> Shared:
-    """Boxes of 128-byte rows under the 128-byte swizzle, of a tile or of ``(rows, columns, bits of an element)``.
+    """Boxes of 128-byte rows under the 128-byte swizzle, of a tile or of ``(rows, columns, bits of an
+    element)``.
 
     Raises:
         TileValueError: rows that are no multiple of 128 bytes, or are no multiple of eight.
@@ -173,8 +213,17 @@ def _tile(given: Any, what: str) -> tuple[tuple[int, int], int]:
         return (items[0], items[1]), items[2]
     tile = getattr(items[0], "buffer", items[0]) if len(items) == 1 else None
     shape, dtype = getattr(tile, "shape", None), getattr(tile, "dtype", None)
-    if shape is None or str(dtype) not in BITS or len(shape) != 2 or not all(isinstance(e, int) for e in shape):
-        raise TileTypeError(f"{what} of {given!r}", loc=source.current(), expected="a tile of two axes, or its rows, columns and bits")
+    if (
+        shape is None
+        or str(dtype) not in BITS
+        or len(shape) != 2
+        or not all(isinstance(e, int) for e in shape)
+    ):
+        raise TileTypeError(
+            f"{what} of {given!r}",
+            loc=source.current(),
+            expected="a tile of two axes, or its rows, columns and bits",
+        )
     return (shape[0], shape[1]), BITS[str(dtype)]
 
 
@@ -184,32 +233,46 @@ def _tile(given: Any, what: str) -> tuple[tuple[int, int], int]:
 def _shape(shape: Any, what: str) -> tuple[int, ...]:
     dims = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if not dims or not all(isinstance(e, int) and not isinstance(e, bool) and e > 0 for e in dims):
-        raise TileTypeError(f"{what} of the shape {shape!r}", loc=source.current(), expected="constant extents, (64, 64)")
+        raise TileTypeError(
+            f"{what} of the shape {shape!r}", loc=source.current(), expected="constant extents, (64, 64)"
+        )
     return dims
 
 
 def _computed(function: Callable[..., Any], shape: tuple[int, ...], what: str) -> list[Any]:
-    """A function's results for every index, int64 arrays of ``shape``: at once where it can take arrays, else element by element.
+    """A function's results for every index, int64 arrays of ``shape``: at once where it can take arrays, else
+    element by element.
 
     Raises:
-        TileTypeError: it is no function of so many indices, or gives no integers. TileValueError: it gives a number below zero.
+        TileTypeError: it is no function of so many indices, or gives no integers. TileValueError: it gives a
+        number below zero.
     """
     _check_arguments(function, len(shape), what)
     try:
         found = function(*np.indices(shape))
         parts = list(found) if isinstance(found, (tuple, list)) else [found]
         arrays = [np.asarray(p) for p in parts]
-    except (TypeError, ValueError, TileError):  # a condition on an index, min(i, j), int(i): with numbers they work, or say what is wrong
+    except (
+        TypeError,
+        ValueError,
+        TileError,
+    ):  # a condition on an index, min(i, j), int(i): with numbers they work, or say what is wrong
         rows = [function(*(int(i) for i in at)) for at in np.ndindex(*shape)]
         rows = [tuple(r) if isinstance(r, (tuple, list)) else (r,) for r in rows]
         arrays = [np.asarray(column).reshape(shape) for column in zip(*rows, strict=True)]
     for a in arrays:
         if a.dtype.kind not in "iu":
             first = a.ravel()[0].item()
-            raise TileTypeError(f"the function of {what} gives {first!r}", loc=source.current(), expected="integers; // for a quotient")
+            raise TileTypeError(
+                f"the function of {what} gives {first!r}",
+                loc=source.current(),
+                expected="integers; // for a quotient",
+            )
         if a.min() < 0:
             at = np.unravel_index(int(np.broadcast_to(a, shape).argmin()), shape)
-            raise TileValueError(f"{what} puts element {_shown(at)} at {a.min()}", loc=source.current(), expected="0 or more")
+            raise TileValueError(
+                f"{what} puts element {_shown(at)} at {a.min()}", loc=source.current(), expected="0 or more"
+            )
     return [np.broadcast_to(a, shape).astype(np.int64) for a in arrays]
 
 
@@ -239,9 +302,11 @@ def _refuse_twice(shape: tuple[int, ...], values: list[Any], what: str, place: C
         b = int(again[0])
         a = int(first[number.ravel()[b]])
         raise TileValueError(
-            f"{what} puts elements {_shown(np.unravel_index(a, shape))} and {_shown(np.unravel_index(b, shape))} into {place(at[b])}",
-            loc=source.current(), expected="a place of its own for each element",
-        )  # fmt: skip
+            f"{what} puts elements {_shown(np.unravel_index(a, shape))} and "
+            f"{_shown(np.unravel_index(b, shape))} into {place(at[b])}",
+            loc=source.current(),
+            expected="a place of its own for each element",
+        )
 
 
 def _in_order(thread: Any, replicate: int) -> Any:
@@ -256,7 +321,8 @@ def _in_order(thread: Any, replicate: int) -> Any:
 
 
 def _digits(values: list[Any]) -> list[tuple[int, int, int, tuple[int, ...]]] | None:
-    """Arrays over all indices as sums of digits: ``(axis, unit, extent, a stride for each array)``; None where they are none."""
+    """Arrays over all indices as sums of digits: ``(axis, unit, extent, a stride for each array)``; None
+    where they are none."""
     shape, found = values[0].shape, []
     if any(v.ravel()[0] for v in values):
         return None
@@ -266,7 +332,14 @@ def _digits(values: list[Any]) -> list[tuple[int, int, int, tuple[int, ...]]] | 
         while unit < shape[axis]:
             rest = shape[axis] // unit
             steps = tuple(int(line[unit]) for line in lines)
-            run = next((d for d in range(2, rest) if any(line[unit * d] != d * s for line, s in zip(lines, steps, strict=True))), rest)
+            run = next(
+                (
+                    d
+                    for d in range(2, rest)
+                    if any(line[unit * d] != d * s for line, s in zip(lines, steps, strict=True))
+                ),
+                rest,
+            )
             extent = max(d for d in range(1, run + 1) if rest % d == 0)
             if extent == 1:
                 return None
@@ -285,7 +358,16 @@ def shown(layout: Any) -> str:
     over = f" over {layout.threads} threads" if isinstance(layout, fragment.Fragment) else ""
     names = "ijklmnpq"
     terms = [
-        ("copies" if p.axis is None else f"{names[p.axis]}{f' // {p.unit}' if p.unit > 1 else ''} % {p.extent}", p.to, p.stride)
+        (
+            "copies"
+            if p.axis is None
+            else f"{names[p.axis]}{f' // {p.unit}' if p.unit > 1 else ''} % {p.extent}",
+            p.to,
+            p.stride,
+        )
         for p in layout.pieces
     ]
-    return f"{layout.shape}{over}{swizzle} [{', '.join(f'{term} → {to} × {stride}' for term, to, stride in terms)}]"
+    return (
+        f"{layout.shape}{over}{swizzle} "
+        f"[{', '.join(f'{term} → {to} × {stride}' for term, to, stride in terms)}]"
+    )

@@ -1,8 +1,10 @@
-"""Where an iteration of a nest finds an element of a fragment: in which slot, and whether its thread has it at all.
+"""Where an iteration of a nest finds an element of a fragment: in which slot, and whether its thread has it
+at all.
 
-The loop's own layout is a fragment over the iterations: thread and slot of an iteration. An access fits if every thread that runs an
-iteration holds the element that it touches, in a slot that is the same for all threads. Where indices are the loop's variables the
-digits say so; all others are counted, over all threads and slots: nothing is assumed of the expressions but that they can be evaluated.
+The loop's own layout is a fragment over the iterations: thread and slot of an iteration. An access fits if
+every thread that runs an iteration holds the element that it touches, in a slot that is the same for all
+threads. Where indices are the loop's variables the digits say so; all others are counted, over all threads
+and slots: nothing is assumed of the expressions but that they can be evaluated.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Loop:
-    """How the iterations of a nest are shared: iteration ``i`` runs where ``fragment`` has element ``i + shifts``. The fragment may be
-    larger than the nest: what lies outside ``extents`` does not run."""
+    """How the iterations of a nest are shared: iteration ``i`` runs where ``fragment`` has element ``i +
+    shifts``. The fragment may be larger than the nest: what lies outside ``extents`` does not run."""
 
     vars: tuple[Any, ...]
     extents: tuple[int, ...]
@@ -53,7 +55,8 @@ class Loop:
 
     @cached_property
     def values(self) -> tuple[list[Any], Any]:
-        """The nest's indices, int arrays (threads, rounds), and where they lie inside the nest, bool (threads, rounds)."""
+        """The nest's indices, int arrays (threads, rounds), and where they lie inside the nest, bool
+        (threads, rounds)."""
         threads = np.arange(self.fragment.threads)[:, None]
         slots = np.zeros((1, prod(self.counts)), np.int64)
         for p, at in zip(self.digits, self._counters(), strict=True):
@@ -78,8 +81,9 @@ class Loop:
 
 @dataclass(frozen=True)
 class Slots:
-    """Where an access finds its element: slot ``base + Σ digit · coefficient`` (over ``Loop.digits``) if it is that regular, else
-    ``table``, one slot a round. ``dynamic``: what an index adds that is known only at run time: (index, unit, extent, stride)."""
+    """Where an access finds its element: slot ``base + Σ digit · coefficient`` (over ``Loop.digits``) if it
+    is that regular, else ``table``, one slot a round. ``dynamic``: what an index adds that is known only at
+    run time: (index, unit, extent, stride)."""
 
     base: int
     coefficients: tuple[int, ...] | None
@@ -88,11 +92,18 @@ class Slots:
 
 
 def idle(loop: Loop, axis: int) -> Any | None:
-    """The digit of the threads of which some have nothing but padding along an axis, and all others none; None where padding lies
-    otherwise, or inside a warp."""
+    """The digit of the threads of which some have nothing but padding along an axis, and all others none;
+    None where padding lies otherwise, or inside a warp."""
     extent, reach = loop.extents[axis], loop.fragment.shape[axis]
     top = max((p for p in loop.thread_digits if p.axis == axis), key=lambda p: p.unit, default=None)
-    if top is None or loop.shifts[axis] or reach <= extent or top.unit * top.extent != reach or top.stride < WARP or extent % top.unit:
+    if (
+        top is None
+        or loop.shifts[axis]
+        or reach <= extent
+        or top.unit * top.extent != reach
+        or top.stride < WARP
+        or extent % top.unit
+    ):
         return None
     return top
 
@@ -103,7 +114,8 @@ def is_replicated(fragment: Fragment) -> bool:
 
 
 def seen_by(fragment: Fragment, threads: int) -> Fragment:
-    """A fragment as the threads of an executor see it: what all threads of a block hold, all threads of a warp hold."""
+    """A fragment as the threads of an executor see it: what all threads of a block hold, all threads of a
+    warp hold."""
     if fragment.threads == threads or not is_replicated(fragment):
         return fragment
     kept = tuple(p for p in fragment.pieces if p.axis is not None)
@@ -112,7 +124,12 @@ def seen_by(fragment: Fragment, threads: int) -> Fragment:
 
 def everywhere(indices: Sequence[Any], fragment: Fragment) -> Slots:
     """The slot of an element of a replicated fragment, computed when the kernel runs."""
-    return Slots(0, None, (), tuple((indices[p.axis], p.unit, p.extent, p.stride) for p in fragment.pieces if p.axis is not None))
+    return Slots(
+        0,
+        None,
+        (),
+        tuple((indices[p.axis], p.unit, p.extent, p.stride) for p in fragment.pieces if p.axis is not None),
+    )
 
 
 def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
@@ -124,8 +141,8 @@ def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) 
 
 
 def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str | None:
-    """The common case without counting: every index is a variable of the loop, shifted like the loop, and the loop's threads are the
-    fragment's, digit by digit. None where that is not so: then nothing is said."""
+    """The common case without counting: every index is a variable of the loop, shifted like the loop, and the
+    loop's threads are the fragment's, digit by digit. None where that is not so: then nothing is said."""
     if loop.fragment.threads != fragment.threads or loop.fragment.first_thread != fragment.first_thread:
         return None
     where: dict[int, int] = {}
@@ -133,7 +150,9 @@ def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bo
     for axis, e in enumerate(indices):
         k = next((k for k, v in enumerate(loop.vars) if isinstance(e, ir.Var) and e.same_as(v)), None)
         if k is None:
-            if not isinstance(e, tirx.IntImm) or any(p.axis == axis and p.to == "thread" for p in fragment.pieces):
+            if not isinstance(e, tirx.IntImm) or any(
+                p.axis == axis and p.to == "thread" for p in fragment.pieces
+            ):
                 return None
             at = int(e.value)
             if not 0 <= at < fragment.shape[axis]:
@@ -143,20 +162,34 @@ def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bo
             return None
         else:
             where[k] = axis
-    mine = [replace(p, axis=where.get(p.axis)) if p.axis is not None else p for p in loop.fragment.pieces if p.to == "thread"]
-    if writes and any(p.axis is not None and p.axis not in where for p in loop.fragment.pieces if p.to == "thread"):
+    mine = [
+        replace(p, axis=where.get(p.axis)) if p.axis is not None else p
+        for p in loop.fragment.pieces
+        if p.to == "thread"
+    ]
+    if writes and any(
+        p.axis is not None and p.axis not in where for p in loop.fragment.pieces if p.to == "thread"
+    ):
         return None
     if canonical(mine) != canonical(p for p in fragment.pieces if p.to == "thread"):
         # with as many copies and no padding, other digits are another map
         whole = all(loop.extents[k] == loop.fragment.shape[k] for k in where)
         same = sum(p.axis is None for p in mine) == 0 and fragment.copies == (0,)
-        return "a thread needs an element that another thread has" if whole and same and len(where) == len(loop.vars) else None
+        return (
+            "a thread needs an element that another thread has"
+            if whole and same and len(where) == len(loop.vars)
+            else None
+        )
     coefficients = []
     for p in loop.digits:
         if p.axis not in where:
             coefficients.append(0)
             continue
-        own = [q for q in fragment.pieces if q.axis == where[p.axis] and q.to == "slot" and q.unit <= p.unit < q.unit * q.extent]
+        own = [
+            q
+            for q in fragment.pieces
+            if q.axis == where[p.axis] and q.to == "slot" and q.unit <= p.unit < q.unit * q.extent
+        ]
         if not own or p.unit % own[0].unit or p.unit * p.extent > own[0].unit * own[0].extent:
             return None
         coefficients.append(own[0].stride * (p.unit // own[0].unit))
@@ -175,7 +208,9 @@ def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: 
         try:
             at.append(np.broadcast_to(np.asarray(numeric.evaluate(e, env)), inside.shape))
         except numeric.Unknown:
-            if numeric.variables(e) & set(loop.vars) or any(p.axis == axis and p.to == "thread" for p in fragment.pieces):
+            if numeric.variables(e) & set(loop.vars) or any(
+                p.axis == axis and p.to == "thread" for p in fragment.pieces
+            ):
                 return "its index is not known before the kernel runs"
             dynamic += [(e, p.unit, p.extent, p.stride) for p in fragment.pieces if p.axis == axis]
             at.append(np.zeros(inside.shape, np.int64))
@@ -195,8 +230,8 @@ def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: 
 
 
 def _all_copies(loop: Loop, fragment: Fragment, held: Any, good: Any) -> bool:
-    """Whether an iteration runs in every thread that holds the element it writes: as many threads as there are copies, since each of
-    them was found to hold it."""
+    """Whether an iteration runs in every thread that holds the element it writes: as many threads as there
+    are copies, since each of them was found to hold it."""
     return not good.any() or len(loop.fragment.copies) >= len(fragment.copies)
 
 
@@ -236,5 +271,11 @@ def _linear(table: Any, known: Any, counters: list[Any]) -> tuple[int, tuple[int
             coefficients.append(0)
         else:
             coefficients.append(int(table[where[0]]) - base)
-    made = base + sum((c * k for c, k in zip(counters, coefficients, strict=True)), np.zeros(len(table), np.int64))
-    return (base, tuple(coefficients)) if (made[known] == table[known]).all() and (made >= 0).all() else (0, None)
+    made = base + sum(
+        (c * k for c, k in zip(counters, coefficients, strict=True)), np.zeros(len(table), np.int64)
+    )
+    return (
+        (base, tuple(coefficients))
+        if (made[known] == table[known]).all() and (made >= 0).all()
+        else (0, None)
+    )

@@ -1,15 +1,18 @@
-"""Stores of fragments by stmatrix (PTX ISA 9.0, "stmatrix"): a warp writes up to four 8 × 8 matrices of 16-bit elements at once.
+"""Stores of fragments by stmatrix (PTX ISA 9.0, "stmatrix"): a warp writes up to four 8 × 8 matrices of
+16-bit elements at once.
 
-The instruction takes of lane l two neighbours of row l / 4 of each matrix, which is how accumulators of mma and wgmma lie, and from lanes
-8q … 8q + 7 the addresses of matrix q's eight rows, 16 bytes each. So a nest that stores one value an iteration into 16-bit shared memory,
-and whose loop has those digits in its lanes, goes by matrices instead of pairs; where memory's rows are the fragment's columns, by
-``.trans``.
+The instruction takes of lane l two neighbours of row l / 4 of each matrix, which is how accumulators of mma
+and wgmma lie, and from lanes 8q … 8q + 7 the addresses of matrix q's eight rows, 16 bytes each. So a nest
+that stores one value an iteration into 16-bit shared memory, and whose loop has those digits in its lanes,
+goes by matrices instead of pairs; where memory's rows are the fragment's columns, by ``.trans``.
 
-Bank conflicts: a matrix is one wavefront if its rows lie in different banks, 16 bytes each. Under a swizzle of 128 bytes eight rows have
-eight different chunks; under 64 or 32 bytes rows that share a chunk's number lie in different halves or quarters of 128 bytes. Pairs of the
-same eight rows and 16 bytes are one wavefront as well, so it is instructions and addresses that are saved: one for four.
+Bank conflicts: a matrix is one wavefront if its rows lie in different banks, 16 bytes each. Under a swizzle
+of 128 bytes eight rows have eight different chunks; under 64 or 32 bytes rows that share a chunk's number lie
+in different halves or quarters of 128 bytes. Pairs of the same eight rows and 16 bytes are one wavefront as
+well, so it is instructions and addresses that are saved: one for four.
 
-A row is written by the lane that names it and not by those that hold it, which passes/insert_barriers.py has to know (`writers`).
+A row is written by the lane that names it and not by those that hold it, which passes/insert_barriers.py has
+to know (`writers`).
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ MOST = 4
 
 @dataclass
 class Matrices:
-    """A nest that stores by matrices. ``rows``, ``cols``: the loop's axes along the rows and columns of fragments; ``trans``: memory's rows
-    run along ``rows``. ``bits``: factors of the slots' digits that count an instruction's matrices, the fastest first: (digit, factor)."""
+    """A nest that stores by matrices. ``rows``, ``cols``: the loop's axes along the rows and columns of
+    fragments; ``trans``: memory's rows run along ``rows``. ``bits``: factors of the slots' digits that count
+    an instruction's matrices, the fastest first: (digit, factor)."""
 
     rows: int
     cols: int
@@ -55,15 +59,28 @@ class Matrices:
 def matrices(nest: Nest, loop: Loop | None, layout: Any, target: Target) -> Matrices | None:
     """How a nest goes by matrices into a tile of ``layout``; None where it does not."""
     s = nest.body
-    if not target.matrix_stores or loop is None or nest.alone or not isinstance(s, tirx.BufferStore) or not isinstance(layout, Shared):
+    if (
+        not target.matrix_stores
+        or loop is None
+        or nest.alone
+        or not isinstance(s, tirx.BufferStore)
+        or not isinstance(layout, Shared)
+    ):
         return None
     others = [a for a in nest.accesses if not a.node.same_as(s)]
-    if layout.bits != 16 or len(s.indices) < 2 or any(not in_registers(a.buffer) or a.mode != "read" for a in others):
+    if (
+        layout.bits != 16
+        or len(s.indices) < 2
+        or any(not in_registers(a.buffer) or a.mode != "read" for a in others)
+    ):
         return None
     axes = _axes(loop)
     if axes is None or any(loop.shifts) or loop.fragment.first_thread % WARP:
         return None
-    if any(n != reach and idle(loop, k) is None for k, (n, reach) in enumerate(zip(loop.extents, loop.fragment.shape, strict=True))):
+    if any(
+        n != reach and idle(loop, k) is None
+        for k, (n, reach) in enumerate(zip(loop.extents, loop.fragment.shape, strict=True))
+    ):
         return None  # padding, other than whole warps'
     rows, cols = axes
     last = _row_of(s.indices[-1], loop.vars)
@@ -81,7 +98,8 @@ def matrices(nest: Nest, loop: Loop | None, layout: Any, target: Target) -> Matr
 
 
 def writers(loop: Loop, made: Matrices) -> Any:
-    """The thread that writes what each thread holds in each round of a loop, int array (threads, rounds): the lane that names the row."""
+    """The thread that writes what each thread holds in each round of a loop, int array (threads, rounds): the
+    lane that names the row."""
     threads, counters = np.arange(loop.fragment.threads)[:, None], dict(enumerate(loop._counters()))
     matrix, unit = np.zeros(1, np.int64), 1
     for k, n in made.bits:
@@ -91,7 +109,8 @@ def writers(loop: Loop, made: Matrices) -> Any:
 
 
 def _axes(loop: Loop) -> tuple[int, int] | None:
-    """The loop's axes along rows and columns of 8 × 8 matrices; None where its lanes hold none. All lanes of a warp run, or none."""
+    """The loop's axes along rows and columns of 8 × 8 matrices; None where its lanes hold none. All lanes of
+    a warp run, or none."""
     lanes = {p.stride: p for p in loop.thread_digits if p.stride < WARP}
     inner = loop.digits[-1] if loop.digits else None
     if loop.fragment.threads % WARP or set(lanes) != {1, 4} or inner is None or inner.axis is None:

@@ -20,17 +20,19 @@ MOST = 1 << 16
 
 @dataclass(frozen=True)
 class _Digit:
-    """A digit of a loop's variable: its piece of the loop, cut into prime factors, and how far its steps move each index."""
+    """A digit of a loop's variable: its piece of the loop, cut into prime factors, and how far its steps move
+    each index."""
 
     piece: Piece
     steps: tuple[int, ...]
 
 
 def from_mixed(loop: Loop, indices: Sequence[Any], shape: Sequence[int], writes: bool) -> Fragment | None:
-    """The fragment of extents ``shape`` whose element ``indices`` lies where its iteration runs. Each digit of the loop's variables may
-    move one index, by any step; those that move none are copies, or a slot's values, read again. What a read leaves out between the digits
-    lies in further slots of the same threads. Slots are numbered along the last axis, so that neighbours in memory are a thread's
-    neighbours. None where an index is no sum of digits, or a write leaves something out."""
+    """The fragment of extents ``shape`` whose element ``indices`` lies where its iteration runs. Each digit
+    of the loop's variables may move one index, by any step; those that move none are copies, or a slot's
+    values, read again. What a read leaves out between the digits lies in further slots of the same threads.
+    Slots are numbered along the last axis, so that neighbours in memory are a thread's neighbours. None where
+    an index is no sum of digits, or a write leaves something out."""
     if any(loop.shifts) or tuple(loop.extents) != loop.fragment.shape or int(np.prod(loop.extents)) > MOST:
         return None
     found = _digits(loop, indices)
@@ -48,12 +50,19 @@ def from_mixed(loop: Loop, indices: Sequence[Any], shape: Sequence[int], writes:
             pieces.append(replace(d.piece, axis=None, unit=0))
     for axis, extent in enumerate(shape):
         left_out = _left_out([p for p in pieces if p.axis == axis], axis, extent)
-        if writes and left_out or sum(first[axis] // p.unit % p.extent * p.unit for p in left_out) != first[axis]:
+        if (
+            writes
+            and left_out
+            or sum(first[axis] // p.unit % p.extent * p.unit for p in left_out) != first[axis]
+        ):
             return None
         pieces += left_out
     pieces += [p for p in loop.fragment.pieces if p.axis is None]
     slot = 1
-    for k in sorted((k for k, p in enumerate(pieces) if p.to == "slot"), key=lambda k: (-(pieces[k].axis or 0), pieces[k].unit)):
+    for k in sorted(
+        (k for k, p in enumerate(pieces) if p.to == "slot"),
+        key=lambda k: (-(pieces[k].axis or 0), pieces[k].unit),
+    ):
         pieces[k] = replace(pieces[k], stride=slot)
         slot *= pieces[k].extent
     try:
@@ -63,7 +72,8 @@ def from_mixed(loop: Loop, indices: Sequence[Any], shape: Sequence[int], writes:
 
 
 def _left_out(digits: list[Piece], axis: int, extent: int) -> list[Piece]:
-    """The digits of an axis that are between the given ones and behind them, as slots; the axis stays cut wrongly where there are none."""
+    """The digits of an axis that are between the given ones and behind them, as slots; the axis stays cut
+    wrongly where there are none."""
     made, unit = [], 1
     for p in sorted(digits, key=lambda p: p.unit):
         if p.unit > unit and p.unit % unit == 0:
@@ -75,10 +85,16 @@ def _left_out(digits: list[Piece], axis: int, extent: int) -> list[Piece]:
 
 
 def _digits(loop: Loop, indices: Sequence[Any]) -> tuple[list[_Digit], list[int]] | None:
-    """The loop's digits with their steps, and the indices of the first iteration; None where an index is not a sum of those."""
+    """The loop's digits with their steps, and the indices of the first iteration; None where an index is not
+    a sum of those."""
     grid = [np.ravel(g) for g in np.indices(loop.extents)]
     try:
-        values = [np.broadcast_to(np.asarray(numeric.evaluate(e, dict(zip(loop.vars, grid, strict=True)))), grid[0].shape) for e in indices]
+        values = [
+            np.broadcast_to(
+                np.asarray(numeric.evaluate(e, dict(zip(loop.vars, grid, strict=True)))), grid[0].shape
+            )
+            for e in indices
+        ]
     except numeric.Unknown:
         return None
     cut = [q for p in loop.fragment.pieces if p.axis is not None for q in _primes(p)]

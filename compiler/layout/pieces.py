@@ -1,9 +1,11 @@
-"""The algebra under fragments and swizzled tiles: an index cut into digits, each of which moves an element by a stride.
+"""The algebra under fragments and swizzled tiles: an index cut into digits, each of which moves an element by
+a stride.
 
-An axis of extent 128 may be cut into digits (unit 1, extent 8), (unit 8, extent 16): index 19 = 3·1 + 2·8. A *piece* is one digit and
-where it leads: ``to`` one of a layout's outputs (a thread, a slot of its registers, an offset in shared memory) by a stride. An output
-is the sum of its pieces' digits times their strides. Extents need not be powers of two. This is the mixed-radix reading of what CUTLASS
-writes as nested shapes and strides (CuTe) and Triton as matrices over bits (Zhou et al., "Linear Layouts", arXiv 2505.23819).
+An axis of extent 128 may be cut into digits (unit 1, extent 8), (unit 8, extent 16): index 19 = 3·1 + 2·8. A
+*piece* is one digit and where it leads: ``to`` one of a layout's outputs (a thread, a slot of its registers,
+an offset in shared memory) by a stride. An output is the sum of its pieces' digits times their strides.
+Extents need not be powers of two. This is the mixed-radix reading of what CUTLASS writes as nested shapes and
+strides (CuTe) and Triton as matrices over bits (Zhou et al., "Linear Layouts", arXiv 2505.23819).
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Piece:
     def split(self, low: int) -> tuple[Piece, Piece]:
         """Two pieces that do the same, the first with ``low`` values. ``low`` divides the extent."""
         if self.extent % low:
-            raise TileValueError(f"a digit of {self.extent} values cannot be cut at {low}", expected="a divisor")
+            raise TileValueError(
+                f"a digit of {self.extent} values cannot be cut at {low}", expected="a divisor"
+            )
         high = replace(self, unit=self.unit * low, extent=self.extent // low, stride=self.stride * low)
         return replace(self, extent=low), high
 
@@ -44,13 +48,19 @@ def _order(piece: Piece) -> tuple[int, int, str, int]:
 
 
 def canonical(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """The one way of writing a layout: digits of one value left out, neighbours that move alike merged, sorted by axis and unit.
-    Two layouts are the same map exactly when these are equal. Copies (``axis`` None) have no unit: they are merged by stride."""
+    """The one way of writing a layout: digits of one value left out, neighbours that move alike merged,
+    sorted by axis and unit. Two layouts are the same map exactly when these are equal. Copies (``axis`` None)
+    have no unit: they are merged by stride."""
     kept = [replace(p, unit=0) if p.axis is None else p for p in pieces if p.extent != 1]
     done: list[Piece] = []
     for p in sorted(kept, key=_order):
         last = done[-1] if done else None
-        joins = last is not None and last.axis == p.axis and last.to == p.to and last.stride * last.extent == p.stride
+        joins = (
+            last is not None
+            and last.axis == p.axis
+            and last.to == p.to
+            and last.stride * last.extent == p.stride
+        )
         if joins and last is not None and (p.axis is None or last.unit * last.extent == p.unit):
             done[-1] = replace(last, extent=last.extent * p.extent)
         else:
@@ -68,10 +78,14 @@ def check_axes(shape: Sequence[int], pieces: Sequence[Piece]) -> None:
         unit = 1
         for p in sorted((p for p in pieces if p.axis == axis), key=lambda p: p.unit):
             if p.unit != unit:
-                raise TileValueError(f"axis {axis}: a digit begins at {p.unit}", expected=f"one that begins at {unit}")
+                raise TileValueError(
+                    f"axis {axis}: a digit begins at {p.unit}", expected=f"one that begins at {unit}"
+                )
             unit *= p.extent
         if unit != extent:
-            raise TileValueError(f"axis {axis} of extent {extent} is cut into digits of {unit} values", expected=f"{extent}")
+            raise TileValueError(
+                f"axis {axis} of extent {extent} is cut into digits of {unit} values", expected=f"{extent}"
+            )
 
 
 def evaluate(pieces: Iterable[Piece], to: str, index: Sequence[Any]) -> Any:
@@ -85,8 +99,8 @@ def evaluate(pieces: Iterable[Piece], to: str, index: Sequence[Any]) -> Any:
 
 
 def is_injective(pieces: Sequence[Piece]) -> bool:
-    """Whether different digits give different outputs: an output can be read digit by digit if each stride steps over all that the
-    smaller ones span. Where strides interleave otherwise the outputs are counted."""
+    """Whether different digits give different outputs: an output can be read digit by digit if each stride
+    steps over all that the smaller ones span. Where strides interleave otherwise the outputs are counted."""
     for to in {p.to for p in pieces}:
         mine = sorted((abs(p.stride), p.extent) for p in pieces if p.to == to and p.extent > 1)
         reach = 0
@@ -110,8 +124,8 @@ def span(pieces: Iterable[Piece], to: str) -> int:
 
 
 def radix(pieces: Sequence[Piece], to: str) -> list[Piece] | None:
-    """The pieces of an output by stride if they are the digits of a number: every value below the span belongs to exactly one choice
-    of digits, so that the output can be inverted. None where they are not."""
+    """The pieces of an output by stride if they are the digits of a number: every value below the span
+    belongs to exactly one choice of digits, so that the output can be inverted. None where they are not."""
     mine = sorted((p for p in pieces if p.to == to and p.extent > 1), key=lambda p: p.stride)
     reach = 1
     for p in mine:

@@ -1,4 +1,5 @@
-"""Pictures of layouts: which thread and slot holds each element of a fragment, which bank each element of a shared tile lies in."""
+"""Pictures of layouts: which thread and slot holds each element of a fragment, which bank each element of a
+shared tile lies in."""
 
 from __future__ import annotations
 
@@ -19,22 +20,27 @@ LABELLED = 64 * 32
 
 
 def plot_layout(layout: Fragment | Shared, path: str | Path, *, title: str = "") -> Path:
-    """Draws a layout and returns the file's path. Of more than two axes (a ring's stages) the first of all but the last two is drawn.
+    """Draws a layout and returns the file's path. Of more than two axes (a ring's stages) the first of all
+    but the last two is drawn.
 
-    A fragment's cells show ``thread:slot``, coloured by thread (of several copies the first). A shared tile's cells show the element's
-    place in its swizzled memory, in elements, coloured by the bank of its first byte.
+    A fragment's cells show ``thread:slot``, coloured by thread (of several copies the first). A shared tile's
+    cells show the element's place in its swizzled memory, in elements, coloured by the bank of its first
+    byte.
 
     Args:
         path: ends in ``.png`` or ``.svg``. title: stands in front of what the layout is.
 
     Raises:
-        TileValueError: another file type, a folder that is not there. TileTypeError: matplotlib is not installed.
+        TileValueError: another file type, a folder that is not there. TileTypeError: matplotlib is not
+        installed.
     """
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise TileValueError(f"plot_layout to {path.name}", expected="a name that ends in .png or .svg")
     if not path.parent.is_dir():
-        raise TileValueError(f"plot_layout to {path}: there is no folder {path.parent}", hint=f'os.makedirs("{path.parent}")')
+        raise TileValueError(
+            f"plot_layout to {path}: there is no folder {path.parent}", hint=f'os.makedirs("{path.parent}")'
+        )
     values, label, what = _fragment(layout) if isinstance(layout, Fragment) else _shared(layout)
     return _draw(values, label, path, f"{title}: {what}" if title else what)
 
@@ -62,7 +68,10 @@ def _fragment(layout: Fragment) -> tuple[Any, Callable[[int, int], str], str]:
     threads, slots = layout.thread(*index), layout.slot(*index)
     copies = f", {len(layout.copies)} copies" if len(layout.copies) > 1 else ""
     size = "×".join(map(str, layout.shape))
-    what = f"fragment {size} on {layout.threads} threads, {layout.slots} slots each{copies}; thread:slot{_cut(layout.shape, threads.shape)}"
+    what = (
+        f"fragment {size} on {layout.threads} threads, {layout.slots} slots each{copies}; "
+        f"thread:slot{_cut(layout.shape, threads.shape)}"
+    )
     return threads, lambda r, c: f"{threads[r, c]}:{slots[r, c]}", what
 
 
@@ -70,7 +79,10 @@ def _shared(layout: Shared) -> tuple[Any, Callable[[int, int], str], str]:
     bytes_ = layout.byte(*_grid(layout.shape))
     size = "×".join(map(str, layout.shape))
     swizzle = f"swizzle {layout.swizzle} B" if layout.swizzle else "no swizzle"
-    what = f"shared {size} × {layout.bits} bits, {swizzle}; place, coloured by bank{_cut(layout.shape, bytes_.shape)}"
+    what = (
+        f"shared {size} × {layout.bits} bits, {swizzle}; place, coloured by "
+        f"bank{_cut(layout.shape, bytes_.shape)}"
+    )
     return bytes_ // BANK_BYTES % BANKS, lambda r, c: str(bytes_[r, c] * 8 // layout.bits), what
 
 
@@ -88,7 +100,15 @@ def _draw(values: Any, label: Callable[[int, int], str], path: Path, title: str)
     FigureCanvasAgg(figure) if path.suffix == ".png" else FigureCanvasSVG(figure)
     axes = figure.add_subplot()
     # neighbouring numbers get colours far apart: a walk around a cyclic map by the golden ratio
-    axes.imshow(values * 0.618034 % 1.0, cmap="hsv", alpha=0.45, vmin=0, vmax=1, aspect="equal", interpolation="nearest")
+    axes.imshow(
+        values * 0.618034 % 1.0,
+        cmap="hsv",
+        alpha=0.45,
+        vmin=0,
+        vmax=1,
+        aspect="equal",
+        interpolation="nearest",
+    )
     if rows * columns <= LABELLED:
         for r in range(rows):
             for c in range(columns):

@@ -1,4 +1,5 @@
-"""How tensor cores share a product: the ways to cut an accumulator among warps and warpgroups, and how its operands lie."""
+"""How tensor cores share a product: the ways to cut an accumulator among warps and warpgroups, and how its
+operands lie."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ def extents(call: Any) -> tuple[int, int, int]:
 
 
 def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
-    """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
-    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to some
-    of the warpgroups (from the call's ``first_thread`` on), and the rows of the others are padding."""
+    """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another
+    unless FullCol is asked for); a part that begins inside a row of the swizzle has no descriptor. Where
+    FullRow is asked for and there are too few rows, they go to some of the warpgroups (from the call's
+    ``first_thread`` on), and the rows of the others are padding."""
     m, n, _ = extents(call)
     policy = int(call.attrs["policy"])
     groups, found = threads // 128, []
@@ -44,13 +46,20 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
             made = accumulator(rows, n, (down, across))
-            found.append((replace(made, first_thread=int(call.attrs.get("first_thread", 0))) if rows > m else made, down, across))
+            found.append(
+                (
+                    replace(made, first_thread=int(call.attrs.get("first_thread", 0))) if rows > m else made,
+                    down,
+                    across,
+                )
+            )
     found.sort(key=lambda f: f[1] if policy == 2 else f[2])
     return found[:1] if policy == 1 else found
 
 
 def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:
-    """Every way to cut an accumulator among the warps: padding is dearest, then the policy, then how much the warps read."""
+    """Every way to cut an accumulator among the warps: padding is dearest, then the policy, then how much the
+    warps read."""
     warps, found = threads // WARP, []
     for used in divisors(warps):
         for wm in divisors(used):
@@ -59,7 +68,13 @@ def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragm
             waste = (16 * wm * down) * (8 * wn * across) * warps / used
             shape = {0: 0, 1: wn, 2: wm}[policy]  # FullRow: warps below one another; FullCol: side by side
             reads = 16 * down + 8 * across
-            fragment = mma_accumulator().repeated(1, across).repeated(0, down).repeated(0, wm, "thread").repeated(1, wn, "thread")
+            fragment = (
+                mma_accumulator()
+                .repeated(1, across)
+                .repeated(0, down)
+                .repeated(0, wm, "thread")
+                .repeated(1, wn, "thread")
+            )
             found.append(((waste, shape, reads), fragment.copied(warps // used), wm, wn))
     found.sort(key=lambda f: f[0])
     return [(f, wm, wn) for _, f, wm, wn in found]
@@ -71,8 +86,8 @@ def operands_of(call: Any) -> list[tuple[Any, bool]]:
 
 
 def swizzled(region: Any, along: bool) -> Shared | None:
-    """The swizzled layout of an operand's tile, stages in front; None where its rows are no whole chunks, or do not run along k though
-    their elements are none of 16 bits."""
+    """The swizzled layout of an operand's tile, stages in front; None where its rows are no whole chunks, or
+    do not run along k though their elements are none of 16 bits."""
     var = region.source
     dtype = element_dtype(var)
     if in_registers(var) or dtype not in KINDS or (dtype not in HALVES and not along):

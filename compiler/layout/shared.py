@@ -1,4 +1,5 @@
-"""Tiles in shared memory: strides and the XOR swizzles that TMA, wgmma and ldmatrix agree on; what an access costs in bank conflicts."""
+"""Tiles in shared memory: strides and the XOR swizzles that TMA, wgmma and ldmatrix agree on; what an access
+costs in bank conflicts."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ CHUNK_BYTES = 16
 
 @dataclass(frozen=True)
 class Shared:
-    """A tile of ``bits``-wide elements. ``pieces`` lead to ``"offset"``, in elements; ``swizzle`` is 0, 32, 64 or 128 bytes.
+    """A tile of ``bits``-wide elements. ``pieces`` lead to ``"offset"``, in elements; ``swizzle`` is 0, 32,
+    64 or 128 bytes.
 
     The tile's start must be aligned to ``alignment`` bytes, since the swizzle reads address bits.
 
     Raises:
-        TileValueError: elements that share a place, digits that do not cut the axes, a swizzle that does not exist.
+        TileValueError: elements that share a place, digits that do not cut the axes, a swizzle that does not
+        exist.
     """
 
     shape: tuple[int, ...]
@@ -42,15 +45,19 @@ class Shared:
             raise TileValueError(f"a shared tile of {self.pieces}", expected="pieces to an offset")
         check_axes(self.shape, self.pieces)
         if not is_injective(self.pieces):
-            raise TileValueError(f"two elements of a shared tile {self.shape} share a place", expected="strides that do not overlap")
+            raise TileValueError(
+                f"two elements of a shared tile {self.shape} share a place",
+                expected="strides that do not overlap",
+            )
 
     def offset(self, *index: Any) -> Any:
         """The place of an element before the swizzle, in elements."""
         return evaluate(self.pieces, "offset", index)
 
     def byte(self, *index: Any) -> Any:
-        """The byte at which an element begins, from the start of the tile. The swizzle is its own inverse, and maps every aligned
-        block of ``alignment`` bytes onto itself, so the map is as injective as the offsets are."""
+        """The byte at which an element begins, from the start of the tile. The swizzle is its own inverse,
+        and maps every aligned block of ``alignment`` bytes onto itself, so the map is as injective as the
+        offsets are."""
         place = self.offset(*index) * self.bits // 8
         mask = (1 << SWIZZLES[self.swizzle]) - 1
         return place ^ ((place >> 7 & mask) << 4)
@@ -67,8 +74,8 @@ class Shared:
         return 8 * self.swizzle or CHUNK_BYTES
 
     def vector(self, axis: int) -> int:
-        """How many neighbours along an axis lie side by side, whatever the index of the first (a multiple of that number): at most a
-        16-byte chunk where there is a swizzle."""
+        """How many neighbours along an axis lie side by side, whatever the index of the first (a multiple of
+        that number): at most a 16-byte chunk where there is a swizzle."""
         for p in self.pieces:
             if p.axis == axis and p.unit == 1:
                 run = p.extent if p.stride == 1 else 1
@@ -78,8 +85,12 @@ class Shared:
     def staged(self, stages: int) -> Shared:
         """``stages`` such tiles behind one another, with the stage as a leading axis."""
         stride = self.bytes * 8 // self.bits
-        moved = [Piece(p.axis + 1, p.unit, p.extent, p.to, p.stride) for p in self.pieces if p.axis is not None]
-        return Shared((stages, *self.shape), (*moved, Piece(0, 1, stages, "offset", stride)), self.bits, self.swizzle)
+        moved = [
+            Piece(p.axis + 1, p.unit, p.extent, p.to, p.stride) for p in self.pieces if p.axis is not None
+        ]
+        return Shared(
+            (stages, *self.shape), (*moved, Piece(0, 1, stages, "offset", stride)), self.bits, self.swizzle
+        )
 
 
 def strided(shape: Sequence[int], bits: int, strides: Sequence[int] | None = None) -> Shared:
@@ -90,8 +101,9 @@ def strided(shape: Sequence[int], bits: int, strides: Sequence[int] | None = Non
 
 
 def boxed(shape: Sequence[int], bits: int, swizzle: int, contiguous: int = -1) -> Shared:
-    """What TMA writes for a two-dimensional tile and wgmma reads: columns of boxes, each ``swizzle`` bytes wide along the axis
-    ``contiguous`` and as long as the other axis; the boxes one behind the other (PTX ISA, "Shared Memory Matrix Layout").
+    """What TMA writes for a two-dimensional tile and wgmma reads: columns of boxes, each ``swizzle`` bytes
+    wide along the axis ``contiguous`` and as long as the other axis; the boxes one behind the other (PTX ISA,
+    "Shared Memory Matrix Layout").
 
     Raises:
         TileValueError: the contiguous axis is no whole number of boxes, the other no multiple of 8 rows.
@@ -101,7 +113,8 @@ def boxed(shape: Sequence[int], bits: int, swizzle: int, contiguous: int = -1) -
     wide = swizzle * 8 // bits
     if not wide or cols % wide or rows % 8:
         raise TileValueError(
-            f"a tile of {rows} rows of {cols} × {bits} bits under a swizzle of {swizzle} bytes", expected=f"8·k rows of {wide or '?'}·k"
+            f"a tile of {rows} rows of {cols} × {bits} bits under a swizzle of {swizzle} bytes",
+            expected=f"8·k rows of {wide or '?'}·k",
         )
     pieces = (
         Piece(cols_axis, 1, wide, "offset", 1),
@@ -112,7 +125,8 @@ def boxed(shape: Sequence[int], bits: int, swizzle: int, contiguous: int = -1) -
 
 
 def widest_swizzle(contiguous: int, bits: int) -> int:
-    """The widest swizzle that a tile with so many contiguous elements can have; 0 where not even 32 bytes fit."""
+    """The widest swizzle that a tile with so many contiguous elements can have; 0 where not even 32 bytes
+    fit."""
     return next((w for w in (128, 64, 32) if contiguous * bits % (8 * w) == 0), 0)
 
 
@@ -128,6 +142,8 @@ def bank_conflicts(addresses: Any, width: int) -> int:
     extra = 0
     for start in range(0, len(addresses), group):
         first = np.asarray(addresses[start : start + group])
-        words = np.unique((first[:, None] + np.arange(0, max(width, 1), min(width, BANK_BYTES))[None]) // BANK_BYTES)
+        words = np.unique(
+            (first[:, None] + np.arange(0, max(width, 1), min(width, BANK_BYTES))[None]) // BANK_BYTES
+        )
         extra += int(np.bincount(words % BANKS, minlength=BANKS).max()) - 1
     return extra

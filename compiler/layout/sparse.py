@@ -1,4 +1,5 @@
-"""The same of products whose left operand keeps two of each four neighbours (PTX ISA 9.0, "Sparse matrix storage")."""
+"""The same of products whose left operand keeps two of each four neighbours (PTX ISA 9.0, "Sparse matrix
+storage")."""
 
 from __future__ import annotations
 

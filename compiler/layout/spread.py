@@ -1,4 +1,5 @@
-"""Fragments that no instruction asks for: how a tile is spread over threads where only memory and registers have a say."""
+"""Fragments that no instruction asks for: how a tile is spread over threads where only memory and registers
+have a say."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ def replicated(shape: Sequence[int], threads: int) -> Fragment:
 
 
 def spread(shape: Sequence[int], threads: int, shares: Sequence[int], vector: int, along: int) -> Fragment:
-    """A tile cut among ``prod(shares)`` threads, ``shares[k]`` of them along axis ``k``, the axis ``along`` varying fastest, with
-    ``vector`` neighbours along it in each thread. Extents are rounded up to whole shares; the other threads hold copies."""
+    """A tile cut among ``prod(shares)`` threads, ``shares[k]`` of them along axis ``k``, the axis ``along``
+    varying fastest, with ``vector`` neighbours along it in each thread. Extents are rounded up to whole
+    shares; the other threads hold copies."""
     order = [along, *(k for k in range(len(shape) - 1, -1, -1) if k != along)]
     whole, pieces, thread, slot = list(shape), [], 1, 1
     if vector > 1:
@@ -54,9 +56,11 @@ def spread(shape: Sequence[int], threads: int, shares: Sequence[int], vector: in
     return Fragment(tuple(whole), tuple(pieces), threads)
 
 
-def candidates(shape: Sequence[int], threads: int, bits: int, along: int, widest: int) -> Iterator[tuple[Fragment, int]]:
-    """Ways to spread a tile, each with its vector's length. ``widest``: the most neighbours that one access of memory may take, whose
-    elements may be smaller than the tile's."""
+def candidates(
+    shape: Sequence[int], threads: int, bits: int, along: int, widest: int
+) -> Iterator[tuple[Fragment, int]]:
+    """Ways to spread a tile, each with its vector's length. ``widest``: the most neighbours that one access
+    of memory may take, whose elements may be smaller than the tile's."""
     vectors = [v for v in (16, 8, 4, 2, 1) if v <= widest]
     others = [k for k in range(len(shape) - 1, -1, -1) if k != along]
     for vector in vectors:
@@ -67,7 +71,9 @@ def candidates(shape: Sequence[int], threads: int, bits: int, along: int, widest
             shares, left = [1] * len(shape), threads // first
             shares[along] = first
             for axis in others:
-                shares[axis] = max(d for d in divisors(left) if d < 2 * shape[axis] and _waste(shape[axis], d) <= 1.25)
+                shares[axis] = max(
+                    d for d in divisors(left) if d < 2 * shape[axis] and _waste(shape[axis], d) <= 1.25
+                )
                 left //= shares[axis]
             yield spread(shape, threads, shares, vector, along), vector
 
@@ -77,17 +83,30 @@ def _waste(extent: int, share: int) -> float:
 
 
 def cost(fragment: Fragment, vector: int, bits: int, along: int, reduced: Sequence[int] = ()) -> float:
-    """Registers, accesses to memory and the bytes that they waste, and exchanges between warps for the axes that are reduced."""
+    """Registers, accesses to memory and the bytes that they waste, and exchanges between warps for the axes
+    that are reduced."""
     registers = ceil_div(fragment.slots * bits, 32)
     sweeps = fragment.slots / vector
     run = vector * bits / 8 * prod(p.extent for p in fragment.pieces if p.axis == along and p.to == "thread")
     scattered = sweeps * (max(0.0, SECTOR / run - 1) + 0.1 * max(0.0, LINE / run - 1))
-    exchanges = sum(8.0 for axis in reduced for p in fragment.pieces if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP)
+    exchanges = sum(
+        8.0
+        for axis in reduced
+        for p in fragment.pieces
+        if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP
+    )
     shuffles = sum(0.5 * len(fragment.across(axis)) for axis in reduced)
     return registers + sweeps + scattered + exchanges + shuffles
 
 
-def best(shape: Sequence[int], threads: int, bits: int, along: int = -1, widest: int = 16, reduced: Sequence[int] = ()) -> Fragment:
+def best(
+    shape: Sequence[int],
+    threads: int,
+    bits: int,
+    along: int = -1,
+    widest: int = 16,
+    reduced: Sequence[int] = (),
+) -> Fragment:
     """The cheapest way to spread a tile."""
     if not shape:
         return replicated(shape, threads)

@@ -1,5 +1,5 @@
-"""Layouts in which an element's place is linear in its indices: all that the CPU needs, and the plain half of the algebra that
-swizzles and fragments will extend."""
+"""Layouts in which an element's place is linear in its indices: all that the CPU needs, and the plain half of
+the algebra that swizzles and fragments will extend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tilescale.errors import TileValueError
 
 @dataclass(frozen=True)
 class Strided:
-    """Element ``(i, j, …)`` of a tile lies at ``i * strides[0] + j * strides[1] + …``, counted in elements from its start."""
+    """Element ``(i, j, …)`` of a tile lies at ``i * strides[0] + j * strides[1] + …``, counted in elements
+    from its start."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -20,7 +21,8 @@ class Strided:
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides) or any(e <= 0 for e in self.shape):
             raise TileValueError(
-                f"a layout of shape {self.shape} with strides {self.strides}", expected="one stride an axis, positive extents"
+                f"a layout of shape {self.shape} with strides {self.strides}",
+                expected="one stride an axis, positive extents",
             )
 
     @classmethod
@@ -47,9 +49,12 @@ class Strided:
         return self == Strided.row_major(self.shape)
 
     def is_injective(self) -> bool:
-        """Whether no two elements share a place: axes sorted by stride must each step over everything that the smaller ones span."""
+        """Whether no two elements share a place: axes sorted by stride must each step over everything that
+        the smaller ones span."""
         reach = 0
-        for stride, extent in sorted((abs(s), e) for s, e in zip(self.strides, self.shape, strict=True) if e > 1):
+        for stride, extent in sorted(
+            (abs(s), e) for s, e in zip(self.strides, self.shape, strict=True) if e > 1
+        ):
             if stride <= reach:
                 return self._injective_by_counting()
             reach += stride * (extent - 1)

@@ -1,7 +1,9 @@
-"""Views of tiles in registers (T.view): the same bits as elements of another width, or as others of the same width.
+"""Views of tiles in registers (T.view): the same bits as elements of another width, or as others of the same
+width.
 
-Only the last axis changes its extent. A wider element takes the place of neighbours that lie side by side in one thread's slots, the
-first of which has an even place among them; then the thread's registers can be read either way, and no data moves.
+Only the last axis changes its extent. A wider element takes the place of neighbours that lie side by side in
+one thread's slots, the first of which has an even place among them; then the thread's registers can be read
+either way, and no data moves.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from tilescale.compiler.layout.pieces import Piece
 
 
 def viewed(held: Fragment, bits: int, wanted: int) -> Fragment | None:
-    """The fragment of a view with elements of ``wanted`` bits, of a tile of ``bits``; None where no layout says it."""
+    """The fragment of a view with elements of ``wanted`` bits, of a tile of ``bits``; None where no layout
+    says it."""
     if wanted == bits:
         return held
     return _wider(held, wanted // bits) if wanted > bits else _narrower(held, bits // wanted)
@@ -32,13 +35,19 @@ def _wider(held: Fragment, times: int) -> Fragment | None:
             return None
         stride = p.stride // times if p.to == "slot" else p.stride
         pieces.append(replace(p, unit=p.unit // times if p.axis == last else p.unit, stride=stride))
-    return Fragment((*held.shape[:-1], held.shape[-1] // times), tuple(pieces), held.threads, held.first_thread)
+    return Fragment(
+        (*held.shape[:-1], held.shape[-1] // times), tuple(pieces), held.threads, held.first_thread
+    )
 
 
 def _narrower(held: Fragment, times: int) -> Fragment:
     last = len(held.shape) - 1
     pieces = [
-        replace(p, unit=p.unit * times if p.axis == last else p.unit, stride=p.stride * times if p.to == "slot" else p.stride)
+        replace(
+            p,
+            unit=p.unit * times if p.axis == last else p.unit,
+            stride=p.stride * times if p.to == "slot" else p.stride,
+        )
         for p in held.pieces
     ]
     shape, pieces = (*held.shape[:-1], held.shape[-1] * times), [*pieces, Piece(last, 1, times, "slot", 1)]

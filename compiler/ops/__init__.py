@@ -1,6 +1,7 @@
 """The operations of the tile language, one file each: signature, checks, effects, meaning.
 
-The language loads a file when one of its words is first used; whoever asks what a call in a program means has loaded all of them.
+The language loads a file when one of its words is first used; whoever asks what a call in a program means has
+loaded all of them.
 """
 
 from __future__ import annotations

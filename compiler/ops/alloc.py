@@ -1,4 +1,5 @@
-"""Allocations and views: what a kernel's own memory is. No operation of the IR: TVM's AllocBuffer and DeclBuffer say it all."""
+"""Allocations and views: what a kernel's own memory is. No operation of the IR: TVM's AllocBuffer and
+DeclBuffer say it all."""
 
 from __future__ import annotations
 
@@ -18,12 +19,16 @@ from tilescale.language.symbolic import settle
 def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
     b = bld.current()
     if b.launch is None:
-        raise TileSyntaxError(f"T.{what} stands outside T.Kernel", loc=source.current(), hint="allocate inside the launch")
+        raise TileSyntaxError(
+            f"T.{what} stands outside T.Kernel", loc=source.current(), hint="allocate inside the launch"
+        )
     if scope.startswith("shared") and any(f.kind in ("parallel", "vectorized") for f in b.frames):
         raise TileSyntaxError(
-            f"T.{what} in T.Parallel, whose iterations are of elements: one thread runs each", loc=source.current(),
-            expected="shared memory allocated outside the loop", hint="T.alloc_local for memory of one iteration",
-        )  # fmt: skip
+            f"T.{what} in T.Parallel, whose iterations are of elements: one thread runs each",
+            loc=source.current(),
+            expected="shared memory allocated outside the loop",
+            hint="T.alloc_local for memory of one iteration",
+        )
     extents = []
     for axis, extent in enumerate(shape if isinstance(shape, (tuple, list)) else (shape,)):
         known = constant(settle(extent)) if not isinstance(extent, bool) else None
@@ -34,7 +39,9 @@ def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
                 expected="an int: a tile's size is part of the kernel",
             )
         if known <= 0:
-            raise TileValueError(f"extent {axis} of T.{what} is {known}", loc=source.current(), expected="a positive extent")
+            raise TileValueError(
+                f"extent {axis} of T.{what} is {known}", loc=source.current(), expected="a positive extent"
+            )
         extents.append(known)
     dt = canonical(dtype)
     var = tirx.decl_buffer(tuple(extents), str(dt), "tile", scope=scope, data_alignment=64, layout=None)
@@ -52,12 +59,15 @@ def _check_scope(what: str, scope: str, *known: str) -> None:
         TileValueError: another one is asked for.
     """
     if scope not in known:
-        raise TileValueError(f"T.{what} with scope={scope!r}", loc=source.current(), expected=" or ".join(known))
+        raise TileValueError(
+            f"T.{what} with scope={scope!r}", loc=source.current(), expected=" or ".join(known)
+        )
 
 
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") -> Buffer:
-    """A tile in the block's shared memory, seen by all its executors; contents undefined. Inside ``T.Scale`` each executor has a tile of
-    its own, seen by those below it: what warps or warpgroups share is allocated in front of it."""
+    """A tile in the block's shared memory, seen by all its executors; contents undefined. Inside ``T.Scale``
+    each executor has a tile of its own, seen by those below it: what warps or warpgroups share is allocated
+    in front of it."""
     _check_scope("alloc_shared", scope, "shared", "shared.dyn")
     return _allocate(shape, dtype, "shared", "alloc_shared")
 
@@ -86,14 +96,18 @@ def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variabl
 
 
 def alloc_signal(shape: Any = (1,)) -> Buffer:
-    """Counters (int64) in shared memory for T.signal and T.wait between the executors of a block or a cluster; zero to begin with.
+    """Counters (int64) in shared memory for T.signal and T.wait between the executors of a block or a
+    cluster; zero to begin with.
 
     Raises:
-        TileSyntaxError: inside T.Scale below the block, where each executor would have counters that no other one signals.
+        TileSyntaxError: inside T.Scale below the block, where each executor would have counters that no other
+        one signals.
     """
     b = bld.current()
     if b.launch is not None and b.executor != "block":
-        raise TileSyntaxError("T.alloc_signal inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale")
+        raise TileSyntaxError(
+            "T.alloc_signal inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale"
+        )
     buffer = _allocate(shape, "int64", "shared.signal", "alloc_signal")
     buffer.kind = "signal"
     return buffer
@@ -110,9 +124,12 @@ def empty(shape: Any, dtype: Any = "float32") -> Buffer:
         raise TileSyntaxError(
             "T.empty makes an output of an eager kernel, and this is a @T.prim_func",
             loc=source.current(),
-            hint="a tensor parameter, with out_idx=[…] in @tilescale.jit; or T.alloc_shared / T.alloc_fragment for scratch",
+            hint="a tensor parameter, with out_idx=[…] in @tilescale.jit; or T.alloc_shared / "
+            "T.alloc_fragment for scratch",
         )
-    made: Buffer = eager.declare_output(tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), canonical(dtype))
+    made: Buffer = eager.declare_output(
+        tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), canonical(dtype)
+    )
     return made
 
 
@@ -120,35 +137,47 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
     """The same memory under another shape or dtype; row-major order and total bytes stay.
 
     Raises:
-        TileValueError: the sizes differ, or an extent is not positive. TileTypeError: no whole tile or tensor, extents that are not
-            constants, or a tensor that has strides of its own.
+        TileValueError: the sizes differ, or an extent is not positive. TileTypeError: no whole tile or
+            tensor, extents that are not constants, or a tensor that has strides of its own.
     """
     b = bld.current()
     if not isinstance(buffer, Buffer):
         raise TileTypeError(
-            f"a view of {'a part of ' + buffer.name if isinstance(buffer, Region) else buffer}", loc=source.current(),
-            expected="a whole tile or tensor", hint="a view of all of it, and an index into that",
-        )  # fmt: skip
+            f"a view of {'a part of ' + buffer.name if isinstance(buffer, Region) else buffer}",
+            loc=source.current(),
+            expected="a whole tile or tensor",
+            hint="a view of all of it, and an index into that",
+        )
     if list(buffer.var.ty.strides):
         raise TileTypeError(
-            f"a view of {buffer.name}, which is a T.StridedTensor: its elements do not lie in row-major order",
+            f"a view of {buffer.name}, which is a T.StridedTensor: its elements do not lie in row-major "
+            "order",
             loc=source.current(),
             hint="copy it into an allocation first",
         )
     dt = canonical(dtype) if dtype is not None else buffer.dtype
-    new = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,) if shape is not None else buffer.shape
+    new = (
+        tuple(shape) if isinstance(shape, (tuple, list)) else (shape,) if shape is not None else buffer.shape
+    )
     for axis, extent in enumerate(new):
         if isinstance(extent, bool):
-            raise TileTypeError(f"extent {axis} of a view of {buffer.name} is {extent}", loc=source.current(), expected="an int")
+            raise TileTypeError(
+                f"extent {axis} of a view of {buffer.name} is {extent}",
+                loc=source.current(),
+                expected="an int",
+            )
         if isinstance(extent, int) and extent <= 0:
             raise TileValueError(
-                f"extent {axis} of a view of {buffer.name} is {extent}", loc=source.current(), expected="a positive extent"
+                f"extent {axis} of a view of {buffer.name} is {extent}",
+                loc=source.current(),
+                expected="a positive extent",
             )
     if not all(isinstance(e, int) for e in (*new, *buffer.shape)):
         raise TileTypeError(f"a view of {buffer.name}, whose extents are not constants", loc=source.current())
     if prod(new) * BITS[dt] != prod(buffer.shape) * BITS[buffer.dtype]:
         raise TileValueError(
-            f"{buffer.name} of {buffer.shape} {buffer.dtype} has {prod(buffer.shape) * BITS[buffer.dtype] // 8} bytes, "
+            f"{buffer.name} of {buffer.shape} {buffer.dtype} has "
+            f"{prod(buffer.shape) * BITS[buffer.dtype] // 8} bytes, "
             f"a view of {new} {dt} has {prod(new) * BITS[dt] // 8}",
             loc=source.current(),
             expected="the same number of bytes",

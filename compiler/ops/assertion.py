@@ -13,18 +13,27 @@ from tilescale.errors import TileTypeError
 
 
 def device_assert(condition: Any, msg: str = "") -> None:
-    """Fails the launch, naming this line and ``msg``, where ``condition`` does not hold: a comparison, or an integer that is zero.
+    """Fails the launch, naming this line and ``msg``, where ``condition`` does not hold: a comparison, or an
+    integer that is zero.
 
     Raises:
-        TileTypeError: a float, of which it is not clear which values should hold, or a message that is no text.
+        TileTypeError: a float, of which it is not clear which values should hold, or a message that is no
+        text.
     """
     loc = source.current()
     if not isinstance(msg, str):
-        raise TileTypeError(f"T.device_assert's message is {msg}", loc=loc, expected="a condition, then a text")
+        raise TileTypeError(
+            f"T.device_assert's message is {msg}", loc=loc, expected="a condition, then a text"
+        )
     test = to_expr(condition, "a condition")
     dtype = str(dtype_of(test))
     if "float" in dtype:
-        raise TileTypeError(f"T.device_assert of a {dtype}", loc=loc, expected="a comparison", hint=f"T.device_assert({condition} != 0.0)")
+        raise TileTypeError(
+            f"T.device_assert of a {dtype}",
+            loc=loc,
+            expected="a comparison",
+            hint=f"T.device_assert({condition} != 0.0)",
+        )
     emit("assert", [truth(test), ir.StringImm(str(msg))])
 
 
@@ -48,6 +57,8 @@ class Assert(TileOp):
 
         def run(ex: Any) -> None:
             if fails(ex, test(ex)):
-                ex.machine.report.add(Finding("assertion", message or "the condition does not hold", ex.where(site), hint=_HINT))
+                ex.machine.report.add(
+                    Finding("assertion", message or "the condition does not hold", ex.where(site), hint=_HINT)
+                )
 
         return run

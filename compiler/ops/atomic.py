@@ -1,4 +1,5 @@
-"""Atomic updates of a rank's own memory, which its blocks share; their order is the order of arrival. A peer's: remote_atomic.py."""
+"""Atomic updates of a rank's own memory, which its blocks share; their order is the order of arrival. A
+peer's: remote_atomic.py."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
     to = region(dst, f"the target of T.atomic_{kind}", region(value, "the value").shape if tile else ())
     loc = source.current()
     if to.buffer.kind == "signal":
-        instead = {"load": "T.test({0}[i], value) or T.wait({0}[i], value), which acquire", "store": 'T.signal({0}[i], value, op="set")'}
+        instead = {
+            "load": "T.test({0}[i], value) or T.wait({0}[i], value), which acquire",
+            "store": 'T.signal({0}[i], value, op="set")',
+        }
         raise TileTypeError(
             f"T.atomic_{kind} of {to.name}, which is a signal", loc=loc, expected="memory",
             hint=instead.get(kind, "T.signal({0}[i], value), which releases").format(to.name),
@@ -40,12 +44,16 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
         raise TileTypeError(f"{to.name} is private to its executor", loc=loc, hint=f"{to.name}[…] += …")
     if tile or (isinstance(dst, (Buffer, Region)) and to.shape):
         if return_prev:
-            raise TileTypeError(f"T.atomic_{kind} of a whole tile returns nothing", loc=loc, hint="loop over T.Parallel")
+            raise TileTypeError(
+                f"T.atomic_{kind} of a whole tile returns nothing", loc=loc, hint="loop over T.Parallel"
+            )
         frm: Any = region(value, "the value", to.shape) if is_tile(value) else convert(value, to.dtype)
         if isinstance(frm, Region):
             require_same_shape(frm, to, f"T.atomic_{kind}")
             if frm.dtype != to.dtype:
-                raise TileTypeError(f"T.atomic_{kind} of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype")
+                raise TileTypeError(
+                    f"T.atomic_{kind} of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype"
+                )
             frm = frm.ir()
         emit("atomic", [to.ir(), frm], {"kind": kind})
         return None
@@ -56,15 +64,26 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
         dt = ir.PrimType(str(to.dtype))
         prev = tirx.Var(b.unique("prev"), dt)
         args = [to.ir(), convert(value, to.dtype)]
-        call = ir.Call("ts.atomic", args, attrs={"kind": kind, "executor": b.executor, "reach": b.reach}, ret_ty=dt, span=b.span())
+        call = ir.Call(
+            "ts.atomic",
+            args,
+            attrs={"kind": kind, "executor": b.executor, "reach": b.reach},
+            ret_ty=dt,
+            span=b.span(),
+        )
         b.emit(tirx.Bind(prev, call, b.span()))
         return prev
-    emit("atomic", [to.ir(), convert(value, to.dtype)], {"kind": kind, **({"neighbours": neighbours} if neighbours > 1 else {})})
+    emit(
+        "atomic",
+        [to.ir(), convert(value, to.dtype)],
+        {"kind": kind, **({"neighbours": neighbours} if neighbours > 1 else {})},
+    )
     return None
 
 
 def check_order(order: str | None, kind: str = "") -> None:
-    """Every atomic operation acquires and releases (docs/LANGUAGE.md, "Order"), whatever weaker order is asked for.
+    """Every atomic operation acquires and releases (docs/LANGUAGE.md, "Order"), whatever weaker order is
+    asked for.
 
     Raises:
         TileTypeError: an order that there is not, or that a load or a store cannot have.
@@ -77,19 +96,30 @@ def check_order(order: str | None, kind: str = "") -> None:
 
 
 def _anywhere(kind: str, side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Behind an operand ``dst=`` (of a load ``src=``) names the rank whose memory it is: an operation of its own (ops/remote_atomic.py)."""
+    """Behind an operand ``dst=`` (of a load ``src=``) names the rank whose memory it is: an operation of its
+    own (ops/remote_atomic.py)."""
 
     def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            named = next((name for name in ("dst", "src") if name in kwargs and (args or isinstance(kwargs[name], int))), None)
+            named = next(
+                (
+                    name
+                    for name in ("dst", "src")
+                    if name in kwargs and (args or isinstance(kwargs[name], int))
+                ),
+                None,
+            )
             if named is None:
                 return fn(*args, **kwargs)
             if named != side or not kind:
                 raise TileTypeError(
-                    f"T.{fn.__name__} has no {named}=", loc=source.current(),
-                    hint=f"T.{fn.__name__}(…, {side}=rank)" if kind else "T.atomic_add of each element, with dst=rank",
-                )  # fmt: skip
+                    f"T.{fn.__name__} has no {named}=",
+                    loc=source.current(),
+                    hint=f"T.{fn.__name__}(…, {side}=rank)"
+                    if kind
+                    else "T.atomic_add of each element, with dst=rank",
+                )
             from tilescale.compiler.ops.remote_atomic import remote
 
             return remote(kind, kwargs.pop(named), *args, **kwargs)
@@ -100,9 +130,11 @@ def _anywhere(kind: str, side: str) -> Callable[[Callable[..., Any]], Callable[.
 
 
 @_anywhere("add", "dst")
-def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False) -> Any:
-    """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return the value before. TMA adds
-    tiles where it can, whether it is asked to (``use_tma``) or not."""
+def atomic_add(
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False
+) -> Any:
+    """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return
+    the value before. TMA adds tiles where it can, whether it is asked to (``use_tma``) or not."""
     check_order(memory_order)
     require_bools(use_tma=use_tma)
     return _atomic("add", dst, value, return_prev)
@@ -123,21 +155,30 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
 
 
 def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
-    """Neighbours along the last axis; in a T.Parallel loop one update each, which passes/neighbours.py makes iterations of."""
+    """Neighbours along the last axis; in a T.Parallel loop one update each, which passes/neighbours.py makes
+    iterations of."""
     what = f"T.atomic_addx{count}"
     require_bools(return_prev=return_prev)
     if return_prev:
-        raise TileTypeError(f"{what} returns nothing", loc=source.current(), hint="T.atomic_add(…, return_prev=True) of each element")
+        raise TileTypeError(
+            f"{what} returns nothing",
+            loc=source.current(),
+            hint="T.atomic_add(…, return_prev=True) of each element",
+        )
     if not is_tile(value):
         raise TileTypeError(
-            f"{what} adds {value!r}", loc=source.current(), expected=f"the first of {count} neighbours, as A[i] or f[i, j]",
+            f"{what} adds {value!r}",
+            loc=source.current(),
+            expected=f"the first of {count} neighbours, as A[i] or f[i, j]",
             hint="T.atomic_add of each element",
-        )  # fmt: skip
+        )
     to, frm = region(dst, f"the target of {what}", (count,)), region(value, f"the value of {what}", (count,))
     for r in (to, frm):
         if [constant(e) for e in r.extents] != [1] * (len(r.extents) - 1) + [count]:
             raise TileTypeError(
-                f"{what} of {r.name} with a tile of {show(r.shape)}", loc=source.current(), expected=f"{count} neighbours of its last axis"
+                f"{what} of {r.name} with a tile of {show(r.shape)}",
+                loc=source.current(),
+                expected=f"{count} neighbours of its last axis",
             )
     if not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
         _atomic("add", to, frm, False)
@@ -150,7 +191,8 @@ def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
 
 @_anywhere("", "dst")
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
-    """Adds two neighbours along the last axis, each atomically: ``T.atomic_addx2(C[i, j], t[i, j])``, also in ``T.Parallel``.
+    """Adds two neighbours along the last axis, each atomically: ``T.atomic_addx2(C[i, j], t[i, j])``, also in
+    ``T.Parallel``.
 
     Raises:
         TileTypeError: a value that is no memory, more than two elements, ``return_prev``.
@@ -205,9 +247,18 @@ class Atomic(TileOp):
         frm = long_axes(value) if isinstance(value, ir.TensorRegion) else []
 
         def one(at: list[Any]) -> Any:
-            operand = tirx.BufferLoad(value.source, indexed(value, at, frm)) if isinstance(value, ir.TensorRegion) else value
-            where = tirx.BufferRegion(dst.source, [ir.Range.from_min_extent(i, 1) for i in indexed(dst, at, kept)])
-            return tirx.Evaluate(ir.Call(call.op, [where, operand], attrs=dict(call.attrs), ret_ty=VOID, span=call.span), call.span)
+            operand = (
+                tirx.BufferLoad(value.source, indexed(value, at, frm))
+                if isinstance(value, ir.TensorRegion)
+                else value
+            )
+            where = tirx.BufferRegion(
+                dst.source, [ir.Range.from_min_extent(i, 1) for i in indexed(dst, at, kept)]
+            )
+            return tirx.Evaluate(
+                ir.Call(call.op, [where, operand], attrs=dict(call.attrs), ret_ty=VOID, span=call.span),
+                call.span,
+            )
 
         return element_nest([dst.region[k].extent for k in kept], one, call, f"T.atomic_{call.attrs['kind']}")
 

@@ -14,26 +14,32 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
 def of_iterations() -> str:
-    """The innermost open loop whose iterations are of one element each: "T.Parallel", "T.vectorized", or "" where none is open."""
+    """The innermost open loop whose iterations are of one element each: "T.Parallel", "T.vectorized", or ""
+    where none is open."""
     names = {"parallel": "T.Parallel", "vectorized": "T.vectorized"}
     return next((names[frame.kind] for frame in reversed(bld.current().frames) if frame.kind in names), "")
 
 
 def _refuse_tiles(call: Any) -> None:
-    """An iteration of T.Parallel belongs to one thread (of a GPU) or lane, a tile operation to all of an executor's.
+    """An iteration of T.Parallel belongs to one thread (of a GPU) or lane, a tile operation to all of an
+    executor's.
 
     Raises:
         TileSyntaxError: a tile operation in T.Parallel or T.vectorized.
     """
     loop, op = of_iterations(), REGISTRY[call.op.name]
-    single = all(constant(r.extent) == 1 for a in call.args if isinstance(a, ir.TensorRegion) for r in a.region)
+    single = all(
+        constant(r.extent) == 1 for a in call.args if isinstance(a, ir.TensorRegion) for r in a.region
+    )
     if not loop or (op.in_iterations and single):
         return
     raise TileSyntaxError(
-        f"{op.written(call)} of a tile in {loop}, whose iterations are of elements: one thread runs each", loc=source.current(),
+        f"{op.written(call)} of a tile in {loop}, whose iterations are of elements: one thread runs each",
+        loc=source.current(),
         expected="elements (D[i, j] = A[i, j], T.atomic_add of one), T.print and T.device_assert",
-        hint="for i in T.serial(n), where each round has a tile of its own, or one operation on the whole tile outside the loop",
-    )  # fmt: skip
+        hint="for i in T.serial(n), where each round has a tile of its own, or one operation on the whole "
+        "tile outside the loop",
+    )
 
 
 def emit(name: str, args: list[Any], attrs: dict[str, Any] | None = None) -> None:
@@ -58,7 +64,8 @@ def is_tile(value: Any) -> bool:
 
 
 def region(value: Any, what: str, like: tuple[Any, ...] | None = None) -> Region:
-    """The part of memory that an operand names. An element ``A[i, j]`` is the base of a tile shaped ``like`` the other operand.
+    """The part of memory that an operand names. An element ``A[i, j]`` is the base of a tile shaped ``like``
+    the other operand.
 
     Raises:
         TileTypeError: the operand is no memory.
@@ -82,7 +89,8 @@ def region(value: Any, what: str, like: tuple[Any, ...] | None = None) -> Region
             extra, tail = tail[: len(tail) - len(indices)], tail[len(tail) - len(indices) :]
             if any(constant(e) != 1 for e in extra):
                 raise TileValueError(
-                    f"{what}: {buffer.name} has {len(indices)} axes, too few for a tile of {show(like)}", loc=source.current()
+                    f"{what}: {buffer.name} has {len(indices)} axes, too few for a tile of {show(like)}",
+                    loc=source.current(),
                 )
         extents = (1,) * (len(indices) - len(tail)) + tail
         dropped = tuple([True] * (len(indices) - len(tail)) + [False] * len(tail))
@@ -106,7 +114,11 @@ def element(value: Any, what: str) -> Region:
             return buffer.whole()
     made = region(value, what, ())
     if any(constant(e) != 1 for e in made.extents):
-        raise TileValueError(f"{what} is a tile of {show(made.shape)}", loc=source.current(), expected=f"one element, {made.name}[i]")
+        raise TileValueError(
+            f"{what} is a tile of {show(made.shape)}",
+            loc=source.current(),
+            expected=f"one element, {made.name}[i]",
+        )
     return made
 
 
@@ -144,4 +156,6 @@ def require_same_shape(a: Region, b: Region, what: str) -> None:
 
 
 def show(shape: Any) -> str:
-    return "(" + ", ".join(map(str, shape or ())) + ("," if shape is not None and len(shape) == 1 else "") + ")"
+    return (
+        "(" + ", ".join(map(str, shape or ())) + ("," if shape is not None and len(shape) == 1 else "") + ")"
+    )

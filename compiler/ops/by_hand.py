@@ -1,4 +1,5 @@
-"""What authors fix of loops over elements, T.Parallel's and those of T.copy, as the annotations and attributes that stand for it."""
+"""What authors fix of loops over elements, T.Parallel's and those of T.copy, as the annotations and
+attributes that stand for it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ def width(asked: Any) -> int:
         TileValueError: no power of two.
     """
     if not isinstance(asked, int) or asked < 1 or asked & (asked - 1):
-        raise TileValueError(f"coalesced_width={asked!r}", loc=source.current(), expected="a power of two, in elements")
+        raise TileValueError(
+            f"coalesced_width={asked!r}", loc=source.current(), expected="a power of two, in elements"
+        )
     return asked
 
 
@@ -30,7 +33,9 @@ def layout(given: Any, extents: list[Any], what: str) -> str:
     loc, shown = source.current(), ", ".join(str(e) for e in extents)
     if not all(isinstance(e, int) for e in extents):
         raise TileTypeError(
-            f"loop_layout= of {what}({shown}), whose extents are known only when the kernel runs", loc=loc, expected="constant extents"
+            f"loop_layout= of {what}({shown}), whose extents are known only when the kernel runs",
+            loc=loc,
+            expected="constant extents",
         )
     fits = isinstance(given, Fragment) and len(given.shape) == len(extents)
     if not fits or any(e > w for e, w in zip(extents, given.shape, strict=True)):

@@ -1,4 +1,5 @@
-"""Statements that run only where a device value says so, inside an expression: `and`, `or`, `a if c else b`."""
+"""Statements that run only where a device value says so, inside an expression: `and`, `or`, `a if c else
+b`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
 def chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -> Any:
-    """``and`` / ``or``: short-circuit for Python values; device values become one expression, or statements where an operand needs some."""
+    """``and`` / ``or``: short-circuit for Python values; device values become one expression, or statements
+    where an operand needs some."""
     value: Any = None
     for thunk in thunks:
         decided = is_device(value)
@@ -33,7 +35,8 @@ def chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) ->
 
 
 def apart(thunk: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """A value, and the statements that must run for it to be there: those that do more than name values, which may stand anywhere."""
+    """A value, and the statements that must run for it to be there: those that do more than name values,
+    which may stand anywhere."""
     with bld.current().body() as stmts:
         value = thunk()
     if all(isinstance(s, tirx.Bind) and not acts(s.value) for s in stmts):

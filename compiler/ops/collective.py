@@ -1,8 +1,10 @@
-"""Collectives as tile operations: the same block of every rank (or all blocks of a cluster, or the lanes of an executor) takes part.
+"""Collectives as tile operations: the same block of every rank (or all blocks of a cluster, or the lanes of
+an executor) takes part.
 
-At device scale they are made of remote copies between two meetings (``team_sync``), in passes/expand_collectives.py. The first
-meeting says that every rank's source is written and its destination free; the second that all parts have arrived. Reductions add
-in rank order, so that all ranks get the same bits. Participants meet in any statement; what they must have alike goes with the meetings.
+At device scale they are made of remote copies between two meetings (``team_sync``), in
+passes/expand_collectives.py. The first meeting says that every rank's source is written and its destination
+free; the second that all parts have arrived. Reductions add in rank order, so that all ranks get the same
+bits. Participants meet in any statement; what they must have alike goes with the meetings.
 """
 
 from __future__ import annotations
@@ -34,13 +36,19 @@ def _place(name: str) -> str:
     b = bld.current()
     for frame in b.frames:
         if frame.kind in ("parallel", "vectorized"):
-            raise TileSyntaxError(f"T.{name} stands in a T.{frame.kind.capitalize()} loop", loc=source.current(), hint="move it out")
+            raise TileSyntaxError(
+                f"T.{name} stands in a T.{frame.kind.capitalize()} loop",
+                loc=source.current(),
+                hint="move it out",
+            )
     if b.reach in ("device", "cta_cluster"):
         return b.reach
     if b.executor != "block":
         return b.executor
     raise TileSyntaxError(
-        f"T.{name} has no one to meet", loc=source.current(), hint='with T.Scale("device") as (rank, n): (or "cta_cluster", "warp")'
+        f"T.{name} has no one to meet",
+        loc=source.current(),
+        hint='with T.Scale("device") as (rank, n): (or "cta_cluster", "warp")',
     )
 
 
@@ -48,14 +56,18 @@ def _symmetric(r: Region, what: str, place: str) -> None:
     want = "global.symm" if place == "device" else "shared"
     if place in ("device", "cta_cluster") and r.buffer.scope != want:
         hint = f"{r.name}: T.SymmTensor(shape, dtype)" if place == "device" else "T.alloc_shared"
-        raise TileTypeError(f"{what} {r.name} cannot be reached by the others", loc=source.current(), hint=hint)
+        raise TileTypeError(
+            f"{what} {r.name} cannot be reached by the others", loc=source.current(), hint=hint
+        )
 
 
 def _pair(name: str, src: Any, dst: Any) -> tuple[Region, Region, str]:
     place = _place(name)
     a, b = region(src, f"the source of T.{name}", ()), region(dst, f"the destination of T.{name}", ())
     if a.dtype != b.dtype:
-        raise TileTypeError(f"T.{name} of {a.dtype} into {b.dtype}", loc=source.current(), expected="one dtype")
+        raise TileTypeError(
+            f"T.{name} of {a.dtype} into {b.dtype}", loc=source.current(), expected="one dtype"
+        )
     return a, b, place
 
 
@@ -63,7 +75,11 @@ def _parts(name: str, whole: Region, part: Region, place: str) -> None:
     """``whole`` has one leading axis more than ``part``, as long as there are participants."""
     inner = squeeze(whole.shape[1:])
     want = squeeze(part.shape)
-    if len(whole.shape) < 1 or len(inner) != len(want) or any(str(x) != str(y) for x, y in zip(inner, want, strict=True)):
+    if (
+        len(whole.shape) < 1
+        or len(inner) != len(want)
+        or any(str(x) != str(y) for x, y in zip(inner, want, strict=True))
+    ):
         raise TileValueError(
             f"T.{name}: {whole.name} is {show(whole.shape)} and a part, {part.name}, is {show(part.shape)}",
             loc=source.current(),
@@ -73,20 +89,23 @@ def _parts(name: str, whole: Region, part: Region, place: str) -> None:
 
 
 def _one_each(name: str, whole: Region, place: str) -> None:
-    """In a cluster, whose size is known: the leading axis is as long. Of ranks the launch knows how many there are
-    (ops/participants.py)."""
+    """In a cluster, whose size is known: the leading axis is as long. Of ranks the launch knows how many
+    there are (ops/participants.py)."""
     launch = bld.current().launch
     size = prod(launch.cluster) if place == "cta_cluster" and launch is not None else None
     if size is not None and whole.shape and constant(whole.shape[0]) != size:
         raise TileValueError(
-            f"T.{name}: {size} blocks of the cluster take part, and {whole.name} has {whole.shape[0]} parts", loc=source.current(),
+            f"T.{name}: {size} blocks of the cluster take part, and {whole.name} has {whole.shape[0]} parts",
+            loc=source.current(),
             hint=f"a leading axis of {size}, one for each who takes part",
-        )  # fmt: skip
+        )
 
 
 def _reduction(op: str, name: str) -> str:
     if op not in REDUCTIONS:
-        raise TileValueError(f"T.{name} with op={op!r}", loc=source.current(), expected="one of " + ", ".join(REDUCTIONS))
+        raise TileValueError(
+            f"T.{name} with op={op!r}", loc=source.current(), expected="one of " + ", ".join(REDUCTIONS)
+        )
     return op
 
 
@@ -118,11 +137,15 @@ def broadcast(src: Any, dst: Any, root: Any = 0) -> None:
     _symmetric(b, "the destination", place)
     known = constant(index_expr(root))
     if known is not None and known < 0:
-        raise TileValueError(f"root={known} is no rank", loc=source.current(), expected="0 ≤ root < world size")
+        raise TileValueError(
+            f"root={known} is no rank", loc=source.current(), expected="0 ≤ root < world size"
+        )
     launch = bld.current().launch
     if known is not None and place == "cta_cluster" and launch is not None and known >= prod(launch.cluster):
         raise TileValueError(
-            f"root={known} is no block of the cluster", loc=source.current(), expected=f"0 ≤ root < {prod(launch.cluster)}"
+            f"root={known} is no block of the cluster",
+            loc=source.current(),
+            expected=f"0 ≤ root < {prod(launch.cluster)}",
         )
     _emit("broadcast", a, b, {"place": place}, index_expr(root))
 
@@ -143,18 +166,22 @@ def all_reduce(src: Any, dst: Any = None, op: str = "sum") -> None:
     """``dst`` becomes the reduction of everyone's ``src``, in rank order, the same bits on all ranks.
 
     Args:
-        src: a tile of shape S, symmetric (at warp, warpgroup or thread scale: (lanes, *S)). dst: of shape S; ``src`` itself without.
+        src: a tile of shape S, symmetric (at warp, warpgroup or thread scale: (lanes, *S)). dst: of shape S;
+            ``src`` itself without.
         op: sum, max, min, prod.
     """
     a, b, place = _pair("all_reduce", src, src if dst is None else dst)
     if place in ("device", "cta_cluster"):
         require_same_shape(a, b, "T.all_reduce")
     _symmetric(a, "the source", place)
-    _emit("all_reduce", a, b, {"place": place, "op": _reduction(op, "all_reduce"), "in_place": int(dst is None)})
+    _emit(
+        "all_reduce", a, b, {"place": place, "op": _reduction(op, "all_reduce"), "in_place": int(dst is None)}
+    )
 
 
 def _emit(name: str, src: Region, dst: Region, attrs: dict[str, Any], *more: Any) -> None:
-    """Adds the call; which axes a scalar index dropped is kept, since the expansion has to find the leading axis again."""
+    """Adds the call; which axes a scalar index dropped is kept, since the expansion has to find the leading
+    axis again."""
     dropped = {"src_dropped": [int(d) for d in src.dropped], "dst_dropped": [int(d) for d in dst.dropped]}
     operands, among = team.meeting_operands(bld.current().team if attrs["place"] == "device" else None)
     emit(name, [src.ir(), dst.ir(), *more, *operands], {**attrs, **dropped, **among})
@@ -176,7 +203,8 @@ class _Collective(TileOp):
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
     def expand(self, call: Any, src: Region, dst: Region, regions: Regions) -> None:
-        """The operation in smaller ones, traced with the scales of the call open: what it moves, between two meetings."""
+        """The operation in smaller ones, traced with the scales of the call open: what it moves, between two
+        meetings."""
         place = str(call.attrs["place"])
         me, count = _who(place)
         lie = self.lie(src, dst, me, regions)
@@ -186,12 +214,13 @@ class _Collective(TileOp):
         _meet(place, [("collective", f"the end of T.{self.name}")])
 
     def lie(self, src: Region, dst: Region, me: Any, regions: Regions) -> str:
-        """How what is read of a participant's memory lies to what is written there: APART, SAME (in place: each element where it was read,
-        so that the one who writes it has it already), MIXED."""
+        """How what is read of a participant's memory lies to what is written there: APART, SAME (in place:
+        each element where it was read, so that the one who writes it has it already), MIXED."""
         return regions.relation(src, dst)
 
     def staged(self, call: Any, src: Region, me: Any) -> Region:
-        """A copy of the own source, made before the first meeting: behind that the others write into this memory."""
+        """A copy of the own source, made before the first meeting: behind that the others write into this
+        memory."""
         from tilescale.compiler.ops.copy import copy
 
         tile = _tile(src.shape, str(src.dtype), f"T.{self.name} of a tensor into itself")
@@ -210,22 +239,30 @@ class _Collective(TileOp):
             out.append(("op", str(call.attrs["op"])))
         lead = [k for k, d in enumerate(reached.dropped) if not d][:1] if self.parted else []
         for k, (low, extent) in enumerate(zip(reached.mins, reached.extents, strict=True)):
-            out += [(f"first index of axis {k}", index_expr(low)), ("parts" if k in lead else f"extent of axis {k}", index_expr(extent))]
+            out += [
+                (f"first index of axis {k}", index_expr(low)),
+                ("parts" if k in lead else f"extent of axis {k}", index_expr(extent)),
+            ]
         if self.name == "all_to_all":
             first = next(k for k, d in enumerate(src.dropped) if not d)
             out.append(("parts of the source", index_expr(src.extents[first])))
         return out
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
-        """What happens between the meetings; ``me`` of ``count`` participants. lie: how source and destination do."""
+        """What happens between the meetings; ``me`` of ``count`` participants. lie: how source and
+        destination do."""
         raise NotImplementedError
 
     def put_reduced(self, call: Any, total: Buffer, dst: Region, lie: str) -> None:
-        """What was read of all sources goes to the destination; where that may be (part of) a source, when everyone has read."""
+        """What was read of all sources goes to the destination; where that may be (part of) a source, when
+        everyone has read."""
         from tilescale.compiler.ops.copy import copy
 
         if lie != APART:
-            _meet(str(call.attrs["place"]), [("collective", f"T.{self.name} in place, between reading and writing")])
+            _meet(
+                str(call.attrs["place"]),
+                [("collective", f"T.{self.name} in place, between reading and writing")],
+            )
         copy(total, dst)
 
 
@@ -243,7 +280,11 @@ def _tile(shape: tuple[Any, ...], dtype: str, what: str = "a collective") -> Buf
 
     sizes = [constant(e) for e in shape]
     if None in sizes:
-        raise TileTypeError(f"{what} over a region whose extents are not constants", loc=source.current(), expected="constant extents")
+        raise TileTypeError(
+            f"{what} over a region whose extents are not constants",
+            loc=source.current(),
+            expected="constant extents",
+        )
     return alloc_shared(tuple(sizes) or (1,), dtype)
 
 
@@ -259,7 +300,10 @@ def _who(place: str) -> tuple[Any, Any]:
 
     if place == "device" and (among := bld.current().team) is not None:
         return team.bound("member", among.index()), among.count
-    return tuple(ir.Call(op, [ir.StringImm(place)], ret_ty=ir.PrimType("int32")) for op in ("ts.scale_index", "ts.scale_count"))
+    return tuple(
+        ir.Call(op, [ir.StringImm(place)], ret_ty=ir.PrimType("int32"))
+        for op in ("ts.scale_index", "ts.scale_count")
+    )
 
 
 def _for_each(count: Any, body: Any) -> None:
@@ -271,7 +315,8 @@ def _for_each(count: Any, body: Any) -> None:
 
 
 def _reduce(op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) -> Buffer:
-    """The reduction over r of ``part(r)`` read from r, in rank order, in a new tile of float32 for the small floats."""
+    """The reduction over r of ``part(r)`` read from r, in rank order, in a new tile of float32 for the small
+    floats."""
     from tilescale.compiler.builder.values import binary
     from tilescale.compiler.ops.copy import copy
     from tilescale.compiler.ops.loops import Parallel
@@ -296,8 +341,8 @@ def _reduce(op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) 
 
 
 def _others(count: Any, lie: str, body: Any) -> None:
-    """``body(k)`` for the participants, the own one (0) first; without it where its part is in its place already. Each starts at itself, so
-    that peers take turns."""
+    """``body(k)`` for the participants, the own one (0) first; without it where its part is in its place
+    already. Each starts at itself, so that peers take turns."""
     if lie == SAME:
         _for_each(count - 1, lambda k: body(k + 1))
     else:
@@ -312,7 +357,13 @@ class AllGather(_Collective):
     def lie(self, src: Region, dst: Region, me: Any, regions: Regions) -> str:
         """In place where the source is the own part of the destination, which nobody else writes."""
         whole = regions.relation(src, dst)
-        return SAME if whole != APART and regions.relation(src, _index(dst, me)) == SAME else MIXED if whole != APART else APART
+        return (
+            SAME
+            if whole != APART and regions.relation(src, _index(dst, me)) == SAME
+            else MIXED
+            if whole != APART
+            else APART
+        )
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
         from tilescale.compiler.ops.copy import copy
@@ -332,7 +383,9 @@ class AllToAll(_Collective):
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
         from tilescale.compiler.ops.copy import copy
 
-        _others(count, lie, lambda k: copy(_index(src, (me + k) % count), _index(dst, me), dst=(me + k) % count))
+        _others(
+            count, lie, lambda k: copy(_index(src, (me + k) % count), _index(dst, me), dst=(me + k) % count)
+        )
 
 
 @register
@@ -384,8 +437,8 @@ class AllReduce(_Collective):
 
 
 def _lanes(call: Any, src: Region, dst: Region, regions: Regions) -> None:
-    """Below the block: the leading axis of ``src`` is the executor's lanes, and one executor holds them all. Where the result lies among
-    them it goes by way of a tile."""
+    """Below the block: the leading axis of ``src`` is the executor's lanes, and one executor holds them all.
+    Where the result lies among them it goes by way of a tile."""
     from tilescale.compiler.ops.copy import copy
     from tilescale.compiler.ops.reduce import reduce
 
@@ -394,5 +447,9 @@ def _lanes(call: Any, src: Region, dst: Region, regions: Regions) -> None:
         return
     tile = _tile(squeeze(src.shape[1:]), str(src.dtype))
     reduce(src, tile, str(call.attrs["op"]), 0)
-    for part in [_index(src, lane) for lane in range(constant(src.shape[0]) or 0)] if int(call.attrs["in_place"]) else [dst]:
+    for part in (
+        [_index(src, lane) for lane in range(constant(src.shape[0]) or 0)]
+        if int(call.attrs["in_place"])
+        else [dst]
+    ):
         copy(tile, part)

@@ -32,17 +32,19 @@ def copy(
     eviction_policy: str | None = None,
     loop_layout: Any = None,
 ) -> None:
-    """Copies a tile: ``T.copy(A[i, k], A_s)``, ``T.copy(tile, B[r, 0], dst=peer)``, ``T.copy(B, tile, src=peer)``.
+    """Copies a tile: ``T.copy(A[i, k], A_s)``, ``T.copy(tile, B[r, 0], dst=peer)``, ``T.copy(B, tile,
+    src=peer)``.
 
-    Extents come from the operand that has them; both sides must agree, axes of extent one aside. Dtypes may differ: values are
-    converted. What lies outside a tensor is read as zero and never written.
+    Extents come from the operand that has them; both sides must agree, axes of extent one aside. Dtypes may
+    differ: values are converted. What lies outside a tensor is read as zero and never written.
 
     Args:
-        src, dst: the rank (block, inside ``T.Scale("cta_cluster")``) that owns that side, the other side being the caller's;
-            or, given memory instead of an integer, the operands themselves.
-        signal: a counter of the destination's rank that is signalled when the copy is complete (with ``dst``).
-        value, signal_op: what is done to it, as in ``T.signal``: 1 and "add" where they are left out.
-        coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside. A layout says that threads copy, no
+        src, dst: the rank (block, inside ``T.Scale("cta_cluster")``) that owns that side, the other side
+            being the caller's; or, given memory instead of an integer, the operands themselves.
+        signal: a counter of the destination's rank that is signalled when the copy is complete (with
+        ``dst``). value, signal_op: what is done to it, as in ``T.signal``: 1 and "add" where they are left
+        out. coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside.
+        A layout says that threads copy, no
             engine beside them; a width bounds what threads move (cp.async too), not TMA.
         disable_tma: TMA does not make this copy.
         eviction_policy: a hint for the cache, which is not given yet.
@@ -61,7 +63,9 @@ def copy(
         args.append(dst)
         dst = None
     if len(args) != 2:
-        raise TileTypeError(f"T.copy takes a source and a destination, not {len(args)} operands", loc=source.current())
+        raise TileTypeError(
+            f"T.copy takes a source and a destination, not {len(args)} operands", loc=source.current()
+        )
     a, b = args
     like_a = None if isinstance(a, ir.TensorLoad) or isinstance(a, ir.Var) else region(a, "the source").shape
     to = region(b, "the destination", like_a or ())
@@ -71,13 +75,17 @@ def copy(
     require_same_shape(frm, to, "T.copy")
     if src is not None and dst is not None:
         raise TileValueError(
-            "both sides of the copy are remote", loc=source.current(), expected="at most one of src= and dst=",
+            "both sides of the copy are remote",
+            loc=source.current(),
+            expected="at most one of src= and dst=",
             hint="copy into a local tile first, then on to the other rank",
-        )  # fmt: skip
+        )
     side = "src" if src is not None else "dst" if dst is not None else ""
     peer = check_peer(src if side == "src" else dst, frm if side == "src" else to, side) if side else None
     if side != "src" and to.buffer.kind == "signal" or frm.buffer.kind == "signal":
-        raise TileSyntaxError("T.copy of a signal", loc=source.current(), hint="T.signal(s[i], value=…, dst=rank)")
+        raise TileSyntaxError(
+            "T.copy of a signal", loc=source.current(), hint="T.signal(s[i], value=…, dst=rank)"
+        )
     extra: list[Any] = []
     if signal is None and (value is not None or signal_op is not None):
         word = "value" if value is not None else "signal_op"
@@ -86,46 +94,69 @@ def copy(
     if signal is not None:
         value, signal_op = 1 if value is None else value, "add" if signal_op is None else signal_op
         if side != "dst":
-            raise TileSyntaxError("signal= goes with dst=", loc=source.current(), hint="T.signal(s[i]) after the copy")
+            raise TileSyntaxError(
+                "signal= goes with dst=", loc=source.current(), hint="T.signal(s[i]) after the copy"
+            )
         from tilescale.compiler.ir.signals import OPS
         from tilescale.compiler.ops.sync import counter
 
         if signal_op not in OPS:
-            raise TileValueError(f"signal_op={signal_op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))
+            raise TileValueError(
+                f"signal_op={signal_op!r}", loc=source.current(), expected="one of " + ", ".join(OPS)
+            )
         extra = [counter(signal, "signal").ir(), as_expr(value, "int64")]
     if base.of_iterations() and not side and all(constant(e) == 1 for r in (frm, to) for e in r.extents):
-        to.buffer.store(tuple(to.mins), frm.buffer[tuple(frm.mins)])  # an element of each: an assignment, as in TileLang
+        to.buffer.store(
+            tuple(to.mins), frm.buffer[tuple(frm.mins)]
+        )  # an element of each: an assignment, as in TileLang
         return
     words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
     if side:
-        emit("remote_copy", [frm.ir(), to.ir(), peer, *extra], {"side": side, **({"signal_op": signal_op} if extra else {}), **words})
+        emit(
+            "remote_copy",
+            [frm.ir(), to.ir(), peer, *extra],
+            {"side": side, **({"signal_op": signal_op} if extra else {}), **words},
+        )
     else:
         emit("copy", [frm.ir(), to.ir()], words)
 
 
-def _by_hand(frm: Region, to: Region, width: Any, layout: Any, disable_tma: bool, eviction: Any) -> dict[str, Any]:
+def _by_hand(
+    frm: Region, to: Region, width: Any, layout: Any, disable_tma: bool, eviction: Any
+) -> dict[str, Any]:
     """What the author says of how threads copy, as attributes."""
     if eviction not in (None, *POLICIES):
-        raise TileValueError(f"eviction_policy={eviction!r}", loc=source.current(), expected="one of " + ", ".join(POLICIES))
+        raise TileValueError(
+            f"eviction_policy={eviction!r}", loc=source.current(), expected="one of " + ", ".join(POLICIES)
+        )
     made: dict[str, Any] = {} if width is None else {"width": by_hand.width(width)}
     if layout is not None:
-        sizes = [[constant(e) if constant(e) is not None else e for e in r.shape if constant(e) != 1] for r in (frm, to)]
-        made["layout"] = by_hand.layout(layout, [a if isinstance(a, int) else b for a, b in zip(*sizes, strict=True)], "T.copy")
+        sizes = [
+            [constant(e) if constant(e) is not None else e for e in r.shape if constant(e) != 1]
+            for r in (frm, to)
+        ]
+        made["layout"] = by_hand.layout(
+            layout, [a if isinstance(a, int) else b for a, b in zip(*sizes, strict=True)], "T.copy"
+        )
     return made | ({"by_threads": True} if disable_tma or layout is not None else {})
 
 
 def check_peer(peer: Any, owned: Region, side: str) -> Any:
-    """The rank of the launch (or block of the cluster) that owns ``owned``, as an expression; ``peer`` counts within the open team.
+    """The rank of the launch (or block of the cluster) that owns ``owned``, as an expression; ``peer`` counts
+    within the open team.
 
     Raises:
-        TileSyntaxError, TileTypeError, TileValueError: no such scale is open, or the memory cannot be reached there.
+        TileSyntaxError, TileTypeError, TileValueError: no such scale is open, or the memory cannot be reached
+        there.
     """
     b = bld.current()
     reach = b.reach
     loc = source.current()
     if reach not in ("device", "cta_cluster"):
         raise TileSyntaxError(
-            f"{side}= reaches another rank outside T.Scale", loc=loc, hint='with T.Scale("device") as (rank, n):'
+            f"{side}= reaches another rank outside T.Scale",
+            loc=loc,
+            hint='with T.Scale("device") as (rank, n):',
         )
     if reach == "device" and owned.buffer.scope not in ("global.symm", "global.signal"):
         raise TileTypeError(
@@ -135,7 +166,9 @@ def check_peer(peer: Any, owned: Region, side: str) -> Any:
         )
     if reach == "cta_cluster" and not owned.buffer.scope.startswith("shared"):
         raise TileTypeError(
-            f"{owned.name} belongs to another block ({side}=) and is not in shared memory", loc=loc, hint="T.alloc_shared"
+            f"{owned.name} belongs to another block ({side}=) and is not in shared memory",
+            loc=loc,
+            hint="T.alloc_shared",
         )
     e = index_expr(peer)
     known = constant(e)
@@ -144,7 +177,9 @@ def check_peer(peer: Any, owned: Region, side: str) -> Any:
     if known is not None and reach == "cta_cluster" and b.launch is not None:
         x, y, z = b.launch.cluster
         if known >= x * y * z:
-            raise TileValueError(f"{side}={known} is no block of the cluster", loc=loc, expected=f"0 ≤ block < {x * y * z}")
+            raise TileValueError(
+                f"{side}={known} is no block of the cluster", loc=loc, expected=f"0 ≤ block < {x * y * z}"
+            )
     return b.team.rank(e, side) if reach == "device" and b.team is not None else e
 
 
@@ -174,7 +209,14 @@ class Copy(TileOp):
             return tirx.BufferStore(dst.source, value, indexed(dst, at, to_axes), call.span)
 
         asked = {"layout": str(call.attrs["layout"])} if "layout" in call.attrs else {}
-        return element_nest(sizes, element, call, "T.copy", width=int(call.attrs["width"]) if "width" in call.attrs else 0, **asked)
+        return element_nest(
+            sizes,
+            element,
+            call,
+            "T.copy",
+            width=int(call.attrs["width"]) if "width" in call.attrs else 0,
+            **asked,
+        )
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import tiles
@@ -185,8 +227,9 @@ class Copy(TileOp):
 
 @register
 class RemoteCopy(Copy):
-    """``ts.remote_copy(src, dst, owner)``: a rank (block of the cluster) owns the side that ``attrs["side"]`` names, "src" or "dst". With
-    two operands more, ``dst``'s owner is told of it: a counter and what ``attrs["signal_op"]`` does to it."""
+    """``ts.remote_copy(src, dst, owner)``: a rank (block of the cluster) owns the side that ``attrs["side"]``
+    names, "src" or "dst". With two operands more, ``dst``'s owner is told of it: a counter and what
+    ``attrs["signal_op"]`` does to it."""
 
     name = "remote_copy"
     attributes = (*Copy.attributes, "side", "signal_op?")
@@ -196,9 +239,10 @@ class RemoteCopy(Copy):
         side, owner = self.side(call), call.args[2]
         told = [Access(call.args[3], "update", owner)] if self.tells(call) else []
         return [
-            Access(call.args[0], "read", owner if side == "src" else None), Access(call.args[1], "write", owner if side == "dst" else None),
+            Access(call.args[0], "read", owner if side == "src" else None),
+            Access(call.args[1], "write", owner if side == "dst" else None),
             *told,
-        ]  # fmt: skip
+        ]
 
     def side(self, call: Any) -> str:
         return str(call.attrs["side"])
@@ -215,7 +259,11 @@ class RemoteCopy(Copy):
 
         side = self.side(call)
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
-        signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if self.tells(call) else None
+        signal = (
+            cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer)
+            if self.tells(call)
+            else None
+        )
 
         def run(ex: Any) -> None:
             owner = peer(ex)
@@ -232,8 +280,8 @@ class RemoteCopy(Copy):
 
 
 class Filling(Copy):
-    """A part of a tensor into a stage of a ring, complete where the ring's round is awaited: ``(src, dst)``, with a third operand from the
-    memory of the rank that it names."""
+    """A part of a tensor into a stage of a ring, complete where the ring's round is awaited: ``(src, dst)``,
+    with a third operand from the memory of the rank that it names."""
 
     levels = ("scheduled",)
     attributes = (*Copy.attributes, "ring")
@@ -242,7 +290,10 @@ class Filling(Copy):
 
     def effects(self, call: Any) -> list[Access]:
         owner = call.args[2] if len(call.args) > 2 else None
-        return [Access(call.args[0], "read", owner, asynchronous=True), Access(call.args[1], "write", asynchronous=True)]
+        return [
+            Access(call.args[0], "read", owner, asynchronous=True),
+            Access(call.args[1], "write", asynchronous=True),
+        ]
 
     def nest(self, call: Any) -> Any:
         return None
@@ -253,9 +304,15 @@ class Filling(Copy):
         src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
         owner = cx.scalar(call.args[2]) if len(call.args) > 2 else lambda ex: None
 
-        def begin(ex: Any) -> None:  # where it copies is settled when it is issued, what it copies when it moves
+        def begin(
+            ex: Any,
+        ) -> None:  # where it copies is settled when it is issued, what it copies when it moves
             source, target = src.placed(ex, owner(ex)), dst.placed(ex, None)
-            rings.start(ex, int(call.attrs["ring"]), lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype)))
+            rings.start(
+                ex,
+                int(call.attrs["ring"]),
+                lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype)),
+            )
 
         return begin
 
@@ -264,4 +321,6 @@ def filling(name: str, call: Any, ring: int) -> Any:
     """A ``T.copy`` as an operation that fills a ring."""
     owner = call.args[2:3]
     attrs = {k: v for k, v in dict(call.attrs).items() if k not in ("side", "signal_op")}
-    return ir.Call(f"ts.{name}", [*call.args[:2], *owner], attrs={**attrs, "ring": ring}, ret_ty=call.ty, span=call.span)
+    return ir.Call(
+        f"ts.{name}", [*call.args[:2], *owner], attrs={**attrs, "ring": ring}, ret_ty=call.ty, span=call.span
+    )

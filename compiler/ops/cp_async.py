@@ -1,4 +1,5 @@
-"""Copies that a block's threads start and do not wait for (scheduled level of a GPU only; PTX ISA, "cp.async")."""
+"""Copies that a block's threads start and do not wait for (scheduled level of a GPU only; PTX ISA,
+"cp.async")."""
 
 from __future__ import annotations
 

@@ -27,10 +27,14 @@ def _scan(op: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     require_same_shape(a, b, f"T.cum{op}")
     rank = len(a.shape)
     if not -rank <= dim < rank:
-        raise TileValueError(f"axis {dim} of {a.name}, which has {rank}", loc=loc, expected=f"{-rank} ≤ dim < {rank}")
+        raise TileValueError(
+            f"axis {dim} of {a.name}, which has {rank}", loc=loc, expected=f"{-rank} ≤ dim < {rank}"
+        )
     for r in (a, b):
         if any(constant(e) is None for e in r.shape) or not r.buffer.scope.startswith(("shared", "local")):
-            raise TileTypeError(f"{r.name} is not a tile of this block", loc=loc, hint="copy it into T.alloc_shared first")
+            raise TileTypeError(
+                f"{r.name} is not a tile of this block", loc=loc, hint="copy it into T.alloc_shared first"
+            )
     full = [k for k, d in enumerate(a.dropped) if not d][dim % rank] - a.buffer.ndim
     emit("cumsum", [a.ir(), b.ir()], {"op": op, "axis": full, "reverse": int(bool(reverse))})
 
@@ -97,20 +101,28 @@ def lines(call: Any) -> Nest:
     def cast(v: Any, dt: str) -> Any:
         return v if str(v.ty) == dt else tirx.Cast(dt, v)
 
-    put = tirx.BufferStore(dst.source, cast(now, element_dtype(dst.source)), indexed(dst, [source[k] for k in kept], to_axes), call.span)
+    put = tirx.BufferStore(
+        dst.source,
+        cast(now, element_dtype(dst.source)),
+        indexed(dst, [source[k] for k in kept], to_axes),
+        call.span,
+    )
     step = sequence([tirx.BufferStore(total, fold(op, now, cast(element, acc)), [ZERO], call.span), put])
     body = sequence(
         [
             tirx.AllocBuffer(total, {}, call.span),
             tirx.BufferStore(total, identity(op, acc), [ZERO], call.span),
-            tirx.For(along, ZERO, tirx.IntImm("int32", extents[axis]), tirx.ForKind.SERIAL, step, span=call.span),
+            tirx.For(
+                along, ZERO, tirx.IntImm("int32", extents[axis]), tirx.ForKind.SERIAL, step, span=call.span
+            ),
         ]
     )
     return Nest(names, tuple(extents[k] for k in others), body, call, f"T.cum{op}", alone=True)
 
 
 def _same_axes(src: Any, dst: Any, kept: list[int]) -> list[int]:
-    """The axes of ``dst`` that the axes ``kept`` of ``src`` are, both without axes of extent one; a scanned axis of extent one is any."""
+    """The axes of ``dst`` that the axes ``kept`` of ``src`` are, both without axes of extent one; a scanned
+    axis of extent one is any."""
     long = [k for k, r in enumerate(dst.region) if int(r.extent) != 1]
     if len(long) == len(kept):
         return long

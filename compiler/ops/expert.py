@@ -1,4 +1,5 @@
-"""Expert: what a thread says to the machine alone. It means nothing but time, or order between proxies, so other targets do nothing."""
+"""Expert: what a thread says to the machine alone. It means nothing but time, or order between proxies, so
+other targets do nothing."""
 
 from __future__ import annotations
 
@@ -16,16 +17,21 @@ from tilescale.language.booleans import require_bools
 
 
 def set_max_nreg(reg_count: int, is_inc: int | bool) -> None:
-    """Each thread of the warpgroup has so many registers from here on (PTX ISA, "setmaxnreg"): more, or fewer.
+    """Each thread of the warpgroup has so many registers from here on (PTX ISA, "setmaxnreg"): more, or
+    fewer.
 
     Raises:
         TileValueError: no multiple of 8 from 24 to 256. TileSyntaxError: not inside ``T.Scale("warpgroup")``.
     """
     require_bools(is_inc=is_inc)
     if not isinstance(reg_count, int) or reg_count % 8 or not 24 <= reg_count <= 256:
-        raise TileValueError(f"{reg_count} registers", loc=source.current(), expected="a multiple of 8 from 24 to 256")
+        raise TileValueError(
+            f"{reg_count} registers", loc=source.current(), expected="a multiple of 8 from 24 to 256"
+        )
     if bld.current().executor != "warpgroup":
-        raise TileSyntaxError("registers move between warpgroups", loc=source.current(), hint='inside T.Scale("warpgroup")')
+        raise TileSyntaxError(
+            "registers move between warpgroups", loc=source.current(), hint='inside T.Scale("warpgroup")'
+        )
     emit("set_max_nreg", [], {"count": reg_count, "more": int(bool(is_inc))})
 
 
@@ -40,8 +46,8 @@ def dec_max_nreg(reg_count: int) -> None:
 
 
 def fence_proxy_async() -> None:
-    """What this executor's threads wrote to shared memory is visible to TMA and to wgmma (PTX ISA, "Proxies"), whoever starts them behind a
-    barrier that follows."""
+    """What this executor's threads wrote to shared memory is visible to TMA and to wgmma (PTX ISA,
+    "Proxies"), whoever starts them behind a barrier that follows."""
     emit("fence_proxy_async", [])
 
 
@@ -59,11 +65,14 @@ def get_thread_binding(dim: int = 0) -> Any:
     """The thread's index in the executor around it.
 
     Raises:
-        TileSyntaxError: outside ``T.Scale("thread")``, where statements run once for all threads and have no thread's index.
+        TileSyntaxError: outside ``T.Scale("thread")``, where statements run once for all threads and have no
+        thread's index.
     """
     if bld.current().executor != "thread" or dim:
         raise TileSyntaxError(
-            "a thread's index outside T.Scale", loc=source.current(), hint='with T.Scale("thread") as (tid, threads):'
+            "a thread's index outside T.Scale",
+            loc=source.current(),
+            hint='with T.Scale("thread") as (tid, threads):',
         )
     return ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
 
@@ -80,12 +89,17 @@ def get_warp_idx() -> Any:
         TileSyntaxError: elsewhere, also in T.Scale("warp"), which gives the number itself.
     """
     if [s for s in bld.current().scales if s in EXECUTORS and s != "block"] != ["thread"]:
-        raise TileSyntaxError("T.get_warp_idx is a thread's", loc=source.current(), hint='T.Scale("thread"), or T.Scale("warp") as (w, n)')
+        raise TileSyntaxError(
+            "T.get_warp_idx is a thread's",
+            loc=source.current(),
+            hint='T.Scale("thread"), or T.Scale("warp") as (w, n)',
+        )
     return binary("//", get_thread_binding(), 32)
 
 
 def shuffle_elect(thread_extent: int = 0) -> Any:
-    """Whether this is the first of every ``thread_extent`` threads (of all, where it is 0); inside ``T.Scale("thread")``."""
+    """Whether this is the first of every ``thread_extent`` threads (of all, where it is 0); inside
+    ``T.Scale("thread")``."""
     thread = get_thread_binding()
     return compare("==", binary("%", thread, as_expr(thread_extent)) if thread_extent else thread, as_expr(0))
 

@@ -1,4 +1,5 @@
-"""The fences that a GPU's threads need and no author writes: put by passes/insert_barriers.py between statements at the scheduled level."""
+"""The fences that a GPU's threads need and no author writes: put by passes/insert_barriers.py between
+statements at the scheduled level."""
 
 from __future__ import annotations
 
@@ -9,10 +10,11 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 
 def fence(scope: str, why: str, span: Any, proxy: bool = False) -> Any:
-    """``ts.sync()``: the threads of an executor meet, and see what each wrote to shared and global memory before.
+    """``ts.sync()``: the threads of an executor meet, and see what each wrote to shared and global memory
+    before.
 
-    scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people. proxy: what they wrote to shared memory is
-    visible to the asynchronous proxy too (TMA, wgmma).
+    scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people. proxy: what
+    they wrote to shared memory is visible to the asynchronous proxy too (TMA, wgmma).
     """
     attrs = {"scope": scope, "why": why, "proxy": int(proxy)}
     return tirx.Evaluate(ir.Call("ts.sync", [], attrs=attrs, ret_ty=VOID, span=span), span)

@@ -11,7 +11,8 @@ from tilescale.compiler.tvm_compat import tirx
 
 
 def fill(buffer: Any, value: Any) -> None:
-    """Stores ``value``, converted to the tile's dtype, into every element; nothing outside a tensor is written."""
+    """Stores ``value``, converted to the tile's dtype, into every element; nothing outside a tensor is
+    written."""
     target = region(buffer, "the tile to fill", ())
     emit("fill", [target.ir(), convert(value, target.dtype)])
 

@@ -43,7 +43,11 @@ def _accumulates(a: str, b: str, c: str) -> bool:
     if "float" in a and "float" in b:
         if a != b and not (a.startswith("float8") and b.startswith("float8")):
             return False
-        return c == "float32" or (c == a and a in ("float16", "bfloat16")) or (a.startswith("float8") and c in ("float16", "bfloat16"))
+        return (
+            c == "float32"
+            or (c == a and a in ("float16", "bfloat16"))
+            or (a.startswith("float8") and c in ("float16", "bfloat16"))
+        )
     return a in ("int8", "uint8") and b in ("int8", "uint8") and c == "int32" or a == b == c == "int32"
 
 
@@ -73,34 +77,47 @@ def gemm(
     mbar: Any = None,
     precision: str = "",
 ) -> None:
-    """C += op(A) · op(B) over tiles, accumulated in C's dtype (float16 and bfloat16 accumulators are rounded once a call).
+    """C += op(A) · op(B) over tiles, accumulated in C's dtype (float16 and bfloat16 accumulators are rounded
+    once a call).
 
     Args:
         A: (M, K), or (K, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
-        wg_wait: -1 on sm_90a: the product runs beside the executor, whose threads are warpgroups, until ``T.wait_wgmma`` says that it is
-            complete; its tiles in shared memory stay as they are until then, and C is not touched. Elsewhere it is complete at once.
+        wg_wait: -1 on sm_90a: the product runs beside the executor, whose threads are warpgroups, until
+            ``T.wait_wgmma`` says that it is complete; its tiles in shared memory stay as they are until then,
+            and C is not touched. Elsewhere it is complete at once.
         clear_accum: C starts from zero instead of its contents; also a condition of the device.
         k_pack: of AMD's matrix units; changes nothing.
-        precision: "tf32": float32 operands may be cut to tf32, their upper 10 bits of mantissa, which tensor cores multiply.
+        precision: "tf32": float32 operands may be cut to tf32, their upper 10 bits of mantissa, which tensor
+            cores multiply.
 
     Raises:
-        TileValueError: shapes that do not fit, a precision that there is not, ``mbar``. TileTypeError: dtypes that have no product.
+        TileValueError: shapes that do not fit, a precision that there is not, ``mbar``. TileTypeError: dtypes
+        that have no product.
     """
-    require_bools(transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum)
+    require_bools(
+        transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum
+    )
     a, b, c = region(A, "A"), region(B, "B"), region(C, "C")
     loc = source.current()
     for r, what in ((a, "A"), (b, "B"), (c, "C")):
         if len(r.shape) != 2 or any(constant(e) is None for e in r.shape):
-            raise TileValueError(f"{what} of T.gemm is {r.name}, a tile of {show(r.shape)}", loc=loc, expected="two constant extents")
+            raise TileValueError(
+                f"{what} of T.gemm is {r.name}, a tile of {show(r.shape)}",
+                loc=loc,
+                expected="two constant extents",
+            )
         if not r.buffer.scope.startswith(("shared", "local")):
             raise TileTypeError(
-                f"{what} of T.gemm is {r.name}, which lies in global memory", loc=loc, hint="copy the tile into T.alloc_shared first"
+                f"{what} of T.gemm is {r.name}, which lies in global memory",
+                loc=loc,
+                hint="copy the tile into T.alloc_shared first",
             )
     m, k = a.shape[::-1] if transpose_A else a.shape
     k2, n = b.shape[::-1] if transpose_B else b.shape
     if (k, m, n) != (k2, *c.shape):
         raise TileValueError(
-            f"T.gemm of A {show(a.shape)}{'ᵀ' if transpose_A else ''}, B {show(b.shape)}{'ᵀ' if transpose_B else ''} "
+            f"T.gemm of A {show(a.shape)}{'ᵀ' if transpose_A else ''}, B "
+            f"{show(b.shape)}{'ᵀ' if transpose_B else ''} "
             f"into C {show(c.shape)}",
             loc=loc,
             expected=f"A (M, K), B (K, N), C (M, N); here K is {k} and {k2}, C should be ({m}, {n})",
@@ -108,7 +125,9 @@ def gemm(
     check_operands(a.dtype, b.dtype, c.dtype, "T.gemm", loc)
     if precision not in ("", "tf32") or (precision and a.dtype != "float32"):
         raise TileValueError(
-            f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
+            f"precision={precision!r} in T.gemm of {a.dtype}",
+            loc=loc,
+            expected='nothing, or "tf32" for operands of float32',
         )
     if mbar is not None:
         raise TileValueError(
@@ -117,14 +136,21 @@ def gemm(
         )  # fmt: skip
     flags = [as_expr(clear_accum, "bool")]
     if wg_wait not in (-1, 0):
-        raise TileValueError(f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it")
+        raise TileValueError(
+            f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it"
+        )
     attrs: dict[str, Any] = {"wg_wait": wg_wait} if wg_wait else {}
-    attrs |= {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": warp_policy(policy, "T.gemm", loc)}
+    attrs |= {
+        "trans_a": int(bool(transpose_A)),
+        "trans_b": int(bool(transpose_B)),
+        "policy": warp_policy(policy, "T.gemm", loc),
+    }
     emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 
 def accumulated(c: Any, clears: Any, later: bool = False) -> list[Access]:
-    """What a product does to what it is added to: it is read unless it starts from zero, and written. ``later``: not at once."""
+    """What a product does to what it is added to: it is read unless it starts from zero, and written.
+    ``later``: not at once."""
     when = None if constant(clears) is not None else tirx.Not(clears)
     held = [] if constant(clears) else [Access(c, "read", asynchronous=later, when=when)]
     return [*held, Access(c, "write", asynchronous=later)]
@@ -144,8 +170,13 @@ class Gemm(TileOp):
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears = call.args
         later = bool(self.queue(call))
-        engines = ["async" if later and r.source.ty.storage_scope.startswith("shared") else "" for r in (a, b)]
-        reads = [Access(r, "read", asynchronous=later, proxy=engine) for r, engine in zip((a, b), engines, strict=True)]
+        engines = [
+            "async" if later and r.source.ty.storage_scope.startswith("shared") else "" for r in (a, b)
+        ]
+        reads = [
+            Access(r, "read", asynchronous=later, proxy=engine)
+            for r, engine in zip((a, b), engines, strict=True)
+        ]
         return [*reads, *accumulated(c, clears, later)]
 
     def pending(self, call: Any) -> int:
@@ -158,20 +189,38 @@ class Gemm(TileOp):
         site, pending = cx.current, self.pending(call)
         a, b, c = (cx.view(region, call) for region in call.args[:3])
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
-        across, down, cut = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"]), "precision" in call.attrs
+        across, down, cut = (
+            bool(call.attrs["trans_a"]),
+            bool(call.attrs["trans_b"]),
+            "precision" in call.attrs,
+        )
 
         def multiply(left: Any, right: Any, to: Any, fresh: bool) -> None:
             x, y = tiles.matrix(left.read()), tiles.matrix(right.read())
             if cut:
                 x, y = tiles.tf32(x), tiles.tf32(y)
-            to.write(tiles.product(x.T if across else x, y.T if down else y, None if fresh else tiles.matrix(to.read()), dtypes))
+            to.write(
+                tiles.product(
+                    x.T if across else x,
+                    y.T if down else y,
+                    None if fresh else tiles.matrix(to.read()),
+                    dtypes,
+                )
+            )
 
         def run(ex: Any) -> None:
             multiply(a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), bool(clear(ex)))
 
         def begin(ex: Any, engine: Any) -> None:
-            left, right, to, fresh = a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), bool(clear(ex))
-            flights.start(ex, flights.PRODUCT, engine, site, (left, right), to, lambda: multiply(left, right, to, fresh))
+            left, right, to, fresh = (
+                a.placed(ex, None),
+                b.placed(ex, None),
+                c.placed(ex, None),
+                bool(clear(ex)),
+            )
+            flights.start(
+                ex, flights.PRODUCT, engine, site, (left, right), to, lambda: multiply(left, right, to, fresh)
+            )
             if pending >= 0:
                 flights.wait(ex, flights.PRODUCT, pending)
 

@@ -1,4 +1,5 @@
-"""``T.gemm_sp``: a product whose left operand has two numbers in every four of a row, and keeps those alone (2:4 sparsity)."""
+"""``T.gemm_sp``: a product whose left operand has two numbers in every four of a row, and keeps those alone
+(2:4 sparsity)."""
 
 from __future__ import annotations
 
@@ -33,47 +34,70 @@ def gemm_sp(
     k_pack: int = 1,
     wg_wait: int = 0,
 ) -> None:
-    """C += A · op(B), where A (M, K) has at most two numbers in each four neighbours of a row, and ``A_sparse`` is those two.
+    """C += A · op(B), where A (M, K) has at most two numbers in each four neighbours of a row, and
+    ``A_sparse`` is those two.
 
-    ``E`` says where they are: four bits for each four neighbours, of which the lower two are the place of the first number, the upper two
-    that of the second, 0 ≤ first < second ≤ 3. The lowest bits of an element are for the first neighbours. Where the places are not in
-    order, what the four count for is not defined.
+    ``E`` says where they are: four bits for each four neighbours, of which the lower two are the place of the
+    first number, the upper two that of the second, 0 ≤ first < second ≤ 3. The lowest bits of an element are
+    for the first neighbours. Where the places are not in order, what the four count for is not defined.
 
     Args:
-        A_sparse: (M, K / 2), or (K / 2, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
+        A_sparse: (M, K / 2), or (K / 2, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``.
+        C: (M, N).
         E: (M, K / 8) of uint8, (M, K / 16) of int16 or uint16, (M, K / 32) of int32 or uint32.
         clear_accum: C starts from zero instead of its contents; also a condition of the device.
 
     Raises:
         TileValueError: shapes that do not fit. TileTypeError: dtypes that have no product, or say no places.
     """
-    require_bools(transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum)
+    require_bools(
+        transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum
+    )
     a, e, b, c = region(A_sparse, "A"), region(E, "E"), region(B, "B"), region(C, "C")
     loc = source.current()
     if wg_wait:
-        raise TileValueError(f"T.gemm_sp with wg_wait={wg_wait}", loc=loc, expected="0: it is complete where it stands")
+        raise TileValueError(
+            f"T.gemm_sp with wg_wait={wg_wait}", loc=loc, expected="0: it is complete where it stands"
+        )
     for r, what in ((a, "A"), (e, "E"), (b, "B"), (c, "C")):
         if len(r.shape) != 2 or any(constant(x) is None for x in r.shape):
-            raise TileValueError(f"{what} of T.gemm_sp is {r.name}, a tile of {show(r.shape)}", loc=loc, expected="two constant extents")
+            raise TileValueError(
+                f"{what} of T.gemm_sp is {r.name}, a tile of {show(r.shape)}",
+                loc=loc,
+                expected="two constant extents",
+            )
         if not r.buffer.scope.startswith(("shared", "local")):
             raise TileTypeError(
-                f"{what} of T.gemm_sp is {r.name}, which lies in global memory", loc=loc, hint="copy the tile into T.alloc_shared first"
+                f"{what} of T.gemm_sp is {r.name}, which lies in global memory",
+                loc=loc,
+                hint="copy the tile into T.alloc_shared first",
             )
     m, half = a.shape[::-1] if transpose_A else a.shape
     k, n = b.shape[::-1] if transpose_B else b.shape
     each = COVERED.get(e.dtype)
     if each is None:
-        raise TileTypeError(f"E of T.gemm_sp is {e.name} of {e.dtype}", loc=loc, expected="one of " + ", ".join(COVERED))
+        raise TileTypeError(
+            f"E of T.gemm_sp is {e.name} of {e.dtype}", loc=loc, expected="one of " + ", ".join(COVERED)
+        )
     rows, columns = (constant(x) for x in e.shape)
     whole = constant(k) or 0
-    if (constant(half), m, n) != (whole // 2, *c.shape) or whole % each or (rows, columns) != (constant(m), whole // each):
+    if (
+        (constant(half), m, n) != (whole // 2, *c.shape)
+        or whole % each
+        or (rows, columns) != (constant(m), whole // each)
+    ):
         raise TileValueError(
-            f"T.gemm_sp of A {show(a.shape)}, E {show(e.shape)} of {e.dtype}, B {show(b.shape)} into C {show(c.shape)}",
+            f"T.gemm_sp of A {show(a.shape)}, E {show(e.shape)} of {e.dtype}, B {show(b.shape)} into C "
+            f"{show(c.shape)}",
             loc=loc,
             expected=f"A (M, K / 2), E (M, K / {each}), B (K, N), C (M, N); here K is {whole}",
         )
     check_operands(a.dtype, b.dtype, c.dtype, "T.gemm_sp", loc)
-    attrs = {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": warp_policy(policy, "T.gemm_sp", loc)}
+    attrs = {
+        "trans_a": int(bool(transpose_A)),
+        "trans_b": int(bool(transpose_B)),
+        "policy": warp_policy(policy, "T.gemm_sp", loc),
+    }
     emit("gemm_sp", [a.ir(), b.ir(), c.ir(), as_expr(clear_accum, "bool"), e.ir()], attrs)
 
 
@@ -107,12 +131,26 @@ class GemmSp(TileOp):
             to.write(tiles.product(x, y.T if down else y, None if fresh else tiles.matrix(to.read()), dtypes))
 
         def run(ex: Any) -> None:
-            multiply(a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), tiles.matrix(e.read(ex)), bool(clear(ex)))
+            multiply(
+                a.placed(ex, None),
+                b.placed(ex, None),
+                c.placed(ex, None),
+                tiles.matrix(e.read(ex)),
+                bool(clear(ex)),
+            )
 
         def begin(ex: Any, engine: Any) -> None:
             left, right, to = (v.placed(ex, None) for v in (a, b, c))
             where, fresh = tiles.matrix(e.read(ex)).copy(), bool(clear(ex))
-            flights.start(ex, flights.PRODUCT, engine, site, (left, right), to, lambda: multiply(left, right, to, where, fresh))
+            flights.start(
+                ex,
+                flights.PRODUCT,
+                engine,
+                site,
+                (left, right),
+                to,
+                lambda: multiply(left, right, to, where, fresh),
+            )
             if pending >= 0:
                 flights.wait(ex, flights.PRODUCT, pending)
 
@@ -136,7 +174,8 @@ def expanded(kept: Any, e: Any) -> Any:
 
 
 def as_gemm(call: Any, dense: Any) -> list[Any]:
-    """The call as two statements: A written out into ``dense``, all of a tile (M, K) in shared memory, and a product of that."""
+    """The call as two statements: A written out into ``dense``, all of a tile (M, K) in shared memory, and a
+    product of that."""
     a, b, c, clears, e = call.args
     m, k = dense_shape(call)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
@@ -150,10 +189,25 @@ def as_gemm(call: Any, dense: Any) -> list[Any]:
     value = tirx.Select(tirx.EQ(tirx.bitwise_and(four, _int32(3)), j % 4), kept[0], second)
     store = tirx.BufferStore(dense.source, value, [i, j], call.span)
     parallel = {"ts.kind": "parallel"}
-    inner = tirx.For(j, _int32(0), _int32(k), tirx.ForKind.PARALLEL, store, annotations={"ts.depth": 1}, span=call.span)
-    nest = tirx.For(i, _int32(0), _int32(m), tirx.ForKind.PARALLEL, inner, annotations={"ts.depth": 2, **parallel}, span=call.span)
+    inner = tirx.For(
+        j, _int32(0), _int32(k), tirx.ForKind.PARALLEL, store, annotations={"ts.depth": 1}, span=call.span
+    )
+    nest = tirx.For(
+        i,
+        _int32(0),
+        _int32(m),
+        tirx.ForKind.PARALLEL,
+        inner,
+        annotations={"ts.depth": 2, **parallel},
+        span=call.span,
+    )
     attrs = {**dict(call.attrs), "trans_a": 0}
-    return [nest, tirx.Evaluate(ir.Call("ts.gemm", [dense, b, c, clears], attrs=attrs, ret_ty=VOID, span=call.span), call.span)]
+    return [
+        nest,
+        tirx.Evaluate(
+            ir.Call("ts.gemm", [dense, b, c, clears], attrs=attrs, ret_ty=VOID, span=call.span), call.span
+        ),
+    ]
 
 
 def _int32(value: int) -> Any:
@@ -168,19 +222,25 @@ def _dtype(region: Any) -> str:
 def _element(region: Any, row: Any, column: Any) -> Any:
     """An element of a matrix."""
     at = dict(zip(matrix_axes(region), (row, column), strict=True))
-    return tirx.BufferLoad(region.source, [r.min + at[k] if k in at else r.min for k, r in enumerate(region.region)])
+    return tirx.BufferLoad(
+        region.source, [r.min + at[k] if k in at else r.min for k, r in enumerate(region.region)]
+    )
 
 
 def written_out(program: Any) -> Any:
-    """The program with every T.gemm_sp as a product of a tile that its left operand is written out into: for targets without such
-    products."""
+    """The program with every T.gemm_sp as a product of a tile that its left operand is written out into: for
+    targets without such products."""
 
     def change(s: Any) -> Any:
         call = s.value
         if not isinstance(call, ir.Call) or call.op.name != "ts.gemm_sp":
             return s
-        var = tirx.decl_buffer(dense_shape(call), _dtype(call.args[0]), "dense", scope="shared", data_alignment=64, layout=None)
-        whole = tirx.BufferRegion(var, [ir.Range.from_min_extent(tirx.IntImm("int32", 0), e) for e in var.ty.shape])
+        var = tirx.decl_buffer(
+            dense_shape(call), _dtype(call.args[0]), "dense", scope="shared", data_alignment=64, layout=None
+        )
+        whole = tirx.BufferRegion(
+            var, [ir.Range.from_min_extent(tirx.IntImm("int32", 0), e) for e in var.ty.shape]
+        )
         return sequence([tirx.AllocBuffer(var, {}, call.span), *as_gemm(call, whole)])
 
     body = structural_map(program.func.body, (tirx.Evaluate, change))

@@ -1,4 +1,5 @@
-"""Sums that lanes keep apart (scheduled level of a GPU only): where they add theirs up (passes/defer_cross_lane_sums.py)."""
+"""Sums that lanes keep apart (scheduled level of a GPU only): where they add theirs up
+(passes/defer_cross_lane_sums.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 
 def join_lanes(tile: Any, masks: tuple[int, ...], span: Any) -> Any:
-    """``ts.join_lanes(tile)``: every element becomes the sum of what the lanes have of it that differ in the bits of ``masks``."""
+    """``ts.join_lanes(tile)``: every element becomes the sum of what the lanes have of it that differ in the
+    bits of ``masks``."""
     attrs = {"executor": "block", "masks": ",".join(map(str, masks))}
     return tirx.Evaluate(ir.Call("ts.join_lanes", [tile], attrs=attrs, ret_ty=VOID, span=span), span)
 

@@ -1,4 +1,5 @@
-"""``T.any_of`` and ``T.all_of``: whether one element of a tile, or each, is not zero; of several conditions, whether one holds, or all."""
+"""``T.any_of`` and ``T.all_of``: whether one element of a tile, or each, is not zero; of several conditions,
+whether one holds, or all."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from tilescale.compiler.ops.reduce import reduce
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
 
-#: So many elements are read in one expression, which is a value anywhere, also in a `while` and around copies that run ahead. More of
-#: them are read in a loop in front of the statement.
+#: So many elements are read in one expression, which is a value anywhere, also in a `while` and around copies
+#: that run ahead. More of them are read in a loop in front of the statement.
 IN_ONE_EXPRESSION = 32
 
 
 def any_of(*conditions: Any) -> Any:
-    """Whether one of the conditions holds. A tile or a part of it (``A[i, :]``) stands for its elements, which hold where they are
-    not zero.
+    """Whether one of the conditions holds. A tile or a part of it (``A[i, :]``) stands for its elements,
+    which hold where they are not zero.
 
     Raises:
         TileTypeError: counters of a signal; a part of a fragment whose extents are not constants.
@@ -37,7 +38,8 @@ def any_of(*conditions: Any) -> Any:
 
 
 def all_of(*conditions: Any) -> Any:
-    """Whether all conditions hold. A tile or a part of it (``A[i, :]``) stands for its elements, which hold where they are not zero.
+    """Whether all conditions hold. A tile or a part of it (``A[i, :]``) stands for its elements, which hold
+    where they are not zero.
 
     Raises:
         TileTypeError, TileSyntaxError: as of :func:`any_of`.
@@ -53,7 +55,9 @@ def _of_tile(tile: Any, word: str) -> Any:
     of = region(tile, f"the tile of T.{word}")
     if of.buffer.kind == "signal":
         raise TileTypeError(
-            f"T.{word} of {of.name}, which is a signal", loc=source.current(), hint=f"T.wait({of.name}[i], value=…) for each counter"
+            f"T.{word} of {of.name}, which is a signal",
+            loc=source.current(),
+            hint=f"T.wait({of.name}[i], value=…) for each counter",
         )
     if of.buffer.scope.startswith("local.fragment"):
         return _of_fragment(of, word)
@@ -70,13 +74,16 @@ def _of_tile(tile: Any, word: str) -> Any:
 
 
 def _of_fragment(of: Region, word: str) -> Any:
-    """A fragment lies spread over threads: one and zero for each element, reduced along one axis after the other."""
+    """A fragment lies spread over threads: one and zero for each element, reduced along one axis after the
+    other."""
     loc = source.current()
     if loop := of_iterations():
         raise TileSyntaxError(
-            f"T.{word} of a fragment in {loop}, whose iterations are of elements: one thread runs each", loc=loc,
-            expected="single elements", hint=f"T.{word}({of.name}…) in front of the loop, or a tile of T.alloc_shared",
-        )  # fmt: skip
+            f"T.{word} of a fragment in {loop}, whose iterations are of elements: one thread runs each",
+            loc=loc,
+            expected="single elements",
+            hint=f"T.{word}({of.name}…) in front of the loop, or a tile of T.alloc_shared",
+        )
     shape = [constant(e) for e in of.shape]
     if any(e is None for e in shape):
         raise TileTypeError(
@@ -97,4 +104,9 @@ def _of_fragment(of: Region, word: str) -> Any:
 def _element(of: Region, at: tuple[Any, ...]) -> Any:
     """The element of a region at indices along the axes that it has."""
     left = iter(at)
-    return of.buffer[tuple(low if dropped else binary("+", low, next(left)) for low, dropped in zip(of.mins, of.dropped, strict=True))]
+    return of.buffer[
+        tuple(
+            low if dropped else binary("+", low, next(left))
+            for low, dropped in zip(of.mins, of.dropped, strict=True)
+        )
+    ]

@@ -17,7 +17,9 @@ from tilescale.language.booleans import require_bools
 def _range(args: tuple[Any, ...], step: Any = None) -> tuple[Any, Any, Any]:
     if not 1 <= len(args) <= 3:
         raise TileTypeError(
-            f"a loop over {len(args)} numbers", loc=source.current(), expected="(stop), (start, stop) or (start, stop, step)"
+            f"a loop over {len(args)} numbers",
+            loc=source.current(),
+            expected="(stop), (start, stop) or (start, stop, step)",
         )
     if len(args) == 1:
         low, high, by = 0, args[0], 1 if step is None else step
@@ -48,9 +50,11 @@ def serial(*args: Any, step: Any = None, annotations: dict[str, Any] | None = No
     return LoopNest("serial", [_range(args, step)])
 
 
-def unroll(*args: Any, step: Any = None, explicit: bool = False, unroll_factor: int | None = None) -> LoopNest:
-    """A loop whose body the compiler lays out once an iteration where the count is known (``explicit`` or not), or, on GPUs,
-    ``unroll_factor`` iterations at a time.
+def unroll(
+    *args: Any, step: Any = None, explicit: bool = False, unroll_factor: int | None = None
+) -> LoopNest:
+    """A loop whose body the compiler lays out once an iteration where the count is known (``explicit`` or
+    not), or, on GPUs, ``unroll_factor`` iterations at a time.
 
     Raises:
         TileValueError: a factor that is no positive number, or one together with ``explicit``.
@@ -60,7 +64,9 @@ def unroll(*args: Any, step: Any = None, explicit: bool = False, unroll_factor: 
         return LoopNest("unroll", [_range(args, step)])
     if not isinstance(unroll_factor, int) or unroll_factor < 1 or explicit:
         what = f"unroll_factor={unroll_factor!r}{', explicit=True' if explicit else ''}"
-        raise TileValueError(what, loc=source.current(), expected="a positive number, or explicit=True for all iterations")
+        raise TileValueError(
+            what, loc=source.current(), expected="a positive number, or explicit=True for all iterations"
+        )
     return LoopNest("unroll", [_range(args, step)], {"ts.unroll": unroll_factor})
 
 
@@ -70,18 +76,21 @@ def vectorized(*args: Any) -> LoopNest:
 
 
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None) -> LoopNest:
-    """Independent iterations over a rectangle, cut among the executor's threads: ``for i, j in T.Parallel(M, N)``.
+    """Independent iterations over a rectangle, cut among the executor's threads: ``for i, j in T.Parallel(M,
+    N)``.
 
     Both words matter where threads share the iterations (GPUs), and change no result:
 
     Args:
-        loop_layout: a `T.Fragment` of the loop's extents: which thread runs which iteration, and in which round. Without it the tiles
-            that the loop touches decide.
-        coalesced_width: the most neighbours, a power of two, that a thread reads or writes in one access to memory.
+        loop_layout: a `T.Fragment` of the loop's extents: which thread runs which iteration, and in which
+            round. Without it the tiles that the loop touches decide.
+        coalesced_width: the most neighbours, a power of two, that a thread reads or writes in one access to
+            memory.
 
     Raises:
-        TileTypeError: no extents, or a layout that is no fragment of them. TileValueError: a width that is none. Where layouts are chosen,
-            a TileValueError shows both demands if tiles that the loop touches lie otherwise.
+        TileTypeError: no extents, or a layout that is no fragment of them. TileValueError: a width that is
+            none. Where layouts are chosen, a TileValueError shows both demands if tiles that the loop touches
+            lie otherwise.
     """
     if not extents:
         raise TileTypeError("T.Parallel without extents", loc=source.current(), hint="T.Parallel(M, N)")
@@ -90,9 +99,11 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     if loop_layout is not None:
         if any(frame.kind == "parallel" for frame in builder.current().frames):
             raise TileSyntaxError(
-                "loop_layout= of a T.Parallel inside another one, whose iterations run it whole", loc=source.current(),
-                expected="it on the outermost loop", hint="one T.Parallel over all extents",
-            )  # fmt: skip
+                "loop_layout= of a T.Parallel inside another one, whose iterations run it whole",
+                loc=source.current(),
+                expected="it on the outermost loop",
+                hint="one T.Parallel over all extents",
+            )
         notes["ts.layout"] = by_hand.layout(loop_layout, [high for _, high, _ in ranges], "T.Parallel")
     if coalesced_width is not None:
         notes["ts.width"] = by_hand.width(coalesced_width)
@@ -100,26 +111,37 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
 
 
 def Pipelined(
-    start: Any, stop: Any = None, num_stages: int | None = None, order: Any = None, stage: Any = None, sync: Any = None, group: Any = None
+    start: Any,
+    stop: Any = None,
+    num_stages: int | None = None,
+    order: Any = None,
+    stage: Any = None,
+    sync: Any = None,
+    group: Any = None,
 ) -> LoopNest:
-    """A loop whose copies run ahead of the computation through a ring of ``num_stages`` buffers (one), where the target has such rings.
+    """A loop whose copies run ahead of the computation through a ring of ``num_stages`` buffers (one), where
+    the target has such rings.
 
     Args:
-        order, stage: a schedule by hand, an entry for each statement of the body, names of values aside: copies of an earlier stage run
-            ahead of those of the latest, by as many rounds as the stages lie apart at least; within a stage statements run in their order.
-            -1 in both leaves a copy to the compiler. Without ``num_stages`` there is room for as many rounds as the stages need.
+        order, stage: a schedule by hand, an entry for each statement of the body, names of values aside:
+            copies of an earlier stage run ahead of those of the latest, by as many rounds as the stages lie
+            apart at least; within a stage statements run in their order. -1 in both leaves a copy to the
+            compiler. Without ``num_stages`` there is room for as many rounds as the stages need.
         group: the numbers of the statements that share an entry, a list for each entry.
 
     Raises:
-        TileValueError: numbers that are none; what the schedule asks for and cannot be done (passes/manual_stages.py).
+        TileValueError: numbers that are none; what the schedule asks for and cannot be done
+        (passes/manual_stages.py).
     """
     if num_stages is not None and (not isinstance(num_stages, int) or num_stages < 0):
         raise TileValueError(f"num_stages={num_stages!r}", loc=source.current(), expected="an int ≥ 0")
     if sync:
         raise TileValueError(
-            f"sync={sync!r}", loc=source.current(), expected="no sync=: what waits for what follows from what statements read and write",
+            f"sync={sync!r}",
+            loc=source.current(),
+            expected="no sync=: what waits for what follows from what statements read and write",
             hint="order=… and stage=…",
-        )  # fmt: skip
+        )
     args = (start,) if stop is None else (start, stop)
     notes: dict[str, Any] = {"ts.num_stages": 1 if num_stages is None else num_stages}
     if order or stage or group:
@@ -141,25 +163,38 @@ def _by_hand(order: Any, stage: Any, group: Any) -> dict[str, Any]:
     for name, entries in given.items():
         if not isinstance(entries, (list, tuple)) or not all(_is_number(x) and x >= -1 for x in entries):
             raise TileValueError(
-                f"{name}={entries!r} of T.Pipelined", loc=loc, expected="order= and stage=, a list of numbers each, an entry a statement",
+                f"{name}={entries!r} of T.Pipelined",
+                loc=loc,
+                expected="order= and stage=, a list of numbers each, an entry a statement",
                 hint="order=[0, 1, 2], stage=[0, 0, 1]",
-            )  # fmt: skip
+            )
     if len(order) != len(stage) or any((o < 0) != (s < 0) for o, s in zip(order, stage, strict=True)):
         raise TileValueError(
-            f"order={list(order)} and stage={list(stage)}", loc=loc, expected="as many entries in both, and -1 at the same places"
+            f"order={list(order)} and stage={list(stage)}",
+            loc=loc,
+            expected="as many entries in both, and -1 at the same places",
         )
     places = [o for o in order if o >= 0]
     if len(set(places)) != len(places):
-        raise TileValueError(f"order={list(order)} has two statements in one place", loc=loc, expected="a place of its own for each")
+        raise TileValueError(
+            f"order={list(order)} has two statements in one place",
+            loc=loc,
+            expected="a place of its own for each",
+        )
     groups = group or []
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) and g and all(map(_is_number, g)) for g in groups):
-        raise TileValueError(f"group={group!r}", loc=loc, expected="a list of statements' numbers for each entry")
+    if not isinstance(groups, (list, tuple)) or not all(
+        isinstance(g, (list, tuple)) and g and all(map(_is_number, g)) for g in groups
+    ):
+        raise TileValueError(
+            f"group={group!r}", loc=loc, expected="a list of statements' numbers for each entry"
+        )
     return {"ts.order": list(order), "ts.stage": list(stage), "ts.group": [list(g) for g in groups]}
 
 
 def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> LoopNest:
-    """The tiles of ``domain`` (extents) that fall to block ``index`` of ``wave_size`` resident ones, in row-major order:
-    ``for bm, bn in T.Persistent((M_tiles, N_tiles), blocks, block_id)``. Yields one index an axis. ``group_size`` changes nothing."""
+    """The tiles of ``domain`` (extents) that fall to block ``index`` of ``wave_size`` resident ones, in
+    row-major order: ``for bm, bn in T.Persistent((M_tiles, N_tiles), blocks, block_id)``. Yields one index an
+    axis. ``group_size`` changes nothing."""
     extents = [to_expr(e, "an extent") for e in (domain if isinstance(domain, (tuple, list)) else (domain,))]
     total: Any = 1
     for e in extents:
@@ -170,7 +205,8 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> 
         for e in reversed(extents[1:]):
             out.append(binary("%", flat, e))
             flat = binary("//", flat, e)
-        # The outermost needs no remainder: between numbers it says that the tile lies inside, elsewhere it costs TVM minutes.
+        # The outermost needs no remainder: between numbers it says that the tile lies inside, elsewhere it
+        # costs TVM minutes.
         out.append(flat if constant(extents[0]) is None else binary("%", flat, extents[0]))
         out.reverse()
         return tuple(out) if len(out) > 1 else out[0]

@@ -1,11 +1,21 @@
-"""Scalar arithmetic: what a kernel writes inside T.Parallel. Exact by default; fast only where written ``T.__exp``."""
+"""Scalar arithmetic: what a kernel writes inside T.Parallel. Exact by default; fast only where written
+``T.__exp``."""
 
 from __future__ import annotations
 
 import math as _math
 from typing import Any
 
-from tilescale.compiler.builder.values import as_expr, binary, const, convert, float_function, same_dtype, to_expr, truth
+from tilescale.compiler.builder.values import (
+    as_expr,
+    binary,
+    const,
+    convert,
+    float_function,
+    same_dtype,
+    to_expr,
+    truth,
+)
 from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
@@ -21,7 +31,12 @@ def _unary(name: str, python: Any, doc: str) -> Any:
             return python(e)
         dt = str(e.ty)
         if "float" not in dt and name.startswith("__"):
-            raise TileTypeError(f"T.{name} of {dt}", loc=source.current(), expected="a float", hint=f'T.{name}(T.cast(…, "float32"))')
+            raise TileTypeError(
+                f"T.{name} of {dt}",
+                loc=source.current(),
+                expected="a float",
+                hint=f'T.{name}(T.cast(…, "float32"))',
+            )
         if "float" not in dt:
             e, dt = convert(e, "float32"), "float32"
         return ir.Call(f"ts.math.{name}", [e], ret_ty=ir.PrimType(dt))
@@ -207,7 +222,9 @@ def max_value(dtype: Any) -> Any:
     dt = canonical(dtype)
     if dt.is_float:
         return convert(GREATEST[dt], dt)
-    return const(True, dt) if dt == "bool" else const(2 ** (dt.bits - (0 if dt.startswith("u") else 1)) - 1, dt)
+    return (
+        const(True, dt) if dt == "bool" else const(2 ** (dt.bits - (0 if dt.startswith("u") else 1)) - 1, dt)
+    )
 
 
 def min_value(dtype: Any) -> Any:
@@ -254,7 +271,8 @@ def popcount(x: Any) -> Any:
 
 
 def reinterpret(a: Any, b: Any) -> Any:
-    """The bits of a value as another dtype of the same size: ``T.reinterpret(value, dtype)`` (or TVM's order)."""
+    """The bits of a value as another dtype of the same size: ``T.reinterpret(value, dtype)`` (or TVM's
+    order)."""
     dtype, value = (a, b) if isinstance(a, str) else (b, a)
     dt, e = canonical(dtype), as_expr(value)
     if canonical(str(e.ty)).bits != dt.bits:
@@ -264,7 +282,11 @@ def reinterpret(a: Any, b: Any) -> Any:
 
 def _rounded(rounding: str, name: str) -> None:
     if rounding != "rn":
-        raise TileValueError(f"T.{name} with rounding {rounding!r}", loc=source.current(), expected='"rn" (to nearest, ties to even)')
+        raise TileValueError(
+            f"T.{name} with rounding {rounding!r}",
+            loc=source.current(),
+            expected='"rn" (to nearest, ties to even)',
+        )
 
 
 def _alone(name: str, op: str, a: Any, b: Any) -> Any:

@@ -1,9 +1,11 @@
-"""Expert: barriers in shared memory with arrivals, phases and bytes (PTX ISA, "mbarrier"), and copies by TMA that complete on them.
+"""Expert: barriers in shared memory with arrivals, phases and bytes (PTX ISA, "mbarrier"), and copies by TMA
+that complete on them.
 
-A kernel written with them says by hand what T.Pipelined says in a word. A barrier's phase ends when so many threads have arrived as it was
-allocated for and all bytes that were announced have come; waiting for a parity returns when the phase of that parity is over, the one
-before the first counting as of parity 1. Arrivals release, waits acquire, in each thread for itself; nothing else is ordered by the
-compiler where tiles are filled by ``T.tma_copy``. Names are TileLang's.
+A kernel written with them says by hand what T.Pipelined says in a word. A barrier's phase ends when so many
+threads have arrived as it was allocated for and all bytes that were announced have come; waiting for a parity
+returns when the phase of that parity is over, the one before the first counting as of parity 1. Arrivals
+release, waits acquire, in each thread for itself; nothing else is ordered by the compiler where tiles are
+filled by ``T.tma_copy``. Names are TileLang's.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
 
 SCOPE = "shared.barrier"
-#: reduction → the dtypes that TMA has it for (PTX ISA, "cp.reduce.async.bulk"); float32's minimum is an illegal instruction on an H200
+#: reduction → the dtypes that TMA has it for (PTX ISA, "cp.reduce.async.bulk"); float32's minimum is an
+#: illegal instruction on an H200
 _BOTH = ("uint32", "int32", "uint64", "float16", "bfloat16")
 REDUCTIONS = {"add": (*_BOTH, "float32", "float64"), "min": (*_BOTH, "int64"), "max": (*_BOTH, "int64")}
 
 
 def alloc_barrier(arrive_count: Any = 1) -> Any:
-    """Barriers of a block; one, or with a list one for each count. ``arrive_count``: threads whose arrivals end a phase.
+    """Barriers of a block; one, or with a list one for each count. ``arrive_count``: threads whose arrivals
+    end a phase.
 
     Raises:
         TileValueError: a count that is no positive int. TileSyntaxError: inside T.Scale below the block.
@@ -34,11 +38,19 @@ def alloc_barrier(arrive_count: Any = 1) -> Any:
     from tilescale.compiler.ops.alloc import _allocate
 
     counts = list(arrive_count) if isinstance(arrive_count, (list, tuple)) else [arrive_count]
-    if not counts or any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 20 for n in counts):
-        raise TileValueError(f"T.alloc_barrier({arrive_count!r})", loc=source.current(), expected="a number of threads, or a list of them")
+    if not counts or any(
+        not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 20 for n in counts
+    ):
+        raise TileValueError(
+            f"T.alloc_barrier({arrive_count!r})",
+            loc=source.current(),
+            expected="a number of threads, or a list of them",
+        )
     b = bld.current()
     if b.launch is not None and b.executor != "block":
-        raise TileSyntaxError("T.alloc_barrier inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale")
+        raise TileSyntaxError(
+            "T.alloc_barrier inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale"
+        )
     buffer = _allocate((len(counts),), "uint64", SCOPE, "alloc_barrier")
     buffer.kind = "barrier"
     b.bodies[-1][-1] = tirx.AllocBuffer(buffer.var, {"ts.counts": counts}, b.span())
@@ -53,7 +65,9 @@ def barrier_of(value: Any, what: str) -> Region:
     """
     made = element(value, what) if is_tile(value) else None
     if made is None or made.buffer.kind != "barrier":
-        raise TileTypeError(f"{what} is given {value!r}", loc=source.current(), expected="a barrier b[i] of T.alloc_barrier")
+        raise TileTypeError(
+            f"{what} is given {value!r}", loc=source.current(), expected="a barrier b[i] of T.alloc_barrier"
+        )
     return made
 
 
@@ -70,7 +84,8 @@ def mbarrier_arrive(barrier: Any) -> None:
 
 
 def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
-    """The phase also waits for so many bytes, which copies will bring; said once for the executor, by a thread that arrives behind it."""
+    """The phase also waits for so many bytes, which copies will bring; said once for the executor, by a
+    thread that arrives behind it."""
     _outside_parallel("T.mbarrier_expect_tx")
     emit("mbarrier_expect_tx", [barrier_of(barrier, "T.mbarrier_expect_tx").ir(), convert(tx, "int32")])
 
@@ -78,7 +93,9 @@ def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
 def mbarrier_wait_parity(barrier: Any, parity: Any) -> None:
     """All threads of the executor wait until the phase of this parity is over (acquire)."""
     _outside_parallel("T.mbarrier_wait_parity")
-    emit("mbarrier_wait_parity", [barrier_of(barrier, "T.mbarrier_wait_parity").ir(), convert(parity, "int32")])
+    emit(
+        "mbarrier_wait_parity", [barrier_of(barrier, "T.mbarrier_wait_parity").ir(), convert(parity, "int32")]
+    )
 
 
 def barrier_arrive(barrier: Any) -> None:
@@ -92,13 +109,14 @@ def barrier_wait(barrier: Any, parity: Any = 0) -> None:
 
 
 def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
-    """A copy by TMA, issued once for the executor: a box of a tensor into a tile of shared memory, whose bytes complete on ``barrier``; or
-    a tile into a tensor, added to what lies there (``reduce``: add, min, max) or instead of it, complete where ``T.tma_store_wait`` says
-    so. A tile is a matrix of whole rows, or a stage of several: ``stages[k, :, :]``. What lies outside the tensor is read as zero and
-    never written.
+    """A copy by TMA, issued once for the executor: a box of a tensor into a tile of shared memory, whose
+    bytes complete on ``barrier``; or a tile into a tensor, added to what lies there (``reduce``: add, min,
+    max) or instead of it, complete where ``T.tma_store_wait`` says so. A tile is a matrix of whole rows, or a
+    stage of several: ``stages[k, :, :]``. What lies outside the tensor is read as zero and never written.
 
     Raises:
-        TileTypeError: operands that TMA does not connect. TileValueError: shapes that differ, an unknown reduction.
+        TileTypeError: operands that TMA does not connect. TileValueError: shapes that differ, an unknown
+        reduction.
     """
     _outside_parallel("T.tma_copy")
     loc = source.current()
@@ -108,21 +126,36 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
     require_same_shape(frm, to, "T.tma_copy")
     loads = frm.buffer.scope == "global" and to.buffer.scope == "shared"
     if not loads and not (frm.buffer.scope == "shared" and to.buffer.scope == "global"):
-        raise TileTypeError(f"T.tma_copy from {frm.name} to {to.name}", loc=loc, expected="a tensor and a tile of T.alloc_shared")
+        raise TileTypeError(
+            f"T.tma_copy from {frm.name} to {to.name}",
+            loc=loc,
+            expected="a tensor and a tile of T.alloc_shared",
+        )
     if loads != (barrier is not None):
         raise TileTypeError(
-            "T.tma_copy into a tile without barrier=" if loads else "T.tma_copy into a tensor with barrier=", loc=loc,
-            expected="barrier=b[i], on which the bytes complete" if loads else "T.tma_store_arrive and T.tma_store_wait behind it",
-        )  # fmt: skip
+            "T.tma_copy into a tile without barrier=" if loads else "T.tma_copy into a tensor with barrier=",
+            loc=loc,
+            expected="barrier=b[i], on which the bytes complete"
+            if loads
+            else "T.tma_store_arrive and T.tma_store_wait behind it",
+        )
     if reduce and (loads or reduce not in REDUCTIONS):
-        raise TileValueError(f"T.tma_copy with reduce={reduce!r}", loc=loc, expected="into a tensor, one of " + ", ".join(REDUCTIONS))
+        raise TileValueError(
+            f"T.tma_copy with reduce={reduce!r}",
+            loc=loc,
+            expected="into a tensor, one of " + ", ".join(REDUCTIONS),
+        )
     if reduce and str(to.dtype) not in REDUCTIONS[reduce]:
         raise TileTypeError(
-            f"T.tma_copy with reduce={reduce!r} of {to.dtype}", loc=loc, expected="one of " + ", ".join(REDUCTIONS[reduce]),
+            f"T.tma_copy with reduce={reduce!r} of {to.dtype}",
+            loc=loc,
+            expected="one of " + ", ".join(REDUCTIONS[reduce]),
             hint="T.atomic_add, T.atomic_min or T.atomic_max",
-        )  # fmt: skip
+        )
     if str(frm.dtype) != str(to.dtype):
-        raise TileTypeError(f"T.tma_copy of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype: TMA converts nothing")
+        raise TileTypeError(
+            f"T.tma_copy of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype: TMA converts nothing"
+        )
     extra = [] if barrier is None else [barrier_of(barrier, "barrier=").ir()]
     emit("tma_copy", [frm.ir(), to.ir(), *extra], {"reduce": reduce})
 
@@ -133,7 +166,8 @@ def tma_store_arrive() -> None:
 
 
 def tma_store_wait(count: int = 0, read_only: bool = False) -> None:
-    """All but the last ``count`` groups of stores are complete; with ``read_only`` they have read their tiles."""
+    """All but the last ``count`` groups of stores are complete; with ``read_only`` they have read their
+    tiles."""
     require_bools(read_only=read_only)
     emit("tma_store_wait", [], {"count": int(count), "read_only": int(bool(read_only))})
 
@@ -183,7 +217,11 @@ class MBarrierWaitParity(_Expert):
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import mbarriers
 
-        find, parity, site = mbarriers.finder(call.args[0], cx), cx.scalar(call.args[1]), cx.site(call, "T.mbarrier_wait_parity")
+        find, parity, site = (
+            mbarriers.finder(call.args[0], cx),
+            cx.scalar(call.args[1]),
+            cx.site(call, "T.mbarrier_wait_parity"),
+        )
         return lambda ex: mbarriers.wait(ex, find(ex), int(parity(ex)) & 1, site)
 
 

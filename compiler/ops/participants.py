@@ -1,7 +1,9 @@
-"""What collectives ask of the number of ranks that take part: parts for each of them, a root that is one of them.
+"""What collectives ask of the number of ranks that take part: parts for each of them, a root that is one of
+them.
 
-A launcher knows the number and refuses a launch that does not fit before anything runs, of all collectives that every launch comes to and
-whose parts are a number or a symbol of a shape. All others look for themselves, in their first meeting (`misfits`).
+A launcher knows the number and refuses a launch that does not fit before anything runs, of all collectives
+that every launch comes to and whose parts are a number or a symbol of a shape. All others look for
+themselves, in their first meeting (`misfits`).
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _BY_VALUE, _BY_SYMBOL = 0, 2
 
 @dataclass(frozen=True)
 class Demand:
-    """One demand of a collective. kind: PARTS or ROOT; whole: the tensor whose leading axis it is about; value: an integer, the place of a
-    symbol among the program's, or None where no launcher knows it."""
+    """One demand of a collective. kind: PARTS or ROOT; whole: the tensor whose leading axis it is about;
+    value: an integer, the place of a symbol among the program's, or None where no launcher knows it."""
 
     call: Any
     kind: int
@@ -39,7 +41,11 @@ class Demand:
 
     @property
     def words(self) -> list[int]:
-        return [self.kind, _BY_VALUE, self.known] if self.known is not None else [self.kind, _BY_SYMBOL, self.symbol or 0]
+        return (
+            [self.kind, _BY_VALUE, self.known]
+            if self.known is not None
+            else [self.kind, _BY_SYMBOL, self.symbol or 0]
+        )
 
     @property
     def text(self) -> str:
@@ -63,12 +69,24 @@ def demands_of(call: Any, symbols: dict[str, Any] | None = None) -> list[Demand]
         symbol = next((k for k, var in enumerate(slots) if isinstance(e, ir.Var) and e.same_as(var)), None)
         whole = texts.get("symmetric tensor", "") if str(name) == "parts" else "the source"
         kind = ROOT if str(name) == "root" else PARTS
-        out.append(Demand(call, kind, texts["collective"], whole, e, constant(e), symbol, loc_of(getattr(call, "span", None))))
+        out.append(
+            Demand(
+                call,
+                kind,
+                texts["collective"],
+                whole,
+                e,
+                constant(e),
+                symbol,
+                loc_of(getattr(call, "span", None)),
+            )
+        )
     return out
 
 
 def demands(program: Any) -> list[Demand]:
-    """What a launcher has to look at: of the collectives of all ranks that every block of every launch comes to, all that it knows."""
+    """What a launcher has to look at: of the collectives of all ranks that every block of every launch comes
+    to, all that it knows."""
     calls = [call for call in _straight(program.func.body) if team_of_call(call)[0] is None]
     found = [d for call in calls for d in demands_of(call, program.symbols)]
     return [d for d in found if d.known is not None or d.symbol is not None]
@@ -86,12 +104,14 @@ def _straight(s: Any) -> Iterator[Any]:
 
 
 def misfits(call: Any, cx: Any) -> list[tuple[Any, str]]:
-    """For each demand of a meeting that no launcher looks at: the condition under which the launch fails, and what is wrong then. ``cx`` is
-    a target's lowering."""
+    """For each demand of a meeting that no launcher looks at: the condition under which the launch fails, and
+    what is wrong then. ``cx`` is a target's lowering."""
     if call.attrs is None or "agreed" not in call.attrs:
         return []
     among, _ = team_of_call(call)
-    everyone = ir.Call("ts.scale_count", [ir.StringImm(str(call.attrs["reach"]))], ret_ty=ir.PrimType("int32"))
+    everyone = ir.Call(
+        "ts.scale_count", [ir.StringImm(str(call.attrs["reach"]))], ret_ty=ir.PrimType("int32")
+    )
     count = _long(cx.scalar(everyone if among is None else as_expr(among.count)))
     if cx.demanded is None:
         cx.demanded = {d.call for d in demands(cx.program)}
@@ -118,7 +138,8 @@ def as_meta(d: Demand) -> dict[str, Any]:
 
 
 def behind_misfits(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
-    """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part and no launcher saw that."""
+    """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part
+    and no launcher saw that."""
     from tilescale.compiler.ops.participants import misfits
 
     tests = [tirx.IfThenElse(wrong, fail(text), None) for wrong, text in misfits(call, cx)]

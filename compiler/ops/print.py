@@ -26,8 +26,8 @@ def dtype_code(dtype: str) -> int:
 
 
 def print(obj: Any, msg: str = "") -> None:  # the language's name
-    """Prints a scalar or a whole tile, once for each executor, with its rank and block in front; ``msg`` is its label. A text alone is
-    printed as it is.
+    """Prints a scalar or a whole tile, once for each executor, with its rank and block in front; ``msg`` is
+    its label. A text alone is printed as it is.
 
     Raises:
         TileTypeError: a label that is no text, also where the two are given the other way round.
@@ -41,7 +41,9 @@ def print(obj: Any, msg: str = "") -> None:  # the language's name
         )  # fmt: skip
     if isinstance(obj, str) and msg:
         hint = f'T.print("{msg}: {obj}")'
-        raise TileTypeError("T.print of two texts", loc=source.current(), expected="what is shown, then a text", hint=hint)
+        raise TileTypeError(
+            "T.print of two texts", loc=source.current(), expected="what is shown, then a text", hint=hint
+        )
     if isinstance(obj, (Buffer, Region)):
         region = obj if isinstance(obj, Region) else obj.whole()
         emit("print", [region.ir()], {"msg": msg or region.name, "dropped": [int(d) for d in region.dropped]})
@@ -72,7 +74,11 @@ class Print(TileOp):
         if isinstance(value, ir.TensorRegion):
             view, dropped = cx.view(value, call), tuple(k for k, d in enumerate(call.attrs["dropped"]) if d)
             return lambda ex: ex.machine.show(
-                ex, f"{printing.head(ex, loc)}{label} = {printing.tile(view.read(ex).squeeze(axis=dropped), view.dtype)}"
+                ex,
+                f"{printing.head(ex, loc)}{label} = "
+                f"{printing.tile(view.read(ex).squeeze(axis=dropped), view.dtype)}",
             )
         number, dtype = cx.scalar(value), str(value.ty)
-        return lambda ex: ex.machine.show(ex, f"{printing.head(ex, loc)}{label} = {printing.scalar(number(ex), dtype)}")
+        return lambda ex: ex.machine.show(
+            ex, f"{printing.head(ex, loc)}{label} = {printing.scalar(number(ex), dtype)}"
+        )

@@ -15,7 +15,8 @@ OPS = ("sum", "max", "min", "abssum", "absmax", "prod", "bitand", "bitor", "bitx
 
 
 def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True) -> None:
-    """Reduces ``buffer`` along axis ``dim`` into ``out``, whose shape lacks that axis (or has extent one there).
+    """Reduces ``buffer`` along axis ``dim`` into ``out``, whose shape lacks that axis (or has extent one
+    there).
 
     Args:
         reduce_type: sum, max, min, abssum, absmax, prod, bitand, bitor, bitxor.
@@ -27,20 +28,28 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     require_bools(clear=clear)
     loc = source.current()
     if reduce_type not in OPS:
-        raise TileValueError(f"there is no reduction {reduce_type!r}", loc=loc, expected="one of " + ", ".join(OPS))
+        raise TileValueError(
+            f"there is no reduction {reduce_type!r}", loc=loc, expected="one of " + ", ".join(OPS)
+        )
     src, dst = region(buffer, "the tile to reduce"), region(out, "the result")
     rank = len(src.shape)
     if not -rank <= dim < rank:
-        raise TileValueError(f"axis {dim} of {src.name}, which has {rank}", loc=loc, expected=f"{-rank} ≤ dim < {rank}")
+        raise TileValueError(
+            f"axis {dim} of {src.name}, which has {rank}", loc=loc, expected=f"{-rank} ≤ dim < {rank}"
+        )
     axis = dim % rank
     for r in (src, dst):
         if any(constant(e) is None for e in r.shape) or not r.buffer.scope.startswith(("shared", "local")):
-            raise TileTypeError(f"{r.name} is not a tile of this block", loc=loc, hint="copy it into T.alloc_fragment first")
+            raise TileTypeError(
+                f"{r.name} is not a tile of this block", loc=loc, hint="copy it into T.alloc_fragment first"
+            )
     left = tuple(e for k, e in enumerate(src.shape) if k != axis)
     want, got = squeeze(left), squeeze(dst.shape)
     if len(want) != len(got) or not all(same_extent(a, b) for a, b in zip(want, got, strict=True)):
         raise TileValueError(
-            f"reducing {src.name} {show(src.shape)} along axis {axis} gives {show(left)}, and {dst.name} has {show(dst.shape)}", loc=loc
+            f"reducing {src.name} {show(src.shape)} along axis {axis} gives {show(left)}, and {dst.name} "
+            f"has {show(dst.shape)}",
+            loc=loc,
         )
     if reduce_type.startswith("bit") and src.dtype.is_float:
         raise TileTypeError(f"reduce_{reduce_type} of {src.dtype}", loc=loc, expected="an integer dtype")
@@ -109,7 +118,8 @@ class Reduce(TileOp):
 
 @register
 class ReducePart(TileOp):
-    """Scheduled level, GPUs: what each group of threads makes of its part of a reduction, into shared memory (groups, …)."""
+    """Scheduled level, GPUs: what each group of threads makes of its part of a reduction, into shared memory
+    (groups, …)."""
 
     name = "reduce_part"
     levels = ("scheduled",)

@@ -1,8 +1,9 @@
-"""Atomic updates of one element of a rank's symmetric memory, by any rank: ``T.atomic_add(count[0], 1, dst=peer, return_prev=True)``.
+"""Atomic updates of one element of a rank's symmetric memory, by any rank: ``T.atomic_add(count[0], 1,
+dst=peer, return_prev=True)``.
 
-Order: an update acquires what earlier updates of the element by this operation released, and releases what its executor did before, at
-the scope of the system. Which memory it is, the own one too, does not matter; ``T.atomic_add`` without a rank is atomic among the blocks
-of its own rank alone.
+Order: an update acquires what earlier updates of the element by this operation released, and releases what
+its executor did before, at the scope of the system. Which memory it is, the own one too, does not matter;
+``T.atomic_add`` without a rank is atomic among the blocks of its own rank alone.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ from tilescale.language.booleans import require_bools
 
 
 def remote(
-    kind: str, peer: Any, operand: Any, value: Any = 0, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False
+    kind: str,
+    peer: Any,
+    operand: Any,
+    value: Any = 0,
+    memory_order: str | None = None,
+    return_prev: bool = False,
+    use_tma: bool = False,
 ) -> Any:
     """``T.atomic_<kind>`` of an element of rank ``peer``'s; the value before, where it is asked for.
 
     Raises:
-        TileTypeError: a tile, memory that is not symmetric, a dtype without atomic updates. TileSyntaxError: no T.Scale("device"), or an
-            iteration of T.Parallel.
+        TileTypeError: a tile, memory that is not symmetric, a dtype without atomic updates. TileSyntaxError:
+            no T.Scale("device"), or an iteration of T.Parallel.
     """
     from tilescale.compiler.ops.copy import check_peer
 
@@ -35,16 +42,24 @@ def remote(
     require_bools(return_prev=return_prev, use_tma=use_tma)
     what, loc = f"T.atomic_{kind}", source.current()
     if loop := of_iterations():
-        raise TileSyntaxError(f"{what} of a peer's memory in {loop}", loc=loc, hint='T.serial, or T.Scale("thread") around it')
+        raise TileSyntaxError(
+            f"{what} of a peer's memory in {loop}", loc=loc, hint='T.serial, or T.Scale("thread") around it'
+        )
     if bld.current().reach == "cta_cluster":
-        raise TileSyntaxError(f"{what} of another block's memory", loc=loc, hint="T.signal(s[i], dst=block) on a T.alloc_signal")
+        raise TileSyntaxError(
+            f"{what} of another block's memory", loc=loc, hint="T.signal(s[i], dst=block) on a T.alloc_signal"
+        )
     if isinstance(value, (Buffer, Region)) or not is_tile(operand):
-        raise TileTypeError(f"{what} of a peer's memory is of one element", loc=loc, expected=f"{what}(A[i], …)")
+        raise TileTypeError(
+            f"{what} of a peer's memory is of one element", loc=loc, expected=f"{what}(A[i], …)"
+        )
     to = element(operand, f"the target of {what}")
     if to.dtype not in DTYPES:
         raise TileTypeError(f"{what} of {to.dtype}", loc=loc, expected="one of " + ", ".join(DTYPES))
     if to.buffer.kind == "signal":
-        raise TileTypeError(f"{what} of the signal {to.name}", loc=loc, hint="T.signal(s[i], value, dst=rank)")
+        raise TileTypeError(
+            f"{what} of the signal {to.name}", loc=loc, hint="T.signal(s[i], value, dst=rank)"
+        )
     require_inside(to)
     b = bld.current()
     args = [to.ir(), convert(value, to.dtype), check_peer(peer, to, "src" if kind == "load" else "dst")]
@@ -54,7 +69,9 @@ def remote(
     dt = ir.PrimType(str(to.dtype))
     prev = tirx.Var(b.unique("prev"), dt)
     attrs = {"kind": kind, "executor": b.executor, "reach": b.reach}
-    b.emit(tirx.Bind(prev, ir.Call("ts.remote_atomic", args, attrs=attrs, ret_ty=dt, span=b.span()), b.span()))
+    b.emit(
+        tirx.Bind(prev, ir.Call("ts.remote_atomic", args, attrs=attrs, ret_ty=dt, span=b.span()), b.span())
+    )
     return prev
 
 

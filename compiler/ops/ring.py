@@ -1,7 +1,9 @@
-"""The tokens of a ring of stages (scheduled level only): a producer acquires a free stage and commits it full, a consumer waits for
-it and releases it. Stage and phase come from one counter that lives across loops and tiles: stage = counter % depth.
+"""The tokens of a ring of stages (scheduled level only): a producer acquires a free stage and commits it
+full, a consumer waits for it and releases it. Stage and phase come from one counter that lives across loops
+and tiles: stage = counter % depth.
 
-Where one role does everything in program order (the CPU), the order itself is the guard and the tokens lower to nothing.
+Where one role does everything in program order (the CPU), the order itself is the guard and the tokens lower
+to nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Threads of a warp that exchange values, and threads of a block that meet by number; inside ``T.Scale``, below the block.
+"""Threads of a warp that exchange values, and threads of a block that meet by number; inside ``T.Scale``,
+below the block.
 
-A shuffle orders nothing but its own values (PTX ISA 9.0, "shfl.sync"); a meeting orders what its threads did before it in front of what
-they do behind it (PTX ISA 9.0, "bar, barrier").
+A shuffle orders nothing but its own values (PTX ISA 9.0, "shfl.sync"); a meeting orders what its threads did
+before it in front of what they do behind it (PTX ISA 9.0, "bar, barrier").
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 EVERYONE = 0xFFFFFFFF
-#: barriers that a block has (PTX ISA, "bar, barrier"), and the number under which the runtime knows warps' own
+#: barriers that a block has (PTX ISA, "bar, barrier"), and the number under which the runtime knows warps'
+#: own
 BARRIERS, OF_WARPS = 16, 16
 
 
@@ -32,22 +34,25 @@ def shfl_xor(value: Any, offset: Any, width: int = WARP, mask: int = EVERYONE) -
     """What the lane has whose number differs from the own one in the bits of ``offset``.
 
     Args:
-        value: a scalar; every lane of the warp gives its own, and all of them come here. width: lanes in groups of so many, a power of two.
+        value: a scalar; every lane of the warp gives its own, and all of them come here. width: lanes in
+            groups of so many, a power of two.
 
     Raises:
-        TileSyntaxError: outside ``T.Scale("thread")``, or in T.Parallel. TileTypeError, TileValueError: a value that is no scalar, a width
-            that is no power of two, fewer lanes than a warp has.
+        TileSyntaxError: outside ``T.Scale("thread")``, or in T.Parallel. TileTypeError, TileValueError: a
+            value that is no scalar, a width that is no power of two, fewer lanes than a warp has.
     """
     return _shuffle("xor", value, offset, width, mask)
 
 
 def shfl_up(value: Any, delta: Any, width: int = WARP, mask: int = EVERYONE) -> Any:
-    """What the lane ``delta`` below has; the first ``delta`` lanes of a group keep their own. As :func:`shfl_xor`."""
+    """What the lane ``delta`` below has; the first ``delta`` lanes of a group keep their own. As
+    :func:`shfl_xor`."""
     return _shuffle("up", value, delta, width, mask)
 
 
 def shfl_down(value: Any, delta: Any, width: int = WARP, mask: int = EVERYONE) -> Any:
-    """What the lane ``delta`` above has; the last ``delta`` lanes of a group keep their own. As :func:`shfl_xor`."""
+    """What the lane ``delta`` above has; the last ``delta`` lanes of a group keep their own. As
+    :func:`shfl_xor`."""
     return _shuffle("down", value, delta, width, mask)
 
 
@@ -60,7 +65,9 @@ def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     what, loc = f"T.shfl_{kind if kind != 'from' else 'sync'}", source.current()
     _in_threads(what)
     if mask != EVERYONE:
-        raise TileValueError(f"{what} with mask={mask!r}", loc=loc, expected="all lanes of the warp: leave mask out")
+        raise TileValueError(
+            f"{what} with mask={mask!r}", loc=loc, expected="all lanes of the warp: leave mask out"
+        )
     if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, 32):
         raise TileValueError(f"{what} with width={width!r}", loc=loc, expected="1, 2, 4, 8, 16 or 32")
     dtype = dtype_of(value)
@@ -71,16 +78,26 @@ def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     held = alloc_var(dtype)
     bld.current().give_name(held.buffer, "got")
     lanes = number if str(number.ty) == "int32" else tirx.Cast("int32", number)
-    emit("shuffle", [held.buffer.whole().ir(), as_expr(value, str(dtype)), lanes], {"kind": kind, "width": width})
+    emit(
+        "shuffle",
+        [held.buffer.whole().ir(), as_expr(value, str(dtype)), lanes],
+        {"kind": kind, "width": width},
+    )
     return held.load()
 
 
 def _in_threads(what: str) -> None:
     b = bld.current()
     if b.executor != "thread":
-        raise TileSyntaxError(f"{what} is a thread's", loc=source.current(), hint='inside with T.Scale("thread") as (tid, threads):')
+        raise TileSyntaxError(
+            f"{what} is a thread's",
+            loc=source.current(),
+            hint='inside with T.Scale("thread") as (tid, threads):',
+        )
     if any(f.kind in ("parallel", "vectorized") for f in b.frames):
-        raise TileSyntaxError(f"{what} stands in T.Parallel", loc=source.current(), hint="a loop over T.serial")
+        raise TileSyntaxError(
+            f"{what} stands in T.Parallel", loc=source.current(), hint="a loop over T.serial"
+        )
 
 
 def taken_from(kind: str, lane: Any, by: Any, width: int) -> Any:
@@ -109,7 +126,10 @@ class Shuffle(TileOp):
 
         into, value, by = cx.view(call.args[0], call), cx.scalar(call.args[1]), cx.scalar(call.args[2])
         kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
-        site, lanes = cx.site(call, f"T.shfl_{kind if kind != 'from' else 'sync'}"), min(WARP, cx.program.launch.threads)
+        site, lanes = (
+            cx.site(call, f"T.shfl_{kind if kind != 'from' else 'sync'}"),
+            min(WARP, cx.program.launch.threads),
+        )
 
         def run(ex: Any) -> Generator[str, None, None]:
             mine = ex.linear % WARP
@@ -124,15 +144,16 @@ class Shuffle(TileOp):
 
 
 def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None) -> None:
-    """The block's threads meet, also inside ``T.Scale``; by number so many of them: ``T.sync_threads(1, 256)`` in two warpgroups.
+    """The block's threads meet, also inside ``T.Scale``; by number so many of them: ``T.sync_threads(1,
+    256)`` in two warpgroups.
 
     Args:
         barrier_id: which of the block's barriers, 0 to 15 (0 is that of all threads).
         arrive_count: how many threads meet there, a multiple of 32; all of the block's without.
 
     Raises:
-        TileTypeError, TileValueError: no constants, a barrier that a block does not have, a count that is no multiple of 32 or more than
-            the block has. TileSyntaxError: in T.Parallel.
+        TileTypeError, TileValueError: no constants, a barrier that a block does not have, a count that is no
+            multiple of 32 or more than the block has. TileSyntaxError: in T.Parallel.
     """
     from tilescale.compiler.ops.sync import not_in_parallel
 
@@ -144,12 +165,21 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
         if not isinstance(given, int) or isinstance(given, bool):
             raise TileTypeError(f"T.sync_threads with the {name} {given}", loc=loc, expected="a constant")
     if not 0 <= number < BARRIERS:
-        raise TileValueError(f"T.sync_threads at barrier {number}", loc=loc, expected=f"0 ≤ barrier < {BARRIERS}")
+        raise TileValueError(
+            f"T.sync_threads at barrier {number}", loc=loc, expected=f"0 ≤ barrier < {BARRIERS}"
+        )
     if count % WARP or not 0 < count <= threads:
-        raise TileValueError(f"T.sync_threads of {count} threads", loc=loc, expected=f"a multiple of {WARP}, at most the block's {threads}")
+        raise TileValueError(
+            f"T.sync_threads of {count} threads",
+            loc=loc,
+            expected=f"a multiple of {WARP}, at most the block's {threads}",
+        )
     if number == 0 and count != threads:
         raise TileValueError(
-            f"T.sync_threads of {count} threads at barrier 0", loc=loc, expected=f"all {threads} there", hint=f"T.sync_threads(1, {count})"
+            f"T.sync_threads of {count} threads at barrier 0",
+            loc=loc,
+            expected=f"all {threads} there",
+            hint=f"T.sync_threads(1, {count})",
         )
     if b.executor == "block":
         if count != threads:
@@ -171,7 +201,11 @@ def sync_warp(mask: int | None = None) -> None:
     from tilescale.compiler.ops.sync import barrier
 
     if mask not in (None, EVERYONE):
-        raise TileValueError(f"T.sync_warp with mask={mask!r}", loc=source.current(), expected="all lanes of the warp: leave mask out")
+        raise TileValueError(
+            f"T.sync_warp with mask={mask!r}",
+            loc=source.current(),
+            expected="all lanes of the warp: leave mask out",
+        )
     if bld.current().executor == "warp":
         barrier()
         return
@@ -181,7 +215,8 @@ def sync_warp(mask: int | None = None) -> None:
 
 @register
 class SyncThreads(TileOp):
-    """Executors of a block below it meet: ``count`` threads of them, at one of its barriers, or (`OF_WARPS`) those of each warp."""
+    """Executors of a block below it meet: ``count`` threads of them, at one of its barriers, or (`OF_WARPS`)
+    those of each warp."""
 
     name = "sync_threads"
     attributes = ("barrier", "count")
@@ -191,9 +226,17 @@ class SyncThreads(TileOp):
         return []
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        number, count, wide = int(call.attrs["barrier"]), int(call.attrs["count"]), WIDTHS[str(call.attrs["executor"])]
+        number, count, wide = (
+            int(call.attrs["barrier"]),
+            int(call.attrs["count"]),
+            WIDTHS[str(call.attrs["executor"])],
+        )
         site = cx.site(call, "T.sync_warp" if number == OF_WARPS else "T.sync_threads")
         if number == OF_WARPS:
             lanes = min(WARP, cx.program.launch.threads)
-            return lambda ex: ex.machine.meet(ex, ("warp", ex.block.number, ex.rank.number, ex.linear // WARP), lanes, site)
-        return lambda ex: ex.machine.meet(ex, ("threads", ex.block.number, ex.rank.number, number, count), count // wide, site)
+            return lambda ex: ex.machine.meet(
+                ex, ("warp", ex.block.number, ex.rank.number, ex.linear // WARP), lanes, site
+            )
+        return lambda ex: ex.machine.meet(
+            ex, ("threads", ex.block.number, ex.rank.number, number, count), count // wide, site
+        )

@@ -1,7 +1,7 @@
 """Barriers, signals and waits: who meets whom, and what is ordered before what.
 
-Order (docs/LANGUAGE.md): a signal follows the completion of all earlier accesses of its executor; a wait precedes the issue of all
-later ones. Signals release and waits acquire at exactly the scope of the reach.
+Order (docs/LANGUAGE.md): a signal follows the completion of all earlier accesses of its executor; a wait
+precedes the issue of all later ones. Signals release and waits acquire at exactly the scope of the reach.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 #: the runtime's numbers for the scales that a barrier may span
 SCALE_CODES = {"cta_cluster": 4, "grid": 5, "device": 6}
-_HOMES = {"block": "shared.signal", "cta_cluster": "shared.signal", "grid": "global.signal", "device": "global.signal"}
+_HOMES = {
+    "block": "shared.signal",
+    "cta_cluster": "shared.signal",
+    "grid": "global.signal",
+    "device": "global.signal",
+}
 
 
 def counter(value: Any, what: str) -> Region:
-    """The counter that ``T.signal`` and ``T.wait`` name: one element of a T.Signal parameter or a T.alloc_signal.
+    """The counter that ``T.signal`` and ``T.wait`` name: one element of a T.Signal parameter or a
+    T.alloc_signal.
 
     Raises:
         TileTypeError: no signal, or one that lives at another scale than the one that is open.
@@ -33,19 +39,29 @@ def counter(value: Any, what: str) -> Region:
     b = bld.current()
     if not is_tile(value):
         raise TileTypeError(
-            f"{what} is given {value!r}", loc=source.current(), expected="a counter s[i] of a T.Signal parameter or T.alloc_signal"
+            f"{what} is given {value!r}",
+            loc=source.current(),
+            expected="a counter s[i] of a T.Signal parameter or T.alloc_signal",
         )
     made = element(value, what)
     buffer = made.buffer
     if buffer.kind != "signal":
         raise TileTypeError(
-            f"{buffer.name} is a {buffer.dtype} tensor and no signal", loc=source.current(), expected=f"{buffer.name}: T.Signal(shape)"
+            f"{buffer.name} is a {buffer.dtype} tensor and no signal",
+            loc=source.current(),
+            expected=f"{buffer.name}: T.Signal(shape)",
         )
     home = _HOMES[b.reach]
     if buffer.scope != home:
-        where = 'T.Scale("device") or T.Scale("grid")' if buffer.scope == "global.signal" else 'T.Scale("cta_cluster") or no scale'
+        where = (
+            'T.Scale("device") or T.Scale("grid")'
+            if buffer.scope == "global.signal"
+            else 'T.Scale("cta_cluster") or no scale'
+        )
         raise TileTypeError(
-            f"{buffer.name} is signalled at the scale of the {b.reach}", loc=source.current(), hint=f"inside {where}"
+            f"{buffer.name} is signalled at the scale of the {b.reach}",
+            loc=source.current(),
+            hint=f"inside {where}",
         )
     return made
 
@@ -54,12 +70,15 @@ def not_in_parallel(what: str) -> None:
     for frame in bld.current().frames:
         if frame.kind in ("parallel", "vectorized"):
             raise TileSyntaxError(
-                f"{what} stands in T.{frame.kind.capitalize()}", loc=source.current(), hint="move it out of the loop, or use T.serial"
+                f"{what} stands in T.{frame.kind.capitalize()}",
+                loc=source.current(),
+                hint="move it out of the loop, or use T.serial",
             )
 
 
 def barrier() -> None:
-    """Everyone at the open scale meets: the executor's threads, the cluster's blocks, the grid, or all blocks of all ranks.
+    """Everyone at the open scale meets: the executor's threads, the cluster's blocks, the grid, or all blocks
+    of all ranks.
 
     What was written before it, remote memory included, may be read by all of them after it.
     """
@@ -70,22 +89,28 @@ def barrier() -> None:
 
 
 def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
-    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of every rank of the open team,
-    else everyone at the open scale.
+    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of
+    every rank of the open team, else everyone at the open scale.
 
     Args:
-        agreed: name → integer expression or text, what all participants must have alike; the simulator compares it.
+        agreed: name → integer expression or text, what all participants must have alike; the simulator
+            compares it.
     """
     not_in_parallel("a collective")
     given = [(name, value) for name, value in agreed if not isinstance(value, str)]
     attrs: dict[str, Any] = {
-        "agreed": [f"{name}: {value}" for name, value in agreed if isinstance(value, str)], "names": [name for name, _ in given],
-    }  # fmt: skip
+        "agreed": [f"{name}: {value}" for name, value in agreed if isinstance(value, str)],
+        "names": [name for name, _ in given],
+    }
     operands: list[Any] = []
     if place == "device":
         operands, more = team.meeting_operands(bld.current().team)
         attrs.update(more, reach="device")
-    emit("team_sync" if place == "device" else "barrier", [*(as_expr(value) for _, value in given), *operands], attrs)
+    emit(
+        "team_sync" if place == "device" else "barrier",
+        [*(as_expr(value) for _, value in given), *operands],
+        attrs,
+    )
 
 
 def _agreement(call: Any, cx: Any) -> Any:
@@ -123,20 +148,29 @@ def signal(counter_: Any, value: Any = 1, op: str = "add", dst: Any = None) -> N
     not_in_parallel("T.signal")
     target = counter(counter_, "T.signal")
     if op not in OPS:
-        raise TileValueError(f"T.signal with op={op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))
+        raise TileValueError(
+            f"T.signal with op={op!r}", loc=source.current(), expected="one of " + ", ".join(OPS)
+        )
     peer = [] if dst is None else [check_peer(dst, target, "dst")]
     emit("signal", [target.ir(), convert(value, "int64"), *peer], {"op": op})
 
 
 def wait(counter_: Any, value: Any = 1, cmp: str = "ge") -> None:
-    """Waits until an own counter compares with ``value`` (ge, eq, gt, ne, le, lt), of ``s[a:b]`` each; later accesses come after it."""
+    """Waits until an own counter compares with ``value`` (ge, eq, gt, ne, le, lt), of ``s[a:b]`` each; later
+    accesses come after it."""
     from tilescale.compiler.ops.loops import serial
 
     not_in_parallel("T.wait")
     if cmp not in COMPARISONS:
-        raise TileValueError(f"T.wait with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
+        raise TileValueError(
+            f"T.wait with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS)
+        )
     several = region(counter_, "T.wait", ()) if isinstance(counter_, (Buffer, Region)) else None
-    axis = next((k for k, e in enumerate(several.extents) if constant(e) != 1), None) if several is not None else None
+    axis = (
+        next((k for k, e in enumerate(several.extents) if constant(e) != 1), None)
+        if several is not None
+        else None
+    )
     if several is None or axis is None:
         emit("wait", [counter(counter_, "T.wait").ir(), convert(value, "int64")], {"cmp": cmp})
         return

@@ -1,8 +1,9 @@
 """Teams inside a kernel: ``T.Scale("device", team=…)``.
 
-A team is some of the launch's ranks. All that names a rank inside it (``dst=``, ``src=``, roots) becomes a rank of the launch when the
-kernel is traced, so that passes and lowerings know launch ranks alone; what meets (T.barrier, the meetings of collectives) says who does
-in its last operands. So a team within a team is nothing new: its members are found among those of the outer one.
+A team is some of the launch's ranks. All that names a rank inside it (``dst=``, ``src=``, roots) becomes a
+rank of the launch when the kernel is traced, so that passes and lowerings know launch ranks alone; what meets
+(T.barrier, the meetings of collectives) says who does in its last operands. So a team within a team is
+nothing new: its members are found among those of the outer one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
 from tilescale.errors import TileTypeError, TileValueError
 
-#: a rank that is outside of its team, for the runtimes: this plus the lower 16 bits of what the program named (TS_OUTSIDE in ts_rt.h)
+#: a rank that is outside of its team, for the runtimes: this plus the lower 16 bits of what the program named
+#: (TS_OUTSIDE in ts_rt.h)
 OUTSIDE = -(1 << 30)
 #: at most so many ranks in a launch (TS_MAX_RANKS)
 MAX_RANKS = 128
@@ -46,9 +48,9 @@ def launch_ranks() -> Any:
 class Team:
     """Ranks of the launch, in the team's order; ints where they are known when the kernel is compiled.
 
-    form: "range", of ``terms`` first, count and step (positive); or "list", of the count and then ranks, of which those behind the count
-    are -1. nobody: nobody is inside. What it says there is traced all the same, as of the launch's ranks, since it may divide by their
-    number.
+    form: "range", of ``terms`` first, count and step (positive); or "list", of the count and then ranks, of
+    which those behind the count are -1. nobody: nobody is inside. What it says there is traced all the same,
+    as of the launch's ranks, since it may divide by their number.
     """
 
     form: str
@@ -58,7 +60,11 @@ class Team:
     @staticmethod
     def of(members: list[Any], count: Any = None) -> Team:
         """The team of these ranks, a range where they are evenly spaced."""
-        steps = {b - a for a, b in zip(members, members[1:], strict=False)} if all(isinstance(m, int) for m in members) else {0}
+        steps = (
+            {b - a for a, b in zip(members, members[1:], strict=False)}
+            if all(isinstance(m, int) for m in members)
+            else {0}
+        )
         if count is None and len(steps) <= 1 and min(steps, default=1) > 0:
             return Team("range", (members[0], len(members), min(steps, default=1)))
         return Team("list", (len(members) if count is None else count, *members))
@@ -97,7 +103,8 @@ class Team:
         return _all(parts)
 
     def rank(self, index: Any, side: str) -> Any:
-        """The launch's rank of what a program names inside the team; an error when the kernel runs where that is no member.
+        """The launch's rank of what a program names inside the team; an error when the kernel runs where that
+        is no member.
 
         Raises:
             TileValueError: it is known to be none.
@@ -106,21 +113,30 @@ class Team:
         if known is not None and count is not None:
             if not 0 <= known < count:
                 raise TileValueError(
-                    f"{side}={known} is no rank of the team, which has {count}", loc=source.current(), expected=f"0 ≤ rank < {count}"
+                    f"{side}={known} is no rank of the team, which has {count}",
+                    loc=source.current(),
+                    expected=f"0 ≤ rank < {count}",
                 )
             return index_expr(self.member(known))
-        # of a range what is named may stand in the copy itself, which then keeps its place in a pipelined loop
+        # of a range what is named may stand in the copy itself, which then keeps its place in a pipelined
+        # loop
         named = as_expr(index) if self.form == "range" and not _reads(index) else bound("member", index)
         there = self.member(named if known is None else known)
-        return ir.Call("ts.scale_rank", [as_expr(named), as_expr(self.count), as_expr(there)], ret_ty=ir.PrimType("int32"))
+        return ir.Call(
+            "ts.scale_rank",
+            [as_expr(named), as_expr(self.count), as_expr(there)],
+            ret_ty=ir.PrimType("int32"),
+        )
 
-    # -- as operands of those who meet ----------------------------------------------------------------------------
+    # -- as operands of those who meet
+    # ----------------------------------------------------------------------------
     def operands(self) -> list[Any]:
         return [as_expr(t) for t in self.terms]
 
 
 def meeting_operands(team: Team | None) -> tuple[list[Any], dict[str, Any]]:
-    """What a call says of who takes part: its last operands, and the attributes that tell of them. Nothing where it is everyone."""
+    """What a call says of who takes part: its last operands, and the attributes that tell of them. Nothing
+    where it is everyone."""
     if team is None:
         return [], {}
     made = team.operands()
@@ -141,8 +157,8 @@ def team_of_call(call: Any) -> tuple[Team | None, list[Any]]:
 
 
 def open_team(given: Any, outer: Team | None) -> Team:
-    """The team that ``team=`` names among the members of ``outer`` (None: the launch's ranks), with what must hold of it when the kernel
-    runs added to the trace.
+    """The team that ``team=`` names among the members of ``outer`` (None: the launch's ranks), with what must
+    hold of it when the kernel runs added to the trace.
 
     Raises:
         TileTypeError: what is no team. TileValueError: ranks that are negative, there twice, or not there.
@@ -152,8 +168,12 @@ def open_team(given: Any, outer: Team | None) -> Team:
     if isinstance(given, range) and not given:
         return _of_range(0, 0, 1, outer)
     if not isinstance(given, (list, tuple, range)):
-        hint = "a team of tilescale.comm is the launch's, by the symmetric arguments that are allocated for it"
-        raise TileTypeError(f"team={given!r} ({type(given).__name__})", loc=source.current(), expected=_FORMS, hint=hint)
+        hint = (
+            "a team of tilescale.comm is the launch's, by the symmetric arguments that are allocated for it"
+        )
+        raise TileTypeError(
+            f"team={given!r} ({type(given).__name__})", loc=source.current(), expected=_FORMS, hint=hint
+        )
     return _of_list(list(given), outer)
 
 
@@ -162,11 +182,15 @@ def _of_list(members: list[Any], outer: Team | None) -> Team:
     for m in members:
         if isinstance(m, bool) or not isinstance(m, int):
             raise TileTypeError(
-                f"team={members!r} has a {'device value' if is_device(m) else type(m).__name__} in it", loc=loc,
-                expected="ints in a list", hint="range(first, stop, step) of device values",
-            )  # fmt: skip
+                f"team={members!r} has a {'device value' if is_device(m) else type(m).__name__} in it",
+                loc=loc,
+                expected="ints in a list",
+                hint="range(first, stop, step) of device values",
+            )
         if not 0 <= m < MAX_RANKS:
-            raise TileValueError(f"team={members!r}: {m} is no rank", loc=loc, expected=f"0 ≤ rank < {MAX_RANKS}")
+            raise TileValueError(
+                f"team={members!r}: {m} is no rank", loc=loc, expected=f"0 ≤ rank < {MAX_RANKS}"
+            )
     if not members:
         raise TileValueError("a team of nobody", loc=loc, expected="one rank or more")
     if len(set(members)) < len(members):
@@ -193,15 +217,24 @@ def _of_range(low: Any, high: Any, step: Any, outer: Team | None) -> Team:
         return Team("range", (low, count, step))
     if outer.form == "range":
         first, _, by = outer.terms
-        return Team("range", (bound("first", binary("+", first, binary("*", low, by))), count, bound("step", binary("*", step, by))))
+        return Team(
+            "range",
+            (
+                bound("first", binary("+", first, binary("*", low, by))),
+                count,
+                bound("step", binary("*", step, by)),
+            ),
+        )
     members = [
-        binary_if(compare("<", k, count), outer.member(binary("+", low, binary("*", step, k))), -1) for k in range(len(outer.terms) - 1)
+        binary_if(compare("<", k, count), outer.member(binary("+", low, binary("*", step, k))), -1)
+        for k in range(len(outer.terms) - 1)
     ]
     return Team.of([bound("member", m) for m in members], count)
 
 
 def _must_be_there(what: str, count: Any, low: Any, high: Any, outer: Team | None) -> None:
-    """Adds the check that ranks ``low`` to ``high`` (where count is not 0) are ranks of what encloses the team.
+    """Adds the check that ranks ``low`` to ``high`` (where count is not 0) are ranks of what encloses the
+    team.
 
     Raises:
         TileValueError: they are known not to be.
@@ -209,11 +242,22 @@ def _must_be_there(what: str, count: Any, low: Any, high: Any, outer: Team | Non
     ranks, around = (launch_ranks(), "launch") if outer is None else (outer.count, "team around it")
     if all(isinstance(x, int) for x in (low, high, ranks)):
         if high >= ranks:
-            raise TileValueError(f"{what}: the {around} has no rank {high}", loc=source.current(), expected=f"0 ≤ rank < {ranks}")
+            raise TileValueError(
+                f"{what}: the {around} has no rank {high}",
+                loc=source.current(),
+                expected=f"0 ≤ rank < {ranks}",
+            )
         return
     there = _all([compare(">=", low, 0), compare("<", high, ranks)])
     there = _any([compare("<=", count, 0), there]) if not isinstance(count, int) else there
-    emit("team", [there, ir.StringImm(f"{what} of T.Scale has a rank that the {around} has not"), *map(as_expr, (count, low, high, ranks))])
+    emit(
+        "team",
+        [
+            there,
+            ir.StringImm(f"{what} of T.Scale has a rank that the {around} has not"),
+            *map(as_expr, (count, low, high, ranks)),
+        ],
+    )
 
 
 # ---- expressions over ints and device values
@@ -244,7 +288,11 @@ def _reads(value: Any) -> bool:
 
 
 def binary_if(condition: Any, yes: Any, no: Any) -> Any:
-    return (yes if condition else no) if isinstance(condition, bool) else tirx.if_then_else(condition, as_expr(yes), as_expr(no))
+    return (
+        (yes if condition else no)
+        if isinstance(condition, bool)
+        else tirx.if_then_else(condition, as_expr(yes), as_expr(no))
+    )
 
 
 def _is_one(step: Any) -> bool:
@@ -263,14 +311,18 @@ def _one_of(value: Any, cases: Iterable[Any], results: Iterable[Any]) -> Any:
 def _all(conditions: Iterable[Any]) -> Any:
     made: Any = True
     for c in conditions:
-        made = made if c is True else c if made is True else tirx.And(as_expr(made, "bool"), as_expr(c, "bool"))
+        made = (
+            made if c is True else c if made is True else tirx.And(as_expr(made, "bool"), as_expr(c, "bool"))
+        )
     return made
 
 
 def _any(conditions: Iterable[Any]) -> Any:
     made: Any = False
     for c in conditions:
-        made = made if c is False else c if made is False else tirx.Or(as_expr(made, "bool"), as_expr(c, "bool"))
+        made = (
+            made if c is False else c if made is False else tirx.Or(as_expr(made, "bool"), as_expr(c, "bool"))
+        )
     return made
 
 
@@ -279,7 +331,8 @@ def _any(conditions: Iterable[Any]) -> Any:
 
 @register
 class Exists(Assert):
-    """What must hold of a team when the kernel runs. Operands: condition, text, count, lowest and highest rank, how many there are."""
+    """What must hold of a team when the kernel runs. Operands: condition, text, count, lowest and highest
+    rank, how many there are."""
 
     name = "team"
     in_lanes = in_iterations = False
@@ -287,18 +340,26 @@ class Exists(Assert):
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.findings import Finding
 
-        holds, high, ranks, site = cx.scalar(call.args[0]), cx.scalar(call.args[4]), cx.scalar(call.args[5]), cx.site(call, "T.Scale")
+        holds, high, ranks, site = (
+            cx.scalar(call.args[0]),
+            cx.scalar(call.args[4]),
+            cx.scalar(call.args[5]),
+            cx.site(call, "T.Scale"),
+        )
 
         def run(ex: Any) -> None:
             if not holds(ex):
                 text = f"{call.args[1].value}: it needs {int(high(ex)) + 1}, and there are {int(ranks(ex))}"
-                ex.machine.report.add(Finding("no-such-rank", text, ex.where(site), hint=f"ranks below {int(ranks(ex))}"))
+                ex.machine.report.add(
+                    Finding("no-such-rank", text, ex.where(site), hint=f"ranks below {int(ranks(ex))}")
+                )
 
         return run
 
 
 def checked_rank(cx: Any, call: Any) -> Any:
-    """``ts.scale_rank`` in thread IR: the launch's rank, or what the runtime takes for a rank outside of the team."""
+    """``ts.scale_rank`` in thread IR: the launch's rank, or what the runtime takes for a rank outside of the
+    team."""
     index, count, rank = (cx.scalar(a) for a in call.args)
     there = tirx.And(tirx.GE(index, as_expr(0)), tirx.LT(index, count))
     if cx.proven(there):
@@ -307,7 +368,8 @@ def checked_rank(cx: Any, call: Any) -> Any:
 
 
 def ranks_of(call: Any, cx: Any, in_order: bool = False) -> Callable[[Any], tuple[int, ...] | None]:
-    """For the simulator: who meets in ``call``, as ranks of the launch (those that it has); None where it is everyone."""
+    """For the simulator: who meets in ``call``, as ranks of the launch (those that it has); None where it is
+    everyone."""
     among, _ = team_of_call(call)
     if among is None:
         return lambda ex: None
@@ -324,5 +386,3 @@ def ranks_of(call: Any, cx: Any, in_order: bool = False) -> Callable[[Any], tupl
         return tuple(there if in_order else sorted(there))
 
     return members
-
-

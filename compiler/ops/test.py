@@ -1,7 +1,7 @@
 """``T.test``: looks at an own counter once, without waiting.
 
-Where the condition holds, what the signals released comes before what follows, as behind a ``T.wait``; where it does not, nothing is
-ordered. On a GPU one thread looks for its executor and passes on what it saw.
+Where the condition holds, what the signals released comes before what follows, as behind a ``T.wait``; where
+it does not, nothing is ordered. On a GPU one thread looks for its executor and passes on what it saw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tilescale.errors import TileValueError
 
 
 def test(counter_: Any, value: Any = 1, cmp: str = "ge") -> Any:
-    """Whether an own counter compares with ``value`` (ge, eq, gt, ne, le, lt) now; if so, later accesses come after its signals.
+    """Whether an own counter compares with ``value`` (ge, eq, gt, ne, le, lt) now; if so, later accesses come
+    after its signals.
 
     Raises:
         TileValueError: another comparison. TileTypeError: no counter of the open scale.
@@ -27,11 +28,19 @@ def test(counter_: Any, value: Any = 1, cmp: str = "ge") -> Any:
     not_in_parallel("T.test")
     target = counter(counter_, "T.test")
     if cmp not in COMPARISONS:
-        raise TileValueError(f"T.test with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
+        raise TileValueError(
+            f"T.test with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS)
+        )
     b = bld.current()
     seen = tirx.Var(b.unique("seen"), "int32")
     attrs = {"cmp": cmp, "executor": b.executor, "reach": b.reach}
-    call = ir.Call("ts.test", [target.ir(), convert(value, "int64")], attrs=attrs, ret_ty=ir.PrimType("int32"), span=b.span())
+    call = ir.Call(
+        "ts.test",
+        [target.ir(), convert(value, "int64")],
+        attrs=attrs,
+        ret_ty=ir.PrimType("int32"),
+        span=b.span(),
+    )
     b.emit(tirx.Bind(seen, call, b.span()))
     return tirx.NE(seen, tirx.IntImm("int32", 0))
 

@@ -1,5 +1,5 @@
-"""Copies by TMA (scheduled level of a GPU only; PTX ISA, "cp.async.bulk.tensor"): into rings, and out of tiles, with the wait in front of
-the next use of the memory that stores read, or of what they wrote."""
+"""Copies by TMA (scheduled level of a GPU only; PTX ISA, "cp.async.bulk.tensor"): into rings, and out of
+tiles, with the wait in front of the next use of the memory that stores read, or of what they wrote."""
 
 from __future__ import annotations
 
@@ -23,24 +23,31 @@ def tma_reduce(call: Any, to: Any, tile: Any) -> Any:
 
 def _instead(call: Any, name: str, args: list[Any], more: dict[str, Any] | None = None) -> Any:
     where = {k: call.attrs[k] for k in ("executor", "reach")}
-    return tirx.Evaluate(ir.Call(name, args, attrs={**where, **(more or {})}, ret_ty=VOID, span=call.span), call.span)
+    return tirx.Evaluate(
+        ir.Call(name, args, attrs={**where, **(more or {})}, ret_ty=VOID, span=call.span), call.span
+    )
 
 
 def await_stores(tile: Any, span: Any, complete: bool = False) -> Any:
-    """``ts.await_stores(tile)``: every ``T.copy`` by TMA out of ``tile`` that was issued before has read it; the tile may be written.
-    ``complete``: those of all tiles have written what they store too, and what follows comes behind that."""
+    """``ts.await_stores(tile)``: every ``T.copy`` by TMA out of ``tile`` that was issued before has read it;
+    the tile may be written. ``complete``: those of all tiles have written what they store too, and what
+    follows comes behind that."""
     attrs = {"executor": "block", "complete": int(complete)}
     return tirx.Evaluate(ir.Call("ts.await_stores", [tile], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
 def fence_writes(span: Any) -> Any:
-    """``ts.fence_writes()``: what threads wrote to tensors comes before what TMA stores there behind their next meeting."""
-    return tirx.Evaluate(ir.Call("ts.fence_writes", [], attrs={"executor": "block"}, ret_ty=VOID, span=span), span)
+    """``ts.fence_writes()``: what threads wrote to tensors comes before what TMA stores there behind their
+    next meeting."""
+    return tirx.Evaluate(
+        ir.Call("ts.fence_writes", [], attrs={"executor": "block"}, ret_ty=VOID, span=span), span
+    )
 
 
 @register
 class TmaLoad(Filling):
-    """Made by one thread. ``multicast``: the cluster's axes along which blocks share the tile, each copying its part into all of them."""
+    """Made by one thread. ``multicast``: the cluster's axes along which blocks share the tile, each copying
+    its part into all of them."""
 
     name = "tma_load"
     attributes = (*Filling.attributes, "multicast?")
@@ -49,7 +56,8 @@ class TmaLoad(Filling):
 
 @register
 class TmaStore(Copy):
-    """A tile into a tensor, from where it was issued until it is awaited. ``groups``: of how many warpgroups each stores its own rows."""
+    """A tile into a tensor, from where it was issued until it is awaited. ``groups``: of how many warpgroups
+    each stores its own rows."""
 
     name = "tma_store"
     levels = ("scheduled",)
@@ -61,7 +69,10 @@ class TmaStore(Copy):
 
     def effects(self, call: Any) -> list[Access]:
         tile, to = call.args
-        return [Access(tile, "read", asynchronous=True, proxy="async"), Access(to, "write", asynchronous=True, proxy="async")]
+        return [
+            Access(tile, "read", asynchronous=True, proxy="async"),
+            Access(to, "write", asynchronous=True, proxy="async"),
+        ]
 
     def nest(self, call: Any) -> Any:
         return None
@@ -81,7 +92,8 @@ class TmaStore(Copy):
 
 @register
 class TmaReduce(Atomic):
-    """``ts.tma_reduce(tensor, tile)``: an atomic update of each element of a part of a tensor by a tile, as a store of it."""
+    """``ts.tma_reduce(tensor, tile)``: an atomic update of each element of a part of a tensor by a tile, as a
+    store of it."""
 
     name = "tma_reduce"
     levels = ("scheduled",)
@@ -92,7 +104,10 @@ class TmaReduce(Atomic):
         return "store"
 
     def effects(self, call: Any) -> list[Access]:
-        return [Access(call.args[1], "read", asynchronous=True, proxy="async"), Access(call.args[0], "update", asynchronous=True)]
+        return [
+            Access(call.args[1], "read", asynchronous=True, proxy="async"),
+            Access(call.args[0], "update", asynchronous=True),
+        ]
 
     def nest(self, call: Any) -> Any:
         return None
@@ -108,7 +123,9 @@ class TmaReduce(Atomic):
 
             def move() -> None:
                 old, new = (numerics.decode(x.read(), target.dtype) for x in (to, frm))
-                to.write(tiles.ATOMIC[kind](old, new.reshape(old.shape)).astype(numerics.storage(target.dtype)))
+                to.write(
+                    tiles.ATOMIC[kind](old, new.reshape(old.shape)).astype(numerics.storage(target.dtype))
+                )
 
             flights.start(ex, flights.STORE, engine, site, (frm,), None, move)
 
@@ -123,7 +140,8 @@ class AwaitStores(TileOp):
     completes = True
 
     def effects(self, call: Any) -> list[Access]:
-        # The thread that issued the stores waits for them. To everyone else they are its reads: who writes the tile behind this meets it.
+        # The thread that issued the stores waits for them. To everyone else they are its reads: who writes
+        # the tile behind this meets it.
         return [Access(call.args[0], "read")]
 
     def simulate(self, call: Any, cx: Any) -> Any:

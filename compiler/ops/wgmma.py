@@ -1,5 +1,5 @@
-"""Products that warpgroups start and await (scheduled level of a GPU only; PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply"), the
-wait for them, and turns at the tensor cores."""
+"""Products that warpgroups start and await (scheduled level of a GPU only; PTX ISA, "Asynchronous Warpgroup
+Level Matrix Multiply"), the wait for them, and turns at the tensor cores."""
 
 from __future__ import annotations
 
@@ -17,30 +17,52 @@ TURNS = ("first", "take", "pass", "last")
 
 
 def await_products(
-    tiles: list[Any], span: Any, operands: Any = (), pending: int = 0, behind: Any = (), straight: bool = False
+    tiles: list[Any],
+    span: Any,
+    operands: Any = (),
+    pending: int = 0,
+    behind: Any = (),
+    straight: bool = False,
 ) -> Any:
-    """``ts.await_products(tiles, operands, behind)``: all products but those of the last ``pending`` calls are complete. ``tiles``, their
-    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run.
-    ``straight``: what follows reads ``tiles`` in no branch."""
-    attrs = {"executor": "block", "pending": pending, "tiles": len(tiles), "behind": len(behind), "straight": int(straight)}
-    return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
+    """``ts.await_products(tiles, operands, behind)``: all products but those of the last ``pending`` calls
+    are complete. ``tiles``, their accumulators, may be read behind it, and ``operands`` written. ``behind``:
+    fragments that are computed while the products run. ``straight``: what follows reads ``tiles`` in no
+    branch."""
+    attrs = {
+        "executor": "block",
+        "pending": pending,
+        "tiles": len(tiles),
+        "behind": len(behind),
+        "straight": int(straight),
+    }
+    return tirx.Evaluate(
+        ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span
+    )
 
 
 def wgmma(call: Any, pending: int, **more: Any) -> Any:
-    """A T.gemm, T.gemm_sp, or such a product already, as one that runs on, behind which all but the last ``pending`` are awaited."""
+    """A T.gemm, T.gemm_sp, or such a product already, as one that runs on, behind which all but the last
+    ``pending`` are awaited."""
     name = "ts.wgmma" if REGISTRY[call.op.name].spelling == "gemm" else "ts.wgmma_sp"
     attrs = {k: v for k, v in dict(call.attrs).items() if k != "wg_wait"}
-    return ir.Call(name, list(call.args), attrs={**attrs, "pending": pending, **more}, ret_ty=call.ty, span=call.span)
+    return ir.Call(
+        name, list(call.args), attrs={**attrs, "pending": pending, **more}, ret_ty=call.ty, span=call.span
+    )
 
 
 def ping_pong_barrier(what: str, span: Any) -> Any:
     """``ts.ping_pong_barrier()``, one of `TURNS`."""
-    return tirx.Evaluate(ir.Call("ts.ping_pong_barrier", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span), span)
+    return tirx.Evaluate(
+        ir.Call(
+            "ts.ping_pong_barrier", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span
+        ),
+        span,
+    )
 
 
 class _RunsOn(TileOp):
-    """Of both kinds of products. ``pending``: how many may be under way behind it, `FREE` where nothing is awaited there. ``first_thread``:
-    the first thread of the one warpgroup that has the accumulator."""
+    """Of both kinds of products. ``pending``: how many may be under way behind it, `FREE` where nothing is
+    awaited there. ``first_thread``: the first thread of the one warpgroup that has the accumulator."""
 
     levels = ("scheduled",)
     plain = False
@@ -76,7 +98,10 @@ class AwaitProducts(TileOp):
     def effects(self, call: Any) -> list[Access]:
         count = int(call.attrs["tiles"])
         made = [Access(tile, mode) for tile in call.args[:count] for mode in ("read", "write")]
-        return [*made, *(Access(o, "read") for o in call.args[count:])]  # until here they must stay as they are
+        return [
+            *made,
+            *(Access(o, "read") for o in call.args[count:]),
+        ]  # until here they must stay as they are
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights
@@ -87,9 +112,10 @@ class AwaitProducts(TileOp):
 
 @register
 class PingPongBarrier(TileOp):
-    """The warpgroups of a block issue their products one after the other, in a circle: the softmax of one runs while the tensor cores
-    work for another. "first": the turn is warpgroup 0's. "take": waits for the own turn. "pass": gives it on. "last": takes it back,
-    so that there is none. Nothing depends on turns but time."""
+    """The warpgroups of a block issue their products one after the other, in a circle: the softmax of one
+    runs while the tensor cores work for another. "first": the turn is warpgroup 0's. "take": waits for the
+    own turn. "pass": gives it on. "last": takes it back, so that there is none. Nothing depends on turns but
+    time."""
 
     name = "ping_pong_barrier"
     levels = ("scheduled",)

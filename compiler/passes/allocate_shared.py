@@ -1,9 +1,10 @@
-"""Shared memory of a block as one arena: tiles that are never alive together share bytes, small ones aside, since sharing costs a meeting
-of the threads.
+"""Shared memory of a block as one arena: tiles that are never alive together share bytes, small ones aside,
+since sharing costs a meeting of the threads.
 
-A tile lives from its first use to its last; a use inside a loop that does not hold the tile's allocation makes it live through the
-whole loop, since its value may be wanted in the next round. Executors below the block run side by side, in no order: what they use lives
-through their whole T.Scale, and what one of them allocates is there once for each.
+A tile lives from its first use to its last; a use inside a loop that does not hold the tile's allocation
+makes it live through the whole loop, since its value may be wanted in the next round. Executors below the
+block run side by side, in no order: what they use lives through their whole T.Scale, and what one of them
+allocates is there once for each.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SMALL = 1024
 
 @dataclass
 class Resident:
-    """A tile in shared memory: its bytes (of all executors that have one), when it lives, and where it lies."""
+    """A tile in shared memory: its bytes (of all executors that have one), when it lives, and where it
+    lies."""
 
     buffer: Any
     bytes: int
@@ -48,7 +50,9 @@ class _Lifetimes:
         self.clock = 0
         self.tiles: dict[Any, Resident] = {}
         self.bases: dict[Any, Any] = {}
-        self.open: list[tuple[int, list[Any]]] = []  # loops and scales around: their start, the tiles used inside
+        self.open: list[
+            tuple[int, list[Any]]
+        ] = []  # loops and scales around: their start, the tiles used inside
         self.inside: dict[Any, int] = {}  # how many of them are around a tile's allocation
         self.visit(program.func.body, Executor("block", program.launch.threads))
 
@@ -96,7 +100,8 @@ class _Lifetimes:
             self.tiles[s.buffer].touches(0, 1 << 30)
 
     def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:
-        """A loop's or a scale's body: what it uses and did not allocate lives through all of it; in a scale all that it uses."""
+        """A loop's or a scale's body: what it uses and did not allocate lives through all of it; in a scale
+        all that it uses."""
         start = self.clock
         used: list[Any] = []
         self.open.append((start, used))
@@ -173,7 +178,8 @@ def _too_much(program: Any, tiles: list[Resident], limit: int) -> TileValueError
     table = "\n".join([f"  {'tile':<20} {'bytes':>9}  allocated at", *rows])
     largest = max(tiles, key=lambda t: t.bytes)
     return TileValueError(
-        f"{program.name} needs {program.arena_bytes} bytes of shared memory, and a block has {limit}:\n{table}",
+        f"{program.name} needs {program.arena_bytes} bytes of shared memory, and a block has "
+        f"{limit}:\n{table}",
         loc=loc_of(largest.span) or program.launch.loc,
         expected=f"at most {limit} bytes alive at once",
         hint="smaller tiles, or fewer stages",

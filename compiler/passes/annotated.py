@@ -15,12 +15,14 @@ from tilescale.compiler.passes import roles as splitting
 
 
 def layouts(program: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Each annotated tile as the program has it now, its layout, and where that was annotated: a tile that became a ring keeps its layout
-    in every stage."""
+    """Each annotated tile as the program has it now, its layout, and where that was annotated: a tile that
+    became a ring keeps its layout in every stage."""
     stages = program.schedule.stages if program.schedule is not None else {}
     for var, (layout, loc) in program.hints.get("layouts", {}).items():
         shape = [int(e) for e in var.ty.shape]
-        ring = next((s for s in stages if s.name == var.name and [int(e) for e in s.ty.shape[1:]] == shape), None)
+        ring = next(
+            (s for s in stages if s.name == var.name and [int(e) for e in s.ty.shape[1:]] == shape), None
+        )
         if isinstance(layout, Shared) and ring is not None:
             var, layout = ring, layout.staged(int(ring.ty.shape[0]))
         yield var, layout, loc
@@ -44,7 +46,9 @@ def unfit(program: Any) -> tuple[str, Any] | None:
         if len(shape) == 1:  # a row, which has no swizzle
             asked[var] = [strided((stages, *shape), bits_of(var))]
         else:
-            asked[var] = [boxed(tuple(shape), bits_of(var), widest_swizzle(shape[-1], bits_of(var))).staged(stages)]
+            asked[var] = [
+                boxed(tuple(shape), bits_of(var), widest_swizzle(shape[-1], bits_of(var))).staged(stages)
+            ]
     for call in splitting.calls(program.func.body):
         if call.op.name not in ("ts.gemm", "ts.wgmma"):
             continue

@@ -1,4 +1,5 @@
-"""Which parts of tensors TMA can copy (PTX ISA 9.0, "Tensors"): what its loads into rings and its stores of results ask alike."""
+"""Which parts of tensors TMA can copy (PTX ISA 9.0, "Tensors"): what its loads into rings and its stores of
+results ask alike."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.layout.loops import bits_of
 
-#: axes of a tensor that TMA can copy, and what its rows and its coordinates along them come to a multiple of, in bytes
+#: axes of a tensor that TMA can copy, and what its rows and its coordinates along them come to a multiple of,
+#: in bytes
 MOST_AXES, CHUNK = 5, 16
 
 
 def unfit(region: Any, tile: Sequence[int], params: Any, names: Mapping[Any, Any]) -> str | None:
-    """Why TMA cannot copy between a region and a tile of these extents in shared memory; None where it can. ``params``: the kernel's.
-    ``names``: what names stand for. A box that begins elsewhere than at a multiple of 16 bytes of a row is an illegal instruction."""
+    """Why TMA cannot copy between a region and a tile of these extents in shared memory; None where it can.
+    ``params``: the kernel's. ``names``: what names stand for. A box that begins elsewhere than at a multiple
+    of 16 bytes of a row is an illegal instruction."""
     var, name = region.source, region.source.name
     if (why := _unfit_shape(region, tile, params)) is not None:
         return why
@@ -35,11 +38,20 @@ def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:
         return f"{name} is no tensor of this rank alone"
     shape, axes = list(var.ty.shape), long_axes(region)
     if len(shape) > MOST_AXES or list(var.ty.strides):
-        hint = "a T.Tensor without strides" if list(var.ty.strides) else f"at most {MOST_AXES} axes: those that lie side by side as one"
+        hint = (
+            "a T.Tensor without strides"
+            if list(var.ty.strides)
+            else f"at most {MOST_AXES} axes: those that lie side by side as one"
+        )
         return reason(f"{name} has {len(shape)} axes or strides of its own", hint)
     if len(tile) == 1:
         return _unfit_vector(region, axes, tile[0])
-    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(region.region[k].extent) for k in axes] != list(tile):
+    if (
+        len(tile) != 2
+        or len(axes) != 2
+        or axes[-1] != len(shape) - 1
+        or [constant(region.region[k].extent) for k in axes] != list(tile)
+    ):
         return f"the tile of {name} is no matrix of whole rows"
     if (why := _unfit_rows(var)) is not None:
         return why
@@ -51,7 +63,8 @@ def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:
 
 
 def _unfit_vector(region: Any, axes: list[int], count: int) -> str | None:
-    """Why TMA cannot copy a part of one row, without a swizzle; None where it can. A stage begins at a multiple of 128 bytes."""
+    """Why TMA cannot copy a part of one row, without a swizzle; None where it can. A stage begins at a
+    multiple of 128 bytes."""
     var = region.source
     if axes != [len(var.ty.shape) - 1] or constant(region.region[-1].extent) != count:
         return f"the tile of {var.name} is no part of a row"
@@ -59,7 +72,10 @@ def _unfit_vector(region: Any, axes: list[int], count: int) -> str | None:
         return why
     if count <= 256 and count * bits_of(var) // 8 % 128 == 0:
         return None
-    return reason(f"a tile of {count} numbers is no 128·k bytes", f"a tile of a multiple of {128 * 8 // bits_of(var)} numbers, at most 256")
+    return reason(
+        f"a tile of {count} numbers is no 128·k bytes",
+        f"a tile of a multiple of {128 * 8 // bits_of(var)} numbers, at most 256",
+    )
 
 
 def _unfit_rows(var: Any) -> str | None:

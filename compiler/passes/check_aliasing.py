@@ -1,9 +1,10 @@
-"""What one operation reads and what it writes share no elements, but where each element is read and written in its place.
+"""What one operation reads and what it writes share no elements, but where each element is read and written
+in its place.
 
-An operation has no order among its elements: the simulator reads all of them first, the CPU goes from the first to the last, a GPU's
-threads go as they come. So a copy of a tile onto a part of itself further on would be three different things, and is refused on every
-target alike, where the regions are known to overlap. Exactly equal regions are an element's own business in a copy or a scan, not in a
-product.
+An operation has no order among its elements: the simulator reads all of them first, the CPU goes from the
+first to the last, a GPU's threads go as they come. So a copy of a tile onto a part of itself further on would
+be three different things, and is refused on every target alike, where the regions are known to overlap.
+Exactly equal regions are an element's own business in a copy or a scan, not in a product.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def check_aliasing(program: Any) -> Any:
         if op is not None and op.plain:
             calls.append((op, c))
 
-    structural_walk(program.func.body, (ir.Call, note))  # raised behind the walk: an error of a callback would come out as TVM's
+    structural_walk(
+        program.func.body, (ir.Call, note)
+    )  # raised behind the walk: an error of a callback would come out as TVM's
     for op, call in calls:
         accesses = op.effects(call)
         for w in (a for a in accesses if a.mode == "write"):
@@ -41,12 +44,17 @@ def check_aliasing(program: Any) -> Any:
 
 
 def shared(read: Any, written: Any, in_place: bool) -> bool:
-    """Whether two regions are known to have elements in common, other than each in its place where that is allowed."""
+    """Whether two regions are known to have elements in common, other than each in its place where that is
+    allowed."""
     if not read.source.same_as(written.source):
         return False
     analyzer, equal = sym.Analyzer(), True
     for a, b in zip(read.region, written.region, strict=True):
-        apart, wide, broad = constant(analyzer.simplify(b.min - a.min)), constant(a.extent), constant(b.extent)
+        apart, wide, broad = (
+            constant(analyzer.simplify(b.min - a.min)),
+            constant(a.extent),
+            constant(b.extent),
+        )
         if apart is None or wide is None or broad is None or apart >= wide or -apart >= broad:
             return False
         equal = equal and apart == 0 and wide == broad

@@ -1,6 +1,7 @@
-"""Where threads need what other threads hold: the data goes through shared memory, as statements of the program, so that fences are
-derived for it like for everything else. Operations split themselves (``TileOp.exchange``); accesses of loops that do not fit the loop's
-layout are directed to a copy in shared memory, which is said at log level info."""
+"""Where threads need what other threads hold: the data goes through shared memory, as statements of the
+program, so that fences are derived for it like for everything else. Operations split themselves
+(``TileOp.exchange``); accesses of loops that do not fit the loop's layout are directed to a copy in shared
+memory, which is said at log level info."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Exchange:
         self.made: list[Any] = []
 
     def scratch(self, name: str, shape: Any, dtype: str, span: Any = None) -> Any:
-        """A new tile in shared memory, all of it as a region; its allocation stands in front of the statements that are returned."""
+        """A new tile in shared memory, all of it as a region; its allocation stands in front of the
+        statements that are returned."""
         extents = tuple(int(e) for e in shape) or (1,)
         var = tirx.decl_buffer(extents, dtype, name, scope="shared", data_alignment=64, layout=None)
         self.layouts[var] = strided(extents, bits_of(var))
@@ -61,12 +63,18 @@ def convert_layouts(program: Any) -> Any:
 
 
 def _refuse_whiles(program: Any) -> None:
-    """A condition that is computed anew in every round cannot have statements in front of it. `tile_owners` has refused fragments too
-    large for every thread to hold; what is left is a small one that an instruction spreads."""
+    """A condition that is computed anew in every round cannot have statements in front of it. `tile_owners`
+    has refused fragments too large for every thread to hold; what is left is a small one that an instruction
+    spreads."""
 
     def look(s: Any) -> None:
-        apart = [a for a in scalar_reads(s) if in_registers(a.buffer) and isinstance(program.layouts.get(a.buffer), Fragment)
-                 and not is_replicated(program.layouts[a.buffer])]  # fmt: skip
+        apart = [
+            a
+            for a in scalar_reads(s)
+            if in_registers(a.buffer)
+            and isinstance(program.layouts.get(a.buffer), Fragment)
+            and not is_replicated(program.layouts[a.buffer])
+        ]
         if apart:
             found.append((s, apart[0].buffer.name))
 
@@ -100,13 +108,20 @@ def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
 
 
 def _require_own(buffer: Any, held: Fragment, s: Any, cx: Exchange) -> None:
-    """Who touches a fragment are all of the threads that hold it: some of them would touch their part alone."""
+    """Who touches a fragment are all of the threads that hold it: some of them would touch their part
+    alone."""
     if held.threads != cx.executor.threads:
-        raise spread(buffer.name, held.threads, cx.executor.name, cx.executor.threads, loc_of(getattr(s, "span", None)))
+        raise spread(
+            buffer.name, held.threads, cx.executor.name, cx.executor.threads, loc_of(getattr(s, "span", None))
+        )
 
 
 def _scalar(s: Any, cx: Exchange) -> list[Any] | None:
-    wanted = {a.buffer: a for a in scalar_reads(s) if in_registers(a.buffer) and isinstance(cx.layouts.get(a.buffer), Fragment)}
+    wanted = {
+        a.buffer: a
+        for a in scalar_reads(s)
+        if in_registers(a.buffer) and isinstance(cx.layouts.get(a.buffer), Fragment)
+    }
     apart = [b for b in wanted if not is_replicated(cx.layouts[b])]
     if not apart:
         return None
@@ -125,7 +140,11 @@ def _redirected(s: Any, there: dict[Any, Any]) -> Any:
     """A statement with the accesses to some tiles directed to others of the same shape."""
     load = lambda e: tirx.BufferLoad(there[e.source], list(e.indices)) if e.source in there else e  # noqa: E731
     region = lambda r: tirx.BufferRegion(there[r.source], list(r.region)) if r.source in there else r  # noqa: E731
-    store = lambda x: tirx.BufferStore(there[x.buffer], x.value, list(x.indices), x.span) if x.buffer in there else x  # noqa: E731
+
+    def store(x: Any) -> Any:
+        new = there.get(x.buffer)
+        return x if new is None else tirx.BufferStore(new, x.value, list(x.indices), x.span)
+
     made = structural_map(s, (ir.TensorLoad, load))
     made = structural_map(made, (ir.TensorRegion, region))
     return structural_map(made, (tirx.BufferStore, store))

@@ -1,4 +1,5 @@
-"""Rings whose copies run ahead of the loop that reads them: cp.async on sm_80 and later, where no producer fills them by TMA."""
+"""Rings whose copies run ahead of the loop that reads them: cp.async on sm_80 and later, where no producer
+fills them by TMA."""
 
 from __future__ import annotations
 
@@ -14,15 +15,23 @@ from tilescale.compiler.passes.schedule import AHEAD, schedule
 
 
 def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
-    """``(the program at the scheduled level, "", None)`` with at most ``depth`` stages; None, why not, and the place where some copy of a
-    ring is none of cp.async's."""
+    """``(the program at the scheduled level, "", None)`` with at most ``depth`` stages; None, why not, and
+    the place where some copy of a ring is none of cp.async's."""
 
     if depth < 2:
-        return None, reason("shared memory has no room for a second stage", "smaller tiles in shared memory"), program.launch
+        return (
+            None,
+            reason("shared memory has no room for a second stage", "smaller tiles in shared memory"),
+            program.launch,
+        )
     made = schedule(program, depth=depth, ahead=True)
     plan = made.schedule
     if not any(r.form == AHEAD for r in plan.rings):
-        return None, plan.kept[0].reason if plan.kept else "no copy fills a ring", plan.kept[0] if plan.kept else None
+        return (
+            None,
+            plan.kept[0].reason if plan.kept else "no copy fills a ring",
+            plan.kept[0] if plan.kept else None,
+        )
     names = integer_names(made.func.body)
     params = {p.var for p in program.params}
     for call in splitting.calls(made.func.body):
@@ -32,11 +41,21 @@ def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
         if len(call.args) > 2 or var not in params or var.ty.storage_scope != "global":
             return None, f"{var.name} is no tensor of this rank alone", call
         if not chunk(call, names):
-            what = f"rows of {var.name}, or where its tiles begin, are not known to be multiples of 4 bytes of one dtype"
+            what = (
+                f"rows of {var.name}, or where its tiles begin, are not known to be multiples of 4 bytes "
+                "of one dtype"
+            )
             each = max(1, 32 // bits_of(var))
-            hint = f"tiles of {element_dtype(var)}, and T.dynamic(…, multiple_of={each}) or rows padded to a multiple of {each} elements"
+            hint = (
+                f"tiles of {element_dtype(var)}, and T.dynamic(…, multiple_of={each}) or rows padded to "
+                f"a multiple of {each} elements"
+            )
             return None, reason(what, hint), call
     for var, layout, _ in annotated.of_rings(made):
         if not annotated.chunked(layout):
-            return None, f"T.annotate_layout puts the chunks of 16 bytes that {var.name} is copied in apart", program.launch
+            return (
+                None,
+                f"T.annotate_layout puts the chunks of 16 bytes that {var.name} is copied in apart",
+                program.launch,
+            )
     return made, "", None

@@ -1,11 +1,12 @@
-"""Sums that a loop goes on with, lane by lane. Where a tile of sums begins at zero and is then only added to by reductions, or multiplied
-element by element, as the row sums of attention are,
+"""Sums that a loop goes on with, lane by lane. Where a tile of sums begins at zero and is then only added to
+by reductions, or multiplied element by element, as the row sums of attention are,
 
     clear(total); loop: total *= shrink; reduce_sum(score, total, clear=False)
 
-each lane keeps the sum of its own elements, and the lanes add theirs up once, behind the loop, not by shuffles in every round: a sum of
-products by one factor is the product of the sum. The order of additions is another one, and as fixed. A factor that is infinite makes NaN
-of a lane that has only zeros so far, as it does of a sum that is zero.
+each lane keeps the sum of its own elements, and the lanes add theirs up once, behind the loop, not by
+shuffles in every round: a sum of products by one factor is the product of the sum. The order of additions is
+another one, and as fixed. A factor that is infinite makes NaN of a lane that has only zeros so far, as it
+does of a sum that is zero.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ def defer_cross_lane_sums(program: Any) -> Any:
     """The program with the sums of which this is true kept by lanes."""
     lanes = _Lanes(program.layouts)
     structural_walk(program.func.body, (tirx.Evaluate, lanes.look))
-    return program.with_body(structural_map(program.func.body, (tirx.SeqStmt, lanes.sequence))) if lanes.sums else program
+    return (
+        program.with_body(structural_map(program.func.body, (tirx.SeqStmt, lanes.sequence)))
+        if lanes.sums
+        else program
+    )
 
 
 class _Lanes:
     def __init__(self, layouts: Any):
         self.layouts = layouts
-        #: tiles that reductions add to → between which lanes, as the masks of the shuffles; () where they differ
+        #: tiles that reductions add to → between which lanes, as the masks of the shuffles; () where they
+        #: differ
         self.sums: dict[Any, tuple[int, ...]] = {}
 
     def look(self, s: Any) -> None:
@@ -48,7 +54,12 @@ class _Lanes:
         """Between which lanes a sum goes; () where it is another reduction, or one of integers."""
         src, dst = call.args
         held = self.layouts.get(src.source)
-        plain = str(call.attrs["op"]) == "sum" and not call.attrs["clear"] and str(dst.source.ty.dtype) == "float32" and is_whole(dst)
+        plain = (
+            str(call.attrs["op"]) == "sum"
+            and not call.attrs["clear"]
+            and str(dst.source.ty.dtype) == "float32"
+            and is_whole(dst)
+        )
         if not plain or not isinstance(held, Fragment) or src.source.same_as(dst.source):
             return ()
         near, far = digits_across(held, axis_of(call))
@@ -62,13 +73,17 @@ class _Lanes:
                 continue
             end = next((n for n in range(k + 1, len(stmts)) if not self.linear(stmts[n], tile)), len(stmts))
             if any(_repeats(x, tile) for x in stmts[k + 1 : end]):
-                done = [structural_map(x, (tirx.Evaluate, lambda e, tile=tile: _by_lane(e, tile))) for x in stmts[k + 1 : end]]
+                done = [
+                    structural_map(x, (tirx.Evaluate, lambda e, tile=tile: _by_lane(e, tile)))
+                    for x in stmts[k + 1 : end]
+                ]
                 joined = join_lanes(whole(tile), self.sums[tile], stmts[k].span)
                 stmts[k + 1 :] = [*done, joined, *stmts[end:]]
         return sequence(stmts)
 
     def linear(self, s: Any, tile: Any) -> bool:
-        """Whether a statement does nothing with a tile of sums but add to it by reductions, or multiply it."""
+        """Whether a statement does nothing with a tile of sums but add to it by reductions, or multiply
+        it."""
         if not any(tile in group for group in touched(s)):
             return True
         if isinstance(s, tirx.SeqStmt):
@@ -80,7 +95,9 @@ class _Lanes:
         if isinstance(s, tirx.IfThenElse):
             reads: list[Any] = []
             structural_walk(s.condition, (ir.TensorLoad, lambda e: reads.append(e.source)))
-            return tile not in reads and all(x is None or self.linear(x, tile) for x in (s.then_case, s.else_case))
+            return tile not in reads and all(
+                x is None or self.linear(x, tile) for x in (s.then_case, s.else_case)
+            )
         return _adds(s, tile) or _computed_beside(s, tile)
 
 
@@ -105,7 +122,9 @@ def _computed_beside(s: Any, tile: Any) -> bool:
     op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     if op is None or op.name != "await_products":
         return False
-    return all(not r.source.same_as(tile) for r in s.value.args[: len(s.value.args) - int(s.value.attrs["behind"])])
+    return all(
+        not r.source.same_as(tile) for r in s.value.args[: len(s.value.args) - int(s.value.attrs["behind"])]
+    )
 
 
 def _repeats(s: Any, tile: Any) -> bool:
@@ -128,7 +147,9 @@ def _scales(nest: Any, tile: Any) -> bool:
     if not isinstance(made, tirx.Mul):
         return False
     sides = [x for x in (made.a, made.b) if isinstance(x, ir.TensorLoad) and x.source.same_as(tile)]
-    return len(sides) == 1 and all(i.same_as(j) for i, j in zip(sides[0].indices, stores[0].indices, strict=True))
+    return len(sides) == 1 and all(
+        i.same_as(j) for i, j in zip(sides[0].indices, stores[0].indices, strict=True)
+    )
 
 
 def _by_lane(s: Any, tile: Any) -> Any:

@@ -1,11 +1,13 @@
 """Which releases of a ring's stage need a proxy fence of their own.
 
-What threads read of a stage themselves is of another proxy than TMA's next write of it (PTX ISA 9.0, "Proxies"), so each thread puts a
-proxy fence between its reads and its warp's arrival. That fence waits for all that the thread has under way in shared memory. Where every
-thread has made one anyway since those reads, in front of a meeting or of another release, the arrival needs none: a fence orders all
-accesses before it, whatever it was put there for.
+What threads read of a stage themselves is of another proxy than TMA's next write of it (PTX ISA 9.0,
+"Proxies"), so each thread puts a proxy fence between its reads and its warp's arrival. That fence waits for
+all that the thread has under way in shared memory. Where every thread has made one anyway since those reads,
+in front of a meeting or of another release, the arrival needs none: a fence orders all accesses before it,
+whatever it was put there for.
 
-Only what stands in one sequence is looked at: at its head, of a loop's body among them, everything counts as read since.
+Only what stands in one sequence is looked at: at its head, of a loop's body among them, everything counts as
+read since.
 """
 
 from __future__ import annotations
@@ -20,12 +22,20 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 
 
 def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
-    """The numbers of the rings whose tiles threads read in a statement: element by element, or by operations that no engine
-    does, as their effects say."""
+    """The numbers of the rings whose tiles threads read in a statement: element by element, or by operations
+    that no engine does, as their effects say."""
     loads: list[Any] = []
     structural_walk(node, (ir.TensorLoad, loads.append))
-    touched = [a for c, op in operations(node) if not op.completes for a in op.effects(c) if a.mode == "read" and a.proxy != "async"]
-    return {ring_of[b] for b in (*(e.source for e in loads), *(a.region.source for a in touched)) if b in ring_of}
+    touched = [
+        a
+        for c, op in operations(node)
+        if not op.completes
+        for a in op.effects(c)
+        if a.mode == "read" and a.proxy != "async"
+    ]
+    return {
+        ring_of[b] for b in (*(e.source for e in loads), *(a.region.source for a in touched)) if b in ring_of
+    }
 
 
 def elide_proxy_fences(program: Any) -> Any:

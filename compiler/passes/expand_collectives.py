@@ -1,4 +1,5 @@
-"""Collectives become remote copies and meetings, traced in place of the call with its scales open and at its line."""
+"""Collectives become remote copies and meetings, traced in place of the call with its scales open and at its
+line."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 def expand_collectives(program: Any) -> Any:
     """Replaces every collective of a program by what it is made of."""
     found: list[Any] = []
-    structural_walk(program.func.body, (tirx.Evaluate, lambda s: found.append(s) if _is_collective(s.value) else None))
+    structural_walk(
+        program.func.body, (tirx.Evaluate, lambda s: found.append(s) if _is_collective(s.value) else None)
+    )
     if not found:
         return program
     # expanded here and not inside the map, whose callbacks would wrap a refusal in an error of TVM's
@@ -41,7 +44,10 @@ def _expanded(program: Any, stmt: Any, regions: Regions) -> Any:
     among, _ = team_of_call(call)
     b.teams = [] if among is None else [among]
     with bld.tracing(b):
-        src, dst = (_region(b, r, call.attrs[side]) for r, side in zip(call.args[:2], ("src_dropped", "dst_dropped"), strict=True))
+        src, dst = (
+            _region(b, r, call.attrs[side])
+            for r, side in zip(call.args[:2], ("src_dropped", "dst_dropped"), strict=True)
+        )
         op.expand(call, src, dst, regions)
     return sequence(b.bodies[0])
 

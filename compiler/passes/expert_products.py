@@ -1,6 +1,7 @@
-"""Products of tiles that ``T.tma_copy`` fills: TMA lays them as wgmma reads them, so whole warpgroups multiply them by wgmma, complete
-where they stand. Otherwise threads would read by ldmatrix what TMA overwrites next, and would owe it a proxy fence in front of the arrival
-that gives the stage back (PTX ISA 9.0, "Proxies"). What wgmma cannot do stays with the threads, which the report says, with the fence.
+"""Products of tiles that ``T.tma_copy`` fills: TMA lays them as wgmma reads them, so whole warpgroups
+multiply them by wgmma, complete where they stand. Otherwise threads would read by ldmatrix what TMA
+overwrites next, and would owe it a proxy fence in front of the arrival that gives the stage back (PTX ISA
+9.0, "Proxies"). What wgmma cannot do stays with the threads, which the report says, with the fence.
 """
 
 from __future__ import annotations
@@ -24,30 +25,45 @@ FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back 
 
 
 def expert_products(program: Any) -> Any:
-    """The scheduled program with those products left to wgmma, and those that the author awaits (``wg_wait=-1``), for sm_90a."""
+    """The scheduled program with those products left to wgmma, and those that the author awaits
+    (``wg_wait=-1``), for sm_90a."""
     if not program.target.group_products:
         return program
 
     def free(s: Any) -> Any:
         c = s.value
-        return tirx.Evaluate(wgmma(c, FREE), s.span) if isinstance(c, ir.Call) and _is_plain(c) and "wg_wait" in c.attrs else s
+        return (
+            tirx.Evaluate(wgmma(c, FREE), s.span)
+            if isinstance(c, ir.Call) and _is_plain(c) and "wg_wait" in c.attrs
+            else s
+        )
 
     program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, free)))
-    filled = {c.args[1].source for c in calls(program.func.body) if c.op.name == "ts.tma_copy" and len(c.args) > 2}
-    mine = [c for c in calls(program.func.body) if _is_plain(c) and any(r.source in filled for r in c.args[:2])]
+    filled = {
+        c.args[1].source for c in calls(program.func.body) if c.op.name == "ts.tma_copy" and len(c.args) > 2
+    }
+    mine = [
+        c for c in calls(program.func.body) if _is_plain(c) and any(r.source in filled for r in c.args[:2])
+    ]
     if not mine:
         return program
     names = bound_in(program.func.body)
     reasons = {c: _unfit(c, program, names) for c in mine}
     kept = {c.args[2].source: why for c, why in reasons.items() if why is not None}
     # what else is added to an accumulator by threads decides its layout
-    kept |= {c.args[2].source: "its accumulator is also another's" for c in calls(program.func.body) if _is_plain(c) and c not in reasons}
+    kept |= {
+        c.args[2].source: "its accumulator is also another's"
+        for c in calls(program.func.body)
+        if _is_plain(c) and c not in reasons
+    }
     for c in mine:
         if (why := kept.get(c.args[2].source)) is not None:
             loc = loc_of(c.span)
             place = f" (line {loc.line})" if loc else ""
             why = reasons[c] or why
-            said = f"T.gemm{place} is not made by wgmma: {why}; its threads read what TMA writes next: {FENCE}"
+            said = (
+                f"T.gemm{place} is not made by wgmma: {why}; its threads read what TMA writes next: {FENCE}"
+            )
             program.notes.append(note(said, why, loc))
 
     def mark(s: Any) -> Any:
@@ -71,9 +87,15 @@ def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:
     if why := tensor_cores.no_wgmma(call):
         return why
     if threads % WARPGROUP:
-        return reason(f"{threads} threads are no whole warpgroups", f"whole warpgroups ({-(-threads // WARPGROUP) * WARPGROUP} threads)")
+        return reason(
+            f"{threads} threads are no whole warpgroups",
+            f"whole warpgroups ({-(-threads // WARPGROUP) * WARPGROUP} threads)",
+        )
     if constant(call.args[3]) is None:
-        return reason("clear_accum is a condition", f"T.clear({c.source.name}) in front of the loop, and T.gemm without clear_accum")
+        return reason(
+            "clear_accum is a condition",
+            f"T.clear({c.source.name}) in front of the loop, and T.gemm without clear_accum",
+        )
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
         return "its accumulator is no whole fragment"
     if any(t in program.hints.get("layouts", {}) for t in (a.source, b.source, c.source)):
@@ -84,7 +106,11 @@ def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:
             return f"{r.source.name} is no tile of shared memory that its matrix descriptors name"
         units = (8, layout.swizzle * 8 // layout.bits)  # as TMA's boxes and the swizzle's pattern begin
         ends = zip(r.region[-2:], units, strict=True)
-        if not all(multiple(sym.Analyzer(), spelt_out(x, names), unit) for part, unit in ends for x in (part.min, part.extent)):
+        if not all(
+            multiple(sym.Analyzer(), spelt_out(x, names), unit)
+            for part, unit in ends
+            for x in (part.min, part.extent)
+        ):
             return f"its part of {r.source.name} is not known to begin and end with the swizzle's pattern"
     m, n, k = extents(call)
     cuts = wgmma_fragments(call, threads)

@@ -1,11 +1,13 @@
-"""Roles and rings on GPUs. On Hopper a producer warp fills the rings of pipelined loops by TMA and the block's threads consume them by
-wgmma, where all of a kernel's rings allow it; elsewhere one role does everything in turn, with one stage. Which of the two it is, and
-why, is decided here, once, and said at log level info.
+"""Roles and rings on GPUs. On Hopper a producer warp fills the rings of pipelined loops by TMA and the
+block's threads consume them by wgmma, where all of a kernel's rings allow it; elsewhere one role does
+everything in turn, with one stage. Which of the two it is, and why, is decided here, once, and said at log
+level info.
 
-What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
-most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by threads
-or by products that wgmma has; one to three warpgroups of consumers. A block whose warpgroups cannot share its products consumes with
-fewer of them where the program never says which of its threads do what: the others' place is the producer's.
+What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of
+two-dimensional tiles of tensors of at most five axes whose strides are multiples of 16 bytes and whose rows
+lie side by side, without a change of dtype; read by threads or by products that wgmma has; one to three
+warpgroups of consumers. A block whose warpgroups cannot share its products consumes with fewer of them where
+the program never says which of its threads do what: the others' place is the producer's.
 """
 
 from __future__ import annotations
@@ -34,20 +36,25 @@ from tilescale.compiler.passes.stage_operands import stage_operands
 from tilescale.compiler.passes.tma_stores import staged_bytes
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
-#: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
-#: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
+#: threads of the block → registers of a consumer's and of the producer's threads, which share the
+#: multiprocessor's 65,536 (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can
+#: have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
 #: the same where the producer looks up in a tensor, round by round, what it copies (pages)
 LOOKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
 
 
 class Unfit(Exception):
-    """A kernel keeps to one role; ``str`` says why, ``loc`` where, ``hint`` what its author could write instead, if there is anything
-    (a reason that is `Advice` brings it). ``threads``: another number of threads may be what it takes."""
+    """A kernel keeps to one role; ``str`` says why, ``loc`` where, ``hint`` what its author could write
+    instead, if there is anything (a reason that is `Advice` brings it). ``threads``: another number of
+    threads may be what it takes."""
 
     def __init__(self, reason: str, node: Any = None, loc: Any = None, threads: bool = False):
         super().__init__(reason)
-        self.loc, self.hint = loc or loc_of(getattr(node, "span", None)), reason.hint if isinstance(reason, Advice) else ""
+        self.loc, self.hint = (
+            loc or loc_of(getattr(node, "span", None)),
+            reason.hint if isinstance(reason, Advice) else "",
+        )
         self.threads = threads
 
 
@@ -56,7 +63,10 @@ def gpu_schedule(program: Any) -> Any:
     made = _formed(replace(program, notes=list(program.notes)))
     if made.schedule.rings:  # else it has been said
         below = [k for k in made.schedule.kept if k.reason == BELOW]
-        made.notes += [note(f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}", k.reason, k.loc) for k in below]
+        made.notes += [
+            note(f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}", k.reason, k.loc)
+            for k in below
+        ]
     return made
 
 
@@ -68,9 +78,15 @@ def _formed(program: Any) -> Any:
             return _with_roles(program, limit)
         except Unfit as why:
             other = _on_other_threads(program, limit) if why.threads else None
-            if other is not None and other.launch.threads < program.launch.threads and not sees_threads(program):
+            if (
+                other is not None
+                and other.launch.threads < program.launch.threads
+                and not sees_threads(program)
+            ):
                 parts = f"{other.launch.threads} of {program.launch.threads} threads"
-                other.notes.append(f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}")
+                other.notes.append(
+                    f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}"
+                )
                 return other
             said = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
@@ -87,8 +103,9 @@ def _formed(program: Any) -> Any:
 
 
 def _on_other_threads(program: Any, limit: int) -> Any | None:
-    """The program as roles of a block with another number of threads, with which wgmma makes its products and whose accumulators leave each
-    thread half of its registers for more: the next smaller number, else the next larger one; None where there is none."""
+    """The program as roles of a block with another number of threads, with which wgmma makes its products and
+    whose accumulators leave each thread half of its registers for more: the next smaller number, else the
+    next larger one; None where there is none."""
     products = [c for c in splitting.calls(program.func.body) if REGISTRY[c.op.name].multiplies]
     held = max(prod(int(e) for e in c.args[2].source.ty.shape) for c in products)
     given = program.launch.threads
@@ -96,20 +113,35 @@ def _on_other_threads(program: Any, limit: int) -> Any | None:
         if threads == given or held > threads * 128:
             continue
         try:
-            return _with_roles(replace(program, launch=replace(program.launch, threads=threads), notes=list(program.notes)), limit)
+            return _with_roles(
+                replace(program, launch=replace(program.launch, threads=threads), notes=list(program.notes)),
+                limit,
+            )
         except Unfit:
             continue
     return None
 
 
 def sees_threads(program: Any) -> bool:
-    """Whether a program says which of its threads do what, or how many: parts of the block, layouts over its threads, arrivals that are
-    counted. Any other means the same on fewer."""
+    """Whether a program says which of its threads do what, or how many: parts of the block, layouts over its
+    threads, arrivals that are counted. Any other means the same on fewer."""
     body, found = program.func.body, list[Any]()
-    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" and _scale(s) in splitting.BELOW else None))
-    structural_walk(body, (tirx.AllocBuffer, lambda s: found.append(s) if s.buffer.ty.storage_scope == BARRIERS else None))
-    structural_walk(body, (tirx.For, lambda s: found.append(s) if (s.annotations or {}).get("ts.layout") else None))
-    return bool(found) or any(isinstance(layout, Fragment) for layout, _ in program.hints.get("layouts", {}).values())
+    structural_walk(
+        body,
+        (
+            tirx.AttrStmt,
+            lambda s: found.append(s) if s.attr_key == "ts.scale" and _scale(s) in splitting.BELOW else None,
+        ),
+    )
+    structural_walk(
+        body, (tirx.AllocBuffer, lambda s: found.append(s) if s.buffer.ty.storage_scope == BARRIERS else None)
+    )
+    structural_walk(
+        body, (tirx.For, lambda s: found.append(s) if (s.annotations or {}).get("ts.layout") else None)
+    )
+    return bool(found) or any(
+        isinstance(layout, Fragment) for layout, _ in program.hints.get("layouts", {}).values()
+    )
 
 
 def _scale(s: Any) -> str:
@@ -118,7 +150,9 @@ def _scale(s: Any) -> str:
 
 def _threads_hint(threads: int) -> str:
     groups = threads // WARPGROUP
-    return f"threads={threads}" + (f", whose {groups} warpgroups share the rows in parts of {ROWS}, or the columns" if groups > 1 else "")
+    return f"threads={threads}" + (
+        f", whose {groups} warpgroups share the rows in parts of {ROWS}, or the columns" if groups > 1 else ""
+    )
 
 
 def _place(loc: Any) -> str:
@@ -128,7 +162,9 @@ def _place(loc: Any) -> str:
 def _stages(body: Any) -> int:
     """The most stages that a loop asks for."""
     stages: list[int] = [0]
-    structural_walk(body, (tirx.For, lambda f: stages.append(int((f.annotations or {}).get("ts.num_stages", 0)))))
+    structural_walk(
+        body, (tirx.For, lambda f: stages.append(int((f.annotations or {}).get("ts.num_stages", 0))))
+    )
     return max(stages)
 
 
@@ -163,17 +199,21 @@ def _with_roles(program: Any, limit: int) -> Any:
 
 
 def _depth(limit: int, one: Any) -> int:
-    """The most stages that fit beside everything else that the block has in shared memory, which is ``one`` with a single stage."""
+    """The most stages that fit beside everything else that the block has in shared memory, which is ``one``
+    with a single stage."""
     sizes = tile_bytes(one.func.body)
     rings = one.schedule.rings
-    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single)
+    ring = sum(
+        n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single
+    )
     rest = sum(sizes.values()) - ring
     return int((limit - rest - BESIDE) // ring) if ring else limit  # no ring wants room
 
 
 def _double_buffered(program: Any, depth: int, limit: int) -> Any | None:
-    """The program with two stages for tiles that are filled anew in every round of a loop around, where they fit beside the results on
-    their way out; else None. A block that stays then copies what its next tile needs while it works on this one."""
+    """The program with two stages for tiles that are filled anew in every round of a loop around, where they
+    fit beside the results on their way out; else None. A block that stays then copies what its next tile
+    needs while it works on this one."""
     made = _scheduled(program, depth, 2)
     fits = sum(tile_bytes(made.func.body).values()) + staged_bytes(made) + BESIDE <= limit
     return made if fits and any(r.single and r.depth == 2 for r in made.schedule.rings) else None
@@ -183,9 +223,14 @@ def _scheduled(program: Any, depth: int, single_depth: int = 1) -> Any:
     written, names = written_buffers(program), bound_in(program.func.body)
 
     def alone(call: Any) -> bool:
-        return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
+        return (
+            call.args[0].source not in written
+            and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
+        )
 
-    return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, single_depth=single_depth)
+    return schedule(
+        program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, single_depth=single_depth
+    )
 
 
 # ---- what it takes
@@ -203,8 +248,15 @@ def _check_place(program: Any) -> None:
     inside: list[Any] = []
     structural_walk(body, (tirx.AttrStmt, lambda s: inside.append(s) if s.attr_key == "ts.role" else None))
     plain = [s for s in stmts if not any(s is r for r in roles)]
-    if len(roles) != 2 or len(inside) != 2 or any(not isinstance(s, (tirx.AllocBuffer, tirx.BufferStore, tirx.Bind)) for s in plain):
-        raise Unfit("what its loops copy and what they compute cannot be taken apart for the kernel as a whole", program.launch)
+    if (
+        len(roles) != 2
+        or len(inside) != 2
+        or any(not isinstance(s, (tirx.AllocBuffer, tirx.BufferStore, tirx.Bind)) for s in plain)
+    ):
+        raise Unfit(
+            "what its loops copy and what they compute cannot be taken apart for the kernel as a whole",
+            program.launch,
+        )
     for call in splitting.calls(roles[0]):
         if call.op.name == "ts.wait":
             raise Unfit("copies wait for signals", call)
@@ -220,7 +272,8 @@ def _check_copies(program: Any) -> None:
 
 
 def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any]) -> str | None:
-    """Why TMA cannot make a copy into a tile of these extents; None where it can. ``names``: what names stand for."""
+    """Why TMA cannot make a copy into a tile of these extents; None where it can. ``names``: what names stand
+    for."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
     if "by_threads" in call.attrs:
@@ -228,23 +281,34 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any
     if len(call.args) > 2:
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
-        hint = f"a tile of {element_dtype(var)}, and the change of dtype in a T.copy of that tile into a fragment"
+        hint = (
+            f"a tile of {element_dtype(var)}, and the change of dtype in a T.copy of that tile into a "
+            "fragment"
+        )
         return reason(f"the copy of {name} changes the dtype", hint)
     return boxes.unfit(src, [int(e) for e in extents], params, names)
 
 
 def _check_readers(program: Any) -> None:
-    """Rings are read element by element, by copies into registers, and by products that wgmma can do, all of them by the whole block."""
+    """Rings are read element by element, by copies into registers, and by products that wgmma can do, all of
+    them by the whole block."""
     rings = program.schedule.ring_of
     views: list[Any] = []
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: views.append(s.data) if s.data.args[0] in rings else None))
+    structural_walk(
+        program.func.body,
+        (tirx.DeclBuffer, lambda s: views.append(s.data) if s.data.args[0] in rings else None),
+    )
     if views:
         raise Unfit("a tile of a ring is viewed", views[0])
     scaled: list[Any] = []
-    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: scaled.append(s) if s.attr_key == "ts.scale" else None))
+    structural_walk(
+        program.func.body, (tirx.AttrStmt, lambda s: scaled.append(s) if s.attr_key == "ts.scale" else None)
+    )
     for s in scaled:
         structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
-        if views or any(a.region.source in rings for c in splitting.calls(s) for a in REGISTRY[c.op.name].effects(c)):
+        if views or any(
+            a.region.source in rings for c in splitting.calls(s) for a in REGISTRY[c.op.name].effects(c)
+        ):
             raise Unfit("a tile of a ring is read inside a T.Scale", s)
     for call in splitting.calls(program.func.body):
         op = REGISTRY[call.op.name]

@@ -1,4 +1,5 @@
-"""Where a loop awaits what TMA still reads of the round before (passes/tma_stores.py): in front of a meeting that there is anyway."""
+"""Where a loop awaits what TMA still reads of the round before (passes/tma_stores.py): in front of a meeting
+that there is anyway."""
 
 from __future__ import annotations
 
@@ -21,15 +22,23 @@ def hoist_store_waits(program: Any) -> Any:
 
 
 def _hoisted(loop: Any, staged: set[Any]) -> Any:
-    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
-    the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
-    Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""
+    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last
+    before this round's, and of the meeting with its readers: that one then orders TMA's reads before the next
+    writes of their tile too, which need none of their own. Where the last such write stands behind the
+    stores, in the round before, the first round's wait is in front of the loop."""
     if not isinstance(loop.body, tirx.SeqStmt) or nest_of(loop) is not None:
         return loop
     stmts, outside = flat(loop.body), []
     for s in list(stmts):
-        tile = s.value.args[0].source if name_of(s) == "await_stores" and not int(s.value.attrs["complete"]) else None
-        if tile not in staged or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1:
+        tile = (
+            s.value.args[0].source
+            if name_of(s) == "await_stores" and not int(s.value.attrs["complete"])
+            else None
+        )
+        if (
+            tile not in staged
+            or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1
+        ):
             continue
         k = stmts.index(s)
         end = next(i for i in reversed(range(len(stmts))) if _uses(stmts[i], tile)) + 1
@@ -47,7 +56,14 @@ def _hoisted(loop: Any, staged: set[Any]) -> Any:
         stmts.insert(next(i for i, x in enumerate(stmts) if x is place), s)
     made = sequence(stmts)
     notes = dict(loop.annotations or {})
-    return sequence([*outside, tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made, annotations=notes, span=loop.span)])
+    return sequence(
+        [
+            *outside,
+            tirx.For(
+                loop.loop_var, loop.min, loop.extent, loop.kind, made, annotations=notes, span=loop.span
+            ),
+        ]
+    )
 
 
 def _uses(s: Any, buffer: Any) -> bool:

@@ -1,5 +1,5 @@
-"""Layouts of a block's tiles on a GPU, beside the IR: ``program.layouts``. Registers by inference (layout/infer.py); shared memory by
-what reads it: a swizzle where ldmatrix does, row-major rows elsewhere."""
+"""Layouts of a block's tiles on a GPU, beside the IR: ``program.layouts``. Registers by inference
+(layout/infer.py); shared memory by what reads it: a swizzle where ldmatrix does, row-major rows elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def infer_layouts(program: Any) -> Any:
     """
     uses = gather(program)
     annotated = _annotated(program, uses.owners)
-    chosen: dict[Any, Any] = infer(program, {b: d for b, d in annotated.items() if isinstance(d.layout, Fragment)})
+    chosen: dict[Any, Any] = infer(
+        program, {b: d for b, d in annotated.items() if isinstance(d.layout, Fragment)}
+    )
     shared = {b: d.layout for b, d in annotated.items() if isinstance(d.layout, Shared)}
     viewed: dict[Any, Any] = {}
     structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: viewed.__setitem__(s.data.args[0], s)))
@@ -38,7 +40,11 @@ def infer_layouts(program: Any) -> Any:
             if b in viewed:  # a view reads the same bytes in row-major order
                 continue
             if b in annotated and shared[b] != layout and how.insists(use.call):
-                raise conflict(b, annotated[b], Demand(b, layout, use.call.op.name.replace("ts.", "T.", 1), loc_of(use.call.span)))
+                raise conflict(
+                    b,
+                    annotated[b],
+                    Demand(b, layout, use.call.op.name.replace("ts.", "T.", 1), loc_of(use.call.span)),
+                )
             shared.setdefault(b, layout)
     for b in uses.owners:
         if not in_registers(b):
@@ -52,8 +58,8 @@ def _row_major(buffer: Any) -> Shared:
 
 
 def _ring_layout(program: Any, buffer: Any) -> Shared | None:
-    """A ring's tile that TMA fills and threads read, as TMA writes it: boxes under the widest swizzle, or plain rows of 16 bytes. None for
-    any other tile."""
+    """A ring's tile that TMA fills and threads read, as TMA writes it: boxes under the widest swizzle, or
+    plain rows of 16 bytes. None for any other tile."""
     plan = program.schedule
     if plan is None or len(plan.roles) < 2 or buffer not in plan.ring_of:
         return None
@@ -69,12 +75,17 @@ def _annotated(program: Any, owners: Mapping[Any, Any]) -> dict[Any, Demand]:
     """What T.annotate_layout fixes."""
     found: dict[Any, Demand] = {}
     for var, layout, loc in layouts(program):
-        if isinstance(layout, Fragment) and not (layout.covers and var in owners and layout.threads == owners[var].threads):
+        if isinstance(layout, Fragment) and not (
+            layout.covers and var in owners and layout.threads == owners[var].threads
+        ):
             threads = owners[var].threads if var in owners else program.launch.threads
             raise TileValueError(
-                f"T.annotate_layout gives {var.name} a fragment over {layout.threads} threads", loc=loc,
+                f"T.annotate_layout gives {var.name} a fragment over {layout.threads} threads",
+                loc=loc,
                 expected=f"one over all {threads} threads of the executor that allocates the tile",
-                hint=f"T.Fragment(…, replicate={threads // layout.threads})" if threads % layout.threads == 0 else None,
-            )  # fmt: skip
+                hint=f"T.Fragment(…, replicate={threads // layout.threads})"
+                if threads % layout.threads == 0
+                else None,
+            )
         found[var] = Demand(var, layout, "T.annotate_layout", loc)
     return found

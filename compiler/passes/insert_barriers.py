@@ -1,12 +1,13 @@
-"""Every meeting of a block's threads, derived: two statements that touch the same memory, one of them writing, need one between them
-unless each thread touches only what it touched itself.
+"""Every meeting of a block's threads, derived: two statements that touch the same memory, one of them
+writing, need one between them unless each thread touches only what it touched itself.
 
-The pass walks the program with the list of accesses since the last meeting. In front of a statement that conflicts with one of them it
-puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those of its next round: its body is walked until the list at
-its end brings nothing new; a meeting that only what stands in front of a loop asks for goes there, and not into each round. Conditions
-are uniform among an executor's threads (they compute them from the same values), so a meeting may stand in a branch. Inside T.Scale below
-the block only the executor's own threads are ordered; executors among themselves are ordered by what the author wrote, and by a meeting
-of the block in front of and behind the scale.
+The pass walks the program with the list of accesses since the last meeting. In front of a statement that
+conflicts with one of them it puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those
+of its next round: its body is walked until the list at its end brings nothing new; a meeting that only what
+stands in front of a loop asks for goes there, and not into each round. Conditions are uniform among an
+executor's threads (they compute them from the same values), so a meeting may stand in a branch. Inside
+T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
+what the author wrote, and by a meeting of the block in front of and behind the scale.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ COORDINATE = 20
 
 @dataclass(frozen=True)
 class Owners:
-    """Who touches which elements: ``ids`` sorted, the one thread of each, or -1 where several do. Relative to ``origin``, the parts of
-    the indices that are the same for all threads, which depend on ``depends``. ``steps``: what each of those parts is known to be a
-    multiple of (0: a constant); ``spans``: below what the rest of the index stays."""
+    """Who touches which elements: ``ids`` sorted, the one thread of each, or -1 where several do. Relative to
+    ``origin``, the parts of the indices that are the same for all threads, which depend on ``depends``.
+    ``steps``: what each of those parts is known to be a multiple of (0: a constant); ``spans``: below what
+    the rest of the index stays."""
 
     ids: Any
     threads: Any
@@ -50,19 +52,25 @@ class Owners:
     spans: tuple[int, ...] = ()
 
     def comparable(self, other: Owners, stale: frozenset[Any]) -> bool:
-        """Whether equal ids, and no others, are equal elements, though ``stale`` variables have other values for ``other``: then as well
-        where tiles are as far apart as they are long, or farther, since an element has one place in such a tile."""
+        """Whether equal ids, and no others, are equal elements, though ``stale`` variables have other values
+        for ``other``: then as well where tiles are as far apart as they are long, or farther, since an
+        element has one place in such a tile."""
         if self.origin != other.origin or self.depends != other.depends:
             return False
         if not self.depends & stale:
             return True
-        both = zip(self.steps, self.spans, other.spans, strict=True) if self.steps and other.steps else [(1, 2, 2)]
+        both = (
+            zip(self.steps, self.spans, other.spans, strict=True)
+            if self.steps and other.steps
+            else [(1, 2, 2)]
+        )
         return all(step == 0 or max(mine, theirs) <= step for step, mine, theirs in both)
 
 
 @dataclass(frozen=True)
 class Touch:
-    """An access of a statement to memory that threads share. ``stale``: variables that have other values by now than they had then."""
+    """An access of a statement to memory that threads share. ``stale``: variables that have other values by
+    now than they had then."""
 
     memory: Any
     mode: str
@@ -74,21 +82,28 @@ class Touch:
     #: by an engine beside the threads; the threads have met since, without a proxy fence
     engine: bool = False
     met: bool = False
-    #: the threads of each warpgroup have met since; they have made what they wrote visible to engines in front of that
+    #: the threads of each warpgroup have met since; they have made what they wrote visible to engines in
+    #: front of that
     grouped: bool = False
     fenced: bool = False
 
     def conflicts(self, other: Touch) -> bool:
-        """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of them writing, and the threads
-        have not met since."""
+        """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of
+        them writing, and the threads have not met since."""
         if not self._collides(other):
             return False
         return not (self.grouped and (self.fenced or not _crosses(self, other)) and self.within(other))
 
     def within(self, other: Touch) -> bool:
-        """Whether each byte that both touch is touched by threads of one warpgroup alone: its meeting is enough."""
+        """Whether each byte that both touch is touched by threads of one warpgroup alone: its meeting is
+        enough."""
         mine, theirs = self.owners, other.owners
-        if mine is None or theirs is None or not self.memory.same_as(other.memory) or not mine.comparable(theirs, self.stale):
+        if (
+            mine is None
+            or theirs is None
+            or not self.memory.same_as(other.memory)
+            or not mine.comparable(theirs, self.stale)
+        ):
             return False
         _, i, j = np.intersect1d(mine.ids, theirs.ids, assume_unique=True, return_indices=True)
         own, their = mine.threads[i], theirs.threads[j]
@@ -120,7 +135,9 @@ class _Walk:
         self.layouts, self.arena = program.layouts, program.arena
         self.bases: dict[Any, Any] = {}
         self.cache: dict[Any, list[Touch]] = {}
-        structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0])))
+        structural_walk(
+            program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0]))
+        )
         self.analyzer = _knowing(program.func.body)
         self.published = published(program)
         plan = program.schedule
@@ -128,7 +145,9 @@ class _Walk:
         self.ringed |= _by_hand(program)
         #: rings whose copies run ahead, and their tiles
         self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
-        self.staged = {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
+        self.staged = (
+            {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
+        )
         self.pending: list[Touch] = []
         self.engines = _has_engines(program)
         #: what engines touch outside rings
@@ -139,10 +158,14 @@ class _Walk:
     def run(self) -> Any:
         whole = Executor("block", self.program.launch.threads)
         engines = [t for t in self._all(self.program.func.body, whole) if t.engine] if self.engines else []
-        self.taken, self.sent = {t.memory for t in engines}, {t.memory for t in engines if t.mode != "read" and _is_shared(t.memory)}
+        self.taken, self.sent = (
+            {t.memory for t in engines},
+            {t.memory for t in engines if t.mode != "read" and _is_shared(t.memory)},
+        )
         return self.visit(self.program.func.body, whole)
 
-    # -- memory -------------------------------------------------------------------------------------------------------
+    # -- memory
+    # -------------------------------------------------------------------------------------------------------
     def _overlap(self, a: Any, b: Any) -> bool:
         """Whether two tiles share bytes of the arena."""
         if a not in self.arena or b not in self.arena:
@@ -151,7 +174,8 @@ class _Walk:
         return bool(first < second + other and second < first + length)
 
     def memory(self, buffer: Any) -> Any:
-        """What an access touches: tiles of the arena that share bytes are one memory, tensors are one each."""
+        """What an access touches: tiles of the arena that share bytes are one memory, tensors are one
+        each."""
         while buffer in self.bases:
             buffer = self.bases[buffer]
         return buffer
@@ -167,7 +191,8 @@ class _Walk:
             return True
         return not (a.mode == b.mode == "read") and self._overlap(a.memory, b.memory)
 
-    # -- what a statement touches -------------------------------------------------------------------------------------
+    # -- what a statement touches
+    # -------------------------------------------------------------------------------------
     def touches(self, s: Any, ex: Executor) -> list[Touch]:
         if s not in self.cache:
             self.cache[s] = self._touches(s, ex)
@@ -198,7 +223,8 @@ class _Walk:
                 for k, (b, mode, owners, what, engine) in enumerate(found)
                 if not b.ty.storage_scope.endswith(("signal", "barrier"))]  # fmt: skip
 
-    # -- statements ---------------------------------------------------------------------------------------------------
+    # -- statements
+    # ---------------------------------------------------------------------------------------------------
     def visit(self, s: Any, ex: Executor) -> Any:
         if isinstance(s, tirx.SeqStmt):
             return sequence([self.visit(x, ex) for x in s.seq])
@@ -241,24 +267,28 @@ class _Walk:
         return sequence([*before, s]) if before else s
 
     def _arrival(self, call: Any) -> str | None:
-        """What the meeting behind a wait for copies that run ahead is for; None for anything else. Each thread waited for its own copies
-        of the round: now all see all of them; and all have read the stage of the round before, which the next copies overwrite."""
+        """What the meeting behind a wait for copies that run ahead is for; None for anything else. Each
+        thread waited for its own copies of the round: now all see all of them; and all have read the stage of
+        the round before, which the next copies overwrite."""
         op = find(call)
         if op is None or op.name != "ring_wait" or int(call.attrs["ring"]) not in self.ahead:
             return None
         return f"ring {int(call.attrs['ring'])}: this round's stage has arrived, the one before has been read"
 
     def meet(self, touches: list[Touch], ex: Executor, whole: bool = False) -> list[Any]:
-        """The meeting in front of a statement, if it needs one; its accesses are pending from here. ``whole``: of all threads."""
+        """The meeting in front of a statement, if it needs one; its accesses are pending from here.
+        ``whole``: of all threads."""
         out: list[Any] = []
         if ex.threads > 1:
-            out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex, whole)
+            out = self._meeting(
+                [(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex, whole
+            )
         self.pending = _union(self.pending, touches)
         return out
 
     def _ordered(self, s: Any, ex: Executor, releases: bool, acquires: bool) -> Any:
-        """What one thread does for its executor: the threads meet in front where it tells others of what they did, and behind where they
-        may go on only because of what it heard."""
+        """What one thread does for its executor: the threads meet in front where it tells others of what they
+        did, and behind where they may go on only because of what it heard."""
         what = find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
         before, behind = self.meet(self.touches(s, ex), ex, whole=True), []
         if releases and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
@@ -270,24 +300,41 @@ class _Walk:
         return sequence([*before, s, *behind])
 
     def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor, whole: bool = False) -> list[Any]:
-        """The meeting that pairs of accesses ask for, behind which none of them is pending; of each warpgroup where that is enough."""
+        """The meeting that pairs of accesses ask for, behind which none of them is pending; of each warpgroup
+        where that is enough."""
         if not pairs:
             return []
         crossing = next((p for p in pairs if _crosses(*p)), None)
         first = crossing or pairs[0]
-        # A product that reads what is written in front of this meeting would have one of its own behind it, for the proxy fence alone.
+        # A product that reads what is written in front of this meeting would have one of its own behind it,
+        # for the proxy fence alone.
         fenced = crossing is not None or any(
-            t.mode != "read" and not t.engine and not t.fenced and t.memory in self.taken or t.memory in self.sent for t in self.pending
+            t.mode != "read"
+            and not t.engine
+            and not t.fenced
+            and t.memory in self.taken
+            or t.memory in self.sent
+            for t in self.pending
         )
         if not whole and ex.name == "block" and ex.threads > WARPGROUP and all(a.within(b) for a, b in pairs):
-            self.pending = [t if t.owners is None else replace(t, grouped=True, fenced=t.fenced or fenced) for t in self.pending]
+            self.pending = [
+                t if t.owners is None else replace(t, grouped=True, fenced=t.fenced or fenced)
+                for t in self.pending
+            ]
             return [fence("warpgroup", _reason(*first), first[1].node.span, fenced)]
         self.pending = self._behind(fenced)
         return [fence(ex.name, _reason(*first), first[1].node.span, fenced)]
 
-    def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> list[tuple[Touch, Touch]] | None:
-        """The pairs for which a loop has a meeting in each round that it would not have if threads met in front of it."""
-        pairs = [(a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)] if ex.threads > 1 else []
+    def _outside(
+        self, loop: Any, ex: Executor, start: list[Touch], made: Any
+    ) -> list[tuple[Touch, Touch]] | None:
+        """The pairs for which a loop has a meeting in each round that it would not have if threads met in
+        front of it."""
+        pairs = (
+            [(a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)]
+            if ex.threads > 1
+            else []
+        )
         if not pairs:
             return None
         after, self.pending = self.pending, start
@@ -297,14 +344,16 @@ class _Walk:
         return pairs if _meetings(alone) < _meetings(made) else None
 
     def _behind(self, fenced: bool) -> list[Touch]:
-        """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not there for engines yet."""
+        """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not
+        there for engines yet."""
         if fenced or not self.engines:
             return []
         kept = [t for t in self.pending if not t.engine and _is_shared(t.memory)]
         return [replace(t, met=True) for t in kept if t.mode != "read" or t.memory in self.sent]
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
-        """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at least one round."""
+        """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at
+        least one round."""
         start = list(self.pending)
         defined = _defined(body, index)
         carried: list[Touch] = []
@@ -335,11 +384,14 @@ class _Walk:
         outer = self._behind(crossing) if before else self.pending
         self.pending = []
         body = self.visit(s.body, inner)
-        behind = [fence(ex.name, f"behind what a {name} heard", s.span)] if acquires and ex.threads > 1 else []
+        behind = (
+            [fence(ex.name, f"behind what a {name} heard", s.span)] if acquires and ex.threads > 1 else []
+        )
         if behind:
             self.pending = self._behind(False)
             return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span), *behind])
-        # whatever an executor did is unordered to what all threads do behind the scale, though its own threads have met since
+        # whatever an executor did is unordered to what all threads do behind the scale, though its own
+        # threads have met since
         apart = [replace(t, owners=None) for t in every]
         self.pending = _union(outer, apart)
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
@@ -354,13 +406,15 @@ class _Walk:
 def _meetings(s: Any) -> int:
     """How many meetings stand in a statement."""
     found: list[Any] = []
-    structural_walk(s, (ir.Call, lambda c: found.append(c) if find(c) is not None and c.op.name == "ts.sync" else None))
+    structural_walk(
+        s, (ir.Call, lambda c: found.append(c) if find(c) is not None and c.op.name == "ts.sync" else None)
+    )
     return len(found)
 
 
 def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:
-    """Whether ``a`` is an atomic update that orders ``b`` for other blocks: what all threads did before must be done before it, and what
-    they read behind it must come behind it."""
+    """Whether ``a`` is an atomic update that orders ``b`` for other blocks: what all threads did before must
+    be done before it, and what they read behind it must come behind it."""
     return a.mode == "update" and a.memory.ty.storage_scope.startswith("global") and b.memory in seen
 
 
@@ -369,7 +423,9 @@ def published(program: Any) -> set[Any]:
     from tilescale.compiler.ir.walks import walk
 
     bases: dict[Any, Any] = {}
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
+    structural_walk(
+        program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0]))
+    )
     modes: dict[Any, set[str]] = {}
 
     def note(buffer: Any, mode: str) -> None:
@@ -397,7 +453,8 @@ def _is_shared(buffer: Any) -> bool:
 
 
 def _crosses(a: Touch, b: Touch) -> bool:
-    """Whether ``a``, by threads, meets an engine's access ``b``, one of them writing: a proxy fence must stand between them."""
+    """Whether ``a``, by threads, meets an engine's access ``b``, one of them writing: a proxy fence must
+    stand between them."""
     return b.engine and not a.engine and (a.mode, b.mode) != ("read", "read") and _is_shared(a.memory)
 
 
@@ -431,7 +488,11 @@ def _orders(body: Any) -> tuple[bool, bool]:
 
 
 def _is_barrier(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name in ("ts.barrier", "ts.sync_threads")
+    return (
+        isinstance(s, tirx.Evaluate)
+        and find(s.value) is not None
+        and s.value.op.name in ("ts.barrier", "ts.sync_threads")
+    )
 
 
 def _defined(body: Any, index: Any) -> frozenset[Any]:
@@ -452,13 +513,26 @@ def _union(a: Iterable[Touch], b: Iterable[Touch]) -> list[Touch]:
         else:
             owners = None if before.owners is None or t.owners is None else t.owners
             grouped, fenced = t.grouped and before.grouped, t.fenced and before.fenced
-            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners, met=t.met and before.met, grouped=grouped, fenced=fenced)
+            out[t.key] = replace(
+                t,
+                stale=t.stale | before.stale,
+                owners=owners,
+                met=t.met and before.met,
+                grouped=grouped,
+                fenced=fenced,
+            )
     return list(out.values())
 
 
 def _knows_less(a: Touch, b: Touch) -> bool:
     """Whether all that ``b`` conflicts with ``a``, of the same access, conflicts with too."""
-    return a.key == b.key and b.stale <= a.stale and a.met <= b.met and a.grouped <= b.grouped and a.fenced <= b.fenced
+    return (
+        a.key == b.key
+        and b.stale <= a.stale
+        and a.met <= b.met
+        and a.grouped <= b.grouped
+        and a.fenced <= b.fenced
+    )
 
 
 def _leaders(buffer: Any, call: Any) -> Owners | None:
@@ -495,19 +569,26 @@ def _reason(first: Touch, second: Touch) -> str:
     loc = loc_of(getattr(first.node, "span", None))
     place = f", line {loc.line}" if loc else ""
     verb = {"read": "reads", "write": "writes", "update": "updates"}
-    name = second.memory.name if first.memory.same_as(second.memory) else f"{second.memory.name}, where {first.memory.name} was,"
+    name = (
+        second.memory.name
+        if first.memory.same_as(second.memory)
+        else f"{second.memory.name}, where {first.memory.name} was,"
+    )
     return f"{second.what} {verb[second.mode]} {name} that {first.what}{place} {verb[first.mode]}"
 
 
 def stored_by(program: Any, nest: Nest, loop: Loop | None, a: Element) -> Any:
-    """The threads that write what a store's threads hold, where it may go by stmatrix (layout/matrices.py); None where it does not."""
+    """The threads that write what a store's threads hold, where it may go by stmatrix (layout/matrices.py);
+    None where it does not."""
     made = matrices(nest, loop, program.layouts.get(a.buffer), program.target)
     return None if made is None or loop is None else writers(loop, made)
 
 
-def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None, by: Any = None) -> Owners | None:
-    """Who touches what by an access of a nest; None where that is not known before the kernel runs. ``analyzer``: knows variables. ``by``:
-    who does it for whom, where that is somebody else (`stored_by`)."""
+def owners_of(
+    nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None, by: Any = None
+) -> Owners | None:
+    """Who touches what by an access of a nest; None where that is not known before the kernel runs.
+    ``analyzer``: knows variables. ``by``: who does it for whom, where that is somebody else (`stored_by`)."""
     if loop is None or not a.indices:
         return None
     values, inside = loop.values
@@ -531,14 +612,23 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None, b
     if a.mode != "read" or nest.alone:
         inside = inside & first_holders(loop)[:, None]
     if not inside.any():
-        return Owners(np.zeros(0, np.int64), np.zeros(0, np.int64), tuple(origin), frozenset(depends), tuple(steps), tuple(spans))
+        return Owners(
+            np.zeros(0, np.int64),
+            np.zeros(0, np.int64),
+            tuple(origin),
+            frozenset(depends),
+            tuple(steps),
+            tuple(spans),
+        )
     flat, who = ids[inside], threads[inside]
     unique, where = np.unique(flat, return_inverse=True)
     low = np.full(len(unique), 1 << 30)
     high = np.full(len(unique), -1)
     np.minimum.at(low, where, who)
     np.maximum.at(high, where, who)
-    return Owners(unique, np.where(low == high, low, -1), tuple(origin), frozenset(depends), tuple(steps), tuple(spans))
+    return Owners(
+        unique, np.where(low == high, low, -1), tuple(origin), frozenset(depends), tuple(steps), tuple(spans)
+    )
 
 
 def first_holders(loop: Loop) -> Any:
@@ -560,7 +650,8 @@ def _step(rest: Any, analyzer: Any) -> int:
 
 
 def _split(e: Any, variables: tuple[Any, ...], env: dict[Any, Any]) -> tuple[Any, Any, set[Any]] | None:
-    """An index as a number for each thread and round, and the rest, which is the same for all (None: nothing), with what it depends on."""
+    """An index as a number for each thread and round, and the rest, which is the same for all (None:
+    nothing), with what it depends on."""
     try:
         return numeric.evaluate(e, env), None, set()
     except numeric.Unknown:

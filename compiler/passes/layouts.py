@@ -1,7 +1,8 @@
-"""Gives every tile of the block a layout. On the CPU: row-major, rows padded by a cache line where they would all fall into the
-same few cache sets (a multiple of 2 KiB from row to row: 64 sets of 64 bytes hold 4 KiB).
+"""Gives every tile of the block a layout. On the CPU: row-major, rows padded by a cache line where they would
+all fall into the same few cache sets (a multiple of 2 KiB from row to row: 64 sets of 64 bytes hold 4 KiB).
 
-Where a target has layouts to choose among (swizzles, fragments), its solver stands here; the IR stays as it is.
+Where a target has layouts to choose among (swizzles, fragments), its solver stands here; the IR stays as it
+is.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""``T.Pipelined(order=…, stage=…)``: a schedule that the author wrote becomes the order of the loop's body and what its copies may do.
+"""``T.Pipelined(order=…, stage=…)``: a schedule that the author wrote becomes the order of the loop's body
+and what its copies may do.
 
-Each statement of the body has a stage and a place in the order of issue; values that are only named (``base = k * 64``) have none, and are
-computed in front of all. Copies into shared tiles that stand in an earlier stage than the rest run ahead, through a ring of ``num_stages``
-tiles (without it one more than the stages lie apart). Everything else runs in the latest stage, in its order. A copy in the latest stage
-stays where it is. Results are those of the body as it is written: an order that would change them is refused, on every target.
+Each statement of the body has a stage and a place in the order of issue; values that are only named (``base =
+k * 64``) have none, and are computed in front of all. Copies into shared tiles that stand in an earlier stage
+than the rest run ahead, through a ring of ``num_stages`` tiles (without it one more than the stages lie
+apart). Everything else runs in the latest stage, in its order. A copy in the latest stage stays where it is.
+Results are those of the body as it is written: an order that would change them is refused, on every target.
 
-On GPUs where one role copies ahead (cp.async) the copies of a later round are issued where the first of them stands in the order; a
-producer of its own (TMA) issues them beside the computation, whatever their place.
+On GPUs where one role copies ahead (cp.async) the copies of a later round are issued where the first of them
+stands in the order; a producer of its own (TMA) issues them beside the computation, whatever their place.
 """
 
 from __future__ import annotations
@@ -42,10 +44,14 @@ def manual_stages(program: Any) -> Any:
     """The program with every loop in the order that its author asks for.
 
     Raises:
-        TileValueError: entries that are not one a statement, a stage that no copy can run ahead in, an order that changes results.
+        TileValueError: entries that are not one a statement, a stage that no copy can run ahead in, an order
+        that changes results.
     """
     found: list[Any] = []
-    structural_walk(program.func.body, (tirx.For, lambda s: found.append(s) if "ts.stage" in (s.annotations or {}) else None))
+    structural_walk(
+        program.func.body,
+        (tirx.For, lambda s: found.append(s) if "ts.stage" in (s.annotations or {}) else None),
+    )
     if not found:
         return program
     work = _Reordering(program)
@@ -59,7 +65,9 @@ class _Reordering:
     def __init__(self, program: Any):
         self.uses = buffer_uses(program.func.body)
         self.bases: dict[Any, Any] = {}
-        structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0])))
+        structural_walk(
+            program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0]))
+        )
         self.refused: TileError | None = None
 
     def visit(self, loop: Any) -> Any:
@@ -88,13 +96,20 @@ class _Reordering:
             notes["ts.num_stages"] = distance + 1
         if place := sum(len(u.stmts) for u in late if early and u.order < early[0].order):
             notes["ts.issue"] = place
-        body = [*lead, *(s for u in early for s in u.stmts), *(_staying(s) if early else s for u in late for s in u.stmts)]
-        made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=loop.span)
+        body = [
+            *lead,
+            *(s for u in early for s in u.stmts),
+            *(_staying(s) if early else s for u in late for s in u.stmts),
+        ]
+        made = tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=loop.span
+        )
         self._check_rings(made, early)
         return made
 
     def _apart(self, stmts: list[Any]) -> tuple[list[Any], list[Any]]:
-        """What only names things, which is computed in front of the others, and the statements that have a place in the schedule."""
+        """What only names things, which is computed in front of the others, and the statements that have a
+        place in the schedule."""
         written = {self._root(b) for s in stmts for b in touched(s)[1]}
         lead: list[Any] = []
         rest: list[Any] = []
@@ -102,7 +117,12 @@ class _Reordering:
             loads: list[Any] = []
             structural_walk(s, (ir.TensorLoad, lambda e, loads=loads: loads.append(self._root(e.source))))
             late = {x.var for x in rest if isinstance(x, tirx.Bind)}
-            names = isinstance(s, (tirx.Bind, tirx.DeclBuffer)) and not written & set(loads) and not late & _variables(s) and not calls(s)
+            names = (
+                isinstance(s, (tirx.Bind, tirx.DeclBuffer))
+                and not written & set(loads)
+                and not late & _variables(s)
+                and not calls(s)
+            )
             (lead if names or isinstance(s, tirx.AllocBuffer) else rest).append(s)
         return lead, rest
 
@@ -112,23 +132,30 @@ class _Reordering:
         for u in early:
             if len(u.stmts) > 1 or rings.filled_tile(u.stmts[0]) is None:
                 raise TileValueError(
-                    f"stage= has {_what(u.stmts[0])} run ahead of the latest stage", loc=loc_of(u.stmts[0].span),
-                    expected="copies from global memory that fill a shared tile in the earlier stage, everything else in the latest",
-                    hint=f"{_suggestion(units)}, or neither: products and what stands between them are overlapped without being asked",
-                )  # fmt: skip
+                    f"stage= has {_what(u.stmts[0])} run ahead of the latest stage",
+                    loc=loc_of(u.stmts[0].span),
+                    expected="copies from global memory that fill a shared tile in the earlier stage, "
+                    "everything else in the latest",
+                    hint=f"{_suggestion(units)}, or neither: products and what stands between them are "
+                    "overlapped without being asked",
+                )
         stages = sorted({u.stage for u in early if u.stage >= 0})
         if len(stages) > 1:
             raise TileValueError(
-                f"stage= has copies run ahead in the stages {', '.join(map(str, stages))}", loc=loc_of(loop.span),
-                expected="one stage for all copies that run ahead", hint=_suggestion(units),
-            )  # fmt: skip
+                f"stage= has copies run ahead in the stages {', '.join(map(str, stages))}",
+                loc=loc_of(loop.span),
+                expected="one stage for all copies that run ahead",
+                hint=_suggestion(units),
+            )
         distance = top - stages[0] if stages else 0
         asked = int(loop.annotations["ts.num_stages"])
         if early and asked < distance + 1 and not loop.annotations["ts.as_needed"]:
             raise TileValueError(
-                f"stage= has copies run {distance} rounds ahead, and num_stages={asked} has no room for them", loc=loc_of(loop.span),
-                expected=f"num_stages={distance + 1} or more", hint="leave num_stages away",
-            )  # fmt: skip
+                f"stage= has copies run {distance} rounds ahead, and num_stages={asked} has no room for them",
+                loc=loc_of(loop.span),
+                expected=f"num_stages={distance + 1} or more",
+                hint="leave num_stages away",
+            )
         return distance
 
     def _check_order(self, units: list[Unit]) -> None:
@@ -142,10 +169,12 @@ class _Reordering:
                 why = _between(facts[k], facts[j])
                 if why:
                     raise TileValueError(
-                        f"order= and stage= put {_what(second.stmts[0])} in front of {_what(first.stmts[0])}: {why}",
-                        loc=loc_of(second.stmts[0].span), expected="what depends on one another in the order in which it is written",
+                        f"order= and stage= put {_what(second.stmts[0])} in front of "
+                        f"{_what(first.stmts[0])}: {why}",
+                        loc=loc_of(second.stmts[0].span),
+                        expected="what depends on one another in the order in which it is written",
                         hint=_suggestion(units),
-                    )  # fmt: skip
+                    )
 
     def _check_rings(self, loop: Any, early: list[Unit]) -> None:
         """Every copy that is to run ahead can have a ring."""
@@ -154,13 +183,16 @@ class _Reordering:
             buffer = rings.filled_tile(u.stmts[0])
             if found is None or buffer not in found.fills:
                 raise TileValueError(
-                    f"stage= has {_what(u.stmts[0])} run ahead, and {buffer.name} is used elsewhere too", loc=loc_of(u.stmts[0].span),
-                    expected="a shared tile that this copy alone writes, read behind it in the loop and nowhere else",
+                    f"stage= has {_what(u.stmts[0])} run ahead, and {buffer.name} is used elsewhere too",
+                    loc=loc_of(u.stmts[0].span),
+                    expected="a shared tile that this copy alone writes, read behind it in the loop and "
+                    "nowhere else",
                     hint=f"the latest stage for it, or a tile of its own in place of {buffer.name}",
-                )  # fmt: skip
+                )
 
     def _facts(self, unit: Unit) -> tuple[set[Any], set[Any], bool, set[Any], set[Any]]:
-        """What a unit reads and writes, whether it orders more than that, the names that it uses and those that it binds."""
+        """What a unit reads and writes, whether it orders more than that, the names that it uses and those
+        that it binds."""
         read: set[Any] = set()
         written: set[Any] = set()
         used: set[Any] = set()
@@ -182,15 +214,26 @@ def _between(first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
     """Why two units must keep their order; nothing where they need not."""
     (read, written, ordered, _, names), (read2, written2, ordered2, used2, _) = first, second
     for b in sorted((written & read2) | (written & written2) | (read & written2), key=lambda b: b.name):
-        which = ("written", "read") if b in written and b in read2 else ("written", "written") if b in written else ("read", "written")
+        which = (
+            ("written", "read")
+            if b in written and b in read2
+            else ("written", "written")
+            if b in written
+            else ("read", "written")
+        )
         return f"{b.name} is {which[0]} there and {which[1]} here"
     if names & used2:
         return f"{next(iter(names & used2)).name} is named there and used here"
-    return "one of them tells other threads or blocks of what came before, or waits for them" if ordered or ordered2 else ""
+    return (
+        "one of them tells other threads or blocks of what came before, or waits for them"
+        if ordered or ordered2
+        else ""
+    )
 
 
 def _units(loop: Any, lead: list[Any], rest: list[Any]) -> list[Unit]:
-    """The scheduled statements with their entries. Entries for names as well are taken too: those are left out."""
+    """The scheduled statements with their entries. Entries for names as well are taken too: those are left
+    out."""
     order, stage = ([int(x) for x in loop.annotations[key]] for key in ("ts.order", "ts.stage"))
     groups = [[int(x) for x in g] for g in loop.annotations["ts.group"]] or [[k] for k in range(len(rest))]
     if [x for g in groups for x in g] != list(range(len(rest))):
@@ -199,15 +242,21 @@ def _units(loop: Any, lead: list[Any], rest: list[Any]) -> list[Unit]:
             expected="each statement once, in the order in which they are written", hint=_listed(rest),
         )  # fmt: skip
     # allocations have no entries, nor has the loop's own variable, which a range with a beginning binds
-    both = [s for s in flat(loop.body) if not isinstance(s, tirx.AllocBuffer) and loc_of(s.span) != loc_of(loop.span)]
+    both = [
+        s
+        for s in flat(loop.body)
+        if not isinstance(s, tirx.AllocBuffer) and loc_of(s.span) != loc_of(loop.span)
+    ]
     if len(order) == len(both) > len(groups):
         kept = [any(s.same_as(r) for r in rest) for s in both]
         order, stage = ([x for x, k in zip(xs, kept, strict=True) if k] for xs in (order, stage))
     if len(order) != len(groups):
         raise TileValueError(
-            f"order= and stage= have {len(order)} entries for {len(groups)} statements", loc=loc_of(loop.span),
-            expected="an entry for each statement of the body, names of values aside", hint=_listed(rest),
-        )  # fmt: skip
+            f"order= and stage= have {len(order)} entries for {len(groups)} statements",
+            loc=loc_of(loop.span),
+            expected="an entry for each statement of the body, names of values aside",
+            hint=_listed(rest),
+        )
     return [Unit([rest[k] for k in g], o, s) for g, o, s in zip(groups, order, stage, strict=True)]
 
 
@@ -223,9 +272,17 @@ def _listed(stmts: list[Any]) -> str:
 
 def _what(s: Any) -> str:
     """A statement for people."""
-    kinds = {tirx.For: "loop", tirx.IfThenElse: "if", tirx.BufferStore: "assignment", tirx.Bind: "name", tirx.AttrStmt: "T.Scale"}
+    kinds = {
+        tirx.For: "loop",
+        tirx.IfThenElse: "if",
+        tirx.BufferStore: "assignment",
+        tirx.Bind: "name",
+        tirx.AttrStmt: "T.Scale",
+    }
     name, loc = name_of(s), loc_of(s.span)
-    return (f"T.{name}" if name else f"the {kinds.get(type(s), 'statement')}") + (f" (line {loc.line})" if loc else "")
+    return (f"T.{name}" if name else f"the {kinds.get(type(s), 'statement')}") + (
+        f" (line {loc.line})" if loc else ""
+    )
 
 
 def _variables(s: Any) -> set[Any]:
@@ -239,4 +296,7 @@ def _staying(s: Any) -> Any:
     if rings.filled_tile(s) is None:
         return s
     c = s.value
-    return tirx.Evaluate(ir.Call(c.op.name, list(c.args), attrs={**dict(c.attrs), "pinned": True}, ret_ty=c.ty, span=c.span), s.span)
+    return tirx.Evaluate(
+        ir.Call(c.op.name, list(c.args), attrs={**dict(c.attrs), "pinned": True}, ret_ty=c.ty, span=c.span),
+        s.span,
+    )

@@ -1,12 +1,15 @@
-"""Tiles that the blocks of a cluster copy alike: each block fetches its share of them, and TMA writes it into all of these blocks.
+"""Tiles that the blocks of a cluster copy alike: each block fetches its share of them, and TMA writes it into
+all of these blocks.
 
-A ring's copy is the same in two blocks of a cluster when its coordinates, and all that decides whether and how often it is made, do not
-depend on which of the two it is. That is proven here: a block's index along an axis is written as ``cluster · extent + rank``, and what the
-simplifier makes of an expression must not hold the rank. A copy is shared along every axis of the cluster of which that is true.
+A ring's copy is the same in two blocks of a cluster when its coordinates, and all that decides whether and
+how often it is made, do not depend on which of the two it is. That is proven here: a block's index along an
+axis is written as ``cluster · extent + rank``, and what the simplifier makes of an expression must not hold
+the rank. A copy is shared along every axis of the cluster of which that is true.
 
-Blocks that share a copy go through their rings in step: a block's stage is empty when the consumers of all blocks that it copies into have
-read it (cuda/rings.py argues the order). So the trip counts of everything around must agree, which the same proof shows; where they do
-not, or where nothing is shared, every block copies for itself.
+Blocks that share a copy go through their rings in step: a block's stage is empty when the consumers of all
+blocks that it copies into have read it (cuda/rings.py argues the order). So the trip counts of everything
+around must agree, which the same proof shows; where they do not, or where nothing is shared, every block
+copies for itself.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ ROWS = 8
 
 
 def multicast(program: Any) -> Any:
-    """The scheduled program, whose copies into rings name the axes of the cluster along which they are shared."""
+    """The scheduled program, whose copies into rings name the axes of the cluster along which they are
+    shared."""
     dims = program.launch.cluster
     if prod(dims) == 1 or not has_producer(program):
         return program
@@ -39,7 +43,13 @@ def multicast(program: Any) -> Any:
         axes = found.get(s.value, "") if isinstance(s.value, ir.Call) else ""
         if not axes:
             return s
-        call = ir.Call(s.value.op, list(s.value.args), attrs={**dict(s.value.attrs), "multicast": axes}, ret_ty=s.value.ty, span=s.span)
+        call = ir.Call(
+            s.value.op,
+            list(s.value.args),
+            attrs={**dict(s.value.attrs), "multicast": axes},
+            ret_ty=s.value.ty,
+            span=s.span,
+        )
         return tirx.Evaluate(call, s.span)
 
     for call, axes in found.items():
@@ -49,10 +59,15 @@ def multicast(program: Any) -> Any:
 
 
 def without_reach(program: Any) -> Any:
-    """The program without the scales that only say whom statements reach: the operations inside say it themselves."""
+    """The program without the scales that only say whom statements reach: the operations inside say it
+    themselves."""
 
     def drop(s: Any) -> Any:
-        return s.body if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in ("cta_cluster", "grid") else s
+        return (
+            s.body
+            if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in ("cta_cluster", "grid")
+            else s
+        )
 
     body = structural_map(program.func.body, (tirx.AttrStmt, drop))
     return program.with_body(structural_map(body, (tirx.SeqStmt, lambda s: sequence(list(s.seq)))))
@@ -60,7 +75,13 @@ def without_reach(program: Any) -> Any:
 
 def _producer(body: Any) -> Any:
     found: list[Any] = []
-    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.role" and s.node.value == "producer" else None))
+    structural_walk(
+        body,
+        (
+            tirx.AttrStmt,
+            lambda s: found.append(s) if s.attr_key == "ts.role" and s.node.value == "producer" else None,
+        ),
+    )
     return found[0].body
 
 
@@ -96,7 +117,10 @@ class _Shares:
         """Copy → the axes along which the cluster's blocks make it alike."""
         self.visit(producer)
         axes = {a for a, n in zip(AXES, self.dims, strict=True) if n > 1} - self.apart
-        found = {call: "".join(a for a in AXES if a in axes and a not in differs) for call, differs in self.found.items()}
+        found = {
+            call: "".join(a for a in AXES if a in axes and a not in differs)
+            for call, differs in self.found.items()
+        }
         return {call: shared for call, shared in found.items() if shared and self._divides(call, shared)}
 
     def _divides(self, call: Any, axes: str) -> bool:
@@ -158,4 +182,6 @@ class _Shares:
         for rank, n in zip(self.ranks, self.dims, strict=True):
             if n > 1:
                 own, stride = own + rank * stride, stride * n
-        return own if str(call.args[0].value) == "cta_cluster" else own * call  # of another scale: it depends on all of them
+        return (
+            own if str(call.args[0].value) == "cta_cluster" else own * call
+        )  # of another scale: it depends on all of them

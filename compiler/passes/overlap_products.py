@@ -2,14 +2,16 @@
 
     loop n: S = Q·Kₙ; softmax; O = O + P·Vₙ
 
-the last products, and what follows them, are moved into the next round, behind the issue of the first one, whose result they do not touch:
+the last products, and what follows them, are moved into the next round, behind the issue of the first one,
+whose result they do not touch:
 
     S = Q·K₀; softmax; loop n > 0: S = Q·Kₙ; O = O + P·Vₙ₋₁; softmax; behind the loop: O = O + P·Vₙ₋₁
 
-so that the softmax of round n runs under the product of round n - 1. The statements and each one's order against those that it shares
-tiles or counters with are the same, for any number of rounds; `_head` looks that none is moved across another that it depends on. The first
-round stands alone, and the others are one loop, or several in a row where conditions such as ``n < 2`` change: inside they are decided, and
-no branch stands between products.
+so that the softmax of round n runs under the product of round n - 1. The statements and each one's order
+against those that it shares tiles or counters with are the same, for any number of rounds; `_head` looks that
+none is moved across another that it depends on. The first round stands alone, and the others are one loop, or
+several in a row where conditions such as ``n < 2`` change: inside they are decided, and no branch stands
+between products.
 """
 
 from __future__ import annotations
@@ -24,29 +26,39 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, s
 
 #: of a loop that has been overlapped
 DONE = "ts.overlapped"
+
+
 def overlap_products(program: Any) -> Any:
     """The program, its loops overlapped where they have that form."""
     if not has_producer(program):
         return program
     deep = {k for k, r in enumerate(program.schedule.rings) if r.depth >= DEEP}
-    return program.with_body(structural_map(program.func.body, (tirx.For, lambda f: (_overlap(f, deep) or f) if is_open(f) else f)))
+    return program.with_body(
+        structural_map(program.func.body, (tirx.For, lambda f: (_overlap(f, deep) or f) if is_open(f) else f))
+    )
 
 
 def is_open(loop: Any) -> bool:
     """Whether a loop is a pipelined one that no pass has arranged yet."""
     notes = loop.annotations or {}
-    return str(notes.get("ts.kind", "")) == "pipelined" and not any(word in notes for word in ("ts.late", DONE))
+    return str(notes.get("ts.kind", "")) == "pipelined" and not any(
+        word in notes for word in ("ts.late", DONE)
+    )
 
 
 def split_rounds(program: Any) -> Any:
-    """The program, whose other pipelined loops are several in a row where conditions on the round's number change."""
+    """The program, whose other pipelined loops are several in a row where conditions on the round's number
+    change."""
     if not has_producer(program):
         return program
-    return program.with_body(structural_map(program.func.body, (tirx.For, lambda f: _decided(f) if is_open(f) else f)))
+    return program.with_body(
+        structural_map(program.func.body, (tirx.For, lambda f: _decided(f) if is_open(f) else f))
+    )
 
 
 def _overlap(loop: Any, deep: set[int]) -> Any | None:
-    """A loop with its last products moved into the next round; None where it has not that form. ``deep``: rings of `DEEP` stages."""
+    """A loop with its last products moved into the next round; None where it has not that form. ``deep``:
+    rings of `DEEP` stages."""
     stmts = flat(loop.body)
     tail_at = _tail(stmts)
     if tail_at is None or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
@@ -59,7 +71,9 @@ def _overlap(loop: Any, deep: set[int]) -> Any | None:
     head = [_a_round_on(s, shared) for s in rest[:head_end]]
     span, var, count = loop.span, loop.loop_var, loop.extent
     first = _settled(renewed(sequence(rest), {var: tirx.IntImm(str(var.ty), 0)}), None, None)
-    before = structural_map(sequence(tail), (ir.Var, lambda v: var - tirx.IntImm(str(var.ty), 1) if v.same_as(var) else v))
+    before = structural_map(
+        sequence(tail), (ir.Var, lambda v: var - tirx.IntImm(str(var.ty), 1) if v.same_as(var) else v)
+    )
     steady = [*head, *flat(before), *rest[head_end:]]
     again = _one_by_one(loop, steady, [1, *(n for n in _turning_points(rest, var) if n > 1)])
     last = renewed(sequence(tail), {var: count - tirx.IntImm(str(var.ty), 1)})
@@ -77,20 +91,36 @@ def _decided(loop: Any) -> Any:
 
 
 def _one_by_one(loop: Any, stmts: list[Any], starts: list[int]) -> list[Any]:
-    """A loop's statements for the rounds from each start to the next. The loop has as many rounds as the first start says."""
+    """A loop's statements for the rounds from each start to the next. The loop has as many rounds as the
+    first start says."""
     var, count, made = loop.loop_var, loop.extent, []
     zero = tirx.IntImm(str(var.ty), 0)
     for k, start in enumerate(starts):
         low, more = tirx.IntImm(str(var.ty), start), tirx.Var(var.name, str(var.ty))
-        rounds = count - low if k + 1 == len(starts) else tirx.min(count, tirx.IntImm(str(var.ty), starts[k + 1])) - low
+        rounds = (
+            count - low
+            if k + 1 == len(starts)
+            else tirx.min(count, tirx.IntImm(str(var.ty), starts[k + 1])) - low
+        )
         body = _settled(renewed(sequence(stmts), {var: more + low}), more, rounds)
         rounds = rounds if not k else tirx.max(rounds, zero)
-        made.append(tirx.For(more, zero, rounds, loop.kind, body, annotations={**dict(loop.annotations), DONE: 1}, span=loop.span))
+        made.append(
+            tirx.For(
+                more,
+                zero,
+                rounds,
+                loop.kind,
+                body,
+                annotations={**dict(loop.annotations), DONE: 1},
+                span=loop.span,
+            )
+        )
     return made
 
 
 def _turning_points(stmts: list[Any], var: Any) -> list[int]:
-    """The rounds behind the first from which on conditions on the round's number have another value: between them a loop has none."""
+    """The rounds behind the first from which on conditions on the round's number have another value: between
+    them a loop has none."""
     found: set[int] = set()
     behind = {tirx.LT: (0,), tirx.GE: (0,), tirx.LE: (1,), tirx.GT: (1,), tirx.EQ: (0, 1), tirx.NE: (0, 1)}
 
@@ -98,12 +128,15 @@ def _turning_points(stmts: list[Any], var: Any) -> list[int]:
         if isinstance(e.b, tirx.IntImm) and e.a.same_as(var):
             found.update(int(e.b.value) + k for k in behind[type(e)])
 
-    structural_walk(sequence(stmts), (tirx.IfThenElse, lambda s: structural_walk(s.condition, (tuple(behind), compare))))
+    structural_walk(
+        sequence(stmts), (tirx.IfThenElse, lambda s: structural_walk(s.condition, (tuple(behind), compare)))
+    )
     return sorted(n for n in found if n > 0)
 
 
 def _tail(stmts: list[Any]) -> int | None:
-    """Where the end of a round begins that is its last products, one behind the other, and what follows them; None where there are none."""
+    """Where the end of a round begins that is its last products, one behind the other, and what follows them;
+    None where there are none."""
     k = len(stmts)
     while k and not is_product(stmts[k - 1]):
         k -= 1
@@ -130,9 +163,10 @@ def _product_at(stmts: Sequence[Any]) -> int:
 
 
 def _shared_rounds(rest: list[Any], tail: list[Any], deep: set[int]) -> set[Any] | None:
-    """The counters of rings from which both the first product and the last one of a round read; None where a ring of the tail is used by
-    the rest otherwise. While the last product reads the stage of round n the first one reads that of n + 1 already, whose number the
-    counter does not have yet; a third stage is what the producer fills meanwhile."""
+    """The counters of rings from which both the first product and the last one of a round read; None where a
+    ring of the tail is used by the rest otherwise. While the last product reads the stage of round n the
+    first one reads that of n + 1 already, whose number the counter does not have yet; a third stage is what
+    the producer fills meanwhile."""
     rings = {int(s.value.attrs["ring"]): s.value.args[0].source for s in tail if name_of(s) == "ring_release"}
     rings |= {int(s.value.attrs["ring"]): None for s in tail if name_of(s) == "ring_wait"}
     if not any(is_product(s) for s in rest):
@@ -154,13 +188,15 @@ def _a_round_on(s: Any, counters: set[Any]) -> Any:
     """A statement of the round after the one that the counters are in."""
     if not counters:
         return s
-    return structural_map(s, (ir.TensorLoad, lambda e: e + tirx.IntImm(str(e.ty), 1) if e.source in counters else e))
+    return structural_map(
+        s, (ir.TensorLoad, lambda e: e + tirx.IntImm(str(e.ty), 1) if e.source in counters else e)
+    )
 
 
 def _head(rest: list[Any], tail: list[Any], shared: set[Any]) -> int | None:
-    """How many statements of a round, up to its first product, come in front of the tail of the round before; None where the tail may not
-    stand there: it and they share what one of them writes (``shared`` counters aside), or it needs a name or a tile of its round (``var``
-    aside, which is one more)."""
+    """How many statements of a round, up to its first product, come in front of the tail of the round before;
+    None where the tail may not stand there: it and they share what one of them writes (``shared`` counters
+    aside), or it needs a name or a tile of its round (``var`` aside, which is one more)."""
     end = _product_at(rest) + 1
     names: set[Any] = set()
     structural_walk(sequence(rest), (tirx.Bind, lambda s: names.add(s.var)))
@@ -188,10 +224,16 @@ def _all(stmts: Sequence[Any]) -> tuple[set[Any], set[Any]]:
 
 
 def _settled(s: Any, var: Any, extent: Any) -> Any:
-    """A statement whose conditions are decided where they are known, for ``var`` from 0 below ``extent`` (None: of nothing)."""
+    """A statement whose conditions are decided where they are known, for ``var`` from 0 below ``extent``
+    (None: of nothing)."""
     analyzer = sym.Analyzer()
     if var is not None:
-        analyzer.bind(var, ir.Range.from_min_extent(tirx.IntImm(str(var.ty), 0), tirx.max(extent, tirx.IntImm(str(var.ty), 1))))
+        analyzer.bind(
+            var,
+            ir.Range.from_min_extent(
+                tirx.IntImm(str(var.ty), 0), tirx.max(extent, tirx.IntImm(str(var.ty), 1))
+            ),
+        )
 
     def decide(x: Any) -> Any:
         loads: list[Any] = []

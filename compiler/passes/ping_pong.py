@@ -1,7 +1,8 @@
-"""The warpgroups of a block take turns at the tensor cores (`ops.wgmma.PingPongBarrier`, by named barriers) in loops whose rounds are
-products and then what is computed from them: side by side, all would wait for the tensor cores and then all compute, while the tensor cores
-have nothing to do. In loops that passes/overlap_products.py has arranged they fall into turns by themselves: forced ones were tried there
-on an H200 and cost 1 to 3 % (attention forward; head dimension 256 without a mask gained 1.5 %).
+"""The warpgroups of a block take turns at the tensor cores (`ops.wgmma.PingPongBarrier`, by named barriers)
+in loops whose rounds are products and then what is computed from them: side by side, all would wait for the
+tensor cores and then all compute, while the tensor cores have nothing to do. In loops that
+passes/overlap_products.py has arranged they fall into turns by themselves: forced ones were tried there on an
+H200 and cost 1 to 3 % (attention forward; head dimension 256 without a mask gained 1.5 %).
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def ping_pong(program: Any) -> Any:
 
 
 def _in_turns(loop: Any) -> Any | None:
-    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form, or
-    where all threads may have to meet in a round, since who has the turn would wait for who waits for it."""
+    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None
+    where it has another form, or where all threads may have to meet in a round, since who has the turn would
+    wait for who waits for it."""
     stmts, span = flat(loop.body), loop.span
     if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
         return None
@@ -50,15 +52,21 @@ def _in_turns(loop: Any) -> Any | None:
         results = {s.value.args[2].source for s in stmts[k:end]}
         if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:after]):
             return None
-        body += [ping_pong_barrier("take", span), *stmts[k:end], ping_pong_barrier("pass", span), *stmts[end:after]]
+        body += [
+            ping_pong_barrier("take", span),
+            *stmts[k:end],
+            ping_pong_barrier("pass", span),
+            *stmts[end:after],
+        ]
     return _with_body(loop, body)
 
 
 def _a_round_each(loop: Any) -> Any | None:
-    """A loop in whose rounds several products run beside what is computed from the one in front: a warpgroup has the turn from the first of
-    them until the last one alone is under way. So the tensor cores begin with the next warpgroup's while this one computes what is left of
-    the round, in which it has nothing for them. None where the loop has another form, as in `_in_turns`, and where threads compute what the
-    products read, which keeps the warpgroups apart anyway: W4A16 of 128 rows took 15 % longer in turns."""
+    """A loop in whose rounds several products run beside what is computed from the one in front: a warpgroup
+    has the turn from the first of them until the last one alone is under way. So the tensor cores begin with
+    the next warpgroup's while this one computes what is left of the round, in which it has nothing for them.
+    None where the loop has another form, as in `_in_turns`, and where threads compute what the products read,
+    which keeps the warpgroups apart anyway: W4A16 of 128 rows took 15 % longer in turns."""
     stmts, span = flat(loop.body), loop.span
     if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
         return None
@@ -68,22 +76,38 @@ def _a_round_each(loop: Any) -> Any | None:
     if any(r.source.ty.storage_scope.startswith("local") for k in at for r in operands_of(stmts[k].value)):
         return None
     results = [stmts[k].value.args[2].source for k in at]
-    end = next((k for k in range(at[-1] + 1, len(stmts)) if results[-1] in set().union(*touched(stmts[k]))), len(stmts))
-    beside = [s for s in stmts[at[-1] + 1 : end] if nest_of(s) is not None and results[-2] in set().union(*touched(s))]
+    end = next(
+        (k for k in range(at[-1] + 1, len(stmts)) if results[-1] in set().union(*touched(stmts[k]))),
+        len(stmts),
+    )
+    beside = [
+        s
+        for s in stmts[at[-1] + 1 : end]
+        if nest_of(s) is not None and results[-2] in set().union(*touched(s))
+    ]
     if not beside or results[-1] is results[-2]:
         return None
-    body = [*stmts[: at[0]], ping_pong_barrier("take", span), *stmts[at[0] : end], ping_pong_barrier("pass", span), *stmts[end:]]
+    body = [
+        *stmts[: at[0]],
+        ping_pong_barrier("take", span),
+        *stmts[at[0] : end],
+        ping_pong_barrier("pass", span),
+        *stmts[end:],
+    ]
     return _with_body(loop, body)
 
 
 def _with_body(loop: Any, stmts: list[Any]) -> Any:
     notes = {**dict(loop.annotations), DONE: 1}
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(stmts), annotations=notes, span=loop.span)
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, sequence(stmts), annotations=notes, span=loop.span
+    )
 
 
 def _first_and_last(role: Any) -> Any:
-    """The consumers with the turn given to the first warpgroup in front of it, and taken back behind it. Not around each loop: the last
-    warpgroup, done with one loop, would give the first one the turn for the next before that one has taken back the turn of this."""
+    """The consumers with the turn given to the first warpgroup in front of it, and taken back behind it. Not
+    around each loop: the last warpgroup, done with one loop, would give the first one the turn for the next
+    before that one has taken back the turn of this."""
     if role.attr_key != "ts.role" or str(role.node.value) != "consumer":
         return role
     body = sequence([ping_pong_barrier("first", role.span), role.body, ping_pong_barrier("last", role.span)])

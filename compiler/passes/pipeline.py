@@ -1,4 +1,5 @@
-"""The list of passes, in the order in which they run. Read it aloud: each line says what it does and why it stands there."""
+"""The list of passes, in the order in which they run. Read it aloud: each line says what it does and why it
+stands there."""
 
 from __future__ import annotations
 
@@ -57,26 +58,31 @@ class Pass:
     optional: bool = False
 
 
-#: Tile IR → tile IR → scheduled tile IR. What follows is the target's: compiler/cpu/lower.py makes thread IR of it.
+#: Tile IR → tile IR → scheduled tile IR. What follows is the target's: compiler/cpu/lower.py makes thread IR
+#: of it.
 PASSES: tuple[Pass, ...] = (
     # What means something else on each target is refused on all of them, as it is written.
     Pass("tile_owners", tile_owners, spec.TILE),
     Pass("check_aliasing", check_aliasing, spec.TILE),
     # The author's own schedule next: its entries count the statements as they are written.
     Pass("manual_stages", manual_stages, spec.TILE),
-    # Collectives next: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
+    # Collectives next: what they become (remote copies, meetings) is scheduled like anything that the author
+    # wrote.
     Pass("expand_collectives", expand_collectives, spec.TILE),
     # Exits: the passes behind it may cut, guard and move statements of a loop without minding jumps.
     Pass("structured_exits", structured_exits, spec.TILE),
-    # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie outside.
+    # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie
+    # outside.
     Pass("remove_unused", remove_unused, spec.TILE),
     # Whatever asks how a loop's iterations lie among threads sees the one form of it.
     Pass("neighbours", neighbours, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.
     Pass("schedule", schedule, spec.SCHEDULED),
-    # Behind the schedule, whose rings decide how much shared memory a block has and so how many blocks are resident.
+    # Behind the schedule, whose rings decide how much shared memory a block has and so how many blocks are
+    # resident.
     Pass("residency", residency, spec.SCHEDULED),
-    # Products of what is kept of a sparse operand are those of a whole tile on the CPU; its layout is chosen with the others'.
+    # Products of what is kept of a sparse operand are those of a whole tile on the CPU; its layout is chosen
+    # with the others'.
     Pass("written_out", written_out, spec.SCHEDULED),
     # Layouts behind the rings: a stage axis is part of a tile's shape by now.
     Pass("layouts", layouts, spec.SCHEDULED),
@@ -92,7 +98,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("without_reach", without_reach, spec.TILE),
     # Which copies run ahead, and who makes them, depends on what the target's copies and products can do.
     Pass("schedule", gpu_schedule, spec.SCHEDULED),
-    # Where a producer fills the rings: blocks of a cluster copy for each other, by the copies' own coordinates.
+    # Where a producer fills the rings: blocks of a cluster copy for each other, by the copies' own
+    # coordinates.
     Pass("multicast", multicast, spec.SCHEDULED, optional=True),
     # Products are wgmma's before loops are arranged around them.
     Pass("select_wgmma", select_wgmma, spec.SCHEDULED),
@@ -103,7 +110,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("split_rounds", split_rounds, spec.SCHEDULED, optional=True),
     # Behind all that moves products: each wait stands in front of what it is for.
     Pass("await_products", awaited_products, spec.SCHEDULED),
-    # Results leave by TMA through what the rings leave of shared memory, and their waits go where a meeting is anyway.
+    # Results leave by TMA through what the rings leave of shared memory, and their waits go where a meeting
+    # is anyway.
     Pass("tma_stores", tma_stores, spec.SCHEDULED, optional=True),
     Pass("hoist_store_waits", hoist_store_waits, spec.SCHEDULED, optional=True),
     # The author's own TMA copies and products.
@@ -124,7 +132,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     # Behind them: whoever gives a stage back may have made a fence already.
     Pass("elide_proxy_fences", elide_proxy_fences, spec.SCHEDULED, optional=True),
 )
-#: what the lowering does for some kernels and may be left out too: code of its own for each warpgroup, 16-bit arithmetic two at a time
+#: what the lowering does for some kernels and may be left out too: code of its own for each warpgroup, 16-bit
+#: arithmetic two at a time
 LOWERED = ("warpgroup_code", "packed_halves")
 #: the last pass that leaves the order of arithmetic as it is, so that the simulator may compare to the bit
 SIMULATED = "stage_operands"
@@ -132,7 +141,8 @@ SIMULATED = "stage_operands"
 
 @dataclass
 class Step:
-    """What a pass left behind, for people. ``changed``: it made another text; where no texts are kept, nobody knows."""
+    """What a pass left behind, for people. ``changed``: it made another text; where no texts are kept, nobody
+    knows."""
 
     name: str
     text: str
@@ -161,12 +171,16 @@ def chosen(target: Target) -> Iterator[Pass]:
     left_out = WITHOUT.get()
     optional = [p.name for p in GPU_PASSES if p.optional]
     if wrong := [name for name in left_out if name not in (*optional, *LOWERED)]:
-        raise TileValueError(f"TILESCALE_WITHOUT={','.join(left_out)}: {wrong[0]}", expected="some of " + ", ".join([*optional, *LOWERED]))
+        raise TileValueError(
+            f"TILESCALE_WITHOUT={','.join(left_out)}: {wrong[0]}",
+            expected="some of " + ", ".join([*optional, *LOWERED]),
+        )
     return (p for p in passes_for(target) if p.name not in left_out)
 
 
 def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any, Trace]:
-    """A traced program at the scheduled level. Every step is verified; ``TILESCALE_DUMP=dir`` writes what each left behind.
+    """A traced program at the scheduled level. Every step is verified; ``TILESCALE_DUMP=dir`` writes what
+    each left behind.
 
     Args:
         target: what it is compiled for.
@@ -186,14 +200,19 @@ def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any,
         program = step.run(program)
         took = (time.perf_counter() - start) * 1e3
         spec.verify(program.func, step.level, step.name)
-        if step.optional and not before.same_as(program.func.body) and not same_structure(before, program.func.body):
+        if (
+            step.optional
+            and not before.same_as(program.func.body)
+            and not same_structure(before, program.func.body)
+        ):
             fired.append(step.name)
         shown = _show(trace, program, step.name, took, shown, keep, folder)
     return replace(program, fired=fired), trace
 
 
 def tile_level(kernel: Any) -> Any:
-    """A kernel behind the passes that stay at the tile level: a ``@T.prim_func`` or a traced program; a scheduled one as it is."""
+    """A kernel behind the passes that stay at the tile level: a ``@T.prim_func`` or a traced program; a
+    scheduled one as it is."""
     program = kernel.trace() if hasattr(kernel, "trace") else kernel
     if program.schedule is not None:
         return program
@@ -204,8 +223,8 @@ def tile_level(kernel: Any) -> Any:
 
 
 def gpu_scheduled(program: Any, target: Target) -> Any:
-    """A program of the tile level behind a GPU's passes up to `SIMULATED`: roles, rings, engines, and where operands lie. What refuses
-    grids (residency) is left out."""
+    """A program of the tile level behind a GPU's passes up to `SIMULATED`: roles, rings, engines, and where
+    operands lie. What refuses grids (residency) is left out."""
     program = replace(program, target=target)
     shared = {p.name for p in PASSES if p.level == spec.TILE}
     for step in chosen(target):
@@ -225,5 +244,7 @@ def _show(trace: Trace, program: Any, name: str, took: float, before: str, keep:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         said = f"# {name}: {'' if shown != before else 'nothing changed, '}{took:.2f} ms\n"
-        (path / f"{program.name}.{len(list(path.glob(f'{program.name}.*'))):02d}.{name}.py").write_text(said + shown, encoding="utf-8")
+        (path / f"{program.name}.{len(list(path.glob(f'{program.name}.*'))):02d}.{name}.py").write_text(
+            said + shown, encoding="utf-8"
+        )
     return shown

@@ -1,11 +1,13 @@
-"""One role that copies ahead: before it computes round n, it issues the copies of round n + depth - 1 (cp.async and its groups).
+"""One role that copies ahead: before it computes round n, it issues the copies of round n + depth - 1
+(cp.async and its groups).
 
-    the first depth - 1 rounds: acquire, copies, commit
-    loop n: wait(n); where there is such a round: acquire(n + depth - 1), its copies, commit; compute; release(n)
+    the first depth - 1 rounds: acquire, copies, commit loop n: wait(n); where there is such a round:
+    acquire(n + depth - 1), its copies, commit; compute; release(n)
 
-Acquire stands behind the wait of round n, as where threads meet once a round: that meeting tells everyone that round n has come and that
-round n - 1, whose stage is filled next, has been read. Everything else stays in program order, so only what the loop itself does can
-be overtaken by its copies; `unfit` says where it must not be.
+Acquire stands behind the wait of round n, as where threads meet once a round: that meeting tells everyone
+that round n has come and that round n - 1, whose stage is filled next, has been read. Everything else stays
+in program order, so only what the loop itself does can be overtaken by its copies; `unfit` says where it must
+not be.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
 def unfit(program: Any, loop: Any, stmts: list[Any], first: int, last: int, buffers: list[Any]) -> str | None:
-    """Why the copies among statements ``first`` to ``last`` of a loop, into ``buffers``, must not run ahead; None where they may."""
+    """Why the copies among statements ``first`` to ``last`` of a loop, into ``buffers``, must not run ahead;
+    None where they may."""
     if not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
         return "the loop does not begin at zero"
     head, others = stmts[first : last + 1], [*stmts[:first], *stmts[last + 1 :]]
     if any(waits(s) for s in others):
-        return "a wait in the loop that does not stand directly in front of the copies may guard those of later rounds"
+        return (
+            "a wait in the loop that does not stand directly in front of the copies may guard those of "
+            "later rounds"
+        )
     guards = [c for s in head for c in calls(s) if c.op.name == "ts.wait"]
     if guards and any(releases(s) for s in stmts):
         return "the copies wait for others, who may wait for a signal of this loop"
@@ -44,14 +50,24 @@ def unfit(program: Any, loop: Any, stmts: list[Any], first: int, last: int, buff
         return "the condition of a wait in front of the copies may become false again"
     if any(meets(c) or polls(c) for s in stmts for c in calls(s)):
         return "a barrier, or an atomic operation that is looked at, stands in the loop"
-    copies = [s for s in head for c in calls(s) if REGISTRY[c.op.name].moves and any(c.args[1].source.same_as(b) for b in buffers)]
+    copies = [
+        s
+        for s in head
+        for c in calls(s)
+        if REGISTRY[c.op.name].moves and any(c.args[1].source.same_as(b) for b in buffers)
+    ]
     sources = {root(program.func.body, s.value.args[0].source) for s in copies}
-    if (written := next((w for s in stmts if (w := writes_locally(s, sources)) is not None), None)) is not None:
+    if (
+        written := next((w for s in stmts if (w := writes_locally(s, sources)) is not None), None)
+    ) is not None:
         return f"{written.name} is written in the loop and copied in it"
     ours = [s for s in head if s in copies or waits(s) or isinstance(s, tirx.Bind)]
     needed = [*_bindings(ours, stmts[:first]), *ours]
     loaded: set[Any] = set()
-    structural_walk(sequence(needed), (ir.TensorLoad, lambda e: loaded.add(e.source) if e.source.ty.storage_scope == "local.var" else None))
+    structural_walk(
+        sequence(needed),
+        (ir.TensorLoad, lambda e: loaded.add(e.source) if e.source.ty.storage_scope == "local.var" else None),
+    )
     constant = {b for b in loaded if all(writes_locally(s, {b}) is None for s in stmts)}
     try:
         known_early(program, sequence(needed), constant)
@@ -60,8 +76,11 @@ def unfit(program: Any, loop: Any, stmts: list[Any], first: int, last: int, buff
     return None
 
 
-def prefetched(loop: Any, before: list[Any], fill: list[Any], awaited: Any, compute: list[Any], depth: int) -> Any:
-    """The loop whose rounds consist of ``before``, ``fill``, ``awaited`` and ``compute``, with ``fill`` ``depth`` - 1 rounds ahead."""
+def prefetched(
+    loop: Any, before: list[Any], fill: list[Any], awaited: Any, compute: list[Any], depth: int
+) -> Any:
+    """The loop whose rounds consist of ``before``, ``fill``, ``awaited`` and ``compute``, with ``fill``
+    ``depth`` - 1 rounds ahead."""
     distance = tirx.IntImm("int32", depth - 1)
     count = tirx.Var("rounds", "int32")
     needed = [*_bindings(fill, before), *fill]
@@ -71,12 +90,22 @@ def prefetched(loop: Any, before: list[Any], fill: list[Any], awaited: Any, comp
 
     first = tirx.Var(loop.loop_var.name, "int32")
     plain = {"ts.kind": "serial"}
-    prologue = tirx.For(first, loop.min, tirx.min(distance, count), loop.kind, fetch(first), annotations=plain, span=loop.span)
+    prologue = tirx.For(
+        first, loop.min, tirx.min(distance, count), loop.kind, fetch(first), annotations=plain, span=loop.span
+    )
     later = loop.loop_var + distance
     place = int(loop.annotations.get("ts.issue", 0))  # where the author issues them (passes/manual_stages.py)
     issued = tirx.IfThenElse(later < count, fetch(later), None, loop.span)
     body = [*before, awaited, *compute[:place], issued, *compute[place:]]
-    main = tirx.For(loop.loop_var, loop.min, count, loop.kind, sequence(body), annotations=dict(loop.annotations), span=loop.span)
+    main = tirx.For(
+        loop.loop_var,
+        loop.min,
+        count,
+        loop.kind,
+        sequence(body),
+        annotations=dict(loop.annotations),
+        span=loop.span,
+    )
     return sequence([tirx.Bind(count, loop.extent, loop.span), prologue, main])
 
 

@@ -14,7 +14,12 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 def is_product(s: Any) -> bool:
     """Whether a statement is a product that has to be awaited."""
     op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    return op is not None and op.multiplies and "pending" in op.attributes and int(s.value.attrs["pending"]) == FREE
+    return (
+        op is not None
+        and op.multiplies
+        and "pending" in op.attributes
+        and int(s.value.attrs["pending"]) == FREE
+    )
 
 
 def operands_of(call: Any) -> list[Any]:

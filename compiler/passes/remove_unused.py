@@ -16,12 +16,15 @@ def remove_unused(program: Any) -> Any:
         structural_walk(body, (tirx.Bind, binds.append))
         uses: dict[Any, int] = {}
         structural_walk(body, (ir.Var, lambda v, uses=uses: uses.__setitem__(v, uses.get(v, 0) + 1)))
-        # the definition itself may or may not count as an appearance of the variable: see what a lone definition gives
+        # the definition itself may or may not count as an appearance of the variable: see what a lone
+        # definition gives
         dead = {s.var for s in binds if uses.get(s.var, 0) <= _DEFINITION_COUNTS and _pure(s.value)}
         if not dead:
             return program if body.same_as(program.func.body) else program.with_body(body)
         nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
-        body = structural_map(body, (tirx.Bind, lambda s, dead=dead, nothing=nothing: nothing if s.var in dead else s))
+        body = structural_map(
+            body, (tirx.Bind, lambda s, dead=dead, nothing=nothing: nothing if s.var in dead else s)
+        )
 
 
 def _definition_count() -> int:

@@ -1,8 +1,10 @@
-"""Blocks that wait for other blocks must be resident together: a static grid that cannot be is refused here, at compile time.
+"""Blocks that wait for other blocks must be resident together: a static grid that cannot be is refused here,
+at compile time.
 
-The device is nominal (132 SMs with 2048 threads, 32 blocks and 227 KiB of shared memory each), so that what passes on one target
-passes on all. A grid known only at launch is checked there, by the same formula (tilescale/native/launch.c). Waits for executors of
-the own block and for blocks of the own cluster ask for nothing: a block and a cluster are always resident whole.
+The device is nominal (132 SMs with 2048 threads, 32 blocks and 227 KiB of shared memory each), so that what
+passes on one target passes on all. A grid known only at launch is checked there, by the same formula
+(tilescale/native/launch.c). Waits for executors of the own block and for blocks of the own cluster ask for
+nothing: a block and a cluster are always resident whole.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ SMS, SM_THREADS, SM_BLOCKS, SM_SHARED, BLOCK_SHARED = 132, 2048, 32, 227 << 10, 
 
 
 def residency(program: Any) -> Any:
-    """Refuses a static grid of blocks that wait for other blocks and cannot all be resident; the program is unchanged.
+    """Refuses a static grid of blocks that wait for other blocks and cannot all be resident; the program is
+    unchanged.
 
     Raises:
         TileValueError: at the first such wait.
@@ -35,7 +38,8 @@ def residency(program: Any) -> Any:
         from tilescale.compiler.ir.source import loc_of
 
         raise TileValueError(
-            f"blocks of {program.name} wait for others here, its grid has {blocks} blocks, and {limit} are resident at once "
+            f"blocks of {program.name} wait for others here, its grid has {blocks} blocks, and {limit} are "
+            "resident at once "
             f"({program.launch.threads} threads and {shared_bytes(program)} bytes of shared memory each)",
             loc=loc_of(getattr(waits[0], "span", None)) or program.launch.loc,
             expected=f"at most {limit} blocks where blocks wait",
@@ -48,7 +52,9 @@ def waits_for_blocks(body: Any) -> list[Any]:
     """The operations of a kernel that wait for blocks other than those of the own cluster."""
 
     def waits(call: Any, op: TileOp) -> bool:
-        looks = op.acquires(call) and any(a.region.source.ty.storage_scope == "global.signal" for a in op.effects(call))
+        looks = op.acquires(call) and any(
+            a.region.source.ty.storage_scope == "global.signal" for a in op.effects(call)
+        )
         return looks or op.meets(call) in ("grid", "device")
 
     return [call for call, op in operations(body) if waits(call, op)]
@@ -56,13 +62,19 @@ def waits_for_blocks(body: Any) -> list[Any]:
 
 def meets_ranks(body: Any) -> bool:
     """Whether a kernel meets other ranks by itself, without any symmetric memory."""
-    return any(str(call.attrs["reach"]) == "device" for call in waits_for_blocks(body) if "reach" in call.attrs)
+    return any(
+        str(call.attrs["reach"]) == "device" for call in waits_for_blocks(body) if "reach" in call.attrs
+    )
 
 
 def reaches_ranks(body: Any) -> bool:
-    """Whether a kernel touches other ranks' memory or meets them, as its blocks or as participants of a collective: only then its launch
-    meets theirs."""
-    far = [(call, op) for call, op in operations(body) if call.attrs is not None and str(call.attrs.get("reach", "")) == "device"]
+    """Whether a kernel touches other ranks' memory or meets them, as its blocks or as participants of a
+    collective: only then its launch meets theirs."""
+    far = [
+        (call, op)
+        for call, op in operations(body)
+        if call.attrs is not None and str(call.attrs.get("reach", "")) == "device"
+    ]
     return any(op.meets(call) or any(a.owner is not None for a in op.effects(call)) for call, op in far)
 
 
@@ -72,12 +84,17 @@ def shared_bytes(program: Any) -> int:
     for s, executor in walk(program.func.body, Executor("block", program.launch.threads)):
         if isinstance(s, tirx.AllocBuffer) and s.buffer.ty.storage_scope.startswith("shared"):
             ty = s.buffer.ty
-            total += prod(int(e) for e in ty.shape) * canonical(str(getattr(ty.dtype, "dtype", ty.dtype))).bytes * executor.count
+            total += (
+                prod(int(e) for e in ty.shape)
+                * canonical(str(getattr(ty.dtype, "dtype", ty.dtype))).bytes
+                * executor.count
+            )
     return total
 
 
 def resident_blocks(program: Any) -> int:
-    """How many blocks of a kernel the nominal device holds at once: whole clusters, and no more than ``T.Kernel(max_blocks=…)``."""
+    """How many blocks of a kernel the nominal device holds at once: whole clusters, and no more than
+    ``T.Kernel(max_blocks=…)``."""
     launch = program.launch
     per_sm = min(SM_BLOCKS, SM_THREADS // launch.threads, SM_SHARED // (shared_bytes(program) + BLOCK_SHARED))
     total = min(SMS * per_sm, launch.max_blocks or SMS * per_sm)

@@ -1,26 +1,33 @@
-"""Two roles of a block: a producer that fills the rings of pipelined loops, a consumer that does everything else.
+"""Two roles of a block: a producer that fills the rings of pipelined loops, a consumer that does everything
+else.
 
-A role region is a statement cut in two, of which both parts run at once; what stands behind them waits for both. The producer's part
-has the copies into the rings, the waits that guard them, and of the rest only what decides whether, when and where they are made:
-loops, conditions, names and scalar variables, copied under names of their own. The consumer's part is everything but those copies.
-Regions are as large as can be, best the whole kernel, so that the producer runs ahead across tiles.
+A role region is a statement cut in two, of which both parts run at once; what stands behind them waits for
+both. The producer's part has the copies into the rings, the waits that guard them, and of the rest only what
+decides whether, when and where they are made: loops, conditions, names and scalar variables, copied under
+names of their own. The consumer's part is everything but those copies. Regions are as large as can be, best
+the whole kernel, so that the producer runs ahead across tiles.
 
 Why the order of the tile program still holds (docs/LANGUAGE.md, "Order"):
 
-- What the consumer reads of stage n, and everything behind that, comes after the copies of round n: commit → wait.
+- What the consumer reads of stage n, and everything behind that, comes after the copies of round n: commit →
+  wait.
 - A copy into a stage comes after its readers of the round before: release → acquire.
-- A wait goes to the producer where copies stand behind it, and they come after it there. Directly in front of the copies of its loop it
-  goes there alone: the consumer awaits the round behind it, which the producer commits behind the wait. Any other wait is
-  made by both, since the consumer's own accesses need it too. Both see it come true: only conditions that stay true are taken apart.
-- Signals stay with the consumer. A signal must follow all earlier accesses of its block, the copies' reads of global memory
-  among them: the consumer has awaited every earlier round, and an awaited round is complete. Copies of later rounds may be made before
-  the signal; reads that move up across a release break nothing that the tile program promised.
-- An atomic operation that is looked at stays with the consumer where nothing that is copied changes while the kernel runs: tensors of this
-  rank alone that the kernel does not write. What it tells comes from blocks of the same launch (docs/LANGUAGE.md, "Order").
-- A copy may run ahead of what the block itself writes, so no region holds both a copy and a local write of what it reads. A put to another
-  rank's twin of it is allowed: what a remote copy wrote may be read only behind a wait or a barrier, which order the copies too.
-- Nobody waits for ever who did not before: the producer at any place waits for rounds and signals of earlier places only, and so does
-  the consumer.
+- A wait goes to the producer where copies stand behind it, and they come after it there. Directly in front of
+  the copies of its loop it goes there alone: the consumer awaits the round behind it, which the producer
+  commits behind the wait. Any other wait is made by both, since the consumer's own accesses need it too. Both
+  see it come true: only conditions that stay true are taken apart.
+- Signals stay with the consumer. A signal must follow all earlier accesses of its block, the copies' reads of
+  global memory among them: the consumer has awaited every earlier round, and an awaited round is complete.
+  Copies of later rounds may be made before the signal; reads that move up across a release break nothing that
+  the tile program promised.
+- An atomic operation that is looked at stays with the consumer where nothing that is copied changes while the
+  kernel runs: tensors of this rank alone that the kernel does not write. What it tells comes from blocks of
+  the same launch (docs/LANGUAGE.md, "Order").
+- A copy may run ahead of what the block itself writes, so no region holds both a copy and a local write of
+  what it reads. A put to another rank's twin of it is allowed: what a remote copy wrote may be read only
+  behind a wait or a barrier, which order the copies too.
+- Nobody waits for ever who did not before: the producer at any place waits for rounds and signals of earlier
+  places only, and so does the consumer.
 """
 
 from __future__ import annotations
@@ -76,7 +83,9 @@ def is_guard(stmt: Any) -> bool:
         return is_guard(stmt.then_case) and (stmt.else_case is None or is_guard(stmt.else_case))
     if isinstance(stmt, tirx.SeqStmt):
         return all(is_guard(s) for s in stmt.seq)
-    return isinstance(stmt, tirx.Evaluate) and find(stmt.value) is not None and stmt.value.op.name == "ts.wait"
+    return (
+        isinstance(stmt, tirx.Evaluate) and find(stmt.value) is not None and stmt.value.op.name == "ts.wait"
+    )
 
 
 def polls(call: Any) -> bool:
@@ -86,8 +95,8 @@ def polls(call: Any) -> bool:
 
 
 def steady(program: Any, wait: Any) -> bool:
-    """Whether the condition of a wait stays true once it is: a counter that only grows has come far enough. Such a wait may be made
-    earlier, and twice."""
+    """Whether the condition of a wait stays true once it is: a counter that only grows has come far enough.
+    Such a wait may be made earlier, and twice."""
     if str(wait.attrs["cmp"]) not in ("ge", "gt"):
         return False
     flag = wait.args[0].source
@@ -115,7 +124,8 @@ def root(stmt: Any, buffer: Any) -> Any:
 
 
 def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
-    """A buffer of ``buffers`` that a statement writes in its own rank's memory, in its own name; None where there is none."""
+    """A buffer of ``buffers`` that a statement writes in its own rank's memory, in its own name; None where
+    there is none."""
     found: list[Any] = []
 
     def note(buffer: Any) -> None:
@@ -131,8 +141,8 @@ def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
 
 
 def known_early(program: Any, stmt: Any, own: set[Any], written: set[Any] | None = None) -> None:
-    """That the scalar values in ``stmt`` may be computed before, or beside, the statements around it: from names, ``own`` variables and
-    tensors that the kernel only reads.
+    """That the scalar values in ``stmt`` may be computed before, or beside, the statements around it: from
+    names, ``own`` variables and tensors that the kernel only reads.
 
     Raises:
         Unfit: one may not.
@@ -142,16 +152,23 @@ def known_early(program: Any, stmt: Any, own: set[Any], written: set[Any] | None
 
     def load(e: Any) -> None:
         scope = e.source.ty.storage_scope
-        if e.source not in own and (scope not in ("global", "global.symm") or root(program.func.body, e.source) in written):
+        if e.source not in own and (
+            scope not in ("global", "global.symm") or root(program.func.body, e.source) in written
+        ):
             bad.append(e)
 
     structural_walk(stmt, (ir.TensorLoad, load))
     if bad:
-        raise Unfit(f"what is copied, or when, depends on {bad[0].source.name}, which the computation may still change", bad[0].span)
+        raise Unfit(
+            f"what is copied, or when, depends on {bad[0].source.name}, which the computation may still "
+            "change",
+            bad[0].span,
+        )
 
 
 def renewed(stmt: Any, values: dict[Any, Any]) -> Any:
-    """A copy of a statement in which every name that it defines is a new one, and those of ``values`` have these values."""
+    """A copy of a statement in which every name that it defines is a new one, and those of ``values`` have
+    these values."""
     made = dict(values)
 
     def name(v: Any) -> None:
@@ -159,7 +176,12 @@ def renewed(stmt: Any, values: dict[Any, Any]) -> Any:
 
     def buffer(v: Any) -> None:
         dt = str(getattr(v.ty.dtype, "dtype", v.ty.dtype))
-        made.setdefault(v, tirx.decl_buffer(tuple(v.ty.shape), dt, v.name, scope=v.ty.storage_scope, data_alignment=64, layout=None))
+        made.setdefault(
+            v,
+            tirx.decl_buffer(
+                tuple(v.ty.shape), dt, v.name, scope=v.ty.storage_scope, data_alignment=64, layout=None
+            ),
+        )
 
     structural_walk(stmt, (tirx.Bind, lambda s: name(s.var)))
     structural_walk(stmt, (tirx.For, lambda s: name(s.loop_var)))
@@ -174,7 +196,8 @@ def split(program: Any, body: Any, draft: Any) -> tuple[Any, dict[Any, Any], lis
     """The body of a kernel with role regions around its rings.
 
     Returns:
-        the body, the loops whose rings no region can hold (their variable → why), and where regions had to end (place and why).
+        the body, the loops whose rings no region can hold (their variable → why), and where regions had to
+        end (place and why).
     """
     cutter = _Cutter(program, draft)
     # what is outside the launch's axes is set up before there are blocks
@@ -198,7 +221,8 @@ class _Cutter:
         self.failed: dict[Any, Any] = {}
         self.notes: list[Any] = []
 
-    # -- where regions stand -----------------------------------------------------------------------------------------
+    # -- where regions stand
+    # -----------------------------------------------------------------------------------------
     def descend(self, s: Any) -> Any:
         """A statement with regions as far outside as they can stand."""
         if not self.rings(s):
@@ -217,7 +241,11 @@ class _Cutter:
         from tilescale.compiler.passes.schedule import Kept
 
         kept = Kept(loc_of(why.span) or loc_of(getattr(s, "span", None)), str(why))
-        direct = [self.ring_of(x, "acquire") for x in s.body.seq] if isinstance(s, tirx.For) and isinstance(s.body, tirx.SeqStmt) else []
+        direct = (
+            [self.ring_of(x, "acquire") for x in s.body.seq]
+            if isinstance(s, tirx.For) and isinstance(s.body, tirx.SeqStmt)
+            else []
+        )
         if any(n is not None for n in direct):
             self.failed[s.loop_var] = kept
         elif kept not in self.notes:
@@ -243,10 +271,18 @@ class _Cutter:
         self._check_producer(s, made, allocated)
         for variable in allocated:
             if _stores(made, variable) != _stores(s, variable) or _operated(s, variable):
-                raise Unfit(f"{variable.name} decides what is copied, and not all that changes it is scalar code of the block")
+                raise Unfit(
+                    f"{variable.name} decides what is copied, and not all that changes it is scalar code of "
+                    "the block"
+                )
         span = getattr(s, "span", None)
         parts = zip(ROLES, (renewed(made, {}), self.rest(s)), strict=True)
-        return sequence([tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span) for k, (r, p) in enumerate(parts)])
+        return sequence(
+            [
+                tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span)
+                for k, (r, p) in enumerate(parts)
+            ]
+        )
 
     def _check(self, s: Any) -> None:
         """Raises Unfit where something in a statement orders copies in a way that roles would lose."""
@@ -256,7 +292,10 @@ class _Cutter:
             if meets(call):
                 raise Unfit("a barrier with other blocks is for all roles together", call.span)
             if polls(call) and changing:
-                raise Unfit("an atomic operation that is looked at may tell that memory is ready to be copied", call.span)
+                raise Unfit(
+                    "an atomic operation that is looked at may tell that memory is ready to be copied",
+                    call.span,
+                )
         if (buffer := writes_locally(s, sources)) is not None:
             raise Unfit(f"{buffer.name} is written here and copied into a ring, which would run ahead of it")
 
@@ -264,7 +303,11 @@ class _Cutter:
         known_early(self.program, made, allocated | self.counters | self._untouched(s), self.written)
         for call in calls(made):
             if call.op.name == "ts.wait" and not steady(self.program, call):
-                raise Unfit("the condition of a wait may become false again, so that copies cannot run ahead of the rest", call.span)
+                raise Unfit(
+                    "the condition of a wait may become false again, so that copies cannot run ahead of the "
+                    "rest",
+                    call.span,
+                )
         declared: list[Any] = []
         structural_walk(s, (tirx.DeclBuffer, lambda d: declared.append(d.buffer)))
         for call in calls(made):
@@ -274,14 +317,22 @@ class _Cutter:
     def _untouched(self, s: Any) -> set[Any]:
         """Scalar variables from outside a statement that it only reads."""
         loaded: set[Any] = set()
-        structural_walk(s, (ir.TensorLoad, lambda e: loaded.add(e.source) if e.source.ty.storage_scope == "local.var" else None))
+        structural_walk(
+            s,
+            (
+                ir.TensorLoad,
+                lambda e: loaded.add(e.source) if e.source.ty.storage_scope == "local.var" else None,
+            ),
+        )
         inside: set[Any] = set()
         structural_walk(s, (tirx.AllocBuffer, lambda a: inside.add(a.buffer)))
         return {b for b in loaded - inside if writes_locally(s, {b}) is None}
 
-    # -- the producer's part -----------------------------------------------------------------------------------------
+    # -- the producer's part
+    # -----------------------------------------------------------------------------------------
     def cut(self, s: Any, part: _Part, *, last: bool) -> Any:
-        """The producer's part of a statement, None where it has none. ``last``: no ring follows behind the statement's own last one."""
+        """The producer's part of a statement, None where it has none. ``last``: no ring follows behind the
+        statement's own last one."""
         if isinstance(s, tirx.SeqStmt):
             return self._cut_sequence(list(s.seq), part, last)
         if isinstance(s, tirx.Bind):
@@ -297,14 +348,22 @@ class _Cutter:
             return s if find(s.value) is not None and self._produces(s.value) else None
         if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
             if waits(s):
-                raise Unfit("an executor below the block waits here, which may guard copies behind it", s.span)
+                raise Unfit(
+                    "an executor below the block waits here, which may guard copies behind it", s.span
+                )
             return None
         if isinstance(s, tirx.For) and s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
             return None
         if not inside(s):
             return None
-        parts = [self.cut(x, part, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in inside(s)]
-        return None if all(p is None for p in parts) else _around(s, [sequence([]) if p is None else p for p in parts])
+        parts = [
+            self.cut(x, part, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in inside(s)
+        ]
+        return (
+            None
+            if all(p is None for p in parts)
+            else _around(s, [sequence([]) if p is None else p for p in parts])
+        )
 
     def _cut_sequence(self, stmts: list[Any], part: _Part, last: bool) -> Any:
         end = len(stmts)
@@ -318,9 +377,11 @@ class _Cutter:
         """Whether an operation is the producer's (a wait may be the consumer's as well)."""
         return call.op.name == "ts.wait" or self._fills(call) or self._token(call, ("acquire", "commit"))
 
-    # -- the consumer's part -----------------------------------------------------------------------------------------
+    # -- the consumer's part
+    # -----------------------------------------------------------------------------------------
     def rest(self, s: Any) -> Any:
-        """A statement without what the producer alone does: from each acquire to the counter behind its commit."""
+        """A statement without what the producer alone does: from each acquire to the counter behind its
+        commit."""
         if isinstance(s, tirx.SeqStmt):
             out, skipping = [], None
             for x in s.seq:
@@ -333,7 +394,8 @@ class _Cutter:
             return s
         return _around(s, [self.rest(x) for x in inside(s)])
 
-    # -- questions ---------------------------------------------------------------------------------------------------
+    # -- questions
+    # ---------------------------------------------------------------------------------------------------
     def rings(self, s: Any) -> bool:
         """Whether a statement fills a ring by a producer."""
         return any(self._token(c, ("acquire",)) for c in calls(s))
@@ -354,7 +416,9 @@ class _Cutter:
 def _stores(stmt: Any, variable: Any) -> int:
     """How many assignments to a variable a statement has."""
     found: list[Any] = []
-    structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(variable) else None))
+    structural_walk(
+        stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(variable) else None)
+    )
     return len(found)
 
 
@@ -384,7 +448,9 @@ def _around(s: Any, parts: list[Any]) -> Any:
     if isinstance(s, tirx.IfThenElse):
         return tirx.IfThenElse(s.condition, parts[0], parts[1] if len(parts) > 1 else None, s.span)
     if isinstance(s, tirx.For):
-        return tirx.For(s.loop_var, s.min, s.extent, s.kind, parts[0], annotations=dict(s.annotations or {}), span=s.span)
+        return tirx.For(
+            s.loop_var, s.min, s.extent, s.kind, parts[0], annotations=dict(s.annotations or {}), span=s.span
+        )
     if isinstance(s, tirx.While):
         return tirx.While(s.condition, parts[0], s.span)
     return tirx.AttrStmt(s.node, s.attr_key, s.value, parts[0], s.span)

@@ -13,7 +13,8 @@ BESIDE = 1024
 
 
 def tile_bytes(body: Any) -> dict[Any, int]:
-    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to; rows of numbers in less."""
+    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned
+    to; rows of numbers in less."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:

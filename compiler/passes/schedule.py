@@ -1,26 +1,31 @@
 """T.Pipelined becomes rings and roles: which copies run ahead, through how many stages, who issues them.
 
-A ring takes the shared buffers that a pipelined loop fills by copies at its head and only reads behind them. Its buffers get a
-leading stage axis. A schedule is data (`Schedule`), asked for by a target in three words:
+A ring takes the shared buffers that a pipelined loop fills by copies at its head and only reads behind them.
+Its buffers get a leading stage axis. A schedule is data (`Schedule`), asked for by a target in three words:
 
-    depth   the most stages that a ring may have (a loop's num_stages asks for at most that many)
-    roles   ("all",): one role does everything. ("producer", "consumer"): a producer fills the rings, see roles.py
-    ahead   one role that issues the copies of round n + depth - 1 before it computes round n (cp.async and its groups)
+    depth   the most stages that a ring may have (a loop's num_stages asks for at most that many) roles
+    ("all",): one role does everything. ("producer", "consumer"): a producer fills the rings, see roles.py
+    ahead   one role that issues the copies of round n + depth - 1 before it computes round n (cp.async and
+    its groups)
 
-and in a fourth, which goes with a producer: ``by_reader``, where a loop has a ring for the copies of each first reader, awaited in
-front of it and released behind their last one, so that a tile that is read early gives its stage back early. Otherwise one ring has
-all of a loop's copies. ``alone`` says of a copy outside such loops whether it may go through a ring of its own, as a tile does that is
-filled once and read by many products: of one stage, or where it is filled again and again of ``single_depth``, so that the next tile is
+and in a fourth, which goes with a producer: ``by_reader``, where a loop has a ring for the copies of each
+first reader, awaited in front of it and released behind their last one, so that a tile that is read early
+gives its stage back early. Otherwise one ring has all of a loop's copies. ``alone`` says of a copy outside
+such loops whether it may go through a ring of its own, as a tile does that is filled once and read by many
+products: of one stage, or where it is filled again and again of ``single_depth``, so that the next tile is
 under way while this one is read.
 
-The loop's body becomes, where order alone is the guard (form "in_order", all that the CPU asks for, since its copies are not asynchronous),
+The loop's body becomes, where order alone is the guard (form "in_order", all that the CPU asks for, since its
+copies are not asynchronous),
 
-    acquire(ring, n); copies into stage n % depth; commit(ring, n); wait(ring, n); the rest, reading that stage; release(ring, n); n += 1
+    acquire(ring, n); copies into stage n % depth; commit(ring, n); wait(ring, n); the rest, reading that
+    stage; release(ring, n); n += 1
 
-with n a variable that lives across loops and tiles. In the other forms two variables count, one those rounds that were filled, one those
-that were read, and the copies are asynchronous (``tma_load``, ``cp_async``), complete where their ring's round is awaited. A loop of which
-this cannot be done rightly keeps the form "in_order", and the schedule says why (`Schedule.kept`). One in a T.Scale below the block, where
-each executor goes through it by itself, has no ring and stays as it is, which is said too.
+with n a variable that lives across loops and tiles. In the other forms two variables count, one those rounds
+that were filled, one those that were read, and the copies are asynchronous (``tma_load``, ``cp_async``),
+complete where their ring's round is awaited. A loop of which this cannot be done rightly keeps the form
+"in_order", and the schedule says why (`Schedule.kept`). One in a T.Scale below the block, where each executor
+goes through it by itself, has no ring and stays as it is, which is said too.
 """
 
 from __future__ import annotations
@@ -44,7 +49,8 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 ZERO = tirx.IntImm("int32", 0)
 #: what a ring's loop looks like: copies in turn, by a producer, or ahead of the loop's own computation
 IN_ORDER, ROLES, AHEAD = "in_order", "roles", "ahead"
-#: what a copy into a ring becomes, where it is not made in turn: a producer's by an engine, those of all threads by themselves
+#: what a copy into a ring becomes, where it is not made in turn: a producer's by an engine, those of all
+#: threads by themselves
 FILLED_BY = {ROLES: "tma_load", AHEAD: "cp_async"}
 #: why a loop has no ring where it could have one in the block
 BELOW = reason(
@@ -94,15 +100,26 @@ class Schedule:
 
 
 def schedule(
-    program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False, by_reader: bool = False,
-    alone: Callable[[Any], bool] | None = None, single_depth: int = 1,
-) -> Any:  # fmt: skip
-    """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and ``single_depth``: see above.
+    program: Any,
+    depth: int = 1,
+    roles: tuple[str, ...] = ("all",),
+    ahead: bool = False,
+    by_reader: bool = False,
+    alone: Callable[[Any], bool] | None = None,
+    single_depth: int = 1,
+) -> Any:
+    """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and
+    ``single_depth``: see above.
 
     Raises:
-        ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader`` without one.
+        ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader``
+        without one.
     """
-    if roles not in (("all",), splitting.ROLES) or (ahead and roles != ("all",)) or (by_reader and roles != splitting.ROLES):
+    if (
+        roles not in (("all",), splitting.ROLES)
+        or (ahead and roles != ("all",))
+        or (by_reader and roles != splitting.ROLES)
+    ):
         asked = f"roles={roles!r}, ahead={ahead}, by_reader={by_reader}"
         raise ValueError(f"{asked}: one role, one role that copies ahead, or {splitting.ROLES!r}")
     wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else IN_ORDER
@@ -126,7 +143,9 @@ def schedule(
 class _Draft:
     """One attempt: the loops as rings, with what is still to be allocated."""
 
-    def __init__(self, program: Any, depth: int, wanted: str, reasons: dict[Any, Kept], by_reader: bool = False):
+    def __init__(
+        self, program: Any, depth: int, wanted: str, reasons: dict[Any, Kept], by_reader: bool = False
+    ):
         self.depth, self.wanted, self.reasons, self.by_reader = depth, wanted, reasons, by_reader
         self.plan = Schedule()
         self.uses = buffer_uses(program.func.body)
@@ -149,7 +168,10 @@ class _Draft:
         if narrow and pipeline is not None:
             self.plan.kept.append(Kept(loc_of(loop.span), BELOW))
         elif self.wanted != IN_ORDER:
-            why = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
+            why = (
+                "no copy at the head of the loop fills the whole of a shared tile that only the "
+                "statements behind it read"
+            )
             self.plan.kept.append(Kept(loc_of(loop.span), why))
         return loop
 
@@ -173,7 +195,8 @@ class _Draft:
             token("commit", number, now(filled), p.loop.span),
             tirx.BufferStore(filled, now(filled) + 1, [ZERO], p.loop.span),
         ]
-        # What stands among the copies and is none of them may signal that those before it are complete: it follows the wait.
+        # What stands among the copies and is none of them may signal that those before it are complete: it
+        # follows the wait.
         others = [s for s in head if _consumed(s, p) or isinstance(s, tirx.Bind)]
         read_stage = _stage(read, ring.depth)
         awaited = token("wait", number, now(read), p.loop.span)
@@ -191,7 +214,14 @@ class _Draft:
         """A ring for some of a loop's buffers, and these with a stage axis."""
         asked = int(p.loop.annotations["ts.num_stages"])
         place = loc_of(p.loop.span)
-        ring = Ring(len(self.plan.rings), min(self.depth, asked), [b.name for b in buffers], self.wanted, asked=asked, loc=place)
+        ring = Ring(
+            len(self.plan.rings),
+            min(self.depth, asked),
+            [b.name for b in buffers],
+            self.wanted,
+            asked=asked,
+            loc=place,
+        )
         self.plan.rings.append(ring)
         staged = {b: _staged(b, ring.depth) for b in buffers}
         self.staged.update(staged)
@@ -218,8 +248,13 @@ class _Draft:
         behind: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
         for k, buffers in enumerate(groups):
             ring, staged = self._new_ring(p, buffers)
-            filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")
-            mine = [s for s in copies if filled_tile(s) in buffers or k == 0 and filled_tile(s) not in p.fills]
+            filled, read = (
+                self._counter(f"ring{ring.number}_filled"),
+                self._counter(f"ring{ring.number}_read"),
+            )
+            mine = [
+                s for s in copies if filled_tile(s) in buffers or k == 0 and filled_tile(s) not in p.fills
+            ]
             fill += [
                 token("acquire", ring.number, now(filled), span),
                 *[_in_stage(_asynchronous(s, p, ring), staged, _stage(filled, ring.depth)) for s in mine],
@@ -230,35 +265,54 @@ class _Draft:
             compute = [_in_stage(s, staged, _stage(read, ring.depth)) for s in compute]
             before[readers[0]].append(token("wait", ring.number, now(read), span))
             behind[readers[-1]] += [
-                token("release", ring.number, now(read), span), tirx.BufferStore(read, now(read) + 1, [ZERO], span)
-            ]  # fmt: skip
+                token("release", ring.number, now(read), span),
+                tirx.BufferStore(read, now(read) + 1, [ZERO], span),
+            ]
         out = [t for i in range(len(compute) + 1) for t in (*before[i], *compute[i : i + 1], *behind[i])]
         return _loop(p.loop, [*p.stmts[: p.first], *fill, *out])
 
     def singles(self, s: Any, alone: Callable[[Any], bool], single_depth: int, again: bool = False) -> Any:
-        """A statement in which copies outside pipelined loops fill rings of their own, where ``alone`` allows it and nothing but products,
-        of which one has its other operand in a ring, reads what they fill, behind them in their sequence. ``again``: a loop stands around
-        it, so that such a ring may have ``single_depth`` stages; else it has one."""
+        """A statement in which copies outside pipelined loops fill rings of their own, where ``alone`` allows
+        it and nothing but products, of which one has its other operand in a ring, reads what they fill,
+        behind them in their sequence. ``again``: a loop stands around it, so that such a ring may have
+        ``single_depth`` stages; else it has one."""
         if isinstance(s, tirx.AttrStmt) and s.attr_key != "ts.scale":
-            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.singles(s.body, alone, single_depth, again), s.span)
-        if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) in ("serial", "persistent"):
+            return tirx.AttrStmt(
+                s.node, s.attr_key, s.value, self.singles(s.body, alone, single_depth, again), s.span
+            )
+        if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) in (
+            "serial",
+            "persistent",
+        ):
             return _loop(s, [self.singles(s.body, alone, single_depth, True)])
         if not isinstance(s, tirx.SeqStmt):
             return s
         stmts = [self.singles(x, alone, single_depth, again) for x in s.seq]
         for k in reversed(range(len(stmts))):
             buffer = filled_tile(stmts[k])
-            if buffer is not None and buffer not in self.views and alone(stmts[k].value) and self._only_products(stmts[k:], buffer):
+            if (
+                buffer is not None
+                and buffer not in self.views
+                and alone(stmts[k].value)
+                and self._only_products(stmts[k:], buffer)
+            ):
                 stmts[k:] = self._single(stmts[k], stmts[k + 1 :], buffer, single_depth if again else 1)
         return sequence(stmts)
 
     def _only_products(self, stmts: list[Any], buffer: Any) -> bool:
-        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it, some by tiles of rings."""
+        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it,
+        some by tiles of rings."""
         rings = set(self.staged.values())
         products = [c for s in stmts[1:] for c in splitting.calls(s) if c.op.name == "ts.gemm"]
-        mine = [[r.source for r in c.args[:2]] for c in products if any(r.source.same_as(buffer) for r in c.args[:2])]
+        mine = [
+            [r.source for r in c.args[:2]]
+            for c in products
+            if any(r.source.same_as(buffer) for r in c.args[:2])
+        ]
         reads = sum(b.same_as(buffer) for pair in mine for b in pair)
-        return bool(mine) and reads + 1 == self.uses[buffer] and any(b in rings for pair in mine for b in pair)
+        return (
+            bool(mine) and reads + 1 == self.uses[buffer] and any(b in rings for pair in mine for b in pair)
+        )
 
     def _single(self, copy: Any, rest: list[Any], buffer: Any, depth: int) -> list[Any]:
         """A copy and what follows it, with the buffer as a ring of its own."""
@@ -278,7 +332,10 @@ class _Draft:
             tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
         ]
         awaited = token("wait", ring.number, now(read), span)
-        done = [token("release", ring.number, now(read), span), tirx.BufferStore(read, now(read) + 1, [ZERO], span)]
+        done = [
+            token("release", ring.number, now(read), span),
+            tirx.BufferStore(read, now(read) + 1, [ZERO], span),
+        ]
         first, last = readers[0], readers[-1] + 1
         return [*fill, *rest[:first], awaited, *rest[first:last], *done, *rest[last:]]
 
@@ -311,7 +368,9 @@ class _Draft:
             hint = "the assignment in front of the copies, or behind them"
             return Kept(loc, reason("a variable changes among the copies", hint))
         if ring.form == AHEAD:
-            why = prefetch.unfit(self.program, p.loop, guarded.stmts, guarded.first, guarded.last, list(p.fills))
+            why = prefetch.unfit(
+                self.program, p.loop, guarded.stmts, guarded.first, guarded.last, list(p.fills)
+            )
             return None if why is None else Kept(loc, why)
         return None
 
@@ -323,7 +382,8 @@ class _Draft:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A pipelined loop whose statements ``first`` to ``last`` fill buffers (→ which statement) that only those behind them read."""
+    """A pipelined loop whose statements ``first`` to ``last`` fill buffers (→ which statement) that only
+    those behind them read."""
 
     loop: Any
     stmts: list[Any]
@@ -332,7 +392,8 @@ class Pipeline:
     last: int
 
     def with_guards(self) -> Pipeline:
-        """With the waits directly in front of the copies counted among them: they guard the copies and go where those go."""
+        """With the waits directly in front of the copies counted among them: they guard the copies and go
+        where those go."""
         first = self.first
         for k in reversed(range(self.first)):
             if splitting.is_guard(self.stmts[k]):
@@ -343,28 +404,40 @@ class Pipeline:
 
 
 def pipeline_of(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool = False) -> Pipeline | None:
-    """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory, has no stages of its own.
-    ``by_reader``: readers may stand among the copies, since each has a ring of its own."""
+    """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory,
+    has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
+    own."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
     for k, s in enumerate(stmts):
         buffer = filled_tile(s)
-        # used in this loop alone, written once, and read by no statement before: the previous round's value is never wanted
-        if buffer is not None and buffer not in fills and buffer not in views and inside[buffer] == uses[buffer]:
-            if not any(buffer in _touches(t) for t in stmts[:k]) and not any(_writes(t, buffer) for t in stmts[k + 1 :]):
+        # used in this loop alone, written once, and read by no statement before: the previous round's value
+        # is never wanted
+        if (
+            buffer is not None
+            and buffer not in fills
+            and buffer not in views
+            and inside[buffer] == uses[buffer]
+        ):
+            if not any(buffer in _touches(t) for t in stmts[:k]) and not any(
+                _writes(t, buffer) for t in stmts[k + 1 :]
+            ):
                 fills[buffer] = k
     if not fills:
         return None
     first, last = min(fills.values()), max(fills.values())
-    if not by_reader and any(fills.keys() & _touches(s) for s in stmts[first:last] if filled_tile(s) not in fills):
+    if not by_reader and any(
+        fills.keys() & _touches(s) for s in stmts[first:last] if filled_tile(s) not in fills
+    ):
         return None  # a reader stands between the copies: the stage would be committed too late for it
     return Pipeline(loop, stmts, fills, first, last)
 
 
 def _first_readers(p: Pipeline) -> list[list[Any]]:
-    """The buffers that a loop fills, those together that the same statement is the first to read, in the order of their copies. Vectors,
-    which are small, come with what is copied in front of them: a ring of their own would cost more than their memory."""
+    """The buffers that a loop fills, those together that the same statement is the first to read, in the
+    order of their copies. Vectors, which are small, come with what is copied in front of them: a ring of
+    their own would cost more than their memory."""
     found: dict[int, list[Any]] = {}
     before = -1
     for b, k in sorted(p.fills.items(), key=lambda item: item[1]):
@@ -377,7 +450,15 @@ def _first_readers(p: Pipeline) -> list[list[Any]]:
 
 
 def _loop(loop: Any, body: list[Any]) -> Any:
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=loop.span)
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        sequence(body),
+        annotations=dict(loop.annotations),
+        span=loop.span,
+    )
 
 
 def now(counter: Any) -> Any:
@@ -391,19 +472,28 @@ def _stage(counter: Any, depth: int) -> Any:
 
 def _consumed(stmt: Any, p: Pipeline) -> bool:
     """Whether a statement among the copies is none of them, nor what they need."""
-    return filled_tile(stmt) not in p.fills and not splitting.is_guard(stmt) and not isinstance(stmt, tirx.Bind)
+    return (
+        filled_tile(stmt) not in p.fills and not splitting.is_guard(stmt) and not isinstance(stmt, tirx.Bind)
+    )
 
 
 def _sets_variables(stmt: Any) -> bool:
     found: list[Any] = []
-    structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.ty.storage_scope == "local.var" else None))
+    structural_walk(
+        stmt,
+        (tirx.BufferStore, lambda s: found.append(s) if s.buffer.ty.storage_scope == "local.var" else None),
+    )
     structural_walk(stmt, (tirx.DeclBuffer, found.append))
     return bool(found)
 
 
 def _asynchronous(stmt: Any, p: Pipeline, ring: Ring) -> Any:
     """A copy into a ring's stage as one that is complete only where its round is awaited."""
-    return stmt if filled_tile(stmt) not in p.fills else tirx.Evaluate(filling(FILLED_BY[ring.form], stmt.value, ring.number), stmt.span)
+    return (
+        stmt
+        if filled_tile(stmt) not in p.fills
+        else tirx.Evaluate(filling(FILLED_BY[ring.form], stmt.value, ring.number), stmt.span)
+    )
 
 
 def _below_the_block(body: Any) -> list[Any]:
@@ -419,8 +509,8 @@ def _below_the_block(body: Any) -> list[Any]:
 
 
 def _finished(program: Any, body: Any, draft: _Draft) -> Any:
-    """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are read, at the head of the kernel
-    (a tile may be allocated in the very loop that fills it)."""
+    """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are
+    read, at the head of the kernel (a tile may be allocated in the very loop that fills it)."""
     plan, heads = draft.plan, []
     for counter in draft.counters:
         heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
@@ -442,7 +532,9 @@ def _finished(program: Any, body: Any, draft: _Draft) -> Any:
         inner = s.body
         if s.attr_key == "ts.kernel" and len(plan.roles) == 1:
             inner = tirx.AttrStmt(ir.StringImm(plan.roles[0]), "ts.role", ZERO, inner, s.span)
-        innermost = s.attr_key == "thread_extent" and not (isinstance(inner, tirx.AttrStmt) and inner.attr_key == "thread_extent")
+        innermost = s.attr_key == "thread_extent" and not (
+            isinstance(inner, tirx.AttrStmt) and inner.attr_key == "thread_extent"
+        )
         if heads and innermost:
             inner = tirx.SeqStmt([*heads, inner])
         return s if inner is s.body else tirx.AttrStmt(s.node, s.attr_key, s.value, inner, s.span)
@@ -462,8 +554,8 @@ def _touches(stmt: Any) -> set[Any]:
 
 
 def filled_tile(stmt: Any) -> Any:
-    """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else,
-    and for copies that the author keeps where they stand."""
+    """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for
+    anything else, and for copies that the author keeps where they stand."""
     call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
     if not isinstance(call, ir.Call) or call.op.name not in ("ts.copy", "ts.remote_copy"):
         return None
@@ -474,7 +566,10 @@ def filled_tile(stmt: Any) -> Any:
         return None
     shape = list(dst.source.ty.shape)
     whole = all(
-        isinstance(r.min, tirx.IntImm) and r.min.value == 0 and isinstance(r.extent, tirx.IntImm) and int(r.extent.value) == int(e)
+        isinstance(r.min, tirx.IntImm)
+        and r.min.value == 0
+        and isinstance(r.extent, tirx.IntImm)
+        and int(r.extent.value) == int(e)
         for r, e in zip(dst.region, shape, strict=True)
     )
     return dst.source if whole else None
@@ -485,18 +580,24 @@ def _writes(stmt: Any, buffer: Any) -> bool:
 
     def look(call: Any) -> None:
         op = find(call)
-        if op is not None and any(a.region.source.same_as(buffer) and a.mode != "read" for a in op.effects(call)):
+        if op is not None and any(
+            a.region.source.same_as(buffer) and a.mode != "read" for a in op.effects(call)
+        ):
             found.append(call)
 
     structural_walk(stmt, (ir.Call, look))
     structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(buffer) else None))
-    structural_walk(stmt, (tirx.DeclBuffer, lambda s: found.append(s) if s.data.args[0].same_as(buffer) else None))
+    structural_walk(
+        stmt, (tirx.DeclBuffer, lambda s: found.append(s) if s.data.args[0].same_as(buffer) else None)
+    )
     return bool(found)
 
 
 def _staged(buffer: Any, depth: int) -> Any:
     dt = str(getattr(buffer.ty.dtype, "dtype", buffer.ty.dtype))
-    return tirx.decl_buffer((depth, *buffer.ty.shape), dt, buffer.name, scope="shared", data_alignment=64, layout=None)
+    return tirx.decl_buffer(
+        (depth, *buffer.ty.shape), dt, buffer.name, scope="shared", data_alignment=64, layout=None
+    )
 
 
 def _in_stage(stmt: Any, staged: dict[Any, Any], stage: Any) -> Any:

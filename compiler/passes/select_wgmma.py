@@ -1,5 +1,5 @@
-"""Which products are wgmma's (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply") where a producer fills the rings that they read,
-and what stands in the way of the others."""
+"""Which products are wgmma's (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply") where a producer
+fills the rings that they read, and what stands in the way of the others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def unfit_product(call: Any, program: Any) -> str | None:
         hint = f"T.clear({c.source.name}) in front of the loop, and {what} without clear_accum"
         return reason(f"{what} with a condition for clear_accum", hint)
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
-        return reason(f"{what} into what is no whole fragment", "an accumulator that is a T.alloc_fragment of two axes, whole")
+        return reason(
+            f"{what} into what is no whole fragment",
+            "an accumulator that is a T.alloc_fragment of two axes, whole",
+        )
     if sparse and (why := unfit_sparse(call)):
         return why
     for r in (a, b):
@@ -58,18 +61,25 @@ def unfit_product(call: Any, program: Any) -> str | None:
         axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
         if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
             return f"{what} of a part of {r.source.name}"
-        if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
+        if in_registers(r.source) and (
+            r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"
+        ):
             hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
             return reason(f"T.gemm of {r.source.name}, which lies in registers", hint)
         if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
             return reason(f"T.gemm of {element_dtype(r.source)} from registers", hint)
     k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), tensor_cores.depth(bits_of(a.source))
-    return reason(f"{what} over {k} numbers", f"tiles that are a multiple of {step} long along k") if k % step else None
+    return (
+        reason(f"{what} over {k} numbers", f"tiles that are a multiple of {step} long along k")
+        if k % step
+        else None
+    )
 
 
 def unfit_parts(call: Any, threads: int) -> str | None:
-    """Why warpgroups of so many threads cannot share a product that is otherwise wgmma's; None where they can."""
+    """Why warpgroups of so many threads cannot share a product that is otherwise wgmma's; None where they
+    can."""
 
     sparse = call.op.name == "ts.gemm_sp"
     if (sparse_fragments if sparse else wgmma_fragments)(call, threads):
@@ -79,24 +89,38 @@ def unfit_parts(call: Any, threads: int) -> str | None:
 
 
 def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
-    """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in shared memory, whole rows of
-    the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor Format": the pattern begins where the matrix does)."""
+    """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in
+    shared memory, whole rows of the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor
+    Format": the pattern begins where the matrix does)."""
 
     first, count = constant(part.min), constant(part.extent)
     if first == 0 and count == extent:
         return True
-    if first is None or count is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
+    if (
+        first is None
+        or count is None
+        or in_registers(operand.source)
+        or (layout := swizzled(operand, True)) is None
+    ):
         return False
     unit = 8 if axis == 0 else layout.swizzle * 8 // layout.bits
     return first % unit == 0 and count % unit == 0
 
 
 def is_narrow(call: Any) -> bool:
-    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
-    computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
+    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few
+    columns. A warp's mma follows the computation of its operand instruction by instruction; a warpgroup's
+    would wait for all four warps, and for itself, each time."""
     a, _, c = call.args[:3]
-    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
-    return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
+    computed = (
+        in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
+    )
+    return (
+        computed
+        and call.op.name == "ts.gemm"
+        and not call.attrs["trans_a"]
+        and int(c.source.ty.shape[-1]) <= NARROW
+    )
 
 
 def select_wgmma(program: Any) -> Any:
@@ -113,7 +137,9 @@ def select_wgmma(program: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or not able(c):
             return s
-        return tirx.Evaluate(wgmma(c, FREE, **({"first_thread": first[c.args[2].source]} if _of_one(c) else {})), s.span)
+        return tirx.Evaluate(
+            wgmma(c, FREE, **({"first_thread": first[c.args[2].source]} if _of_one(c) else {})), s.span
+        )
 
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
 
@@ -124,8 +150,8 @@ def _of_one(call: Any) -> bool:
 
 
 def _first_threads(products: list[Any], threads: int) -> dict[Any, int]:
-    """Accumulators that one warpgroup alone has → its first thread. They go to the warpgroups in turn, in the order of their first
-    products; those that are multiplied from one operand in registers go together."""
+    """Accumulators that one warpgroup alone has → its first thread. They go to the warpgroups in turn, in the
+    order of their first products; those that are multiplied from one operand in registers go together."""
     together: dict[Any, list[Any]] = {}
     by: dict[Any, Any] = {}
     for c in products:

@@ -1,5 +1,5 @@
-"""A put with its signal (``T.copy(…, dst=rank, signal=s[i])``) as the two statements that it stands for, so that the passes behind treat
-the copy like any other and put between the two what orders them."""
+"""A put with its signal (``T.copy(…, dst=rank, signal=s[i])``) as the two statements that it stands for, so
+that the passes behind treat the copy like any other and put between the two what orders them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Operands where a GPU's operations can reach them: tiles in registers for what reductions fold, tiles in shared memory for what products
-and scans read. What lies elsewhere is copied first, and results are copied back. Each operation says so itself (``TileOp.stage``).
+"""Operands where a GPU's operations can reach them: tiles in registers for what reductions fold, tiles in
+shared memory for what products and scans read. What lies elsewhere is copied first, and results are copied
+back. Each operation says so itself (``TileOp.stage``).
 
-An atomic update whose old value a block wants is done by one thread, which passes the value on through shared memory.
+An atomic update whose old value a block wants is done by one thread, which passes the value on through shared
+memory.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Staging:
             self.accumulators.add(call.args[2].source)
 
     def tile(self, name: str, shape: Any, dtype: str, scope: str, span: Any = None) -> Any:
-        """A new tile, all of it as a region; its allocation stands in front of the statements that are returned."""
+        """A new tile, all of it as a region; its allocation stands in front of the statements that are
+        returned."""
         extents = tuple(int(e) for e in shape) or (1,)
         var = tirx.decl_buffer(extents, dtype, name, scope=scope, data_alignment=64, layout=None)
         self.made.append(tirx.AllocBuffer(var, {}, span))
@@ -51,13 +54,18 @@ class Staging:
 
 def whole(var: Any) -> Any:
     """All of a tile as a region."""
-    return tirx.BufferRegion(var, [ir.Range.from_min_extent(tirx.IntImm("int32", 0), e) for e in var.ty.shape])
+    return tirx.BufferRegion(
+        var, [ir.Range.from_min_extent(tirx.IntImm("int32", 0), e) for e in var.ty.shape]
+    )
 
 
 def is_whole(region: Any) -> bool:
     """Whether a region is all of its tile."""
     return all(
-        isinstance(r.min, tirx.IntImm) and int(r.min.value) == 0 and isinstance(r.extent, tirx.IntImm) and int(r.extent.value) == int(e)
+        isinstance(r.min, tirx.IntImm)
+        and int(r.min.value) == 0
+        and isinstance(r.extent, tirx.IntImm)
+        and int(r.extent.value) == int(e)
         for r, e in zip(region.region, region.source.ty.shape, strict=True)
     )
 
@@ -92,13 +100,16 @@ def stage_operands(program: Any) -> Any:
 
 
 def _named(e: Any, node: Any, ex: Executor) -> tuple[list[Any], Any]:
-    """A condition that reads a tile in registers, or an extent that reads anything, as a name bound in front: C evaluates an extent anew
-    in every round, and the loop may change what it reads."""
+    """A condition that reads a tile in registers, or an extent that reads anything, as a name bound in front:
+    C evaluates an extent anew in every round, and the loop may change what it reads."""
     found: list[Any] = []
     loop = isinstance(node, tirx.For)
     held = ("local", "local.fragment")
     if not isinstance(e, int):
-        structural_walk(e, (ir.TensorLoad, lambda x: found.append(x) if loop or x.source.ty.storage_scope in held else None))
+        structural_walk(
+            e,
+            (ir.TensorLoad, lambda x: found.append(x) if loop or x.source.ty.storage_scope in held else None),
+        )
     if not found:
         return [], e
     var = tirx.Var("value", e.ty)

@@ -1,7 +1,8 @@
-"""Results that each warpgroup stores for itself. A tile on its way out by TMA (passes/tma_stores.py) of which every warpgroup writes rows
-of its own is waited for, written and stored by each warpgroup apart: its first thread stores its rows (``attrs["groups"]``), and the fences
-pass lets the warpgroup's threads meet, not the block's. Warpgroups that never meet stay as far apart as the tensor cores have put them, so
-that one computes its softmax under the other's products, across tiles too.
+"""Results that each warpgroup stores for itself. A tile on its way out by TMA (passes/tma_stores.py) of which
+every warpgroup writes rows of its own is waited for, written and stored by each warpgroup apart: its first
+thread stores its rows (``attrs["groups"]``), and the fences pass lets the warpgroup's threads meet, not the
+block's. Warpgroups that never meet stay as far apart as the tensor cores have put them, so that one computes
+its softmax under the other's products, across tiles too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def stores_by_warpgroup(program: Any) -> Any:
             return program
         if _outward(s):
             tile = s.value.args[0].source
-            apart[tile] = apart.get(tile, True) and ex.name == "block" and int(tile.ty.shape[0]) % (groups * PATTERN) == 0
+            apart[tile] = (
+                apart.get(tile, True)
+                and ex.name == "block"
+                and int(tile.ty.shape[0]) % (groups * PATTERN) == 0
+            )
     for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
         nest = nest_of(s)
         if nest is None:
@@ -43,9 +48,17 @@ def stores_by_warpgroup(program: Any) -> Any:
                 apart[a.buffer] = _own_rows(owners_of(nest, loop, a), int(a.buffer.ty.shape[0]) // groups)
 
     def mark(s: Any) -> Any:
-        return again(s.value, list(s.value.args), {"groups": groups}) if _outward(s) and apart[s.value.args[0].source] else s
+        return (
+            again(s.value, list(s.value.args), {"groups": groups})
+            if _outward(s) and apart[s.value.args[0].source]
+            else s
+        )
 
-    return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark))) if any(apart.values()) else program
+    return (
+        program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
+        if any(apart.values())
+        else program
+    )
 
 
 def _outward(s: Any) -> bool:
@@ -55,7 +68,8 @@ def _outward(s: Any) -> bool:
 
 
 def _is_ordered(s: Any) -> bool:
-    """Whether a statement is an update by TMA, or a wait for what stores wrote: the block's first thread does all of them then."""
+    """Whether a statement is an update by TMA, or a wait for what stores wrote: the block's first thread does
+    all of them then."""
     op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     if op is None:
         return False

@@ -1,6 +1,8 @@
-"""``break`` and ``continue`` of device loops become flags: neither LLVM's printer nor a warp-specialised schedule knows jumps.
+"""``break`` and ``continue`` of device loops become flags: neither LLVM's printer nor a warp-specialised
+schedule knows jumps.
 
-A loop that breaks turns into a while whose condition asks the flag; what follows a statement that may set a flag is guarded by it.
+A loop that breaks turns into a while whose condition asks the flag; what follows a statement that may set a
+flag is guarded by it.
 """
 
 from __future__ import annotations
@@ -52,10 +54,21 @@ def _loop(loop: Any) -> Any:
         condition = tirx.And(tirx.EQ(_get(stop), ZERO), loop.condition)
         return sequence([*head, tirx.While(condition, body, loop.span)])
     if not breaks:
-        same = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=dict(loop.annotations), span=loop.span)
+        same = tirx.For(
+            loop.loop_var,
+            loop.min,
+            loop.extent,
+            loop.kind,
+            body,
+            annotations=dict(loop.annotations),
+            span=loop.span,
+        )
         return sequence([*head, same])
     count = _flag(loop.loop_var.name + "_at")
-    index = tirx.Bind(loop.loop_var, _get(count) if str(loop.loop_var.ty) == "int32" else tirx.Cast(loop.loop_var.ty, _get(count)))
+    index = tirx.Bind(
+        loop.loop_var,
+        _get(count) if str(loop.loop_var.ty) == "int32" else tirx.Cast(loop.loop_var.ty, _get(count)),
+    )
     condition = tirx.And(tirx.EQ(_get(stop), ZERO), _get(count) < loop.extent)
     step = _set(count, _get(count) + ONE)
     whole = tirx.While(condition, sequence([index, body, step]), loop.span)

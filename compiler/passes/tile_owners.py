@@ -1,13 +1,14 @@
-"""A tile belongs to who allocates it: to the block, or, inside ``T.Scale``, to each warpgroup, warp or thread. Refused here, for every
-target alike, is what would mean something else on each of them:
+"""A tile belongs to who allocates it: to the block, or, inside ``T.Scale``, to each warpgroup, warp or
+thread. Refused here, for every target alike, is what would mean something else on each of them:
 
 - a tile of a ``T.Scale``, or a name bound in it, outside of it, where there is no one to say whose is meant;
-- a fragment in a narrower scope than its own, whose executors have a part of its elements each. They may read single elements of one so
-  small that all threads hold it whole (layout/infer.py; a GPU refuses one that an instruction lays otherwise, in convert_layouts), in the
-  lanes of a T.Parallel that of one number;
-- an element of a larger fragment in the condition of a while, which is computed anew in every round: to bring it to all threads is a
-  statement, and there is no place for one;
-- a variable or T.alloc_local tile that is written in a narrower scope: every thread has a copy, and they would no longer agree.
+- a fragment in a narrower scope than its own, whose executors have a part of its elements each. They may read
+  single elements of one so small that all threads hold it whole (layout/infer.py; a GPU refuses one that an
+  instruction lays otherwise, in convert_layouts), in the lanes of a T.Parallel that of one number;
+- an element of a larger fragment in the condition of a while, which is computed anew in every round: to bring
+  it to all threads is a statement, and there is no place for one;
+- a variable or T.alloc_local tile that is written in a narrower scope: every thread has a copy, and they
+  would no longer agree.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from tilescale.errors import Loc, TileSyntaxError, TileValueError
 
 @dataclass(frozen=True)
 class Scope:
-    """The block, or a ``T.Scale`` below it: ``number`` tells two of the same name apart, ``around`` is what it stands in."""
+    """The block, or a ``T.Scale`` below it: ``number`` tells two of the same name apart, ``around`` is what
+    it stands in."""
 
     name: str
     threads: int
@@ -108,7 +110,10 @@ class _Owners:
         found: list[Any] = []
         structural_walk(s.condition, (ir.TensorLoad, lambda e: found.append(e.source)))
         for buffer in found:
-            if buffer.ty.storage_scope == "local.fragment" and prod(int(e) for e in buffer.ty.shape) > REPLICATED:
+            if (
+                buffer.ty.storage_scope == "local.fragment"
+                and prod(int(e) for e in buffer.ty.shape) > REPLICATED
+            ):
                 raise in_condition(buffer.name, loc_of(s.span))
 
     def _attribute(self, s: Any) -> None:
@@ -123,7 +128,8 @@ class _Owners:
         self.scope = outer
 
     def _uses(self, s: Any, part: Any) -> None:
-        """Looks at what a statement, or a part of one, uses. Raised behind the walk: an error of a callback would come out as TVM's."""
+        """Looks at what a statement, or a part of one, uses. Raised behind the walk: an error of a callback
+        would come out as TVM's."""
         found: list[Use] = []
         here = loc_of(getattr(s, "span", None))
 
@@ -137,7 +143,10 @@ class _Owners:
 
         structural_walk(part, (ir.Call, call))
         structural_walk(part, (ir.TensorLoad, load))
-        structural_walk(part, (tirx.BufferStore, lambda x: found.append(Use(x.buffer, True, False, loc_of(x.span) or here))))
+        structural_walk(
+            part,
+            (tirx.BufferStore, lambda x: found.append(Use(x.buffer, True, False, loc_of(x.span) or here))),
+        )
         names: list[Any] = []
         if any(not self.scope.is_inside(scope) for scope in self.bound.values()):
             structural_walk(part, (ir.Var, lambda v: names.append(v) if v in self.bound else None))
@@ -157,7 +166,9 @@ class _Owners:
             return
         kind = use.buffer.ty.storage_scope
         few = 1 if self.lanes else REPLICATED
-        if kind == "local.fragment" and (use.writes or use.whole or prod(int(e) for e in use.buffer.ty.shape) > few):
+        if kind == "local.fragment" and (
+            use.writes or use.whole or prod(int(e) for e in use.buffer.ty.shape) > few
+        ):
             raise spread(use.buffer.name, owner.threads, self.scope.name, self.scope.threads, use.loc)
         if kind in ("local", "local.var") and use.writes:
             raise _disagree(use, owner, self.scope)
@@ -166,10 +177,13 @@ class _Owners:
 def spread(name: str, held: int, scale: str, threads: int, loc: Loc | None) -> TileValueError:
     """The refusal of a fragment in a narrower scope than its own."""
     return TileValueError(
-        f"{name} is spread over {held} threads and touched by a {scale} of {threads}", loc=loc,
-        expected=f"a fragment that is allocated in the {scale}'s own scope, or a tile in shared memory, which all threads of the block see",
-        hint=f"allocate {name} inside the T.Scale, or in shared memory (T.copy takes it there in front of the T.Scale)",
-    )  # fmt: skip
+        f"{name} is spread over {held} threads and touched by a {scale} of {threads}",
+        loc=loc,
+        expected=f"a fragment that is allocated in the {scale}'s own scope, or a tile in shared memory, "
+        "which all threads of the block see",
+        hint=f"allocate {name} inside the T.Scale, or in shared memory (T.copy takes it there in front of "
+        "the T.Scale)",
+    )
 
 
 def in_condition(name: str, loc: Loc | None) -> TileSyntaxError:
@@ -183,26 +197,37 @@ def in_condition(name: str, loc: Loc | None) -> TileSyntaxError:
 def _escapes(use: Use, owner: Scope) -> TileValueError:
     name, where = use.buffer.name, "" if owner.loc is None else f" (line {owner.loc.line})"
     return TileValueError(
-        f"{name} is allocated inside {owner.shown}{where}, once for each {owner.name}, and used outside of it", loc=use.loc,
+        f"{name} is allocated inside {owner.shown}{where}, once for each {owner.name}, and used outside of "
+        "it",
+        loc=use.loc,
         expected=f"every use inside that {owner.shown}",
-        hint=f"a T.alloc_shared tile of the block's, in front of the T.Scale, into which each {owner.name} copies its part",
-    )  # fmt: skip
+        hint=f"a T.alloc_shared tile of the block's, in front of the T.Scale, into which each {owner.name} "
+        "copies its part",
+    )
 
 
 def _unnamed(var: Any, owner: Scope, loc: Loc | None) -> TileValueError:
     where = "" if owner.loc is None else f" (line {owner.loc.line})"
     return TileValueError(
-        f"{var.name} is another value for each {owner.name} of {owner.shown}{where}, and used outside of it", loc=loc,
-        expected=f"every use inside that {owner.shown}", hint="move the statement into it, or leave the value in shared memory there",
-    )  # fmt: skip
+        f"{var.name} is another value for each {owner.name} of {owner.shown}{where}, and used outside of it",
+        loc=loc,
+        expected=f"every use inside that {owner.shown}",
+        hint="move the statement into it, or leave the value in shared memory there",
+    )
 
 
 def _disagree(use: Use, owner: Scope, scope: Scope) -> TileValueError:
     name = use.buffer.name
-    each = "each thread of the block has a copy" if owner.around is None else f"each thread of the {owner.name} has a copy"
+    each = (
+        "each thread of the block has a copy"
+        if owner.around is None
+        else f"each thread of the {owner.name} has a copy"
+    )
     return TileValueError(
-        f"{name} belongs to {owner.shown} and is set in {scope.shown}: {each}, and {scope.name}s that set theirs would disagree on it",
-        loc=use.loc, expected=f"a variable of the {scope.name}'s own, or shared memory for what others shall see",
-        hint=f"allocate {name} inside the T.Scale, or as T.alloc_shared((1,)), with T.sync_threads() behind what one {scope.name} writes",
-    )  # fmt: skip
-
+        f"{name} belongs to {owner.shown} and is set in {scope.shown}: {each}, and {scope.name}s that set "
+        "theirs would disagree on it",
+        loc=use.loc,
+        expected=f"a variable of the {scope.name}'s own, or shared memory for what others shall see",
+        hint=f"allocate {name} inside the T.Scale, or as T.alloc_shared((1,)), with T.sync_threads() behind "
+        f"what one {scope.name} writes",
+    )

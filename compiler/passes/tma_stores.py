@@ -1,21 +1,23 @@
-"""Results leave by TMA: a fragment that a consumer copies to a tensor goes through a swizzled tile of shared memory, from which TMA stores
-it while the threads go on (PTX ISA 9.0, "cp.async.bulk.tensor").
+"""Results leave by TMA: a fragment that a consumer copies to a tensor goes through a swizzled tile of shared
+memory, from which TMA stores it while the threads go on (PTX ISA 9.0, "cp.async.bulk.tensor").
 
     for each part of so many columns:
         await_stores(staged)                     TMA has read what the part before left there
         copy(fragment[:, part] → staged)         by the threads
         copy(staged → tensor[…, part])           by TMA
 
-An atomic update of a region by a whole fragment (T.atomic_add, _min, _max) goes the same way, as TMA combines what it stores with what
-lies there (PTX ISA 9.0, "cp.reduce.async.bulk.tensor").
+An atomic update of a region by a whole fragment (T.atomic_add, _min, _max) goes the same way, as TMA combines
+what it stores with what lies there (PTX ISA 9.0, "cp.reduce.async.bulk.tensor").
 
-The fences between these follow from their effects (passes/insert_barriers.py), the one in front of TMA's read with a proxy fence. The tile
-takes what the ring leaves of shared memory; where that is not one box wide, and where TMA cannot store the tensor, threads store directly.
+The fences between these follow from their effects (passes/insert_barriers.py), the one in front of TMA's read
+with a proxy fence. The tile takes what the ring leaves of shared memory; where that is not one box wide, and
+where TMA cannot store the tensor, threads store directly.
 
-TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole store, and at the kernel's end
-all are visible. So only tensors that the kernel never reads go this way, in kernels that tell other ranks nothing and meet no other blocks.
-Such a wait stands in front of an atomic update by the block's first thread, which tells blocks of what came before it, in front of what
-threads write to the same tensor, and in front of a store that may touch what another statement stores.
+TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole
+store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way, in
+kernels that tell other ranks nothing and meet no other blocks. Such a wait stands in front of an atomic
+update by the block's first thread, which tells blocks of what came before it, in front of what threads write
+to the same tensor, and in front of a store that may touch what another statement stores.
 """
 
 from __future__ import annotations
@@ -54,7 +56,11 @@ def tma_stores(program: Any) -> Any:
     tiles: dict[Any, Any] = {}
     staged: dict[Any, Any] = {}  # statement → the tile that it goes through
     for s, _ in statements:
-        if isinstance(s, tirx.Evaluate) and isinstance(s.value, ir.Call) and _fits(s.value, program, writers, names):
+        if (
+            isinstance(s, tirx.Evaluate)
+            and isinstance(s.value, ir.Call)
+            and _fits(s.value, program, writers, names)
+        ):
             if (tile := _staging(s.value, tiles, room)) is not None:
                 staged[s] = tile
     if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
@@ -75,12 +81,18 @@ def staged_bytes(program: Any) -> int:
 
 
 def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> list[Any] | None:
-    """What a statement becomes: parts that TMA stores, or itself behind the stores before it; None where none of them matter to it."""
+    """What a statement becomes: parts that TMA stores, or itself behind the stores before it; None where none
+    of them matter to it."""
     if s in staged:
         to = _ends(s.value)[1]
         others = [x for x in writers[to.source] if not x.same_as(s) and x in staged]
-        free = name_of(s) == "atomic" or all(_apart(to, _ends(x.value)[1]) for x in others)  # updates may come in any order
-        return [*([] if free else [await_stores(whole(staged[s]), s.span, complete=True)]), *_parts(s.value, staged[s])]
+        free = name_of(s) == "atomic" or all(
+            _apart(to, _ends(x.value)[1]) for x in others
+        )  # updates may come in any order
+        return [
+            *([] if free else [await_stores(whole(staged[s]), s.span, complete=True)]),
+            *_parts(s.value, staged[s]),
+        ]
     if _updates(s):
         return [await_stores(whole(next(iter(staged.values()))), s.span, complete=True), s]
     for other, tile in staged.items():
@@ -103,17 +115,28 @@ def _updates(s: Any) -> list[Any]:
 
 
 def _alone(s: Any, ex: Executor) -> bool:
-    """Whether the block's first thread makes a statement's atomic updates, which is the one that issues and awaits stores."""
+    """Whether the block's first thread makes a statement's atomic updates, which is the one that issues and
+    awaits stores."""
     single = all(constant(r.extent) == 1 for c in _updates(s) for r in c.args[0].region)
     return single and ex.name == "block" and isinstance(s, (tirx.Evaluate, tirx.Bind))
 
 
 def _apart(a: Any, b: Any) -> bool:
-    """Whether two regions of a tensor are known to have no element in common: along some axis one ends before the other begins."""
+    """Whether two regions of a tensor are known to have no element in common: along some axis one ends before
+    the other begins."""
     analyzer = sym.Analyzer()
     for x, y in zip(a.region, b.region, strict=True):
-        distance, first, second = constant(analyzer.simplify(y.min - x.min)), constant(x.extent), constant(y.extent)
-        if distance is not None and first is not None and second is not None and (distance >= first or -distance >= second):
+        distance, first, second = (
+            constant(analyzer.simplify(y.min - x.min)),
+            constant(x.extent),
+            constant(y.extent),
+        )
+        if (
+            distance is not None
+            and first is not None
+            and second is not None
+            and (distance >= first or -distance >= second)
+        ):
             return True
     return False
 
@@ -124,10 +147,13 @@ def _ends(call: Any) -> tuple[Any, Any]:
 
 
 def _leaves(call: Any) -> bool:
-    """Whether a call copies a tile of this rank's, or combines one with what lies where it goes, as TMA can."""
+    """Whether a call copies a tile of this rank's, or combines one with what lies where it goes, as TMA
+    can."""
     if call.op.name == "ts.atomic":
         kind, tile = str(call.attrs["kind"]), call.args[1]
-        return isinstance(tile, ir.TensorRegion) and element_dtype(call.args[0].source) in REDUCTIONS.get(kind, ())
+        return isinstance(tile, ir.TensorRegion) and element_dtype(call.args[0].source) in REDUCTIONS.get(
+            kind, ()
+        )
     return call.op.name == "ts.copy" and "by_threads" not in call.attrs
 
 
@@ -151,10 +177,13 @@ def _names(statements: list[Any]) -> dict[Any, Any]:
 
 
 def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:
-    """The tensors that a kernel writes or updates, not both, and reads nowhere, each with the statements that do."""
+    """The tensors that a kernel writes or updates, not both, and reads nowhere, each with the statements that
+    do."""
     found: dict[Any, list[Any]] = {}
     modes: dict[Any, set[str]] = {}
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: modes.setdefault(s.data.args[0], set()).add("viewed")))
+    structural_walk(
+        program.func.body, (tirx.DeclBuffer, lambda s: modes.setdefault(s.data.args[0], set()).add("viewed"))
+    )
     for s in statements:
         effects: list[tuple[Any, str]] = []
         if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
@@ -162,7 +191,10 @@ def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:
         else:
             read, written = touched(s)
             updated = {c.args[0].source for c in calls(s) if c.op.name == "ts.atomic"}
-            effects = [*((b, "read") for b in read), *((b, "update" if b in updated else "write") for b in written | updated)]
+            effects = [
+                *((b, "read") for b in read),
+                *((b, "update" if b in updated else "write") for b in written | updated),
+            ]
         for b, mode in effects:
             modes.setdefault(b, set()).add(mode)
             if mode != "read":
@@ -171,10 +203,14 @@ def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:
 
 
 def _staging(call: Any, tiles: dict[Any, Any], room: int) -> Any:
-    """The tile through which a result goes, one of ``tiles`` or a new one in what they leave of ``room``; None where it has no place."""
+    """The tile through which a result goes, one of ``tiles`` or a new one in what they leave of ``room``;
+    None where it has no place."""
     src, dst = _ends(call)
     rows, cols = (int(e) for e in src.source.ty.shape)
-    kind, whole_rows = element_dtype(dst.source), call.op.name == "ts.atomic"  # parts of an update would wait for one another in a loop
+    kind, whole_rows = (
+        element_dtype(dst.source),
+        call.op.name == "ts.atomic",
+    )  # parts of an update would wait for one another in a loop
     for (high, wide, dtype), tile in tiles.items():
         if (high, dtype) == (rows, kind) and cols % wide == 0 and (wide == cols or not whole_rows):
             return tile
@@ -187,13 +223,23 @@ def _staging(call: Any, tiles: dict[Any, Any], room: int) -> Any:
 
 
 def _width(rows: int, cols: int, bits: int, room: int) -> int:
-    """Columns of a part: as many as fit, whole boxes of the widest swizzle that divide the fragment; 0 where there are none."""
+    """Columns of a part: as many as fit, whole boxes of the widest swizzle that divide the fragment; 0 where
+    there are none."""
     box = widest_swizzle(cols, bits) * 8 // bits
-    return max((w for w in range(box, cols + 1, box) if cols % w == 0 and w * rows * bits // 8 <= room), default=0) if box else 0
+    return (
+        max(
+            (w for w in range(box, cols + 1, box) if cols % w == 0 and w * rows * bits // 8 <= room),
+            default=0,
+        )
+        if box
+        else 0
+    )
 
 
 def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:
-    first, count = ([tirx.IntImm("int32", x) if isinstance(x, int) else x for x in part] for part in (mins, extents))
+    first, count = (
+        [tirx.IntImm("int32", x) if isinstance(x, int) else x for x in part] for part in (mins, extents)
+    )
     return tirx.BufferRegion(var, [ir.Range.from_min_extent(m, e) for m, e in zip(first, count, strict=True)])
 
 
@@ -212,13 +258,19 @@ def _parts(call: Any, tile: Any) -> Iterator[Any]:
 
 
 def _around(body: Any, tiles: list[Any]) -> Any:
-    """The consumer's part with the tiles in front, and behind it the wait for the last stores: their memory is this block's as long as
-    it runs."""
+    """The consumer's part with the tiles in front, and behind it the wait for the last stores: their memory
+    is this block's as long as it runs."""
 
     def consumer(s: Any) -> Any:
         if s.attr_key != "ts.role" or str(s.node.value) != "consumer":
             return s
         ends = [await_stores(whole(t), s.span) for t in tiles]
-        return tirx.AttrStmt(s.node, s.attr_key, s.value, sequence([*(tirx.AllocBuffer(t) for t in tiles), s.body, *ends]), s.span)
+        return tirx.AttrStmt(
+            s.node,
+            s.attr_key,
+            s.value,
+            sequence([*(tirx.AllocBuffer(t) for t in tiles), s.body, *ends]),
+            s.span,
+        )
 
     return structural_map(body, (tirx.AttrStmt, consumer))

@@ -1,5 +1,5 @@
-"""Atomic updates, one element after another. A load acquires what the update that it sees released, a store releases, all others do both:
-what a load saw says nothing to whoever stores next."""
+"""Atomic updates, one element after another. A load acquires what the update that it sees released, a store
+releases, all others do both: what a load saw says nothing to whoever stores next."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.view import View
 
 
-def elements(ex: Executor, target: View, kind: str, value: Any, owner: int | None = None, result: bool = False) -> Any:
-    """The update of one element (of rank ``owner``), or of one for each lane; the value before it, zero where there is no such element,
-    which is a finding where somebody asks for it (``result``)."""
+def elements(
+    ex: Executor, target: View, kind: str, value: Any, owner: int | None = None, result: bool = False
+) -> Any:
+    """The update of one element (of rank ``owner``), or of one for each lane; the value before it, zero where
+    there is no such element, which is a finding where somebody asks for it (``result``)."""
     if kind != "load" or owner is not None:
         ex.flush()
     storage, index = target.storage(ex, owner), target.index(ex)
@@ -30,14 +32,18 @@ def elements(ex: Executor, target: View, kind: str, value: Any, owner: int | Non
         keys = list(zip(*(c.ravel().tolist() for c in chosen), strict=True))
         amounts = (given if active is None else given[active]).ravel()
         for key, amount in zip(keys, amounts, strict=True):
-            storage.data[key] = tiles.updated(numerics.decode(storage.data[key], target.dtype), amount, kind, target.dtype)
+            storage.data[key] = tiles.updated(
+                numerics.decode(storage.data[key], target.dtype), amount, kind, target.dtype
+            )
         if kind != "load":
             ex.machine.polling.changed()
         _published(ex, storage, keys, kind, target.site)
         return None
     if not nest.inside(index, storage.shape):
         if result and storage.is_global:  # a tile's is a finding by the effect table
-            ex.machine.report_outside(ex, storage.name, storage.shape, target.site, describe(storage.name, index))
+            ex.machine.report_outside(
+                ex, storage.name, storage.shape, target.site, describe(storage.name, index)
+            )
         return numerics.scalar(0, target.dtype)
     stood = storage.data[index].tobytes()
     before = numerics.decode(storage.data[index], target.dtype)
@@ -49,7 +55,8 @@ def elements(ex: Executor, target: View, kind: str, value: Any, owner: int | Non
 
 
 def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> None:
-    """The update of a whole tile by a tile (as it lies in memory) or by one value; what lies outside is dropped."""
+    """The update of a whole tile by a tile (as it lies in memory) or by one value; what lies outside is
+    dropped."""
     if kind != "load":
         ex.flush()
     storage, dtype = target.storage(ex, None), target.dtype
@@ -65,14 +72,27 @@ def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> Non
             wide = numerics.decode(np.atleast_1d(storage.data[key]), dtype)
             made = tiles.ATOMIC[kind](wide, numerics.decode(np.atleast_1d(amount), dtype))
             storage.data[key] = made.astype(numerics.storage(dtype))
-    _published(ex, storage, list(np.ndindex(*(k.stop - k.start for k in key))), kind, target.site, tuple(k.start for k in key))
+    _published(
+        ex,
+        storage,
+        list(np.ndindex(*(k.stop - k.start for k in key))),
+        kind,
+        target.site,
+        tuple(k.start for k in key),
+    )
 
 
 def _published(
-    ex: Executor, storage: Any, keys: list[tuple[int, ...]], kind: str, site: Site, origin: tuple[int, ...] = (), wide: bool = False
+    ex: Executor,
+    storage: Any,
+    keys: list[tuple[int, ...]],
+    kind: str,
+    site: Site,
+    origin: tuple[int, ...] = (),
+    wide: bool = False,
 ) -> None:
-    """Acquires what earlier updates of these elements released, and releases in turn, each where the kind of update does. wide: it names
-    a rank, and is atomic to all of them."""
+    """Acquires what earlier updates of these elements released, and releases in turn, each where the kind of
+    update does. wide: it names a rank, and is atomic to all of them."""
     released = ex.machine.released
     shadow = id(storage.shadow)
     if origin:
@@ -90,15 +110,22 @@ def _published(
     if kind != "load":
         clock = ex.release()
         for place in places:
-            released[place] = clock  # what it has acquired with it: an update continues what stood there, a store starts anew
+            # With what it has acquired: an update continues what stood there, a store starts anew.
+            released[place] = clock
 
 
 def _scopes(ex: Executor, storage: Any, places: list[tuple[int, int]], site: Site, wide: bool) -> None:
-    """Two updates of one element are atomic to each other only where the scope of each takes in the other: an update without a rank is so
-    among its own rank's blocks alone (PTX ISA, "Memory Consistency Model", "Morally strong operations")."""
+    """Two updates of one element are atomic to each other only where the scope of each takes in the other: an
+    update without a rank is so among its own rank's blocks alone (PTX ISA, "Memory Consistency Model",
+    "Morally strong operations")."""
     for place in places:
         seen = ex.machine.updates.setdefault(place, {})
         for number, (at, rank, far, there) in seen.items():
             if rank != ex.rank.number and not (wide and far) and at > ex.vc[number]:
                 ex.machine.report.add(diagnose.too_narrow(ex.where(site, storage.name), there))
-        seen[ex.number] = (ex.now, ex.rank.number, wide and (ex.number not in seen or seen[ex.number][2]), ex.where(site, storage.name))
+        seen[ex.number] = (
+            ex.now,
+            ex.rank.number,
+            wide and (ex.number not in seen or seen[ex.number][2]),
+            ex.where(site, storage.name),
+        )

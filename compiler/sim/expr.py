@@ -1,4 +1,5 @@
-"""Scalar expressions of tile IR as Python functions of an executor; in a T.Parallel nest the same functions give arrays over its lanes."""
+"""Scalar expressions of tile IR as Python functions of an executor; in a T.Parallel nest the same functions
+give arrays over its lanes."""
 
 from __future__ import annotations
 
@@ -23,11 +24,19 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "BitwiseAnd": operator.and_, "BitwiseOr": operator.or_, "BitwiseXor": operator.xor,
 }  # fmt: skip
 _COMPARISON: dict[str, Callable[[Any, Any], Any]] = {
-    "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "EQ": operator.eq, "NE": operator.ne,
-}  # fmt: skip
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+}
 _SHIFTS: dict[str, Callable[[Any, Any], Any]] = {
-    "LShift": operator.lshift, "shift_left": operator.lshift, "RShift": operator.rshift, "shift_right": operator.rshift,
-}  # fmt: skip
+    "LShift": operator.lshift,
+    "shift_left": operator.lshift,
+    "RShift": operator.rshift,
+    "shift_right": operator.rshift,
+}
 _SIGN = {"Add": "+", "Sub": "-", "Mul": "*"}
 _DIVISION: dict[str, Callable[[Any, Any], Any]] = {
     "FloorDiv": operator.floordiv, "FloorMod": operator.mod,
@@ -74,8 +83,11 @@ class Expressions:
 
         return integers
 
-    def _exact(self, kind: str, op: Callable[[Any, Any], Any], a: Value, b: Value, e: Any, dtype: str) -> Value:
-        """Signed arithmetic of 32 and 64 bits, which targets and their compilers take for exact: a result out of range is a finding."""
+    def _exact(
+        self, kind: str, op: Callable[[Any, Any], Any], a: Value, b: Value, e: Any, dtype: str
+    ) -> Value:
+        """Signed arithmetic of 32 and 64 bits, which targets and their compilers take for exact: a result out
+        of range is a finding."""
         low, high = numerics.limits(dtype)
         leaves = numerics.EXACT[kind]
         site = self.site(e, f"{dtype} arithmetic")  # type: ignore[attr-defined]
@@ -99,7 +111,11 @@ class Expressions:
 
     @staticmethod
     def _overflowed(ex: Any, site: Any, text: str, dtype: str) -> None:
-        ex.machine.report.add(Finding("arithmetic", f"{text}, which {dtype} does not hold", ex.where(site), hint="a wider dtype"))
+        ex.machine.report.add(
+            Finding(
+                "arithmetic", f"{text}, which {dtype} does not hold", ex.where(site), hint="a wider dtype"
+            )
+        )
 
     def _divided(self, op: Callable[[Any, Any], Any], a: Value, b: Value, e: Any, dtype: str) -> Value:
         site = self.site(e, "integer division")  # type: ignore[attr-defined]
@@ -108,11 +124,17 @@ class Expressions:
             x, y = a(ex), b(ex)
             zero = y == 0
             if not (zero.any() if numerics.is_vector(zero) else zero):
-                return op(x, y) if numerics.is_vector(x) or numerics.is_vector(y) else numerics.wrap(op(x, y), dtype)
+                return (
+                    op(x, y)
+                    if numerics.is_vector(x) or numerics.is_vector(y)
+                    else numerics.wrap(op(x, y), dtype)
+                )
             wanted = zero if ex.mask is None else zero & ex.mask
             if wanted.any() if numerics.is_vector(wanted) else wanted:
                 hint = "T.max(divisor, 1), or a condition"
-                ex.machine.report.add(Finding("arithmetic", "an integer is divided by zero", ex.where(site), hint=hint))
+                ex.machine.report.add(
+                    Finding("arithmetic", "an integer is divided by zero", ex.where(site), hint=hint)
+                )
             if not numerics.is_vector(zero):
                 return 0
             return np.where(zero, 0, op(x, np.where(zero, 1, y).astype(y.dtype)))
@@ -120,7 +142,8 @@ class Expressions:
         return run
 
     def _shifted(self, op: Callable[[Any, Any], Any], e: Any, value: Any, by: Any) -> Value:
-        """A shift, which targets define for counts from zero up to the width alone; with another one, as of all bits, and a finding."""
+        """A shift, which targets define for counts from zero up to the width alone; with another one, as of
+        all bits, and a finding."""
         a, b, dtype = self.scalar(value), self.scalar(by), str(value.ty)
         bits, site = BITS[dtype], self.site(e, "shift")  # type: ignore[attr-defined]
 
@@ -130,7 +153,9 @@ class Expressions:
             if np.any(bad if ex.mask is None else bad & ex.mask):
                 count = int(np.broadcast_to(n, np.shape(bad))[bad].flat[0]) if np.ndim(bad) else int(n)
                 text = f"{dtype} has {bits} bits and is shifted by {count}"
-                ex.machine.report.add(Finding("arithmetic", text, ex.where(site), hint=f"a count n with 0 ≤ n < {bits}"))
+                ex.machine.report.add(
+                    Finding("arithmetic", text, ex.where(site), hint=f"a count n with 0 ≤ n < {bits}")
+                )
             if not numerics.is_vector(x) and not numerics.is_vector(n):
                 return numerics.wrap(op(x, bits if bad else n), dtype)
             most = np.where(bad, bits - 1, n).astype(numerics.compute(dtype))
@@ -206,7 +231,12 @@ class Expressions:
         return self._chosen(e.condition, e.true_value, e.false_value)
 
     def _chosen(self, condition: Any, yes: Any, no: Any) -> Value:
-        test, a, b, kind = self.scalar(condition), self.scalar(yes), self.scalar(no), numerics.compute(str(yes.ty))
+        test, a, b, kind = (
+            self.scalar(condition),
+            self.scalar(yes),
+            self.scalar(no),
+            numerics.compute(str(yes.ty)),
+        )
 
         def run(ex: Any) -> Any:
             chosen = test(ex)

@@ -18,26 +18,43 @@ Hint = tuple[str, Fix | None]
 
 
 def race(machine: Machine, found: Race) -> Hint | None:
-    """What orders two accesses of a kernel's memory, by the most particular reason that there is; None: nothing more particular than that
-    they want an order."""
-    return _early_release(machine, found) or _late_wait(machine, found) or _update(machine, found) or _shared_place(machine, found)
+    """What orders two accesses of a kernel's memory, by the most particular reason that there is; None:
+    nothing more particular than that they want an order."""
+    return (
+        _early_release(machine, found)
+        or _late_wait(machine, found)
+        or _update(machine, found)
+        or _shared_place(machine, found)
+    )
 
 
 def _early_release(machine: Machine, found: Race) -> Hint | None:
-    """Whoever did the other access signalled this one's executor in front of it, behind its own last wait: too early."""
+    """Whoever did the other access signalled this one's executor in front of it, behind its own last wait:
+    too early."""
     events = machine.events
     other, this = (int(events.who[e]) for e in (found.other, found.event))
     loc = events.said[found.other][1].loc
-    last = max((w for w in machine.waits.get(other, []) if w.when <= found.other), key=lambda w: w.when, default=None)
+    last = max(
+        (w for w in machine.waits.get(other, []) if w.when <= found.other), key=lambda w: w.when, default=None
+    )
     mine = events.said[found.event][0][:2]
-    behind = {s.counter for s in machine.signals.get(other, []) if s.when > found.other and s.home == mine[: len(s.home)]}
+    behind = {
+        s.counter
+        for s in machine.signals.get(other, [])
+        if s.when > found.other and s.home == mine[: len(s.home)]
+    }
     acquired = {(w.counter, w.home) for w in machine.waits.get(this, []) if w.when <= found.event}
     for sent in reversed(machine.signals.get(other, [])):
         if last is not None and (sent.when < last.when or not _in_front(last.loc, sent.loc)):
             return None
-        told = (sent.counter, sent.home) in acquired and not behind - {sent.counter}  # else another one tells of the access
+        told = (sent.counter, sent.home) in acquired and not behind - {
+            sent.counter
+        }  # else another one tells of the access
         if sent.when <= found.other and told and _in_front(sent.loc, loc):
-            text = f"the signal of {sent.counter} at line {sent.loc.line} behind line {loc.line}: it is sent before that access"
+            text = (
+                f"the signal of {sent.counter} at line {sent.loc.line} behind line {loc.line}: it is "
+                "sent before that access"
+            )
             return text, Fix("move behind", loc, what=sent.loc)
     return None
 
@@ -48,14 +65,20 @@ def _late_wait(machine: Machine, found: Race) -> Hint | None:
     other, this = (int(events.who[e]) for e in (found.other, found.event))
     loc = events.said[found.event][1].loc
     home = events.said[found.event][0][:2]
-    sent = {(s.counter, s.home) for s in machine.signals.get(other, []) if s.when > found.other and s.home == home[: len(s.home)]}
+    sent = {
+        (s.counter, s.home)
+        for s in machine.signals.get(other, [])
+        if s.when > found.other and s.home == home[: len(s.home)]
+    }
     mine = [w for w in machine.waits.get(this, []) if (w.counter, w.home) in sent]
     if any(w.when <= found.event for w in mine):
         return None
     late = next((w for w in mine if _in_front(loc, w.loc)), None)
     if late is None or events.said[found.event][2] != "read":
         return None
-    return f"T.wait({late.counter}, …) of line {late.loc.line} before this", Fix("move before", loc, what=late.loc)
+    return f"T.wait({late.counter}, …) of line {late.loc.line} before this", Fix(
+        "move before", loc, what=late.loc
+    )
 
 
 def _update(machine: Machine, found: Race) -> Hint | None:
@@ -74,11 +97,16 @@ def _update(machine: Machine, found: Race) -> Hint | None:
 
 def _shared_place(machine: Machine, found: Race) -> Hint | None:
     """One statement of several executors writes one place."""
-    (here, site, mode, _), (there, other, also, _) = (machine.events.said[e] for e in (found.event, found.other))
+    (here, site, mode, _), (there, other, also, _) = (
+        machine.events.said[e] for e in (found.event, found.other)
+    )
     if site.number != other.number or {mode, also} != {"write"}:
         return None
     what = "rank" if here[0] != there[0] else "block" if here[1] != there[1] else "executor"
-    return f"memory of its own for each {what} that writes, by an index that differs; or an order between them", None
+    return (
+        f"memory of its own for each {what} that writes, by an index that differs; or an order between them",
+        None,
+    )
 
 
 def overshoot(machine: Machine, counter: Counter, loc: Loc | None) -> Hint:
@@ -94,29 +122,38 @@ def cleared(name: str, loc: Loc | None) -> Hint:
 
 
 def barrier(machine: Machine, scale: str, found: Race) -> Fix | None:
-    """A meeting in front of an access; behind it where one stands between the two already, and they are of different rounds. Where the
-    access stands in a T.Parallel loop, around that."""
+    """A meeting in front of an access; behind it where one stands between the two already, and they are of
+    different rounds. Where the access stands in a T.Parallel loop, around that."""
     said = machine.events.said
     site, other = said[found.event][1], said[found.other][1]
     loc = machine.prepared.nest_of.get(site.number, site.loc)
     if loc is None or not _together(machine, site, other):
         return None
-    wide: tuple[str, ...] = ("device", "team") if scale == "device" else ("device", "team", "grid", "cta_cluster")
-    wide += ("some ranks",) * (site.number in machine.prepared.team_of)  # outside of a team its meeting lacks some
+    wide: tuple[str, ...] = (
+        ("device", "team") if scale == "device" else ("device", "team", "grid", "cta_cluster")
+    )
+    wide += ("some ranks",) * (
+        site.number in machine.prepared.team_of
+    )  # outside of a team its meeting lacks some
     met = machine.met.get(int(machine.events.who[found.event]), set())
     between = any(kind in wide and _in_front(other.loc, at) and _in_front(at, loc) for kind, at in met)
     return Fix("behind" if between else "before", loc, f'with T.Scale("{scale}"):\n    T.barrier()')
 
 
 def awaited(machine: Machine, executor: int, note: Note, loc: Loc | None) -> Fix | None:
-    """A wait for a signal in front of a statement; None where the executor waits for other counters of that signal, whose index varies."""
-    others = {w.counter for w in machine.waits.get(executor, ()) if w.counter.split("[")[0] == note.counter.split("[")[0]}
+    """A wait for a signal in front of a statement; None where the executor waits for other counters of that
+    signal, whose index varies."""
+    others = {
+        w.counter
+        for w in machine.waits.get(executor, ())
+        if w.counter.split("[")[0] == note.counter.split("[")[0]
+    }
     return None if loc is None or others - {note.counter} else Fix("before", loc, f"T.wait({note.counter})")
 
 
 def count_behind(signal: Note, sent: list[Note]) -> int | None:
-    """The value that a counter has only when ``signal``, one of all that were ``sent`` to it, has come; None where there is none. Of
-    additions it is the sum; of maxima its own, where no other one is as large."""
+    """The value that a counter has only when ``signal``, one of all that were ``sent`` to it, has come; None
+    where there is none. Of additions it is the sum; of maxima its own, where no other one is as large."""
     if {s.does for s in sent} == {"add"}:
         return sum(s.amount for s in sent)
     largest = all(s.amount < signal.amount for s in sent if s is not signal)
@@ -139,7 +176,10 @@ def turned(machine: Machine, counter: Counter, site: Site) -> Hint | None:
         if not (_together(machine, sending.site, site) and _together(machine, site, sending.site)):
             continue
         if _in_front(site.loc, sending.site.loc):
-            text = f"this wait behind the signal of line {sending.site.loc.line}, which ends it and which nobody comes to"
+            text = (
+                f"this wait behind the signal of line {sending.site.loc.line}, which ends it and which "
+                "nobody comes to"
+            )
             return text, Fix("move behind", sending.site.loc, what=site.loc)
     return None
 
@@ -153,11 +193,16 @@ def outside(machine: Machine, site: Site) -> Fix | None:
 
 def one_by_one(loc: Loc | None) -> Fix | None:
     """A nest whose iterations collide."""
-    return None if loc is None or not re.search(r"T\.Parallel\([^,()]*\)", _text(loc)) else Fix("replace", loc, "T.serial(", "T.Parallel(")
+    return (
+        None
+        if loc is None or not re.search(r"T\.Parallel\([^,()]*\)", _text(loc))
+        else Fix("replace", loc, "T.serial(", "T.Parallel(")
+    )
 
 
 def _together(machine: Machine, site: Site, other: Site) -> bool:
-    """Whether everybody for whom ``other`` is there comes to ``site``: it stands in no branch; or in teams' alone, in which both are."""
+    """Whether everybody for whom ``other`` is there comes to ``site``: it stands in no branch; or in teams'
+    alone, in which both are."""
     made = machine.prepared
     if site.number not in made.guarded:
         return True

@@ -1,14 +1,17 @@
-"""What runs beside the executor that issued it: products of the tensor cores and stores by TMA, in the scheduled programs of GPUs.
+"""What runs beside the executor that issued it: products of the tensor cores and stores by TMA, in the
+scheduled programs of GPUs.
 
-An executor has a queue of each kind. What is in flight begins behind what its issuer did before and reads its operands until it is
-awaited; an accumulator is nobody's until then. Products of one queue are complete in their order, so that one may add to what the one
-before it leaves. Stores are not ordered among each other, and waiting for them means that they have read what they store: what they
-write stays unordered to all else of the launch but what comes behind a wait for complete ones.
+An executor has a queue of each kind. What is in flight begins behind what its issuer did before and reads its
+operands until it is awaited; an accumulator is nobody's until then. Products of one queue are complete in
+their order, so that one may add to what the one before it leaves. Stores are not ordered among each other,
+and waiting for them means that they have read what they store: what they write stays unordered to all else of
+the launch but what comes behind a wait for complete ones.
 
-So the operands' reads and the accumulator's writes are those of an *engine* with a clock of its own (as with copies into rings, rings.py),
-and who awaits comes behind it. Three things are told by name, whether or not other order saves them, since a target does not: an
-accumulator that is touched while a product into it is in flight, a stage that is released while a product reads it, and what nobody awaits
-before the block ends. Against the adversary all data moves when it is awaited, else when it is issued.
+So the operands' reads and the accumulator's writes are those of an *engine* with a clock of its own (as with
+copies into rings, rings.py), and who awaits comes behind it. Three things are told by name, whether or not
+other order saves them, since a target does not: an accumulator that is touched while a product into it is in
+flight, a stage that is released while a product reads it, and what nobody awaits before the block ends.
+Against the adversary all data moves when it is awaited, else when it is issued.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ PRODUCT, STORE = "product", "store"
 
 @dataclass
 class Flight:
-    """One operation under way: its engine's number and time, what it reads, the accumulator that it writes (None: memory), what it does."""
+    """One operation under way: its engine's number and time, what it reads, the accumulator that it writes
+    (None: memory), what it does."""
 
     number: int
     at: int
@@ -43,9 +47,15 @@ class Flight:
 
     def touched(self, ex: Executor, storage: Storage, key: Any, mode: str, site: Site) -> None:
         """Somebody else touches the accumulator."""
-        region, line = describe(storage.name, key), f" of line {self.where.loc.line}" if self.where.loc else ""
+        region, line = (
+            describe(storage.name, key),
+            f" of line {self.where.loc.line}" if self.where.loc else "",
+        )
         verb = "read" if mode == "read" else "written"
-        text = f"{region} is {verb} while the product{line} that computes {storage.name} is in flight: it has not been awaited"
+        text = (
+            f"{region} is {verb} while the product{line} that computes {storage.name} is in flight: it "
+            "has not been awaited"
+        )
         hint = f"the wait for that product in front of what touches {storage.name}"
         ex.machine.report.add(Finding("schedule", text, ex.where(site, region), (self.where,), hint))
 
@@ -65,7 +75,8 @@ def queue(ex: Executor, kind: str) -> Queue:
 
 
 def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit, AsyncUnit]:
-    """Who reads and who writes for the operation that ``ex`` issues now. Only who awaits complete stores comes behind their writes."""
+    """Who reads and who writes for the operation that ``ex`` issues now. Only who awaits complete stores
+    comes behind their writes."""
     q, number = queue(ex, kind), ex.root + offset + ex.linear
     q.now, q.number = q.now + 2, number
     clock = ex.vc.copy()
@@ -76,13 +87,23 @@ def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit, AsyncUnit]:
 
 
 def start(
-    ex: Executor, kind: str, engine: AsyncUnit, site: Site, reads: tuple[Placed, ...], to: Placed | None, move: Callable[[], None],
-) -> None:  # fmt: skip
+    ex: Executor,
+    kind: str,
+    engine: AsyncUnit,
+    site: Site,
+    reads: tuple[Placed, ...],
+    to: Placed | None,
+    move: Callable[[], None],
+) -> None:
     """An operation is issued; what it touches has been recorded."""
-    flight = Flight(engine.number, engine.now, ex.where(site), reads, to, move if ex.machine.late else _nothing)
+    flight = Flight(
+        engine.number, engine.now, ex.where(site), reads, to, move if ex.machine.late else _nothing
+    )
     for r in reads:
         before = r.storage.shadow.flying
-        if kind == PRODUCT and before is not None:  # a left operand in registers, which a product still computes
+        if (
+            kind == PRODUCT and before is not None
+        ):  # a left operand in registers, which a product still computes
             before.touched(ex, r.storage, r.key, "read", site)
     if to is not None:
         to.storage.shadow.flying = flight
@@ -92,8 +113,8 @@ def start(
 
 
 def wait(ex: Executor, kind: str, pending: int = 0, complete: bool = False) -> None:
-    """All but the youngest ``pending`` operations are complete; the executor comes behind them. ``complete``: behind what stores write too,
-    of those awaited before as well."""
+    """All but the youngest ``pending`` operations are complete; the executor comes behind them. ``complete``:
+    behind what stores write too, of those awaited before as well."""
     q = queue(ex, kind)
     while len(q.flying) > pending:
         f = q.flying.pop(0)
@@ -127,10 +148,13 @@ def left(machine: Machine) -> None:
 
 
 def race(machine: Machine, found: Race) -> tuple[str, str] | None:
-    """What a race says about operations in flight, and what would order it; None where none has to do with it."""
+    """What a race says about operations in flight, and what would order it; None where none has to do with
+    it."""
     made, events = machine.prepared, machine.events
     places = [(int(events.who[e]) - machine.first) % made.executors for e in (found.event, found.other)]
-    kinds = [next((kind for kind, first, count in made.beside if first <= p < first + count), "") for p in places]
+    kinds = [
+        next((kind for kind, first, count in made.beside if first <= p < first + count), "") for p in places
+    ]
     kind = kinds[1] or kinds[0]
     if not kind:
         return None

@@ -1,8 +1,10 @@
-"""One interleaving of a launch, chosen step by step and recorded: what each step touched, and what had to come before it.
+"""One interleaving of a launch, chosen step by step and recorded: what each step touched, and what had to
+come before it.
 
-A *process* is an executor, or the writes of an executor that are on their way to one peer: their landing is a step of its own. A
-process is *enabled* when its next step would do something: a wait whose condition holds, a release whose writes have landed, a loop
-that polls and for which something has changed since its last, fruitless round.
+A *process* is an executor, or the writes of an executor that are on their way to one peer: their landing is a
+step of its own. A process is *enabled* when its next step would do something: a wait whose condition holds, a
+release whose writes have landed, a loop that polls and for which something has changed since its last,
+fruitless round.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 #: (executor,), or (executor, peer) for its writes on their way there
 Process = tuple[int, ...]
 
-#: what accesses touch: the elements as the clocks see them (a write counts when it is issued), and as values (when it has landed)
+#: what accesses touch: the elements as the clocks see them (a write counts when it is issued), and as values
+#: (when it has landed)
 SEEN, VALUE = 1, 2
 _LAYERS = {"land": VALUE}
 _HARMLESS = {("read", "read"), ("read", "load"), ("load", "read"), ("load", "load")}
@@ -36,8 +39,9 @@ _HARMLESS |= {("add", "add"), ("wait", "wait"), ("wait", "peek"), ("peek", "wait
 
 @dataclass(frozen=True)
 class Touch:
-    """What a step touched. key: which memory or counter, the same in every run. Of memory box: for each axis the first index and the one
-    behind the last, in an array of ``shape``; or cells: the flat indices, where they are no box or the memory is seen in several ways."""
+    """What a step touched. key: which memory or counter, the same in every run. Of memory box: for each axis
+    the first index and the one behind the last, in an array of ``shape``; or cells: the flat indices, where
+    they are no box or the memory is seen in several ways."""
 
     key: tuple[Any, ...]
     mode: str
@@ -63,9 +67,10 @@ class Touch:
 
 @dataclass
 class Event:
-    """A step of a process. follows: events that had to come before it, beside its process's own; condition: the wait that it ended, as
-    (counter, initial value, comparison, value); asleep: the last event before which it had no reason to run (a polling loop), and what
-    that loop polls; sent: its signals, as (counter, amount, op)."""
+    """A step of a process. follows: events that had to come before it, beside its process's own; condition:
+    the wait that it ended, as (counter, initial value, comparison, value); asleep: the last event before
+    which it had no reason to run (a polling loop), and what that loop polls; sent: its signals, as (counter,
+    amount, op)."""
 
     process: Process
     touches: list[Touch] = field(default_factory=list)
@@ -81,8 +86,8 @@ class Event:
 
 @dataclass
 class Round:
-    """A round of a ``while``: the event in which it began, what the executor held then, what it has read since, and whether that was
-    all."""
+    """A round of a ``while``: the event in which it began, what the executor held then, what it has read
+    since, and whether that was all."""
 
     start: int
     held: bytes
@@ -91,8 +96,8 @@ class Round:
 
 
 class Interleaving(Schedule, Observer):
-    """Follows ``deviations`` (index of a step → process) from the default: whoever has waited for its turn for longest. Listens to the
-    machine that it drives, and gathers ``events``."""
+    """Follows ``deviations`` (index of a step → process) from the default: whoever has waited for its turn
+    for longest. Listens to the machine that it drives, and gathers ``events``."""
 
     late = True
 
@@ -105,7 +110,9 @@ class Interleaving(Schedule, Observer):
         self.joins: dict[Process, list[int]] = {}  # what must come before a process's next event
         self.posts: dict[Process, list[int]] = {}  # the events that issued the writes on their way
         self.rounds: dict[tuple[int, int], Round] = {}
-        self.resting: dict[int, tuple[int, tuple[Touch, ...]]] = {}  # executor → since when its loop polls in vain, and what
+        self.resting: dict[
+            int, tuple[int, tuple[Touch, ...]]
+        ] = {}  # executor → since when its loop polls in vain, and what
         self.arrived: dict[Any, list[int]] = {}
         self.draining = False
 
@@ -113,7 +120,8 @@ class Interleaving(Schedule, Observer):
     def shown(self) -> str:
         return f"exhaustive:{text_of(self.taken)}"
 
-    # -- the schedule ---------------------------------------------------------------------------------------------
+    # -- the schedule
+    # ---------------------------------------------------------------------------------------------
     def pick(self, ready: list[Executor], deliveries: Collection[Delivery]) -> Executor | Delivery | None:
         able: dict[Process, Executor | Delivery] = {(ex.number,): ex for ex in ready if self._able(ex)}
         able.update({one: one for one in deliveries})
@@ -154,7 +162,13 @@ class Interleaving(Schedule, Observer):
         if ex.number not in self.resting:
             return True
         since, polled = self.resting[ex.number]
-        return any(t.conflicts(p) for e in self.events[since:] if e.process != (ex.number,) for t in e.touches for p in polled)
+        return any(
+            t.conflicts(p)
+            for e in self.events[since:]
+            if e.process != (ex.number,)
+            for t in e.touches
+            for p in polled
+        )
 
     def _nobody(self, ready: list[Executor]) -> Executor | None:
         """Nobody's next step does anything: those who wait block, and polling loops poll for ever."""
@@ -184,7 +198,8 @@ class Interleaving(Schedule, Observer):
         self.turn[process] = len(self.events)
         self.events.append(event)
 
-    # -- what the machine tells -----------------------------------------------------------------------------------
+    # -- what the machine tells
+    # -----------------------------------------------------------------------------------
     def accessed(self, ex: Executor, storage: Storage, key: Any, mode: str, posted: bool) -> None:
         if mode == "update" or self.draining or not (storage.is_global or storage.scope.startswith("shared")):
             return  # an atomic operation tells what it does by itself; fragments are the executor's own
@@ -243,8 +258,8 @@ class Interleaving(Schedule, Observer):
             self.joins.setdefault((ex.parent.number,), []).append(len(self.events) - 1)
 
     def turned(self, ex: Executor, loop: int) -> None:
-        """A round that only read, and after which the executor holds what it held before: the next one is the same until somebody
-        changes what it read, and until then nobody could tell whether it runs."""
+        """A round that only read, and after which the executor holds what it held before: the next one is the
+        same until somebody changes what it read, and until then nobody could tell whether it runs."""
         now = held(ex)
         last = self.rounds.get((ex.number, loop))
         if last is not None and last.pure and last.reads and last.held == now:
@@ -275,8 +290,8 @@ def spelled(process: Process) -> str:
 
 
 def text_of(taken: dict[int, Process]) -> str:
-    """Where a run left the default, as ``exhaustive:<this>`` replays it: ``4.2,9.1/0`` is step 4 by executor 2, and step 9 the landing of
-    a write of executor 1 at its peer 0; ``-`` is the default itself."""
+    """Where a run left the default, as ``exhaustive:<this>`` replays it: ``4.2,9.1/0`` is step 4 by executor
+    2, and step 9 the landing of a write of executor 1 at its peer 0; ``-`` is the default itself."""
     return ",".join(f"{index}.{spelled(process)}" for index, process in sorted(taken.items())) or "-"
 
 
@@ -288,6 +303,10 @@ def replay(text: str) -> Interleaving:
     """
     try:
         parts = [part.split(".") for part in text.split(",")] if text != "-" else []
-        return Interleaving({int(index): tuple(int(n) for n in process.split("/")) for index, process in parts})
+        return Interleaving(
+            {int(index): tuple(int(n) for n in process.split("/")) for index, process in parts}
+        )
     except ValueError:
-        raise TileValueError(f"no choices of a schedule: {text!r}", expected="exhaustive:<what a finding says>") from None
+        raise TileValueError(
+            f"no choices of a schedule: {text!r}", expected="exhaustive:<what a finding says>"
+        ) from None

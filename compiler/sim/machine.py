@@ -1,4 +1,5 @@
-"""The machine of a launch: ranks, blocks and executors as coroutines, counters and barriers with vector clocks, the main loop."""
+"""The machine of a launch: ranks, blocks and executors as coroutines, counters and barriers with vector
+clocks, the main loop."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<
 
 @dataclass
 class Waiting:
-    """What a blocked executor waits for. ``counter``, ``meeting`` or ``ring`` (its number, and the token): that which wakes it, the counter
-    when ``cmp`` holds. ``hint``: what to write where nothing does, of a barrier with phases."""
+    """What a blocked executor waits for. ``counter``, ``meeting`` or ``ring`` (its number, and the token):
+    that which wakes it, the counter when ``cmp`` holds. ``hint``: what to write where nothing does, of a
+    barrier with phases."""
 
     site: Site
     text: str
@@ -36,8 +38,9 @@ class Waiting:
 
 @dataclass
 class Meeting:
-    """A barrier: how many have come this time, and their joined clocks. ``ranks``: of a team inside the kernel, which is then the last part
-    of the key, so that teams that overlap meet apart; None: everyone that the scale takes in."""
+    """A barrier: how many have come this time, and their joined clocks. ``ranks``: of a team inside the
+    kernel, which is then the last part of the key, so that teams that overlap meet apart; None: everyone that
+    the scale takes in."""
 
     key: tuple[Any, ...]
     expected: int
@@ -62,7 +65,8 @@ class Stranger(int):
 
 
 class Block:
-    """A block of a launch on one rank, with its shared memory; tiles appear when somebody first names them."""
+    """A block of a launch on one rank, with its shared memory; tiles appear when somebody first names
+    them."""
 
     def __init__(self, machine: Machine, rank: Rank, number: int, index: tuple[int, int, int]):
         self.machine, self.rank, self.number, self.index = machine, rank, number, index
@@ -80,18 +84,22 @@ class Block:
         self.stores: dict[int, Any] = {}  # executor → the author's stores by TMA, see mbarriers.py
 
     def tile(self, slot: int, place: tuple[int, ...] = ()) -> Any:
-        """This block's shared tile (or counters) of a buffer; of one that is allocated below the block, that of the executor ``place``."""
+        """This block's shared tile (or counters) of a buffer; of one that is allocated below the block, that
+        of the executor ``place``."""
         made = self.tiles.get((slot, place))
         if made is None:
-            made = self.machine.allocate(slot, (self.rank.number, self.shown), lambda base: self.tile(base, place), place)
+            made = self.machine.allocate(
+                slot, (self.rank.number, self.shown), lambda base: self.tile(base, place), place
+            )
             self.tiles[slot, place] = made
             if (ring := self.machine.prepared.buffers[slot].ring) is not None:
                 made.ring = rings.of(self, ring)
         return made
 
     def own_tile(self, slot: int, ex: Executor, depth: int) -> Any:
-        """`tile` as ``ex`` allocates it: a new one where another executor of its place did before, in an earlier round of a loop around
-        their T.Scale, whose values are no value of this one's. What a peer put there before anyone allocated it stays."""
+        """`tile` as ``ex`` allocates it: a new one where another executor of its place did before, in an
+        earlier round of a loop around their T.Scale, whose values are no value of this one's. What a peer put
+        there before anyone allocated it stays."""
         at = slot, ex.place(depth)
         if depth and self.owners.setdefault(at, ex) is not ex:
             self.tiles.pop(at, None)
@@ -110,10 +118,15 @@ class Rank:
 class Executor:
     """A block, or a warp, warpgroup or thread of one: a coroutine with its variables and its vector clock."""
 
-    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int | None], ...] = ()):
+    def __init__(
+        self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int | None], ...] = ()
+    ):
         self.machine, self.number, self.block, self.rank = machine, number, block, block.rank
         self.path = path
-        self.root, self.linear = number, 0  # a block's first executor, and the own place among those of the same scales
+        self.root, self.linear = (
+            number,
+            0,
+        )  # a block's first executor, and the own place among those of the same scales
         self.name = (block.rank.number, block.shown, path)
         self.v: list[Any] = []
         self.mem: list[Any] = []
@@ -128,18 +141,30 @@ class Executor:
         self.intent = "run"
         self.waiting: Waiting | None = None
         self.loop: Site | None = None  # the while loop that it came to last
-        self.awaits: tuple[Counter, str, int] | None = None  # the condition of the wait that it stands in front of
+        self.awaits: tuple[Counter, str, int] | None = (
+            None  # the condition of the wait that it stands in front of
+        )
         self.pulls: int | None = None  # the peer whose memory its next step reads
-        self.polled: dict[Any, Any] | None = None  # what the round of its loop has read, where that is watched
-        self.outbox: dict[int, list[Callable[[], None]]] = {}  # by peer: what it wrote there and has not landed, oldest first
+        self.polled: dict[Any, Any] | None = (
+            None  # what the round of its loop has read, where that is watched
+        )
+        self.outbox: dict[
+            int, list[Callable[[], None]]
+        ] = {}  # by peer: what it wrote there and has not landed, oldest first
         self.parent: Executor | None = None
         self.children = 0
 
     def place(self, depth: int) -> tuple[int, ...]:
-        """Its indices in the first ``depth`` scales below the block: whose a tile is that is allocated there."""
-        return tuple([index for name, index in self.path if name in WIDTHS and index is not None][:depth]) if depth else ()
+        """Its indices in the first ``depth`` scales below the block: whose a tile is that is allocated
+        there."""
+        return (
+            tuple([index for name, index in self.path if name in WIDTHS and index is not None][:depth])
+            if depth
+            else ()
+        )
 
-    # -- clocks ---------------------------------------------------------------------------------------------------
+    # -- clocks
+    # ---------------------------------------------------------------------------------------------------
     def release(self) -> Any:
         """What others acquire from here; later steps of this executor are not in it."""
         clock = self.vc.copy()
@@ -150,10 +175,11 @@ class Executor:
     def acquire(self, clock: Any) -> None:
         np.maximum(self.vc, clock, out=self.vc)
 
-    # -- remote writes --------------------------------------------------------------------------------------------
+    # -- remote writes
+    # --------------------------------------------------------------------------------------------
     def post(self, peer: int, land: Callable[[], None]) -> None:
-        """A remote write, on its way to ``peer`` until the schedule delivers it or something orders it. Those to one peer land in
-        their order, those to different peers in any."""
+        """A remote write, on its way to ``peer`` until the schedule delivers it or something orders it. Those
+        to one peer land in their order, those to different peers in any."""
         self.outbox.setdefault(peer, []).append(land)
         self.machine.deliveries[self.number, peer] = self
         self.machine.polling.changed()
@@ -172,8 +198,9 @@ class Executor:
         land()
 
     def flush(self, peer: int | None = None) -> None:
-        """What was posted (to one peer) lands: all of it before this executor releases, whomever it releases to, since others may pass
-        the news on; that of a peer before this executor looks into its memory itself."""
+        """What was posted (to one peer) lands: all of it before this executor releases, whomever it releases
+        to, since others may pass the news on; that of a peer before this executor looks into its memory
+        itself."""
         for one in list(self.outbox) if peer is None else [peer] if peer in self.outbox else []:
             while one in self.outbox:
                 self.deliver(one)
@@ -187,14 +214,21 @@ class Machine:
 
     Args:
         memories: for each rank, buffer slot → Storage or Counters of its parameters.
-        schedule: see schedule.py. limit: choices after which a launch counts as endless. observers: are told what happens.
+        schedule: see schedule.py. limit: choices after which a launch counts as endless. observers: are told
+            what happens.
     """
 
     def __init__(
         self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int,
         observers: tuple[Observer, ...] = (),
     ):  # fmt: skip
-        self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
+        self.prepared, self.grid, self.schedule, self.events, self.limit = (
+            prepared,
+            grid,
+            schedule,
+            events,
+            limit,
+        )
         self.late, self.observers = schedule.late, observers
         self.polling = Polling(bool(observers))
         self.report = Report()
@@ -205,14 +239,22 @@ class Machine:
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
         #: values that lanes brought, and who came
         self.exchanges: dict[tuple[int, ...], tuple[dict[int, Any], list[Executor]]] = {}
-        self.deliveries: dict[tuple[int, int], Executor] = {}  # (executor, peer) → who has writes on their way there
-        self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
+        self.deliveries: dict[
+            tuple[int, int], Executor
+        ] = {}  # (executor, peer) → who has writes on their way there
+        self.released: dict[
+            tuple[int, int], Any
+        ] = {}  # (storage, element) → what its atomic updates released
         self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
         self.waits: dict[int, list[diagnose.Note]] = {}  # executor → its waits that are over
-        self.phases: dict[int, list[mbarriers.Phase]] = {}  # executor → its arrivals at barriers with phases, and its waits that are over
+        self.phases: dict[
+            int, list[mbarriers.Phase]
+        ] = {}  # executor → its arrivals at barriers with phases, and its waits that are over
         self.met: dict[int, set[Any]] = {}  # executor → where it has met others
         self.races: dict[tuple[Any, ...], diagnose.Race] = {}  # two statements → their first race
-        self.early: dict[tuple[Any, ...], diagnose.Early] = {}  # statement of an executor → what it read that nothing had written
+        self.early: dict[
+            tuple[Any, ...], diagnose.Early
+        ] = {}  # statement of an executor → what it read that nothing had written
         self.ready: list[Executor] = []
         self.blocked: list[Executor] = []
         self.ranks: list[Rank] = []
@@ -224,15 +266,31 @@ class Machine:
         self.first = 1  # the number of its first executor
         self.launch: int | None = None  # which of a window of launches it is, see overlap.py
         self.launches = [self]  # those of the window, in stream order
-        self.hosts: dict[int, Callable[[Executor], None]] = {}  # rank → what its host does in front of this launch
+        self.hosts: dict[
+            int, Callable[[Executor], None]
+        ] = {}  # rank → what its host does in front of this launch
 
     def behind(self, other: Machine) -> None:
-        """The next launch of the window that ``other`` belongs to: one loop runs them all, over the same counters and memory. Meetings are
-        a launch's own, as are its blocks."""
+        """The next launch of the window that ``other`` belongs to: one loop runs them all, over the same
+        counters and memory. Meetings are a launch's own, as are its blocks."""
         for name in (
-            "report", "polling", "updates", "printed", "printers", "deliveries", "released", "signals", "waits", "met", "races", "early",
-            "ready", "blocked", "clocks", "launches",
-        ):  # fmt: skip
+            "report",
+            "polling",
+            "updates",
+            "printed",
+            "printers",
+            "deliveries",
+            "released",
+            "signals",
+            "waits",
+            "met",
+            "races",
+            "early",
+            "ready",
+            "blocked",
+            "clocks",
+            "launches",
+        ):
             setattr(self, name, getattr(other, name))
         self.launches.append(self)
 
@@ -253,7 +311,9 @@ class Machine:
         """What the launch is given. ``scalars``: for each rank, variable slot → value."""
         self.ranks, self.scalars = [Rank(r, m) for r, m in enumerate(memories)], scalars
 
-    def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]], only: int | None = None) -> None:
+    def start(
+        self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]], only: int | None = None
+    ) -> None:
         """Puts every block of every rank (of the rank ``only``) at its beginning."""
         self.place(scalars, memories)
         for rank in self.ranks if only is None else [self.ranks[only]]:
@@ -288,7 +348,8 @@ class Machine:
             self.ready.append(ex)
 
     def _ended(self, ex: Executor) -> None:
-        """A block has ended; with its rank's last one the rank's next launch begins. No other rank is awaited."""
+        """A block has ended; with its rank's last one the rank's next launch begins. No other rank is
+        awaited."""
         mine = self.final.get(ex.rank.number)
         self.final[ex.rank.number] = ex.vc if mine is None else np.maximum(mine, ex.vc)
         self.running[ex.rank.number] -= 1
@@ -318,9 +379,11 @@ class Machine:
         x, y, z = (c * d + o for c, d, o in zip(ex.block.cluster, dims, offsets, strict=True))
         return self.blocks[ex.rank.number, x + self.grid[0] * (y + self.grid[1] * z)]
 
-    def allocate(self, slot: int, owner: tuple[Any, ...], base: Callable[[int], Any], place: tuple[int, ...] = ()) -> Any:
-        """New memory for a buffer of the kernel; ``base`` gives the memory of the buffer that this one is a view of. ``place``: which of
-        the block's executors it belongs to."""
+    def allocate(
+        self, slot: int, owner: tuple[Any, ...], base: Callable[[int], Any], place: tuple[int, ...] = ()
+    ) -> Any:
+        """New memory for a buffer of the kernel; ``base`` gives the memory of the buffer that this one is a
+        view of. ``place``: which of the block's executors it belongs to."""
         info = self.prepared.buffers[slot]
         if info.base is not None:
             old = base(info.base)
@@ -343,14 +406,17 @@ class Machine:
             rank.views[slot] = self.allocate(slot, (number,), lambda base: self.of_rank(number, base))
         return rank.views[slot]
 
-    # -- the main loop --------------------------------------------------------------------------------------------
+    # -- the main loop
+    # --------------------------------------------------------------------------------------------
     def run(self) -> None:
         """Until everyone has ended or nobody can go on; then the report is complete."""
         self._loop()
         mixed = [{f.loc, *(w.loc for w in f.others)} for f in self.report.findings if f.kind == "mismatch"]
         for race in self.races.values():
             made = diagnose.race(self, race)
-            if not any({made.loc, made.others[0].loc} <= places for places in mixed):  # else no more than what follows from meeting there
+            if not any(
+                {made.loc, made.others[0].loc} <= places for places in mixed
+            ):  # else no more than what follows from meeting there
                 self.report.add(made)
         for early in self.early.values():
             if early.unwritten.any():
@@ -405,7 +471,9 @@ class Machine:
         self.polling.changed()
         self.ready.append(ex)
 
-    def wait(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str) -> Generator[str, None, None]:
+    def wait(
+        self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str
+    ) -> Generator[str, None, None]:
         """Until ``counter cmp value``; an acquire at the scale ``reach``."""
         ex.awaits = (counter, cmp, value)
         yield "wait"  # what holds now need not hold when the wait looks
@@ -437,15 +505,19 @@ class Machine:
         note = self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach, value, cmp)
         self.waits.setdefault(ex.number, []).append(note)
 
-    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0, does: str = "") -> diagnose.Note:
-        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount, does)
+    def note(
+        self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0, does: str = ""
+    ) -> diagnose.Note:
+        return diagnose.Note(
+            len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount, does
+        )
 
     def meet(
         self, ex: Executor, key: tuple[Any, ...], each: int, site: Site, agreed: dict[str, Any] | None = None,
         ranks: tuple[int, ...] | None = None,
     ) -> Generator[str, None, None]:  # fmt: skip
-        """Until ``each`` executors (of each of ``ranks``, where these are given) have come; everyone acquires what all released.
-        ``agreed``: of a collective, what all who meet must have alike, by name."""
+        """Until ``each`` executors (of each of ``ranks``, where these are given) have come; everyone acquires
+        what all released. ``agreed``: of a collective, what all who meet must have alike, by name."""
         yield "meet"
         ex.flush()
         key, expected = (key, each) if ranks is None else ((*key, ranks), each * len(ranks))
@@ -455,7 +527,13 @@ class Machine:
         agreed = agreed or {}
         if meeting.came and agreed != meeting.agreed:
             self.report.add(diagnose.disagreement(ex, site, agreed, meeting))
-        elif agreed and (made := diagnose.unfit(ex, site, agreed, expected if key[0] == "team" else self.cluster_size)) is not None:
+        elif (
+            agreed
+            and (
+                made := diagnose.unfit(ex, site, agreed, expected if key[0] == "team" else self.cluster_size)
+            )
+            is not None
+        ):
             self.report.add(made)
         if not meeting.came:
             meeting.agreed = agreed
@@ -476,12 +554,17 @@ class Machine:
             return
         mine = meeting.round
         while meeting.round == mine:
-            ex.waiting = Waiting(site, f"{expected} at {site.what}{diagnose.of_ranks(meeting)}", meeting=meeting)
+            ex.waiting = Waiting(
+                site, f"{expected} at {site.what}{diagnose.of_ranks(meeting)}", meeting=meeting
+            )
             yield "wait"
 
-    def exchange(self, ex: Executor, warp: int, lane: int, lanes: int, value: Any, site: Site) -> Generator[str, None, Any]:
-        """The values that the lanes of a warp brought to the statement ``site``. It orders nothing else, so no clock is joined. No lane
-        can bring its next value before all have come again, and so none is lost to who is late."""
+    def exchange(
+        self, ex: Executor, warp: int, lane: int, lanes: int, value: Any, site: Site
+    ) -> Generator[str, None, Any]:
+        """The values that the lanes of a warp brought to the statement ``site``. It orders nothing else, so
+        no clock is joined. No lane can bring its next value before all have come again, and so none is lost
+        to who is late."""
         yield "meet"
         key = (ex.rank.number, ex.block.number, warp, site.number)
         brought, came = self.exchanges.setdefault(key, ({}, []))
@@ -497,9 +580,12 @@ class Machine:
             yield "wait"
         return brought
 
-    def fork(self, ex: Executor, parts: list[tuple[tuple[str, int | None], Any]], first: int, site: Site) -> Generator[str, None, None]:
-        """Executors below this one, concurrently: for each its scale (or role) and index, and what it runs. Returns when all have
-        ended. ``first``: where the numbers of executors of these scales begin within a block."""
+    def fork(
+        self, ex: Executor, parts: list[tuple[tuple[str, int | None], Any]], first: int, site: Site
+    ) -> Generator[str, None, None]:
+        """Executors below this one, concurrently: for each its scale (or role) and index, and what it runs.
+        Returns when all have ended. ``first``: where the numbers of executors of these scales begin within a
+        block."""
         count = len(parts)
         if ex.outbox:
             yield "fork"
@@ -537,17 +623,27 @@ class Machine:
         return x * y * z
 
     def barrier(
-        self, ex: Executor, reach: str, each: int, site: Site, agreed: dict[str, Any] | None = None, ranks: tuple[int, ...] | None = None
+        self,
+        ex: Executor,
+        reach: str,
+        each: int,
+        site: Site,
+        agreed: dict[str, Any] | None = None,
+        ranks: tuple[int, ...] | None = None,
     ) -> Generator[str, None, None]:
-        """T.barrier (or a meeting of a collective) at the scale ``reach``, which ``each`` executors of a block call; ``ranks``: those of
-        the open team."""
+        """T.barrier (or a meeting of a collective) at the scale ``reach``, which ``each`` executors of a
+        block call; ``ranks``: those of the open team."""
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
         if reach == "cta_cluster":
-            yield from self.meet(ex, (reach, ex.rank.number, ex.block.cluster), each * self.cluster_size, site, agreed)
+            yield from self.meet(
+                ex, (reach, ex.rank.number, ex.block.cluster), each * self.cluster_size, site, agreed
+            )
         elif reach == "grid":
             yield from self.meet(ex, (reach, ex.rank.number), each * blocks, site)
         elif reach == "device":
-            yield from self.meet(ex, (reach,), each * blocks * (1 if ranks else len(self.ranks)), site, ranks=ranks)
+            yield from self.meet(
+                ex, (reach,), each * blocks * (1 if ranks else len(self.ranks)), site, ranks=ranks
+            )
         # an executor's own threads act as one: their program order is enough
 
     def show(self, ex: Executor, text: str) -> None:
@@ -556,15 +652,20 @@ class Machine:
         self.printers.append(ex.rank.number)
         self.printed.append(text)
 
-    # -- findings -------------------------------------------------------------------------------------------------
+    # -- findings
+    # -------------------------------------------------------------------------------------------------
     def raced(self, storage: Storage, event: int, ids: Any, bad: Any, other: str) -> None:
-        """The access ``event`` collides with the events ``ids`` where ``bad`` holds, which did ``other``. Told when the launch is over:
-        what comes behind the two says what orders them."""
+        """The access ``event`` collides with the events ``ids`` where ``bad`` holds, which did ``other``.
+        Told when the launch is over: what comes behind the two says what orders them."""
         said = self.events.said
         name, site, mode, key = said[event]
         for there in np.unique(ids[bad]).tolist():
             their_site = said[there][1]
-            early = self.early.get((int(self.events.who[there]), their_site.number, id(storage.shadow))) if other != "write" else None
+            early = (
+                self.early.get((int(self.events.who[there]), their_site.number, id(storage.shadow)))
+                if other != "write"
+                else None
+            )
             where = bad & (ids == there)
             too_early = early is not None and bool(early.take(storage, key, where))
             pair = (id(storage.shadow), site, mode, their_site, other, too_early)
@@ -572,13 +673,16 @@ class Machine:
             self.races.setdefault(pair, diagnose.Race(storage, first, second, where, too_early))
 
     def read_early(self, ex: Executor, storage: Storage, site: Site, event: int, unwritten: Any) -> None:
-        """The read ``event`` finds elements that nothing has written. A write that it should have awaited may still come."""
+        """The read ``event`` finds elements that nothing has written. A write that it should have awaited may
+        still come."""
         key = (ex.number, site.number, id(storage.shadow))
         if key not in self.early:
             self.early[key] = diagnose.Early(storage, event, np.zeros(storage.cells, bool))
         self.early[key].unwritten[self.events.said[event][3]] |= unwritten
 
-    def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str, signal: bool = False) -> None:
+    def report_outside(
+        self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str, signal: bool = False
+    ) -> None:
         text = f"{region} lies outside {name}, whose shape is {shape}"
         hint = f"a smaller region, a condition around it, or a larger {name}"
         if signal:
@@ -596,8 +700,14 @@ class Machine:
             text = f"there is no rank {owner.named}: the team has {owner.count}"
             hint = f"0 ≤ rank < {owner.count}, for example (rank + 1) % n"
         elif reach == "device":
-            text, hint = f"there is no rank {owner}: there are {count}", f"0 ≤ rank < {count}, for example (rank + 1) % n"
+            text, hint = (
+                f"there is no rank {owner}: there are {count}",
+                f"0 ≤ rank < {count}, for example (rank + 1) % n",
+            )
         else:
-            text, hint = f"the cluster has no block {owner}: it has {count}", f"an index of a block with 0 ≤ index < {count}"
+            text, hint = (
+                f"the cluster has no block {owner}: it has {count}",
+                f"an index of a block with 0 ≤ index < {count}",
+            )
         self.report.add(Finding("no-such-rank", text, ex.where(site), hint=hint))
         return False

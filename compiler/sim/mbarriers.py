@@ -1,10 +1,11 @@
-"""Barriers with phases, and the author's copies by TMA, while a program runs (ops/mbarrier.py). What arrives in a phase releases to who
-waits for its end; a copy by TMA is performed where it is issued, in its issuer's name, and its bytes arrive at once. A phase that gets more
-arrivals or bytes than it expects is reported.
+"""Barriers with phases, and the author's copies by TMA, while a program runs (ops/mbarrier.py). What arrives
+in a phase releases to who waits for its end; a copy by TMA is performed where it is issued, in its issuer's
+name, and its bytes arrive at once. A phase that gets more arrivals or bytes than it expects is reported.
 
-Two orders are none of clocks, and told by name. A store reads its tile until its executor has awaited the store's group: whoever writes
-there before, or ends the block, is reported. Who reads a tile that TMA fills does so through another proxy than TMA (PTX ISA 9.0,
-"Proxies"): between such a read and the next copy into the tile the reader makes a proxy fence, and the copy comes behind that.
+Two orders are none of clocks, and told by name. A store reads its tile until its executor has awaited the
+store's group: whoever writes there before, or ends the block, is reported. Who reads a tile that TMA fills
+does so through another proxy than TMA (PTX ISA 9.0, "Proxies"): between such a read and the next copy into
+the tile the reader makes a proxy fence, and the copy comes behind that.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """An arrival of an executor at a barrier, or a wait of it that is over: how many accesses the machine had seen by then, and which phase
-    it was, from 0."""
+    """An arrival of an executor at a barrier, or a wait of it that is over: how many accesses the machine had
+    seen by then, and which phase it was, from 0."""
 
     when: int
     waited: bool
@@ -39,7 +40,8 @@ class Phase:
 
 @dataclass
 class MBarrier:
-    """One barrier of one block. ``coming``: what the arrivals of this phase have released; ``over``: those of the last one."""
+    """One barrier of one block. ``coming``: what the arrivals of this phase have released; ``over``: those of
+    the last one."""
 
     name: str
     count: int
@@ -90,7 +92,10 @@ def arrive(ex: Any, barrier: MBarrier, count: int, site: Site) -> Generator[str,
     ex.flush()
     barrier.pending -= count
     if barrier.pending < 0:
-        text = f"{barrier.name} is arrived at by {-barrier.pending} threads more than its phase expects ({barrier.count})"
+        text = (
+            f"{barrier.name} is arrived at by {-barrier.pending} threads more than its phase expects "
+            f"({barrier.count})"
+        )
         ex.machine.report.add(Finding("schedule", text, ex.where(site)))
         barrier.pending = 0
     barrier.release(ex, site)
@@ -108,12 +113,22 @@ def wait(ex: Any, barrier: MBarrier, parity: int, site: Site) -> Generator[str, 
     while barrier.phases & 1 == parity:
         barrier.waiters.append(ex)
         missing = f"{barrier.pending} arrivals and {barrier.bytes} bytes are missing"
-        hint = f"T.mbarrier_arrive({barrier.name}) by {barrier.pending} threads more, or T.alloc_barrier for as many as arrive"
+        hint = (
+            f"T.mbarrier_arrive({barrier.name}) by {barrier.pending} threads more, or T.alloc_barrier "
+            "for as many as arrive"
+        )
         if not barrier.pending:
-            hint = f"the T.tma_copy with barrier={barrier.name} that is missing, or T.mbarrier_expect_tx for as many bytes as come"
-        ex.waiting = Waiting(site, f"{barrier.name}, the end of a phase of parity {parity}: {missing}", hint=hint)
+            hint = (
+                f"the T.tma_copy with barrier={barrier.name} that is missing, or T.mbarrier_expect_tx "
+                "for as many bytes as come"
+            )
+        ex.waiting = Waiting(
+            site, f"{barrier.name}, the end of a phase of parity {parity}: {missing}", hint=hint
+        )
         yield "wait"
-    _note(ex, Phase(len(ex.machine.events.said), True, barrier.name, barrier.phases - 1, site.loc, site.number))
+    _note(
+        ex, Phase(len(ex.machine.events.said), True, barrier.name, barrier.phases - 1, site.loc, site.number)
+    )
     if barrier.over is not None:
         ex.acquire(barrier.over)
 
@@ -123,14 +138,16 @@ def _note(ex: Executor, done: Phase) -> None:
 
 
 def race(machine: Machine, found: Race) -> tuple[str, str, Fix | None] | None:
-    """Of two executors of a block that use barriers with phases: which arrival tells of the one's access, and which wait the other lacks.
-    None where neither arrives anywhere behind its own."""
+    """Of two executors of a block that use barriers with phases: which arrival tells of the one's access, and
+    which wait the other lacks. None where neither arrives anywhere behind its own."""
     made, events = machine.prepared, machine.events
     if any(events.said[e][0][:2] != events.said[found.event][0][:2] for e in (found.event, found.other)):
         return None
     pairs = [(found.other, found.event), (found.event, found.other)]  # who tells, and who is to wait
     acquired = [(tells, waits, told) for tells, waits in pairs for told in _behind(machine, tells)]
-    unacquired = [(tells, waits, told) for tells, waits, told in acquired if not _awaits(machine, waits, told.barrier)]
+    unacquired = [
+        (tells, waits, told) for tells, waits, told in acquired if not _awaits(machine, waits, told.barrier)
+    ]
     if unacquired:
         tells, waits, told = unacquired[0]
     elif (early := _early(machine, found)) is not None:
@@ -147,7 +164,10 @@ def race(machine: Machine, found: Race) -> tuple[str, str, Fix | None] | None:
     at = made.nest_of.get(site.number, site.loc)
     once = not made.loops_of.get(site.number) and not made.loops_of.get(told.site) and bool(unacquired)
     whose = events.said[tells][1]
-    text = f"; behind {'this' if tells == found.event else 'the other'} access ({whose.what}) comes an arrival at {told.barrier}{line}"
+    text = (
+        f"; behind {'this' if tells == found.event else 'the other'} access ({whose.what}) comes an "
+        f"arrival at {told.barrier}{line}"
+    )
     hint = f"{wait} in front of {where}" + ("" if once else ", with the parity of the round")
     return text, hint, Fix("before", at, wait) if once and at is not None else None
 
@@ -159,13 +179,15 @@ def _behind(machine: Machine, event: int) -> list[Phase]:
 
 
 def _awaits(machine: Machine, event: int, barrier: str) -> bool:
-    """Whether whoever made an access waits for a barrier anywhere in the launch; as one of several, for any of these."""
+    """Whether whoever made an access waits for a barrier anywhere in the launch; as one of several, for any
+    of these."""
     mine = machine.phases.get(int(machine.events.who[event]), ())
     return any(p.waited and p.barrier.split("[")[0] == barrier.split("[")[0] for p in mine)
 
 
 def _early(machine: Machine, found: Race) -> Phase | None:
-    """The arrival that the later executor has awaited, and that stands in front of the access it should tell of."""
+    """The arrival that the later executor has awaited, and that stands in front of the access it should tell
+    of."""
     this, other = (machine.phases.get(int(machine.events.who[e]), ()) for e in (found.event, found.other))
     acquired = {p.barrier for p in this if p.waited and p.when <= found.event}
     last = next((p for p in reversed(other) if p.when <= found.other), None)
@@ -229,7 +251,8 @@ def _cells(storage: Any, key: Any) -> Any:
 
 @dataclass
 class Stored:
-    """A store that may still read its tile: who made it where, the tile's cells, and its group (0: of none yet)."""
+    """A store that may still read its tile: who made it where, the tile's cells, and its group (0: of none
+    yet)."""
 
     where: Any
     shadow: Any
@@ -279,19 +302,24 @@ def overwritten(ex: Any, storage: Any, key: Any, site: Site) -> None:
         if (one.cells & cells).any():
             line = f" of line {one.where.loc.line}" if one.where.loc else ""
             region = describe(storage.name, key)
-            text = f"{region} is written while the store by TMA{line} may still read it: it has not been awaited"
+            text = (
+                f"{region} is written while the store by TMA{line} may still read it: it has not been awaited"
+            )
             hint = f"{_AWAIT} by {one.where.who or 'whoever stores'} in front of this"
             ex.machine.report.add(Finding("schedule", text, ex.where(site, region), (one.where,), hint))
             return
 
 
 def left(machine: Any) -> None:
-    """Reports stores that nobody has awaited when their block ends: its shared memory is another block's then."""
+    """Reports stores that nobody has awaited when their block ends: its shared memory is another block's
+    then."""
     for block in machine.blocks.values():
         for mine in block.stores.values():
             if mine.flying:
                 text = "this store by TMA may still read its tile when the block ends: nobody awaits it"
-                machine.report.add(Finding("schedule", text, mine.flying[0].where, hint=f"{_AWAIT} behind it"))
+                machine.report.add(
+                    Finding("schedule", text, mine.flying[0].where, hint=f"{_AWAIT} behind it")
+                )
 
 
 # ---- proxy fences
@@ -299,7 +327,8 @@ def left(machine: Any) -> None:
 
 @dataclass
 class Look:
-    """A reader of a tile that TMA fills: what it has read since its last proxy fence; of reads in front of one, who made that when."""
+    """A reader of a tile that TMA fills: what it has read since its last proxy fence; of reads in front of
+    one, who made that when."""
 
     path: tuple[Any, ...]
     where: Any
@@ -309,7 +338,9 @@ class Look:
 
 def looked(ex: Any, storage: Any, key: Any, site: Site) -> None:
     """Somebody reads a tile that TMA fills: its threads do, unless it is the tensor cores or TMA itself."""
-    width = next((WIDTHS[scale] for scale, _ in reversed(getattr(ex, "path", ())) if scale in WIDTHS), WARPGROUP)
+    width = next(
+        (WIDTHS[scale] for scale, _ in reversed(getattr(ex, "path", ())) if scale in WIDTHS), WARPGROUP
+    )
     if site.what == "T.tma_copy" or (site.what in ("T.gemm", "T.gemm_sp") and width >= WARPGROUP):
         return
     looks = storage.shadow.looks
@@ -320,7 +351,8 @@ def looked(ex: Any, storage: Any, key: Any, site: Site) -> None:
 
 
 def fence(ex: Any) -> None:
-    """``T.fence_proxy_async``: what these threads read, as this executor or as one inside or around it, lies in front of it."""
+    """``T.fence_proxy_async``: what these threads read, as this executor or as one inside or around it, lies
+    in front of it."""
     for tile in ex.block.tiles.values():
         for one in (tile.shadow.looks if hasattr(tile, "shadow") else None) or ():
             both = min(len(one.path[2]), len(ex.path))
@@ -329,7 +361,8 @@ def fence(ex: Any) -> None:
 
 
 def _filled(ex: Any, storage: Any, key: Any, site: Site) -> None:
-    """TMA fills a part of a tile: everybody who read there has made a fence since, which comes before this."""
+    """TMA fills a part of a tile: everybody who read there has made a fence since, which comes before
+    this."""
     from tilescale.compiler.sim.memory import describe
 
     looks, cells = storage.shadow.looks, _cells(storage, key)
@@ -337,7 +370,10 @@ def _filled(ex: Any, storage: Any, key: Any, site: Site) -> None:
         if (one.cells & cells).any() and (one.fenced is None or one.fenced[1] > ex.vc[one.fenced[0]]):
             line = f" at line {one.where.loc.line}" if one.where.loc else ""
             region = describe(storage.name, key)
-            text = f"TMA fills {region}, which the threads of {one.where.who} read{line} with no proxy fence between the two"
+            text = (
+                f"TMA fills {region}, which the threads of {one.where.who} read{line} with no proxy "
+                "fence between the two"
+            )
             hint = "T.fence_proxy_async() behind that read, in front of the arrival that gives the tile back"
             ex.machine.report.add(Finding("schedule", text, ex.where(site, region), (one.where,), hint))
         one.cells &= ~cells

@@ -1,10 +1,12 @@
-"""Memory with a memory: beside every element the epochs of its last write, and of the reads and atomic updates since.
+"""Memory with a memory: beside every element the epochs of its last write, and of the reads and atomic
+updates since.
 
-An *event* is one access by one statement: a number, behind which stand the executor, its clock at that time and what to say of it.
-An event of executor e at clock c happens before executor f's next step exactly when f's vector clock has at least c at e (Lamport 1978,
-Mattern 1989). Per element one last write is enough, since a write that is no race follows everything before it; reads and atomic
-updates may be concurrent among themselves and lie in as many planes as it takes (the scheme of FastTrack, Flanagan and Freund,
-PLDI 2009, with planes in place of per-element vectors).
+An *event* is one access by one statement: a number, behind which stand the executor, its clock at that time
+and what to say of it. An event of executor e at clock c happens before executor f's next step exactly when
+f's vector clock has at least c at e (Lamport 1978, Mattern 1989). Per element one last write is enough, since
+a write that is no race follows everything before it; reads and atomic updates may be concurrent among
+themselves and lie in as many planes as it takes (the scheme of FastTrack, Flanagan and Freund, PLDI 2009,
+with planes in place of per-element vectors).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Site:
 
 
 class Events:
-    """All accesses of a run: who and when as arrays, so that whole tiles are checked at once; what to say of them as a list."""
+    """All accesses of a run: who and when as arrays, so that whole tiles are checked at once; what to say of
+    them as a list."""
 
     def __init__(self) -> None:
         self.who = np.zeros(1024, np.int32)
@@ -52,14 +55,17 @@ class Events:
 
 
 class Shadow:
-    """What is known of the elements of one piece of memory. ``cells``: the smallest element under which it is seen.
+    """What is known of the elements of one piece of memory. ``cells``: the smallest element under which it is
+    seen.
 
-    tracked: accesses of several executors are compared; else only what was written is remembered.
-    reads: whether reads are remembered as well (useless where the kernel never writes). key: which memory it is, in every run.
-    viewed: there are views that see it in another shape or dtype.
+    tracked: accesses of several executors are compared; else only what was written is remembered. reads:
+    whether reads are remembered as well (useless where the kernel never writes). key: which memory it is, in
+    every run. viewed: there are views that see it in another shape or dtype.
     """
 
-    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool, key: tuple[Any, ...], viewed: bool):
+    def __init__(
+        self, cells: int, events: Events, *, tracked: bool, written: bool, key: tuple[Any, ...], viewed: bool
+    ):
         self.events, self.tracked, self.key, self.viewed = events, tracked, key, viewed
         self.last = np.full(cells, HOST if written else UNWRITTEN, np.int32)
         self.whole = written  # every cell has been written
@@ -67,18 +73,24 @@ class Shadow:
         self.updates: list[Any] = []
         self.flying: Any = None  # the product in flight that writes here, see flights.py
         self.stored: list[Any] = []  # the author's stores by TMA that may still read here, see mbarriers.py
-        self.looks: list[Any] | None = None  # of a tile that TMA fills: who read it with which fence behind that, see mbarriers.py
+        self.looks: list[Any] | None = (
+            None  # of a tile that TMA fills: who read it with which fence behind that, see mbarriers.py
+        )
 
-    def access(self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage) -> None:
-        """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides with. ``mode``: "read",
-        "write", or of an atomic operation "update", "load" or "store"."""
+    def access(
+        self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage
+    ) -> None:
+        """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides
+        with. ``mode``: "read", "write", or of an atomic operation "update", "load" or "store"."""
         half, mode = mode, "update" if mode in HALVES else mode
         last = self.last.reshape(shape)
         event = self.events.add(ex, site, mode, key) if self.tracked else 0
         if half not in ("write", "store") and not self.whole:
             unwritten = np.asarray(last[key]) == UNWRITTEN
             if unwritten.any():
-                ex.machine.read_early(ex, storage, site, event or self.events.add(ex, site, mode, key), unwritten)
+                ex.machine.read_early(
+                    ex, storage, site, event or self.events.add(ex, site, mode, key), unwritten
+                )
             elif 8 * unwritten.size >= self.last.size:  # else looking costs more than it saves
                 self.whole = bool((self.last != UNWRITTEN).all())
         if not self.tracked:
@@ -102,9 +114,11 @@ class Shadow:
                 now = last[key]
                 last[key] = np.where(now == UNWRITTEN, HOST, now)
 
-    def _remember(self, ex: Executor, planes: list[Any], shape: tuple[int, ...], key: Any, event: int) -> None:
-        """Into the first plane where nothing is forgotten: what stands there happened before, so that whoever is ordered behind
-        this access is ordered behind that one."""
+    def _remember(
+        self, ex: Executor, planes: list[Any], shape: tuple[int, ...], key: Any, event: int
+    ) -> None:
+        """Into the first plane where nothing is forgotten: what stands there happened before, so that whoever
+        is ordered behind this access is ordered behind that one."""
         for plane in planes:
             view = plane.reshape(shape)
             if self._unordered(ex, view[key]) is None:
@@ -135,7 +149,9 @@ class Shadow:
 class Storage:
     """A tensor or a tile: the elements, and what is known of them. Views share the shadow."""
 
-    def __init__(self, name: str, dtype: str, data: Any, shadow: Shadow, *, scope: str, owner: tuple[Any, ...] = ()):
+    def __init__(
+        self, name: str, dtype: str, data: Any, shadow: Shadow, *, scope: str, owner: tuple[Any, ...] = ()
+    ):
         self.name, self.dtype, self.data, self.shadow = name, dtype, data, shadow
         self.scope, self.owner = scope, owner
         self.shape: tuple[int, ...] = data.shape

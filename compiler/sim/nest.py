@@ -1,6 +1,8 @@
-"""T.Parallel: a nest's iterations as lanes of NumPy arrays, or one after another where lanes go different ways; single elements.
+"""T.Parallel: a nest's iterations as lanes of NumPy arrays, or one after another where lanes go different
+ways; single elements.
 
-Iterations are independent, so their order says nothing: what one writes and another touches is reported as a collision.
+Iterations are independent, so their order says nothing: what one writes and another touches is reported as a
+collision.
 """
 
 from __future__ import annotations
@@ -47,7 +49,11 @@ def fails(ex: Any, test: Any) -> bool:
 def _refuse(buffer: Any, indices: Any, site: Site) -> None:
     """Refuses a constant index outside a constant extent, as every target does."""
     for axis, (i, size) in enumerate(zip(indices, buffer.ty.shape, strict=True)):
-        if isinstance(i, tirx.IntImm) and isinstance(size, tirx.IntImm) and not 0 <= int(i.value) < int(size.value):
+        if (
+            isinstance(i, tirx.IntImm)
+            and isinstance(size, tirx.IntImm)
+            and not 0 <= int(i.value) < int(size.value)
+        ):
             raise TileValueError(
                 f"index {i} lies outside axis {axis} of {buffer.name}, whose extent is {size}",
                 loc=site.loc,
@@ -114,8 +120,8 @@ def inside(key: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def select(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site) -> tuple[Any, tuple[Any, ...] | None]:
-    """The lanes that touch an element of ``storage`` (None: all of them), and their indices, one array an axis; an index outside a
-    tile is reported."""
+    """The lanes that touch an element of ``storage`` (None: all of them), and their indices, one array an
+    axis; an index outside a tile is reported."""
     good: Any = None
     for i, n in zip(key, storage.shape, strict=True):
         low, high = (int(i.min()), int(i.max())) if numerics.is_vector(i) else (i, i)
@@ -162,7 +168,10 @@ def _scatter(ex: Any, storage: Storage, key: tuple[Any, ...], value: Any, site: 
 def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Site) -> None:
     """Compares with what other lanes of this nest did to the same elements."""
     if id(storage) not in ex.touched:
-        ex.touched[id(storage)] = np.full(storage.shape, NOBODY, np.int64), np.full(storage.shape, NOBODY, np.int64)
+        ex.touched[id(storage)] = (
+            np.full(storage.shape, NOBODY, np.int64),
+            np.full(storage.shape, NOBODY, np.int64),
+        )
     writers, readers = ex.touched[id(storage)]
     lanes = np.arange(int(np.prod(ex.lanes)), dtype=np.int64).reshape(ex.lanes)
     me = lanes if active is None else lanes[active]
@@ -181,8 +190,14 @@ def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Sit
     if bad.any():
         region = describe(storage.name, key, bad)
         what = "writes" if mode == "write" else "reads"
-        text = f"an iteration of this T.Parallel loop {what} {region}, which another iteration touches too, one of them writing"
-        hint, fix = "T.serial, an atomic update, or one of T.reduce_*", fixes.one_by_one(ex.machine.prepared.nest_of.get(site.number))
+        text = (
+            f"an iteration of this T.Parallel loop {what} {region}, which another iteration touches too, "
+            "one of them writing"
+        )
+        hint, fix = (
+            "T.serial, an atomic update, or one of T.reduce_*",
+            fixes.one_by_one(ex.machine.prepared.nest_of.get(site.number)),
+        )
         ex.machine.report.add(Finding("collision", text, ex.where(site, region), hint=hint, fix=fix))
 
 
@@ -249,7 +264,8 @@ def _allocated(body: Any) -> set[Any]:
 
 
 def _diverges(body: Any, variables: set[Any]) -> bool:
-    """Whether lanes may need different control flow than masks give: loops whose bounds depend on the lane, operations on tiles."""
+    """Whether lanes may need different control flow than masks give: loops whose bounds depend on the lane,
+    operations on tiles."""
     own = set(variables)
     structural_walk(body, (tirx.Bind, lambda s: own.add(s.var)))
     found: list[Any] = []
@@ -274,15 +290,21 @@ def _diverges(body: Any, variables: set[Any]) -> bool:
 def _single(call: Any) -> bool:
     """Whether every region of a call is one element."""
     regions = [a for a in call.args if isinstance(a, ir.TensorRegion)]
-    return all(isinstance(r.extent, tirx.IntImm) and int(r.extent.value) == 1 for region in regions for r in region.region)
+    return all(
+        isinstance(r.extent, tirx.IntImm) and int(r.extent.value) == 1
+        for region in regions
+        for r in region.region
+    )
 
 
 def _to_test(body: Any, variables: list[Any]) -> set[Any]:
-    """Buffers that the nest stores to, unless every access of one has the same indices and they name each loop variable: then every
-    iteration has elements of its own."""
+    """Buffers that the nest stores to, unless every access of one has the same indices and they name each
+    loop variable: then every iteration has elements of its own."""
     accesses: dict[Any, list[Any]] = {}
     stored: set[Any] = set()
-    structural_walk(body, (ir.TensorLoad, lambda e: accesses.setdefault(e.source, []).append(list(e.indices))))
+    structural_walk(
+        body, (ir.TensorLoad, lambda e: accesses.setdefault(e.source, []).append(list(e.indices)))
+    )
 
     def note(s: Any) -> None:
         stored.add(s.buffer)
@@ -293,6 +315,8 @@ def _to_test(body: Any, variables: list[Any]) -> set[Any]:
     def safe(lists: list[Any]) -> bool:
         first = lists[0]
         texts = [str(i) for i in first]
-        return all(any(i.same_as(v) for i in first) for v in variables) and all([str(i) for i in other] == texts for other in lists)
+        return all(any(i.same_as(v) for i in first) for v in variables) and all(
+            [str(i) for i in other] == texts for other in lists
+        )
 
     return {buffer for buffer in stored if not safe(accesses[buffer])}

@@ -1,7 +1,9 @@
-"""What arithmetic means: conversions, rounding and the scalar functions, over NumPy arrays and over scalars alike.
+"""What arithmetic means: conversions, rounding and the scalar functions, over NumPy arrays and over scalars
+alike.
 
-A scalar is a Python int or bool, or a NumPy float; a vector over the lanes of a T.Parallel nest is an array. Values of the small
-floats (16 and 8 bits) are float32 that their dtype can hold; integers wrap at their width.
+A scalar is a Python int or bool, or a NumPy float; a vector over the lanes of a T.Parallel nest is an array.
+Values of the small floats (16 and 8 bits) are float32 that their dtype can hold; integers wrap at their
+width.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ def limits(dtype: str) -> tuple[int, int]:
 
 
 def scalar(value: Any, dtype: str) -> Any:
-    """A number as a scalar of ``dtype``: int and bool as Python's, floats as NumPy's, rounded to what the dtype can hold."""
+    """A number as a scalar of ``dtype``: int and bool as Python's, floats as NumPy's, rounded to what the
+    dtype can hold."""
     if dtype == "bool":
         return bool(value)
     if dtype in FLOATS:
@@ -69,7 +72,8 @@ def _multiplied(a: Any, b: Any, r: Any) -> Any:
     return bad.astype(bool)
 
 
-#: for the signed operations that must not leave their dtype's range: where they did, given the operands and the wrapped result
+#: for the signed operations that must not leave their dtype's range: where they did, given the operands and
+#: the wrapped result
 EXACT: dict[str, Callable[[Any, Any, Any], Any]] = {"Add": _added, "Sub": _subtracted, "Mul": _multiplied}
 
 
@@ -91,8 +95,9 @@ def encode(value: Any, dtype: str) -> Any:
 
 
 def _round_to_odd(wide: Any) -> Any:
-    """float64 → float32, truncated with a sticky last bit, so that rounding once more to a narrower format rounds the float64 itself
-    (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008)."""
+    """float64 → float32, truncated with a sticky last bit, so that rounding once more to a narrower format
+    rounds the float64 itself (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans.
+    Computers 57(4), 2008)."""
     near = np.atleast_1d(wide.astype(np.float32))
     back, bits = near.astype(np.float64), near.view(np.uint32)
     exact = (back == wide) | np.isnan(near)
@@ -165,21 +170,47 @@ def truncated_remainder(a: Any, b: Any) -> Any:
 
 
 def _sigmoid(x: Any) -> Any:
-    """``e^x / (1 + e^x)`` where x is negative: ``1 / (1 + e^-x)`` overflows there and gives 0 where a denormal number is right."""
+    """``e^x / (1 + e^x)`` where x is negative: ``1 / (1 + e^-x)`` overflows there and gives 0 where a
+    denormal number is right."""
     e = np.exp(-np.abs(x))
     return np.where(x < 0, e, 1.0) / (1.0 + e)
 
 
 # Computed in float64 and rounded once: what a function of float32 is, to the last bit in all but a few cases.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "log": np.log, "log2": np.log2, "log10": np.log10,
-    "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
-    "sigmoid": _sigmoid, "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x),
-    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
-    "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2, "copysign": np.copysign, "hypot": np.hypot,
-    "ieee_add": np.add, "ieee_sub": np.subtract, "ieee_mul": np.multiply,
-}  # fmt: skip
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "exp10": lambda x: np.power(10.0, x),
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "tanh": np.tanh,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sigmoid": _sigmoid,
+    "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x),
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
+    "pow": np.power,
+    "fmod": np.fmod,
+    "atan2": np.arctan2,
+    "copysign": np.copysign,
+    "hypot": np.hypot,
+    "ieee_add": np.add,
+    "ieee_sub": np.subtract,
+    "ieee_mul": np.multiply,
+}
 _CLASSES: dict[str, Callable[[Any], Any]] = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
 
 
@@ -192,9 +223,11 @@ def function(name: str, values: list[Any], dtype: str) -> Any:
     if name == "fma" and dtype == "float64":
         return np.vectorize(_fma, otypes=[np.float64])(*values)[()]
     wide = [np.asarray(v, dtype=np.float64) for v in values]
-    # a product of two float32 is exact in float64: the sum rounds there first, to odd, so that the last rounding is the only one
+    # a product of two float32 is exact in float64: the sum rounds there first, to odd, so that the last
+    # rounding is the only one
     made = _fma_narrow(*wide) if name == "fma" else _FUNCTIONS[name](*wide)
-    # functions of the small floats are those of float32, rounded to the small one only where they are stored or cast
+    # functions of the small floats are those of float32, rounded to the small one only where they are stored
+    # or cast
     return np.asarray(made).astype(compute(dtype))[()]
 
 
@@ -220,10 +253,18 @@ def _fma_narrow(a: Any, b: Any, c: Any) -> Any:
 
 
 _INTRINSICS: dict[str, Callable[..., Any]] = {
-    "fabs": np.abs, "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint, "nearbyint": np.rint,
+    "fabs": np.abs,
+    "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "round": np.rint,
+    "nearbyint": np.rint,
     "bitwise_and": lambda a, b: a & b,
-    "bitwise_or": lambda a, b: a | b, "bitwise_xor": lambda a, b: a ^ b, "bitwise_not": lambda a: ~a,
-}  # fmt: skip
+    "bitwise_or": lambda a, b: a | b,
+    "bitwise_xor": lambda a, b: a ^ b,
+    "bitwise_not": lambda a: ~a,
+}
 
 
 def intrinsic(name: str, values: list[Any], dtype: str) -> Any:
@@ -235,7 +276,9 @@ def intrinsic(name: str, values: list[Any], dtype: str) -> Any:
     short = name.split(".")[-1]
     if short == "popcount":
         bits = np.iinfo(dtype).bits
-        count = np.vectorize(lambda v: bin(int(v) & ((1 << bits) - 1)).count("1"), otypes=[np.dtype(dtype)])(values[0])
+        count = np.vectorize(lambda v: bin(int(v) & ((1 << bits) - 1)).count("1"), otypes=[np.dtype(dtype)])(
+            values[0]
+        )
         return count if is_vector(values[0]) else int(count)
     if short not in _INTRINSICS:
         raise InternalError(f"the simulator does not know the intrinsic {name}")

@@ -1,4 +1,5 @@
-"""What a machine tells whoever listens to a run: the exploration of interleavings, and the timeline. Nobody listens unless asked."""
+"""What a machine tells whoever listens to a run: the exploration of interleavings, and the timeline. Nobody
+listens unless asked."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ class Observer:
     """Every method is called as the thing happens, by the executor that does it. Here they do nothing."""
 
     def accessed(self, ex: Executor, storage: Storage, key: Any, mode: str, posted: bool) -> None:
-        """The elements ``key`` are touched: "read", "write", "land" (a write on its way arrives), "update" (by the effect table of an
-        atomic operation) and then "load" or "atomic" by what it does. ``posted``: a write that lands later."""
+        """The elements ``key`` are touched: "read", "write", "land" (a write on its way arrives), "update"
+        (by the effect table of an atomic operation) and then "load" or "atomic" by what it does. ``posted``:
+        a write that lands later."""
 
     def posted(self, ex: Executor, peer: int) -> None:
         """A remote write went on its way."""
@@ -25,7 +27,8 @@ class Observer:
         """The oldest remote write of ``ex`` on its way to ``peer`` lands."""
 
     def performed(self, ex: Executor, op: TileOp, site: Site, owner: int | None, accesses: list[Any]) -> None:
-        """An operation of the language is about to be done: its effect table as (view, mode, remote) of what it touches."""
+        """An operation of the language is about to be done: its effect table as (view, mode, remote) of what
+        it touches."""
 
     def signalled(self, ex: Executor, counter: Counter, amount: int, op: str) -> None:
         """A counter is about to be signalled."""

@@ -1,9 +1,11 @@
-"""Launches that go on for ever: everybody who can run polls, and nobody is left who could change what the loops look at.
+"""Launches that go on for ever: everybody who can run polls, and nobody is left who could change what the
+loops look at.
 
-A round of a ``while`` is in vain where nobody has changed anything since it began and its executor holds at its end what it held at its
-beginning. Steps are deterministic, so the next round is the same. Where everybody who can run is in such a round, none has changed anything
-since, and no write is on its way, the launch never ends. Anything but reads counts as a change, whether or not it leaves another
-value behind (an atomic update that leaves the value alone is the exception), so that nothing that may still end is called endless.
+A round of a ``while`` is in vain where nobody has changed anything since it began and its executor holds at
+its end what it held at its beginning. Steps are deterministic, so the next round is the same. Where everybody
+who can run is in such a round, none has changed anything since, and no write is on its way, the launch never
+ends. Anything but reads counts as a change, whether or not it leaves another value behind (an atomic update
+that leaves the value alone is the exception), so that nothing that may still end is called endless.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ class Polling:
     """What the loops of one run look at, and who polls in vain.
 
     Attributes:
-        idle: by number the executors that poll in vain, as things stand. seen: by executor what the last round that was watched has read:
-            the memory and the elements, or a counter.
+        idle: by number the executors that poll in vain, as things stand. seen: by executor what the last
+            round that was watched has read: the memory and the elements, or a counter.
     """
 
     def __init__(self, eager: bool):
@@ -31,7 +33,9 @@ class Polling:
         self.changes = 0
         self.idle: dict[int, Executor] = {}
         self.seen: dict[int, dict[Any, Any]] = {}
-        self.rounds: dict[tuple[int, int], tuple[int, bytes | None]] = {}  # (executor, loop) → changes before its round, what it held
+        self.rounds: dict[
+            tuple[int, int], tuple[int, bytes | None]
+        ] = {}  # (executor, loop) → changes before its round, what it held
 
     def changed(self) -> None:
         """Somebody did something that others, or the same executor, may notice."""
@@ -54,13 +58,19 @@ class Polling:
 
 
 def looked(ex: Any, storage: Storage, key: Any) -> None:
-    """Notes what a watched round reads, a region once; of the elements that lanes gather from one memory the last ones."""
-    spot = repr(key) if not isinstance(key, tuple) or not any(isinstance(k, np.ndarray) for k in key) else "lanes"
+    """Notes what a watched round reads, a region once; of the elements that lanes gather from one memory the
+    last ones."""
+    spot = (
+        repr(key)
+        if not isinstance(key, tuple) or not any(isinstance(k, np.ndarray) for k in key)
+        else "lanes"
+    )
     ex.polled[id(storage), spot] = storage, key
 
 
 def held(ex: Executor) -> bytes:
-    """All that decides what the executor does next, other executors aside: its variables and its own memory."""
+    """All that decides what the executor does next, other executors aside: its variables and its own
+    memory."""
     parts = [v.tobytes() if isinstance(v, np.ndarray) else repr(v).encode() for v in ex.v]
     parts += [memory.data.tobytes() for memory in ex.mem if getattr(memory, "scope", "").startswith("local")]
     return b"|".join(parts)

@@ -1,7 +1,9 @@
-"""A tile program (or a scheduled one) → Python functions of an executor, made once and run by every executor of every rank.
+"""A tile program (or a scheduled one) → Python functions of an executor, made once and run by every executor
+of every rank.
 
-Each operation gives its own: ``TileOp.simulate`` in compiler/ops, beside its lowerings. What an operation reads and writes is recorded
-here, from its effect table, so that the clocks read what the compiler derives its fences from.
+Each operation gives its own: ``TileOp.simulate`` in compiler/ops, beside its lowerings. What an operation
+reads and writes is recorded here, from its effect table, so that the clocks read what the compiler derives
+its fences from.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from tilescale.language.dtypes import BITS
 
 @dataclass(frozen=True)
 class Sending:
-    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without). index: of the counter, None where it is
-    computed."""
+    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without). index: of the
+    counter, None where it is computed."""
 
     site: Site
     flag: View
@@ -38,7 +40,8 @@ class Sending:
     index: tuple[int, ...] | None = None
 
     def target(self, ex: Any) -> tuple[Any, str] | None:
-        """Home and name of the counter that it would signal by the variables of an executor as they are; None where one has no value."""
+        """Home and name of the counter that it would signal by the variables of an executor as they are; None
+        where one has no value."""
         try:
             counters = self.flag.storage(ex, None if self.peer is None else self.peer(ex))
             index = self.flag.index(ex)
@@ -60,9 +63,11 @@ class Prepared:
     buffers: list[BufferInfo] = field(default_factory=list)
     #: executors of a block, those of all its scales
     executors: int = 1
-    #: ring with asynchronous copies → its engine's place among the executors of a block; (ring, token) → where it stands
+    #: ring with asynchronous copies → its engine's place among the executors of a block; (ring, token) →
+    #: where it stands
     units: dict[int, int] = field(default_factory=dict)
-    #: those of operations beside their executors (flights.py): their kind, and where their places begin and how many they are
+    #: those of operations beside their executors (flights.py): their kind, and where their places begin and
+    #: how many they are
     beside: list[tuple[str, int, int]] = field(default_factory=list)
     tokens: dict[tuple[int, str], list[Site]] = field(default_factory=dict)
     #: the role whose statement it is, by the statement's number (none: everyone's)
@@ -72,8 +77,8 @@ class Prepared:
     signalled: dict[str, list[Sending]] = field(default_factory=dict)
     #: by the name of a signal the counters that statements wait for, None where the index is computed
     awaited: dict[str, set[tuple[int, ...] | None]] = field(default_factory=dict)
-    #: signals (by slot) in whose counters the order of additions may say something: some statement does more than add to them and wait
-    #: for enough
+    #: signals (by slot) in whose counters the order of additions may say something: some statement does more
+    #: than add to them and wait for enough
     ordered: set[int] = field(default_factory=set)
     #: the T.Parallel nest around a statement, by the statement's number
     nest_of: dict[int, Any] = field(default_factory=dict)
@@ -107,7 +112,9 @@ class Preparation(Expressions):
         self.contended: set[Any] = set()
         self.tested: set[Any] = set()
         self.loops: list[Any] = []
-        self.branches: list[Any] = []  # around a statement: of a team's the place of its T.Scale, of an author's None
+        self.branches: list[
+            Any
+        ] = []  # around a statement: of a team's the place of its T.Scale, of an author's None
         self.scales: list[tuple[str, int]] = []
         self.first: dict[tuple[tuple[str, int], ...], int] = {}
         self.queues: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
@@ -124,10 +131,14 @@ class Preparation(Expressions):
             if hasattr(p.spec, "shape"):
                 bits = BITS[str(p.spec.dtype)]
                 cells = bits // cell_bits.get(p.var, bits)
-                info = BufferInfo(p.name, str(p.spec.dtype), (), p.var.ty.storage_scope, cells, p.var in written)
+                info = BufferInfo(
+                    p.name, str(p.spec.dtype), (), p.var.ty.storage_scope, cells, p.var in written
+                )
                 self._add(p.var, info)
         self.cell_bits = cell_bits
-        if self.shared_tiles:  # what executors of a block update atomically; all else of its tiles is seen by the clocks alone
+        if (
+            self.shared_tiles
+        ):  # what executors of a block update atomically; all else of its tiles is seen by the clocks alone
             self.contended = _updated(func.body)
         self.contended |= {
             p.var
@@ -158,7 +169,8 @@ class Preparation(Expressions):
         self.shared_tiles = self.shared_tiles or bool(beside)
 
     def queue(self, kind: str) -> int:
-        """Where the places of the engines of one kind begin, for the executors that run the current statement."""
+        """Where the places of the engines of one kind begin, for the executors that run the current
+        statement."""
         key = kind, tuple(self.scales)
         if key not in self.queues:
             count = prod(n for _, n in self.scales)
@@ -205,11 +217,15 @@ class Preparation(Expressions):
     def _site_of(self, call: Any) -> Site:
         return self.current if self.current is not None else self.site(call, written(call))
 
-    def signalling(self, call: Any, region: Any, amount: Any, op: str, peer: Value | None) -> Callable[[Any, int | None], None]:
-        """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the executor posted has landed
-        by then."""
+    def signalling(
+        self, call: Any, region: Any, amount: Any, op: str, peer: Value | None
+    ) -> Callable[[Any, int | None], None]:
+        """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the
+        executor posted has landed by then."""
         flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, written(call))
-        self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer, _constant(region)))
+        self.made.signalled.setdefault(flag.info.name, []).append(
+            Sending(site, flag, peer, _constant(region))
+        )
         if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
             self.made.ordered.add(flag.slot)
 
@@ -223,7 +239,9 @@ class Preparation(Expressions):
 
     def awaiting(self, region: Any, call: Any) -> Site:
         """The site of a wait for a counter."""
-        self.made.awaited.setdefault(self.buffers[self.slots[region.source]].name, set()).add(_constant(region))
+        self.made.awaited.setdefault(self.buffers[self.slots[region.source]].name, set()).add(
+            _constant(region)
+        )
         if str(call.attrs["cmp"]) not in ("ge", "gt"):
             self.made.ordered.add(self.slots[region.source])
         return self.site(call, "T.wait")
@@ -234,12 +252,16 @@ class Preparation(Expressions):
     nest: Any = None
     opened: Any = None  # where the innermost T.Scale("device") stands, whose branch is a team's
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements
+    # -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any, *, quiet: bool = False) -> Step:
-        """A statement ready to run. ``quiet``: nothing inside is a point where others go on (the lanes of a nest are one step)."""
+        """A statement ready to run. ``quiet``: nothing inside is a point where others go on (the lanes of a
+        nest are one step)."""
         method = getattr(self, "_s_" + type(s).__name__, None)
         if method is None:
-            raise InternalError(f"the simulator does not know the statement {type(s).__name__}", loc=loc_of(s.span))
+            raise InternalError(
+                f"the simulator does not know the statement {type(s).__name__}", loc=loc_of(s.span)
+            )
         before, outer = self.here, self.quiet
         self.here, self.quiet = loc_of(s.span) or self.here, self.quiet or quiet
         try:
@@ -247,8 +269,11 @@ class Preparation(Expressions):
         finally:
             self.here, self.quiet = before, outer
 
-    def _visible(self, node: Any, run: Callable[[Any], Any], intent: str = "", pulls: Value | None = None) -> Step:
-        """A step that others may see: they get a turn before it. ``pulls``: the peer whose memory it reads."""
+    def _visible(
+        self, node: Any, run: Callable[[Any], Any], intent: str = "", pulls: Value | None = None
+    ) -> Step:
+        """A step that others may see: they get a turn before it. ``pulls``: the peer whose memory it
+        reads."""
         if self.quiet or not self._seen(node):
             return Step(run)
         intent = intent or self._intent(node)
@@ -263,11 +288,14 @@ class Preparation(Expressions):
         return Step(slowly, True)
 
     def _intent(self, node: Any) -> str:
-        """What a step is about to do: atomic updates other than loads release, and one of a peer's memory sees what it wrote there."""
+        """What a step is about to do: atomic updates other than loads release, and one of a peer's memory
+        sees what it wrote there."""
         found: list[Any] = []
 
         def look(call: Any) -> None:
-            if call.op.name == "ts.remote_atomic" or (call.op.name == "ts.atomic" and str(call.attrs["kind"]) != "load"):
+            if call.op.name == "ts.remote_atomic" or (
+                call.op.name == "ts.atomic" and str(call.attrs["kind"]) != "load"
+            ):
                 found.append(call)
 
         structural_walk(node, (ir.Call, look))
@@ -290,7 +318,9 @@ class Preparation(Expressions):
         regions: list[Any] = []
         for x in s.seq:
             role = _role(x)
-            if regions and (role is None or int(x.value.value) == 0):  # the first role begins a new set of regions
+            if regions and (
+                role is None or int(x.value.value) == 0
+            ):  # the first role begins a new set of regions
                 steps.append(self._roles(regions))
                 regions = []
             if role is None:
@@ -300,7 +330,8 @@ class Preparation(Expressions):
         return _sequence([*steps, self._roles(regions)] if regions else steps)
 
     def _roles(self, regions: list[Any]) -> Step:
-        """Role regions that stand next to each other are executors of the block that run at once; behind them all have ended."""
+        """Role regions that stand next to each other are executors of the block that run at once; behind them
+        all have ended."""
         if len(regions) == 1 and _role(regions[0]) == "all":
             return self.stmt(regions[0].body)
         site = self.site(regions[0], "the roles of T.Pipelined")
@@ -319,7 +350,9 @@ class Preparation(Expressions):
             return Step(self.scalar(s.value)) if isinstance(s.value, ir.Call) else Step(lambda ex: None)
         run = self.performed(op, s.value)
         if not op.stops(s.value):
-            return self._visible(s.value, run, "signal" if op.name == "signal" else "", self._pulled(op, s.value))
+            return self._visible(
+                s.value, run, "signal" if op.name == "signal" else "", self._pulled(op, s.value)
+            )
         if op.waits:
             return Step(run, True)
 
@@ -330,22 +363,33 @@ class Preparation(Expressions):
         return Step(slowly, True)
 
     def _pulled(self, op: Any, call: Any) -> Value | None:
-        """Whose memory (see View.peer) an operation reads; None for the own, and where finding that out reads memory itself."""
+        """Whose memory (see View.peer) an operation reads; None for the own, and where finding that out reads
+        memory itself."""
         access = next((a for a in op.effects(call) if a.owner is not None and a.mode == "read"), None)
         loads: list[Any] = []
-        if access is None or structural_walk(access.owner, (ir.TensorLoad, lambda e: loads.append(e))) or loads:
+        if (
+            access is None
+            or structural_walk(access.owner, (ir.TensorLoad, lambda e: loads.append(e)))
+            or loads
+        ):
             return None
         view, owner = self.view(access.region, call), self.scalar(access.owner)
         return lambda ex: view.peer(owner(ex))
 
     def performed(self, op: Any, call: Any) -> Any:
-        """The operation between what it reads and writes being recorded: a function, a generator where the operation waits."""
+        """The operation between what it reads and writes being recorded: a function, a generator where the
+        operation waits."""
         site = self.current = self.site(call, op.written(call))
         effects = op.effects(call)
         owner = next((self.scalar(a.owner) for a in effects if a.owner is not None), None)
         reach = str(call.attrs["reach"]) if "reach" in call.attrs else "block"
         accesses = [
-            (self.view(a.region, call), a.half or a.mode, a.owner is not None, None if a.when is None else self.scalar(a.when))
+            (
+                self.view(a.region, call),
+                a.half or a.mode,
+                a.owner is not None,
+                None if a.when is None else self.scalar(a.when),
+            )
             for a in effects
             if not a.region.source.ty.storage_scope.endswith(("signal", "barrier"))
         ]
@@ -391,7 +435,9 @@ class Preparation(Expressions):
         shape = tuple(int(e) for e in ty.shape)
         scope = ty.storage_scope
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
-        info = BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles, depth=self.depth, loc=self.here)
+        info = BufferInfo(
+            s.buffer.name, dtype, shape, scope, cells, self.shared_tiles, depth=self.depth, loc=self.here
+        )
         slot = self._add(s.buffer, info)
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
         if scope == "shared.barrier":
@@ -414,7 +460,10 @@ class Preparation(Expressions):
         dtype = str(getattr(ty.dtype, "dtype", ty.dtype))
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         shape = tuple(int(e) for e in ty.shape)
-        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old, depth=info.depth))
+        slot = self._add(
+            s.buffer,
+            BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old, depth=info.depth),
+        )
         at: int | None = old
         while at is not None:
             self.buffers[at].viewed, at = True, self.buffers[at].base
@@ -424,7 +473,11 @@ class Preparation(Expressions):
         def run(ex: Any) -> None:
             shared = info.scope.startswith("shared")
             owner = (ex.rank.number, ex.block.shown)
-            ex.mem[slot] = ex.block.own_tile(slot, ex, info.depth) if shared else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
+            ex.mem[slot] = (
+                ex.block.own_tile(slot, ex, info.depth)
+                if shared
+                else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
+            )
 
         return Step(run)
 
@@ -539,8 +592,12 @@ class Preparation(Expressions):
         return body
 
     def _scale(self, name: str, s: Any) -> Step:
-        """Executors below the block are concurrent, whether or not they wait for one another; the statement ends when all have."""
-        outer = next((WIDTHS[scale] for scale, _ in reversed(self.scales) if scale in WIDTHS), self.program.launch.threads)
+        """Executors below the block are concurrent, whether or not they wait for one another; the statement
+        ends when all have."""
+        outer = next(
+            (WIDTHS[scale] for scale, _ in reversed(self.scales) if scale in WIDTHS),
+            self.program.launch.threads,
+        )
         count = outer // WIDTHS[name]
         first, site = self._reserve(name, count), self.site(s, f'T.Scale("{name}")')
         body = self.stmt(s.body)
@@ -549,7 +606,8 @@ class Preparation(Expressions):
         return Step(lambda ex: ex.machine.fork(ex, parts, first, site), True)
 
     def _reserve(self, name: str, count: int) -> int:
-        """Enters a scale (or roles): ``count`` executors in each that is there; where their numbers begin within a block."""
+        """Enters a scale (or roles): ``count`` executors in each that is there; where their numbers begin
+        within a block."""
         self.scales.append((name, count))
         path = tuple(self.scales)
         if path not in self.first:
@@ -608,13 +666,20 @@ def _constant(region: Any) -> tuple[int, ...] | None:
 def _forks(body: Any) -> bool:
     found: list[Any] = []
     structural_walk(
-        body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS else None)
+        body,
+        (
+            tirx.AttrStmt,
+            lambda s: (
+                found.append(s) if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS else None
+            ),
+        ),
     )
     return bool(found)
 
 
 def _cell_bits(body: Any) -> dict[Any, int]:
-    """For buffers that are viewed, and their views: the width of the narrowest element under which the memory is seen."""
+    """For buffers that are viewed, and their views: the width of the narrowest element under which the memory
+    is seen."""
     roots: dict[Any, Any] = {}
     narrow: dict[Any, int] = {}
 
@@ -633,5 +698,7 @@ def _cell_bits(body: Any) -> dict[Any, int]:
 def _updated(body: Any) -> set[Any]:
     """Buffers that atomic operations update."""
     found: set[Any] = set()
-    structural_walk(body, (ir.Call, lambda c: found.add(c.args[0].source) if c.op.name == "ts.atomic" else None))
+    structural_walk(
+        body, (ir.Call, lambda c: found.add(c.args[0].source) if c.op.name == "ts.atomic" else None)
+    )
     return found

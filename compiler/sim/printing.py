@@ -1,5 +1,6 @@
-"""What T.print shows, in the form of the other targets: ``block (1, 0, 0) kernel.py:7: x = 0.5``, with the rank in front where there are
-several; a tile as its dtype, shape and rows (tilescale/native/report.c, compiler/gpu/ops/print.py)."""
+"""What T.print shows, in the form of the other targets: ``block (1, 0, 0) kernel.py:7: x = 0.5``, with the
+rank in front where there are several; a tile as its dtype, shape and rows (tilescale/native/report.c,
+compiler/gpu/ops/print.py)."""
 
 from __future__ import annotations
 
@@ -35,8 +36,14 @@ def tile(stored: Any, dtype: str) -> str:
 def _axis(values: Any, dtype: str, depth: int, brief: bool) -> str:
     if not values.ndim:
         return f"{float(values):.{DIGITS.get(dtype, FEW)}g}" if "float" in dtype else str(values.item())
-    parts = [_axis(v, dtype, depth + 1, brief) for v in values] if not brief or len(values) <= WIDE else [
-        *(_axis(v, dtype, depth + 1, brief) for v in values[:EDGE]), "...", *(_axis(v, dtype, depth + 1, brief) for v in values[-EDGE:]),
-    ]  # fmt: skip
+    parts = (
+        [_axis(v, dtype, depth + 1, brief) for v in values]
+        if not brief or len(values) <= WIDE
+        else [
+            *(_axis(v, dtype, depth + 1, brief) for v in values[:EDGE]),
+            "...",
+            *(_axis(v, dtype, depth + 1, brief) for v in values[-EDGE:]),
+        ]
+    )
     between = ", " if values.ndim == 1 else ",\n" + " " * (depth + 1)
     return f"[{between.join(parts)}]"

@@ -1,10 +1,12 @@
 """Listens to a run and makes its timeline, in logical time.
 
-Logical time is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 1978), with lengths: every executor has a
-clock of *steps*, its operations take the steps below, and a wait lasts until the signal that ends it was sent (those sent earliest count
-first), a barrier until the last has come, an atomic operation until the one before it on that element has ended. What a schedule of the
-simulator happened to choose is not in it, as far as the program's result does not depend on it; what T.Parallel computes takes no time.
-A step stands for roughly a nanosecond of one block of an H100: 1/132 of its memory's, its links' and its tensor cores' pace.
+Logical time is Lamport's (Time, clocks, and the ordering of events in a distributed system, CACM 1978), with
+lengths: every executor has a clock of *steps*, its operations take the steps below, and a wait lasts until
+the signal that ends it was sent (those sent earliest count first), a barrier until the last has come, an
+atomic operation until the one before it on that element has ended. What a schedule of the simulator happened
+to choose is not in it, as far as the program's result does not depend on it; what T.Parallel computes takes
+no time. A step stands for roughly a nanosecond of one block of an H100: 1/132 of its memory's, its links' and
+its tensor cores' pace.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Recorder(Observer):
         self.timeline = Timeline(name, Traffic(ranks))
         self.clock: dict[int, int] = {}
         self.site: dict[int, Site] = {}
-        self.sent: dict[Any, list[tuple[int, int, tuple[int, int, int]]]] = {}  # counter → (amount, sent when, by whom)
+        self.sent: dict[
+            Any, list[tuple[int, int, tuple[int, int, int]]]
+        ] = {}  # counter → (amount, sent when, by whom)
         self.since: dict[int, int] = {}  # executor → when its wait began
         self.meeting: dict[Any, list[tuple[Executor, Site, int]]] = {}
         self.flying: dict[int, int] = {}  # executor → its bytes on their way
@@ -44,7 +48,9 @@ class Recorder(Observer):
     def _now(self, ex: Executor) -> int:
         if ex.number not in self.clock:
             self.clock[ex.number] = 0
-            below = "".join(f", {scale}" if index is None else f", {scale} {index}" for scale, index in ex.path)
+            below = "".join(
+                f", {scale}" if index is None else f", {scale} {index}" for scale, index in ex.path
+            )
             block = ex.block.shown
             shown = block[0] if len(block) == 1 else block
             self.timeline.threads[ex.rank.number, self._thread(ex)] = f"block {shown}{below}"
@@ -56,14 +62,17 @@ class Recorder(Observer):
         each = math.prod(machine.grid) * machine.prepared.executors
         return ex.number - 1 - ex.rank.number * each
 
-    def _slice(self, ex: Executor, kind: str, name: str, site: Site | None, start: int, duration: int, **more: Any) -> None:
+    def _slice(
+        self, ex: Executor, kind: str, name: str, site: Site | None, start: int, duration: int, **more: Any
+    ) -> None:
         loc = None if site is None else site.loc
         file, line = (loc.file, loc.line) if loc else ("", 0)
         made = Slice(kind, name, ex.rank.number, self._thread(ex), start, duration, file, line, more)
         self.timeline.slices.append(made)
         self.clock[ex.number] = start + duration
 
-    # -- operations -----------------------------------------------------------------------------------------------
+    # -- operations
+    # -----------------------------------------------------------------------------------------------
     def performed(self, ex: Executor, op: TileOp, site: Site, owner: int | None, accesses: list[Any]) -> None:
         self.site[ex.number] = site
         if op.observed or ex.lanes is not None:
@@ -73,19 +82,25 @@ class Recorder(Observer):
         moved = [(view, mode, whose, *_extent(ex, view, whose)) for view, mode, whose in owned]
         if not moved:
             return
-        far = next((m for m in moved if m[2] is not None and m[0].reach == "device" and m[2] != ex.rank.number), None)
+        far = next(
+            (m for m in moved if m[2] is not None and m[0].reach == "device" and m[2] != ex.rank.number), None
+        )
         if far is not None:
             self._transfer(ex, site, far, start, op.spelling)
             return
         counts = [count for *_, count, _ in moved]
         nbytes = sum(count * width(view) for view, _, _, count, _ in moved)
         cost = -(-nbytes // LOCAL)
-        if op.moves:  # memory reads and writes them, and they move once; told of the side that a copy between ranks tells
+        if (
+            op.moves
+        ):  # memory reads and writes them, and they move once; of ranks' copies the far side is told
             view, _, _, count, _ = max(moved, key=lambda m: (m[2] is not None, m[1] == "read"))
             nbytes = count * width(view)
         if op.multiplies and len(counts) >= 3:  # |A||B||C| = (MNK)²; C is written, which comes last
             cost = int(2 * math.sqrt(math.prod(float(c) for c in (*counts[:2], counts[-1])))) // FLOPS
-        regions = ", ".join(f"{'reads' if mode == 'read' else 'writes'} {region}" for _, mode, _, _, region in moved)
+        regions = ", ".join(
+            f"{'reads' if mode == 'read' else 'writes'} {region}" for _, mode, _, _, region in moved
+        )
         self._slice(ex, op.spelling, moved[-1][-1], site, start, max(1, cost), bytes=nbytes, regions=regions)
 
     def _transfer(self, ex: Executor, site: Site, far: tuple[Any, ...], start: int, name: str) -> None:
@@ -95,7 +110,17 @@ class Recorder(Observer):
         source, target = (peer, me) if pulled else (me, peer)
         self.timeline.traffic.add(source, target, nbytes, pulled=pulled)
         cost = max(1, -(-nbytes // REMOTE))
-        self._slice(ex, name, region, site, start, cost, bytes=nbytes, peer=peer, direction="pull" if pulled else "put")
+        self._slice(
+            ex,
+            name,
+            region,
+            site,
+            start,
+            cost,
+            bytes=nbytes,
+            peer=peer,
+            direction="pull" if pulled else "put",
+        )
         self.timeline.flight.append((me, start, nbytes))
         if pulled:
             self.timeline.flight.append((me, start + cost, -nbytes))
@@ -112,11 +137,14 @@ class Recorder(Observer):
             self.updated.update(dict.fromkeys(cells, start + 1))
             self._released(ex)
 
-    # -- signals and waits ----------------------------------------------------------------------------------------
+    # -- signals and waits
+    # ----------------------------------------------------------------------------------------
     def signalled(self, ex: Executor, counter: Counter, amount: int, op: str) -> None:
         start, home = self._now(ex), counter.home[0]
         self._released(ex)
-        self._slice(ex, "signal", counter.name, self.site.get(ex.number), start, 1, value=amount, op=op, peer=home)
+        self._slice(
+            ex, "signal", counter.name, self.site.get(ex.number), start, 1, value=amount, op=op, peer=home
+        )
         self.timeline.traffic.add(ex.rank.number, home, SIGNAL_BYTES)
         by = (ex.rank.number, self._thread(ex), start)
         self.sent.setdefault(counter.key, []).append((amount, start + 1, by))
@@ -134,7 +162,8 @@ class Recorder(Observer):
             self.timeline.arrows.append(Arrow(counter.name, ending[2], target))
 
     def _ending(self, counter: Counter, cmp: str, value: int) -> tuple[int, int, tuple[int, int, int]] | None:
-        """The signal that ended a wait: of additions the first behind which there were enough, in the order of time; else the last."""
+        """The signal that ended a wait: of additions the first behind which there were enough, in the order
+        of time; else the last."""
         from tilescale.compiler.sim.counters import COMPARE
 
         sent = self.sent.get(counter.key, [])
@@ -149,7 +178,8 @@ class Recorder(Observer):
                 return one
         return None
 
-    # -- meetings -------------------------------------------------------------------------------------------------
+    # -- meetings
+    # -------------------------------------------------------------------------------------------------
     def came(self, ex: Executor, site: Site, meeting: Meeting) -> None:
         came = self.meeting.setdefault(meeting.key, [])
         came.append((ex, site, self._now(ex)))
@@ -157,7 +187,9 @@ class Recorder(Observer):
         if len(came) == meeting.expected:
             end = max(when for *_, when in came) + 1
             for other, there, when in came:
-                self._slice(other, "barrier", str(meeting.key[0]), there, when, end - when, executors=meeting.expected)
+                self._slice(
+                    other, "barrier", str(meeting.key[0]), there, when, end - when, executors=meeting.expected
+                )
             came.clear()
 
     def forked(self, ex: Executor, child: Executor) -> None:
@@ -183,7 +215,16 @@ class Recorder(Observer):
             if ex.waiting is not None and not ex.children:
                 start = self.since.get(ex.number, self._now(ex))
                 name = ex.waiting.counter.name if ex.waiting.counter is not None else ex.waiting.site.what
-                self._slice(ex, "wait", name, ex.waiting.site, start, max(1, end - start), condition=ex.waiting.text, ended=False)
+                self._slice(
+                    ex,
+                    "wait",
+                    name,
+                    ex.waiting.site,
+                    start,
+                    max(1, end - start),
+                    condition=ex.waiting.text,
+                    ended=False,
+                )
         return self.timeline
 
 

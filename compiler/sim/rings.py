@@ -1,15 +1,18 @@
-"""Rings of stages while a scheduled program runs: tokens as counters, copies in flight, and what to say where an order is missing.
+"""Rings of stages while a scheduled program runs: tokens as counters, copies in flight, and what to say where
+an order is missing.
 
-A ring belongs to a block. ``commit`` of round n makes stage n % depth full when all copies issued into the ring before it are complete;
-``wait`` of round n awaits that; ``release`` of round n makes the stage empty; ``acquire`` of round n awaits the release of round
-n - depth. A stage is filled between acquire and commit of its round, and read between wait and release: an access elsewhere is reported
-whether or not other order saves it, since that is where a target synchronises.
+A ring belongs to a block. ``commit`` of round n makes stage n % depth full when all copies issued into the
+ring before it are complete; ``wait`` of round n awaits that; ``release`` of round n makes the stage empty;
+``acquire`` of round n awaits the release of round n - depth. A stage is filled between acquire and commit of
+its round, and read between wait and release: an access elsewhere is reported whether or not other order saves
+it, since that is where a target synchronises.
 
-An asynchronous copy is performed by an *engine*, which has a clock of its own: it begins behind what its issuer did before, and only
-who awaited its round comes behind it. Nothing orders it against its issuer's later accesses, nor two copies of one ring against each
-other before they were awaited. Copies of one ring are complete in the order of their rounds, so one clock a ring is enough: whoever awaits
-round n has awaited those before it, else the order of tokens is reported. Against the adversary a copy moves its data only when its round
-is awaited, which is as late as anybody may notice; otherwise at once.
+An asynchronous copy is performed by an *engine*, which has a clock of its own: it begins behind what its
+issuer did before, and only who awaited its round comes behind it. Nothing orders it against its issuer's
+later accesses, nor two copies of one ring against each other before they were awaited. Copies of one ring are
+complete in the order of their rounds, so one clock a ring is enough: whoever awaits round n has awaited those
+before it, else the order of tokens is reported. Against the adversary a copy moves its data only when its
+round is awaited, which is as late as anybody may notice; otherwise at once.
 """
 
 from __future__ import annotations
@@ -73,8 +76,8 @@ class Ring:
         self.waiters.clear()
 
     def expect(self, ex: Executor, kind: str, n: int, site: Site) -> None:
-        """Each side's tokens follow one another, round by round. Who fills holds one stage at a time; who reads may wait for the next
-        round before it releases the one before, whose products are in flight."""
+        """Each side's tokens follow one another, round by round. Who fills holds one stage at a time; who
+        reads may wait for the next round before it releases the one before, whose products are in flight."""
         ex.machine.polling.changed()
         side = FILLS if kind in FILLS else READS
         opens, closes = side
@@ -85,7 +88,9 @@ class Ring:
         elif kind == opens == "acquire" and first != second:
             wanted = closes, second
         if wanted != (kind, n):
-            text = f"ring {self.number} does {kind} of round {n}, and {wanted[0]} of round {wanted[1]} is next"
+            text = (
+                f"ring {self.number} does {kind} of round {n}, and {wanted[0]} of round {wanted[1]} is next"
+            )
             ex.machine.report.add(Finding("schedule", text, ex.where(site)))
             self.next = {**self.next, opens: n + 1, closes: n + (kind == closes)}
             self.held[side] = [n] if kind == opens else []
@@ -101,7 +106,11 @@ class Ring:
         side = READS if mode == "read" else FILLS
         held, (first, end) = self.held[side], stages_of(key)
         if end != first + 1 or first not in [self.stage(n) for n in held]:
-            where = f"in round {held[-1]}, whose stage is {self.stage(held[-1])}" if held else f"outside {' and '.join(side)}"
+            where = (
+                f"in round {held[-1]}, whose stage is {self.stage(held[-1])}"
+                if held
+                else f"outside {' and '.join(side)}"
+            )
             region = describe(storage.name, key)
             text = f"ring {self.number}: {region} is {'read' if mode == 'read' else 'written'} {where}"
             ex.machine.report.add(Finding("schedule", text, ex.where(site, region)))
@@ -125,14 +134,20 @@ def of(block: Block, number: int) -> Ring:
 
 
 def unread(machine: Machine) -> None:
-    """Reports the rounds that were committed and that nobody awaited: their copies are in flight when the block ends."""
+    """Reports the rounds that were committed and that nobody awaited: their copies are in flight when the
+    block ends."""
     for block in machine.blocks.values():
         for ring in block.rings.values():
             late = [n for n in ring.full if n not in ring.read]
             if late:
-                text = f"ring {ring.number}: round {late[0]} is filled, and nobody waits for it before the block ends"
+                text = (
+                    f"ring {ring.number}: round {late[0]} is filled, and nobody waits for it before the "
+                    "block ends"
+                )
                 site = machine.prepared.tokens[ring.number, "commit"][0]
-                machine.report.add(Finding("schedule", text, Where(site.what, site.loc, block.rank.number, block.shown)))
+                machine.report.add(
+                    Finding("schedule", text, Where(site.what, site.loc, block.rank.number, block.shown))
+                )
 
 
 def unit(ex: Executor, number: int) -> AsyncUnit:
@@ -158,7 +173,10 @@ def acquire(ex: Executor, number: int, n: int, site: Site) -> Generator[str, Non
     ring.expect(ex, "acquire", n, site)
     before = n - ring.depth
     if before >= 0:
-        text = f"stage {ring.stage(n)} of ring {number} to be empty: round {n} fills it behind the release of round {before}"
+        text = (
+            f"stage {ring.stage(n)} of ring {number} to be empty: round {n} fills it behind the release "
+            f"of round {before}"
+        )
         yield from _until(ex, ring, ring.empty, before, "release", text, site)
         ex.acquire(ring.empty[before])
 
@@ -169,7 +187,9 @@ def commit(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None
     ring.expect(ex, "commit", n, site)
     clock = ex.release()
     if ring.offset is not None:
-        clock[ex.root + ring.offset] = ring.now  # who awaits this round comes behind all copies issued so far, and behind their issuer
+        clock[ex.root + ring.offset] = (
+            ring.now
+        )  # who awaits this round comes behind all copies issued so far, and behind their issuer
     ring.full[n] = clock
     ring.flying[n], ring.issued = ring.issued, []
     ring.wake(ex.machine)
@@ -207,7 +227,9 @@ def _releasing(ex: Executor, ring: Ring) -> Generator[str, None, None]:
     ex.flush()
 
 
-def _until(ex: Executor, ring: Ring, rounds: dict[int, Any], n: int, token: str, text: str, site: Site) -> Generator[str, None, None]:
+def _until(
+    ex: Executor, ring: Ring, rounds: dict[int, Any], n: int, token: str, text: str, site: Site
+) -> Generator[str, None, None]:
     from tilescale.compiler.sim.machine import Waiting
 
     while n not in rounds:
@@ -232,13 +254,23 @@ def race(machine: Machine, found: Race) -> tuple[str, str] | None:
         if not flying or mode == "read" and (apart or found.too_early):  # what it did not await says more
             return None
         text = f"; a copy into ring {flying[0]} reads it, which is in flight until its round is awaited"
-        return text, f"the change behind the wait for the round of ring {flying[0]} that copies it, or in front of the copy"
+        return (
+            text,
+            f"the change behind the wait for the round of ring {flying[0]} that copies it, or in front of "
+            "the copy",
+        )
     name = f"stage {stages_of(key)[0]} of ring {ring.number}"
     if mode == "write" and other == "read":
-        hint = f"release of ring {ring.number} behind the last reader of a stage, acquire in front of the copy into it"
+        hint = (
+            f"release of ring {ring.number} behind the last reader of a stage, acquire in front of the "
+            "copy into it"
+        )
         return f": reuse of {name} before its reader is done", hint
     if mode == "read":
-        hint = f"commit of ring {ring.number} behind the last copy into a stage, wait in front of its first reader"
+        hint = (
+            f"commit of ring {ring.number} behind the last copy into a stage, wait in front of its first "
+            "reader"
+        )
         return f": {name} is read before it is full", hint
     hint = f"acquire of ring {ring.number} in front of the copy, and a stage of its own for each round"
     return f": {name} is filled while it is in use", hint

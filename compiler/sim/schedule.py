@@ -1,5 +1,5 @@
-"""Who runs next: a schedule chooses among the executors that can and the remote writes on their way, at every point where another
-executor could notice."""
+"""Who runs next: a schedule chooses among the executors that can and the remote writes on their way, at every
+point where another executor could notice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tilescale.errors import TileValueError
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
 
-#: choices of one executor in a row before another one gets a turn, so that a loop that polls does not starve whom it polls for
+#: choices of one executor in a row before another one gets a turn, so that a loop that polls does not starve
+#: whom it polls for
 PATIENCE = 50
 
 #: the turn of a wait that is held back, behind those about to signal
@@ -24,8 +25,9 @@ Delivery = tuple[int, int]
 
 
 class Schedule:
-    """``pick`` chooses who of ``ready`` runs, or whose oldest write of ``deliveries`` lands; None ends the run. ``ready`` is one list for a
-    whole run: whom ``pick`` chose leaves it, others come at its end, and nobody's intent changes in it."""
+    """``pick`` chooses who of ``ready`` runs, or whose oldest write of ``deliveries`` lands; None ends the
+    run. ``ready`` is one list for a whole run: whom ``pick`` chose leaves it, others come at its end, and
+    nobody's intent changes in it."""
 
     late = False  #: whether remote writes land only when the schedule says so or something orders them
 
@@ -64,11 +66,12 @@ class Random(Schedule):
 
 
 class Adversary(Schedule):
-    """Whoever is awaited comes last: executors about to signal run only when nobody else can, those that stopped waiting run at once;
-    or, where others may undo what a wait waits for, whoever waits is held back behind all signals, as the seed draws it.
-    Remote writes land as late as the order allows: before their executor releases, and then to one peer after another, in an order that
-    the seed draws, so that whoever else can run sees those of one peer and not yet those of another. Among equals priorities drawn with
-    the seed decide, and change now and then."""
+    """Whoever is awaited comes last: executors about to signal run only when nobody else can, those that
+    stopped waiting run at once; or, where others may undo what a wait waits for, whoever waits is held back
+    behind all signals, as the seed draws it. Remote writes land as late as the order allows: before their
+    executor releases, and then to one peer after another, in an order that the seed draws, so that whoever
+    else can run sees those of one peer and not yet those of another. Among equals priorities drawn with the
+    seed decide, and change now and then."""
 
     late = True
 
@@ -76,7 +79,9 @@ class Adversary(Schedule):
         self.draw, self.seed = random.Random(seed), seed
         self.priority: dict[int, float] = {}
         self.last, self.streak = -1, 0
-        self.queue: list[tuple[int, float, int, Executor]] = []  # a heap of those in `ready`, and of entries that are no longer `ranked`
+        self.queue: list[
+            tuple[int, float, int, Executor]
+        ] = []  # a heap of those in `ready`, and of entries that are no longer `ranked`
         self.ranked: dict[int, tuple[int, float, int, Executor]] = {}  # executor → its entry
         self.known, self.arrivals = 0, 0
 
@@ -97,7 +102,9 @@ class Adversary(Schedule):
         best = self.queue[0][3]
         if best.number == self.last:
             self.streak += 1
-            if self.streak > PATIENCE:  # what it polls for may be another's step, or a write on its way: no write is late for ever
+            if (
+                self.streak > PATIENCE
+            ):  # what it polls for may be another's step, or a write on its way: no write is late for ever
                 others = len(ready) + len(deliveries)
                 chosen = self.draw.randrange(others) if others > 1 else 0
                 if chosen >= len(ready):
@@ -119,14 +126,20 @@ class Adversary(Schedule):
         return f"adversary, seed {self.seed}"
 
     def _turn(self, ex: Executor) -> int:
-        """Who comes at once (0), before (1) and with those about to signal (2), and behind them (3). A wait that others may end and undo
-        again looks at once or last, as drawn: what ends it may pass by while it is held back."""
-        if ex.awaits is not None and ex.awaits[0].slot in ex.machine.prepared.ordered and self.draw.random() < 0.5:
+        """Who comes at once (0), before (1) and with those about to signal (2), and behind them (3). A wait
+        that others may end and undo again looks at once or last, as drawn: what ends it may pass by while it
+        is held back."""
+        if (
+            ex.awaits is not None
+            and ex.awaits[0].slot in ex.machine.prepared.ordered
+            and self.draw.random() < 0.5
+        ):
             return HELD
         return {"resume": 0, "signal": 2}.get(ex.intent, 1)
 
     def _rank(self, ex: Executor, arrival: int) -> None:
-        """Puts an executor into the queue; an older entry of it counts no longer. Among equal priorities who came first is first."""
+        """Puts an executor into the queue; an older entry of it counts no longer. Among equal priorities who
+        came first is first."""
         if ex.number not in self.priority:
             self.priority[ex.number] = self.draw.random()
         entry = (self._turn(ex), self.priority[ex.number], arrival, ex)
@@ -137,7 +150,8 @@ class Adversary(Schedule):
 #: what an executor is about to do when its next step releases: all that it posted has landed by then
 RELEASING = frozenset(("signal", "meet", "atomic", "fork", "end"))
 
-#: ``exhaustive`` runs one interleaving of every class, see explore.py; ``exhaustive:<choices>`` one that a finding names
+#: ``exhaustive`` runs one interleaving of every class, see explore.py; ``exhaustive:<choices>`` one that a
+#: finding names
 SCHEDULES = ("round_robin", "random", "adversary", "exhaustive")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """``run(ex)`` does the statement for an executor. ``yields``: it is a generator, which stops where others may go on."""
+    """``run(ex)`` does the statement for an executor. ``yields``: it is a generator, which stops where others
+    may go on."""
 
     run: Callable[[Any], Any]
     yields: bool = False

@@ -1,5 +1,5 @@
-"""What operations on whole tiles compute. Sums are taken in float64 and rounded once to the accumulator's dtype, so that their order
-says nothing and every target is measured against the same number."""
+"""What operations on whole tiles compute. Sums are taken in float64 and rounded once to the accumulator's
+dtype, so that their order says nothing and every target is measured against the same number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def tf32(x: Any) -> Any:
 
 
 def product(a: Any, b: Any, c: Any, dtypes: tuple[str, str, str]) -> Any:
-    """C + A · B for matrices as they lie in memory; ``c`` is None where C starts from zero. Rounded once, integers wrap."""
+    """C + A · B for matrices as they lie in memory; ``c`` is None where C starts from zero. Rounded once,
+    integers wrap."""
     wide = np.float64 if numerics.FLOATS.count(dtypes[2]) else np.int64
     x, y = (numerics.decode(m, dt).astype(wide) for m, dt in zip((a, b), dtypes[:2], strict=True))
     total = x @ y
@@ -51,14 +52,20 @@ def _extreme(ufunc: Any) -> Callable[[Any, int], Any]:
 
 
 _REDUCE: dict[str, Callable[[Any, int], Any]] = {
-    "sum": _extreme(np.add), "prod": _extreme(np.multiply), "max": _extreme(np.maximum), "min": _extreme(np.minimum),
-    "bitand": _extreme(np.bitwise_and), "bitor": _extreme(np.bitwise_or), "bitxor": _extreme(np.bitwise_xor),
-}  # fmt: skip
+    "sum": _extreme(np.add),
+    "prod": _extreme(np.multiply),
+    "max": _extreme(np.maximum),
+    "min": _extreme(np.minimum),
+    "bitand": _extreme(np.bitwise_and),
+    "bitor": _extreme(np.bitwise_or),
+    "bitxor": _extreme(np.bitwise_xor),
+}
 
 
 def reduction(src: Any, before: Any, axis: int, op: str, dtypes: tuple[str, str]) -> Any:
-    """``src`` reduced along ``axis`` (and with what the result holds ``before``, unless None) as it lies in ``dtypes[1]``'s memory.
-    NaN wins in max and min; floats accumulate in float32, float64 where a side is float64."""
+    """``src`` reduced along ``axis`` (and with what the result holds ``before``, unless None) as it lies in
+    ``dtypes[1]``'s memory. NaN wins in max and min; floats accumulate in float32, float64 where a side is
+    float64."""
     source, target = dtypes
     acc = target
     if target in numerics.FLOATS:
@@ -88,7 +95,11 @@ def scan(src: Any, axis: int, op: str, reverse: bool, dtypes: tuple[str, str]) -
     return numerics.encode(np.flip(made, axis) if reverse else made, target)
 
 
-ATOMIC: dict[str, Callable[[Any, Any], Any]] = {"add": lambda a, b: a + b, "max": numerics.maximum, "min": numerics.minimum}
+ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "max": numerics.maximum,
+    "min": numerics.minimum,
+}
 
 
 def updated(before: Any, value: Any, kind: str, dtype: str) -> Any:
@@ -98,4 +109,8 @@ def updated(before: Any, value: Any, kind: str, dtype: str) -> Any:
     if kind == "store":
         return value
     made = ATOMIC[kind](before, value)
-    return numerics.wrap(int(made), dtype) if dtype not in numerics.FLOATS else numerics.decode(numerics.encode(made, dtype), dtype)
+    return (
+        numerics.wrap(int(made), dtype)
+        if dtype not in numerics.FLOATS
+        else numerics.decode(numerics.encode(made, dtype), dtype)
+    )

@@ -1,4 +1,5 @@
-"""Regions of buffers as whoever runs a statement sees them: where they lie, what they hold, and that they were touched."""
+"""Regions of buffers as whoever runs a statement sees them: where they lie, what they hold, and that they
+were touched."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class BufferInfo:
-    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it;
-    ``ring``: whose stages it has; ``depth``: the scales below the block around its allocation, whose executors have one each; ``filled``:
-    by the author's copies by TMA; ``loc``: where it is allocated."""
+    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of;
+    viewed: there is one of it; ``ring``: whose stages it has; ``depth``: the scales below the block around
+    its allocation, whose executors have one each; ``filled``: by the author's copies by TMA; ``loc``: where
+    it is allocated."""
 
     name: str
     dtype: str
@@ -37,7 +39,8 @@ class BufferInfo:
 
 @dataclass(frozen=True)
 class Placed:
-    """A region at its place: what of it lies inside, as slices of the storage and (None: all of it) of the region, and its shape."""
+    """A region at its place: what of it lies inside, as slices of the storage and (None: all of it) of the
+    region, and its shape."""
 
     storage: Any
     key: tuple[slice, ...]
@@ -87,11 +90,16 @@ class View:
         assert isinstance(counters, Counters)
         made = counters.at(index)
         if made is None:
-            ex.machine.report_outside(ex, counters.name, counters.shape, self.site, describe(counters.name, index), signal=True)
+            ex.machine.report_outside(
+                ex, counters.name, counters.shape, self.site, describe(counters.name, index), signal=True
+            )
         return made
 
-    def cut(self, ex: Any, storage: Storage) -> tuple[tuple[slice, ...], tuple[slice, ...] | None, tuple[int, ...]]:
-        """What of the region lies inside, as slices of the storage and (None: all of it) of the region, and the region's shape."""
+    def cut(
+        self, ex: Any, storage: Storage
+    ) -> tuple[tuple[slice, ...], tuple[slice, ...] | None, tuple[int, ...]]:
+        """What of the region lies inside, as slices of the storage and (None: all of it) of the region, and
+        the region's shape."""
         shape = tuple([n(ex) for n in self.extents])
         key, part, whole = [], [], True
         for low, extent, n in zip(self.index(ex), shape, storage.shape, strict=True):
@@ -131,13 +139,15 @@ class View:
         ex.post(self.peer(owner), land)
 
     def posts(self, ex: Any, owner: int | None) -> bool:
-        """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another block of the cluster)."""
+        """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another
+        block of the cluster)."""
         if owner is None or not ex.machine.late:
             return False
         return owner != (ex.rank.number if self.reach == "device" else ex.block.cluster_index)
 
     def peer(self, owner: int) -> int:
-        """The number of ``owner`` among the peers of an executor: a rank, or (below zero) a block of the cluster."""
+        """The number of ``owner`` among the peers of an executor: a rank, or (below zero) a block of the
+        cluster."""
         return owner if self.reach == "device" else -1 - owner
 
     def record(self, ex: Any, mode: str, owner: int | None, by: Any = None) -> None:
@@ -150,6 +160,10 @@ class View:
         key, part, shape = self.cut(ex, storage)
         if part is not None and not storage.is_global:
             wanted = tuple(slice(low, low + n) for low, n in zip(self.index(ex), shape, strict=True))
-            ex.machine.report_outside(ex, storage.name, storage.shape, self.site, describe(storage.name, wanted))
+            ex.machine.report_outside(
+                ex, storage.name, storage.shape, self.site, describe(storage.name, wanted)
+            )
         if all(k.stop > k.start for k in key):
-            storage.record(ex if by is None else by, key, mode, self.site, mode == "write" and self.posts(ex, owner))
+            storage.record(
+                ex if by is None else by, key, mode, self.site, mode == "write" and self.posts(ex, owner)
+            )

@@ -1,8 +1,10 @@
-"""Checks of a tile program at compile time, over symbolic ranks, blocks and shapes: proven, refuted with a counterexample, or unknown.
+"""Checks of a tile program at compile time, over symbolic ranks, blocks and shapes: proven, refuted with a
+counterexample, or unknown.
 
-``check(program)`` looks at every obligation that the program raises (see :data:`obligations.KINDS`): arithmetic of our own first
-(prove.py, counting.py), then the corners of all bounds for a counterexample (refute.py), then Z3 (solver.py) where the budget has room for
-it. Every counterexample is evaluated before it is told.
+``check(program)`` looks at every obligation that the program raises (see :data:`obligations.KINDS`):
+arithmetic of our own first (prove.py, counting.py), then the corners of all bounds for a counterexample
+(refute.py), then Z3 (solver.py) where the budget has room for it. Every counterexample is evaluated before it
+is told.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def check(
     Args:
         program: a ``@T.prim_func`` or a traced program.
         budget_ms: milliseconds; what is not decided by then is unknown.
-        ranks: how many ranks the kernel runs on; open without. world: the most that it may run on (a team may have fewer).
+        ranks: how many ranks the kernel runs on; open without. world: the most that it may run on (a team may
+            have fewer).
         values: numbers and extents that are known, by the names of parameters and of ``T.dynamic``.
     """
     start = time.perf_counter()
@@ -47,9 +50,15 @@ def check(
         collector = Collector(tile_level(program), 1 if world == 1 else ranks, world, values or {}, clock)
         judge = Judge(collector.terms, collector.run(), clock)
         asked = (
-            peers(judge), bounds(judge, out), counters(judge), collisions(judge), overlaps(judge), waits(judge), coverage(judge),
+            peers(judge),
+            bounds(judge, out),
+            counters(judge),
+            collisions(judge),
+            overlaps(judge),
+            waits(judge),
+            coverage(judge),
             parts(judge),
-        )  # fmt: skip
+        )
         for found in asked:
             for made in found:
                 out.items.append(made)
@@ -67,15 +76,21 @@ def check(
     return out
 
 
-def first_refuted(program: Any, ranks: int | None = None, world: int | None = None, budget_ms: float = COMPILE_BUDGET) -> Obligation | None:
-    """The first obligation that is refuted for whatever arguments the kernel is called with: on ``ranks`` ranks, or on whatever number
-    up to ``world``. Of what a launch defines as dropped (ALLOWED), `tilescale check` alone tells."""
-    found = [o for o in check(program, budget_ms, ranks=ranks, world=world).of(REFUTED) if o.kind not in ALLOWED]
+def first_refuted(
+    program: Any, ranks: int | None = None, world: int | None = None, budget_ms: float = COMPILE_BUDGET
+) -> Obligation | None:
+    """The first obligation that is refuted for whatever arguments the kernel is called with: on ``ranks``
+    ranks, or on whatever number up to ``world``. Of what a launch defines as dropped (ALLOWED), `tilescale
+    check` alone tells."""
+    found = [
+        o for o in check(program, budget_ms, ranks=ranks, world=world).of(REFUTED) if o.kind not in ALLOWED
+    ]
     return found[0] if found else None
 
 
 def require(program: Any, ranks: int | None = None, world: int | None = None) -> None:
-    """What a compilation asks: stops it where an obligation is refuted for whatever arguments the kernel is called with.
+    """What a compilation asks: stops it where an obligation is refuted for whatever arguments the kernel is
+    called with.
 
     Raises:
         TileValueError: at the statement, with the counterexample.
@@ -85,9 +100,20 @@ def require(program: Any, ranks: int | None = None, world: int | None = None) ->
         raise found.error()
 
 
-def static_report(program: Any, ranks: int | None = None, values: dict[str, int] | None = None) -> list[Finding]:
+def static_report(
+    program: Any, ranks: int | None = None, values: dict[str, int] | None = None
+) -> list[Finding]:
     """What `tilescale check` says beside its runs: every refuted obligation as a finding."""
     return [o.finding() for o in check(program, CHECK_BUDGET, ranks=ranks, values=values).of(REFUTED)]
 
 
-__all__ = ["Counterexample", "Finding", "Obligation", "Obligations", "check", "first_refuted", "require", "static_report"]
+__all__ = [
+    "Counterexample",
+    "Finding",
+    "Obligation",
+    "Obligations",
+    "check",
+    "first_refuted",
+    "require",
+    "static_report",
+]

@@ -70,22 +70,31 @@ def counters(judge: Judge) -> Iterator[Obligation]:
 
 
 def peers(judge: Judge) -> Iterator[Obligation]:
-    """One obligation for each ``src=`` and ``dst=``, and for the lowest and the highest rank of a ``team=``."""
+    """One obligation for each ``src=`` and ``dst=``, and for the lowest and the highest rank of a
+    ``team=``."""
     for p in judge.facts.peers:
         made = Obligation("peer", p.at.what, p.at.loc)
         yield judge.guarded(made, lambda p=p, made=made: _peer(judge, p, made))  # type: ignore[misc]
 
 
 def parts(judge: Judge) -> Iterator[Obligation]:
-    """One obligation for each remote access whose index along some axis follows the own rank: the part of a rank that is there. On an open
-    number of ranks there is nothing to ask: a kernel made for two is no fault of three."""
+    """One obligation for each remote access whose index along some axis follows the own rank: the part of a
+    rank that is there. On an open number of ranks there is nothing to ask: a kernel made for two is no fault
+    of three."""
     if judge.facts.ranks.const is None:
         return
     for a in judge.facts.accesses:
         if a.owner is None or a.reach != "device" or not a.memory.is_global:
             continue
-        low, extent, shape = ([p for p, n in zip(of, a.extent, strict=True) if n == ONE] for of in (a.low, a.extent, a.memory.shape))
-        along = [k for k, p in enumerate(low) if any(judge.terms.atoms[leaf].role == "rank" for leaf in judge.terms.leaves_of(p))]
+        low, extent, shape = (
+            [p for p, n in zip(of, a.extent, strict=True) if n == ONE]
+            for of in (a.low, a.extent, a.memory.shape)
+        )
+        along = [
+            k
+            for k, p in enumerate(low)
+            if any(judge.terms.atoms[leaf].role == "rank" for leaf in judge.terms.leaves_of(p))
+        ]
         if not along:
             continue
         made = Obligation("part", a.at.what, a.at.loc)
@@ -107,6 +116,13 @@ def _peer(judge: Judge, p: Peer, made: Obligation) -> Obligation:
     verdict = judge.decide(p.at.conds, there, scope=(*p.at.scope, *_leaves(judge, p.count, p.owner)))
     shown = ""
     if verdict.env is not None:
-        shown = f"{p.side if p.side != 'team' else 'rank'}={judge.shown(p.owner, verdict.env)} of {judge.shown(p.count, verdict.env)}"
-    made.hint = "0 ≤ rank < n, for example (rank + 1) % n" if p.reach == "device" else "an index below the cluster's size"
+        shown = (
+            f"{p.side if p.side != 'team' else 'rank'}={judge.shown(p.owner, verdict.env)} of "
+            f"{judge.shown(p.count, verdict.env)}"
+        )
+    made.hint = (
+        "0 ≤ rank < n, for example (rank + 1) % n"
+        if p.reach == "device"
+        else "an index below the cluster's size"
+    )
     return judge.file(made, verdict, f"{p.side}= names a {who} that is not there", shown)

@@ -1,7 +1,9 @@
-"""What a tile program touches, signals and awaits, and under which conditions: the material of the static checks.
+"""What a tile program touches, signals and awaits, and under which conditions: the material of the static
+checks.
 
-The program is read once. Every access keeps its region as terms, the conditions of its path, the variables whose values make different
-executions of it (rank, block, executors below the block, loops, lanes), and where it stands.
+The program is read once. Every access keeps its region as terms, the conditions of its path, the variables
+whose values make different executions of it (rank, block, executors below the block, loops, lanes), and where
+it stands.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from tilescale.language.symbolic import Sym, SymExpr, settle
 
 @dataclass
 class Memory:
-    """A buffer: a parameter, an allocation, or a view of one (``base``). ``nest``: the T.Parallel nest that it is allocated in.
-    ``keep``: counters that hold more than the signals of this launch add."""
+    """A buffer: a parameter, an allocation, or a view of one (``base``). ``nest``: the T.Parallel nest that
+    it is allocated in. ``keep``: counters that hold more than the signals of this launch add."""
 
     name: str
     scope: str
@@ -45,7 +47,8 @@ class Memory:
 
 @dataclass
 class Place:
-    """A statement in the program: its conditions, the atoms that number its executions, its order in the text."""
+    """A statement in the program: its conditions, the atoms that number its executions, its order in the
+    text."""
 
     loc: Loc | None
     what: str
@@ -55,7 +58,8 @@ class Place:
     nest: int
     #: serial loops around it, outermost first
     loops: tuple[int, ...]
-    #: accesses of one phase are ordered by nothing between executors of different blocks; None where something may order them
+    #: accesses of one phase are ordered by nothing between executors of different blocks; None where
+    #: something may order them
     phase: int | None
     #: inside a while loop, which runs nobody knows how often
     endless: bool
@@ -63,7 +67,8 @@ class Place:
 
 @dataclass
 class Access:
-    """A region that a statement reads, writes or updates (atomically); ``owner``: whose memory, None for one's own."""
+    """A region that a statement reads, writes or updates (atomically); ``owner``: whose memory, None for
+    one's own."""
 
     memory: Memory
     mode: str
@@ -110,7 +115,8 @@ class Peer:
 
 @dataclass
 class Nest:
-    """A T.Parallel (T.vectorized) nest. ``inner``: atoms made inside it. ``single``: no operations on tiles in its lanes."""
+    """A T.Parallel (T.vectorized) nest. ``inner``: atoms made inside it. ``single``: no operations on tiles
+    in its lanes."""
 
     number: int
     lanes: list[int]
@@ -130,14 +136,17 @@ class Facts:
     peers: list[Peer] = field(default_factory=list)
     nests: dict[int, Nest] = field(default_factory=dict)
     ranks: Poly = ONE
-    #: executors below the block run at once, or blocks reach into one another's shared memory: the text's order is not that of time
+    #: executors below the block run at once, or blocks reach into one another's shared memory: the text's
+    #: order is not that of time
     concurrent: bool = False
 
 
 class Collector(Reading):
     """One reading of one program."""
 
-    def __init__(self, program: Any, ranks: int | None, world: int | None, values: dict[str, int], clock: Clock):
+    def __init__(
+        self, program: Any, ranks: int | None, world: int | None, values: dict[str, int], clock: Clock
+    ):
         super().__init__()
         self.program, self.found, self.clock = program, Facts(), clock
         self.memories: dict[Any, Memory] = {}
@@ -176,7 +185,9 @@ class Collector(Reading):
                 self.memories[p.var] = Memory(p.name, p.var.ty.storage_scope, shape, keep=keep)
             elif "int" in str(p.spec.dtype):
                 given = p.name in values
-                self.names[p.var] = number(int(values[p.name])) if given else self.terms.var(p.name, "arg", None)
+                self.names[p.var] = (
+                    number(int(values[p.name])) if given else self.terms.var(p.name, "arg", None)
+                )
 
     def _extent(self, extent: Any) -> Poly:
         settled = settle(extent)
@@ -194,16 +205,24 @@ class Collector(Reading):
         self.found.concurrent = self.found.concurrent or self.cluster > 1
         return self.found
 
-    # -- where we are ---------------------------------------------------------------------------------------------
+    # -- where we are
+    # ---------------------------------------------------------------------------------------------
     def place(self, node: Any, what: str) -> Place:
         self.order += 1
         if self.order % 64 == 0:
             self.clock.check()
         self.here = loc_of(getattr(node, "span", None)) or self.here
         return Place(
-            self.here, what, tuple(self.conds), tuple(self.scope), self.order, self.terms.nest, tuple(self.loops), self.phase,
+            self.here,
+            what,
+            tuple(self.conds),
+            tuple(self.scope),
+            self.order,
+            self.terms.nest,
+            tuple(self.loops),
+            self.phase,
             bool(self.endless),
-        )  # fmt: skip
+        )
 
     @contextmanager
     def given(self, *conds: Cond) -> Iterator[None]:
@@ -213,7 +232,8 @@ class Collector(Reading):
         yield
         del self.conds[before:]
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- memory
+    # ---------------------------------------------------------------------------------------------------
     def load(self, e: Any) -> None:
         """A single element that an expression reads."""
         self._single(self.memories[e.source], "read", e.indices, self.place(e, "read"))
@@ -238,14 +258,19 @@ class Collector(Reading):
                 index, total = index + block * total, total * extent
             return total if which else index
         if name == "cta_cluster" and self.cluster > 1:
-            return number(self.cluster) if which else self.terms.var("cluster_block", "unclear", 0, self.cluster - 1)
+            return (
+                number(self.cluster)
+                if which
+                else self.terms.var("cluster_block", "unclear", 0, self.cluster - 1)
+            )
         return number(which)
 
     def _grid(self) -> list[Poly]:
         grid = self.program.launch.grid
         return [number(e) if isinstance(e, int) else self.term(e) for e in grid]
 
-    # -- statements -----------------------------------------------------------------------------------------------
+    # -- statements
+    # -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any) -> None:
         method = getattr(self, "_s_" + type(s).__name__, None)
         if method is not None:
@@ -264,7 +289,9 @@ class Collector(Reading):
 
     def _s_DeclBuffer(self, s: Any) -> None:
         old, ty = self.memories[s.data.args[0]], s.buffer.ty
-        self.memories[s.buffer] = Memory(s.buffer.name, old.scope, [number(int(e)) for e in ty.shape], old.nest, old)
+        self.memories[s.buffer] = Memory(
+            s.buffer.name, old.scope, [number(int(e)) for e in ty.shape], old.nest, old
+        )
 
     def _s_Bind(self, s: Any) -> None:
         self.visit(s.value)
@@ -311,7 +338,8 @@ class Collector(Reading):
             self.stmt(s.body)
 
     def _number(self, name: str, role: str, extent: Poly) -> tuple[Poly, list[int], list[Cond]]:
-        """A variable from 0 to ``extent`` - 1, its atom, and that there is such a number. Of one alone there is no variable."""
+        """A variable from 0 to ``extent`` - 1, its atom, and that there is such a number. Of one alone there
+        is no variable."""
         if extent.const == 1:
             return ZERO, [], []
         var = self.terms.var(name, role, 0, extent - 1)
@@ -333,7 +361,9 @@ class Collector(Reading):
         """All loops of a nest at once; what reads memory inside is numbered as the nest's."""
         depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1
         number_ = len(self.found.nests) + 1
-        nest = Nest(number_, [], self.place(s, "T.Parallel" if s.kind == tirx.ForKind.PARALLEL else "T.vectorized"))
+        nest = Nest(
+            number_, [], self.place(s, "T.Parallel" if s.kind == tirx.ForKind.PARALLEL else "T.vectorized")
+        )
         self.found.nests[number_] = nest
         self._around(s)
         nest.first_atom = len(self.terms.atoms)
@@ -384,7 +414,8 @@ class Collector(Reading):
         if isinstance(s.value, ir.Call):
             self.visit(s.value)
 
-    # -- operations -----------------------------------------------------------------------------------------------
+    # -- operations
+    # -----------------------------------------------------------------------------------------------
     def operation(self, op: Any, call: Any) -> None:
         """What an operation touches, by its effect table."""
         for arg in call.args:
@@ -403,9 +434,14 @@ class Collector(Reading):
             owner, named = (whose, a.owner) if whose is not None else (owner, named)
             memory = self.memories[a.region.source]
             if memory.scope.endswith("signal"):
-                memory.root.keep = memory.root.keep or a.mode != "read" and op.name not in ("signal", "remote_copy")
+                memory.root.keep = (
+                    memory.root.keep or a.mode != "read" and op.name not in ("signal", "remote_copy")
+                )
                 continue
-            low, extent = [self.term(r.min) for r in a.region.region], [self.term(r.extent) for r in a.region.region]
+            low, extent = (
+                [self.term(r.min) for r in a.region.region],
+                [self.term(r.extent) for r in a.region.region],
+            )
             when = () if a.when is None else (self.cond(a.when),)
             where = replace(at, conds=at.conds + when)
             if any(e.const != 1 for e in extent):
@@ -414,8 +450,12 @@ class Collector(Reading):
         if owner is not None:
             count = self.count if reach == "device" else number(self.cluster)
             side = str(call.attrs.get("side", "dst"))
-            if isinstance(named, ir.Call) and named.op.name == "ts.scale_rank":  # the team's ranks are there: `Exists` asks for them
-                self.found.peers.append(Peer(self.term(named.args[0]), self.term(named.args[1]), reach, side, at))
+            if (
+                isinstance(named, ir.Call) and named.op.name == "ts.scale_rank"
+            ):  # the team's ranks are there: `Exists` asks for them
+                self.found.peers.append(
+                    Peer(self.term(named.args[0]), self.term(named.args[1]), reach, side, at)
+                )
             else:
                 self.found.peers.append(Peer(owner, count, reach, side, at))
             self.found.concurrent = self.found.concurrent or reach == "cta_cluster"
@@ -425,7 +465,9 @@ class Collector(Reading):
             self._signal(call.args[3], call.args[4], str(call.attrs["signal_op"]), at, owner, reach)
         elif op.name == "wait":
             memory, index = self._counter(call.args[0])
-            self.found.waits.append(Wait(memory, index, self.term(call.args[1]), str(call.attrs["cmp"]), at, reach))
+            self.found.waits.append(
+                Wait(memory, index, self.term(call.args[1]), str(call.attrs["cmp"]), at, reach)
+            )
         elif op.name == "team":
             members, lowest, highest, ranks = (self.term(a) for a in call.args[2:])
             where = replace(at, conds=(*at.conds, at_least(members - 1)), what="T.Scale")
@@ -441,10 +483,11 @@ class Collector(Reading):
         memory, index = self._counter(region)
         self.found.signals.append(Signal(memory, index, self.term(amount), op, at, owner, reach))
 
-    # -- what orders blocks and ranks -----------------------------------------------------------------------------
+    # -- what orders blocks and ranks
+    # -----------------------------------------------------------------------------
     def _meet(self, op: Any, call: Any, reach: str, everyone: bool) -> None:
-        """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, a team's meeting too, none is
-        known."""
+        """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, a
+        team's meeting too, none is known."""
         if not op.acquires(call):
             return
         alone = self.loops or self.terms.nest or self.endless or self.executors or self._under_a_condition()
@@ -474,8 +517,11 @@ class Collector(Reading):
         if not _acquires(body):
             return []
         found: list[Any] = []
-        structural_walk(body, ((tirx.For, tirx.IfThenElse), lambda s: found.append(s) if _acquires(s) else None))
+        structural_walk(
+            body, ((tirx.For, tirx.IfThenElse), lambda s: found.append(s) if _acquires(s) else None)
+        )
         return found
+
 
 def _acquires(body: Any) -> bool:
     found: list[Any] = []
@@ -493,7 +539,12 @@ def _acquires(body: Any) -> bool:
 def _shared_extents(program: Any) -> set[str]:
     """Symbols in shapes of symmetric memory: a launch compares those between ranks."""
     out: set[str] = set()
-    work = [e for p in program.params if getattr(p.spec, "kind", "tensor") in ("symm", "signal") for e in p.spec.shape]
+    work = [
+        e
+        for p in program.params
+        if getattr(p.spec, "kind", "tensor") in ("symm", "signal")
+        for e in p.spec.shape
+    ]
     while work:
         e = settle(work.pop())
         if isinstance(e, Sym):
@@ -512,7 +563,12 @@ def _names_ranks(body: Any) -> bool:
         if name in ("ts.scale_index", "ts.scale_count"):
             if str(call.args[0].value) == "device":
                 found.append(call)
-        elif find(call) is not None and call.attrs is not None and "reach" in call.attrs and str(call.attrs["reach"]) == "device":
+        elif (
+            find(call) is not None
+            and call.attrs is not None
+            and "reach" in call.attrs
+            and str(call.attrs["reach"]) == "device"
+        ):
             found.append(call)
 
     structural_walk(body, (ir.Call, look))

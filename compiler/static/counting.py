@@ -1,8 +1,8 @@
 """How often a statement signals one counter: bounds by solving for the executions that name it.
 
-The executions are the points of a box (rank, blocks, executors, loops). That a signal names the counter awaited is a set of equations;
-each determines one variable, and those that are left free count by their extents. Exact where every step is, else a lower and an
-upper bound.
+The executions are the points of a box (rank, blocks, executors, loops). That a signal names the counter
+awaited is a set of equations; each determines one variable, and those that are left free count by their
+extents. Exact where every step is, else a lower and an upper bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Count:
 
 @dataclass
 class Solution:
-    """Executions under equations: values of determined variables, bounds of the free ones. ``exact``: no lower bound without it."""
+    """Executions under equations: values of determined variables, bounds of the free ones. ``exact``: no
+    lower bound without it."""
 
     terms: Terms
     prover: Prover
@@ -73,7 +74,8 @@ class Solution:
         self.by = {k: self.terms.replace(x, {v: value}) for k, x in self.by.items()} | {v: value}
 
     def _rotation(self, e: Poly) -> bool:
-        """x mod n = c where a free variable takes each value 0 … n-1 once and turns x: exactly one of its values."""
+        """x mod n = c where a free variable takes each value 0 … n-1 once and turns x: exactly one of its
+        values."""
         for m, c in e.terms.items():
             if len(m) != 1 or abs(c) != 1 or (a := self.terms.atoms[m[0]]).kind != "mod":
                 continue
@@ -141,12 +143,17 @@ class Solution:
 
 
 def _unknown(judge: Judge, s: Signal) -> set[int]:
-    """What another executor finds to be something else: values in memory, on another rank also what its caller passed."""
+    """What another executor finds to be something else: values in memory, on another rank also what its
+    caller passed."""
     t = judge.terms
     named = {k for p in (*s.index, s.amount, *([] if s.owner is None else [s.owner])) for k in t.leaves_of(p)}
     named |= {k for c in s.at.conds for k in t.leaves_of_cond(c)}
     own = OF_A_RANK if s.owner is not None else ()
-    return {k for k in t.with_bounds([*named, *s.at.scope]) if t.atoms[k].kind == "opaque" or t.atoms[k].role in ("unclear", *own)}
+    return {
+        k
+        for k in t.with_bounds([*named, *s.at.scope])
+        if t.atoms[k].kind == "opaque" or t.atoms[k].role in ("unclear", *own)
+    }
 
 
 def count(judge: Judge, s: Signal, w: Wait) -> Count:
@@ -158,7 +165,11 @@ def count(judge: Judge, s: Signal, w: Wait) -> Count:
     unknown = _unknown(judge, s)
     by = t.twins([*mine, *unknown])
     theirs = [next(iter(by[k].atoms)) for k in mine]
-    free = {k: (low, high) for k in theirs if (low := t.atoms[k].low) is not None and (high := t.atoms[k].high) is not None}
+    free = {
+        k: (low, high)
+        for k in theirs
+        if (low := t.atoms[k].low) is not None and (high := t.atoms[k].high) is not None
+    }
     made = Solution(t, judge.prover(w.at.conds), free, exact=True)
     equal = [t.replace(x, by) - y for x, y in zip(s.index, w.index, strict=True)]
     tests: list[Cond] = []

@@ -1,8 +1,9 @@
 """Tiles are written before they are read: what a loop leaves out and something reads later is named.
 
-A read is refuted only at the first execution of its statement (all loops around it in their first round), where nothing but statements
-that stand before it can have run, and only for an element outside the rectangle around everything that each of them ever writes.
-It is proven where one statement before it, under no other conditions, writes all of it.
+A read is refuted only at the first execution of its statement (all loops around it in their first round),
+where nothing but statements that stand before it can have run, and only for an element outside the rectangle
+around everything that each of them ever writes. It is proven where one statement before it, under no other
+conditions, writes all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ def coverage(judge: Judge) -> Iterator[Obligation]:
         if a.mode != "read" and not a.memory.is_global:
             written.setdefault(id(a.memory.root), []).append(a)
     for r in judge.facts.accesses:
-        if r.mode == "write" or r.memory.is_global or r.memory.scope.endswith("signal") or r.memory.scope == "local.var":
+        if (
+            r.mode == "write"
+            or r.memory.is_global
+            or r.memory.scope.endswith("signal")
+            or r.memory.scope == "local.var"
+        ):
             continue
         writers = written.get(id(r.memory.root), [])
         made = Obligation("coverage", r.at.what, r.at.loc)
@@ -49,7 +55,9 @@ def _read(judge: Judge, r: Access, writers: list[Access], made: Obligation) -> O
         made.status = PROVEN
         return made
     before = writers if judge.facts.concurrent else [w for w in writers if w.at.order < r.at.order]
-    if any(w.memory.base is not None or w.at.endless for w in before) or (before and r.memory.base is not None):
+    if any(w.memory.base is not None or w.at.endless for w in before) or (
+        before and r.memory.base is not None
+    ):
         made.reason = "written through a view or in a loop without a known end"
         return made
     verdict = _unwritten(judge, r, before)
@@ -75,7 +83,13 @@ def _index(judge: Judge, verdict: Verdict) -> str:
 def _box(judge: Judge, w: Access, r: Access) -> Box | None:
     """What ``w`` has written whenever ``r`` runs; None where that is not known."""
     t = judge.terms
-    if w.mode != "write" or w.owner is not None or w.memory is not r.memory or w.at.order >= r.at.order or w.at.endless:
+    if (
+        w.mode != "write"
+        or w.owner is not None
+        or w.memory is not r.memory
+        or w.at.order >= r.at.order
+        or w.at.endless
+    ):
         return None
     own = [k for k in w.at.scope if k not in r.at.scope]
     if any(c not in r.at.conds and not _always(judge, c, r.at) for c in w.at.conds):
@@ -114,7 +128,11 @@ def _joined(boxes: list[Box]) -> list[Box]:
     out = list(boxes)
     for box in boxes:
         for other in boxes:
-            axes = [k for k in range(len(box.low)) if (box.low[k], box.extent[k]) != (other.low[k], other.extent[k])]
+            axes = [
+                k
+                for k in range(len(box.low))
+                if (box.low[k], box.extent[k]) != (other.low[k], other.extent[k])
+            ]
             if len(axes) == 1 and box.low[axes[0]] + box.extent[axes[0]] == other.low[axes[0]]:
                 extent = list(box.extent)
                 extent[axes[0]] = box.extent[axes[0]] + other.extent[axes[0]]
@@ -125,7 +143,8 @@ def _joined(boxes: list[Box]) -> list[Box]:
 def _inside(judge: Judge, r: Access, box: Box) -> bool:
     prover = judge.prover(r.at.conds)
     return all(
-        prover.nonneg(x - low) and prover.nonneg(low + wide - x - e) for x, e, low, wide in zip(r.low, r.extent, box.low, box.extent)
+        prover.nonneg(x - low) and prover.nonneg(low + wide - x - e)
+        for x, e, low, wide in zip(r.low, r.extent, box.low, box.extent)
     )
 
 
@@ -133,7 +152,8 @@ def _inside(judge: Judge, r: Access, box: Box) -> bool:
 
 
 def _unwritten(judge: Judge, r: Access, before: list[Access]) -> Verdict:
-    """An element that ``r`` reads in its first execution and that no rectangle around a writer's elements holds."""
+    """An element that ``r`` reads in its first execution and that no rectangle around a writer's elements
+    holds."""
     t = judge.terms
     first = {k: low for k in r.at.loops if (low := t.atoms[k].low) is not None}
     conds = [t.replace_cond(c, first) for c in r.at.conds]
@@ -165,5 +185,3 @@ def _beyond(judge: Judge, w: Access, axis: int, e: Poly) -> list[Cond]:
     if high is not None:
         out.append(at_least(e - high))
     return out
-
-

@@ -1,4 +1,5 @@
-"""All executions of a statement, counted one by one where every extent is a number: generated loops, exact and quick."""
+"""All executions of a statement, counted one by one where every extent is a number: generated loops, exact
+and quick."""
 
 from __future__ import annotations
 
@@ -55,10 +56,17 @@ class _Source:
 
 
 def each(
-    terms: Terms, scope: Sequence[int], conds: Sequence[Cond], outputs: Sequence[Poly], env: dict[int, int], clock: Clock,
-    take: Callable[..., Any], limit: int = LIMIT,
-) -> bool:  # fmt: skip
-    """Calls ``take(values of scope, values of outputs)`` for each execution in which all ``conds`` hold; ends early where it gives True.
+    terms: Terms,
+    scope: Sequence[int],
+    conds: Sequence[Cond],
+    outputs: Sequence[Poly],
+    env: dict[int, int],
+    clock: Clock,
+    take: Callable[..., Any],
+    limit: int = LIMIT,
+) -> bool:
+    """Calls ``take(values of scope, values of outputs)`` for each execution in which all ``conds`` hold; ends
+    early where it gives True.
 
     env: values of the variables that do not vary. Gives whether ``take`` ended it.
 
@@ -73,7 +81,11 @@ def each(
 
     def test() -> None:
         nonlocal waiting
-        ready = [c for c in waiting if {k for k in terms.leaves_of_cond(c) if terms.atoms[k].kind == "var"} <= placed]
+        ready = [
+            c
+            for c in waiting
+            if {k for k in terms.leaves_of_cond(c) if terms.atoms[k].kind == "var"} <= placed
+        ]
         waiting = [c for c in waiting if c not in ready]
         if ready:
             jump = "return False" if indent == "    " else "continue"
@@ -93,7 +105,9 @@ def each(
         raise TooMany
     values = ", ".join(f"v{k}" for k in order)
     shown = ", ".join(source.term(p) for p in outputs)
-    lines.append(f"{indent}if take(({values}{',' if order else ''}), ({shown}{',' if outputs else ''})): return True")
+    lines.append(
+        f"{indent}if take(({values}{',' if order else ''}), ({shown}{',' if outputs else ''})): return True"
+    )
     lines.append("    return False")
     left = [limit]
 

@@ -1,4 +1,5 @@
-"""From a question to a verdict: cheap proofs first, then corners, then the solver where there is time for it."""
+"""From a question to a verdict: cheap proofs first, then corners, then the solver where there is time for
+it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Verdict:
 
 @dataclass
 class Judge:
-    """The checks' common ground. ``solve``: (sat, env) of a question by the solver, None where there is no time for one."""
+    """The checks' common ground. ``solve``: (sat, env) of a question by the solver, None where there is no
+    time for one."""
 
     terms: Terms
     facts: Facts
@@ -50,10 +52,14 @@ class Judge:
         return self._provers[conds]
 
     def decide(
-        self, conds: tuple[Cond, ...], goal: Cond, proven: Callable[[], bool] | None = None, scope: tuple[int, ...] = ()
+        self,
+        conds: tuple[Cond, ...],
+        goal: Cond,
+        proven: Callable[[], bool] | None = None,
+        scope: tuple[int, ...] = (),
     ) -> Verdict:
-        """Whether ``goal`` holds wherever ``conds`` do. ``proven``: a proof of its own, tried instead of the prover's. ``scope``: what
-        a counterexample names besides what decides."""
+        """Whether ``goal`` holds wherever ``conds`` do. ``proven``: a proof of its own, tried instead of the
+        prover's. ``scope``: what a counterexample names besides what decides."""
         self.clock.check()
         if proven is None:
             prover = self.prover(conds)
@@ -80,7 +86,8 @@ class Judge:
         told = ", ".join(f"{name} = {value}" for name, value in names.items())
         return Verdict(UNKNOWN, whole, f"fails for {told}, and not for all arguments")
 
-    # -- telling --------------------------------------------------------------------------------------------------
+    # -- telling
+    # --------------------------------------------------------------------------------------------------
     def told(self, verdict: Verdict, index: str = "") -> Counterexample | None:
         """A counterexample in the author's names."""
         return None if verdict.env is None else Counterexample(in_names(self.terms, verdict.env), index)
@@ -121,7 +128,8 @@ class Judge:
         return made
 
     def again(self) -> None:
-        """Asks once more what was left open, by then with the solver; one hard question must not keep others from an easy answer."""
+        """Asks once more what was left open, by then with the solver; one hard question must not keep others
+        from an easy answer."""
         work, self.open, self.leaves = self.open, [], 4000
         for made, ask in work:
             made.text, made.reason, made.counterexample, made.other = "", "", None, None
@@ -130,7 +138,9 @@ class Judge:
 
 def inside(low: list[Poly], extent: list[Poly], shape: list[Poly]) -> Cond:
     """A region lies inside a shape."""
-    parts = [c for x, e, n in zip(low, extent, shape, strict=True) for c in (at_least(x), at_least(n - x - e))]
+    parts = [
+        c for x, e, n in zip(low, extent, shape, strict=True) for c in (at_least(x), at_least(n - x - e))
+    ]
     return Cond("and", parts=tuple(parts))
 
 

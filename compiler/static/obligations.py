@@ -1,4 +1,5 @@
-"""What must hold of a program, and what is known of it: proven, refuted with a counterexample, or unknown with the reason."""
+"""What must hold of a program, and what is known of it: proven, refuted with a counterexample, or unknown
+with the reason."""
 
 from __future__ import annotations
 
@@ -19,17 +20,22 @@ KINDS = {
     "peer": ("src=, dst= and team= name ranks (blocks of the cluster) that are there", "no-such-rank"),
     "wait": ("the signals that name a counter can reach what is awaited", "deadlock"),
     "part": ("a rank's part of another rank's tensor is there", "out-of-bounds"),
-    "overlap": ("remote writes of two blocks or ranks that nothing orders touch elements of their own", "race"),
+    "overlap": (
+        "remote writes of two blocks or ranks that nothing orders touch elements of their own",
+        "race",
+    ),
 }
 
 
-#: kinds that stop no compilation and no launch: what they find has a meaning, though hardly the one that is wanted
+#: kinds that stop no compilation and no launch: what they find has a meaning, though hardly the one that is
+#: wanted
 ALLOWED = ("part",)
 
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Values of variables by the names that the author gave them; a prime marks the other iteration or executor."""
+    """Values of variables by the names that the author gave them; a prime marks the other iteration or
+    executor."""
 
     values: dict[str, int]
     index: str = ""
@@ -43,8 +49,8 @@ class Counterexample:
 class Obligation:
     """One thing that must hold at one statement.
 
-    reason: why it is unknown. counterexample: where it fails; beside ``unknown`` it fails for some arguments of the kernel and not for
-    all. other: the second statement of a pair.
+    reason: why it is unknown. counterexample: where it fails; beside ``unknown`` it fails for some arguments
+    of the kernel and not for all. other: the second statement of a pair.
     """
 
     kind: str
@@ -63,18 +69,23 @@ class Obligation:
         region = self.counterexample.index if self.counterexample else ""
         others = () if self.other is None else (Where(self.other[0], self.other[1]),)
         where = Where(self.what, self.loc, values.get("rank"), None, (), region)
-        return Finding(KINDS[self.kind][1], f"{self.text}: {self.counterexample}", where, others, self.hint, STATIC)
+        return Finding(
+            KINDS[self.kind][1], f"{self.text}: {self.counterexample}", where, others, self.hint, STATIC
+        )
 
     def error(self) -> TileValueError:
         """A refuted obligation as the error that stops a compilation."""
         rule = KINDS[self.kind][0]
-        return TileValueError(f"{self.text}: {self.counterexample}", loc=self.loc, expected=rule, hint=self.hint or None)
+        return TileValueError(
+            f"{self.text}: {self.counterexample}", loc=self.loc, expected=rule, hint=self.hint or None
+        )
 
 
 @dataclass
 class Obligations:
-    """All obligations of a program. ``inside``, ``guarded``: accesses of tensors that are proven inside, and those that keep a guard
-    (outside, reads give zero and writes are dropped: no obligation). ``out_of_time``: the budget ended before all were looked at."""
+    """All obligations of a program. ``inside``, ``guarded``: accesses of tensors that are proven inside, and
+    those that keep a guard (outside, reads give zero and writes are dropped: no obligation). ``out_of_time``:
+    the budget ended before all were looked at."""
 
     items: list[Obligation] = field(default_factory=list)
     inside: int = 0
@@ -111,7 +122,8 @@ class Obligations:
         return "\n".join(part for part in (self.table(), *refuted, self.open_questions()) if part)
 
     def open_questions(self) -> str:
-        """What is unknown, a line each: where, of which kind, for which arguments it fails, and why it is not decided."""
+        """What is unknown, a line each: where, of which kind, for which arguments it fails, and why it is not
+        decided."""
         lines = []
         for o in self.of(UNKNOWN):
             fails = f"; {o.text}: {o.counterexample}" if o.counterexample else ""
@@ -121,7 +133,9 @@ class Obligations:
     def table(self) -> str:
         """The counts as lines of text."""
         rows: list[tuple[str, ...]] = [("", PROVEN, REFUTED, UNKNOWN)]
-        rows += [(kind, *(str(row[s]) for s in (PROVEN, REFUTED, UNKNOWN))) for kind, row in self.counts.items()]
+        rows += [
+            (kind, *(str(row[s]) for s in (PROVEN, REFUTED, UNKNOWN))) for kind, row in self.counts.items()
+        ]
         lines = [f"{a:<10}{b:>8}{c:>9}{d:>9}" for a, b, c, d in rows]
         total = self.inside + self.guarded
         return "\n".join([*lines, f"accesses of tensors proven inside: {self.inside} of {total}"])

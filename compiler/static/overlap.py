@@ -1,7 +1,8 @@
-"""Remote writes of two blocks, of one rank or of two, into one owner's memory touch elements of their own, unless something orders them.
+"""Remote writes of two blocks, of one rank or of two, into one owner's memory touch elements of their own,
+unless something orders them.
 
-Refuted only where nothing can: both stand in one phase (see collect.py), so that neither has acquired anything since the last meeting of
-everyone, and the later cannot have learned of the earlier.
+Refuted only where nothing can: both stand in one phase (see collect.py), so that neither has acquired
+anything since the last meeting of everyone, and the later cannot have learned of the earlier.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tilescale.compiler.static.terms import EXECUTION, OF_A_RANK, ONE, Cond, Pol
 
 def overlaps(judge: Judge) -> Iterator[Obligation]:
     """One obligation for each pair of remote writes of one parameter, a statement with itself included."""
-    remote = [a for a in judge.facts.accesses if a.owner is not None and a.mode != "read" and a.reach == "device"]
+    remote = [
+        a for a in judge.facts.accesses if a.owner is not None and a.mode != "read" and a.reach == "device"
+    ]
     for k, a in enumerate(remote):
         for b in remote[k:]:
             if a.memory is b.memory and not a.mode == b.mode == "update":
@@ -28,14 +31,19 @@ def overlaps(judge: Judge) -> Iterator[Obligation]:
 
 def _pair(judge: Judge, a: Access, b: Access, made: Obligation) -> Obligation:
     # two ranks may be called with different numbers, two blocks of one rank are not
-    verdicts = [_case(judge, a, b, among=among) for among in (("rank",) if judge.facts.ranks.const != 1 else ()) + ("block",)]
+    verdicts = [
+        _case(judge, a, b, among=among)
+        for among in (("rank",) if judge.facts.ranks.const != 1 else ()) + ("block",)
+    ]
     verdict = min(verdicts, key=lambda v: (REFUTED, UNKNOWN, PROVEN).index(v.status))
     if verdict.status != PROVEN and (a.at.phase is None or a.at.phase != b.at.phase):
         verdict = Verdict(UNKNOWN, None, "a wait or a barrier may order them")
     if verdict.status == PROVEN:
         made.status = PROVEN
         return made
-    text = f"two blocks write one region of {a.memory.name} in the memory of one rank, and nothing orders them"
+    text = (
+        f"two blocks write one region of {a.memory.name} in the memory of one rank, and nothing orders them"
+    )
     made.hint = "a region for each rank and block, or a T.barrier() or a signal and its wait between the two"
     made.other = None if a is b and verdict.status != REFUTED else (b.at.what, b.at.loc)
     shown = judge.region(a, verdict.env)

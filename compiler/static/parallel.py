@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from tilescale.compiler.static.collect import Access, Memory, Nest
 from tilescale.compiler.static.judge import Judge, Verdict, inside
@@ -28,7 +29,7 @@ def collisions(judge: Judge) -> Iterator[Obligation]:
             writer = next((a for a in group if a.mode != "read"), None)
             if writer is not None:
                 made = Obligation("collision", writer.at.what, writer.at.loc)
-                yield judge.guarded(made, lambda nest=nest, group=group, made=made: _buffer(judge, nest, group, made))  # type: ignore[misc]
+                yield judge.guarded(made, partial(_buffer, judge, nest, group, made))
 
 
 def _buffer(judge: Judge, nest: Nest, group: list[Access], made: Obligation) -> Obligation:
@@ -40,15 +41,22 @@ def _buffer(judge: Judge, nest: Nest, group: list[Access], made: Obligation) -> 
             if not _conflict(a.mode, b.mode):
                 continue
             first, second = (a, b) if a.mode != "read" else (b, a)
-            key = tuple((x.mode, tuple(x.low), tuple(x.extent), x.at.conds, id(x.memory)) for x in (first, second))
+            key = tuple(
+                (x.mode, tuple(x.low), tuple(x.extent), x.at.conds, id(x.memory)) for x in (first, second)
+            )
             if key in seen:
                 continue
             seen.add(key)
             verdict = _pair(judge, nest, first, second)
-            if verdict.status == PROVEN or (made.status == UNKNOWN and verdict.status == UNKNOWN and made.counterexample):
+            if verdict.status == PROVEN or (
+                made.status == UNKNOWN and verdict.status == UNKNOWN and made.counterexample
+            ):
                 continue
             other = "writes" if second.mode != "read" else "reads"
-            text = f"two iterations of this {nest.at.what} loop touch one element of {first.memory.name}: one writes it, another {other} it"
+            text = (
+                f"two iterations of this {nest.at.what} loop touch one element of {first.memory.name}: "
+                f"one writes it, another {other} it"
+            )
             judge.file(made, verdict, text, judge.region(first, verdict.env))
             made.what, made.loc = first.at.what, first.at.loc
             made.other = None if second is first else (second.at.what, second.at.loc)
@@ -65,23 +73,35 @@ def _pair(judge: Judge, nest: Nest, a: Access, b: Access) -> Verdict:
     """``a`` by one iteration, ``b`` by another."""
     t = judge.terms
     if a.owner is not None or b.owner is not None or not _same_view(a.memory, b.memory):
-        return Verdict(UNKNOWN, None, "seen through two shapes" if a.owner is None and b.owner is None else "in the memory of others")
-    inner = [*nest.lanes, *(k for k in range(nest.first_atom, nest.last_atom) if t.atoms[k].kind in ("var", "opaque"))]
+        return Verdict(
+            UNKNOWN,
+            None,
+            "seen through two shapes" if a.owner is None and b.owner is None else "in the memory of others",
+        )
+    inner = [
+        *nest.lanes,
+        *(k for k in range(nest.first_atom, nest.last_atom) if t.atoms[k].kind in ("var", "opaque")),
+    ]
     by = t.twins(dict.fromkeys(inner))
     lanes = [(Poly({(k,): 1}), by[k]) for k in nest.lanes]
     goal = Cond("and", parts=tuple(equals(x, y) for x, y in lanes))
     one, two = element(judge, a), element(judge, b)
     same = [equals(x, t.replace(y, by)) for x, y in zip(one, two, strict=True)]
     conds = list(dict.fromkeys([*a.at.conds, *(t.replace_cond(c, by) for c in b.at.conds)]))
-    conds.append(inside(one, [ONE] * len(one), a.memory.shape))  # outside, a tensor's elements are dropped, and a tile's are another fault
+    conds.append(
+        inside(one, [ONE] * len(one), a.memory.shape)
+    )  # outside, a tensor's elements are dropped, and a tile's are another fault
 
     def proven() -> bool:
         known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)
         return known.impossible or all(known.same(x, y) for x, y in lanes)
 
-    verdict = judge.decide((*conds, *same), goal, proven, (*a.at.scope, *(k for p in by.values() for k in p.atoms)))
+    verdict = judge.decide(
+        (*conds, *same), goal, proven, (*a.at.scope, *(k for p in by.values() for k in p.atoms))
+    )
     if verdict.status == REFUTED and not nest.single and a.memory.scope.startswith("local"):
-        # iterations that go different ways run one after another, and memory of one thread may be meant for each of them
+        # iterations that go different ways run one after another, and memory of one thread may be meant for
+        # each of them
         return Verdict(UNKNOWN, verdict.env, "private memory in iterations that go different ways")
     return verdict
 

@@ -1,9 +1,10 @@
 """Proofs without a solver: bounds by elimination of variables, and equations by mixed-radix splitting.
 
-``Prover.nonneg`` replaces the youngest atom of a term by a bound of it (its own, or one that a condition of the path gives), which is made
-of older atoms, until a number is left: Fourier and Motzkin's elimination along one path, where an atom's factor may itself be symbolic.
-``Equations`` draws conclusions from equal indices: from 64·(i − i') + (j − j') = 0 and |j − j'| < 64 follow j = j' and i = i', and from
-equal remainders by n of terms less than n apart that the terms are equal. Everything that is concluded holds; nothing that is not
+``Prover.nonneg`` replaces the youngest atom of a term by a bound of it (its own, or one that a condition of
+the path gives), which is made of older atoms, until a number is left: Fourier and Motzkin's elimination along
+one path, where an atom's factor may itself be symbolic. ``Equations`` draws conclusions from equal indices:
+from 64·(i − i') + (j − j') = 0 and |j − j'| < 64 follow j = j' and i = i', and from equal remainders by n of
+terms less than n apart that the terms are equal. Everything that is concluded holds; nothing that is not
 concluded is thereby wrong.
 """
 
@@ -81,7 +82,8 @@ class Prover:
             self.highs.setdefault(youngest, []).append((-factor, pair[1]))
 
     def _add_other(self, c: Cond) -> None:
-        """x ≠ 0 where x is known to be at least (at most) zero; a choice of conditions of which all but one cannot be."""
+        """x ≠ 0 where x is known to be at least (at most) zero; a choice of conditions of which all but one
+        cannot be."""
         if c.kind == "not":
             inner = c.parts[0]
             if inner.kind == "true":
@@ -103,7 +105,8 @@ class Prover:
                     self.add(part.term)
                     self.add(-part.term)
 
-    # -- questions ------------------------------------------------------------------------------------------------
+    # -- questions
+    # ------------------------------------------------------------------------------------------------
     def nonneg(self, p: Poly) -> bool:
         """Whether a term is proven to be at least zero."""
         if p.const is not None:
@@ -143,7 +146,8 @@ class Prover:
             return self.holds(c.parts[0])
         return self.holds(negation(c))
 
-    # -- elimination ----------------------------------------------------------------------------------------------
+    # -- elimination
+    # ----------------------------------------------------------------------------------------------
     def _nonneg(self, p: Poly, depth: int) -> bool:
         if p.const is not None:
             return p.const >= 0
@@ -165,10 +169,16 @@ class Prover:
         a = self.terms.atoms[youngest]
         if a.kind in ("min", "max"):
             x, y = a.args if a.kind == "min" else a.args[::-1]  # the atom is x where y ≥ x
-            return all(self._given(cond, factor * one + rest, depth) for cond, one in ((y - x, a.args[0]), (x - y, a.args[1])))
+            return all(
+                self._given(cond, factor * one + rest, depth)
+                for cond, one in ((y - x, a.args[0]), (x - y, a.args[1]))
+            )
         if a.kind == "ite":
             cases = ((a.args[0], a.args[1]), (negation(a.args[0]), a.args[2]))
-            return all(self._given(c.term if c.kind == "ge" else None, factor * one + rest, depth) for c, one in cases)
+            return all(
+                self._given(c.term if c.kind == "ge" else None, factor * one + rest, depth)
+                for c, one in cases
+            )
         sign = self._sign(factor, depth)
         if sign == 0:
             return False
@@ -181,7 +191,9 @@ class Prover:
         """The goal where ``fact`` is at least zero."""
         if self._nonneg(goal, depth + 1):
             return True
-        return fact is not None and (self._nonneg(-fact - 1, depth + 1) or self._nonneg(goal - fact, depth + 1))
+        return fact is not None and (
+            self._nonneg(-fact - 1, depth + 1) or self._nonneg(goal - fact, depth + 1)
+        )
 
     def _sign(self, factor: Poly, depth: int) -> int:
         known = factor.const
@@ -238,7 +250,9 @@ class Equations:
         self.open: list[Poly] = []
         work = [*equal, *self.prover.equal]
         inside = {k for e in (*work, *self.prover.facts) for k in terms.leaves_of(e)}
-        self.remainders = [a for k in sorted(inside) if (a := terms.atoms[k]).kind == "mod" and a.args[1].const is not None]
+        self.remainders = [
+            a for k in sorted(inside) if (a := terms.atoms[k]).kind == "mod" and a.args[1].const is not None
+        ]
         rounds = 0
         while work and not self.impossible and rounds < 200:
             rounds += 1
@@ -279,7 +293,9 @@ class Equations:
                 self.open.append(e)
             return work
         atom, value = solved
-        self.solved = {k: self.terms.replace(v, {atom: value}) for k, v in self.solved.items()} | {atom: value}
+        self.solved = {k: self.terms.replace(v, {atom: value}) for k, v in self.solved.items()} | {
+            atom: value
+        }
         again, self.open = self.open, []
         return [*work, *again]
 
@@ -335,7 +351,9 @@ class Equations:
             if abs(c) != 1:
                 continue
             value = Poly({k: -v * c for k, v in e.terms.items() if k != m})
-            if atom not in self.terms.leaves_of(value) and not (self.terms.atoms[atom].kind != "var" and self._is_inside(atom, value)):
+            if atom not in self.terms.leaves_of(value) and not (
+                self.terms.atoms[atom].kind != "var" and self._is_inside(atom, value)
+            ):
                 return atom, value
         return None
 

@@ -33,7 +33,8 @@ class Reading:
     def given(self, *conds: Cond) -> AbstractContextManager[None]:
         raise NotImplementedError
 
-    # -- terms ----------------------------------------------------------------------------------------------------
+    # -- terms
+    # ----------------------------------------------------------------------------------------------------
     def term(self, e: Any) -> Poly:
         """An integer expression as a term; unknown where it is not one of the forms that are understood."""
         kind = type(e).__name__
@@ -45,10 +46,27 @@ class Reading:
         dtype = str(e.ty)
         if kind == "Cast":
             inner = str(e.value.ty)
-            return self.term(e.value) if dtype in _WIDE and inner in _WIDE else self._unknown("a converted value")
+            return (
+                self.term(e.value)
+                if dtype in _WIDE and inner in _WIDE
+                else self._unknown("a converted value")
+            )
         if dtype not in _WIDE:
             return self._unknown("a value")
-        if kind in ("Add", "Sub", "Mul", "FloorDiv", "FloorMod", "Min", "Max", "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"):
+        if kind in (
+            "Add",
+            "Sub",
+            "Mul",
+            "FloorDiv",
+            "FloorMod",
+            "Min",
+            "Max",
+            "LShift",
+            "RShift",
+            "BitwiseAnd",
+            "BitwiseOr",
+            "BitwiseXor",
+        ):
             return self._fits(self._pair(kind, self.term(e.a), self.term(e.b)), dtype)
         if kind in ("Div", "Mod"):  # rounds to zero, which is down where nothing is negative
             a, b = self.term(e.a), self.term(e.b)
@@ -56,7 +74,9 @@ class Reading:
             if low is not None and low >= 0:
                 return self.terms.div(a, b) if kind == "Div" else self.terms.mod(a, b)
         if kind == "Select":
-            return self.terms.choice(self.cond(e.condition), self.term(e.true_value), self.term(e.false_value))
+            return self.terms.choice(
+                self.cond(e.condition), self.term(e.true_value), self.term(e.false_value)
+            )
         if kind == "Call":
             return self._call(e)
         return self._unknown("a value in memory" if kind in ("TensorLoad", "BufferLoad") else "a value")
@@ -87,7 +107,11 @@ class Reading:
         """A term that is known to leave its dtype wraps, and then nothing is known of it."""
         low, high = self.terms.range(p)
         wide = _WIDE[dtype]
-        return self._unknown("a value that wraps") if (low is not None and low < -wide) or (high is not None and high >= wide) else p
+        return (
+            self._unknown("a value that wraps")
+            if (low is not None and low < -wide) or (high is not None and high >= wide)
+            else p
+        )
 
     def _call(self, e: Any) -> Poly:
         name = e.op.name
@@ -99,7 +123,8 @@ class Reading:
             return self.term(e.args[2])
         return self._unknown("a value")
 
-    # -- conditions -----------------------------------------------------------------------------------------------
+    # -- conditions
+    # -----------------------------------------------------------------------------------------------
     def cond(self, e: Any) -> Cond:
         """A boolean expression as a condition."""
         kind = type(e).__name__
@@ -108,9 +133,13 @@ class Reading:
                 return self.nobody_knows()
             a, b = self.term(e.a), self.term(e.b)
             made = {
-                "LT": lambda: at_least(b - a - 1), "LE": lambda: at_least(b - a), "GT": lambda: at_least(a - b - 1),
-                "GE": lambda: at_least(a - b), "EQ": lambda: equals(a, b), "NE": lambda: negation(equals(a, b)),
-            }[kind]()  # fmt: skip
+                "LT": lambda: at_least(b - a - 1),
+                "LE": lambda: at_least(b - a),
+                "GT": lambda: at_least(a - b - 1),
+                "GE": lambda: at_least(a - b),
+                "EQ": lambda: equals(a, b),
+                "NE": lambda: negation(equals(a, b)),
+            }[kind]()
             return self.terms.replace_cond(made, {-1: number(0)})  # folds what is known
         if kind in ("And", "Or"):
             parts = (self.cond(e.a), self.cond(e.b))
@@ -123,7 +152,8 @@ class Reading:
             return self.tests[e] if e in self.tests else self.nobody_knows()
         return self.nobody_knows()
 
-    # -- reads ----------------------------------------------------------------------------------------------------
+    # -- reads
+    # ----------------------------------------------------------------------------------------------------
     def visit(self, e: Any) -> None:
         """Notes what an expression reads, each read under the conditions under which it is evaluated."""
         for part, test in self._parts(e):

@@ -1,7 +1,9 @@
-"""Counterexamples: found by trying the corners of every variable's bounds, certified for all arguments, evaluated before they are told.
+"""Counterexamples: found by trying the corners of every variable's bounds, certified for all arguments,
+evaluated before they are told.
 
-A fault is *certain* when, whatever the caller passes (extents, numbers) and however many ranks there are, some rank, block and iteration
-meets it. A fault that some arguments avoid is told and stops nothing: a kernel made for two ranks is no fault of three.
+A fault is *certain* when, whatever the caller passes (extents, numbers) and however many ranks there are,
+some rank, block and iteration meets it. A fault that some arguments avoid is told and stops nothing: a kernel
+made for two ranks is no fault of three.
 """
 
 from __future__ import annotations
@@ -44,14 +46,17 @@ class Question:
         return out
 
     def fails(self, env: dict[int, int]) -> bool:
-        """Whether ``env`` is a counterexample: all variables within their bounds, all conditions hold, the goal does not."""
+        """Whether ``env`` is a counterexample: all variables within their bounds, all conditions hold, the
+        goal does not."""
         t = self.terms
         try:
             for k in self.relevant:
                 a = t.atoms[k]
                 if a.kind == "opaque" or k not in env:
                     return False
-                if (a.low is not None and env[k] < t.value(a.low, env)) or (a.high is not None and env[k] > t.value(a.high, env)):
+                if (a.low is not None and env[k] < t.value(a.low, env)) or (
+                    a.high is not None and env[k] > t.value(a.high, env)
+                ):
                     return False
             return all(t.holds(c, env) for c in self.conds) and not t.holds(self.goal, env)
         except Unevaluable:
@@ -109,12 +114,16 @@ def _candidates(t: Terms, k: int, env: dict[int, int]) -> list[int]:
         return [2, 3, 1, 4, 8] if a.role == "ranks" else tried
     if a.role == "ranks":
         return [v for v in (2, 3, 1, 4, 8) if low <= v <= high]
-    return [v for v in dict.fromkeys((low, high, low + 1, high - 1, (low + high) // 2, low + 2, low + 3)) if low <= v <= high]
+    return [
+        v
+        for v in dict.fromkeys((low, high, low + 1, high - 1, (low + high) // 2, low + 2, low + 3))
+        if low <= v <= high
+    ]
 
 
 def certain(q: Question, env: dict[int, int], clock: Clock) -> bool:
-    """Whether the fault that ``env`` shows is there for all arguments of the kernel: proven for one choice of rank, block and
-    iteration as a function of the arguments."""
+    """Whether the fault that ``env`` shows is there for all arguments of the kernel: proven for one choice of
+    rank, block and iteration as a function of the arguments."""
     t = q.terms
     given = q.given()
     if not given:
@@ -135,8 +144,16 @@ def certain(q: Question, env: dict[int, int], clock: Clock) -> bool:
                 inside = False
                 break
             by[k] = made
-            inside = inside and (low is None or prover.nonneg(made - low)) and (high is None or prover.nonneg(high - made))
-        if inside and all(prover.holds(t.replace_cond(c, by)) for c in q.conds) and prover.refutes(t.replace_cond(q.goal, by)):
+            inside = (
+                inside
+                and (low is None or prover.nonneg(made - low))
+                and (high is None or prover.nonneg(high - made))
+            )
+        if (
+            inside
+            and all(prover.holds(t.replace_cond(c, by)) for c in q.conds)
+            and prover.refutes(t.replace_cond(q.goal, by))
+        ):
             return True
     return False
 
@@ -163,7 +180,10 @@ def _choices(t: Terms, execution: list[int], env: dict[int, int]) -> Iterator[tu
 def in_names(t: Terms, env: dict[int, int]) -> dict[str, int]:
     """The values of variables by the author's names, what the caller chooses first."""
     out: dict[str, int] = {}
-    for k in sorted((k for k in env if not t.atoms[k].name.startswith("element")), key=lambda k: (t.atoms[k].role in EXECUTION, k)):
+    for k in sorted(
+        (k for k in env if not t.atoms[k].name.startswith("element")),
+        key=lambda k: (t.atoms[k].role in EXECUTION, k),
+    ):
         a = t.atoms[k]
         name, value = a.name, env[k]
         if a.shown is not None:

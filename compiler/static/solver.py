@@ -1,7 +1,7 @@
 """What is left over, asked of Z3 (integers, products and quotients included), with a time limit a question.
 
-Importing Z3 and its first question take longer than a whole compilation may spend on its checks, so that only `tilescale check` and whoever
-gives a budget of a second come here.
+Importing Z3 and its first question take longer than a whole compilation may spend on its checks, so that only
+`tilescale check` and whoever gives a budget of a second come here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LIMIT, GREATEST = 400, 4096
 
 
 class _Formula:
-    """A question in Z3's terms. ``defs``: bounds of the variables, and what says what a quotient by a symbolic divisor is."""
+    """A question in Z3's terms. ``defs``: bounds of the variables, and what says what a quotient by a
+    symbolic divisor is."""
 
     def __init__(self, q: Question):
         self.terms: Terms = q.terms
@@ -93,7 +94,8 @@ def _solver(clock: Clock) -> Any:
 
 
 def solve(q: Question, clock: Clock) -> tuple[str, dict[int, int] | None]:
-    """``("unsat", None)``: proven. ``("sat", env)``: a counterexample, evaluated. Else ``("unknown", None)``."""
+    """``("unsat", None)``: proven. ``("sat", env)``: a counterexample, evaluated. Else ``("unknown",
+    None)``."""
     f = _Formula(q)
     s = _solver(clock)
     s.add(*f.defs, *f.given, *f.conds, z3.Not(f.goal))
@@ -108,12 +110,17 @@ def solve(q: Question, clock: Clock) -> tuple[str, dict[int, int] | None]:
     if s.check() != z3.sat:
         return "unknown", None
     model = s.model()
-    env = {k: model.eval(f.known[k], model_completion=True).as_long() for k in q.relevant if q.terms.atoms[k].kind == "var"}
+    env = {
+        k: model.eval(f.known[k], model_completion=True).as_long()
+        for k in q.relevant
+        if q.terms.atoms[k].kind == "var"
+    }
     return ("sat", env) if q.fails(env) else ("unknown", None)
 
 
 def always(q: Question, clock: Clock) -> bool:
-    """Whether for all arguments some execution is a counterexample: no arguments are left for which every execution is right."""
+    """Whether for all arguments some execution is a counterexample: no arguments are left for which every
+    execution is right."""
     atoms = q.terms.atoms
     given = q.given()
     if any(atoms[k].kind == "opaque" or atoms[k].role == "unclear" for k in given):

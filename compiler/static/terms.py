@@ -1,8 +1,10 @@
-"""Integer terms over symbolic ranks, blocks, loop variables and extents: polynomials of atoms, in one normal form.
+"""Integer terms over symbolic ranks, blocks, loop variables and extents: polynomials of atoms, in one normal
+form.
 
-An atom is a variable with bounds, a quotient, a remainder by a symbolic divisor, a minimum, a maximum, a choice, a bitwise function of two
-terms, or something that nothing is known of (a value read from memory). Atoms are numbered as they are made, so that an atom's parts
-and bounds have lower numbers than the atom itself. Arithmetic is that of the integers: indices are taken not to wrap.
+An atom is a variable with bounds, a quotient, a remainder by a symbolic divisor, a minimum, a maximum, a
+choice, a bitwise function of two terms, or something that nothing is known of (a value read from memory).
+Atoms are numbered as they are made, so that an atom's parts and bounds have lower numbers than the atom
+itself. Arithmetic is that of the integers: indices are taken not to wrap.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ class Poly:
         return Poly(c), Poly(rest)
 
     def divided(self, d: int) -> tuple[Poly, Poly]:
-        """``(Q, R)`` with ``self = d * Q + R``: whole multiples of ``d`` apart, the constant of R in 0 … d-1."""
+        """``(Q, R)`` with ``self = d * Q + R``: whole multiples of ``d`` apart, the constant of R in 0 …
+        d-1."""
         q: dict[Monomial, int] = {}
         r: dict[Monomial, int] = {}
         for m, c in self.terms.items():
@@ -123,8 +126,8 @@ ZERO, ONE = number(0), number(1)
 
 @dataclass(frozen=True)
 class Cond:
-    """A condition: kind ``ge`` (term ≥ 0), ``eq`` (term = 0), ``and``, ``or``, ``not`` or ``true``. One of which nothing is known is that
-    an unknown value is at least zero."""
+    """A condition: kind ``ge`` (term ≥ 0), ``eq`` (term = 0), ``and``, ``or``, ``not`` or ``true``. One of
+    which nothing is known is that an unknown value is at least zero."""
 
     kind: str
     term: Poly | None = None
@@ -159,8 +162,8 @@ def conjuncts(c: Cond) -> list[Cond]:
 
 @dataclass
 class Atom:
-    """One atom. kind: var, div, mod, min, max, ite, fun, opaque. role of a var: rank, ranks, block, exec, loop, lane, extent,
-    own extent, arg, unclear."""
+    """One atom. kind: var, div, mod, min, max, ite, fun, opaque. role of a var: rank, ranks, block, exec,
+    loop, lane, extent, own extent, arg, unclear."""
 
     kind: str
     args: tuple[Any, ...] = ()
@@ -169,15 +172,22 @@ class Atom:
     low: Poly | None = None
     high: Poly | None = None
     nest: int = 0
-    #: what the author calls it, where a loop counts from zero in steps of one and the author's does not: (name, value)
+    #: what the author calls it, where a loop counts from zero in steps of one and the author's does not:
+    #: (name, value)
     shown: tuple[str, Poly] | None = None
 
 
-#: roles of variables that take every value within their bounds in each launch; the caller of a kernel chooses all others
+#: roles of variables that take every value within their bounds in each launch; the caller of a kernel chooses
+#: all others
 EXECUTION = ("rank", "block", "exec", "loop", "lane")
-#: of these, what each rank's own caller chooses: numbers, and extents of tensors that need not be alike on all ranks
+#: of these, what each rank's own caller chooses: numbers, and extents of tensors that need not be alike on
+#: all ranks
 OF_A_RANK = ("arg", "own extent")
-_FUN: dict[str, Callable[[int, int], int]] = {"^": lambda a, b: a ^ b, "&": lambda a, b: a & b, "|": lambda a, b: a | b}
+_FUN: dict[str, Callable[[int, int], int]] = {
+    "^": lambda a, b: a ^ b,
+    "&": lambda a, b: a & b,
+    "|": lambda a, b: a | b,
+}
 
 
 class Terms:
@@ -214,7 +224,8 @@ class Terms:
         return made
 
     def twins(self, atoms: Iterable[int]) -> dict[int, Poly]:
-        """Twins of several variables, older before younger: what other executions of a statement have instead."""
+        """Twins of several variables, older before younger: what other executions of a statement have
+        instead."""
         by: dict[int, Poly] = {}
         for k in sorted(atoms):
             by[k] = self.twin(k, by)
@@ -227,7 +238,8 @@ class Terms:
             self._known[key] = len(self.atoms) - 1
         return Poly({(self._known[key],): 1})
 
-    # -- arithmetic -----------------------------------------------------------------------------------------------
+    # -- arithmetic
+    # -----------------------------------------------------------------------------------------------
     def div(self, a: Poly, d: Poly) -> Poly:
         """The quotient, rounded down; unknown where the divisor may not be positive."""
         return self._divmod(a, d)[0]
@@ -317,7 +329,8 @@ class Terms:
                 return self.tidy(p - Poly({m: c, (partner,): c * known}) + x * c)
         return p
 
-    # -- ranges ---------------------------------------------------------------------------------------------------
+    # -- ranges
+    # ---------------------------------------------------------------------------------------------------
     def range(self, p: Poly) -> tuple[int | None, int | None]:
         """Numbers between which a term lies, whatever its atoms are; None where there is no such number."""
         low: int | None = 0
@@ -365,7 +378,9 @@ class Terms:
             least, most = self.range(a.args[1])
             if least is not None and least == most:
                 return (None if low is None else low // least), (None if high is None else high // least)
-            return (0 if low is not None and low >= 0 else None), (high if high is not None and high >= 0 else None)
+            return (0 if low is not None and low >= 0 else None), (
+                high if high is not None and high >= 0 else None
+            )
         if a.kind == "mod":
             most = self.range(a.args[1])[1]
             return 0, None if most is None else most - 1
@@ -376,7 +391,8 @@ class Terms:
             return 0, (1 << max(h1, h2).bit_length()) - 1
         return None, None
 
-    # -- values and replacements ----------------------------------------------------------------------------------
+    # -- values and replacements
+    # ----------------------------------------------------------------------------------
     def value(self, p: Poly, env: Mapping[int, int]) -> int:
         """The term's value where ``env`` gives its variables.
 
@@ -447,7 +463,9 @@ class Terms:
         if a.kind in ("min", "max"):
             return self._extreme(a.kind, *(self.replace(t, by) for t in a.args))
         if a.kind == "ite":
-            return self.choice(self.replace_cond(a.args[0], by), self.replace(a.args[1], by), self.replace(a.args[2], by))
+            return self.choice(
+                self.replace_cond(a.args[0], by), self.replace(a.args[1], by), self.replace(a.args[2], by)
+            )
         return self.bitwise(a.args[0], self.replace(a.args[1], by), self.replace(a.args[2], by))
 
     def replace_cond(self, c: Cond, by: Mapping[int, Poly]) -> Cond:
@@ -482,7 +500,8 @@ class Terms:
         return out
 
     def with_bounds(self, atoms: Iterable[int]) -> list[int]:
-        """The variables and unknown values among ``atoms``, in them, and in their bounds; older before younger."""
+        """The variables and unknown values among ``atoms``, in them, and in their bounds; older before
+        younger."""
         seen: set[int] = set()
         work = [x for k in atoms for x in self.leaves(k)]
         while work:

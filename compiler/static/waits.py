@@ -1,4 +1,5 @@
-"""Waits that no program of any rank can satisfy: what is awaited against all that the statements that name the counter can add."""
+"""Waits that no program of any rank can satisfy: what is awaited against all that the statements that name
+the counter can add."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tilescale.compiler.static.terms import ONE, ZERO, Poly, at_least, equals, n
 
 UNCOUNTED = "the signals that name the counter could not be counted"
 KEPT = "the counter holds more than the signals of this launch add"
-#: values of an open number of ranks at which a fault is counted out before it is told, and up to which a bounded one is counted whole
+#: values of an open number of ranks at which a fault is counted out before it is told, and up to which a
+#: bounded one is counted whole
 CHECKED_RANKS = (1, 2, 3, 4)
 
 
@@ -59,7 +61,9 @@ def _wait(judge: Judge, w: Wait, made: Obligation) -> Obligation:
         if w.memory.root.keep:
             verdict = Verdict(UNKNOWN, None, KEPT)
         elif high is not None:
-            verdict = judge.counterexample(Question(judge.terms, list(w.at.conds), at_least(high - needed), _named(judge, w, needed)))
+            verdict = judge.counterexample(
+                Question(judge.terms, list(w.at.conds), at_least(high - needed), _named(judge, w, needed))
+            )
             if verdict.status == PROVEN:  # no bound speaks against it, which is no proof that it ends
                 verdict = Verdict(UNKNOWN, None, UNCOUNTED)
             elif verdict.status == REFUTED and not _confirmed(judge, w, needed, signals):
@@ -92,7 +96,12 @@ def _open(judge: Judge, w: Wait, signals: list[Signal]) -> list[int]:
             if a.kind == "opaque" or a.kind == "var" and k not in executions(t, (k,)):
                 found.add(k)
     for s in signals:
-        found |= {k for p in (*s.index, s.amount, *([s.owner] if s.owner else [])) for k in t.leaves_of(p) if _is_given(judge, k)}
+        found |= {
+            k
+            for p in (*s.index, s.amount, *([s.owner] if s.owner else []))
+            for k in t.leaves_of(p)
+            if _is_given(judge, k)
+        }
     found |= {k for p in (*w.index, w.value) for k in t.leaves_of(p) if _is_given(judge, k)}
     return sorted(found)
 
@@ -103,10 +112,15 @@ def _is_given(judge: Judge, k: int) -> bool:
 
 
 def _exactly(judge: Judge, w: Wait, needed: Poly, signals: list[Signal]) -> Verdict | None:
-    """The verdict where at most the number of ranks is open, and that has a bound: every number counted out. None elsewhere."""
+    """The verdict where at most the number of ranks is open, and that has a bound: every number counted out.
+    None elsewhere."""
     t = judge.terms
     given = _open(judge, w, signals)
-    if w.memory.root.keep or any(s.op != "add" or s.at.endless or s.reach == "cta_cluster" for s in signals) or w.reach == "cta_cluster":
+    if (
+        w.memory.root.keep
+        or any(s.op != "add" or s.at.endless or s.reach == "cta_cluster" for s in signals)
+        or w.reach == "cta_cluster"
+    ):
         return None
     if any(t.atoms[k].role != "ranks" or t.atoms[k].high is None for k in given):
         return None
@@ -124,7 +138,11 @@ def _exactly(judge: Judge, w: Wait, needed: Poly, signals: list[Signal]) -> Verd
         return Verdict(PROVEN)
     if len(failed) == len(worlds):
         return Verdict(REFUTED, failed[0])
-    return Verdict(UNKNOWN, failed[0], f"fails for n = {', '.join(str(e[given[0]]) for e in failed)} ranks, and not for others")
+    return Verdict(
+        UNKNOWN,
+        failed[0],
+        f"fails for n = {', '.join(str(e[given[0]]) for e in failed)} ranks, and not for others",
+    )
 
 
 def _confirmed(judge: Judge, w: Wait, needed: Poly, signals: list[Signal]) -> bool:
@@ -147,7 +165,9 @@ def _confirmed(judge: Judge, w: Wait, needed: Poly, signals: list[Signal]) -> bo
     return True
 
 
-def _first_short(judge: Judge, w: Wait, needed: Poly, signals: list[Signal], env: dict[int, int]) -> dict[int, int] | None:
+def _first_short(
+    judge: Judge, w: Wait, needed: Poly, signals: list[Signal], env: dict[int, int]
+) -> dict[int, int] | None:
     """The first execution of the wait whose counter gets less than it needs, and None where there is none."""
     t = judge.terms
     sums: Counter[tuple[int, ...]] = Counter()
@@ -167,7 +187,15 @@ def _first_short(judge: Judge, w: Wait, needed: Poly, signals: list[Signal], env
         found.append({**env, **dict(zip(scope, values, strict=True))})
         return True
 
-    each(t, w.at.scope, w.at.conds, [*_home(judge, w.memory.scope, None), *w.index, needed], env, judge.clock, look)
+    each(
+        t,
+        w.at.scope,
+        w.at.conds,
+        [*_home(judge, w.memory.scope, None), *w.index, needed],
+        env,
+        judge.clock,
+        look,
+    )
     return found[0] if found else None
 
 
@@ -178,5 +206,3 @@ def _home(judge: Judge, scope: str, owner: Poly | None) -> list[Poly]:
     if scope == "global.signal":
         return [owner if owner is not None else rank]
     return [rank, *(Poly({(k,): 1}) for k, a in enumerate(t.atoms[: judge.own]) if a.role == "block")]
-
-

@@ -1,6 +1,8 @@
-"""AG-GEMM (examples/08) on 2 and 4 ranks: what crosses between each pair of ranks, and when each computes and sends.
+"""AG-GEMM (examples/08) on 2 and 4 ranks: what crosses between each pair of ranks, and when each computes and
+sends.
 
-Every byte of a rank's rows crosses to every other rank once; every rank has begun to compute before the gather ends.
+Every byte of a rank's rows crosses to every other rank once; every rank has begun to compute before the
+gather ends.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ def test_ag_gemm_overlaps(ranks: int) -> None:
     t = results[0][1]
     assert t.sent == [[M * K * 4 * (a != b) for b in range(ranks)] for a in range(ranks)]
     assert max(t.first_product) < t.gather_ended
-    figures = {f"{key}_us" if key != "sent" and "early" not in key else key: value for key, value in dataclasses.asdict(t).items()}
+    figures = {
+        f"{key}_us" if key != "sent" and "early" not in key else key: value
+        for key, value in dataclasses.asdict(t).items()
+    }
     figures |= {"rows_columns_inner": [M, N, K], "gather_ended_us": t.gather_ended, "bytes_a_pair": M * K * 4}
     record(f"ag_gemm_{ranks}", figures)
-    print(f"{ranks} ranks: first products at {t.first_product} µs, gather ended at {t.gather_ended} µs, early {t.early_products}")
+    print(
+        f"{ranks} ranks: first products at {t.first_product} µs, gather ended at {t.gather_ended} µs, early {t.early_products}"
+    )

@@ -1,6 +1,8 @@
-"""Flash attention forward (examples/04): one thread beside torch's scaled_dot_product_attention on one thread, call by call in turn.
+"""Flash attention forward (examples/04): one thread beside torch's scaled_dot_product_attention on one
+thread, call by call in turn.
 
-The figures are ratios of medians: torch's time over ours. Bar: 1.2 without a mask (batch 1, 8 heads, 1024 × 64, float32).
+The figures are ratios of medians: torch's time over ours. Bar: 1.2 without a mask (batch 1, 8 heads, 1024 ×
+64, float32).
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def test_attention_one_thread() -> None:
     env = os.environ | {"TILESCALE_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     root = Path(__file__).resolve().parents[2]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     import json
 

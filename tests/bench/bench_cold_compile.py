@@ -1,10 +1,12 @@
-"""``python -m tests.bench.bench_cold_compile``: how long the plain Hopper GEMM takes from a Python function to a cubin, and where the time goes.
+"""``python -m tests.bench.bench_cold_compile``: how long the plain Hopper GEMM takes from a Python function
+to a cubin, and where the time goes.
 
-Each sample is a process of its own with an empty cache. In it a first kernel is compiled, with everything that is loaded on the way (Python's
-files, TVM, ours), and then the GEMM with other constants, which is what a program waits for that compiles several: ``imported``; at last
-`tilescale.compile`, with the cache and all that its first call loads. Both with nvcc and, where it is there, NVRTC (``--compilers nvcc
-nvrtc``). Needs no GPU. Medians and the least of ``--samples``; the figures go to
-$OUT/cold_compile.json, or without OUT to tests/bench/results.
+Each sample is a process of its own with an empty cache. In it a first kernel is compiled, with everything
+that is loaded on the way (Python's files, TVM, ours), and then the GEMM with other constants, which is what a
+program waits for that compiles several: ``imported``; at last `tilescale.compile`, with the cache and all
+that its first call loads. Both with nvcc and, where it is there, NVRTC (``--compilers nvcc nvrtc``). Needs no
+GPU. Medians and the least of ``--samples``; the figures go to $OUT/cold_compile.json, or without OUT to
+tests/bench/results.
 """
 
 from __future__ import annotations
@@ -66,12 +68,16 @@ def samples(compiler: str, count: int) -> dict[str, Any]:
     held: list[dict[str, Any]] = []
     for _ in range(count):
         with tempfile.TemporaryDirectory() as cache:
-            built = native.library_path().parent  # the runtime is built once a machine, and not what is measured
+            built = (
+                native.library_path().parent
+            )  # the runtime is built once a machine, and not what is measured
             Path(cache, "native").symlink_to(built)
             root = str(Path(__file__).resolve().parents[2])
             env = os.environ | {"TILESCALE_CUDA_COMPILER": compiler, "TILESCALE_CACHE_DIR": cache}
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-            done = subprocess.run([sys.executable, "-c", SAMPLE], env=env, capture_output=True, text=True, cwd=root, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", SAMPLE], env=env, capture_output=True, text=True, cwd=root, check=False
+            )
         if done.returncode:
             return {"missing": done.stderr.strip().splitlines()[-1]}
         held.append(json.loads(done.stdout))
@@ -89,7 +95,9 @@ def samples(compiler: str, count: int) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--compilers", nargs="+", default=["nvcc", "nvrtc"])
     args = parser.parse_args(argv)
@@ -102,8 +110,12 @@ def main(argv: list[str] | None = None) -> int:
             continue
         for name in ("first in a process", "imported"):
             phases = ", ".join(f"{p} {ms:.0f}" for p, ms in found[name]["phases_ms"].items())
-            print(f"{compiler}, {name}: {found[name]['median_ms']:.0f} ms (least {found[name]['least_ms']:.0f}): {phases}")
-        print(f"{compiler}, tilescale.compile, imported: {found['tilescale.compile, imported']['median_ms']:.0f} ms")
+            print(
+                f"{compiler}, {name}: {found[name]['median_ms']:.0f} ms (least {found[name]['least_ms']:.0f}): {phases}"
+            )
+        print(
+            f"{compiler}, tilescale.compile, imported: {found['tilescale.compile, imported']['median_ms']:.0f} ms"
+        )
     record("cold_compile", figures)
     return 0
 

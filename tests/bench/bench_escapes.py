@@ -1,10 +1,10 @@
-"""Which faults of the corpus does running them not show: each faulty kernel is launched 2,000 times on real rank processes of the cpu
-target, in ten jobs (where the system places processes decides much), with new data and poisoned memory each time, and its results are
-compared with those of its repaired twin, bit by bit.
+"""Which faults of the corpus does running them not show: each faulty kernel is launched 2,000 times on real
+rank processes of the cpu target, in ten jobs (where the system places processes decides much), with new data
+and poisoned memory each time, and its results are compared with those of its repaired twin, bit by bit.
 
-A fault escapes where no launch gave another result, hung, or failed; the simulator names every one of them. Bar: ten. What is no
-figure here: faults that the compiler refuses, and ranks that launch different programs. Data are whole numbers, so that the order of
-sums says nothing. Figures: tests/bench/results/escapes.json.
+A fault escapes where no launch gave another result, hung, or failed; the simulator names every one of them.
+Bar: ten. What is no figure here: faults that the compiler refuses, and ranks that launch different programs.
+Data are whole numbers, so that the order of sums says nothing. Figures: tests/bench/results/escapes.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ HARMLESS, ENDLESS = ("unawaited",), ("endless",)
 
 
 class _Arguments:
-    """A rank's arguments of a kernel, filled anew for each launch; the twin's results are kept to compare with."""
+    """A rank's arguments of a kernel, filled anew for each launch; the twin's results are kept to compare
+    with."""
 
     def __init__(self, case: Case, prim: Any):
         self.given, self.rank = case.args(case.ranks), comm.rank()
@@ -47,14 +48,20 @@ class _Arguments:
                 self.values.append(comm.signals(shape))
                 continue
             symmetric = p.spec.kind != "tensor"
-            made = comm.empty(shape, str(p.spec.dtype)) if symmetric else torch.empty(shape, dtype=getattr(torch, str(p.spec.dtype)))
+            made = (
+                comm.empty(shape, str(p.spec.dtype))
+                if symmetric
+                else torch.empty(shape, dtype=getattr(torch, str(p.spec.dtype)))
+            )
             self.values.append(made)
             if p.var in written:
                 self.results[p.name] = made
             else:
                 self.inputs.add(p.name)
         local = {p.name for p in self.params if getattr(p.spec, "kind", "") == "tensor"}
-        self.results = {k: v for k, v in self.results.items() if k in local} or self.results  # of a kernel that has none: what it leaves
+        self.results = {
+            k: v for k, v in self.results.items() if k in local
+        } or self.results  # of a kernel that has none: what it leaves
 
     def _of_rank(self, name: str) -> Any:
         value = self.given[name]
@@ -76,7 +83,8 @@ class _Arguments:
 
 
 def wrong_launches(case: Case, faulty: Any, twin: Any, launches: range) -> int:
-    """On one rank: in how many launches the faulty kernel's results differed from its twin's, on some rank."""
+    """On one rank: in how many launches the faulty kernel's results differed from its twin's, on some
+    rank."""
     comm.init()
     bad, good = (_Arguments(case, case.build(case.ranks, bug)) for bug in (True, False))
     both = good.results.keys() & bad.results.keys()
@@ -87,7 +95,12 @@ def wrong_launches(case: Case, faulty: Any, twin: Any, launches: range) -> int:
         for kernel, arguments in ((twin, good), (faulty, bad)):
             arguments.fill(torch.Generator().manual_seed(1_000 * launch + comm.rank()))
             kernel(*arguments.values)
-        wrong[place] = int(not all(torch.equal(good.results[name].nan_to_num(1e9), bad.results[name].nan_to_num(1e9)) for name in both))
+        wrong[place] = int(
+            not all(
+                torch.equal(good.results[name].nan_to_num(1e9), bad.results[name].nan_to_num(1e9))
+                for name in both
+            )
+        )
     comm.barrier()
     total = sum(comm.peer(wrong, r) for r in range(comm.world_size()))
     comm.barrier()
@@ -127,7 +140,13 @@ def test_escapes() -> None:
         print(case.name, table[case.name], flush=True)
     escaped = [name for name, row in table.items() if row.get("wrong") == 0 and row["kind"] not in HARMLESS]
     figures = {
-        "launches": LAUNCHES, "jobs": JOBS, "cores": multiprocessing.cpu_count(), "escaped": len(escaped), "bar": 10, "names": escaped, "faults": table,
-    }  # fmt: skip
+        "launches": LAUNCHES,
+        "jobs": JOBS,
+        "cores": multiprocessing.cpu_count(),
+        "escaped": len(escaped),
+        "bar": 10,
+        "names": escaped,
+        "faults": table,
+    }
     record("escapes", figures)
     assert len(escaped) >= 10

@@ -1,7 +1,9 @@
-"""GEMM 1024³ through the language (examples/02's kernel shape): one thread beside torch.mm on one thread, call by call in turn; then
-two threads beside one. float32 and bfloat16. The FMA peak of the core is measured in the same run.
+"""GEMM 1024³ through the language (examples/02's kernel shape): one thread beside torch.mm on one thread,
+call by call in turn; then two threads beside one. float32 and bfloat16. The FMA peak of the core is measured
+in the same run.
 
-Bars: float32 at least 1.0 × torch.mm and 60 % of the peak; bfloat16 no slower than float32; two threads 1.7 × one.
+Bars: float32 at least 1.0 × torch.mm and 60 % of the peak; bfloat16 no slower than float32; two threads 1.7 ×
+one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ def gemm(size: int, bm: int, bn: int, bk: int, dtype: str) -> Any:
     import tilescale.language as T
 
     @T.prim_func
-    def main(A: T.Tensor((size, size), dtype), B: T.Tensor((size, size), dtype), C: T.Tensor((size, size), "float32")):
+    def main(
+        A: T.Tensor((size, size), dtype),
+        B: T.Tensor((size, size), dtype),
+        C: T.Tensor((size, size), "float32"),
+    ):
         with T.Kernel(T.ceildiv(size, bn), T.ceildiv(size, bm), threads=128) as (bx, by):
             a, b = T.alloc_shared((bm, bk), dtype), T.alloc_shared((bk, bn), dtype)
             c = T.alloc_fragment((bm, bn), "float32")
@@ -96,9 +102,13 @@ def measure() -> dict[str, Any]:
                 ours.append(middle - start)
             mine, ref = statistics.median(ours), statistics.median(theirs)
             figures[f"{dtype} {'×'.join(map(str, tile))}"] = {
-                "gflops": 2 * SIZE**3 / mine / 1e9, "torch_gflops": 2 * SIZE**3 / ref / 1e9, "ratio": ref / mine,
-                "ratio_of_best": min(theirs) / min(ours), "ms": 1e3 * mine, "best_ms": 1e3 * min(ours),
-            }  # fmt: skip
+                "gflops": 2 * SIZE**3 / mine / 1e9,
+                "torch_gflops": 2 * SIZE**3 / ref / 1e9,
+                "ratio": ref / mine,
+                "ratio_of_best": min(theirs) / min(ours),
+                "ms": 1e3 * mine,
+                "best_ms": 1e3 * min(ours),
+            }
     return figures
 
 
@@ -108,14 +118,19 @@ def in_process(threads: int) -> dict[str, Any]:
     env = os.environ | {"TILESCALE_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))
     code = "import json; from tests.bench.bench_gemm import measure; print(json.dumps(measure()))"
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_gemm() -> None:
     one, two = in_process(1), in_process(2)
-    best = {dtype: max((v for k, v in one.items() if k.startswith(dtype)), key=lambda f: f["gflops"]) for dtype in ("float32", "bfloat16")}
+    best = {
+        dtype: max((v for k, v in one.items() if k.startswith(dtype)), key=lambda f: f["gflops"])
+        for dtype in ("float32", "bfloat16")
+    }
     scaling = {k: one[k]["ms"] / two[k]["ms"] for k in one if "×" in k}
     summary = {
         "float32_ratio_to_torch": best["float32"]["ratio"],

@@ -1,8 +1,10 @@
-"""Many ranks on few processors: examples/05_ring_shift.py as 16, 32 and 64 ranks, forked from one process and each a process of its own.
+"""Many ranks on few processors: examples/05_ring_shift.py as 16, 32 and 64 ranks, forked from one process and
+each a process of its own.
 
-Recorded: seconds by the clock and of the processors (user and system, of the whole job), MiB a rank at its largest (proportional set size:
-what ranks share counts once), and how calm the machine was: its load before and after, and how many other tasks wanted to run. The first run of each
-size, in which one rank checks the kernel for so many ranks, is not measured. Bars: 10, 20 and 40 s, 60 MiB a rank.
+Recorded: seconds by the clock and of the processors (user and system, of the whole job), MiB a rank at its
+largest (proportional set size: what ranks share counts once), and how calm the machine was: its load before
+and after, and how many other tasks wanted to run. The first run of each size, in which one rank checks the
+kernel for so many ranks, is not measured. Bars: 10, 20 and 40 s, 60 MiB a rank.
 
     python -m tests.bench.bench_many_ranks
 """
@@ -84,7 +86,14 @@ def figures(counts: list[int]) -> dict[str, Any]:
         made = measure(count, True, False)
         after = calm()
         memory = measure(count, True, True)["mib_a_rank"]
-        found[str(count)] = {**made, "mib_a_rank": memory, "bar_s": BARS[count], "bar_mib": MIB_A_RANK, "before": before, "after": after}
+        found[str(count)] = {
+            **made,
+            "mib_a_rank": memory,
+            "bar_s": BARS[count],
+            "bar_mib": MIB_A_RANK,
+            "before": before,
+            "after": after,
+        }
     smallest = counts[0]
     found["processes"] = {"ranks": smallest, **measure(smallest, False, True), "after": calm()}
     return found

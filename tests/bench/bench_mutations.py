@@ -1,5 +1,6 @@
-"""How many mutants `check` names, by what was done to them: those of the examples, and those of the repaired kernels of the corpus; the
-survivors with the reason why they are harmless. Bar: 95 % of those that are faults. Figures: tests/bench/results/mutations.json."""
+"""How many mutants `check` names, by what was done to them: those of the examples, and those of the repaired
+kernels of the corpus; the survivors with the reason why they are harmless. Bar: 95 % of those that are
+faults. Figures: tests/bench/results/mutations.json."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def figures_of(subjects: Iterable[Subject]) -> dict[str, Any]:
             named[what] += bool(kinds)
             only_unawaited += kinds == {"unawaited"}
             if not kinds:
-                survivors.append({"kernel": subject.name, "mutant": name, "harmless": subject.harmless.get(name)})
+                survivors.append(
+                    {"kernel": subject.name, "mutant": name, "harmless": subject.harmless.get(name)}
+                )
     faults = made.total() - sum(s["harmless"] is not None for s in survivors)
     return {
         "mutants": made.total(), "named": named.total(), "named_of_all": named.total() / made.total(),
@@ -41,5 +44,11 @@ def test_mutations() -> None:
     figures = {"bar": 0.95, "examples": figures_of(SUBJECTS), "twins": figures_of(TWINS)}
     record("mutations", figures)
     for which in ("examples", "twins"):
-        print(which, {k: figures[which][k] for k in ("mutants", "named", "named_of_all", "named_of_faults", "by_mutation")})
+        print(
+            which,
+            {
+                k: figures[which][k]
+                for k in ("mutants", "named", "named_of_all", "named_of_faults", "by_mutation")
+            },
+        )
         assert figures[which]["named_of_faults"] >= 0.95

@@ -1,10 +1,13 @@
-"""``python -m tests.bench.bench_ops matmul``: operations of tilescale.ops beside their peers on a GPU, on the shapes in their own lists.
+"""``python -m tests.bench.bench_ops matmul``: operations of tilescale.ops beside their peers on a GPU, on the
+shapes in their own lists.
 
-Random data. Peers and ours are captured in CUDA graphs over the same sets of arguments and replayed in turn (tests/bench/gpu.py). Ours is
-compared with the first peer's result first. The figures go to ops_NAME.json in tests/bench/results, or in $OUT.
+Random data. Peers and ours are captured in CUDA graphs over the same sets of arguments and replayed in turn
+(tests/bench/gpu.py). Ours is compared with the first peer's result first. The figures go to ops_NAME.json in
+tests/bench/results, or in $OUT.
 
-Options: names of modules of tilescale.ops, all without; ``--cases M=16 …``: only cases whose text has one of these; ``--rounds 40``;
-``--config BM=128,BN=256 …``: those that take a ``config`` (their module's Config), once with each beside the choice of their own.
+Options: names of modules of tilescale.ops, all without; ``--cases M=16 …``: only cases whose text has one of
+these; ``--rounds 40``; ``--config BM=128,BN=256 …``: those that take a ``config`` (their module's Config),
+once with each beside the choice of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ def differences(ours: Any, theirs: Any) -> float:
     """The greatest difference, relative to the peer's greatest magnitude."""
     worst = 0.0
     for a, b in zip(as_tuple(ours), as_tuple(theirs), strict=True):
-        worst = max(worst, float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp_min(1e-30)))
+        worst = max(
+            worst, float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp_min(1e-30))
+        )
     return worst
 
 
@@ -70,23 +75,47 @@ def one(op: Op, case: Case, rounds: int, texts: list[str]) -> dict[str, Any]:
         alike[name] = differences(made, want)
         outs = [op.run(**s, **more) for s in sets]
         if not alike[name] <= ALIKE:
-            raise ValueError(f"{name} differs from {next(iter(peers))} by {alike[name]} of the greatest value")
-        graphs[name] = captured([bound(op.run, {**s, **more, "out": o}) for s, o in zip(sets, outs, strict=True)])
+            raise ValueError(
+                f"{name} differs from {next(iter(peers))} by {alike[name]} of the greatest value"
+            )
+        graphs[name] = captured(
+            [bound(op.run, {**s, **more, "out": o}) for s, o in zip(sets, outs, strict=True)]
+        )
     times = measure(graphs, n, rounds)
     torch.cuda.synchronize()
     peer = next(iter(peers))
-    out: dict[str, Any] = {"shape": dict(case.shape), "sets": n, "rounds": rounds, "bar": case.bar, "peer": peer, "kernels": {}}
+    out: dict[str, Any] = {
+        "shape": dict(case.shape),
+        "sets": n,
+        "rounds": rounds,
+        "bar": case.bar,
+        "peer": peer,
+        "kernels": {},
+    }
     for name, seconds in times.items():
         found, ratio = spread(seconds), ratios(times[peer], seconds)
-        rates = {"tflops": op.flops(**case.shape) / found["median"] / 1e12, "gbytes_per_s": op.moved(**case.shape) / found["median"] / 1e9}
-        out["kernels"][name] = {"us": {k: v * 1e6 for k, v in found.items()}, **rates, f"ratio_to_{peer}": ratio, "difference": alike.get(name, 0.0)}
-        print(f"{op.name} {case}  {name:32s} {found['median'] * 1e6:9.2f} µs  {rates['tflops']:7.1f} TFLOP/s  {rates['gbytes_per_s']:7.0f} GB/s  "
-              f"{ratio['median']:.3f} × {peer}  (p10 {ratio['p10']:.3f}, p90 {ratio['p90']:.3f}; bar {case.bar})", flush=True)  # fmt: skip
+        rates = {
+            "tflops": op.flops(**case.shape) / found["median"] / 1e12,
+            "gbytes_per_s": op.moved(**case.shape) / found["median"] / 1e9,
+        }
+        out["kernels"][name] = {
+            "us": {k: v * 1e6 for k, v in found.items()},
+            **rates,
+            f"ratio_to_{peer}": ratio,
+            "difference": alike.get(name, 0.0),
+        }
+        print(
+            f"{op.name} {case}  {name:32s} {found['median'] * 1e6:9.2f} µs  {rates['tflops']:7.1f} TFLOP/s  {rates['gbytes_per_s']:7.0f} GB/s  "
+            f"{ratio['median']:.3f} × {peer}  (p10 {ratio['p10']:.3f}, p90 {ratio['p90']:.3f}; bar {case.bar})",
+            flush=True,
+        )
     return out
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("modules", nargs="*")
     parser.add_argument("--cases", nargs="+", default=[])
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -2,9 +2,10 @@
 
     make bench ARGS="-k overhead"
 
-Bars: ``import tilescale`` 150 ms; JIT of the GEMM, cold, after ``import tvm`` 0.5 s; from the disk cache in a new process that has torch,
-call to return, 50 ms without TVM; a call with three tensors 2 µs. Each figure of a new process is the median of several processes,
-with bytecode that is compiled already, as it is from the second start on.
+Bars: ``import tilescale`` 150 ms; JIT of the GEMM, cold, after ``import tvm`` 0.5 s; from the disk cache in a
+new process that has torch, call to return, 50 ms without TVM; a call with three tensors 2 µs. Each figure of
+a new process is the median of several processes, with bytecode that is compiled already, as it is from the
+second start on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.bench.record import record
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 5
-MODEL = '''
+MODEL = """
 import tilescale, tilescale.language as T
 
 @tilescale.jit
@@ -46,7 +47,7 @@ def matmul(M, N, K, block_M=64, block_N=64, block_K=32, dtype="float32"):
             T.copy(C_local, C[by * block_M, bx * block_N])
 
     return main
-'''
+"""
 IMPORT = """
 import sys, time
 start = time.perf_counter()
@@ -94,10 +95,23 @@ def seconds(tmp_path: Path, clean_env: dict[str, str]) -> Callable[..., float]:
             folder = tmp_path / (cache or f"empty{k}")
             folder.mkdir(exist_ok=True)
             if native.exists() and not (folder / "native").exists():
-                (folder / "native").symlink_to(native)  # the runtime is built once a machine, not once a kernel
-            environ = {**clean_env, "TILESCALE_CACHE_DIR": str(folder), "PYTHONPYCACHEPREFIX": str(tmp_path / "pyc")}
+                (folder / "native").symlink_to(
+                    native
+                )  # the runtime is built once a machine, not once a kernel
+            environ = {
+                **clean_env,
+                "TILESCALE_CACHE_DIR": str(folder),
+                "PYTHONPYCACHEPREFIX": str(tmp_path / "pyc"),
+            }
             environ.pop("PYTHONDONTWRITEBYTECODE", None)
-            done = subprocess.run([sys.executable, "-c", code], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                env=environ,
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
             assert done.returncode == 0, done.stderr
             found.append(float(done.stdout))
         return statistics.median(found[1:] if len(found) > 2 else found)  # the first wrote the bytecode
@@ -161,7 +175,14 @@ def test_overhead(seconds: Callable[..., float]) -> None:
     figures |= calls()
     bars = {"import_ms": 150, "jit_cold_ms": 500, "warm_start_ms": 50, "call_us": 2}
     figures = {name: round(value, 3) for name, value in figures.items()}
-    record("overhead", {**figures, "bars": bars, "of_bar": {name: round(figures[name] / bar, 3) for name, bar in bars.items()}})
+    record(
+        "overhead",
+        {
+            **figures,
+            "bars": bars,
+            "of_bar": {name: round(figures[name] / bar, 3) for name, bar in bars.items()},
+        },
+    )
     print(json.dumps(figures, indent=2))
     if os.environ.get("CI") is None:  # shared machines are too noisy for a verdict
         for name, bar in bars.items():

@@ -1,11 +1,14 @@
-"""``python -m tests.bench.bench_ranks 2/2 --launches 1000``: the examples on ranks of GPUs under every launcher.
+"""``python -m tests.bench.bench_ranks 2/2 --launches 1000``: the examples on ranks of GPUs under every
+launcher.
 
-A place is RANKS/GPUS: so many ranks on the first so many GPUs. Each job (tests/gpu/ranks.py) compares every launch with torch. What was
-measured when the time is up is written, and what was not is named: tests/bench/results/ranks_gpu.json, or ``--name``.
+A place is RANKS/GPUS: so many ranks on the first so many GPUs. Each job (tests/gpu/ranks.py) compares every
+launch with torch. What was measured when the time is up is written, and what was not is named:
+tests/bench/results/ranks_gpu.json, or ``--name``.
 
-Ranks that share a GPU are contexts that take turns of a millisecond or two, and whoever waits for another spins its turn out: 7 ms a launch
-for two ranks, 20 for four. With ``--mps`` their kernels run side by side, a hundred times as fast: NVIDIA's multi-process service, in a folder
-of its own, for the time of this run. Then several jobs may run ``--beside`` each other.
+Ranks that share a GPU are contexts that take turns of a millisecond or two, and whoever waits for another
+spins its turn out: 7 ms a launch for two ranks, 20 for four. With ``--mps`` their kernels run side by side, a
+hundred times as fast: NVIDIA's multi-process service, in a folder of its own, for the time of this run. Then
+several jobs may run ``--beside`` each other.
 
     python -m tests.bench.bench_ranks 2/1 3/1 4/1 --mps --beside 3 --name ranks_one_gpu
 """
@@ -35,7 +38,12 @@ from tests.gpu.jobs import LAUNCHERS, ROOT, Job
 
 def gpus() -> list[str]:
     """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
-    listed = subprocess.run(["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = listed.stdout.split()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return found if chosen is None else [found[int(c)] if c.isdigit() else c for c in chosen.split(",")]
@@ -52,15 +60,24 @@ def service(folder: str, visible: str) -> Iterator[dict[str, str]]:
     try:
         yield places
     finally:
-        subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 1\n", env=env, text=True, timeout=20, check=False)
+        subprocess.run(
+            ["nvidia-cuda-mps-control"], input="quit -t 1\n", env=env, text=True, timeout=20, check=False
+        )
         for log in sorted(Path(folder, "log").glob("*.log")):
             print(f"{log.name}:", *log.read_text(errors="replace").splitlines()[-6:], sep="\n  ", flush=True)
 
 
-def run(launcher: str, ranks: int, env: dict[str, str], given: argparse.Namespace, folder: str, limit: float) -> dict[str, Any]:
+def run(
+    launcher: str, ranks: int, env: dict[str, str], given: argparse.Namespace, folder: str, limit: float
+) -> dict[str, Any]:
     """The figures of one job, as far as it came."""
     out = Path(folder, f"{launcher}-{ranks}-{time.monotonic_ns()}.json")
-    job = Job(launcher, ranks, ["tests.gpu.ranks", "--launches", str(given.launches), "--out", str(out), *given.names], env)
+    job = Job(
+        launcher,
+        ranks,
+        ["tests.gpu.ranks", "--launches", str(given.launches), "--out", str(out), *given.names],
+        env,
+    )
     code, said = job.wait(limit)
     if code:
         print("\n".join(line[:250] for line in said.splitlines()[-25:]), flush=True)
@@ -76,8 +93,16 @@ class Bench:
         self.began, self.gpus, self.lock = time.monotonic(), gpus(), threading.Lock()
         self.figures: dict[str, dict[str, Any]] = {}
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        plain = {"TILESCALE_TARGET": "cuda", "TILESCALE_HEAP_SIZE": "128M", "TILESCALE_WAIT_TIMEOUT": "20", "OMP_NUM_THREADS": "2"}
-        own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "PATH": path}
+        plain = {
+            "TILESCALE_TARGET": "cuda",
+            "TILESCALE_HEAP_SIZE": "128M",
+            "TILESCALE_WAIT_TIMEOUT": "20",
+            "OMP_NUM_THREADS": "2",
+        }
+        own = {
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "PATH": path,
+        }
         self.env = plain | os.environ | own
 
     def job(self, place: str, launcher: str) -> None:
@@ -87,17 +112,26 @@ class Bench:
         where = f"{ranks} ranks on {count} GPU{'s' if count > 1 else ''}{', side by side (MPS)' if shared else ''}"
         start = time.monotonic()
         left = self.given.seconds - (start - self.began)
-        done = run(launcher, ranks, env, self.given, self.folder, left) if left > 5 else {"exit code": "not run: the time was up"}
+        done = (
+            run(launcher, ranks, env, self.given, self.folder, left)
+            if left > 5
+            else {"exit code": "not run: the time was up"}
+        )
         variants = [v for v in done.values() if isinstance(v, dict)]
         right = sum(v["right"] for v in variants)
         with self.lock:
-            print(f"{where}, {launcher}: {right} of {len(variants)} right, {time.monotonic() - start:.1f} s, {done['exit code']}", flush=True)
+            print(
+                f"{where}, {launcher}: {right} of {len(variants)} right, {time.monotonic() - start:.1f} s, {done['exit code']}",
+                flush=True,
+            )
             self.figures.setdefault(where, {})[launcher] = done
             record(self.given.name, self.figures)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("places", nargs="+", help="RANKS/GPUS")
     parser.add_argument("--launchers", nargs="+", choices=list(LAUNCHERS), default=list(LAUNCHERS))
     parser.add_argument("--launches", type=int, default=1000)
@@ -112,7 +146,11 @@ def main() -> int:
         beside = stack.enter_context(service(folder, ",".join(gpus()))) if given.mps else {}
         bench = Bench(given, folder, beside)
         with ThreadPoolExecutor(given.beside) as pool:
-            for done in [pool.submit(bench.job, place, launcher) for place in given.places for launcher in given.launchers]:
+            for done in [
+                pool.submit(bench.job, place, launcher)
+                for place in given.places
+                for launcher in given.launchers
+            ]:
                 done.result()
     jobs = [job for place in bench.figures.values() for job in place.values()]
     return int(any(job["exit code"] != 0 for job in jobs))

@@ -1,6 +1,7 @@
-"""How many of the faults seeded into scheduled programs the simulator names; all survivors must be known to be harmless.
+"""How many of the faults seeded into scheduled programs the simulator names; all survivors must be known to
+be harmless.
 
-    make bench ARGS="-k seeded"
+make bench ARGS="-k seeded"
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def test_seeded_schedules():
                 missed += [] if why else [fault]
             print(f"{case.name}, {plan}: {named['all']} of {total['all']} so far", flush=True)
     for name in total:
-        print(f"{name:40} {named[name]:5} of {total[name]:5}, {by_effect[name]:5} by races, deadlocks and results alone")
+        print(
+            f"{name:40} {named[name]:5} of {total[name]:5}, {by_effect[name]:5} by races, deadlocks and results alone"
+        )
     figures: dict[str, Any] = {
         "seeded": total["all"],
         "named": named["all"],

@@ -1,5 +1,5 @@
-"""How many of the faults seeded into what GPUs get are found without a GPU: those of scheduled programs by the simulator, those of thread IR
-by the emulator. All survivors must be known to be harmless.
+"""How many of the faults seeded into what GPUs get are found without a GPU: those of scheduled programs by
+the simulator, those of thread IR by the emulator. All survivors must be known to be harmless.
 
     make bench ARGS="-k seeded_gpu"
 """
@@ -41,7 +41,9 @@ class Tally:
             "seeded": self.total["all"],
             "found": self.named["all"],
             "found_percent": round(100 * self.named["all"] / self.total["all"], 1),
-            "found_percent_of_those_that_change_something": round(100 * self.named["all"] / (self.total["all"] - len(self.survivors) + len(self.missed)), 1),
+            "found_percent_of_those_that_change_something": round(
+                100 * self.named["all"] / (self.total["all"] - len(self.survivors) + len(self.missed)), 1
+            ),
             "kinds": dict(self.kinds.most_common()),
             "by_fault": {n: f"{self.named[n]} of {self.total[n]}" for n in sorted(self.total) if n != "all"},
             "harmless": self.survivors,
@@ -57,7 +59,9 @@ def test_scheduled_programs():
             finding = judge.judge(fault.program()).finding
             survived[fault.name] += finding is None
             why = seeded_gpu.harmless(case, fault, survived[fault.name])
-            tally.add(fault.name, f"{case.name}: {fault.name} ({fault.at})", finding.kind if finding else "", why)
+            tally.add(
+                fault.name, f"{case.name}: {fault.name} ({fault.at})", finding.kind if finding else "", why
+            )
         print(f"{case.name}: {tally.named['all']} of {tally.total['all']} so far", flush=True)
     record("seeded_gpu_schedules", tally.figures())
     assert not tally.missed, tally.missed

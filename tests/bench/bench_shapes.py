@@ -1,13 +1,16 @@
-"""``python -m tests.bench.bench_shapes matmul softmax … --count 300``: random shapes beside the best of the peers, on a GPU.
+"""``python -m tests.bench.bench_shapes matmul softmax … --count 300``: random shapes beside the best of the
+peers, on a GPU.
 
-Extents are drawn log-uniformly by a seed, half of the shapes with extents that are multiples of 8 (rows of whole 16 bytes), half with any.
-Ours is compared with the first peer's result, into poisoned memory, then both are replayed in turn as in tests/bench/gpu.py; a shape's ratio
-is the median of the rounds' against the peer whose median is the least. Kernels are compiled by several processes while others are timed.
-The median, the tenth percentile and the least of all shapes, the worst ten and every shape go to shapes_NAME.json in tests/bench/results,
-or in $OUT.
+Extents are drawn log-uniformly by a seed, half of the shapes with extents that are multiples of 8 (rows of
+whole 16 bytes), half with any. Ours is compared with the first peer's result, into poisoned memory, then both
+are replayed in turn as in tests/bench/gpu.py; a shape's ratio is the median of the rounds' against the peer
+whose median is the least. Kernels are compiled by several processes while others are timed. The median, the
+tenth percentile and the least of all shapes, the worst ten and every shape go to shapes_NAME.json in
+tests/bench/results, or in $OUT.
 
-Options: ``--jobs 14`` processes that compile; ``--rounds 15``; ``--seconds 200`` of one operation, after which it stops with what it has;
-``--resume FOLDER`` with such files: shapes that they have are not measured again; ``--only TEXT``: shapes whose text has it.
+Options: ``--jobs 14`` processes that compile; ``--rounds 15``; ``--seconds 200`` of one operation, after
+which it stops with what it has; ``--resume FOLDER`` with such files: shapes that they have are not measured
+again; ``--only TEXT``: shapes whose text has it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from tests.bench.gpu import TRAFFIC, captured, measure, ratios, spread
 from tests.bench.record import record
 from tests.bench.shapes import OPS, Pool, drawn, text
 
-#: sets of arguments that a graph has at most: those of small shapes may lie in the L2 cache, for ours and for the peer
+#: sets of arguments that a graph has at most: those of small shapes may lie in the L2 cache, for ours and for
+#: the peer
 SETS = 128
 
 
@@ -77,7 +81,10 @@ def one(name: str, shape: dict[str, Any], pool: Pool, rounds: int) -> dict[str, 
     if not off <= ALIKE:
         raise ValueError(f"off by {off} of the greatest value")
     outs = [what.op.run(**s) for s in sets]
-    graphs, failed = {"ours": captured([bound(what.op.run, {**s, "out": o}) for s, o in zip(sets, outs, strict=True)])}, {}
+    graphs, failed = (
+        {"ours": captured([bound(what.op.run, {**s, "out": o}) for s, o in zip(sets, outs, strict=True)])},
+        {},
+    )
     for peer, prepare in what.peers.items():
         try:
             graphs[peer] = captured([prepare(**s) for s in sets])
@@ -90,17 +97,29 @@ def one(name: str, shape: dict[str, Any], pool: Pool, rounds: int) -> dict[str, 
     if not medians:
         raise ValueError(f"no peer: {failed}")
     peer = min(medians, key=lambda k: medians[k])
-    return {"shape": shape, "us": ours * 1e6, "peer": peer, "peer_us": medians[peer] * 1e6, "ratio": ratios(times[peer], times["ours"])["median"]}
+    return {
+        "shape": shape,
+        "us": ours * 1e6,
+        "peer": peer,
+        "peer_us": medians[peer] * 1e6,
+        "ratio": ratios(times[peer], times["ours"])["median"],
+    }
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of an operation."""
     right = [r for r in rows if "ratio" in r]
-    line = lambda r: f"{text(r['shape'])}: {r['us']:.2f} µs, {r['peer']} {r['peer_us']:.2f} µs, {r['ratio']:.3f}"  # noqa: E731
+
+    def line(r: dict[str, Any]) -> str:
+        return f"{text(r['shape'])}: {r['us']:.2f} µs, {r['peer']} {r['peer_us']:.2f} µs, {r['ratio']:.3f}"
+
     worst = [line(r) for r in sorted(right, key=lambda r: r["ratio"])[:10]]
     failed = {text(r["shape"]): r["failed"] for r in rows if "failed" in r}
-    halves = {n: spread([r["ratio"] for r in right if r["shape"].get("aligned", True) == a]) for n, a in (("aligned", True), ("any", False))
-              if any(r["shape"].get("aligned", True) == a for r in right)}  # fmt: skip
+    halves = {
+        n: spread([r["ratio"] for r in right if r["shape"].get("aligned", True) == a])
+        for n, a in (("aligned", True), ("any", False))
+        if any(r["shape"].get("aligned", True) == a for r in right)
+    }
     ratio = spread([r["ratio"] for r in right]) if right else {}
     return {"shapes": len(rows), "ratio": ratio, **halves, "failed": failed, "worst": worst, "rows": right}
 
@@ -123,19 +142,34 @@ def sweep(name: str, args: argparse.Namespace, workers: Any, now: Any, pool: Poo
         if time.perf_counter() - begun > args.seconds:
             break
         try:
-            rows.append(before.get(text(shape)) or ({"shape": shape, "failed": bad} if bad else one(name, shape, pool, args.rounds)))
+            rows.append(
+                before.get(text(shape))
+                or ({"shape": shape, "failed": bad} if bad else one(name, shape, pool, args.rounds))
+            )
         except Exception:  # noqa: BLE001
             rows.append({"shape": shape, "failed": traceback.format_exc(limit=-2)[-600:]})
     made = summary(rows)
     record(f"shapes_{name}", {"seconds": round(time.perf_counter() - begun), **made})
-    short = {k: {n: round(v, 3) for n, v in made[k].items()} for k in ("ratio", "aligned", "any") if k in made}
-    print(f"== {name}: {len(rows)} of {len(shapes)} shapes, {len(made['failed'])} failed, {time.perf_counter() - begun:.0f} s\n   {short}", flush=True)
-    print(*made["worst"], *(f"FAILED {k}: {v[-300:]}" for k, v in list(made["failed"].items())[:5]), sep="\n", flush=True)
+    short = {
+        k: {n: round(v, 3) for n, v in made[k].items()} for k in ("ratio", "aligned", "any") if k in made
+    }
+    print(
+        f"== {name}: {len(rows)} of {len(shapes)} shapes, {len(made['failed'])} failed, {time.perf_counter() - begun:.0f} s\n   {short}",
+        flush=True,
+    )
+    print(
+        *made["worst"],
+        *(f"FAILED {k}: {v[-300:]}" for k, v in list(made["failed"].items())[:5]),
+        sep="\n",
+        flush=True,
+    )
     return not made["failed"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", default=list(OPS))
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=15)

@@ -1,5 +1,6 @@
-"""The simulator: the GEMM example on four ranks (bar: 1 s), AG-GEMM of a practical size on eight, a grid of 132 blocks on eight ranks that
-puts, signals, waits and meets. Medians of a few runs, in turn and against the adversary; figures are seconds of processor time."""
+"""The simulator: the GEMM example on four ranks (bar: 1 s), AG-GEMM of a practical size on eight, a grid of
+132 blocks on eight ranks that puts, signals, waits and meets. Medians of a few runs, in turn and against the
+adversary; figures are seconds of processor time."""
 
 from __future__ import annotations
 
@@ -45,10 +46,13 @@ def seconds(kernel: Any, ranks: int, args: dict[str, Any], rounds: int = 3) -> d
 
 
 def crowd(blocks: int):
-    """Every block of every rank puts a row to its neighbour, all meet, and all read a neighbouring block's row."""
+    """Every block of every rank puts a row to its neighbour, all meet, and all read a neighbouring block's
+    row."""
 
     @T.prim_func
-    def main(S: T.SymmTensor((blocks, 64), "float32"), s: T.Signal((blocks,)), C: T.Tensor((blocks, 64), "float32")):
+    def main(
+        S: T.SymmTensor((blocks, 64), "float32"), s: T.Signal((blocks,)), C: T.Tensor((blocks, 64), "float32")
+    ):
         with T.Kernel(blocks) as b:
             t = T.alloc_fragment((64,), "float32")
             with T.Scale("device") as rank, world:

@@ -1,7 +1,8 @@
-"""``python -m tests.bench.bench_sums``: tiles that many blocks add to one tensor, in vectors and element by element.
+"""``python -m tests.bench.bench_sums``: tiles that many blocks add to one tensor, in vectors and element by
+element.
 
-Eight blocks add each a tile of a 2048² tensor. Both kernels are of the same program; the second has vectors left out (gpu/vectors.py).
-Writes tests/bench/results/sums.json.
+Eight blocks add each a tile of a 2048² tensor. Both kernels are of the same program; the second has vectors
+left out (gpu/vectors.py). Writes tests/bench/results/sums.json.
 """
 
 from __future__ import annotations
@@ -47,10 +48,14 @@ def main() -> None:
         times = measure(graphs, len(tensors))
         added = BLOCKS * tensors[0].numel() * tensors[0].element_size()
         out[dtype] = {
-            "seconds": {name: spread(t) for name, t in times.items()}, "ratio": ratios(times["one by one"], times["vectors"]),
+            "seconds": {name: spread(t) for name, t in times.items()},
+            "ratio": ratios(times["one by one"], times["vectors"]),
             "bytes_a_second": added / spread(times["vectors"])["median"],
-        }  # fmt: skip
-        print(f"{dtype:10} {out[dtype]['ratio']['median']:6.2f} ×, {out[dtype]['bytes_a_second'] / 1e9:.0f} GB/s added", flush=True)
+        }
+        print(
+            f"{dtype:10} {out[dtype]['ratio']['median']:6.2f} ×, {out[dtype]['bytes_a_second'] / 1e9:.0f} GB/s added",
+            flush=True,
+        )
     record("sums", out)
 
 

@@ -1,4 +1,5 @@
-"""How far the CPU target is from the simulator, in units of the last place: functions, and the examples that run on one rank."""
+"""How far the CPU target is from the simulator, in units of the last place: functions, and the examples that
+run on one rank."""
 
 from __future__ import annotations
 
@@ -15,9 +16,27 @@ from tests.ulps import worst
 from tilescale.compiler.checks.run import launch
 
 FUNCTIONS = (
-    "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "__exp", "__exp2",
-    "__log", "__sin", "__cos",
-)  # fmt: skip
+    "exp",
+    "exp2",
+    "exp10",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "__exp",
+    "__exp2",
+    "__log",
+    "__sin",
+    "__cos",
+)
 N = 4096
 
 
@@ -47,16 +66,33 @@ def test_ulps(monkeypatch: pytest.MonkeyPatch) -> None:
     figures: dict[str, Any] = {}
     for dtype in ("float32", "float64"):
         for name in FUNCTIONS:
-            low = 0.2 if name in ("log", "log2", "log10", "sqrt", "rsqrt", "__log") else 0.0 if name == "log1p" else -8.0
+            low = (
+                0.2
+                if name in ("log", "log2", "log10", "sqrt", "rsqrt", "__log")
+                else 0.0
+                if name == "log1p"
+                else -8.0
+            )
             x = draw.uniform(low, 8, N).astype(dtype)
-            figures[f"{name}_{dtype}"] = between(function(name, dtype), {"A": x, "C": np.zeros(N, dtype)}, "C")
+            figures[f"{name}_{dtype}"] = between(
+                function(name, dtype), {"A": x, "C": np.zeros(N, dtype)}, "C"
+            )
 
     def normal(*shape: int) -> Any:
         return draw.standard_normal(shape).astype(np.float32)
 
-    a, b = np.abs(normal(100, 80)), np.abs(normal(80, 70))  # of one sign: a sum that cancels has no last place to speak of
-    figures["02_gemm"] = between(example("02").kernel.get_tir(70, 80), {"A": a, "B": b, "C": np.zeros((100, 70), np.float32)}, "C")
-    figures["03_softmax"] = between(example("03").kernel.get_tir(50, 100), {"X": normal(50, 100), "Y": np.zeros((50, 100), np.float32)}, "Y")
+    a, b = (
+        np.abs(normal(100, 80)),
+        np.abs(normal(80, 70)),
+    )  # of one sign: a sum that cancels has no last place to speak of
+    figures["02_gemm"] = between(
+        example("02").kernel.get_tir(70, 80), {"A": a, "B": b, "C": np.zeros((100, 70), np.float32)}, "C"
+    )
+    figures["03_softmax"] = between(
+        example("03").kernel.get_tir(50, 100),
+        {"X": normal(50, 100), "Y": np.zeros((50, 100), np.float32)},
+        "Y",
+    )
     q, k, v = normal(1, 2, 150, 32), normal(1, 2, 150, 32), np.abs(normal(1, 2, 150, 32))
     attention = example("04").kernel.get_tir(1, 2, 150, 32, True)
     figures["04_flash_attention"] = between(attention, {"Q": q, "K": k, "V": v, "O": np.zeros_like(q)}, "O")

@@ -1,6 +1,7 @@
-"""One thread, attention forward (batch 1, 8 heads, 1024 × 64, float32) from the tile emitters, beside torch's.
+"""One thread, attention forward (batch 1, 8 heads, 1024 × 64, float32) from the tile emitters, beside
+torch's.
 
-    python tests/bench/cpu_attention_tile.py [--tiles 64,64 128,128 …]
+python tests/bench/cpu_attention_tile.py [--tiles 64,64 128,128 …]
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ HEADS, LENGTH, DIM = 8, 1024, 64
 
 
 def kernel(bm: int, bn: int, parts: str = "gers") -> Any:
-    """Online softmax over tiles of keys. ``parts`` leaves phases out, to see what each costs: g gemm, e exp, r reductions, s scale."""
+    """Online softmax over tiles of keys. ``parts`` leaves phases out, to see what each costs: g gemm, e exp,
+    r reductions, s scale."""
 
     def body(cx: Any, q: Any, k: Any, v: Any, o: Any) -> Any:
         def tile(*shape: int) -> Tile:
@@ -96,7 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tiles", nargs="*", default=["64,64", "128,64", "128,128"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--parts", action="store_true", help="also time the kernel without some of its phases")
+    parser.add_argument(
+        "--parts", action="store_true", help="also time the kernel without some of its phases"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     tiles = [tuple(int(v) for v in t.split(",")) for t in args.tiles]
@@ -123,7 +127,9 @@ def main() -> None:
                 ours.append(middle - start)
             mine, ref = sorted(ours)[len(ours) // 2], sorted(theirs)[len(theirs) // 2]
             error = float((out.double() - want).abs().max())
-            print(f"{name}: {1e3 * mine:.2f} ms, torch {1e3 * ref:.2f} ms: {ref / mine:.2f}×, error {error:.1e}")
+            print(
+                f"{name}: {1e3 * mine:.2f} ms, torch {1e3 * ref:.2f} ms: {ref / mine:.2f}×, error {error:.1e}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""One thread, one matrix product of 1024³ as a whole kernel: blocks × (copy tiles in, T.gemm's emitter, copy out), beside torch.mm.
+"""One thread, one matrix product of 1024³ as a whole kernel: blocks × (copy tiles in, T.gemm's emitter, copy
+out), beside torch.mm.
 
     python tests/bench/cpu_gemm_tile.py [--dtype float32] [--size 1024] [--tiles 128,128,64 …]
 
-Prints GFLOP/s of the kernel and of torch.mm on one thread, interleaved, and the measured FMA peak of this core.
-Times are the thread's own processor time, so that other work on the machine disturbs less.
+Prints GFLOP/s of the kernel and of torch.mm on one thread, interleaved, and the measured FMA peak of this
+core. Times are the thread's own processor time, so that other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -97,7 +98,12 @@ def main() -> None:
         pointers = [ctypes.c_void_p(t.data_ptr()) for t in (a, b)]
         lanes = codegen.host_cpu().lanes("float32")
         x = torch.zeros(16 * lanes)
-        top = max(timed(lambda: lib.peak(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(base)), 2 * 16 * lanes * 2**20) for _ in range(5))
+        top = max(
+            timed(
+                lambda: lib.peak(ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(base)), 2 * 16 * lanes * 2**20
+            )
+            for _ in range(5)
+        )
         out = torch.empty(n, n, dtype=dtype)
         print(f"FMA peak {top:.1f} GFLOP/s")
         for i, tile in enumerate(tiles):

@@ -1,7 +1,8 @@
-"""How things are measured on a GPU: launches captured in CUDA graphs, graphs replayed in turn, times read off events.
+"""How things are measured on a GPU: launches captured in CUDA graphs, graphs replayed in turn, times read off
+events.
 
-A graph makes one call for each of several sets of arguments, more than twice the L2 cache in all, so that no call finds its inputs there. In
-every round the graphs run in another order; ratios are taken round by round.
+A graph makes one call for each of several sets of arguments, more than twice the L2 cache in all, so that no
+call finds its inputs there. In every round the graphs run in another order; ratios are taken round by round.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def copies(bytes_each: int) -> int:
 
 
 class Captured:
-    """A CUDA graph and the calls in it, which hold the tensors that it uses: torch gives back to the driver what nobody holds."""
+    """A CUDA graph and the calls in it, which hold the tensors that it uses: torch gives back to the driver
+    what nobody holds."""
 
     def __init__(self, graph: Any, calls: list[Callable[[], Any]]):
         self.graph, self.calls = graph, calls
@@ -84,7 +86,13 @@ def spread(values: list[float]) -> dict[str, float]:
     """The median and how far the values lie around it."""
     ordered = sorted(values)
     cut = lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))]  # noqa: E731
-    return {"median": statistics.median(values), "p10": cut(0.1), "p90": cut(0.9), "least": ordered[0], "most": ordered[-1]}
+    return {
+        "median": statistics.median(values),
+        "p10": cut(0.1),
+        "p90": cut(0.9),
+        "least": ordered[0],
+        "most": ordered[-1],
+    }
 
 
 def ratios(theirs: list[float], ours: list[float]) -> dict[str, float]:

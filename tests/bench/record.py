@@ -1,4 +1,5 @@
-"""Where benchmarks leave their figures: tests/bench/results/NAME.json, with what is needed to measure again."""
+"""Where benchmarks leave their figures: tests/bench/results/NAME.json, with what is needed to measure
+again."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def processor() -> str:
 def script() -> str:
     """What was started, as it is named from the root."""
     path = Path(sys.argv[0]).resolve()
-    return str(path.relative_to(RESULTS.parents[2])) if path.is_relative_to(RESULTS.parents[2]) else sys.argv[0]
+    return (
+        str(path.relative_to(RESULTS.parents[2])) if path.is_relative_to(RESULTS.parents[2]) else sys.argv[0]
+    )
 
 
 def graphics() -> dict[str, Any]:
@@ -36,7 +39,12 @@ def graphics() -> dict[str, Any]:
         return {}
     found = torch.cuda.get_device_properties(0)
     driver = next((line.split()[-1] for line in _lines("/sys/module/nvidia/version")), "")
-    return {"gpu": found.name, "multiprocessors": found.multi_processor_count, "driver": driver, "cuda": torch.version.cuda}
+    return {
+        "gpu": found.name,
+        "multiprocessors": found.multi_processor_count,
+        "driver": driver,
+        "cuda": torch.version.cuda,
+    }
 
 
 def _lines(path: str) -> list[str]:
@@ -53,8 +61,8 @@ def _module() -> str:
 
 
 def record(name: str, figures: dict[str, Any]) -> Path:
-    """Writes ``figures`` (ratios, times with their unit in the key) with date, machine, versions and command; returns the file, which lies
-    in $OUT where that is set."""
+    """Writes ``figures`` (ratios, times with their unit in the key) with date, machine, versions and command;
+    returns the file, which lies in $OUT where that is set."""
     versions = {"python": platform.python_version()}
     for package in ("torch", "apache-tvm", "apache-tvm-ffi", "numpy"):
         versions[package] = importlib.metadata.version(package)
@@ -65,12 +73,16 @@ def record(name: str, figures: dict[str, Any]) -> Path:
         "name": name,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": {
-            "processor": processor(), "llvm": cpu.name, "vector_bytes": cpu.vector_bytes, "cores": len(os.sched_getaffinity(0)), **graphics()
+            "processor": processor(),
+            "llvm": cpu.name,
+            "vector_bytes": cpu.vector_bytes,
+            "cores": len(os.sched_getaffinity(0)),
+            **graphics(),
         },
         "versions": versions,
         "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
         "figures": figures,
-    }  # fmt: skip
+    }
     folder = Path(os.environ.get("OUT") or RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

@@ -1,8 +1,9 @@
-"""The peer's side of tests/bench/bench_tilelang.py, in a process of its own: TileLang and torch, and nothing of ours.
+"""The peer's side of tests/bench/bench_tilelang.py, in a process of its own: TileLang and torch, and nothing
+of ours.
 
-Reads one JSON object a line from standard input, and answers each with one: ``{"do": "mla", …}`` prepares a CUDA graph of TileLang's own
-example, ``{"do": "time"}`` replays what was prepared last, ``{"do": "gemm", "sizes": […]}`` compiles a GEMM for each size. What libraries
-print goes to standard error.
+Reads one JSON object a line from standard input, and answers each with one: ``{"do": "mla", …}`` prepares a
+CUDA graph of TileLang's own example, ``{"do": "time"}`` replays what was prepared last, ``{"do": "gemm",
+"sizes": […]}`` compiles a GEMM for each size. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -59,8 +60,11 @@ class Peer:
         self.launches = 1
         self.kept: list[Any] = []
 
-    def mla(self, example: str, batch: int, heads: int, context: int, latent: int, rope: int, sets: int) -> dict[str, Any]:
-        """A graph of ``sets`` calls of the example's kernel, by the constants of its own ``main``, each with other inputs."""
+    def mla(
+        self, example: str, batch: int, heads: int, context: int, latent: int, rope: int, sets: int
+    ) -> dict[str, Any]:
+        """A graph of ``sets`` calls of the example's kernel, by the constants of its own ``main``, each with
+        other inputs."""
         import torch
 
         module = loaded(Path(example))
@@ -68,10 +72,14 @@ class Peer:
         kernel = module.flashattn(batch, heads, 1, context, latent, rope, 64, min(64, heads), 1, scale)
         half = {"dtype": torch.float16, "device": "cuda"}
         made = [
-            (torch.randn(batch, heads, latent, **half), torch.randn(batch, heads, rope, **half), torch.randn(batch, context, 1, latent, **half),
-             torch.randn(batch, context, 1, rope, **half))
+            (
+                torch.randn(batch, heads, latent, **half),
+                torch.randn(batch, heads, rope, **half),
+                torch.randn(batch, context, 1, latent, **half),
+                torch.randn(batch, context, 1, rope, **half),
+            )
             for _ in range(sets)
-        ]  # fmt: skip
+        ]
         got, (q, q_rope, kv, k_rope) = kernel(*made[0]), (t[:1].double() for t in made[0])
         scores = (torch.cat([q, q_rope], -1) @ torch.cat([kv, k_rope], -1)[:, :, 0].mT) * scale
         want = scores.softmax(-1) @ kv[:, :, 0]
@@ -103,7 +111,8 @@ class Peer:
         return {"seconds": begin.elapsed_time(end) / 1e3 / self.launches}
 
     def gemm(self, sizes: list[int]) -> dict[str, Any]:
-        """Seconds from a tile program to a kernel that can be launched, for each size; the first one loads what the others use."""
+        """Seconds from a tile program to a kernel that can be launched, for each size; the first one loads
+        what the others use."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "gemm_program.py")
             path.write_text(GEMM)
@@ -120,7 +129,9 @@ class Peer:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")  # the channel is ours alone: what anybody prints goes to standard error
+    answers = os.fdopen(
+        os.dup(1), "w"
+    )  # the channel is ours alone: what anybody prints goes to standard error
     os.dup2(2, 1)
     peer = Peer()
     for line in sys.stdin:

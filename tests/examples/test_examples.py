@@ -1,4 +1,5 @@
-"""Every example on 1 to 8 ranks: ragged sizes, several launches in a row, outputs that hold NaN before; and as people start them."""
+"""Every example on 1 to 8 ranks: ragged sizes, several launches in a row, outputs that hold NaN before; and
+as people start them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ def load(name: str) -> ModuleType:
 #: example → (arguments of its run, the error allowed)
 CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
     "01_vector_add": [({"N": 1}, 0), ({"N": 1000, "seed": 3}, 0)],
-    "02_gemm": [({"M": 65, "N": 33, "K": 50}, 1e-5), ({"M": 130, "N": 70, "K": 17, "dynamic": True, "seed": 1}, 1e-5)],
+    "02_gemm": [
+        ({"M": 65, "N": 33, "K": 50}, 1e-5),
+        ({"M": 130, "N": 70, "K": 17, "dynamic": True, "seed": 1}, 1e-5),
+    ],
     "03_softmax": [({"M": 5, "N": 3}, 1e-6), ({"M": 33, "N": 129, "seed": 4}, 1e-6)],
     "04_flash_attention": [
         ({"batch": 1, "heads": 2, "S": 65, "D": 32}, 1e-5),
@@ -69,7 +73,10 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"tokens": 30, "D": 16, "launches": 3}, 1e-5),
         ({"tokens": 7, "D": 20, "local": 3, "topk": 3, "launches": 2, "seed": 6}, 1e-5),
     ],
-    "14_hierarchical_all_reduce": [({"N": 2200, "launches": 2}, 1e-5), ({"N": 7, "per_node": 4, "launches": 2, "seed": 1}, 1e-5)],
+    "14_hierarchical_all_reduce": [
+        ({"N": 2200, "launches": 2}, 1e-5),
+        ({"N": 7, "per_node": 4, "launches": 2, "seed": 1}, 1e-5),
+    ],
 }
 
 
@@ -83,7 +90,9 @@ def test_agrees_with_torch(name: str, n: int) -> None:
     check(name, n)
 
 
-@pytest.mark.parametrize("name", ["05_ring_shift", "07_all_reduce", "08_ag_gemm", "12_ring_attention", "13_expert_slots"])
+@pytest.mark.parametrize(
+    "name", ["05_ring_shift", "07_all_reduce", "08_ag_gemm", "12_ring_attention", "13_expert_slots"]
+)
 def test_agrees_with_torch_on_eight_ranks(name: str) -> None:
     check(name, 8)
 
@@ -113,7 +122,11 @@ def test_one_wrong_rank_fails_all(capfd: pytest.CaptureFixture[str]) -> None:
     def work() -> list[int]:
         rank, _ = common.ranks()
         nan = common.difference(common.poison(common.randn(3, seed=0)), common.randn(3, seed=0))
-        return [common.report("a", 0.5 * (rank == 1), 1e-5), common.report("b", nan, 1e-5), common.report("c", 0.0, 0.0)]
+        return [
+            common.report("a", 0.5 * (rank == 1), 1e-5),
+            common.report("b", nan, 1e-5),
+            common.report("c", 0.0, 0.0),
+        ]
 
     assert run_ranks(3, work) == [[1, 1, 0]] * 3
     lines = capfd.readouterr().out.splitlines()

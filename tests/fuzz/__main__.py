@@ -1,7 +1,8 @@
-"""``python -m tests.fuzz --seeds 0:10000 --jobs 2``: draws programs and compares the simulator with the CPU target.
+"""``python -m tests.fuzz --seeds 0:10000 --jobs 2``: draws programs and compares the simulator with the CPU
+target.
 
-Prints the seeds that fail and writes each kernel's text, as drawn and made smaller, under ``--out``. A seed gives one program, whatever
-else is run. Exit code 1 where something failed.
+Prints the seeds that fail and writes each kernel's text, as drawn and made smaller, under ``--out``. A seed
+gives one program, whatever else is run. Exit code 1 where something failed.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="FIRST:BEHIND, or one seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1, help="programs of that many ranks")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="ends after so long, however far it got")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="ends after so long, however far it got"
+    )
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"))
     parser.add_argument("--no-shrink", action="store_true")
-    parser.add_argument("--record", action="store_true", help="write the figures to tests/bench/results/fuzz_RANKS.json")
+    parser.add_argument(
+        "--record", action="store_true", help="write the figures to tests/bench/results/fuzz_RANKS.json"
+    )
     given = parser.parse_args()
     first, _, behind = given.seeds.partition(":")
     seeds = range(int(first), int(behind) if behind else int(first) + 1)
@@ -34,7 +39,9 @@ def main() -> int:
         path.write_text(outcome.text)
         print(f"seed {outcome.seed}: {outcome.failure}\n  {path}", flush=True)
 
-    done = run_seeds(seeds, given.jobs, ranks=given.ranks, shrinks=not given.no_shrink, show=show, minutes=given.minutes)
+    done = run_seeds(
+        seeds, given.jobs, ranks=given.ranks, shrinks=not given.no_shrink, show=show, minutes=given.minutes
+    )
     print(done)
     if given.record:
         from tests.bench.record import record

@@ -58,19 +58,32 @@ def forget() -> None:
 
 
 def compare(program: Program) -> None:
-    """The simulator, for every fourth seed against the adversary too and, where loops are pipelined, at the scheduled level; then the CPU.
+    """The simulator, for every fourth seed against the adversary too and, where loops are pipelined, at the
+    scheduled level; then the CPU.
 
     Raises:
-        Difference: a finding, results that differ between schedules or levels at all, or from the CPU's by more than the bound.
-        Anything else: the program was refused, or the implementation failed.
+        Difference: a finding, results that differ between schedules or levels at all, or from the CPU's by
+        more than the bound. Anything else: the program was refused, or the implementation failed.
     """
     kernel = kernel_of(program.text)
     want = simulated(kernel, program)
     if program.seed % 4 == 0:
-        agree(program, want, simulated(kernel, program, order="adversary", seed=program.seed), "against the adversary", exact=True)
+        agree(
+            program,
+            want,
+            simulated(kernel, program, order="adversary", seed=program.seed),
+            "against the adversary",
+            exact=True,
+        )
     if program.pipelined:
         depth = 1 + program.seed % 3
-        agree(program, want, simulated(scheduled(kernel, depth), program), f"scheduled with rings of {depth}", exact=True)
+        agree(
+            program,
+            want,
+            simulated(scheduled(kernel, depth), program),
+            f"scheduled with rings of {depth}",
+            exact=True,
+        )
     args = program.args(0)
     run(kernel)(*args.values())
     agree(program, want, [args], "on the CPU")
@@ -81,21 +94,25 @@ def compare(program: Program) -> None:
 
 
 def compare_ranks(programs: Sequence[Program]) -> list[str | None]:
-    """Programs for one number of ranks: the simulator in turn, at random and against the adversary, then the CPU, all on one group of
-    processes. Why each fails; None where all agree."""
+    """Programs for one number of ranks: the simulator in turn, at random and against the adversary, then the
+    CPU, all on one group of processes. Why each fails; None where all agree."""
     out: list[str | None] = []
     ready: list[tuple[Any, ...]] = []
     for program in programs:
         out.append(why(lambda program=program: ready.append(_of_ranks(program))))
     if ready:
         try:
-            got = run_ranks(ready[0][0].ranks, _all, [(p, made) for p, made, _ in ready], timeout=20.0 + 2 * len(ready))
+            got = run_ranks(
+                ready[0][0].ranks, _all, [(p, made) for p, made, _ in ready], timeout=20.0 + 2 * len(ready)
+            )
         except RanksFailed as failure:
             if len(programs) > 1:  # one of them: each by itself
                 return [compare_ranks([p])[0] for p in programs]
             return [f"RanksFailed: {failure}"]
         for k, (program, _, want) in enumerate(ready):
-            out[programs.index(program)] = why(lambda k=k, p=program, want=want: agree(p, want, [g[k] for g in got], "on the CPU"))
+            out[programs.index(program)] = why(
+                lambda k=k, p=program, want=want: agree(p, want, [g[k] for g in got], "on the CPU")
+            )
     return out
 
 
@@ -103,7 +120,13 @@ def _of_ranks(program: Program) -> tuple[Any, ...]:
     kernel = kernel_of(program.text)
     want = simulated(kernel, program)
     for order in ("adversary", "random"):
-        agree(program, want, simulated(kernel, program, order=order, seed=program.seed), f"with the schedule {order}", exact=True)
+        agree(
+            program,
+            want,
+            simulated(kernel, program, order=order, seed=program.seed),
+            f"with the schedule {order}",
+            exact=True,
+        )
     return program, run(kernel), want
 
 
@@ -146,7 +169,9 @@ def simulated(kernel: Any, program: Program, **how: Any) -> list[dict[str, Any]]
     return done.arrays
 
 
-def agree(program: Program, want: list[dict[str, Any]], got: list[dict[str, Any]], how: str, *, exact: bool = False) -> None:
+def agree(
+    program: Program, want: list[dict[str, Any]], got: list[dict[str, Any]], how: str, *, exact: bool = False
+) -> None:
     """Whether what a program writes is the same, within what is known of it."""
     for rank in range(program.ranks):
         for p in program.params:

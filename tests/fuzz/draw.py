@@ -10,7 +10,8 @@ from tests.fuzz.values import Val
 
 
 def draw(seed: int, most: int = 9) -> Program:
-    """A well-formed program: what it reads is written, what blocks write does not meet, what it computes has known bounds."""
+    """A well-formed program: what it reads is written, what blocks write does not meet, what it computes has
+    known bounds."""
     d = Draft(random.Random(seed))
     s = Statements(d)
     kind = d.rng.choice(("1", "1", "2", "2", "3", "persistent", "one"))
@@ -40,7 +41,10 @@ def _grid(d: Draft, kind: str) -> tuple[str, tuple[Index, ...]]:
     if kind == "1":
         return f"with T.Kernel({x}, threads={THREADS}) as bx:", (Index("bx", 0, x - 1),)
     if kind == "2":
-        return f"with T.Kernel({x}, {y}, threads={THREADS}) as (bx, by):", (Index("by", 0, y - 1), Index("bx", 0, x - 1))
+        return f"with T.Kernel({x}, {y}, threads={THREADS}) as (bx, by):", (
+            Index("by", 0, y - 1),
+            Index("bx", 0, x - 1),
+        )
     if kind == "3":
         blocks = (Index("bz", 0, z - 1), Index("by", 0, y - 1), Index("bx", 0, x - 1))
         return f"with T.Kernel({x}, {y}, {z}, threads={THREADS}) as (bx, by, bz):", blocks
@@ -63,7 +67,22 @@ def _outputs(d: Draft, s: Statements, most: int = 6) -> None:
 
 def module(d: Draft, head: str, title: str) -> str:
     """The text of the Python module."""
-    params = [f"        {p.name}: {p.declared}," for p in d.params] + [f"        {name}: T.int32," for name in d.scalars]
-    return "\n".join([
-        f'"""{title}"""', "", "import tilescale.language as T", "", "", "@T.prim_func", "def main(", *params, "):", "    " + head, *d.lines, "",
-    ])  # fmt: skip
+    params = [f"        {p.name}: {p.declared}," for p in d.params] + [
+        f"        {name}: T.int32," for name in d.scalars
+    ]
+    return "\n".join(
+        [
+            f'"""{title}"""',
+            "",
+            "import tilescale.language as T",
+            "",
+            "",
+            "@T.prim_func",
+            "def main(",
+            *params,
+            "):",
+            "    " + head,
+            *d.lines,
+            "",
+        ]
+    )

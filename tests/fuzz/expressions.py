@@ -1,4 +1,5 @@
-"""Scalar expressions: what may stand in a T.Parallel loop, an index, a condition; each with what is known of its value."""
+"""Scalar expressions: what may stand in a T.Parallel loop, an index, a condition; each with what is known of
+its value."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from tilescale.compiler.sim import numerics
 
 @dataclass
 class Around:
-    """Where an expression stands: the integers at hand, tiles that may not be read (those that the loop writes), and names of values."""
+    """Where an expression stands: the integers at hand, tiles that may not be read (those that the loop
+    writes), and names of values."""
 
     indices: list[Index] = field(default_factory=list)
     hidden: list[object] = field(default_factory=list)
@@ -26,31 +28,43 @@ class Expressions:
     def __init__(self, draft: Draft):
         self.d, self.rng = draft, draft.rng
 
-    # -- indices --------------------------------------------------------------------------------------------------
+    # -- indices
+    # --------------------------------------------------------------------------------------------------
     def index(self, n: int, around: Around, *, outside: bool = False) -> str:
-        """An index of an axis of extent ``n``; inside it unless ``outside`` (then perhaps before or behind it)."""
+        """An index of an axis of extent ``n``; inside it unless ``outside`` (then perhaps before or behind
+        it)."""
         rng, at_hand = self.rng, around.indices
         if not at_hand or rng.random() < 0.1:
             return str(rng.randrange(n))
         v = rng.choice(at_hand)
         if outside and not v.constant and rng.random() < 0.4:
-            return rng.choice((f"{v.text} - {rng.randint(1, 3)}", f"{v.text} + {rng.randint(1, n)}", f"{v.text} * 2 - 1"))
+            return rng.choice(
+                (f"{v.text} - {rng.randint(1, 3)}", f"{v.text} + {rng.randint(1, n)}", f"{v.text} * 2 - 1")
+            )
         fits = [i for i in at_hand if 0 <= i.lo and i.hi < n]
         if fits and rng.random() < 0.6:
             v = rng.choice(fits)
             return rng.choice((v.text,) * 4 + (f"{n - 1} - {v.text}", f"{v.text} // 2", f"{v.text} >> 1"))
         w, c, k = rng.choice(at_hand), rng.randint(0, 7), rng.randint(1, 3)
-        return rng.choice((
-            f"({v.text} * {k} + {w.text} + {c}) % {n}", f"({v.text} - {c} * {w.text} - {c}) % {n}", f"({v.text} ^ {c}) % {n}",
-            f"T.max(T.min({v.text} - {c}, {n - 1}), 0)", f"({v.text} - {c}) // {k} % {n}", f"T.abs({v.text} - {c}) % {n}",
-            f"T.if_then_else({v.text} < {n}, T.max({v.text}, 0), {n - 1}) % {n}", f"(-{v.text}) % {n}",
-        ))  # fmt: skip
+        return rng.choice(
+            (
+                f"({v.text} * {k} + {w.text} + {c}) % {n}",
+                f"({v.text} - {c} * {w.text} - {c}) % {n}",
+                f"({v.text} ^ {c}) % {n}",
+                f"T.max(T.min({v.text} - {c}, {n - 1}), 0)",
+                f"({v.text} - {c}) // {k} % {n}",
+                f"T.abs({v.text} - {c}) % {n}",
+                f"T.if_then_else({v.text} < {n}, T.max({v.text}, 0), {n - 1}) % {n}",
+                f"(-{v.text}) % {n}",
+            )
+        )
 
     def element(self, tile: Tile | Param, around: Around) -> str:
         outside = isinstance(tile, Param)
         return f"{tile.name}[{', '.join(self.index(n, around, outside=outside) for n in tile.shape)}]"
 
-    # -- values ---------------------------------------------------------------------------------------------------
+    # -- values
+    # ---------------------------------------------------------------------------------------------------
     def value(self, dtype: str, around: Around, depth: int = 3) -> tuple[str, Val]:
         """An expression of ``dtype``."""
         if depth > 0 and self.rng.random() < 0.85:
@@ -125,7 +139,12 @@ class Expressions:
             return None if made is None else (f"T.{name}({x})", made)
         if kind < 0.32:
             lo = 0.0 if a.lo <= 0 <= a.hi else min(abs(a.lo), abs(a.hi))
-            return rng.choice(((f"(-{x})", replace(a, lo=-a.hi, hi=-a.lo)), (f"T.abs({x})", replace(a, lo=max(lo - a.err, 0), hi=a.most))))
+            return rng.choice(
+                (
+                    (f"(-{x})", replace(a, lo=-a.hi, hi=-a.lo)),
+                    (f"T.abs({x})", replace(a, lo=max(lo - a.err, 0), hi=a.most)),
+                )
+            )
         y, b = self.value(dtype, around, depth - 1)
         if kind < 0.45:
             made = values.join(a, b)
@@ -133,7 +152,11 @@ class Expressions:
         if kind < 0.5:
             if not (a.same and b.same) or b.special or a.special or not (b.lo > 0.01 or b.hi < -0.01):
                 return None
-            return (f"({x} % {y})", Val(dtype, -b.most, b.most, None)) if dtype in ("float32", "float64") else None
+            return (
+                (f"({x} % {y})", Val(dtype, -b.most, b.most, None))
+                if dtype in ("float32", "float64")
+                else None
+            )
         op = rng.choice("++--***/")
         made = values.arithmetic(op, a, b)
         return None if made is None else (f"({x} {op} {y})", made)
@@ -142,12 +165,37 @@ class Expressions:
         rng, bits = self.rng, int(dtype.lstrip("uint"))
         x, a = self.value(dtype, around, depth - 1)
         low, high = numerics.limits(dtype)
-        op = rng.choice(("+", "-", "*", "//", "%", "&", "|", "^", "<<", ">>", "max", "min", "abs", "~", "-x", "truncdiv", "truncmod", "popcount"))
+        op = rng.choice(
+            (
+                "+",
+                "-",
+                "*",
+                "//",
+                "%",
+                "&",
+                "|",
+                "^",
+                "<<",
+                ">>",
+                "max",
+                "min",
+                "abs",
+                "~",
+                "-x",
+                "truncdiv",
+                "truncmod",
+                "popcount",
+            )
+        )
         lo, hi = int(a.lo), int(a.hi)
         if op == "~":
             return f"(~{x})", values.wrapped(dtype, -hi - 1, -lo - 1) if low < 0 else values.whole(dtype)
         if op in ("abs", "-x"):
-            made = values.integer(dtype, -hi, -lo) if op == "-x" else values.integer(dtype, 0, max(abs(lo), abs(hi)))
+            made = (
+                values.integer(dtype, -hi, -lo)
+                if op == "-x"
+                else values.integer(dtype, 0, max(abs(lo), abs(hi)))
+            )
             return None if made is None else (f"(-{x})" if op == "-x" else f"T.abs({x})", made)
         if op == "popcount":
             return f"T.popcount({x})", Val(dtype, 0, bits)
@@ -166,18 +214,22 @@ class Expressions:
             return f"T.{op}({x}, {y})", Val(dtype, pick(lo, lo2), pick(hi, hi2))
         if op in "&|^":
             most = 2 ** max(hi, hi2, -lo - 1, -lo2 - 1, 0).bit_length() - 1
-            return f"({x} {op} {y})", Val(dtype, 0 if lo >= 0 and lo2 >= 0 else max(-most - 1, low), min(most, high))
+            return f"({x} {op} {y})", Val(
+                dtype, 0 if lo >= 0 and lo2 >= 0 else max(-most - 1, low), min(most, high)
+            )
         corners = [p * r for p in (lo, hi) for r in (lo2, hi2)]
         bounds = {"+": (lo + lo2, hi + hi2), "-": (lo - hi2, hi - lo2), "*": (min(corners), max(corners))}[op]
         made = values.integer(dtype, *bounds)
         return None if made is None else (f"({x} {op} {y})", made)
 
-    def _divided(self, op: str, x: str, lo: int, hi: int, dtype: str, around: Around, depth: int) -> tuple[str, Val] | None:
+    def _divided(
+        self, op: str, x: str, lo: int, hi: int, dtype: str, around: Around, depth: int
+    ) -> tuple[str, Val] | None:
         rng, high = self.rng, numerics.limits(dtype)[1]
         signed = dtype[0] != "u"
         if rng.random() < 0.5:
             by = rng.choice((2, 3, 4, 5, 7, 8, -3) if signed else (2, 3, 4, 7))
-            y, least, most = (f"T.cast({by}, \"{dtype}\")" if rng.random() < 0.5 else str(by)), by, by
+            y, least, most = (f'T.cast({by}, "{dtype}")' if rng.random() < 0.5 else str(by)), by, by
         else:
             y, b = self.value(dtype, around, depth - 1)
             y, least, most = f'T.max({y}, T.cast(1, "{dtype}"))', max(1, int(b.lo)), max(1, int(b.hi))
@@ -191,7 +243,8 @@ class Expressions:
                 made = values.whole(dtype)
         return (f"({x} {op} {y})" if op in ("//", "%") else f"T.{op}({x}, {y})"), made
 
-    # -- conditions -----------------------------------------------------------------------------------------------
+    # -- conditions
+    # -----------------------------------------------------------------------------------------------
     def compare(self, around: Around, depth: int = 0) -> tuple[str, Val]:
         rng = self.rng
         for _ in range(4):
@@ -211,7 +264,9 @@ class Expressions:
         if depth <= 0 or rng.random() < 0.6:
             if around.indices and rng.random() < 0.4:
                 i = rng.choice(around.indices)
-                return rng.choice((f"({i.text} % 2 == 0)", f"({i.text} < {rng.randint(i.lo, i.hi + 1)})")), Val("bool", 0, 1)
+                return rng.choice(
+                    (f"({i.text} % 2 == 0)", f"({i.text} < {rng.randint(i.lo, i.hi + 1)})")
+                ), Val("bool", 0, 1)
             return self.compare(around, depth - 1)
         (x, _), (y, _) = self.condition(around, depth - 1), self.condition(around, depth - 1)
         return rng.choice((f"({x} and {y})", f"({x} or {y})", f"(not {x})")), Val("bool", 0, 1)

@@ -1,4 +1,5 @@
-"""The simulator's schedules against the oracle: programs of tests/fuzz/orders.py, and who names what is wrong with them."""
+"""The simulator's schedules against the oracle: programs of tests/fuzz/orders.py, and who names what is wrong
+with them."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ from tilescale.compiler.findings import Report
 #: further runs of a program under each schedule; the exhaustive one has a bound
 SEEDS, BOUND = 10, 4_000
 SCHEDULES = ("random", "adversary", "exhaustive")
-#: what a program can be wrong with, and the kinds of findings that say so; "unawaited" is read off the text and not off a run
+#: what a program can be wrong with, and the kinds of findings that say so; "unawaited" is read off the text
+#: and not off a run
 FAULTS = {"race": ("race",), "deadlock": ("deadlock", "endless")}
 
 
 @dataclass
 class Verdict:
-    """What was said of one program: by each schedule the faults that it names, and what is said and is not so."""
+    """What was said of one program: by each schedule the faults that it names, and what is said and is not
+    so."""
 
     program: Orders
     truth: Truth
@@ -33,7 +36,11 @@ class Verdict:
 
     @property
     def faults(self) -> set[str]:
-        return {name for name, there in (("race", bool(self.truth.races)), ("deadlock", self.truth.stuck)) if there}
+        return {
+            name
+            for name, there in (("race", bool(self.truth.races)), ("deadlock", self.truth.stuck))
+            if there
+        }
 
     @property
     def missed(self) -> set[str]:
@@ -66,20 +73,26 @@ def arguments(program: Orders) -> dict[str, Any]:
     """Everything is written before the launch, so that order is all that can be wrong."""
     longest = max(1, *map(len, program.ops))
     return {
-        "A": np.ones(2, np.int32), "x": np.zeros((PARTS, 2), np.int32), "c": np.zeros(COUNTERS, np.int64), "f": np.zeros(FLAGS, np.int32),
+        "A": np.ones(2, np.int32),
+        "x": np.zeros((PARTS, 2), np.int32),
+        "c": np.zeros(COUNTERS, np.int64),
+        "f": np.zeros(FLAGS, np.int32),
         "kept": np.zeros((program.blocks, longest, 2), np.int32),
-    }  # fmt: skip
+    }
 
 
 def untrue(report: Report, verdict: Verdict, places: dict[int, tuple[int, int]]) -> list[str]:
-    """The findings that the oracle knows nothing of: a race of other statements, a deadlock where everybody comes to the end."""
+    """The findings that the oracle knows nothing of: a race of other statements, a deadlock where everybody
+    comes to the end."""
     out = []
     for finding in report.findings:
         if finding.kind == "race":
             pair = frozenset(places[line] for _, line in finding.lines)
             wrong = pair not in verdict.truth.races
         else:
-            wrong = finding.kind != "unawaited" and not (finding.kind in FAULTS["deadlock"] and verdict.truth.stuck)
+            wrong = finding.kind != "unawaited" and not (
+                finding.kind in FAULTS["deadlock"] and verdict.truth.stuck
+            )
         if wrong:
             out.append(f"not so: {finding}")
     return out

@@ -1,11 +1,14 @@
-"""What is wrong with a program of tests/fuzz/orders.py, found without the simulator: all states that it can reach, with vector clocks.
+"""What is wrong with a program of tests/fuzz/orders.py, found without the simulator: all states that it can
+reach, with vector clocks.
 
-Every executor has a clock of one number for each executor: how many of its statements happen before (Fidge, Mattern). Statements that
-release put their clock down where they release it; who acquires takes the joined clock of what is there. All interleavings are followed,
-states that are alike once. A race is two accesses of one part, one of them a write, of which neither is in the clock of the other in some
-interleaving; a deadlock is a state in which somebody is not done and nobody can go on.
+Every executor has a clock of one number for each executor: how many of its statements happen before (Fidge,
+Mattern). Statements that release put their clock down where they release it; who acquires takes the joined
+clock of what is there. All interleavings are followed, states that are alike once. A race is two accesses of
+one part, one of them a write, of which neither is in the clock of the other in some interleaving; a deadlock
+is a state in which somebody is not done and nobody can go on.
 
-Nothing here is the simulator's: when a write lands says nothing about order, so writes happen where they are issued.
+Nothing here is the simulator's: when a write lands says nothing about order, so writes happen where they are
+issued.
 """
 
 from __future__ import annotations
@@ -20,14 +23,21 @@ Clock = tuple[int, ...]
 #: a statement: its executor and its number there
 Statement = tuple[int, int]
 
-_HOLDS = {"ge": operator.ge, "eq": operator.eq, "gt": operator.gt, "ne": operator.ne, "le": operator.le, "lt": operator.lt}
+_HOLDS = {
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "gt": operator.gt,
+    "ne": operator.ne,
+    "le": operator.le,
+    "lt": operator.lt,
+}
 _WRITES = ("put", "put and signal", "write", "write if")
 
 
 class State(NamedTuple):
-    """done: statements of each executor that are over. counters: by rank · COUNTERS + counter its value, and for each rank the clock that
-    its signals release. flags: of each rank the value, and the clock that whoever reads it acquires. skipped: conditional writes that
-    were not made."""
+    """done: statements of each executor that are over. counters: by rank · COUNTERS + counter its value, and
+    for each rank the clock that its signals release. flags: of each rank the value, and the clock that
+    whoever reads it acquires. skipped: conditional writes that were not made."""
 
     done: tuple[int, ...]
     clocks: tuple[Clock, ...]
@@ -38,8 +48,8 @@ class State(NamedTuple):
 
 @dataclass
 class Truth:
-    """``races``: pairs of statements that collide in some interleaving (signals too, of which one stores and one adds). stuck: whether
-    some interleaving ends before everybody is done. states: how many there are."""
+    """``races``: pairs of statements that collide in some interleaving (signals too, of which one stores and
+    one adds). stuck: whether some interleaving ends before everybody is done. states: how many there are."""
 
     races: set[frozenset[Statement]] = field(default_factory=set)
     stuck: bool = False
@@ -51,7 +61,13 @@ def truth(program: Orders, most: int = 200_000) -> Truth | None:
     count = len(program.ops)
     nothing = (0,) * count
     counter = (0, (nothing,) * program.ranks)
-    first = State(nothing, (nothing,) * count, (counter,) * (program.ranks * COUNTERS), ((0, nothing),) * program.ranks, frozenset())
+    first = State(
+        nothing,
+        (nothing,) * count,
+        (counter,) * (program.ranks * COUNTERS),
+        ((0, nothing),) * program.ranks,
+        frozenset(),
+    )
     found, seen, due = Truth(), {first}, [first]
     while due:
         state = due.pop()
@@ -117,7 +133,10 @@ class _Step:
             self.signal()
         elif op.kind in ("store", "update"):
             self.flags[self.rank] = (flag + op.value if op.kind == "update" else op.value, self.clock)
-        done, clocks = _with(self.state.done, self.e, self.n + 1), _with(self.state.clocks, self.e, self.clock)
+        done, clocks = (
+            _with(self.state.done, self.e, self.n + 1),
+            _with(self.state.clocks, self.e, self.clock),
+        )
         return State(done, clocks, tuple(self.counters), tuple(self.flags), self.skipped)
 
     def acquire(self, clock: Clock) -> None:
@@ -130,7 +149,10 @@ class _Step:
         adds = self.op.how == "add"
         before = clocks if adds else tuple((0,) * len(self.clock) for _ in clocks)
         joined = tuple(map(max, before[self.rank], self.clock))
-        self.counters[place] = (value + self.op.value if adds else self.op.value, _with(before, self.rank, joined))
+        self.counters[place] = (
+            value + self.op.value if adds else self.op.value,
+            _with(before, self.rank, joined),
+        )
 
     def racing(self) -> list[Statement]:
         """The statements behind us in time that collide with this one, and that its clock does not have."""
@@ -138,7 +160,9 @@ class _Step:
             (f, k)
             for f, ops in enumerate(self.program.ops)
             for k in range(self.clock[f], self.state.done[f])
-            if f != self.e and (f, k) not in self.skipped and self._collide(self.op, self.rank, ops[k], self.program.rank(f))
+            if f != self.e
+            and (f, k) not in self.skipped
+            and self._collide(self.op, self.rank, ops[k], self.program.rank(f))
         ]
 
     @staticmethod

@@ -1,8 +1,10 @@
-"""Programs that are all order: ranks and blocks that put, pull, signal, wait and meet, right or not; nobody computes anything.
+"""Programs that are all order: ranks and blocks that put, pull, signal, wait and meet, right or not; nobody
+computes anything.
 
-A program is drawn from exchanges that are right (data with a signal, its acknowledgement, many senders and one wait, a flag that is
-polled) and then changed: statements deleted, exchanged or repeated, counts and comparisons and counters altered. What is wrong with it
-is for others to say: tests/fuzz/oracle.py by itself, the simulator under its schedules (tests/fuzz/judge.py).
+A program is drawn from exchanges that are right (data with a signal, its acknowledgement, many senders and
+one wait, a flag that is polled) and then changed: statements deleted, exchanged or repeated, counts and
+comparisons and counters altered. What is wrong with it is for others to say: tests/fuzz/oracle.py by itself,
+the simulator under its schedules (tests/fuzz/judge.py).
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ PARTS, COUNTERS, FLAGS = 2, 2, 1
 class Op:
     """One statement.
 
-    kind: put, put and signal, pull, read, write (of ``part``); signal, wait (of ``counter``); barrier; store, update, poll, write if
-    (of the rank's own flag). peer: the rank whose memory it is, for put, pull and signal. value: what is added, stored or awaited.
-    how: of a signal add or set, of a wait its comparison. scale: of a wait.
+    kind: put, put and signal, pull, read, write (of ``part``); signal, wait (of ``counter``); barrier; store,
+    update, poll, write if (of the rank's own flag). peer: the rank whose memory it is, for put, pull and
+    signal. value: what is added, stored or awaited. how: of a signal add or set, of a wait its comparison.
+    scale: of a wait.
     """
 
     kind: str
@@ -34,11 +37,16 @@ class Op:
     def text(self, row: str) -> list[str]:
         """Its source; ``row``: where what it reads is kept, a place of its own."""
         part, mine = f"x[{self.part}, 0:2]", f"kept[{row}, 0:2]"
-        value, how = self.value, f', op="{self.how}"' if self.kind.endswith("signal") else f', cmp="{self.how}"'
+        value, how = (
+            self.value,
+            f', op="{self.how}"' if self.kind.endswith("signal") else f', cmp="{self.how}"',
+        )
         wait = f"T.wait(c[{self.counter}], {value}{how})"
         return {
             "put": [f"T.copy(A, {part}, dst={self.peer})"],
-            "put and signal": [f"T.copy(A, {part}, dst={self.peer}, signal=c[{self.counter}], value={value})"],
+            "put and signal": [
+                f"T.copy(A, {part}, dst={self.peer}, signal=c[{self.counter}], value={value})"
+            ],
             "pull": [f"T.copy({part}, {mine}, src={self.peer})"],
             "read": [f"T.copy({part}, {mine})"],
             "write": [f"T.copy(A, {part})"],
@@ -65,14 +73,21 @@ class Orders:
         return executor // self.blocks
 
     def source(self) -> tuple[str, dict[int, tuple[int, int]]]:
-        """A module that defines the kernel ``main``, and which statement stands at each of its lines: the executor and its number."""
+        """A module that defines the kernel ``main``, and which statement stands at each of its lines: the
+        executor and its number."""
         longest = max(1, *map(len, self.ops))
         lines = [
-            "import tilescale.language as T", "", "", "@T.prim_func", "def main(",
+            "import tilescale.language as T",
+            "",
+            "",
+            "@T.prim_func",
+            "def main(",
             f'    A: T.Tensor((2,), "int32"), x: T.SymmTensor(({PARTS}, 2), "int32"), c: T.Signal(({COUNTERS},)),',
-            f'    f: T.Tensor(({FLAGS},), "int32"), kept: T.Tensor(({self.blocks}, {longest}, 2), "int32"),', "):",
-            f'    with T.Kernel({self.blocks}) as b, T.Scale("device") as (rank, world):', '        seen = T.alloc_var("int32")',
-        ]  # fmt: skip
+            f'    f: T.Tensor(({FLAGS},), "int32"), kept: T.Tensor(({self.blocks}, {longest}, 2), "int32"),',
+            "):",
+            f'    with T.Kernel({self.blocks}) as b, T.Scale("device") as (rank, world):',
+            '        seen = T.alloc_var("int32")',
+        ]
         places: dict[int, tuple[int, int]] = {}
         for executor, ops in enumerate(self.ops):
             rank, block = divmod(executor, self.blocks)
@@ -108,7 +123,15 @@ class _Drawn:
         self.draw, self.ranks, self.blocks = draw, ranks, blocks
         self.ops: list[list[Op]] = [[] for _ in range(ranks * blocks)]
         self.sent: dict[tuple[int, int], int] = {}  # (rank, counter) → what its additions come to
-        self.exchanges = [self.message, self.message, self.message, self.many, self.pulled, self.barrier, self.exact]
+        self.exchanges = [
+            self.message,
+            self.message,
+            self.message,
+            self.many,
+            self.pulled,
+            self.barrier,
+            self.exact,
+        ]
         if blocks > 1:
             self.exchanges += [self.flag, self.flag, self.flag, self.near]
 
@@ -131,17 +154,24 @@ class _Drawn:
             return [Op("put and signal", part, counter, to, value)]
         return [Op("put", part, peer=to), Op("signal", counter=counter, peer=to, value=value)]
 
-    # -- exchanges ------------------------------------------------------------------------------------------------
+    # -- exchanges
+    # ------------------------------------------------------------------------------------------------
     def message(self) -> None:
         """Data for one reader, who may acknowledge it; then the sender may use the place again."""
         (a, b), part, counter = self.two(), self.draw.randrange(PARTS), self.draw.randrange(COUNTERS)
         sender, reader, value = self.executor(a), self.executor(b), self.draw.choice((1, 1, 2))
         self.ops[sender] += self.put(b, part, counter, value)
-        self.ops[reader] += [Op("wait", counter=counter, value=self.add(b, counter, value), how="ge"), Op("read", part)]
+        self.ops[reader] += [
+            Op("wait", counter=counter, value=self.add(b, counter, value), how="ge"),
+            Op("read", part),
+        ]
         if self.draw.random() < 0.4:
             back = self.draw.randrange(COUNTERS)
             self.ops[reader].append(Op("signal", counter=back, peer=a))
-            self.ops[sender] += [Op("wait", counter=back, value=self.add(a, back), how="ge"), Op("put", part, peer=b)]
+            self.ops[sender] += [
+                Op("wait", counter=back, value=self.add(a, back), how="ge"),
+                Op("put", part, peer=b),
+            ]
 
     def many(self) -> None:
         """Several senders, a part or the same counter each, and one who waits for all."""
@@ -152,13 +182,19 @@ class _Drawn:
             total = self.add(reader_rank, counter)
             self.ops[self.executor(rank)] += self.put(reader_rank, part, counter, 1)
         reader = self.executor(reader_rank)
-        self.ops[reader] += [Op("wait", counter=counter, value=total, how=self.draw.choice(("ge", "ge", "eq"))), Op("read", 0)]
+        self.ops[reader] += [
+            Op("wait", counter=counter, value=total, how=self.draw.choice(("ge", "ge", "eq"))),
+            Op("read", 0),
+        ]
 
     def pulled(self) -> None:
         """A part is announced and fetched by another rank."""
         (a, b), part, counter = self.two(), self.draw.randrange(PARTS), self.draw.randrange(COUNTERS)
         self.ops[self.executor(a)] += [Op("write", part), Op("signal", counter=counter, peer=b)]
-        self.ops[self.executor(b)] += [Op("wait", counter=counter, value=self.add(b, counter), how="ge"), Op("pull", part, peer=a)]
+        self.ops[self.executor(b)] += [
+            Op("wait", counter=counter, value=self.add(b, counter), how="ge"),
+            Op("pull", part, peer=a),
+        ]
 
     def barrier(self) -> None:
         for ops in self.ops:
@@ -167,7 +203,9 @@ class _Drawn:
     def exact(self) -> None:
         """Somebody waits for one value of a counter that others may carry past it."""
         rank, counter = self.draw.randrange(self.ranks), self.draw.randrange(COUNTERS)
-        for other in self.draw.sample([r for r in range(self.ranks) if r != rank], self.draw.randint(1, min(2, self.ranks - 1))):
+        for other in self.draw.sample(
+            [r for r in range(self.ranks) if r != rank], self.draw.randint(1, min(2, self.ranks - 1))
+        ):
             for _ in range(self.draw.randint(1, 2)):
                 self.add(rank, counter)
                 self.ops[self.executor(other)].append(Op("signal", counter=counter, peer=rank))
@@ -180,16 +218,26 @@ class _Drawn:
         one, other = self.draw.sample(range(rank * self.blocks, (rank + 1) * self.blocks), 2)
         last = Op(self.draw.choice(("store", "update")))
         self.ops[one] += [Op("write", part), last]
-        self.ops[other] += self.draw.choice(([Op("poll"), Op("read", part)], [Op("write if", part)], [Op("write if", part, value=2)]))
+        self.ops[other] += self.draw.choice(
+            ([Op("poll"), Op("read", part)], [Op("write if", part)], [Op("write if", part, value=2)])
+        )
 
     def near(self) -> None:
         """Blocks of a rank through a counter, at the scale of the grid."""
-        rank, part, counter = self.draw.randrange(self.ranks), self.draw.randrange(PARTS), self.draw.randrange(COUNTERS)
+        rank, part, counter = (
+            self.draw.randrange(self.ranks),
+            self.draw.randrange(PARTS),
+            self.draw.randrange(COUNTERS),
+        )
         one, other = self.draw.sample(range(rank * self.blocks, (rank + 1) * self.blocks), 2)
         self.ops[one] += [Op("write", part), Op("signal", counter=counter, peer=rank)]
-        self.ops[other] += [Op("wait", counter=counter, value=self.add(rank, counter), how="ge", scale="grid"), Op("read", part)]
+        self.ops[other] += [
+            Op("wait", counter=counter, value=self.add(rank, counter), how="ge", scale="grid"),
+            Op("read", part),
+        ]
 
-    # -- changes --------------------------------------------------------------------------------------------------
+    # -- changes
+    # --------------------------------------------------------------------------------------------------
     def change(self) -> None:
         """Something that may be wrong."""
         draw = self.draw

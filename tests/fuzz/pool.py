@@ -1,4 +1,5 @@
-"""Many seeds, in processes of their own: one that dies or hangs is a failure of its seed and takes nobody along."""
+"""Many seeds, in processes of their own: one that dies or hangs is a failure of its seed and takes nobody
+along."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from tests.fuzz.shrink import shrink
 from tilescale.lifetime import tie_to_parent
 from tilescale.testing.processes import end_hanging, show_where
 
-#: seconds for one program, or group of them, and for making one smaller; programs of one process (what TVM keeps of each adds up);
-#: programs that share one group of ranks
+#: seconds for one program, or group of them, and for making one smaller; programs of one process (what TVM
+#: keeps of each adds up); programs that share one group of ranks
 LIMIT, SHRINKING, PORTION, GROUP = 240.0, 120.0, 400, 20
 
 
@@ -52,13 +53,18 @@ class Summary:
     @property
     def figures(self) -> dict[str, Any]:
         return {
-            "programs": self.programs, "lines_of_kernels": self.statements, "differences": len(self.failed), "seconds": round(self.seconds, 1),
+            "programs": self.programs,
+            "lines_of_kernels": self.statements,
+            "differences": len(self.failed),
+            "seconds": round(self.seconds, 1),
             "failing_seeds": [o.seed for o in self.failed],
-        }  # fmt: skip
+        }
 
     def __str__(self) -> str:
         seeds = ", ".join(str(o.seed) for o in self.failed)
-        return f"{self.programs} programs in {self.seconds:.0f} s; " + (f"differences: seeds {seeds}" if seeds else "no difference")
+        return f"{self.programs} programs in {self.seconds:.0f} s; " + (
+            f"differences: seeds {seeds}" if seeds else "no difference"
+        )
 
 
 def outcome(program: Program, failure: str | None, shrinks: bool) -> Outcome:
@@ -69,7 +75,11 @@ def outcome(program: Program, failure: str | None, shrinks: bool) -> Outcome:
 
     def still(smaller: Program) -> bool:
         what = failing([smaller])[0]
-        return what is not None and what.split(":")[0] == kind and ("a finding" in what) == ("a finding" in failure)
+        return (
+            what is not None
+            and what.split(":")[0] == kind
+            and ("a finding" in what) == ("a finding" in failure)
+        )
 
     least = shrink(program, still, 300 if program.ranks == 1 else 40, SHRINKING) if shrinks else program
     said = "\n".join(f"# {line}" for line in (failing([least])[0] or failure).splitlines())
@@ -88,12 +98,20 @@ def failing(programs: Sequence[Program]) -> list[str | None]:
 
 
 def run_seeds(
-    seeds: Sequence[int], jobs: int, *, ranks: int = 1, shrinks: bool = True, show: Callable[[Outcome], None] = lambda o: None,
+    seeds: Sequence[int],
+    jobs: int,
+    *,
+    ranks: int = 1,
+    shrinks: bool = True,
+    show: Callable[[Outcome], None] = lambda o: None,
     minutes: float = float("inf"),
-) -> Summary:  # fmt: skip
-    """All seeds on ``jobs`` processes, or as many as ``minutes`` allow; ``show`` hears of each as it is done."""
+) -> Summary:
+    """All seeds on ``jobs`` processes, or as many as ``minutes`` allow; ``show`` hears of each as it is
+    done."""
     if ranks > 1:
-        importlib.import_module("torch")  # once, here: each group of ranks would load it anew, within its time limit
+        importlib.import_module(
+            "torch"
+        )  # once, here: each group of ranks would load it anew, within its time limit
     start, done = time.monotonic(), Summary()
     waiting = [list(seeds[k : k + PORTION]) for k in range(0, len(seeds), PORTION)][::-1]
     sel = selectors.DefaultSelector()
@@ -186,4 +204,8 @@ class _Worker:
         _, status = os.waitpid(self.pid, 0)
         if self.open:
             return f"Timeout: not done after {LIMIT:g} s"
-        return f"Died: by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"Died: exit code {os.WEXITSTATUS(status)}"
+        return (
+            f"Died: by signal {os.WTERMSIG(status)}"
+            if os.WIFSIGNALED(status)
+            else f"Died: exit code {os.WEXITSTATUS(status)}"
+        )

@@ -16,8 +16,9 @@ from tilescale.compiler.sim import numerics
 
 @dataclass
 class Param:
-    """A parameter of the kernel. ``fill``: how its elements are drawn. ``val``: what is known of them when the launch is over (of those
-    of an output; None: of an input, which nobody writes). ``view``: from which strides the kernel sees it."""
+    """A parameter of the kernel. ``fill``: how its elements are drawn. ``val``: what is known of them when
+    the launch is over (of those of an output; None: of an input, which nobody writes). ``view``: from which
+    strides the kernel sees it."""
 
     name: str
     kind: str
@@ -51,7 +52,9 @@ def _special(draw: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _integers(low: int, high: int) -> Any:
-    return lambda draw, shape, dtype: draw.integers(0 if dtype[0] == "u" else low, high + 1, shape).astype(dtype)
+    return lambda draw, shape, dtype: draw.integers(0 if dtype[0] == "u" else low, high + 1, shape).astype(
+        dtype
+    )
 
 
 def _full(draw: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -95,7 +98,8 @@ def known(fill: str, dtype: str) -> Val:
 
 @dataclass
 class Memory:
-    """What several names may stand for: what is known of its elements (None: nobody has written all of them)."""
+    """What several names may stand for: what is known of its elements (None: nobody has written all of
+    them)."""
 
     val: Val | None = None
     frozen: bool = False  # in a loop whose later rounds would see what this one writes
@@ -115,12 +119,15 @@ class Tile:
         v = self.memory.val
         if v is None or v.dtype == self.dtype:
             return v
-        return None if self.dtype in FLOATS or v.dtype in FLOATS or self.dtype == "bool" else whole(self.dtype)
+        return (
+            None if self.dtype in FLOATS or v.dtype in FLOATS or self.dtype == "bool" else whole(self.dtype)
+        )
 
 
 @dataclass(frozen=True)
 class Index:
-    """An integer at hand: a block's or loop's number. ``constant``: it is Python's, so an index made of it must lie inside."""
+    """An integer at hand: a block's or loop's number. ``constant``: it is Python's, so an index made of it
+    must lie inside."""
 
     text: str
     lo: int
@@ -182,14 +189,38 @@ class Draft:
             self.emit("pass")
         self.depth -= 1
 
-    def param(self, stem: str, kind: str, dtype: str, shape: tuple[int, ...], fill: str, *, written: Val | None = None, **more: Any) -> Param:
+    def param(
+        self,
+        stem: str,
+        kind: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        fill: str,
+        *,
+        written: Val | None = None,
+        **more: Any,
+    ) -> Param:
         name = self.name(stem)
-        extents = more.pop("extents", None) or "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+        extents = (
+            more.pop("extents", None)
+            or "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+        )
         declared = {
-            "tensor": f'T.Tensor({extents}, "{dtype}")', "symm": f'T.SymmTensor({extents}, "{dtype}")', "signal": f"T.Signal({extents})",
-        }.get(kind, kind)  # fmt: skip
-        made = Param(name, kind if kind in ("tensor", "symm", "signal") else "tensor", dtype, shape, declared, fill,
-                     self.rng.randrange(2**32), written, **more)  # fmt: skip
+            "tensor": f'T.Tensor({extents}, "{dtype}")',
+            "symm": f'T.SymmTensor({extents}, "{dtype}")',
+            "signal": f"T.Signal({extents})",
+        }.get(kind, kind)
+        made = Param(
+            name,
+            kind if kind in ("tensor", "symm", "signal") else "tensor",
+            dtype,
+            shape,
+            declared,
+            fill,
+            self.rng.randrange(2**32),
+            written,
+            **more,
+        )
         self.params.append(made)
         return made
 
@@ -203,9 +234,12 @@ class Draft:
     def readable(self, dtype: str | None = None, axes: int | None = None) -> list[Tile]:
         """Tiles that every element of has been written."""
         return [
-            t for t in self.tiles
-            if t.val is not None and (dtype is None or t.dtype == dtype) and (axes is None or len(t.shape) == axes)
-        ]  # fmt: skip
+            t
+            for t in self.tiles
+            if t.val is not None
+            and (dtype is None or t.dtype == dtype)
+            and (axes is None or len(t.shape) == axes)
+        ]
 
     def writable(self, dtype: str | None = None) -> list[Tile]:
         return [t for t in self.tiles if not t.memory.frozen and (dtype is None or t.dtype == dtype)]
@@ -218,15 +252,21 @@ class Draft:
         if self.rng.random() < 0.06:
             return "bool"
         if self.rng.random() < floats:
-            return self.rng.choice(("float32",) * 6 + ("float16", "bfloat16") * 2 + ("float64", "float8_e4m3fn", "float8_e5m2"))
-        return self.rng.choice(("int32",) * 4 + ("int8", "int16", "int64", "uint8", "uint16", "uint32", "uint64"))
+            return self.rng.choice(
+                ("float32",) * 6 + ("float16", "bfloat16") * 2 + ("float64", "float8_e4m3fn", "float8_e5m2")
+            )
+        return self.rng.choice(
+            ("int32",) * 4 + ("int8", "int16", "int64", "uint8", "uint16", "uint32", "uint64")
+        )
 
     def fill_of(self, dtype: str) -> str:
         if dtype == "bool":
             return "bits"
         if dtype in FLOATS:
             return self.rng.choice(("small",) * 4 + ("real",) * 3 + ("positive", "positive", "special"))
-        return self.rng.choice(("few", "few", "full") if dtype not in ("int32", "int64") else ("few", "few", "few", "full"))
+        return self.rng.choice(
+            ("few", "few", "full") if dtype not in ("int32", "int64") else ("few", "few", "few", "full")
+        )
 
     def shape(self, axes: int | None = None, most: int = 600) -> tuple[int, ...]:
         axes = axes or self.rng.choice((1, 2, 2, 2, 3))

@@ -1,7 +1,8 @@
-"""Programs of several ranks, in orders that are right by construction: phases that each take a block's tile somewhere and bring another.
+"""Programs of several ranks, in orders that are right by construction: phases that each take a block's tile
+somewhere and bring another.
 
-Every phase has memory and counters of its own, so none waits for what an earlier one left behind; rings use theirs again, behind
-acknowledgements. All values are exact, whatever the order of arrival.
+Every phase has memory and counters of its own, so none waits for what an earlier one left behind; rings use
+theirs again, behind acknowledgements. All values are exact, whatever the order of arrival.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def draw_ranks(seed: int, ranks: int, most: int = 5) -> Program:
     for _ in range(d.rng.randint(1, most)):
         phases.phase()
     head = f"with T.Kernel({phases.blocks}, threads={THREADS}) as b:"
-    return Program(seed, module(d, head, f"seed {seed} of {ranks} ranks"), d.params, d.scalars, ranks, d.pipelined)
+    return Program(
+        seed, module(d, head, f"seed {seed} of {ranks} ranks"), d.params, d.scalars, ranks, d.pipelined
+    )
 
 
 class Phases:
@@ -32,7 +35,9 @@ class Phases:
     def __init__(self, d: Draft, ranks: int):
         self.d, self.rng, self.ranks = d, d.rng, ranks
         self.blocks = d.rng.randint(1, 3)
-        self.dtype = d.rng.choice(("int32", "int64", "float32", "float16", "bfloat16", "uint32", "int8", "float64"))
+        self.dtype = d.rng.choice(
+            ("int32", "int64", "float32", "float16", "bfloat16", "uint32", "int8", "float64")
+        )
         self.shape = d.shape(2, 80)
         block = Index("b", 0, self.blocks - 1)
         d.blocks = (block,)
@@ -47,9 +52,19 @@ class Phases:
         q = exact_step(self.dtype) if self.dtype in FLOATS else 0
         d.wrote(self.x, Val(self.dtype, 0 if self.dtype[0] == "u" else -9, 9, q))
         self.kinds: list[Callable[[], None]] = [
-            self.put, self.put, self.put_to_all, self.pull, self.pull_by_signal, self.ring, self.grid, self.collective, self.collective,
-            self.set_and_wait, self.warps, self.local,
-        ]  # fmt: skip
+            self.put,
+            self.put,
+            self.put_to_all,
+            self.pull,
+            self.pull_by_signal,
+            self.ring,
+            self.grid,
+            self.collective,
+            self.collective,
+            self.set_and_wait,
+            self.warps,
+            self.local,
+        ]
 
     def phase(self) -> None:
         self.rng.choice(self.kinds)()
@@ -57,13 +72,18 @@ class Phases:
         if self.x.val is None or self.x.val.most > 60:
             self._reduced()
 
-    # -- helpers --------------------------------------------------------------------------------------------------
+    # -- helpers
+    # --------------------------------------------------------------------------------------------------
     def _reduced(self) -> None:
         """Keeps values small, so that they stay exact in every dtype."""
         i, j = self.d.name("i"), self.d.name("j")
         text = f"{self.x.name}[{i}, {j}]"
         with self.d.inside(f"for {i}, {j} in T.Parallel({self.shape[0]}, {self.shape[1]}):"):
-            small = f"T.max(T.min({text}, 9), {0 if self.dtype[0] == 'u' else -9})" if self.dtype in FLOATS else f"{text} % 7"
+            small = (
+                f"T.max(T.min({text}, 9), {0 if self.dtype[0] == 'u' else -9})"
+                if self.dtype in FLOATS
+                else f"{text} % 7"
+            )
             self.d.emit(f"{text} = {small}")
         q = self.x.val.q if self.x.val is not None else 0
         self.d.wrote(self.x, Val(self.dtype, 0 if self.dtype[0] == "u" else -9, 9, q))
@@ -109,12 +129,17 @@ class Phases:
 
     def _wrote_sum(self, tile: Tile, v: Val) -> None:
         n = self.ranks
-        made = Val(self.dtype, min(n * v.lo, 0), n * v.hi, v.q) if self.dtype in FLOATS else values.integer(self.dtype, int(n * v.lo), int(n * v.hi))
+        made = (
+            Val(self.dtype, min(n * v.lo, 0), n * v.hi, v.q)
+            if self.dtype in FLOATS
+            else values.integer(self.dtype, int(n * v.lo), int(n * v.hi))
+        )
         assert made is not None
         self.d.wrote(tile, made)
         self.x = tile
 
-    # -- phases ---------------------------------------------------------------------------------------------------
+    # -- phases
+    # ---------------------------------------------------------------------------------------------------
     def put(self) -> None:
         d, rng = self.d, self.rng
         to, _ = self.other()
@@ -124,14 +149,24 @@ class Phases:
         else:
             d.emit(f"T.copy({self.x.name}, {S}{self.cut('b')}, dst={to})")
             d.emit(f"T.signal({s}[b], {amount}, dst={to})")
-        d.emit(rng.choice((f"T.wait({s}[b], {amount})", f'T.wait({s}[b], {amount}, cmp="eq")', f'T.wait({s}[b], 0, cmp="gt")')))
+        d.emit(
+            rng.choice(
+                (
+                    f"T.wait({s}[b], {amount})",
+                    f'T.wait({s}[b], {amount}, cmp="eq")',
+                    f'T.wait({s}[b], 0, cmp="gt")',
+                )
+            )
+        )
         self.arrived(f"{S}{self.cut('b')}")
 
     def put_to_all(self) -> None:
         d = self.d
         S, s, r = self.symm(self.ranks, self.blocks), self.signal(self.blocks), d.name("r")
         with d.inside(f"for {r} in T.serial(world):"):
-            d.emit(f"T.copy({self.x.name}, {S}{self.cut('rank', 'b')}, dst=(rank + {r}) % world, signal={s}[b])")
+            d.emit(
+                f"T.copy({self.x.name}, {S}{self.cut('rank', 'b')}, dst=(rank + {r}) % world, signal={s}[b])"
+            )
         d.emit(f"T.wait({s}[b], world)")
         self.summed(lambda r: f"{S}{self.cut(r, 'b')}")
 
@@ -162,13 +197,20 @@ class Phases:
         """Tiles go round through two slots; a slot is written again once its reader has said so."""
         d, rounds, v = self.d, self.rng.randint(1, 4), self.x.val
         assert v is not None
-        S, full, free, k = self.symm(2, self.blocks), self.signal(self.blocks), self.signal(self.blocks), d.name("k")
+        S, full, free, k = (
+            self.symm(2, self.blocks),
+            self.signal(self.blocks),
+            self.signal(self.blocks),
+            d.name("k"),
+        )
         y = self.tile()
         d.emit(f"T.copy({self.x.name}, {y.name})")
         with d.inside(f"for {k} in T.serial({rounds}):"):
             with d.inside(f"if {k} >= 2:"):
                 d.emit(f"T.wait({free}[b], {k} - 1)")
-            d.emit(f"T.copy({y.name}, {S}{self.cut(f'{k} % 2', 'b')}, dst=(rank + 1) % world, signal={full}[b])")
+            d.emit(
+                f"T.copy({y.name}, {S}{self.cut(f'{k} % 2', 'b')}, dst=(rank + 1) % world, signal={full}[b])"
+            )
             d.emit(f"T.wait({full}[b], {k} + 1)")
             d.emit(f"T.copy({S}{self.cut(f'{k} % 2', 'b')}, {y.name})")
             d.emit(f"T.signal({free}[b], dst=(rank + world - 1) % world)")
@@ -180,7 +222,14 @@ class Phases:
         """Blocks of one rank through a tensor."""
         d, v = self.d, self.x.val
         assert v is not None
-        W = d.param("W", "tensor", self.dtype, (self.blocks, *self.shape), "zero", written=values.join(v, Val(self.dtype, 0, 0)))
+        W = d.param(
+            "W",
+            "tensor",
+            self.dtype,
+            (self.blocks, *self.shape),
+            "zero",
+            written=values.join(v, Val(self.dtype, 0, 0)),
+        )
         d.emit(f"T.copy({self.x.name}, {W.name}{self.cut('b')})")
         with d.inside('with T.Scale("grid") as (own, blocks):'):
             d.emit("T.barrier()")
@@ -192,7 +241,9 @@ class Phases:
         kind = rng.choice(("all_gather", "all_to_all", "broadcast", "reduce_scatter", "all_reduce"))
         if kind == "all_gather":
             G = self.symm(self.ranks, self.blocks)
-            d.emit(f"T.all_gather({self.x.name}, {G}{self.cut('0:world', 'b').replace('0:world', f'0:{self.ranks}')})")
+            d.emit(
+                f"T.all_gather({self.x.name}, {G}{self.cut('0:world', 'b').replace('0:world', f'0:{self.ranks}')})"
+            )
             self.summed(lambda r: f"{G}{self.cut(r, 'b')}")
         elif kind == "broadcast":
             Q = self.symm(self.blocks)
@@ -206,7 +257,12 @@ class Phases:
             if op == "sum":
                 self._wrote_sum(self.x, v)
         else:
-            P, G, r, op = self.symm(self.ranks, self.blocks), self.symm(self.ranks, self.blocks), d.name("r"), rng.choice(("sum", "max", "min"))
+            P, G, r, op = (
+                self.symm(self.ranks, self.blocks),
+                self.symm(self.ranks, self.blocks),
+                d.name("r"),
+                rng.choice(("sum", "max", "min")),
+            )
             with d.inside(f"for {r} in T.serial(world):"):
                 d.emit(f"T.copy({self.x.name}, {P}{self.cut(r, 'b')})")
             whole = self.cut(f"0:{self.ranks}", "b")
@@ -239,7 +295,9 @@ class Phases:
             with d.inside(f"for {i} in T.serial({-(-rows // count)}):"):
                 with d.inside(f"if {i} * {count} + w < {rows}:"):
                     row = f"{i} * {count} + w"
-                    d.emit(f"T.copy({self.x.name}[{row}, 0:{self.shape[1]}], {S}[b, {row}, 0:{self.shape[1]}], dst={to})")
+                    d.emit(
+                        f"T.copy({self.x.name}[{row}, 0:{self.shape[1]}], {S}[b, {row}, 0:{self.shape[1]}], dst={to})"
+                    )
             d.emit(f"T.signal({s}[b], dst={to})")
         d.emit(f"T.wait({s}[b], {count})")
         self.arrived(f"{S}{self.cut('b')}")
@@ -250,8 +308,14 @@ class Phases:
         assert v is not None
         i, j, y = d.name("i"), d.name("j"), self.tile()
         with d.inside(f"for {i}, {j} in T.Parallel({self.shape[0]}, {self.shape[1]}):"):
-            d.emit(f'{y.name}[{i}, {j}] = {self.x.name}[{i}, {j}] + T.cast((rank * 2 + b + {i} + {j}) % 5, "{self.dtype}")')
-        made = Val(self.dtype, v.lo, v.hi + 4, v.q) if self.dtype in FLOATS else values.integer(self.dtype, int(v.lo), int(v.hi + 4))
+            d.emit(
+                f'{y.name}[{i}, {j}] = {self.x.name}[{i}, {j}] + T.cast((rank * 2 + b + {i} + {j}) % 5, "{self.dtype}")'
+            )
+        made = (
+            Val(self.dtype, v.lo, v.hi + 4, v.q)
+            if self.dtype in FLOATS
+            else values.integer(self.dtype, int(v.lo), int(v.hi + 4))
+        )
         assert made is not None
         d.wrote(y, made)
         self.x = y

@@ -1,4 +1,5 @@
-"""Makes a failing program smaller: takes statements away, with what is inside them, while it fails in the same way."""
+"""Makes a failing program smaller: takes statements away, with what is inside them, while it fails in the
+same way."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ from dataclasses import replace
 from tests.fuzz.programs import Program
 
 
-def shrink(program: Program, fails: Callable[[Program], bool], most: int = 300, seconds: float = float("inf")) -> Program:
-    """The smallest program found in which ``fails`` still holds, in at most ``most`` attempts and about so many seconds. Statements
-    go whole; loops and conditions also go alone, their body staying; parameters that nobody names any more go last."""
+def shrink(
+    program: Program, fails: Callable[[Program], bool], most: int = 300, seconds: float = float("inf")
+) -> Program:
+    """The smallest program found in which ``fails`` still holds, in at most ``most`` attempts and about so
+    many seconds. Statements go whole; loops and conditions also go alone, their body staying; parameters that
+    nobody names any more go last."""
     left, behind = most, time.monotonic() + seconds
 
     def holds(lines: list[str]) -> bool:
@@ -46,8 +50,12 @@ def _end(lines: list[str], k: int) -> int:
     """Behind the statement at ``k`` and all that is inside it (its else too)."""
     depth = len(lines[k]) - len(lines[k].lstrip())
     end = k + 1
-    while end < len(lines) and (len(lines[end]) - len(lines[end].lstrip()) > depth or lines[end].strip() == "else:" and
-                                len(lines[end]) - len(lines[end].lstrip()) == depth and lines[k].strip() != "else:"):  # fmt: skip
+    while end < len(lines) and (
+        len(lines[end]) - len(lines[end].lstrip()) > depth
+        or lines[end].strip() == "else:"
+        and len(lines[end]) - len(lines[end].lstrip()) == depth
+        and lines[k].strip() != "else:"
+    ):
         end += 1
     return end
 

@@ -1,4 +1,5 @@
-"""Statements of one block: copies, fills, loops over T.Parallel, products, reductions, scans, views, atomics, control flow."""
+"""Statements of one block: copies, fills, loops over T.Parallel, products, reductions, scans, views, atomics,
+control flow."""
 
 from __future__ import annotations
 
@@ -15,10 +16,19 @@ from tests.fuzz.values import FLOATS, INTS, Val
 
 #: (A and B, C) of T.gemm
 PRODUCTS = [
-    ("float32", "float32"), ("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"),
-    ("float64", "float64"), ("float8_e4m3fn", "float32"), ("float8_e5m2", "float32"), ("float8_e4m3fn", "float16"), ("int8", "int32"),
-    ("uint8", "int32"), ("int32", "int32"),
-]  # fmt: skip
+    ("float32", "float32"),
+    ("float16", "float32"),
+    ("float16", "float16"),
+    ("bfloat16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("float64", "float64"),
+    ("float8_e4m3fn", "float32"),
+    ("float8_e5m2", "float32"),
+    ("float8_e4m3fn", "float16"),
+    ("int8", "int32"),
+    ("uint8", "int32"),
+    ("int32", "int32"),
+]
 
 
 class Statements(Expressions):
@@ -27,10 +37,23 @@ class Statements(Expressions):
     def __init__(self, draft: Draft):
         super().__init__(draft)
         self.kinds: list[tuple[int, Callable[[], bool]]] = [
-            (5, self.load), (3, self.move), (2, self.fill), (10, self.nest), (3, self.product), (4, self.reduction), (2, self.scan),
-            (2, self.view), (2, self.atomic), (2, self.condition_of_block), (3, self.loop), (2, self.accumulate), (1, self.scalar),
-            (1, self.executors), (2, self.output), (1, self.by_hand),
-        ]  # fmt: skip
+            (5, self.load),
+            (3, self.move),
+            (2, self.fill),
+            (10, self.nest),
+            (3, self.product),
+            (4, self.reduction),
+            (2, self.scan),
+            (2, self.view),
+            (2, self.atomic),
+            (2, self.condition_of_block),
+            (3, self.loop),
+            (2, self.accumulate),
+            (1, self.scalar),
+            (1, self.executors),
+            (2, self.output),
+            (1, self.by_hand),
+        ]
 
     def statement(self) -> None:
         weights = [w for w, _ in self.kinds]
@@ -41,11 +64,16 @@ class Statements(Expressions):
     def around(self, *loops: Index) -> Around:
         return Around([*loops, *loops, *self.d.indices])
 
-    # -- from and to tensors --------------------------------------------------------------------------------------
+    # -- from and to tensors
+    # --------------------------------------------------------------------------------------
     def input(self, dtype: str, shape: tuple[int, ...]) -> tuple[Param, Val]:
         """A tensor that nobody writes, perhaps one that is there already."""
         d, rng = self.d, self.rng
-        old = [p for p in d.params if p.val is None and p.kind == "tensor" and p.dtype == dtype and len(p.shape) == len(shape)]
+        old = [
+            p
+            for p in d.params
+            if p.val is None and p.kind == "tensor" and p.dtype == dtype and len(p.shape) == len(shape)
+        ]
         if old and rng.random() < 0.5:
             made = rng.choice(old)
             return made, known(made.fill, dtype)
@@ -71,7 +99,15 @@ class Statements(Expressions):
         if not at_hand or rng.random() < 0.4:
             return str(rng.choice((0, 0, rng.randrange(n), max(0, n - extent))))
         v, c = rng.choice(at_hand), rng.randint(0, 4)
-        return rng.choice((f"{v.text} * {extent}", f"{v.text} * {extent} - {c}", f"{v.text} + {c}", f"{v.text} - {c}", f"({v.text} + {c}) % {n}"))
+        return rng.choice(
+            (
+                f"{v.text} * {extent}",
+                f"{v.text} * {extent} - {c}",
+                f"{v.text} + {c}",
+                f"{v.text} - {c}",
+                f"({v.text} + {c}) % {n}",
+            )
+        )
 
     def base(self, tensor: Param, shape: tuple[int, ...]) -> str:
         """A tile of a tensor: its first element, or a slice."""
@@ -114,7 +150,11 @@ class Statements(Expressions):
                 d.emit(f"T.copy({src.name}, {dst.name})")
                 d.wrote(dst, made)
             return made is not None
-        targets = [t for t in free if t.val is not None and t.memory is not src.memory and len(t.shape) == len(src.shape)]
+        targets = [
+            t
+            for t in free
+            if t.val is not None and t.memory is not src.memory and len(t.shape) == len(src.shape)
+        ]
         if not targets:
             return False
         dst = rng.choice(targets)
@@ -132,7 +172,11 @@ class Statements(Expressions):
         for n, e in zip(tile.shape, size):
             most = n - e
             fits = [i for i in self.d.indices if 0 <= i.lo and i.hi <= most]
-            start = self.rng.choice(fits).text if fits and self.rng.random() < 0.3 else str(self.rng.randint(0, most))
+            start = (
+                self.rng.choice(fits).text
+                if fits and self.rng.random() < 0.3
+                else str(self.rng.randint(0, most))
+            )
             cuts.append(f"{start}:{int(start) + e}" if start.isdigit() else f"{start}:{start} + {e}")
         return f"{tile.name}[{', '.join(cuts)}]"
 
@@ -161,7 +205,9 @@ class Statements(Expressions):
             return True
         loops = [d.name("i") for _ in tile.shape]
         where = ", ".join([*leads, f"{inner.text} * {n} + {loops[0]}", *loops[1:]])
-        with d.inside(f"for {', '.join(loops)} in T.{rng.choice(('Parallel', 'Parallel', 'grid'))}({', '.join(map(str, tile.shape))}):"):
+        with d.inside(
+            f"for {', '.join(loops)} in T.{rng.choice(('Parallel', 'Parallel', 'grid'))}({', '.join(map(str, tile.shape))}):"
+        ):
             d.emit(f"{out.name}[{where}] = {tile.name}[{', '.join(loops)}]")
         return True
 
@@ -188,7 +234,8 @@ class Statements(Expressions):
         d.wrote(tile, made)
         return True
 
-    # -- loops over elements --------------------------------------------------------------------------------------
+    # -- loops over elements
+    # --------------------------------------------------------------------------------------
     def nest(self) -> bool:
         """A T.Parallel loop that writes one or two tiles, element by element."""
         d, rng = self.d, self.rng
@@ -248,7 +295,11 @@ class Statements(Expressions):
             text, v = self.value(other, around)
             made = values.stored(v, tile.dtype)
             if made is not None:
-                self.d.emit(f"{where} = {text}" if other == tile.dtype else f'{where} = T.cast({text}, "{tile.dtype}")')
+                self.d.emit(
+                    f"{where} = {text}"
+                    if other == tile.dtype
+                    else f'{where} = T.cast({text}, "{tile.dtype}")'
+                )
                 return made
         self.d.emit(f"{where} = 1")
         return Val(tile.dtype, 1, 1)
@@ -256,7 +307,9 @@ class Statements(Expressions):
     def by_hand(self) -> bool:
         """Sums in the lanes of a nest: memory of a lane's own, a serial loop inside."""
         d, rng = self.d, self.rng
-        sources = [t for t in d.readable() if len(t.shape) == 2 and t.dtype in ("float32", "float16", "int32")]
+        sources = [
+            t for t in d.readable() if len(t.shape) == 2 and t.dtype in ("float32", "float16", "int32")
+        ]
         if not sources or d.depth_of_loops:
             return False
         src = rng.choice(sources)
@@ -279,7 +332,8 @@ class Statements(Expressions):
         d.wrote(tile, made)
         return True
 
-    # -- whole tiles ----------------------------------------------------------------------------------------------
+    # -- whole tiles
+    # ----------------------------------------------------------------------------------------------
     def product(self) -> bool:
         d, rng = self.d, self.rng
         dtype, acc = rng.choice(PRODUCTS)
@@ -293,7 +347,11 @@ class Statements(Expressions):
             a = self._drawn(dtype, (k, m) if across else (m, k))
         b = self._drawn(dtype, (n, k) if down else (k, n))
         assert a.val is not None and b.val is not None
-        held = [t for t in d.writable(acc) if t.shape == (m, n) and t.val is not None and t.memory not in (a.memory, b.memory)]
+        held = [
+            t
+            for t in d.writable(acc)
+            if t.shape == (m, n) and t.val is not None and t.memory not in (a.memory, b.memory)
+        ]
         c = rng.choice(held) if held and rng.random() < 0.5 else d.tile(acc, (m, n))
         clear = c.val is None or rng.random() < 0.3
         made: Val | None
@@ -304,7 +362,9 @@ class Statements(Expressions):
             made = values.product(a.val, b.val, k, acc, None if clear else c.val)
         if made is None:
             return False
-        more = [f"transpose_{x}=True" for x, yes in (("A", across), ("B", down)) if yes] + ["clear_accum=True"] * clear
+        more = [f"transpose_{x}=True" for x, yes in (("A", across), ("B", down)) if yes] + [
+            "clear_accum=True"
+        ] * clear
         if rng.random() < 0.2:
             more.append(f"policy=T.GemmWarpPolicy.{rng.choice(('Square', 'FullRow', 'FullCol'))}")
         d.emit(f"T.gemm({', '.join([a.name, b.name, c.name, *more])})")
@@ -327,10 +387,16 @@ class Statements(Expressions):
             return False
         src = rng.choice(sources)
         axis = rng.randrange(len(src.shape))
-        kinds = ["sum", "max", "min", "abssum", "absmax", "prod"] + ["bitand", "bitor", "bitxor"] * (src.dtype in INTS)
+        kinds = ["sum", "max", "min", "abssum", "absmax", "prod"] + ["bitand", "bitor", "bitxor"] * (
+            src.dtype in INTS
+        )
         op = rng.choice(kinds)
         shape = tuple(n for k, n in enumerate(src.shape) if k != axis)
-        dtype = src.dtype if rng.random() < 0.7 else rng.choice(("float32", "float64") if src.dtype in FLOATS else ("int32", "int64"))
+        dtype = (
+            src.dtype
+            if rng.random() < 0.7
+            else rng.choice(("float32", "float64") if src.dtype in FLOATS else ("int32", "int64"))
+        )
         targets = [t for t in d.writable(dtype) if t.shape == shape and t.memory is not src.memory]
         dst = rng.choice(targets) if targets and rng.random() < 0.5 else d.tile(dtype, shape)
         clear = dst.val is None or rng.random() < 0.7
@@ -338,7 +404,11 @@ class Statements(Expressions):
         if made is None:
             return False
         dim = axis if rng.random() < 0.5 else axis - len(src.shape)
-        how = f"T.reduce_{op}({src.name}, {dst.name}, dim={dim}" if rng.random() < 0.7 else f'T.reduce({src.name}, {dst.name}, "{op}", {dim}'
+        how = (
+            f"T.reduce_{op}({src.name}, {dst.name}, dim={dim}"
+            if rng.random() < 0.7
+            else f'T.reduce({src.name}, {dst.name}, "{op}", {dim}'
+        )
         if "T.reduce(" in how:
             how = f"T.reduce_{op}({src.name}, {dst.name}, {dim}"
         d.emit(f"{how}{'' if clear else ', clear=False'})")
@@ -361,10 +431,18 @@ class Statements(Expressions):
             made = v
             for _ in range(count - 1):
                 made = None if made is None else values.arithmetic("*", made, v)
-                made = None if made is None else replace(made, err=made.err + made.fused if made.q is None else made.err)
+                made = (
+                    None
+                    if made is None
+                    else replace(made, err=made.err + made.fused if made.q is None else made.err)
+                )
             if before is not None and made is not None:
                 made = values.arithmetic("*", made, before)
-            made = None if made is None else replace(made, err=made.err + (made.fused if made.q is None else 0) * 2)
+            made = (
+                None
+                if made is None
+                else replace(made, err=made.err + (made.fused if made.q is None else 0) * 2)
+            )
         else:
             made = v if before is None else values.join(v, before)
         return None if made is None else values.stored(made, dst.dtype)
@@ -399,7 +477,9 @@ class Statements(Expressions):
             made: Val | None = v
         elif tile.dtype in INTS:
             n = tile.shape[axis]
-            made = values.integer(tile.dtype, int(v.lo if v.lo > 0 else n * v.lo), int(v.hi if v.hi < 0 else n * v.hi))
+            made = values.integer(
+                tile.dtype, int(v.lo if v.lo > 0 else n * v.lo), int(v.hi if v.hi < 0 else n * v.hi)
+            )
         else:
             wide = values.compute(tile.dtype)
             summed = values.total(replace(v, dtype=wide), tile.shape[axis], wide)
@@ -429,16 +509,24 @@ class Statements(Expressions):
         shapes = [(a, count // a) for a in range(1, count + 1) if count % a == 0] + [(count,)]
         shape = rng.choice(shapes)
         name = d.name("t")
-        text = f'T.view({old.name}, {shape}, "{dtype}")' if dtype != old.dtype or rng.random() < 0.5 else f"T.reshape({old.name}, {shape})"
+        text = (
+            f'T.view({old.name}, {shape}, "{dtype}")'
+            if dtype != old.dtype or rng.random() < 0.5
+            else f"T.reshape({old.name}, {shape})"
+        )
         d.emit(f"{name} = {text}")
         d.tiles.append(Tile(name, dtype, shape, old.scope, old.memory))
         return True
 
-    # -- what blocks share ----------------------------------------------------------------------------------------
+    # -- what blocks share
+    # ----------------------------------------------------------------------------------------
     def atomic(self) -> bool:
         """Updates of a tensor that all blocks share; their order must not show."""
         d, rng = self.d, self.rng
-        dtype, kind = rng.choice(("int32", "int64", "uint32", "float32", "float64")), rng.choice(("add", "add", "max", "min"))
+        dtype, kind = (
+            rng.choice(("int32", "int64", "uint32", "float32", "float64")),
+            rng.choice(("add", "add", "max", "min")),
+        )
         n = rng.choice((1, 3, 8))
         loops = [Index(d.name("i"), 0, rng.choice((1, 4, 16)) - 1)]
         around = self.around(*loops)
@@ -460,7 +548,8 @@ class Statements(Expressions):
             d.emit(f"T.atomic_{kind}({out.name}[{self.index(n, around)}], {text})")
         return True
 
-    # -- control flow ---------------------------------------------------------------------------------------------
+    # -- control flow
+    # ---------------------------------------------------------------------------------------------
     def condition_of_block(self) -> bool:
         d = self.d
         if d.depth_of_loops > 1 or not d.indices:
@@ -496,17 +585,23 @@ class Statements(Expressions):
             self.statement()
 
     def loop(self) -> bool:
-        """A loop over statements. Tiles that it writes are written anew in each round, before anyone reads them."""
+        """A loop over statements. Tiles that it writes are written anew in each round, before anyone reads
+        them."""
         d, rng = self.d, self.rng
         if d.depth_of_loops > 1:
             return False
         trips, v = rng.randint(1, 4), d.name("k")
-        kind = rng.choice(("serial", "serial", "unroll", "Pipelined", "Pipelined", "range", "while", "number"))
+        kind = rng.choice(
+            ("serial", "serial", "unroll", "Pipelined", "Pipelined", "range", "while", "number")
+        )
         head = {
-            "serial": f"for {v} in T.serial({trips}):", "unroll": f"for {v} in T.unroll({trips}):", "range": f"for {v} in range({trips}):",
-            "Pipelined": f"for {v} in T.Pipelined({trips}, num_stages={rng.randint(0, 3)}):", "while": f"while {v} < {trips}:",
+            "serial": f"for {v} in T.serial({trips}):",
+            "unroll": f"for {v} in T.unroll({trips}):",
+            "range": f"for {v} in range({trips}):",
+            "Pipelined": f"for {v} in T.Pipelined({trips}, num_stages={rng.randint(0, 3)}):",
+            "while": f"while {v} < {trips}:",
             "number": f"for {v} in T.serial(n_{v}):",
-        }[kind]  # fmt: skip
+        }[kind]
         if kind == "number":
             d.scalars[f"n_{v}"] = trips
         if kind == "while":
@@ -558,7 +653,11 @@ class Statements(Expressions):
             return False
         A = d.param("A", "tensor", dtype, (m, depth), fill)
         B = d.param("A", "tensor", dtype, (depth, n), fill)
-        a, b, c = d.tile(dtype, (m, k), "shared"), d.tile(dtype, (k, n), "shared"), d.tile(acc, (m, n), "fragment")
+        a, b, c = (
+            d.tile(dtype, (m, k), "shared"),
+            d.tile(dtype, (k, n), "shared"),
+            d.tile(acc, (m, n), "fragment"),
+        )
         d.emit(f"T.clear({c.name})")
         v = d.name("k")
         with d.inside(f"for {v} in T.Pipelined({rounds}, num_stages={rng.randint(0, 3)}):"):
@@ -606,7 +705,10 @@ class Statements(Expressions):
             i = Index(d.name("i"), 0, width - 1)
             around = self.around(Index(w, 0, count - 1), i)
             # of the block's fragments a part of its threads has a part, but of those of one element
-            around.hidden += [tile.memory, *(t.memory for t in d.tiles if t.scope == "fragment" and np.prod(t.shape) > 1)]
+            around.hidden += [
+                tile.memory,
+                *(t.memory for t in d.tiles if t.scope == "fragment" and np.prod(t.shape) > 1),
+            ]
             with d.inside(f"for {i.text} in T.{rng.choice(('Parallel', 'serial'))}({width}):"):
                 made = self._store(tile, f"{tile.name}[{w}, {i.text}]", around)
         d.wrote(tile, made)
@@ -617,5 +719,6 @@ THREADS = 64
 
 
 def _either(a: Val | None, b: Val | None) -> Val | None:
-    """What is known of memory that one of two branches left behind; nothing, where they left it as different dtypes."""
+    """What is known of memory that one of two branches left behind; nothing, where they left it as different
+    dtypes."""
     return values.join(a, b) if a is not None and b is not None and a.dtype == b.dtype else None

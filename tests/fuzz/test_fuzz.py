@@ -42,7 +42,9 @@ def test_a_difference_is_told_and_made_smaller():
     want, got = simulated(kernel, program), simulated(kernel, program)
     agree(program, want, got, "again", exact=True)
     name = next(p.name for p in program.params if p.val is not None)
-    got[0][name].flat[-1] = got[0][name].flat[-1] + 1 if got[0][name].dtype != bool else ~got[0][name].flat[-1]
+    got[0][name].flat[-1] = (
+        got[0][name].flat[-1] + 1 if got[0][name].dtype != bool else ~got[0][name].flat[-1]
+    )
     with pytest.raises(Difference, match=name):
         agree(program, want, got, "again", exact=True)
 

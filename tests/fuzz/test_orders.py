@@ -1,5 +1,5 @@
-"""The simulator's schedules name what an oracle of its own finds in generated programs, and nothing else. A sample of the seeds; a
-thousand of them: tests/bench/bench_orders.py."""
+"""The simulator's schedules name what an oracle of its own finds in generated programs, and nothing else. A
+sample of the seeds; a thousand of them: tests/bench/bench_orders.py."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ def test_data_that_nobody_awaits_is_a_race():
 
 def test_one_of_two_signals_says_nothing_of_the_other():
     found = truth(of([PUT], [WAIT, READ], [PUT]))
-    assert found is not None and found.races == {frozenset({(0, 0), (1, 1)}), frozenset({(2, 0), (1, 1)}), frozenset({(0, 0), (2, 0)})}
+    assert found is not None and found.races == {
+        frozenset({(0, 0), (1, 1)}),
+        frozenset({(2, 0), (1, 1)}),
+        frozenset({(0, 0), (2, 0)}),
+    }
 
 
 def test_a_counter_may_pass_a_value():

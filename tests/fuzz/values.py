@@ -1,12 +1,16 @@
-"""What is known of a value before a program runs: its range, whether it is exact, and how far two targets may be apart.
+"""What is known of a value before a program runs: its range, whether it is exact, and how far two targets may
+be apart.
 
-The bounds come from the rounding rules of docs/LANGUAGE.md. An operation of IEEE 754 on equal operands gives equal results, so most
-values agree to the last bit. They may differ where
+The bounds come from the rounding rules of docs/LANGUAGE.md. An operation of IEEE 754 on equal operands gives
+equal results, so most values agree to the last bit. They may differ where
 
-- a product is added to: ``a * b + c`` may be contracted, so the product's rounding (``fused``) may be there or not;
-- a sum has many terms: the order is the target's, unless every partial sum is exact (``q``: all terms are multiples of 2**-q);
+- a product is added to: ``a * b + c`` may be contracted, so the product's rounding (``fused``) may be there
+  or not;
+- a sum has many terms: the order is the target's, unless every partial sum is exact (``q``: all terms are
+  multiples of 2**-q);
 - a function is not correctly rounded: by the units in the last place that the CPU's own tests hold it to;
-- an operand differed already: the difference goes through the operation's derivative, and each side rounds anew.
+- an operand differed already: the difference goes through the operation's derivative, and each side rounds
+  anew.
 """
 
 from __future__ import annotations
@@ -19,18 +23,34 @@ from tilescale.compiler.sim import numerics
 
 FLOATS = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-#: bits of the significand; the greatest magnitude that a program is let have; the exponent of the least subnormal number
+#: bits of the significand; the greatest magnitude that a program is let have; the exponent of the least
+#: subnormal number
 PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "float8_e4m3fn": 4, "float8_e5m2": 3}
-_MOST = {"float16": 32768.0, "bfloat16": 2.0**66, "float32": 2.0**66, "float64": 2.0**66, "float8_e4m3fn": 448.0, "float8_e5m2": 32768.0}
-_LEAST = {"float16": -24, "bfloat16": -133, "float32": -149, "float64": -1074, "float8_e4m3fn": -9, "float8_e5m2": -16}
+_MOST = {
+    "float16": 32768.0,
+    "bfloat16": 2.0**66,
+    "float32": 2.0**66,
+    "float64": 2.0**66,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 32768.0,
+}
+_LEAST = {
+    "float16": -24,
+    "bfloat16": -133,
+    "float32": -149,
+    "float64": -1074,
+    "float8_e4m3fn": -9,
+    "float8_e5m2": -16,
+}
 
 
 @dataclass(frozen=True)
 class Val:
     """A scalar, or every element of a tile.
 
-    lo, hi: bounds of the finite values. q: all are multiples of 2**-q (None: no such q). err: what two targets may differ by.
-    fused: the rounding of a product that an addition may leave out. special: infinities and NaN may be among them.
+    lo, hi: bounds of the finite values. q: all are multiples of 2**-q (None: no such q). err: what two
+    targets may differ by. fused: the rounding of a product that an addition may leave out. special:
+    infinities and NaN may be among them.
     """
 
     dtype: str
@@ -72,7 +92,9 @@ def compute(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def _rounded(dtype: str, lo: float, hi: float, q: int | None, err: float, *, at: str, special: bool, fused: float = 0.0) -> Val | None:
+def _rounded(
+    dtype: str, lo: float, hi: float, q: int | None, err: float, *, at: str, special: bool, fused: float = 0.0
+) -> Val | None:
     """A result that is rounded to the format ``at``; None where it might overflow."""
     lo, hi = lo - err, hi + err
     most = max(abs(lo), abs(hi))
@@ -135,8 +157,14 @@ def join(a: Val | None, b: Val | None) -> Val | None:
         return None
     q = None if a.q is None or b.q is None else max(a.q, b.q)
     return Val(
-        a.dtype, min(a.lo, b.lo), max(a.hi, b.hi), q, max(a.err, b.err), max(a.fused, b.fused), a.special or b.special
-    )  # fmt: skip
+        a.dtype,
+        min(a.lo, b.lo),
+        max(a.hi, b.hi),
+        q,
+        max(a.err, b.err),
+        max(a.fused, b.fused),
+        a.special or b.special,
+    )
 
 
 def arithmetic(op: str, a: Val, b: Val) -> Val | None:
@@ -161,7 +189,8 @@ def arithmetic(op: str, a: Val, b: Val) -> Val | None:
 
 
 def total(terms: Val, count: int, acc: str, before: Val | None = None) -> Val | None:
-    """The sum of ``count`` such terms (and of what was there ``before``) in ``acc``'s arithmetic, in any order."""
+    """The sum of ``count`` such terms (and of what was there ``before``) in ``acc``'s arithmetic, in any
+    order."""
     extra = 0.0 if before is None else before.most
     lo = count * min(terms.lo, 0) + (0 if before is None else before.lo)
     hi = count * max(terms.hi, 0) + (0 if before is None else before.hi)
@@ -187,18 +216,52 @@ def product(a: Val, b: Val, depth: int, dtype: str, before: Val | None) -> Val |
 
 #: functions: the range that they take, and the greatest slope there
 FUNCTIONS: dict[str, tuple[float, float, float]] = {
-    "exp": (-9, 9, 8200), "exp2": (-12, 12, 3000), "exp10": (-4, 4, 24000), "sin": (-60, 60, 1), "cos": (-60, 60, 1), "tanh": (-30, 30, 1),
-    "sigmoid": (-30, 30, 0.25), "erf": (-30, 30, 1.13), "log": (0.01, 1e4, 100), "log2": (0.01, 1e4, 150), "log10": (0.01, 1e4, 45),
-    "log1p": (-0.9, 1e4, 10), "sqrt": (0, 1e5, math.inf), "rsqrt": (0.01, 1e5, 500), "floor": (-1e6, 1e6, math.inf),
-    "ceil": (-1e6, 1e6, math.inf), "trunc": (-1e6, 1e6, math.inf), "round": (-1e6, 1e6, math.inf), "atan": (-1e3, 1e3, 1),
-    "__exp": (-9, 9, 8200), "__exp2": (-12, 12, 3000), "__log": (0.2, 1e4, 5), "__sin": (-60, 60, 1), "ieee_sqrt": (0, 1e5, math.inf),
-}  # fmt: skip
+    "exp": (-9, 9, 8200),
+    "exp2": (-12, 12, 3000),
+    "exp10": (-4, 4, 24000),
+    "sin": (-60, 60, 1),
+    "cos": (-60, 60, 1),
+    "tanh": (-30, 30, 1),
+    "sigmoid": (-30, 30, 0.25),
+    "erf": (-30, 30, 1.13),
+    "log": (0.01, 1e4, 100),
+    "log2": (0.01, 1e4, 150),
+    "log10": (0.01, 1e4, 45),
+    "log1p": (-0.9, 1e4, 10),
+    "sqrt": (0, 1e5, math.inf),
+    "rsqrt": (0.01, 1e5, 500),
+    "floor": (-1e6, 1e6, math.inf),
+    "ceil": (-1e6, 1e6, math.inf),
+    "trunc": (-1e6, 1e6, math.inf),
+    "round": (-1e6, 1e6, math.inf),
+    "atan": (-1e3, 1e3, 1),
+    "__exp": (-9, 9, 8200),
+    "__exp2": (-12, 12, 3000),
+    "__log": (0.2, 1e4, 5),
+    "__sin": (-60, 60, 1),
+    "ieee_sqrt": (0, 1e5, math.inf),
+}
 _VALUES = {
-    "exp": math.exp, "exp2": lambda x: 2.0**x, "exp10": lambda x: 10.0**x, "tanh": math.tanh, "erf": math.erf, "log": math.log,
-    "log2": math.log2, "log10": math.log10, "log1p": math.log1p, "sqrt": math.sqrt, "floor": math.floor, "ceil": math.ceil,
-    "trunc": math.trunc, "round": round, "atan": math.atan, "sigmoid": lambda x: 1 / (1 + math.exp(-x)), "sin": None, "cos": None,
+    "exp": math.exp,
+    "exp2": lambda x: 2.0**x,
+    "exp10": lambda x: 10.0**x,
+    "tanh": math.tanh,
+    "erf": math.erf,
+    "log": math.log,
+    "log2": math.log2,
+    "log10": math.log10,
+    "log1p": math.log1p,
+    "sqrt": math.sqrt,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
+    "atan": math.atan,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "sin": None,
+    "cos": None,
     "rsqrt": lambda x: -1 / math.sqrt(x),
-}  # fmt: skip
+}
 _CORRECTLY_ROUNDED = ("sqrt", "floor", "ceil", "trunc", "round")
 
 
@@ -215,7 +278,9 @@ def function(name: str, a: Val) -> Val | None:
         return _rounded(a.dtype, lo, hi, None if plain == "sqrt" else 0, 0.0, at=at, special=a.special)
     # both sides are off: the CPU by its table's units, the simulator (float64, rounded once) by less than one
     places = MAX_ULP.get(name, MAX_ULP.get(plain, (3.0, 3.0)))[at == "float64"] + 1.0
-    err = (slope * a.err if a.err else 0.0) + places * 2 * _unit(at) * max(abs(lo), abs(hi)) + 2.0 ** _LEAST[at]
+    err = (
+        (slope * a.err if a.err else 0.0) + places * 2 * _unit(at) * max(abs(lo), abs(hi)) + 2.0 ** _LEAST[at]
+    )
     if name.startswith("__log"):
         err += 8 * _unit(at)  # fast logarithms promise nothing relative near one
     return _rounded(a.dtype, lo, hi, None, err, at=at, special=a.special)

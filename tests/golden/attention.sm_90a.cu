@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
     if (tid == 0) {
       ts::bulk_wait_read<0>();
     }
-    ts::barrier_sync(15, 128);  // T.copy writes O_staged that T.await_stores, line 97 reads
+    ts::barrier_sync(15, 128);  // T.copy writes O_staged that T.await_stores, line 116 reads
     const int lane = tid & 31;
     const int i_row = (tid >> 5) * 16 + (lane & 7);
     #pragma unroll
@@ -325,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
       ts::stmatrix_x4(&O_staged[(i * 64 + j) ^ (i & 7) * 8], &O_staged_out[0]);
     }
     ts::fence_proxy_async();
-    ts::barrier_sync(15, 128);  // T.copy reads O_staged that T.copy, line 97 writes
+    ts::barrier_sync(15, 128);  // T.copy reads O_staged that T.copy, line 116 writes
     if (tid == 0) {
       ts::tma_store(O_map, &O_staged[0], 0, 0);
       ts::bulk_commit();

@@ -1,5 +1,5 @@
-"""Golden tests compare printed IR with the files beside them; ``pytest tests/golden --renew-golden`` writes them anew, to be reviewed
-in the diff."""
+"""Golden tests compare printed IR with the files beside them; ``pytest tests/golden --renew-golden`` writes
+them anew, to be reviewed in the diff."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--renew-golden", action="store_true", help="write the golden files instead of comparing with them")
+    parser.addoption(
+        "--renew-golden", action="store_true", help="write the golden files instead of comparing with them"
+    )
 
 
 @pytest.fixture
@@ -29,7 +31,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             pytest.fail(f"{path} is missing: pytest tests/golden --renew-golden")
         want = path.read_text()
         if text != want:
-            diff = "".join(difflib.unified_diff(want.splitlines(True), text.splitlines(True), f"{name} (golden)", f"{name} (now)"))
+            diff = "".join(
+                difflib.unified_diff(
+                    want.splitlines(True), text.splitlines(True), f"{name} (golden)", f"{name} (now)"
+                )
+            )
             pytest.fail(f"{diff}\nIf this is meant: pytest tests/golden --renew-golden, and review the diff.")
 
     return check

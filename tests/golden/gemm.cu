@@ -11,14 +11,14 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
   const int bx = blockIdx.x;
   const int by = blockIdx.y;
   extern __shared__ __align__(1024) uint8_t smem[];  // 24576 bytes
-  // test_ir.py:21  A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+  // test_ir.py:26  A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
   half* const A_s = (half*)(smem + 12288);
   half* const B_s = (half*)smem;
   int ring0_filled = 0;
   int ring0_read = 0;
-  // test_ir.py:22  C_l = T.alloc_fragment((64, 64), "float32")
+  // test_ir.py:27  C_l = T.alloc_fragment((64, 64), "float32")
   float C_l[32];
-  // test_ir.py:23  T.clear(C_l)
+  // test_ir.py:28  T.clear(C_l)
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll
@@ -32,22 +32,22 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       }
     }
   }
-  // test_ir.py:24  for k in T.Pipelined(3, num_stages=3):
+  // test_ir.py:29  for k in T.Pipelined(3, num_stages=3):
   const int rounds = 3;
   for (int k = 0; k < 2; ++k) {
-    // test_ir.py:25  T.copy(A[by * 64, k * 32], A_s)
+    // test_ir.py:30  T.copy(A[by * 64, k * 32], A_s)
     #pragma unroll
     for (int u = 0; u < 2; ++u) {
       const int chunk = u * 128 + tid;
       ts::cp_async<16>(&A_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 31) >> 3) * 8], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8], by * 64 + (chunk >> 2) < m ? 16 : 0);
     }
-    // test_ir.py:26  T.copy(B[k * 32, bx * 64], B_s)
+    // test_ir.py:31  T.copy(B[k * 32, bx * 64], B_s)
     #pragma unroll
     for (int u = 0; u < 2; ++u) {
       const int chunk = u * 128 + tid;
       ts::cp_async<16>(&B_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 63) >> 3) * 8], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8]);
     }
-    // test_ir.py:24  for k in T.Pipelined(3, num_stages=3):
+    // test_ir.py:29  for k in T.Pipelined(3, num_stages=3):
     ts::cp_async_commit();
     ring0_filled = ring0_filled + 1;
   }
@@ -59,26 +59,26 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
     }
     __syncthreads();  // ring 0: this round's stage has arrived, the one before has been read
     if (k + 2 < rounds) {
-      // test_ir.py:25  T.copy(A[by * 64, k * 32], A_s)
+      // test_ir.py:30  T.copy(A[by * 64, k * 32], A_s)
       #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int chunk = u * 128 + tid;
         ts::cp_async<16>(&A_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 31) >> 3) * 8], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8 + 64], by * 64 + (chunk >> 2) < m ? 16 : 0);
       }
-      // test_ir.py:26  T.copy(B[k * 32, bx * 64], B_s)
+      // test_ir.py:31  T.copy(B[k * 32, bx * 64], B_s)
       #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int chunk = u * 128 + tid;
         ts::cp_async<16>(&B_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 63) >> 3) * 8], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8 + 8192]);
       }
-      // test_ir.py:24  for k in T.Pipelined(3, num_stages=3):
+      // test_ir.py:29  for k in T.Pipelined(3, num_stages=3):
       ts::cp_async_commit();
       ring0_filled = ring0_filled + 1;
     }
     const int lane = tid & 31;
     const int row0 = ((tid & 63) >> 5) * 32;
     const int col0 = (tid >> 6) * 32;
-    // test_ir.py:27  T.gemm(A_s, B_s, C_l)
+    // test_ir.py:32  T.gemm(A_s, B_s, C_l)
     for (int k_1 = 0; k_1 < 2; ++k_1) {
       half a[16];
       #pragma unroll
@@ -98,10 +98,10 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
         }
       }
     }
-    // test_ir.py:24  for k in T.Pipelined(3, num_stages=3):
+    // test_ir.py:29  for k in T.Pipelined(3, num_stages=3):
     ring0_read = ring0_read + 1;
   }
-  // test_ir.py:28  for i, j in T.Parallel(64, 64):
+  // test_ir.py:33  for i, j in T.Parallel(64, 64):
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll
@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       for (int u2 = 0; u2 < 2; ++u2) {
         #pragma unroll
         for (int u3 = 0; u3 < 2; ++u3) {
-          // test_ir.py:29  C_l[i, j] = T.max(C_l[i, j], 0)
+          // test_ir.py:34  C_l[i, j] = T.max(C_l[i, j], 0)
           C_l[u0 * 16 + u1 * 4 + u2 * 2 + u3] = ts::max(C_l[u0 * 16 + u1 * 4 + u2 * 2 + u3], 0.0f);
         }
       }
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
   }
   const int i0 = ((tid & 63) >> 5) * 32 + ((tid & 31) >> 2);
   const int j0 = (tid >> 6) * 32 + (tid & 3) * 2;
-  // test_ir.py:30  T.copy(C_l, C[by * 64, bx * 64])
+  // test_ir.py:35  T.copy(C_l, C[by * 64, bx * 64])
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
     if (tid == 0) {
       ts::bulk_wait_read<0>();
     }
-    ts::barrier_sync(15, 128);  // T.copy writes C_staged that T.await_stores, line 30 reads
+    ts::barrier_sync(15, 128);  // T.copy writes C_staged that T.await_stores, line 35 reads
     const int lane = tid & 31;
     const int i_row = (tid >> 5) * 16 + (lane & 7);
     #pragma unroll
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
       ts::stmatrix_x4(&C_staged[(i * 64 + j) ^ (i & 7) * 8], &C_staged_out[0]);
     }
     ts::fence_proxy_async();
-    ts::barrier_sync(15, 128);  // T.copy reads C_staged that T.copy, line 30 writes
+    ts::barrier_sync(15, 128);  // T.copy reads C_staged that T.copy, line 35 writes
     if (tid == 0) {
       ts::tma_store(C_map, &C_staged[0], bx * 64, by * 64);
       ts::bulk_commit();

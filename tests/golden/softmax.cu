@@ -4,16 +4,18 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   const int tid = threadIdx.x;
   const int bx = blockIdx.x;
   extern __shared__ __align__(1024) uint8_t smem[];  // 32 bytes
-  // test_cuda.py:35  T.reduce_max(x, top)
+  // test_cuda.py:39  T.reduce_max(x, top)
   float* const top_parts = (float*)smem;
-  // test_cuda.py:38  T.reduce_sum(x, total)
+  // test_cuda.py:42  T.reduce_sum(x, total)
   float* const total_parts = (float*)(smem + 16);
-  // test_cuda.py:33  x, top, total = T.alloc_fragment((1000,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+  // test_cuda.py:34  T.alloc_fragment((1000,), "float32"),
   alignas(16) float x[8];
+  // test_cuda.py:35  T.alloc_fragment((1,), "float32"),
   float top;
+  // test_cuda.py:36  T.alloc_fragment((1,), "float32"),
   float total;
   const int i0 = tid * 4;
-  // test_cuda.py:34  T.copy(A[row, 0], x)
+  // test_cuda.py:38  T.copy(A[row, 0], x)
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     const int i = u0 * 512 + i0;
@@ -21,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
       *(uint4*)&x[u0 * 4] = *(const uint4*)&A[bx * 1000 + i];
     }
   }
-  // test_cuda.py:35  T.reduce_max(x, top)
+  // test_cuda.py:39  T.reduce_max(x, top)
   float total_1[4];
   #pragma unroll
   for (int r = 0; r < 4; ++r) {
@@ -42,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   if ((tid & 31) == 0) {
     top_parts[tid >> 5] = total_1[0];
   }
-  __syncthreads();  // T.Parallel reads top_parts that T.reduce_part, line 35 writes
+  __syncthreads();  // T.Parallel reads top_parts that T.reduce_part, line 39 writes
   float total_2 = top_parts[0];
   #pragma unroll
   for (int g = 0; g < 3; ++g) {
@@ -50,19 +52,19 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   }
   top = total_2;
   const int i0_1 = tid * 4;
-  // test_cuda.py:36  for i in T.Parallel(1000):
+  // test_cuda.py:40  for i in T.Parallel(1000):
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll
     for (int u1 = 0; u1 < 4; ++u1) {
       const int i = u0 * 512 + i0_1 + u1;
       if (i < 1000) {
-        // test_cuda.py:37  x[i] = T.exp(x[i] - top[0])
+        // test_cuda.py:41  x[i] = T.exp(x[i] - top[0])
         x[u0 * 4 + u1] = expf(x[u0 * 4 + u1] - top);
       }
     }
   }
-  // test_cuda.py:38  T.reduce_sum(x, total)
+  // test_cuda.py:42  T.reduce_sum(x, total)
   float total_3 = 0.0f;
   #pragma unroll
   for (int r0 = 0; r0 < 2; ++r0) {
@@ -79,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   if ((tid & 31) == 0) {
     total_parts[tid >> 5] = total_3;
   }
-  __syncthreads();  // T.Parallel reads total_parts that T.reduce_part, line 38 writes
+  __syncthreads();  // T.Parallel reads total_parts that T.reduce_part, line 42 writes
   float total_4 = total_parts[0];
   #pragma unroll
   for (int g = 0; g < 3; ++g) {
@@ -87,20 +89,20 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   }
   total = total_4;
   const int i_10 = tid * 4;
-  // test_cuda.py:39  for i in T.Parallel(1000):
+  // test_cuda.py:43  for i in T.Parallel(1000):
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll
     for (int u1 = 0; u1 < 4; ++u1) {
       const int i_1 = u0 * 512 + i_10 + u1;
       if (i_1 < 1000) {
-        // test_cuda.py:40  x[i] = x[i] / total[0]
+        // test_cuda.py:44  x[i] = x[i] / total[0]
         x[u0 * 4 + u1] = x[u0 * 4 + u1] / total;
       }
     }
   }
   const int i0_2 = tid * 4;
-  // test_cuda.py:41  T.copy(x, C[row, 0])
+  // test_cuda.py:45  T.copy(x, C[row, 0])
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     const int i = u0 * 512 + i0_2;

@@ -6,10 +6,18 @@ import tilescale.language as T
 
 
 @T.prim_func
-def sparse_gemm(A: T.Tensor((256, 128), "float16"), E: T.Tensor((256, 16), "int16"), B: T.Tensor((128, 256), "float16"),
-                C: T.Tensor((256, 128), "float16")):  # fmt: skip
+def sparse_gemm(
+    A: T.Tensor((256, 128), "float16"),
+    E: T.Tensor((256, 16), "int16"),
+    B: T.Tensor((128, 256), "float16"),
+    C: T.Tensor((256, 128), "float16"),
+):
     with T.Kernel(2, 2, threads=128) as (bx, by):
-        a, e, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((128, 8), "int16"), T.alloc_shared((64, 128), "float16")
+        a, e, b = (
+            T.alloc_shared((128, 64), "float16"),
+            T.alloc_shared((128, 8), "int16"),
+            T.alloc_shared((64, 128), "float16"),
+        )
         acc = T.alloc_fragment((128, 64), "float32")
         T.clear(acc)
         for k in T.Pipelined(2, num_stages=2):

@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) sparse_gemm(
     if (tid == 0) {
       ts::bulk_wait_read<0>();
     }
-    ts::barrier_sync(15, 128);  // T.copy writes C_staged that T.await_stores, line 20 reads
+    ts::barrier_sync(15, 128);  // T.copy writes C_staged that T.await_stores, line 28 reads
     const int lane = tid & 31;
     const int i_row = (tid >> 5) * 16 + (lane & 7);
     #pragma unroll
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) sparse_gemm(
       }
     }
     ts::fence_proxy_async();
-    ts::barrier_sync(15, 128);  // T.copy reads C_staged that T.copy, line 20 writes
+    ts::barrier_sync(15, 128);  // T.copy reads C_staged that T.copy, line 28 writes
     if (tid == 0) {
       ts::tma_store(C_map, &C_staged[0], bx * 64, by * 128);
       ts::bulk_commit();

@@ -30,7 +30,11 @@ def test_cuda(name: str, golden: Callable[[str, str], None]):
 @T.prim_func
 def softmax(A: T.Tensor((32, 1000), "float32"), C: T.Tensor((32, 1000), "float32")):
     with T.Kernel(32, threads=128) as row:
-        x, top, total = T.alloc_fragment((1000,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+        x, top, total = (
+            T.alloc_fragment((1000,), "float32"),
+            T.alloc_fragment((1,), "float32"),
+            T.alloc_fragment((1,), "float32"),
+        )
         T.copy(A[row, 0], x)
         T.reduce_max(x, top)
         for i in T.Parallel(1000):
@@ -42,7 +46,9 @@ def softmax(A: T.Tensor((32, 1000), "float32"), C: T.Tensor((32, 1000), "float32
 
 
 @T.prim_func
-def vector_add(A: T.Tensor((1000,), "float32"), B: T.Tensor((1000,), "float32"), C: T.Tensor((1000,), "float32")):
+def vector_add(
+    A: T.Tensor((1000,), "float32"), B: T.Tensor((1000,), "float32"), C: T.Tensor((1000,), "float32")
+):
     with T.Kernel(T.ceildiv(1000, 512), threads=128) as bx:
         for i in T.Parallel(512):
             C[bx * 512 + i] = A[bx * 512 + i] + B[bx * 512 + i]
@@ -70,19 +76,29 @@ def sparse() -> Any:
     return sparse_gemm
 
 
-@pytest.mark.parametrize("name, build", [("gemm", lambda: gemm), ("attention", attention), ("sparse_gemm", sparse)])
+@pytest.mark.parametrize(
+    "name, build", [("gemm", lambda: gemm), ("attention", attention), ("sparse_gemm", sparse)]
+)
 def test_on_hopper(name: str, build: Callable[[], Any], golden: Callable[[str, str], None]):
-    """Roles, barriers, TMA and wgmma; without the comments that name lines, which other tests' kernels share."""
+    """Roles, barriers, TMA and wgmma; without the comments that name lines, which other tests' kernels
+    share."""
     program, _ = pipeline.run(build().trace(), target("sm_90a"))
     assert not program.notes
     text = print_kernel(Lowering(program).run()).text
-    kept = [line for line in text[text.index('extern "C"') :].splitlines() if not re.match(r"\s*// \w+\.py:\d+", line)]
+    kept = [
+        line
+        for line in text[text.index('extern "C"') :].splitlines()
+        if not re.match(r"\s*// \w+\.py:\d+", line)
+    ]
     golden(f"{name}.sm_90a.cu", "\n".join(kept))
 
 
 @pytest.mark.parametrize("kernel", KERNELS_OF_TILES, ids=lambda k: k.name)
 def test_the_same_kernels_on_the_cpu(kernel: Any):
-    args = {p.name: data(tuple(130 if str(e) == "m" else int(e) for e in p.spec.shape), str(p.spec.dtype), k) for k, p in enumerate(kernel.trace().params)}
+    args = {
+        p.name: data(tuple(130 if str(e) == "m" else int(e) for e in p.spec.shape), str(p.spec.dtype), k)
+        for k, p in enumerate(kernel.trace().params)
+    }
     want = launch(kernel, 1, args).arrays[0]
     given = {name: array.copy() for name, array in args.items()}
     run(kernel)(**given)

@@ -1,4 +1,5 @@
-"""The printed tile IR and scheduled IR of three kernels: a pipelined GEMM, a softmax, an all-gather fused with a reduction."""
+"""The printed tile IR and scheduled IR of three kernels: a pipelined GEMM, a softmax, an all-gather fused
+with a reduction."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ Golden = Callable[[str, str], None]
 
 
 @T.prim_func
-def gemm(A: T.Tensor((T.dynamic("m"), 96), "float16"), B: T.Tensor((96, 128), "float16"), C: T.Tensor((T.dynamic("m"), 128), "float16")):
+def gemm(
+    A: T.Tensor((T.dynamic("m"), 96), "float16"),
+    B: T.Tensor((96, 128), "float16"),
+    C: T.Tensor((T.dynamic("m"), 128), "float16"),
+):
     with T.Kernel(2, T.ceildiv(A.shape[0], 64), threads=128) as (bx, by):
         A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
         C_l = T.alloc_fragment((64, 64), "float32")
@@ -33,7 +38,11 @@ def gemm(A: T.Tensor((T.dynamic("m"), 96), "float16"), B: T.Tensor((96, 128), "f
 @T.prim_func
 def softmax(A: T.Tensor((32, 100), "float32"), C: T.Tensor((32, 100), "float32")):
     with T.Kernel(32, threads=64) as row:
-        x, top, total = T.alloc_fragment((100,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+        x, top, total = (
+            T.alloc_fragment((100,), "float32"),
+            T.alloc_fragment((1,), "float32"),
+            T.alloc_fragment((1,), "float32"),
+        )
         T.copy(A[row, 0], x)
         T.reduce_max(x, top)
         for i in T.Parallel(100):
@@ -45,7 +54,12 @@ def softmax(A: T.Tensor((32, 100), "float32"), C: T.Tensor((32, 100), "float32")
 
 
 @T.prim_func
-def gather_sum(A: T.Tensor((64,), "float32"), G: T.SymmTensor((4, 64), "float32"), ready: T.Signal((4,)), C: T.Tensor((64,), "float32")):
+def gather_sum(
+    A: T.Tensor((64,), "float32"),
+    G: T.SymmTensor((4, 64), "float32"),
+    ready: T.Signal((4,)),
+    C: T.Tensor((64,), "float32"),
+):
     with T.Kernel(1, threads=64):
         with T.Scale("device") as (rank, num):
             t, total = T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32")

@@ -20,10 +20,10 @@ extern "C" __global__ void __launch_bounds__(128) vector_add(
     *(uint4*)&B_in[0] = uint4{};
   }
   alignas(16) float C_out[4];
-  // test_cuda.py:47  for i in T.Parallel(512):
+  // test_cuda.py:53  for i in T.Parallel(512):
   #pragma unroll
   for (int u = 0; u < 4; ++u) {
-    // test_cuda.py:48  C[bx * 512 + i] = A[bx * 512 + i] + B[bx * 512 + i]
+    // test_cuda.py:54  C[bx * 512 + i] = A[bx * 512 + i] + B[bx * 512 + i]
     C_out[u] = A_in[u] + B_in[u];
   }
   if (bx * 512 + i0 < 1000) {

@@ -1,7 +1,9 @@
-"""``python -m tests.gpu.compile_ops --jobs 12 [--bench] [--of gemm …] [--only TEXT …] [--config BM=128,…]``: fills the disk cache.
+"""``python -m tests.gpu.compile_ops --jobs 12 [--bench] [--of gemm …] [--only TEXT …] [--config BM=128,…]``:
+fills the disk cache.
 
-Compiles what tests/gpu/test_ops.py (and, with ``--bench``, tests/bench/bench_ops.py instead) will launch, in several processes, without
-launching any of it; arguments are drawn on the GPU, since large ones take long elsewhere.
+Compiles what tests/gpu/test_ops.py (and, with ``--bench``, tests/bench/bench_ops.py instead) will launch, in
+several processes, without launching any of it; arguments are drawn on the GPU, since large ones take long
+elsewhere.
 """
 
 from __future__ import annotations
@@ -23,8 +25,13 @@ def compile_only(factory: Any, args: Any, /, **constants: Any) -> None:
 def share(number: int, jobs: int, args: argparse.Namespace) -> None:
     """Every ``jobs``-th case."""
     host.launch = compile_only
-    wanted = [(load(m), c, more) for m in args.of or MODULES for c in load(m).cases if (c.bar is not None) == args.bench
-              and (not args.only or any(t in str(c) for t in args.only)) for more in variants(load(m), args.config).values()]  # fmt: skip
+    wanted = [
+        (load(m), c, more)
+        for m in args.of or MODULES
+        for c in load(m).cases
+        if (c.bar is not None) == args.bench and (not args.only or any(t in str(c) for t in args.only))
+        for more in variants(load(m), args.config).values()
+    ]
     for op, case, more in wanted[number::jobs]:
         try:
             op.run(**op.draw(**case.shape, device="cuda"), **more)
@@ -33,7 +40,9 @@ def share(number: int, jobs: int, args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--share", type=int, default=-1)
     parser.add_argument("--bench", action="store_true")

@@ -1,4 +1,5 @@
-"""Kernels on the GPU: ``run(kernel, args)`` takes and gives NumPy arrays, like the simulator's and the emulator's ``launch``."""
+"""Kernels on the GPU: ``run(kernel, args)`` takes and gives NumPy arrays, like the simulator's and the
+emulator's ``launch``."""
 
 from __future__ import annotations
 
@@ -26,7 +27,11 @@ def to_gpu(array: Any) -> Any:
 def to_numpy(tensor: Any, like: Any) -> Any:
     """The tensor's bits as an array of ``like``'s dtype."""
     size = like.dtype.itemsize
-    bits = tensor if like.dtype == bool else tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    bits = (
+        tensor
+        if like.dtype == bool
+        else tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    )
     return np.ascontiguousarray(bits.cpu().numpy()).view(like.dtype).reshape(like.shape)
 
 
@@ -34,7 +39,11 @@ def held(parameter: Any, array: Any) -> Any:
     """An array on the GPU, with the strides that its parameter declares."""
     strides = strides_of(parameter.spec, array, {})
     flat, _ = laid_out(array, strides)
-    return to_gpu(flat).reshape(array.shape) if strides is None else to_gpu(flat).as_strided(array.shape, strides)
+    return (
+        to_gpu(flat).reshape(array.shape)
+        if strides is None
+        else to_gpu(flat).as_strided(array.shape, strides)
+    )
 
 
 def run(kernel: Any, args: dict[str, Any], target: str = "cuda") -> dict[str, Any]:
@@ -47,8 +56,11 @@ def run(kernel: Any, args: dict[str, Any], target: str = "cuda") -> dict[str, An
     return {name: to_numpy(given[name], v) for name, v in args.items() if isinstance(v, np.ndarray)}
 
 
-def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "", seed: int = 0) -> dict[str, Any]:
-    """The results of the GPU, which must be the simulator's; in the place of the emulator's function of this name."""
+def agree(
+    kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "", seed: int = 0
+) -> dict[str, Any]:
+    """The results of the GPU, which must be the simulator's; in the place of the emulator's function of this
+    name."""
     got = run(kernel, args)
     want = launch(kernel, 1, args).arrays[0]
     for name, array in got.items():

@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LAUNCHERS = {
     "tilescale": ([sys.executable, "-m", "tilescale.launch", "launch", "-n"], ["-m"]),
     "torchrun": (["torchrun", "--standalone", "--nproc-per-node"], ["-m"]),
-    "mpirun": (["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"], [sys.executable, "-m"]),
+    "mpirun": (
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"],
+        [sys.executable, "-m"],
+    ),
 }
 
 
@@ -25,12 +28,19 @@ class Job:
     def __init__(self, launcher: str, ranks: int, module: Sequence[str], env: dict[str, str]):
         before, behind = LAUNCHERS[launcher]
         self.process = subprocess.Popen(
-            [*before, str(ranks), *behind, *module], env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            [*before, str(ranks), *behind, *module],
+            env=env,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def wait(self, limit: float) -> tuple[int, str]:
-        """Exit code and all that was printed; the code is 124 where the job had to be ended after ``limit`` seconds."""
+        """Exit code and all that was printed; the code is 124 where the job had to be ended after ``limit``
+        seconds."""
         try:
             said, _ = self.process.communicate(timeout=limit)
             return self.process.returncode, said

@@ -1,16 +1,21 @@
-"""``python -m tests.gpu.launch_cost``: how much of a call's time on the host is the driver's, and how much is ours.
+"""``python -m tests.gpu.launch_cost``: how much of a call's time on the host is the driver's, and how much is
+ours.
 
 Four kinds of rows, each the median (and the least) of bursts that fit the GPU's queue:
 
-- the driver alone, called from C: cuLaunchKernel and cuLaunchKernelEx, of a CUkernel (what the launcher holds: it serves every context)
-  and of the CUfunction that it resolves to, the arguments one by one or packed in one buffer, on the default stream and on one of its
-  own; and cuCtxGetDevice, which the launcher asks in every call;
-- a call of a kernel with tensors of no elements: all that is ours (Python, tvm-ffi, the checks), without the launch;
-- the whole call, with the same tensors and with others each time, a loop in Python around nothing, and torch's own addition;
+- the driver alone, called from C: cuLaunchKernel and cuLaunchKernelEx, of a CUkernel (what the launcher
+  holds: it serves every context) and of the CUfunction that it resolves to, the arguments one by one or
+  packed in one buffer, on the default stream and on one of its own; and cuCtxGetDevice, which the launcher
+  asks in every call;
+- a call of a kernel with tensors of no elements: all that is ours (Python, tvm-ffi, the checks), without the
+  launch;
+- the whole call, with the same tensors and with others each time, a loop in Python around nothing, and
+  torch's own addition;
 - the time from launch to launch on the GPU, of launches that lie ready.
 
-Calls are launched by graphs (tilescale/native/gpu_graph.c), with ``TILESCALE_LAUNCH_GRAPHS=0`` by cuLaunchKernelEx. The rows go to
-launch_cost.json, or launch_cost_plain.json without graphs, in tests/bench/results, or in $OUT.
+Calls are launched by graphs (tilescale/native/gpu_graph.c), with ``TILESCALE_LAUNCH_GRAPHS=0`` by
+cuLaunchKernelEx. The rows go to launch_cost.json, or launch_cost_plain.json without graphs, in
+tests/bench/results, or in $OUT.
 """
 
 from __future__ import annotations
@@ -39,14 +44,22 @@ from tilescale.cuda import architecture
 HERE = Path(__file__).resolve().parent
 BURST, ROUNDS = 400, 50
 CALLS = (
-    "cuLaunchKernel(CUfunction)", "cuLaunchKernelEx(CUfunction)", "cuLaunchKernel(CUkernel)", "cuLaunchKernelEx(CUkernel)",
-    "cuLaunchKernel(CUfunction, packed)", "cuLaunchKernel(CUkernel, packed)", "cuCtxGetDevice",
-)  # fmt: skip
+    "cuLaunchKernel(CUfunction)",
+    "cuLaunchKernelEx(CUfunction)",
+    "cuLaunchKernel(CUkernel)",
+    "cuLaunchKernelEx(CUkernel)",
+    "cuLaunchKernel(CUfunction, packed)",
+    "cuLaunchKernel(CUkernel, packed)",
+    "cuCtxGetDevice",
+)
 
 
 def library(folder: str) -> Any:
     path = Path(folder, "launch_cost.so")
-    subprocess.run([*native.compiler(), "-O2", "-shared", "-fPIC", str(HERE / "launch_cost.c"), "-o", str(path), "-ldl"], check=True)
+    subprocess.run(
+        [*native.compiler(), "-O2", "-shared", "-fPIC", str(HERE / "launch_cost.c"), "-o", str(path), "-ldl"],
+        check=True,
+    )
     made = ctypes.CDLL(str(path))
     made.cost.restype = ctypes.c_double
     return made
@@ -82,8 +95,17 @@ def of_the_driver() -> None:
             for what, name in enumerate(CALLS if stream == 0 else CALLS[:-1]):
                 least = ctypes.c_double()
                 median = lib.cost(
-                    what, 1, kernel.threads, kernel.shared_bytes, ctypes.c_void_p(stream), values, buffer, ctypes.c_size_t(len(packed)), BURST,
-                    ROUNDS, ctypes.byref(least),
+                    what,
+                    1,
+                    kernel.threads,
+                    kernel.shared_bytes,
+                    ctypes.c_void_p(stream),
+                    values,
+                    buffer,
+                    ctypes.c_size_t(len(packed)),
+                    BURST,
+                    ROUNDS,
+                    ctypes.byref(least),
                 )
                 if median < 0:
                     raise RuntimeError(f"{name} failed")
@@ -110,14 +132,25 @@ def of_a_call() -> None:
     for name, call in rows.items():
         show(name, *host_ns(call, BURST, ROUNDS))
     with torch.cuda.stream(own):
-        show("whole, own stream: a lambda around the stream", *host_ns(lambda: torch.cuda.current_stream(), BURST, ROUNDS))
-        show("whole, own stream: kernel(x, y, z) of no elements", *host_ns(lambda: run(x, y, z), BURST, ROUNDS))
+        show(
+            "whole, own stream: a lambda around the stream",
+            *host_ns(lambda: torch.cuda.current_stream(), BURST, ROUNDS),
+        )
+        show(
+            "whole, own stream: kernel(x, y, z) of no elements", *host_ns(lambda: run(x, y, z), BURST, ROUNDS)
+        )
         show("whole, own stream: kernel(a, b, c)", *host_ns(lambda: run(a, b, c), BURST, ROUNDS))
-    print("torch hands tensors over by", "its C exchange" if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else "__dlpack__, which is slow")
+    print(
+        "torch hands tensors over by",
+        "its C exchange"
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+        else "__dlpack__, which is slow",
+    )
 
 
 def of_the_gpu() -> None:
-    """The GPU's time from one launch to the next, where launches lie ready: each waits for the one in front of it."""
+    """The GPU's time from one launch to the next, where launches lie ready: each waits for the one in front
+    of it."""
     for n in (1000, 1_500_000):
         a, b, c = (torch.randn(n, device="cuda") for _ in range(3))
         run, other = tilescale.compile(add, target="cuda"), [torch.randn(n, device="cuda") for _ in range(10)]

@@ -1,4 +1,5 @@
-"""Programs of several ranks on GPUs, by name: ``tilescale launch -n 2 -m tests.gpu.rank_programs graph streams``."""
+"""Programs of several ranks on GPUs, by name: ``tilescale launch -n 2 -m tests.gpu.rank_programs graph
+streams``."""
 
 from __future__ import annotations
 
@@ -21,8 +22,14 @@ from tests.team_kernels import listed, nested, nodes, overlapping
 @tilescale.jit
 def shift(N, threads=64):
     @T.prim_func
-    def ring(A: T.Tensor((N,), "float32"), inbox: T.SymmTensor((N,), "float32"), s: T.Signal((2, 3)), B: T.Tensor((N,), "float32"),
-             awaited: T.int64, far: T.int32):  # fmt: skip
+    def ring(
+        A: T.Tensor((N,), "float32"),
+        inbox: T.SymmTensor((N,), "float32"),
+        s: T.Signal((2, 3)),
+        B: T.Tensor((N,), "float32"),
+        awaited: T.int64,
+        far: T.int32,
+    ):
         with T.Kernel(1, threads=threads):
             with T.Scale("device") as (rank, n):
                 T.copy(A, inbox, dst=(rank + far) % (n + far - 1), signal=s[1, 2])
@@ -114,7 +121,8 @@ def killed() -> int:
 
 
 def asserts() -> int:
-    """A kernel of the last rank's own fails, which its host learns from torch, while the others' launch waits for it."""
+    """A kernel of the last rank's own fails, which its host learns from torch, while the others' launch waits
+    for it."""
 
     @T.prim_func
     def checked(A: T.Tensor((64,), "float32")):
@@ -137,13 +145,17 @@ def raises() -> int:
 
 
 def told_early(ring: Ring) -> int:
-    """Launches, and prints what a launch says that others have stopped, and whether it waited for its limit before."""
+    """Launches, and prints what a launch says that others have stopped, and whether it waited for its limit
+    before."""
     began = time.monotonic()
     ring.launch()
     try:
         tilescale.cuda.synchronize()
     except tilescale.errors.LaunchError as error:
-        print(f"after {'less' if time.monotonic() - began < 10 else 'more'} than 10 s: {error.message}", flush=True)
+        print(
+            f"after {'less' if time.monotonic() - began < 10 else 'more'} than 10 s: {error.message}",
+            flush=True,
+        )
     return 0
 
 
@@ -151,8 +163,13 @@ def unordered() -> int:
     """Launches without flags at their ends: the kernel's own counters, which are kept, order them."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((64,), "int32"), inbox: T.SymmTensor((2, 64), "int32"), s: T.Signal((1,), keep=True), step: T.int32,
-               B: T.Tensor((64,), "int32")):  # fmt: skip
+    def kernel(
+        A: T.Tensor((64,), "int32"),
+        inbox: T.SymmTensor((2, 64), "int32"),
+        s: T.Signal((1,), keep=True),
+        step: T.int32,
+        B: T.Tensor((64,), "int32"),
+    ):
         with T.Kernel(1, threads=64, ordered=False):
             with T.Scale("device") as (rank, n):
                 T.copy(A, inbox[step % 2, 0:64], dst=(rank + 1) % n, signal=s[0])
@@ -229,7 +246,12 @@ def placed(kind: str, array: Any) -> Any:
 def inside() -> int:
     """Teams inside kernels: the cases of tests/team_kernels.py for so many ranks, three launches each."""
     rank, n, wrong = comm.rank(), comm.world_size(), 0
-    for name, (make, least) in {"nodes": (nodes, 1), "listed": (listed, 2), "nested": (nested, 3), "overlapping": (overlapping, 3)}.items():
+    for name, (make, least) in {
+        "nodes": (nodes, 1),
+        "listed": (listed, 2),
+        "nested": (nested, 3),
+        "overlapping": (overlapping, 3),
+    }.items():
         if n < least:
             continue
         prim, given, want = make(n)
@@ -291,7 +313,8 @@ def meets() -> int:
 
 
 def room() -> int:
-    """Blocks on every multiprocessor wait for a signal that comes behind a kernel which needs much shared memory, on another stream."""
+    """Blocks on every multiprocessor wait for a signal that comes behind a kernel which needs much shared
+    memory, on another stream."""
 
     @T.prim_func
     def waiting(s: T.Signal((1,), keep=True), blocks: T.int32):
@@ -326,7 +349,24 @@ def room() -> int:
 
 
 #: those that end well may run one after another in one job
-PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, inside, barriers, meets, room)
+PROGRAMS = (
+    lonely,
+    far,
+    different,
+    late,
+    ends,
+    killed,
+    asserts,
+    raises,
+    unordered,
+    graph,
+    streams,
+    teams,
+    inside,
+    barriers,
+    meets,
+    room,
+)
 
 
 def main() -> int:

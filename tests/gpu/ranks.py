@@ -1,5 +1,5 @@
-"""The examples on several ranks, many launches each, every one with new data and compared with torch: a program for a launcher.
-tests/bench/bench_ranks.py runs it under all of them.
+"""The examples on several ranks, many launches each, every one with new data and compared with torch: a
+program for a launcher. tests/bench/bench_ranks.py runs it under all of them.
 
     TILESCALE_TARGET=cuda tilescale launch -n 2 -m tests.gpu.ranks --launches 1000
     TILESCALE_TARGET=cuda torchrun --nproc-per-node 2 -m tests.gpu.ranks --launches 1000 05_ring_shift
@@ -50,7 +50,8 @@ def module(name: str) -> Any:
 
 
 class Unhurried:
-    """What the examples share, without a look at the GPU in every launch: ranks that share one would wait for their turns."""
+    """What the examples share, without a look at the GPU in every launch: ranks that share one would wait for
+    their turns."""
 
     def __init__(self, common: Any):
         self.worst: Any = None
@@ -84,7 +85,9 @@ def launched(example: Any, args: tuple[Any, ...], options: dict[str, Any], count
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--launches", type=int, default=20)
     parser.add_argument("--out", help="a file for what was measured, written again behind every line")
     parser.add_argument("names", nargs="*", help="how the examples' names begin; default: all")
@@ -103,9 +106,18 @@ def main() -> int:
             worst = max(worst, launched(example, args, options, given.launches), shared.total())
             each = (time.monotonic() - start) / given.launches * 1e3
             what = f"{name} {args}"
-            wrong = common.report(f"{what}, {given.launches} launches, {each:.2f} ms each, first in {start - begun:.1f} s", worst, tolerance)
+            wrong = common.report(
+                f"{what}, {given.launches} launches, {each:.2f} ms each, first in {start - begun:.1f} s",
+                worst,
+                tolerance,
+            )
             bad |= wrong
-            figures[what] = {"launches": given.launches, "ms_each": round(each, 3), "max_error": worst, "right": not wrong}
+            figures[what] = {
+                "launches": given.launches,
+                "ms_each": round(each, 3),
+                "max_error": worst,
+                "right": not wrong,
+            }
             if given.out and common.ranks()[0] == 0:
                 Path(given.out).write_text(json.dumps(figures))
     return bad

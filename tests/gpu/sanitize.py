@@ -2,14 +2,16 @@
 
     python -m tests.gpu.sanitize [--tool memcheck racecheck synccheck] [--only TEXT …] [--most N] [--jobs N]
 
-compute-sanitizer comes with the CUDA toolkit, or with the wheel nvidia-cuda-sanitizer-api; SANITIZER names it where it is not found. memcheck
-finds accesses outside allocations and misaligned ones, racecheck hazards of shared memory, synccheck barriers that not all of their
-threads reach. What TMA and wgmma touch racecheck does not see: that is the emulator's and the simulator's to judge.
+compute-sanitizer comes with the CUDA toolkit, or with the wheel nvidia-cuda-sanitizer-api; SANITIZER names it
+where it is not found. memcheck finds accesses outside allocations and misaligned ones, racecheck hazards of
+shared memory, synccheck barriers that not all of their threads reach. What TMA and wgmma touch racecheck does
+not see: that is the emulator's and the simulator's to judge.
 
-Each tool gets one process, which launches all kernels one after the other and prints the name of each; its exit status is that of the
-tool. Arguments are made on the host, so that no kernel but ours is looked at. Before that, ``--jobs`` processes launch everything without
-a tool and look at the results, which leaves all compiled kernels in the disk cache; then the tools run side by side. ``--most``: so many
-of an operation's small cases. What each tool saw goes to sanitize.json in tests/bench/results, or in $OUT.
+Each tool gets one process, which launches all kernels one after the other and prints the name of each; its
+exit status is that of the tool. Arguments are made on the host, so that no kernel but ours is looked at.
+Before that, ``--jobs`` processes launch everything without a tool and look at the results, which leaves all
+compiled kernels in the disk cache; then the tools run side by side. ``--most``: so many of an operation's
+small cases. What each tool saw goes to sanitize.json in tests/bench/results, or in $OUT.
 """
 
 from __future__ import annotations
@@ -67,9 +69,14 @@ def launches(most: int, checked: bool) -> dict[str, Callable[[], None]]:
         dtype = options.get("dtype", "bfloat16")
         a, b = ((K, M), (N, K)) if options.get("trans_a") else ((M, K), (K, N))
         add(
-            f"gemm, {name}", lambda options=options: gemm(M, N, K, **options),
-            lambda a=a, b=b, dtype=dtype, out=options.get("out", dtype): {"A": data(a, dtype, 1), "B": data(b, dtype, 2), "C": empty((M, N), out)},
-        )  # fmt: skip
+            f"gemm, {name}",
+            lambda options=options: gemm(M, N, K, **options),
+            lambda a=a, b=b, dtype=dtype, out=options.get("out", dtype): {
+                "A": data(a, dtype, 1),
+                "B": data(b, dtype, 2),
+                "C": empty((M, N), out),
+            },
+        )
     f32 = "float32"
     examples: tuple[tuple[str, Any, Any, dict[str, tuple[int, ...]]], ...] = (
         ("01_vector_add", (1000,), {}, dict.fromkeys("ABC", (1000,))),
@@ -98,7 +105,10 @@ def _of_ops(most: int, checked: bool) -> dict[str, Callable[[], None]]:
             def once(op: Any = op, case: Any = case) -> None:
                 from tilescale.ops.case import as_tuple, worst
 
-                held = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in op.draw(**case.shape, device="cpu").items()}
+                held = {
+                    k: v.cuda() if isinstance(v, torch.Tensor) else v
+                    for k, v in op.draw(**case.shape, device="cpu").items()
+                }
                 got = as_tuple(op.run(**held))
                 if checked:  # what may be off depends on the device, so torch's kernels compute the reference there: not under a tool
                     for g, want in zip(got, op.reference(**held), strict=True):
@@ -111,7 +121,11 @@ def _of_ops(most: int, checked: bool) -> dict[str, Callable[[], None]]:
 def child(only: list[str], most: int, share: int, jobs: int, checked: bool) -> int:
     """All launches (or every ``jobs``-th) in this process; how many went wrong."""
     bad = 0
-    wanted = [(name, once) for name, once in launches(most, checked).items() if not only or any(text in name for text in only)]
+    wanted = [
+        (name, once)
+        for name, once in launches(most, checked).items()
+        if not only or any(text in name for text in only)
+    ]
     for name, once in wanted[share::jobs]:
         try:
             once()
@@ -125,15 +139,31 @@ def child(only: list[str], most: int, share: int, jobs: int, checked: bool) -> i
 
 
 def find_sanitizer() -> str | None:
-    """compute-sanitizer: SANITIZER's, the PATH's, the toolkit's, that of NVIDIA's wheel; None where there is none."""
+    """compute-sanitizer: SANITIZER's, the PATH's, the toolkit's, that of NVIDIA's wheel; None where there is
+    none."""
     spec = importlib.util.find_spec("nvidia")
-    wheels = [str(p) for folder in (spec.submodule_search_locations or ()) for p in Path(folder).glob("*/compute-sanitizer/compute-sanitizer")] if spec else []
-    homes = [os.environ.get("SANITIZER", ""), "compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer", *wheels]
+    wheels = (
+        [
+            str(p)
+            for folder in (spec.submodule_search_locations or ())
+            for p in Path(folder).glob("*/compute-sanitizer/compute-sanitizer")
+        ]
+        if spec
+        else []
+    )
+    homes = [
+        os.environ.get("SANITIZER", ""),
+        "compute-sanitizer",
+        "/usr/local/cuda/bin/compute-sanitizer",
+        *wheels,
+    ]
     return next(filter(None, (shutil.which(h) for h in homes if h)), None)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--only", nargs="+", default=[])
     parser.add_argument("--most", type=int, default=1000)
@@ -145,29 +175,64 @@ def main() -> int:
         return min(child(args.only, args.most, args.child, args.jobs, args.check), FOUND - 1)
     program = find_sanitizer()
     if program is None:
-        print("there is no compute-sanitizer here: pip install nvidia-cuda-sanitizer-api, or set SANITIZER to its path", file=sys.stderr)
+        print(
+            "there is no compute-sanitizer here: pip install nvidia-cuda-sanitizer-api, or set SANITIZER to its path",
+            file=sys.stderr,
+        )
         return 2
-    again = [sys.executable, "-m", "tests.gpu.sanitize", "--most", str(args.most), *(["--only", *args.only] if args.only else [])]
-    first = [subprocess.Popen([*again, "--child", str(k), "--jobs", str(args.jobs), "--check"]) for k in range(args.jobs)]
+    again = [
+        sys.executable,
+        "-m",
+        "tests.gpu.sanitize",
+        "--most",
+        str(args.most),
+        *(["--only", *args.only] if args.only else []),
+    ]
+    first = [
+        subprocess.Popen([*again, "--child", str(k), "--jobs", str(args.jobs), "--check"])
+        for k in range(args.jobs)
+    ]
     worst = max(p.wait() for p in first)
-    print(f"without a tool: {'right' if worst == 0 else f'{worst} launches of a process went wrong'}", flush=True)
+    print(
+        f"without a tool: {'right' if worst == 0 else f'{worst} launches of a process went wrong'}",
+        flush=True,
+    )
     with ThreadPoolExecutor(len(args.tool)) as pool:
-        done = dict(zip(args.tool, pool.map(lambda tool: under(tool, program, again), args.tool), strict=True))
+        done = dict(
+            zip(args.tool, pool.map(lambda tool: under(tool, program, again), args.tool), strict=True)
+        )
     record("sanitize", {"checked without a tool": "right" if worst == 0 else "wrong", **done})
     return max(worst, *(figures["status"] for figures in done.values()))
 
 
 def under(tool: str, program: str, again: list[str]) -> dict[str, Any]:
-    """All launches under a tool: its exit status, 124 where it took too long, and which kernels it saw run."""
-    command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all", "--print-limit", "20", *again]
+    """All launches under a tool: its exit status, 124 where it took too long, and which kernels it saw
+    run."""
+    command = [
+        program,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        str(FOUND),
+        "--target-processes",
+        "all",
+        "--print-limit",
+        "20",
+        *again,
+    ]
     command += ["--child", "0", "--jobs", "1"]
     try:
-        done = subprocess.run(command, timeout=LIMIT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            command, timeout=LIMIT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         code, said = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
         code, said = 124, (error.stdout or b"").decode(errors="replace")
     ran = [line.strip().removesuffix(": ran") for line in said.splitlines() if line.endswith(": ran")]
-    print(f"{tool}:\n{said}{tool}: {'clean' if code == 0 else f'status {code}'}, {len(ran)} launches", flush=True)
+    print(
+        f"{tool}:\n{said}{tool}: {'clean' if code == 0 else f'status {code}'}, {len(ran)} launches",
+        flush=True,
+    )
     return {"status": code, "ran": ran}
 
 

@@ -1,7 +1,8 @@
-"""``python -m tests.gpu.smoke``: what this machine has, the GPU tests, and how long the host takes for a call (`launch_cost`: whose time).
+"""``python -m tests.gpu.smoke``: what this machine has, the GPU tests, and how long the host takes for a call
+(`launch_cost`: whose time).
 
-Needs a GPU, its driver, torch with CUDA, nvcc (or cuda-python with NVRTC), a C compiler, and what pyproject.toml asks for.
-Further arguments go to pytest: ``python -m tests.gpu.smoke -k launch``.
+Needs a GPU, its driver, torch with CUDA, nvcc (or cuda-python with NVRTC), a C compiler, and what
+pyproject.toml asks for. Further arguments go to pytest: ``python -m tests.gpu.smoke -k launch``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ def machine() -> None:
     from tilescale.compiler.cuda import nvrtc, toolchain
     from tilescale.errors import TileError
 
-    print("missing:", native.cuda_missing() or "nothing", "| capability:", native.cuda_capability(), "| torch", torch.__version__)
+    print(
+        "missing:",
+        native.cuda_missing() or "nothing",
+        "| capability:",
+        native.cuda_capability(),
+        "| torch",
+        torch.__version__,
+    )
     for name, ask in (("compiler", toolchain.version), ("NVRTC", nvrtc.version)):
         try:
             print(f"{name}:", ask())
@@ -36,7 +44,8 @@ def machine() -> None:
 
 
 def host_ns(call: Callable[[], Any], burst: int = 400, rounds: int = 50) -> tuple[float, float]:
-    """Nanoseconds of the host a call, median and least over bursts that fit the GPU's queue, so that nothing waits for the GPU."""
+    """Nanoseconds of the host a call, median and least over bursts that fit the GPU's queue, so that nothing
+    waits for the GPU."""
     import torch
 
     samples = []
@@ -50,7 +59,8 @@ def host_ns(call: Callable[[], Any], burst: int = 400, rounds: int = 50) -> tupl
 
 
 def host_time() -> None:
-    """A call with three small tensors: ours, allocating its output, eager; and torch's own addition beside them."""
+    """A call with three small tensors: ours, allocating its output, eager; and torch's own addition beside
+    them."""
     import torch
 
     import tilescale
@@ -60,9 +70,12 @@ def host_time() -> None:
     run, made = tilescale.compile(add, target="cuda"), tilescale.compile(add, -1, target="cuda")
     run(a, b, c), made(a, b), twice(a)
     calls = {
-        "kernel(a, b, c)": lambda: run(a, b, c), "kernel(a, b) -> c": lambda: made(a, b), "eager(a) -> b": lambda: twice(a),
-        "torch.add(a, b, out=c)": lambda: torch.add(a, b, out=c), "torch.empty_like(a)": lambda: torch.empty_like(a),
-    }  # fmt: skip
+        "kernel(a, b, c)": lambda: run(a, b, c),
+        "kernel(a, b) -> c": lambda: made(a, b),
+        "eager(a) -> b": lambda: twice(a),
+        "torch.add(a, b, out=c)": lambda: torch.add(a, b, out=c),
+        "torch.empty_like(a)": lambda: torch.empty_like(a),
+    }
     for name, call in calls.items():
         median, least = host_ns(call)
         print(f"host time of {name:24s} {median:8.0f} ns (least {least:.0f})", flush=True)
@@ -99,7 +112,8 @@ def cold(compiler: str) -> str:
 
 
 def tests(more: list[str]) -> int:
-    """Each file in a process of its own: a kernel that fails leaves its process without a GPU, and every later test in it fails too."""
+    """Each file in a process of its own: a kernel that fails leaves its process without a GPU, and every
+    later test in it fails too."""
     failed = []
     for path in sorted(HERE.glob("test_*.py")):
         line = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", str(path)]
@@ -114,7 +128,9 @@ def tests(more: list[str]) -> int:
 def main() -> int:
     machine()
     failed = tests(sys.argv[1:])
-    code = subprocess.run([sys.executable, "-c", "from tests.gpu import smoke; smoke.host_time()"], check=False).returncode
+    code = subprocess.run(
+        [sys.executable, "-c", "from tests.gpu import smoke; smoke.host_time()"], check=False
+    ).returncode
     cost = subprocess.run([sys.executable, "-m", "tests.gpu.launch_cost"], check=False).returncode
     return int(bool(failed or code or cost))
 

@@ -1,4 +1,5 @@
-"""What authors fix by hand, on the GPU itself: schedules of pipelined loops, and which thread runs which iteration."""
+"""What authors fix by hand, on the GPU itself: schedules of pipelined loops, and which thread runs which
+iteration."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ SCHEDULES = [
     {"order": [0, 1], "stage": [0, 1], "group": [[0], [1, 2]]},
 ]  # fmt: skip
 SUMS = [
-    {"order": [0, 1, 2, 3, 4], "stage": [0, 0, 2, 2, 2]}, {"order": [3, 4, 0, 1, 2], "stage": [0, 0, 1, 1, 1]},
-    {"order": [1, 0, 2, 4, 3], "stage": [0, 0, 1, 1, 1], "num_stages": 3}, {"order": [0, 1, 2, 3, 4], "stage": [0, 1, 1, 1, 1]},
-]  # fmt: skip
+    {"order": [0, 1, 2, 3, 4], "stage": [0, 0, 2, 2, 2]},
+    {"order": [3, 4, 0, 1, 2], "stage": [0, 0, 1, 1, 1]},
+    {"order": [1, 0, 2, 4, 3], "stage": [0, 0, 1, 1, 1], "num_stages": 3},
+    {"order": [0, 1, 2, 3, 4], "stage": [0, 1, 1, 1, 1]},
+]
 
 
 @pytest.mark.parametrize("words", SCHEDULES, ids=str)
@@ -29,7 +32,8 @@ def test_products(words: dict[str, Any]):
 
 @pytest.mark.parametrize("words", SUMS, ids=str)
 def test_sums(words: dict[str, Any]):
-    """Of 64 threads: copies ahead by cp.async. Whole numbers, whose products and sums are exact: nvcc makes fused multiply-adds."""
+    """Of 64 threads: copies ahead by cp.async. Whole numbers, whose products and sums are exact: nvcc makes
+    fused multiply-adds."""
     whole = {name: np.rint(4 * array) for name, array in test_manual_stages.SUMS.items()}
     device.agree(test_manual_stages.scaled(**words), whole, exact=True)
 
@@ -42,7 +46,9 @@ def test_layouts(test: Any, monkeypatch: pytest.MonkeyPatch):
     test()
 
 
-@pytest.mark.parametrize("layout", [test_asked.ROWS, test_asked.COLUMNS, test_asked.TWICE], ids=["rows", "columns", "copies"])
+@pytest.mark.parametrize(
+    "layout", [test_asked.ROWS, test_asked.COLUMNS, test_asked.TWICE], ids=["rows", "columns", "copies"]
+)
 def test_iterations(layout: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(test_asked, "agree", device.agree)
     test_asked.test_iterations_run_where_the_author_says(layout)

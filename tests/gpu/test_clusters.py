@@ -1,4 +1,5 @@
-"""Blocks of a cluster, and executors of a block, that reach each other: on a Hopper GPU, against the simulator."""
+"""Blocks of a cluster, and executors of a block, that reach each other: on a Hopper GPU, against the
+simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from tilescale.compiler.checks.run import launch
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
 ]
 
 

@@ -1,4 +1,5 @@
-"""Loops whose copies run ahead by cp.async on a GPU: against float64, and the same bits from launch to launch."""
+"""Loops whose copies run ahead by cp.async on a GPU: against float64, and the same bits from launch to
+launch."""
 
 from __future__ import annotations
 
@@ -15,21 +16,36 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 #: (M, N, K), options, bytes of one copy; blocks of 64 threads are none of Hopper's consumers
 CASES = [
     ((520, 776, 1000), {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 64}, 16),
-    ((520, 776, 1000), {"BM": 64, "BN": 64, "BK": 32, "stages": 4, "threads": 64, "trans_b": True, "dtype": "float16"}, 16),
+    (
+        (520, 776, 1000),
+        {"BM": 64, "BN": 64, "BK": 32, "stages": 4, "threads": 64, "trans_b": True, "dtype": "float16"},
+        16,
+    ),
     ((1000, 780, 1004), {"BM": 128, "BN": 128, "BK": 32, "stages": 3, "threads": 256}, 8),
     ((1000, 780, 1004), {"BM": 128, "BN": 128, "BK": 64, "stages": 3, "threads": 256, "trans_a": True}, 8),
     ((333, 334, 502), {"BM": 64, "BN": 64, "BK": 32, "stages": 3, "threads": 128}, 4),
     ((300, 304, 24), {"BM": 64, "BN": 64, "BK": 32, "stages": 4, "threads": 64}, 16),
-    ((700, 700, 700), {"BM": 64, "BN": 64, "BK": 32, "stages": 3, "threads": 64, "blocks": 40, "panel": 3}, 8),
+    (
+        (700, 700, 700),
+        {"BM": 64, "BN": 64, "BK": 32, "stages": 3, "threads": 64, "blocks": 40, "panel": 3},
+        8,
+    ),
 ]
 
 
 @pytest.mark.parametrize("shape, options, size", CASES, ids=str)
 def test_products(shape: tuple[int, int, int], options: dict[str, Any], size: int):
     M, N, K = shape
-    dtype, ta, tb = options.get("dtype", "bfloat16"), options.get("trans_a", False), options.get("trans_b", False)
+    dtype, ta, tb = (
+        options.get("dtype", "bfloat16"),
+        options.get("trans_a", False),
+        options.get("trans_b", False),
+    )
     draw = torch.Generator("cuda").manual_seed(1)
-    a, b = (torch.randn(s, device="cuda", generator=draw).to(getattr(torch, dtype)) for s in ((K, M) if ta else (M, K), (N, K) if tb else (K, N)))
+    a, b = (
+        torch.randn(s, device="cuda", generator=draw).to(getattr(torch, dtype))
+        for s in ((K, M) if ta else (M, K), (N, K) if tb else (K, N))
+    )
     made = tilescale.compile(gemm(M, N, K, out="float32", **options), target="cuda")
     assert f"ts::cp_async<{size}>" in made.get_kernel_source("cuda")
     c = torch.full((M, N), float("nan"), device="cuda")

@@ -12,7 +12,10 @@ import tilescale.language as T
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
 ]
 
 N = 132 * 4096
@@ -40,7 +43,10 @@ def chain(made: Any, x: Any, y: Any, rounds: int) -> Any:
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_chain_of_launches(captured: bool):
     made, rounds = rotated(), 50
-    x, y = torch.randint(0, 1 << 20, (N,), device="cuda", dtype=torch.int32), torch.empty(N, device="cuda", dtype=torch.int32)
+    x, y = (
+        torch.randint(0, 1 << 20, (N,), device="cuda", dtype=torch.int32),
+        torch.empty(N, device="cuda", dtype=torch.int32),
+    )
     want = torch.roll(x, -4097 * 2 * rounds) + 2 * rounds
     if captured:
         first = x.clone()

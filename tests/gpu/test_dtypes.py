@@ -1,4 +1,5 @@
-"""Products of 8-bit floats and integers, and of float32 cut to tf32, on a GPU: by wgmma on Hopper, by mma.sync."""
+"""Products of 8-bit floats and integers, and of float32 cut to tf32, on a GPU: by wgmma on Hopper, by
+mma.sync."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 
 FLOAT8, BYTES = ("float8_e4m3fn", "float8_e5m2"), ("int8", "uint8")
 PAIRS = [(a, b) for kinds in (FLOAT8, BYTES) for a in kinds for b in kinds] + [("float32", "float32")]
-#: what a sum may be off by, of the sum of magnitudes: Hopper's tensor cores keep 13 bits behind the point of the largest of 8-bit
-#: floats' products; tf32 has 10 bits
+#: what a sum may be off by, of the sum of magnitudes: Hopper's tensor cores keep 13 bits behind the point of
+#: the largest of 8-bit floats' products; tf32 has 10 bits
 ALLOWED = {"float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-10, "float32": 2.0**-9, "int8": 0.0, "uint8": 0.0}
 
 
@@ -27,7 +28,9 @@ def operand(shape: tuple[int, int], dtype: str, seed: int) -> Any:
     draw = torch.Generator("cuda").manual_seed(seed)
     if "int" in dtype:
         low, high = (0, 256) if dtype == "uint8" else (-128, 128)
-        return torch.randint(low, high, shape, device="cuda", generator=draw, dtype=torch.int32).to(getattr(torch, dtype))
+        return torch.randint(low, high, shape, device="cuda", generator=draw, dtype=torch.int32).to(
+            getattr(torch, dtype)
+        )
     return torch.randn(shape, device="cuda", generator=draw).to(getattr(torch, dtype))
 
 
@@ -40,7 +43,17 @@ def check(shape: tuple[int, int, int], pair: tuple[str, str], instruction: str, 
     c = torch.full((M, N), -7, device="cuda", dtype=torch.int32 if whole else torch.float32)
     precision = "tf32" if left == "float32" else ""
     made = tilescale.compile(
-        gemm(M, N, K, dtype=left, right=right, out="int32" if whole else "float32", precision=precision, **options), target="cuda"
+        gemm(
+            M,
+            N,
+            K,
+            dtype=left,
+            right=right,
+            out="int32" if whole else "float32",
+            precision=precision,
+            **options,
+        ),
+        target="cuda",
     )
     assert instruction in made.get_kernel_source("cuda")
     made(a, b, c)
@@ -54,7 +67,16 @@ def check(shape: tuple[int, int, int], pair: tuple[str, str], instruction: str, 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("shape", [(130, 264, 208), (1024, 776, 4096)], ids=str)
 def test_wgmma(pair: tuple[str, str], shape: tuple[int, int, int]):
-    check(shape, pair, "ts::wgmma_m64n128", BM=128, BN=128, BK=32 if pair[0] == "float32" else 128, stages=3, trans_b=True)
+    check(
+        shape,
+        pair,
+        "ts::wgmma_m64n128",
+        BM=128,
+        BN=128,
+        BK=32 if pair[0] == "float32" else 128,
+        stages=3,
+        trans_b=True,
+    )
 
 
 @pytest.mark.parametrize("places", ["uint8", "int16", "int32"])
@@ -74,4 +96,15 @@ def test_two_of_four(dtype: str, places: str):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 @pytest.mark.parametrize("trans", [(False, True), (True, False)], ids=str)
 def test_mma(pair: tuple[str, str], trans: tuple[bool, bool]):
-    check((130, 72, 100), pair, "ts::mma_m16n8", BM=64, BN=64, BK=64, stages=0, threads=128, trans_a=trans[0], trans_b=trans[1])
+    check(
+        (130, 72, 100),
+        pair,
+        "ts::mma_m16n8",
+        BM=64,
+        BN=64,
+        BK=64,
+        stages=0,
+        threads=128,
+        trans_a=trans[0],
+        trans_b=trans[1],
+    )

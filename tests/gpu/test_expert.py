@@ -12,11 +12,22 @@ from tests.unit.cuda.test_expert import gemm, stored
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
 ]
 
 
-@pytest.mark.parametrize("shape, options", [((1000, 776, 520), {}), ((257, 264, 200), {"BM": 64, "stages": 2}), ((1024, 1024, 4096), {"BN": 256, "stages": 4}), ((1000, 776, 520), {"later": False})])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, options",
+    [
+        ((1000, 776, 520), {}),
+        ((257, 264, 200), {"BM": 64, "stages": 2}),
+        ((1024, 1024, 4096), {"BN": 256, "stages": 4}),
+        ((1000, 776, 520), {"later": False}),
+    ],
+)
 def test_a_gemm_by_hand(shape: tuple[int, int, int], options: dict[str, int]):
     M, N, K = shape
     a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((M, K), (K, N)))
@@ -31,7 +42,10 @@ def test_a_gemm_by_hand(shape: tuple[int, int, int], options: dict[str, int]):
         assert (c == first).all()
 
 
-@pytest.mark.parametrize("reduce, dtype", [("", "float32"), ("add", "float32"), ("add", "bfloat16"), ("max", "int32"), ("min", "bfloat16")])
+@pytest.mark.parametrize(
+    "reduce, dtype",
+    [("", "float32"), ("add", "float32"), ("add", "bfloat16"), ("max", "int32"), ("min", "bfloat16")],
+)
 def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
     made = tilescale.compile(stored(reduce, dtype), target="cuda")
     a, c = ((torch.randn(100, 128, device="cuda") * 100).to(getattr(torch, dtype)) for _ in range(2))

@@ -16,26 +16,65 @@ from tilescale.compiler.sim import numerics
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
 ]
 
 TILE = {"BM": 128, "BN": 128, "BK": 128, "threads": 256}
 #: (M, N, K), options of the kernel
 CASES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((512, 384, 1024), {}),
-    ((200, 264, 1152), {"dtype": "bfloat16", "BK": 256, "stages": 2}),  # the last tile's places are zeros, like its numbers
-    ((256, 256, 512), {"trans_b": True, "places": "uint8"}), ((256, 256, 512), {"trans_a": True, "places": "int32"}),
-    ((256, 256, 512), {"trans_a": True, "trans_b": True, "dtype": "bfloat16", "out": "bfloat16", "sums": "float32"}),
+    (
+        (200, 264, 1152),
+        {"dtype": "bfloat16", "BK": 256, "stages": 2},
+    ),  # the last tile's places are zeros, like its numbers
+    ((256, 256, 512), {"trans_b": True, "places": "uint8"}),
+    ((256, 256, 512), {"trans_a": True, "places": "int32"}),
+    (
+        (256, 256, 512),
+        {"trans_a": True, "trans_b": True, "dtype": "bfloat16", "out": "bfloat16", "sums": "float32"},
+    ),
     ((384, 384, 1024), {"BM": 192, "BN": 192, "threads": 384, "stages": 2, "trans_b": True}),
-    ((1024, 512, 4096), {"BM": 256, "trans_b": True, "cluster": (1, 2), "dtype": "bfloat16", "out": "bfloat16", "sums": "float32"}),
-    ((512, 512, 1024), {"BN": 256, "stages": 2, "cluster": (1, 2), "panel": 4}), ((64, 64, 256), {"BM": 64, "BN": 64, "threads": 128, "BK": 256}),
-    ((1000, 1288, 1152), {"BN": 256, "stages": 2, "trans_b": True, "blocks": 6, "cluster": 2, "panel": 4, "dtype": "bfloat16", "out": "bfloat16",
-                          "sums": "float32"}),
+    (
+        (1024, 512, 4096),
+        {
+            "BM": 256,
+            "trans_b": True,
+            "cluster": (1, 2),
+            "dtype": "bfloat16",
+            "out": "bfloat16",
+            "sums": "float32",
+        },
+    ),
+    ((512, 512, 1024), {"BN": 256, "stages": 2, "cluster": (1, 2), "panel": 4}),
+    ((64, 64, 256), {"BM": 64, "BN": 64, "threads": 128, "BK": 256}),
+    (
+        (1000, 1288, 1152),
+        {
+            "BN": 256,
+            "stages": 2,
+            "trans_b": True,
+            "blocks": 6,
+            "cluster": 2,
+            "panel": 4,
+            "dtype": "bfloat16",
+            "out": "bfloat16",
+            "sums": "float32",
+        },
+    ),
     ((256, 256, 1024), {"dtype": "float8_e4m3fn", "trans_b": True, "places": "uint32"}),
-    ((256, 256, 1024), {"dtype": "float8_e5m2", "right": "float8_e4m3fn", "trans_b": True, "places": "uint8"}),
+    (
+        (256, 256, 1024),
+        {"dtype": "float8_e5m2", "right": "float8_e4m3fn", "trans_b": True, "places": "uint8"},
+    ),
     ((256, 256, 1024), {"dtype": "int8", "trans_b": True, "out": "int32"}),
-    ((256, 256, 1024), {"dtype": "uint8", "right": "int8", "trans_b": True, "out": "int32", "BK": 256, "places": "uint16"}),
-]  # fmt: skip
+    (
+        (256, 256, 1024),
+        {"dtype": "uint8", "right": "int8", "trans_b": True, "out": "int32", "BK": 256, "places": "uint16"},
+    ),
+]
 
 
 @pytest.mark.parametrize("shape, options", CASES, ids=str)

@@ -1,4 +1,5 @@
-"""Calls that come again, which the launcher makes by graphs (tilescale/native/gpu_graph.c): the same results as ever."""
+"""Calls that come again, which the launcher makes by graphs (tilescale/native/gpu_graph.c): the same results
+as ever."""
 
 from __future__ import annotations
 

@@ -12,21 +12,44 @@ from tests.gpu.gemms import gemm
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
 ]
 
-SHAPES = [(128, 256, 64), (128, 256, 8), (1, 8, 8), (1000, 776, 520), (257, 264, 200), (4096, 512, 1024), (129, 1032, 4096)]
+SHAPES = [
+    (128, 256, 64),
+    (128, 256, 8),
+    (1, 8, 8),
+    (1000, 776, 520),
+    (257, 264, 200),
+    (4096, 512, 1024),
+    (129, 1032, 4096),
+]
 TILES = [
-    {}, {"stages": 3}, {"BM": 128, "BN": 128, "threads": 128}, {"BM": 64, "BN": 128, "threads": 256, "stages": 2}, {"BM": 256, "BN": 128},
-    {"panel": 3}, {"BM": 128, "BN": 128, "panel": 2, "blocks": 5}, {"BM": 192, "BN": 128, "threads": 384, "stages": 3},
-    {"BM": 192, "threads": 384, "stages": 3}, {"BM": 64, "BN": 48, "BK": 32, "threads": 128, "stages": 3},
-]  # fmt: skip
+    {},
+    {"stages": 3},
+    {"BM": 128, "BN": 128, "threads": 128},
+    {"BM": 64, "BN": 128, "threads": 256, "stages": 2},
+    {"BM": 256, "BN": 128},
+    {"panel": 3},
+    {"BM": 128, "BN": 128, "panel": 2, "blocks": 5},
+    {"BM": 192, "BN": 128, "threads": 384, "stages": 3},
+    {"BM": 192, "threads": 384, "stages": 3},
+    {"BM": 64, "BN": 48, "BK": 32, "threads": 128, "stages": 3},
+]
 
 
-def operands(M: int, N: int, K: int, dtype: str, trans_a: bool, trans_b: bool, seed: int = 0) -> tuple[Any, Any]:
+def operands(
+    M: int, N: int, K: int, dtype: str, trans_a: bool, trans_b: bool, seed: int = 0
+) -> tuple[Any, Any]:
     draw = torch.Generator("cuda").manual_seed(seed)
     shapes = (K, M) if trans_a else (M, K), (N, K) if trans_b else (K, N)
-    a, b = (torch.randn(s, device="cuda", generator=draw, dtype=torch.float32).to(getattr(torch, dtype)) for s in shapes)
+    a, b = (
+        torch.randn(s, device="cuda", generator=draw, dtype=torch.float32).to(getattr(torch, dtype))
+        for s in shapes
+    )
     return a, b
 
 
@@ -40,7 +63,8 @@ def compiled(**options: Any) -> Any:
 
 
 def right(c: Any, a: Any, b: Any, trans_a: bool, trans_b: bool) -> None:
-    """Sums of products in float32, rounded once: K terms of the magnitudes that there are, and half a unit of C's last place."""
+    """Sums of products in float32, rounded once: K terms of the magnitudes that there are, and half a unit of
+    C's last place."""
     x, y = (a.T if trans_a else a).double(), (b.T if trans_b else b).double()
     want, size = x @ y, x.abs() @ y.abs()
     unit = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[c.dtype]
@@ -75,9 +99,13 @@ def test_tiles(tile: dict[str, int], trans: tuple[bool, bool]):
 
 
 CLUSTERS = [
-    {"cluster": (1, 2)}, {"cluster": 2}, {"cluster": (2, 2), "panel": 4}, {"BM": 128, "BN": 128, "cluster": (1, 4), "panel": 8},
-    {"BM": 64, "BN": 128, "threads": 128, "cluster": (2, 4), "stages": 3}, {"BM": 192, "BN": 128, "threads": 384, "cluster": (1, 2), "stages": 3},
-]  # fmt: skip
+    {"cluster": (1, 2)},
+    {"cluster": 2},
+    {"cluster": (2, 2), "panel": 4},
+    {"BM": 128, "BN": 128, "cluster": (1, 4), "panel": 8},
+    {"BM": 64, "BN": 128, "threads": 128, "cluster": (2, 4), "stages": 3},
+    {"BM": 192, "BN": 128, "threads": 384, "cluster": (1, 2), "stages": 3},
+]
 
 
 @pytest.mark.parametrize("tile", CLUSTERS, ids=str)
@@ -106,7 +134,9 @@ def test_what_lies_beside_a_tensor_stays():
     assert (room[:2048] == 7).all() and (room[2048 + M * N :] == 7).all()
 
 
-@pytest.mark.parametrize("tile", [{}, {"BM": 128, "BN": 128, "threads": 128, "stages": 3}, {"blocks": 7, "panel": 2}], ids=str)
+@pytest.mark.parametrize(
+    "tile", [{}, {"BM": 128, "BN": 128, "threads": 128, "stages": 3}, {"blocks": 7, "panel": 2}], ids=str
+)
 def test_a_thousand_launches_give_the_same_bits(tile: dict[str, int]):
     M, N, K = 1024, 1288, 2056
     made = compiled(M=M, N=N, K=K, **tile)

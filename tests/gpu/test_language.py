@@ -1,4 +1,5 @@
-"""Sums in vectors, annotated layouts, shuffles and named barriers on the GPU itself: the emulator's tests, run where they are meant for."""
+"""Sums in vectors, annotated layouts, shuffles and named barriers on the GPU itself: the emulator's tests,
+run where they are meant for."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from tests.unit.cuda.test_neighbours import (  # noqa: F401
 )
 from tests.unit.cuda.test_promises import args, product
 from tests.unit.layout import test_made
-from tests.unit.layout.test_made import test_what_agrees_with_the_hardware_keeps_it, test_what_does_not_agree_is_kept_and_said  # noqa: F401
+from tests.unit.layout.test_made import (  # noqa: F401
+    test_what_agrees_with_the_hardware_keeps_it,
+    test_what_does_not_agree_is_kept_and_said,
+)
 from tests.unit.ops.test_shuffle import halves, shuffles, sums, wanted
 from tilescale.errors import TileValueError
 
@@ -46,7 +50,9 @@ def test_two_and_four_at_once(count: int, dtype: str):
 @pytest.mark.parametrize("width", [32, 8])
 def test_shuffles(dtype: str, width: int):
     args = {"A": data((64,), dtype, 1), "C": empty((5, 64), dtype)}
-    assert (device.run(shuffles(dtype, width), args)["C"].view("u1") == wanted(args["A"], width).view("u1")).all()
+    assert (
+        device.run(shuffles(dtype, width), args)["C"].view("u1") == wanted(args["A"], width).view("u1")
+    ).all()
 
 
 def test_a_sum_over_a_warp():

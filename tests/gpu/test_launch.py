@@ -1,4 +1,5 @@
-"""Launches on the GPU: shapes, dtypes, streams, graphs, allocation, refusals; tensor maps and launch attributes as the GPU sees them."""
+"""Launches on the GPU: shapes, dtypes, streams, graphs, allocation, refusals; tensor maps and launch
+attributes as the GPU sees them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,20 @@ from tilescale.cuda import architecture
 from tilescale.errors import LaunchError, TileTypeError, TileValueError
 
 N, M = T.dynamic("n"), T.dynamic("m")
-DTYPES = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int16", "int32", "int64", "uint8", "bool")
+DTYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+)
 
 
 @T.prim_func
@@ -66,7 +80,11 @@ def test_copies_of_every_dtype(dtype: str):
             T.copy(A[bx * 16, 0], tile)
             T.copy(tile, B[bx * 16, 0])
 
-    a = torch.randint(0, 2, (37, 40), device="cuda").to(torch.bool) if dtype == "bool" else (torch.randn(37, 40, device="cuda") * 4).to(getattr(torch, dtype))
+    a = (
+        torch.randint(0, 2, (37, 40), device="cuda").to(torch.bool)
+        if dtype == "bool"
+        else (torch.randn(37, 40, device="cuda") * 4).to(getattr(torch, dtype))
+    )
     b = torch.zeros_like(a)
     tilescale.compile(copied, target="cuda")(a, b)
     assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
@@ -74,7 +92,10 @@ def test_copies_of_every_dtype(dtype: str):
 
 def test_strided_tensors():
     @T.prim_func
-    def transposed(A: T.StridedTensor((N, 33), (T.dynamic("s"), T.dynamic("t")), "float32"), B: T.Tensor((N, 33), "float32")):
+    def transposed(
+        A: T.StridedTensor((N, 33), (T.dynamic("s"), T.dynamic("t")), "float32"),
+        B: T.Tensor((N, 33), "float32"),
+    ):
         with T.Kernel(T.ceildiv(N, 16), threads=64) as bx:
             for i, j in T.Parallel(16, 33):
                 B[bx * 16 + i, j] = A[bx * 16 + i, j]
@@ -227,7 +248,12 @@ def test_results_are_the_same_from_run_to_run():
 
 def test_refusals(added: Any):
     a = normal(100)
-    with refused(TileTypeError, "A is on cpu, and the kernel is compiled for the cuda target", expected="a tensor on a GPU", write="A.cuda()"):
+    with refused(
+        TileTypeError,
+        "A is on cpu, and the kernel is compiled for the cuda target",
+        expected="a tensor on a GPU",
+        write="A.cuda()",
+    ):
         added(a.cpu(), a, a.clone())
     with refused(TileTypeError, "B is a tensor of float16", write="B.to(torch.float32)"):
         added(a, a.half(), a.clone())
@@ -271,7 +297,11 @@ def made(thread: ThreadKernel, program: Any) -> Any:
     return native.make_cuda_kernel(code, struct.pack(f"<{len(table)}q", *table), "", thread.name, thread.name)
 
 
-@pytest.mark.parametrize("more", [{"cluster": (2, 1, 1)}, {"cooperative": True}, {"dependent": True}, {"cluster": (16, 1, 1)}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{"cluster": (2, 1, 1)}, {"cooperative": True}, {"dependent": True}, {"cluster": (16, 1, 1)}],
+    ids=str,
+)
 def test_launch_attributes(more: dict[str, Any]):
     if "cluster" in more and native.cuda_capability() < (9, 0):  # type: ignore[operator]
         pytest.skip("clusters need Hopper")
@@ -282,7 +312,15 @@ def test_launch_attributes(more: dict[str, Any]):
             A[0] = 0
 
     A, bx = pointer("A", I32), tirx.Var("bx", I32)
-    thread = kernel("blocks", [A], threads(store(A, bx, bx + 1), {"blockIdx.x": (bx, 32)}), block=32, grid=(32, 1, 1), written=(0,), **more)
+    thread = kernel(
+        "blocks",
+        [A],
+        threads(store(A, bx, bx + 1), {"blockIdx.x": (bx, 32)}),
+        block=32,
+        grid=(32, 1, 1),
+        written=(0,),
+        **more,
+    )
     a = torch.zeros(32, dtype=torch.int32, device="cuda")
     run = made(thread, shape.trace())
     for _ in range(3):
@@ -325,9 +363,20 @@ def mapped() -> Any:
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("TMA needs Hopper")
     program = box.trace()
-    variables = [tirx.Var("map", ir.PointerType(ir.PrimType("uint8"))), pointer("out", "float32"), tirx.Var("row", I32), tirx.Var("column", I32)]
+    variables = [
+        tirx.Var("map", ir.PointerType(ir.PrimType("uint8"))),
+        pointer("out", "float32"),
+        tirx.Var("row", I32),
+        tirx.Var("column", I32),
+    ]
     sources = (Source("map", 0), Source("param", 1), Source("param", 2), Source("param", 3))
-    thread = kernel("mapped", variables, tirx.Evaluate(tirx.IntImm(I32, 0)), sources=sources, maps=(TensorMap(0, (64, 32)),))
+    thread = kernel(
+        "mapped",
+        variables,
+        tirx.Evaluate(tirx.IntImm(I32, 0)),
+        sources=sources,
+        maps=(TensorMap(0, (64, 32)),),
+    )
     table = description(thread, program, parameter_words(program))
     code = toolchain.compile_cubin(Printed(TMA, "mapped", (None,) * TMA.count("\n")), architecture()).code
     return native.make_cuda_kernel(code, struct.pack(f"<{len(table)}q", *table), "", "mapped", "mapped")
@@ -335,7 +384,15 @@ def mapped() -> Any:
 
 # TMA reads from 16-byte addresses alone: columns are multiples of four floats
 @pytest.mark.parametrize(
-    "rows, columns, row, column", [(100, 64, 0, 0), (100, 64, 50, 40), (200, 128, 64, 36), (40, 20, 0, 0), (100, 64, -3, 0), (100, 64, -3, -8)]
+    "rows, columns, row, column",
+    [
+        (100, 64, 0, 0),
+        (100, 64, 50, 40),
+        (200, 128, 64, 36),
+        (40, 20, 0, 0),
+        (100, 64, -3, 0),
+        (100, 64, -3, -8),
+    ],
 )
 def test_tensor_maps(mapped: Any, rows: int, columns: int, row: int, column: int):
     """Rows and columns the right way round, zeros outside, another map for another tensor."""

@@ -1,4 +1,5 @@
-"""Every operation's lowering on the GPU itself, against the simulator: the emulator's tests, run where they are meant for."""
+"""Every operation's lowering on the GPU itself, against the simulator: the emulator's tests, run where they
+are meant for."""
 
 from __future__ import annotations
 

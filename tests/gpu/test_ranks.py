@@ -1,7 +1,9 @@
-"""Ranks on GPUs, as processes: every launcher, every example, both heaps, and what is said when ranks do not agree.
+"""Ranks on GPUs, as processes: every launcher, every example, both heaps, and what is said when ranks do not
+agree.
 
-A job starts in some five seconds and compiles what no cache has yet, so what ends well shares one: the file takes about two minutes on
-one GPU, and less with ``TILESCALE_CUDA_COMPILER=nvrtc`` or several workers (``-n 4``).
+A job starts in some five seconds and compiles what no cache has yet, so what ends well shares one: the file
+takes about two minutes on one GPU, and less with ``TILESCALE_CUDA_COMPILER=nvrtc`` or several workers (``-n
+4``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 #: of torchrun and of torch's errors: nothing of ours
-NOISE = re.compile(r"^(\[\d\] )?(W\d{4} |\s*$|For debugging consider|Compile with `TORCH_USE|Search for `cudaError|CUDA kernel errors might)")
+NOISE = re.compile(
+    r"^(\[\d\] )?(W\d{4} |\s*$|For debugging consider|Compile with `TORCH_USE|Search for `cudaError|CUDA kernel errors might)"
+)
 #: of the environment, which jobs have otherwise as a person's shell has it
 KEPT = ("TILESCALE_CACHE_DIR", "TILESCALE_CUDA_COMPILER")
 
@@ -30,7 +34,9 @@ KEPT = ("TILESCALE_CACHE_DIR", "TILESCALE_CUDA_COMPILER")
 class Said:
     """What a job printed, and its exit code."""
 
-    def __init__(self, env: dict[str, str], launcher: str, ranks: int, *module: str, limit: float = 60, **more: str):
+    def __init__(
+        self, env: dict[str, str], launcher: str, ranks: int, *module: str, limit: float = 60, **more: str
+    ):
         if launcher != "tilescale" and shutil.which(launcher) is None:
             pytest.skip(f"there is no {launcher}")
         own = {"TILESCALE_TARGET": "cuda", "TILESCALE_HEAP_SIZE": "128M", "TILESCALE_WAIT_TIMEOUT": "20"}
@@ -42,7 +48,10 @@ class Said:
         if holds:
             return
         lines = [line[:300] for line in self.text.splitlines() if not NOISE.match(line)]
-        pytest.fail("\n".join([f"expected {what}; exit code {self.code}, and the last lines:", *lines[-40:]]), pytrace=False)
+        pytest.fail(
+            "\n".join([f"expected {what}; exit code {self.code}, and the last lines:", *lines[-40:]]),
+            pytrace=False,
+        )
 
     def must_fail(self, *texts: str) -> None:
         """It ended by itself, and said each of these."""
@@ -52,17 +61,23 @@ class Said:
 
     def must_be_right(self, names: list[str]) -> None:
         """Every variant of these examples."""
-        wrong = [n for n in names if len(re.findall(rf"{n} .*, ok$", self.text, re.MULTILINE)) != len(VARIANTS[n])]
+        wrong = [
+            n for n in names if len(re.findall(rf"{n} .*, ok$", self.text, re.MULTILINE)) != len(VARIANTS[n])
+        ]
         self.must(self.code == 0 and not wrong, f"right results of {', '.join(wrong or names)}")
 
 
-def program(env: dict[str, str], *names: str, ranks: int = 2, launcher: str = "tilescale", **more: str) -> Said:
+def program(
+    env: dict[str, str], *names: str, ranks: int = 2, launcher: str = "tilescale", **more: str
+) -> Said:
     return Said(env, launcher, ranks, "tests.gpu.rank_programs", *names, **more)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_examples(clean_env: dict[str, str], ranks: int):
-    Said(clean_env, "tilescale", ranks, "tests.gpu.ranks", "--launches", "10", limit=120).must_be_right(list(VARIANTS))
+    Said(clean_env, "tilescale", ranks, "tests.gpu.ranks", "--launches", "10", limit=120).must_be_right(
+        list(VARIANTS)
+    )
 
 
 @pytest.mark.parametrize("heap", ["symm_mem", "nvshmem"])
@@ -71,7 +86,9 @@ def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
     if heap == "nvshmem":
         pytest.importorskip("nvshmem")
     names = ["05_ring_shift", "06_all_gather"]
-    Said(clean_env, launcher, 2, "tests.gpu.ranks", "--launches", "10", *names, TILESCALE_HEAP=heap).must_be_right(names)
+    Said(
+        clean_env, launcher, 2, "tests.gpu.ranks", "--launches", "10", *names, TILESCALE_HEAP=heap
+    ).must_be_right(names)
 
 
 def test_programs(clean_env: dict[str, str]):
@@ -89,7 +106,9 @@ def test_what_waits_leaves_room_for_a_kernel_that_needs_shared_memory(clean_env:
 
 def test_a_wait_in_vain_says_who_waits_for_what(clean_env: dict[str, str]):
     job = program(clean_env, "lonely", TILESCALE_WAIT_TIMEOUT="2")
-    job.must_fail("block (0, 0, 0): waited 2 s for s[1, 2]: expected >= 2, the value is 1", "rank_programs.py")
+    job.must_fail(
+        "block (0, 0, 0): waited 2 s for s[1, 2]: expected >= 2, the value is 1", "rank_programs.py"
+    )
 
 
 def test_a_rank_that_there_is_not(clean_env: dict[str, str]):
@@ -97,15 +116,21 @@ def test_a_rank_that_there_is_not(clean_env: dict[str, str]):
 
 
 def test_ranks_that_launch_different_things(clean_env: dict[str, str]):
-    program(clean_env, "different").must_fail("launched the same kernel with different code or constants", "threads=128")
+    program(clean_env, "different").must_fail(
+        "launched the same kernel with different code or constants", "threads=128"
+    )
 
 
 def test_a_rank_that_fails_ends_the_others_launches(clean_env: dict[str, str]):
-    program(clean_env, "raises").must_fail("after less than 10 s", "rank 1 stopped the job: ValueError: no more")
+    program(clean_env, "raises").must_fail(
+        "after less than 10 s", "rank 1 stopped the job: ValueError: no more"
+    )
 
 
 def test_a_kernel_that_fails_ends_the_others_launches(clean_env: dict[str, str]):
-    program(clean_env, "asserts").must_fail("after less than 10 s", "rank 1 stopped the job: checked: ", "assert failed: A is positive")
+    program(clean_env, "asserts").must_fail(
+        "after less than 10 s", "rank 1 stopped the job: checked: ", "assert failed: A is positive"
+    )
 
 
 def test_a_rank_that_does_not_come(clean_env: dict[str, str]):

@@ -1,4 +1,5 @@
-"""Graphs and streams where a launch has more than pointers: tensor maps, failure records, allocated outputs, several threads."""
+"""Graphs and streams where a launch has more than pointers: tensor maps, failure records, allocated outputs,
+several threads."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def product() -> Any:
 
 
 def operands() -> tuple[Any, Any, Any]:
-    return normal(512, 256, dtype=torch.bfloat16), normal(256, 384, dtype=torch.bfloat16), torch.zeros(512, 384, device="cuda", dtype=torch.bfloat16)
+    return (
+        normal(512, 256, dtype=torch.bfloat16),
+        normal(256, 384, dtype=torch.bfloat16),
+        torch.zeros(512, 384, device="cuda", dtype=torch.bfloat16),
+    )
 
 
 def agrees(a: Any, b: Any, c: Any) -> bool:
@@ -39,7 +44,8 @@ def agrees(a: Any, b: Any, c: Any) -> bool:
 
 
 def test_a_graph_keeps_the_tensor_maps_of_its_launches():
-    """Launches with other tensors than the captured ones, so many that the launcher forgets the captured maps, leave the graph as it is."""
+    """Launches with other tensors than the captured ones, so many that the launcher forgets the captured
+    maps, leave the graph as it is."""
     run, sets = product(), [operands() for _ in range(9)]
     run(*sets[0])
     torch.cuda.synchronize()
@@ -111,7 +117,12 @@ def test_threads_launch_on_streams_of_their_own(threads: int):
 
 def test_a_stream_that_torch_did_not_make():
     made = torch.cuda.Stream(priority=-1)
-    run, a, b, c = tilescale.compile(add, target="cuda"), normal(1 << 20), normal(1 << 20), torch.zeros(1 << 20, device="cuda")
+    run, a, b, c = (
+        tilescale.compile(add, target="cuda"),
+        normal(1 << 20),
+        normal(1 << 20),
+        torch.zeros(1 << 20, device="cuda"),
+    )
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.ExternalStream(made.cuda_stream)):
         torch.cuda._sleep(20_000_000)
@@ -123,7 +134,11 @@ def test_a_stream_that_torch_did_not_make():
 
 def test_launches_follow_one_another_on_a_stream():
     """A thousand launches that each read what the one before wrote."""
-    run, a, b = tilescale.compile(checked, target="cuda"), torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    run, a, b = (
+        tilescale.compile(checked, target="cuda"),
+        torch.zeros(1000, device="cuda"),
+        torch.zeros(1000, device="cuda"),
+    )
     for _ in range(500):
         run(a, b)
         run(b, a)

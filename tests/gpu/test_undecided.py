@@ -66,7 +66,8 @@ def test_a_call_costs_what_one_of_a_named_target_costs():
 
 
 def test_a_look_at_the_machine_leaves_forks_their_gpu():
-    """A factory's call makes no CUDA context and does not open the driver; a fork behind it still has its GPU."""
+    """A factory's call makes no CUDA context and does not open the driver; a fork behind it still has its
+    GPU."""
     code = (
         "import os, sys; sys.path.insert(0, os.getcwd())\n"
         "from tests.gpu.test_undecided import twice\n"

@@ -1,7 +1,8 @@
 """A tile is no scalar, anywhere: every word of the language refuses one in each place that is not for tiles.
 
-The words are those that ``tilescale.language`` has. A new one needs nothing here, unless it takes tiles (their parameters are in ``TILES``),
-or unless a call with plain numbers is not one that it accepts (``SAMPLES``, ``SCALES``).
+The words are those that ``tilescale.language`` has. A new one needs nothing here, unless it takes tiles
+(their parameters are in ``TILES``), or unless a call with plain numbers is not one that it accepts
+(``SAMPLES``, ``SCALES``).
 """
 
 from __future__ import annotations
@@ -21,23 +22,78 @@ from tilescale.errors import TileError
 #: parameters that take tiles, counters or barriers, by name; and those of single words
 TILES = {"src", "dst", "buffer", "out", "A", "B", "C", "A_sparse", "E", "counter_", "barrier", "tile"}
 OF_WORDS = {
-    "any_of": {"conditions"}, "all_of": {"conditions"}, "print": {"obj"}, "copy": {"operands", "signal"},
-    "atomic_add": {"dst", "value"}, "atomic_max": {"dst", "value"}, "atomic_min": {"dst", "value"}, "atomic_addx2": {"dst", "value"},
-    "atomic_addx4": {"dst", "value"}, "gemm": {"A", "B", "C", "mbar"}, "signal": {"counter_"}, "put": {"target", "signal"}, "atomic_store": {"dst", "value"}, "atomic_load": set(),
-}  # fmt: skip
+    "any_of": {"conditions"},
+    "all_of": {"conditions"},
+    "print": {"obj"},
+    "copy": {"operands", "signal"},
+    "atomic_add": {"dst", "value"},
+    "atomic_max": {"dst", "value"},
+    "atomic_min": {"dst", "value"},
+    "atomic_addx2": {"dst", "value"},
+    "atomic_addx4": {"dst", "value"},
+    "gemm": {"A", "B", "C", "mbar"},
+    "signal": {"counter_"},
+    "put": {"target", "signal"},
+    "atomic_store": {"dst", "value"},
+    "atomic_load": set(),
+}
 #: no words of a kernel's body: what declares kernels and makes layouts
 NOT_IN_KERNELS = {
-    "Buffer", "Tensor", "StridedTensor", "SymmTensor", "Signal", "GemmWarpPolicy", "PrimFunc", "prim_func", "macro", "inline", "Layout",
-    "Fragment", "dtype", "canonical", "const", "dyn", "dynamic", "symbolic", "empty",
-}  # fmt: skip
+    "Buffer",
+    "Tensor",
+    "StridedTensor",
+    "SymmTensor",
+    "Signal",
+    "GemmWarpPolicy",
+    "PrimFunc",
+    "prim_func",
+    "macro",
+    "inline",
+    "Layout",
+    "Fragment",
+    "dtype",
+    "canonical",
+    "const",
+    "dyn",
+    "dynamic",
+    "symbolic",
+    "empty",
+}
 #: annotations that are given tiles as keys of a dictionary
 ANNOTATIONS = {"annotate_layout", "annotate_l2_hit_ratio", "annotate_safe_value"}
 SCALES = {
-    **dict.fromkeys(["shfl_xor", "shfl_up", "shfl_down", "shfl_sync", "sync_warp", "get_thread_binding", "get_lane_idx", "get_warp_idx",
-                     "shuffle_elect"], "thread"),
-    **dict.fromkeys(["copy", "put", "signal", "wait", "test", "sync_grid", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"], "device"),
+    **dict.fromkeys(
+        [
+            "shfl_xor",
+            "shfl_up",
+            "shfl_down",
+            "shfl_sync",
+            "sync_warp",
+            "get_thread_binding",
+            "get_lane_idx",
+            "get_warp_idx",
+            "shuffle_elect",
+        ],
+        "thread",
+    ),
+    **dict.fromkeys(
+        [
+            "copy",
+            "put",
+            "signal",
+            "wait",
+            "test",
+            "sync_grid",
+            "all_gather",
+            "reduce_scatter",
+            "all_reduce",
+            "all_to_all",
+            "broadcast",
+        ],
+        "device",
+    ),
     **dict.fromkeys(["inc_max_nreg", "dec_max_nreg", "set_max_nreg"], "warpgroup"),
-}  # fmt: skip
+}
 
 
 class Things:
@@ -53,7 +109,14 @@ class Things:
         self.scalar = A[0, 0]
 
     def tiles(self) -> list[Any]:
-        return [self.tensor, self.tensor[0:4, 0], self.shared, self.shared[3, :], self.fragment[0:2, 0:2], self.int_row]
+        return [
+            self.tensor,
+            self.tensor[0:4, 0],
+            self.shared,
+            self.shared[3, :],
+            self.fragment[0:2, 0:2],
+            self.int_row,
+        ]
 
 
 def samples(t: Things) -> dict[str, dict[str, Any]]:
@@ -67,42 +130,81 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "copy": {"operands": (t.symmetric[0, :, :], t.symmetric[1, :, :]), "dst": 0, "signal": t.counters[0]},
         "gemm_sp": {"A_sparse": t.half[:, 0:32], "E": t.places, "B": t.half, "C": t.fragment},
         "gemm": {"A": t.half, "B": t.half, "C": t.fragment},
-        "cumsum": {"src": t.shared}, "cummax": {"src": t.shared},
-        "fill": {"buffer": t.shared, "value": t.scalar}, "clear": {"buffer": t.shared},
-        "atomic_store": {"dst": t.tensor[0, 0], "value": 1}, "atomic_load": {"src": t.tensor[0, 0]},
+        "cumsum": {"src": t.shared},
+        "cummax": {"src": t.shared},
+        "fill": {"buffer": t.shared, "value": t.scalar},
+        "clear": {"buffer": t.shared},
+        "atomic_store": {"dst": t.tensor[0, 0], "value": 1},
+        "atomic_load": {"src": t.tensor[0, 0]},
         **{f"atomic_{kind}": {"dst": t.tensor[0, 0], "value": t.scalar} for kind in ("add", "max", "min")},
         **{f"atomic_addx{k}": {"dst": t.tensor[0, 0], "value": t.shared[0, 0]} for k in (2, 4)},
-        "signal": {"counter_": t.counters[0]}, "wait": {"counter_": t.counters[0]}, "test": {"counter_": t.counters[0]},
+        "signal": {"counter_": t.counters[0]},
+        "wait": {"counter_": t.counters[0]},
+        "test": {"counter_": t.counters[0]},
         "put": {"value": t.scalar, "target": t.symmetric[0, 0, 0], "dst": 0, "signal": t.counters[0]},
         **{word: {"src": t.symmetric[0, :, :], "dst": t.symmetric} for word in ("all_gather",)},
-        "all_to_all": {"src": t.symmetric, "dst": t.symmetric}, "broadcast": {"src": t.symmetric[0, :, :], "dst": t.symmetric[1, :, :]},
-        "reduce_scatter": {"src": t.symmetric, "dst": t.shared[0:8, 0:8]}, "all_reduce": {"src": t.symmetric[0, :, :]},
+        "all_to_all": {"src": t.symmetric, "dst": t.symmetric},
+        "broadcast": {"src": t.symmetric[0, :, :], "dst": t.symmetric[1, :, :]},
+        "reduce_scatter": {"src": t.symmetric, "dst": t.shared[0:8, 0:8]},
+        "all_reduce": {"src": t.symmetric[0, :, :]},
         "tma_copy": {"src": t.tensor[0, 0], "dst": t.shared, "barrier": t.barrier[0]},
         **{word: {"barrier": t.barrier[0]} for word in ("mbarrier_arrive", "barrier_arrive", "barrier_wait")},
-        "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128}, "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
-        "view": {"buffer": t.shared}, "reshape": {"buffer": t.shared, "shape": (32, 128)},
-        "alloc_shared": {"shape": (4,)}, "alloc_fragment": {"shape": (4,)}, "alloc_local": {"shape": (4,)}, "alloc_var": {"dtype": "int32"},
-        "cast": {"value": t.scalar, "dtype": "int32"}, "Cast": {"dtype": "int32", "value": t.scalar},
+        "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
+        "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
+        "view": {"buffer": t.shared},
+        "reshape": {"buffer": t.shared, "shape": (32, 128)},
+        "alloc_shared": {"shape": (4,)},
+        "alloc_fragment": {"shape": (4,)},
+        "alloc_local": {"shape": (4,)},
+        "alloc_var": {"dtype": "int32"},
+        "cast": {"value": t.scalar, "dtype": "int32"},
+        "Cast": {"dtype": "int32", "value": t.scalar},
         "reinterpret": {"a": "int32", "b": t.scalar},
-        "Kernel": {"grid": (4,)}, "Scale": {"name": "grid"}, "Persistent": {"domain": (4, 4), "wave_size": 2, "index": t.number},
-        "Parallel": {"extents": (4,)}, "grid": {"extents": (4,)}, "ceildiv": {"a": t.number, "b": 2},
-        "infinity": {}, "max_value": {"dtype": "int32"}, "min_value": {"dtype": "int32"},
-        "device_assert": {"condition": t.number > 0}, "assume": {"condition": True}, "print": {"obj": t.scalar},
-        **dict.fromkeys(["inc_max_nreg", "dec_max_nreg"], {"reg_count": 64}), "set_max_nreg": {"reg_count": 64, "is_inc": 1},
-        **dict.fromkeys(["shift_left", "shift_right", "bitwise_and", "bitwise_or", "bitwise_xor"], {"a": t.number, "b": 1}),
-        **dict.fromkeys(["bitwise_not", "popcount"], {"x": t.number}), **dict.fromkeys(["truncdiv", "truncmod"], {"a": t.number, "b": 3}),
-        **dict.fromkeys(["serial", "Serial", "unroll", "Unroll", "vectorized", "Vectorized"], {"args": (t.number,)}),
+        "Kernel": {"grid": (4,)},
+        "Scale": {"name": "grid"},
+        "Persistent": {"domain": (4, 4), "wave_size": 2, "index": t.number},
+        "Parallel": {"extents": (4,)},
+        "grid": {"extents": (4,)},
+        "ceildiv": {"a": t.number, "b": 2},
+        "infinity": {},
+        "max_value": {"dtype": "int32"},
+        "min_value": {"dtype": "int32"},
+        "device_assert": {"condition": t.number > 0},
+        "assume": {"condition": True},
+        "print": {"obj": t.scalar},
+        **dict.fromkeys(["inc_max_nreg", "dec_max_nreg"], {"reg_count": 64}),
+        "set_max_nreg": {"reg_count": 64, "is_inc": 1},
+        **dict.fromkeys(
+            ["shift_left", "shift_right", "bitwise_and", "bitwise_or", "bitwise_xor"], {"a": t.number, "b": 1}
+        ),
+        **dict.fromkeys(["bitwise_not", "popcount"], {"x": t.number}),
+        **dict.fromkeys(["truncdiv", "truncmod"], {"a": t.number, "b": 3}),
+        **dict.fromkeys(
+            ["serial", "Serial", "unroll", "Unroll", "vectorized", "Vectorized"], {"args": (t.number,)}
+        ),
         "Pipelined": {"start": t.number},
-        **{word: {"value": t.scalar, lanes: 1} for word, lanes in
-           (("shfl_xor", "offset"), ("shfl_up", "delta"), ("shfl_down", "delta"), ("shfl_sync", "srcLane"))},
-    }  # fmt: skip
+        **{
+            word: {"value": t.scalar, lanes: 1}
+            for word, lanes in (
+                ("shfl_xor", "offset"),
+                ("shfl_up", "delta"),
+                ("shfl_down", "delta"),
+                ("shfl_sync", "srcLane"),
+            )
+        },
+    }
 
 
 def words() -> list[str]:
     found = []
     for name in sorted(T.__all__):
         value = getattr(T, name)
-        if name not in NOT_IN_KERNELS and name not in ANNOTATIONS and callable(value) and not isinstance(value, str):
+        if (
+            name not in NOT_IN_KERNELS
+            and name not in ANNOTATIONS
+            and callable(value)
+            and not isinstance(value, str)
+        ):
             found.append(name)
     return found
 
@@ -114,11 +216,15 @@ def takes_tiles(word: str, parameter: str) -> bool:
 def called(word: str, given: dict[str, Any]) -> None:
     """``T.word(…)`` with arguments by name, those of ``*args`` in their place."""
     parameters = list(inspect.signature(getattr(T, word)).parameters.values())
-    several = next((k for k, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL and p.name in given), None)
+    several = next(
+        (k for k, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL and p.name in given), None
+    )
     keywords, positional = dict(given), []
     if several is not None:
         rest = keywords.pop(parameters[several].name)
-        positional = [keywords.pop(p.name) for p in parameters[:several]] + list(rest if isinstance(rest, tuple) else (rest,))
+        positional = [keywords.pop(p.name) for p in parameters[:several]] + list(
+            rest if isinstance(rest, tuple) else (rest,)
+        )
     getattr(T, word)(*positional, **keywords)
 
 
@@ -126,7 +232,9 @@ def places(word: str, t: Things) -> tuple[dict[str, Any], list[str]]:
     """The arguments of a call that is right, and the parameters that are not for tiles."""
     parameters = list(inspect.signature(getattr(T, word)).parameters.values())
     default = {p.name: t.scalar for p in parameters if p.default is p.empty}
-    return samples(t).get(word, default), [p.name for p in parameters if not takes_tiles(word, p.name) and p.name not in NOTHING.get(word, ())]
+    return samples(t).get(word, default), [
+        p.name for p in parameters if not takes_tiles(word, p.name) and p.name not in NOTHING.get(word, ())
+    ]
 
 
 @contextlib.contextmanager

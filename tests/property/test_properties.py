@@ -1,4 +1,5 @@
-"""Shapes, dtypes, tilings and rank counts drawn by hypothesis; copy, gemm, reduce and the collectives against NumPy."""
+"""Shapes, dtypes, tilings and rank counts drawn by hypothesis; copy, gemm, reduce and the collectives against
+NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ tiles = st.sampled_from([1, 2, 3, 4, 8, 16, 32])
 
 def draw(shape: tuple[int, ...], name: str, seed: int) -> torch.Tensor:
     low = 0 if name in ("uint8", "bool") else -3
-    return torch.randint(low, 2 if name == "bool" else 4, shape, generator=torch.Generator().manual_seed(seed)).to(getattr(torch, name))
+    return torch.randint(
+        low, 2 if name == "bool" else 4, shape, generator=torch.Generator().manual_seed(seed)
+    ).to(getattr(torch, name))
 
 
 def numbers(x: torch.Tensor) -> np.ndarray:
@@ -73,7 +76,10 @@ def test_copy(case: dict[str, Any]) -> None:
     def kernel(A: T.Tensor(extent, frm), C: T.Tensor(extent, dst)):
         with T.Kernel(1):
             if case["scope"] == "global":
-                T.copy(A[tuple(slice(s, s + e) for s, e in zip(start, tile))], C[tuple(slice(s, s + e) for s, e in zip(to, tile))])
+                T.copy(
+                    A[tuple(slice(s, s + e) for s, e in zip(start, tile))],
+                    C[tuple(slice(s, s + e) for s, e in zip(to, tile))],
+                )
             else:
                 t = (T.alloc_shared if case["scope"] == "shared" else T.alloc_fragment)(tile, dst)
                 T.copy(A[start], t)
@@ -86,7 +92,9 @@ def test_copy(case: dict[str, Any]) -> None:
         of = tuple(s + i for s, i in zip(start, index))
         if all(0 <= i < n for i, n in zip(at, want.shape)):
             value = source[of] if all(0 <= i < n for i, n in zip(of, want.shape)) else 0
-            want[at] = float(value != 0) if dst == "bool" else value % 256 if dst == "uint8" and value < 0 else value
+            want[at] = (
+                float(value != 0) if dst == "bool" else value % 256 if dst == "uint8" and value < 0 else value
+            )
     if dst == "uint8" and frm not in INTS:
         a = a.abs() if frm != "bool" else a  # a negative float has no uint8
         want = np.abs(want - 256 * (want > 200)) if (want > 200).any() else want
@@ -96,26 +104,43 @@ def test_copy(case: dict[str, Any]) -> None:
 
 @st.composite
 def gemms(pick: Any) -> dict[str, Any]:
-    operand = pick(st.sampled_from(["float8_e4m3fn", "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32"]))
-    result = {"float64": "float64", "int8": "int32", "uint8": "int32", "int32": "int32"}.get(operand, "float32")
+    operand = pick(
+        st.sampled_from(
+            ["float8_e4m3fn", "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32"]
+        )
+    )
+    result = {"float64": "float64", "int8": "int32", "uint8": "int32", "int32": "int32"}.get(
+        operand, "float32"
+    )
     return {
-        "m": pick(extents), "n": pick(extents), "k": pick(extents), "operand": operand, "result": result,
-        "bm": pick(st.sampled_from([1, 3, 8, 16, 33])), "bn": pick(st.sampled_from([1, 5, 8, 16, 40])),
+        "m": pick(extents),
+        "n": pick(extents),
+        "k": pick(extents),
+        "operand": operand,
+        "result": result,
+        "bm": pick(st.sampled_from([1, 3, 8, 16, 33])),
+        "bn": pick(st.sampled_from([1, 5, 8, 16, 40])),
         "bk": pick(st.sampled_from([1, 4, 7, 16])),
-        "ta": pick(st.booleans()), "tb": pick(st.booleans()), "stages": pick(st.integers(0, 4)), "depth": pick(st.sampled_from([1, 2, 3])),
+        "ta": pick(st.booleans()),
+        "tb": pick(st.booleans()),
+        "stages": pick(st.integers(0, 4)),
+        "depth": pick(st.sampled_from([1, 2, 3])),
         "seed": pick(st.integers(0, 99)),
-    }  # fmt: skip
+    }
 
 
 @both(gemms(), few=16)
 def test_gemm(case: dict[str, Any]) -> None:
-    """Any extents, any tiling, both transposes, any number of stages: exact, since the values are small integers."""
+    """Any extents, any tiling, both transposes, any number of stages: exact, since the values are small
+    integers."""
     m, n, k, bm, bn, bk, ta, tb = (case[x] for x in ("m", "n", "k", "bm", "bn", "bk", "ta", "tb"))
     operand, result = case["operand"], case["result"]
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((k, m) if ta else (m, k), operand), B: T.Tensor((n, k) if tb else (k, n), operand), C: T.Tensor((m, n), result)
+        A: T.Tensor((k, m) if ta else (m, k), operand),
+        B: T.Tensor((n, k) if tb else (k, n), operand),
+        C: T.Tensor((m, n), result),
     ):
         with T.Kernel(T.ceildiv(n, bn), T.ceildiv(m, bm)) as (x, y):
             a = T.alloc_shared((bk, bm) if ta else (bm, bk), operand)
@@ -128,7 +153,10 @@ def test_gemm(case: dict[str, Any]) -> None:
                 T.gemm(a, b, c, transpose_A=ta, transpose_B=tb)
             T.copy(c, C[y * bm, x * bn])
 
-    a, b = draw((k, m) if ta else (m, k), operand, case["seed"]), draw((n, k) if tb else (k, n), operand, case["seed"] + 1)
+    a, b = (
+        draw((k, m) if ta else (m, k), operand, case["seed"]),
+        draw((n, k) if tb else (k, n), operand, case["seed"] + 1),
+    )
     c = torch.zeros(m, n, dtype=getattr(torch, result))
     run(kernel, depth=case["depth"])(a, b, c)
     x, y = numbers(a), numbers(b)
@@ -142,9 +170,13 @@ def reductions(pick: Any) -> dict[str, Any]:
         "shape": tuple(pick(st.integers(1, 24)) for _ in range(rank)),
         "axis": pick(st.integers(0, rank - 1)),
         "op": pick(st.sampled_from(["sum", "max", "min", "abssum", "absmax"])),
-        "dtype": pick(st.sampled_from(["int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"])),
-        "clear": pick(st.booleans()), "keep": pick(st.booleans()), "seed": pick(st.integers(0, 99)),
-    }  # fmt: skip
+        "dtype": pick(
+            st.sampled_from(["int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"])
+        ),
+        "clear": pick(st.booleans()),
+        "keep": pick(st.booleans()),
+        "seed": pick(st.integers(0, 99)),
+    }
 
 
 @both(reductions(), few=20)
@@ -175,17 +207,25 @@ def test_reduce(case: dict[str, Any]) -> None:
 @st.composite
 def gatherings(pick: Any) -> dict[str, Any]:
     return {
-        "world": pick(st.sampled_from([1, 2, 3, 4])), "rows": pick(st.integers(1, 9)), "columns": pick(st.integers(1, 33)),
+        "world": pick(st.sampled_from([1, 2, 3, 4])),
+        "rows": pick(st.integers(1, 9)),
+        "columns": pick(st.integers(1, 33)),
         "block": pick(st.integers(1, 4)),
-        "dtype": pick(st.sampled_from(["int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"])),
-        "op": pick(st.sampled_from(["sum", "max", "min", "prod"])), "root": pick(st.integers(0, 3)), "seed": pick(st.integers(0, 99)),
-    }  # fmt: skip
+        "dtype": pick(
+            st.sampled_from(["int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"])
+        ),
+        "op": pick(st.sampled_from(["sum", "max", "min", "prod"])),
+        "root": pick(st.integers(0, 3)),
+        "seed": pick(st.integers(0, 99)),
+    }
 
 
 @both(gatherings(), few=6)
 def test_collectives(case: dict[str, Any]) -> None:
     """All five over 1 to 4 ranks, tiles of any height, edges included."""
-    world, rows, columns, block, dtype, op = (case[x] for x in ("world", "rows", "columns", "block", "dtype", "op"))
+    world, rows, columns, block, dtype, op = (
+        case[x] for x in ("world", "rows", "columns", "block", "dtype", "op")
+    )
     root, blocks = case["root"] % world, -(-rows // block)
 
     @T.prim_func
@@ -197,7 +237,10 @@ def test_collectives(case: dict[str, Any]) -> None:
         with T.Kernel(blocks) as b:
             low, high = b * block, b * block + block
             with T.Scale("device"):
-                t, whole = T.alloc_shared((block, columns), dtype), T.alloc_shared((world, block, columns), dtype)
+                t, whole = (
+                    T.alloc_shared((block, columns), dtype),
+                    T.alloc_shared((world, block, columns), dtype),
+                )
                 T.copy(A[0, low, 0], t)
                 T.copy(A[0, low, 0], Q[0, low:high, 0:columns])
                 T.all_gather(t, G[0, 0:world, low:high, 0:columns])

@@ -1,6 +1,8 @@
-"""Random tile programs: what the static checks say against the simulator, and against counting everything out.
+"""Random tile programs: what the static checks say against the simulator, and against counting everything
+out.
 
-Proven is never wrong, and neither is refuted: for no number that a caller may pass, and for no number of ranks.
+Proven is never wrong, and neither is refuted: for no number that a caller may pass, and for no number of
+ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def both(strategy: Any, few: int) -> Any:
 
 def trees(names: tuple[str, ...], depth: int = 2) -> Any:
     """Indices made of ``names``: mostly affine, with quotients, remainders, limits and choices."""
-    leaf = st.one_of(st.tuples(st.just("v"), st.sampled_from(names)), st.tuples(st.just("c"), st.integers(-1, 6)))
+    leaf = st.one_of(
+        st.tuples(st.just("v"), st.sampled_from(names)), st.tuples(st.just("c"), st.integers(-1, 6))
+    )
     inner = leaf
     for _ in range(depth):
         small = st.integers(1, 8)
@@ -73,9 +77,19 @@ def build(e: Any, env: dict[str, Any]) -> Any:
     if op in ("min", "max"):
         return (T.min if op == "min" else T.max)(a, b)
     if op == "?":
-        return T.if_then_else(a, b, build(args[2], env)) if not isinstance(a, bool) else b if a else build(args[2], env)
+        return (
+            T.if_then_else(a, b, build(args[2], env))
+            if not isinstance(a, bool)
+            else b
+            if a
+            else build(args[2], env)
+        )
     if op in ("and", "or"):
-        return (a and b if op == "and" else a or b) if isinstance(a, bool) and isinstance(b, bool) else joined(op, a, b)
+        return (
+            (a and b if op == "and" else a or b)
+            if isinstance(a, bool) and isinstance(b, bool)
+            else joined(op, a, b)
+        )
     return {
         "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "//": lambda: a // b, "%": lambda: a % b,
         "<": lambda: a < b, "==": lambda: compared("==", a, b), "!=": lambda: compared("!=", a, b),
@@ -164,7 +178,8 @@ def tile_kernel(case: dict[str, Any]) -> Any:
 
 @both(tile_programs(), few=20)
 def test_tiles_against_the_simulator(case: dict[str, Any]) -> None:
-    """Collisions, tiles' bounds, reads of what nothing wrote: for every number that is passed the simulator agrees."""
+    """Collisions, tiles' bounds, reads of what nothing wrote: for every number that is passed the simulator
+    agrees."""
     try:
         program = tile_kernel(case).trace()
     except TileError:
@@ -191,7 +206,12 @@ def test_tiles_against_the_simulator(case: dict[str, Any]) -> None:
 def rank_programs(pick: Any) -> dict[str, Any]:
     names = ("rank", "n", "r", "b")
     row = ("rank", "r", "b")
-    usual = [("%", ("+", ("v", "rank"), ("c", 1)), "n"), ("%", ("+", ("v", "rank"), ("v", "r")), "n"), ("v", "r"), ("v", "rank")]
+    usual = [
+        ("%", ("+", ("v", "rank"), ("c", 1)), "n"),
+        ("%", ("+", ("v", "rank"), ("v", "r")), "n"),
+        ("v", "r"),
+        ("v", "rank"),
+    ]
     peer = st.one_of(st.sampled_from(usual), trees(names, 1))
     index = st.one_of(st.sampled_from([("v", "rank"), ("v", "r"), ("c", 0), ("v", "b")]), trees(row, 1))
     return {
@@ -204,14 +224,23 @@ def rank_programs(pick: Any) -> dict[str, Any]:
         "counter": pick(index),
         "value": pick(st.integers(1, 2)),
         "awaited": pick(st.one_of(st.just(("c", 0)), index)),
-        "needed": pick(st.one_of(st.sampled_from([("v", "n"), ("c", 1), ("+", ("v", "n"), ("c", 1))]), trees(("rank", "n", "b"), 1))),
+        "needed": pick(
+            st.one_of(
+                st.sampled_from([("v", "n"), ("c", 1), ("+", ("v", "n"), ("c", 1))]),
+                trees(("rank", "n", "b"), 1),
+            )
+        ),
         "waiting": pick(st.one_of(st.none(), conditions(("rank", "n", "b")))),
     }
 
 
 def modulo(e: Any) -> Any:
     """Trees may take remainders by the number of ranks, which is a name."""
-    return e if not isinstance(e, tuple) else tuple(("v", "n") if x == "n" and e[0] == "%" else modulo(x) for x in e)
+    return (
+        e
+        if not isinstance(e, tuple)
+        else tuple(("v", "n") if x == "n" and e[0] == "%" else modulo(x) for x in e)
+    )
 
 
 def rank_kernel(case: dict[str, Any]) -> Any:
@@ -275,7 +304,8 @@ def executions(case: dict[str, Any], n: int) -> Iterator[dict[str, int]]:
 
 @both(rank_programs(), few=20)
 def test_ranks_against_counting(case: dict[str, Any]) -> None:
-    """Peers, counters, waits and overlaps: with an open number of ranks, one that has a bound, and a known one."""
+    """Peers, counters, waits and overlaps: with an open number of ranks, one that has a bound, and a known
+    one."""
     try:
         program = rank_kernel(case).trace()
     except TileError:

@@ -1,4 +1,5 @@
-"""Symmetric memory beside the hosts' own, as on GPUs, with arenas that are files which all ranks map: what of it needs no GPU."""
+"""Symmetric memory beside the hosts' own, as on GPUs, with arenas that are files which all ranks map: what of
+it needs no GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class Files(Arena):
 
 
 def filled(heap: Heap, team: Any, value: float, count: int = 100) -> tuple[Any, Any]:
-    block = heap.allocate(team, 4 * count, "filled", lambda b: tensors.fill(b, (100,), "float32", "torch", value))
+    block = heap.allocate(
+        team, 4 * count, "filled", lambda b: tensors.fill(b, (100,), "float32", "torch", value)
+    )
     return block, tensors.wrap(block, (count,), "float32", "torch")
 
 
@@ -61,7 +64,10 @@ def test_ranks_allocate_at_one_offset_and_see_one_another() -> None:
         found = heap.find(mine.data_ptr() + 8)
         assert found is not None and found[1] is block and found[0].offset >= arena.control
         assert arena.locate(mine.data_ptr()) == (me, found[0].offset) and arena.locate(1) is None
-        seen = [tensors.wrap(heap.peer_block(found[0], block, r), (100,), "float32", "torch").sum().item() for r in range(size)]
+        seen = [
+            tensors.wrap(heap.peer_block(found[0], block, r), (100,), "float32", "torch").sum().item()
+            for r in range(size)
+        ]
         heap.meet(heap.world, "done")
         assert arena.settled >= 3, "every collective call settles first"
         heap.leave()

@@ -29,7 +29,12 @@ def shift_factory() -> Any:
     @tilescale.jit
     def shift(n, block=8):
         @T.prim_func
-        def main(A: T.Tensor((n,), "float32"), S: T.SymmTensor((n,), "float32"), f: T.Signal((1,)), C: T.Tensor((n,), "float32")):
+        def main(
+            A: T.Tensor((n,), "float32"),
+            S: T.SymmTensor((n,), "float32"),
+            f: T.Signal((1,)),
+            C: T.Tensor((n,), "float32"),
+        ):
             with T.Kernel(T.ceildiv(n, block), threads=32) as bx:
                 with T.Scale("device") as (rank, world):
                     T.copy(A[bx * block : bx * block + block], S[bx * block], dst=(rank + 1) % world)
@@ -66,7 +71,14 @@ def test_the_slowest_rank_counts_and_all_agree():
         tuned = tilescale.autotune(shift_factory(), configs={"block": [4, 8, 16]})
         kernel = tuned(32)
         again = tilescale.autotune(shift_factory(), configs={"block": [4, 8, 16]})
-        return kernel.config, kernel.latency, [t.latency for t in tuned.trials], again(32).config, again.trials, comm.rank()
+        return (
+            kernel.config,
+            kernel.latency,
+            [t.latency for t in tuned.trials],
+            again(32).config,
+            again.trials,
+            comm.rank(),
+        )
 
     for rank, result in enumerate(run_ranks(2, work)):
         assert result == ({"block": 8}, 3.0, [9.0, 3.0, 9.0], {"block": 8}, [], rank)

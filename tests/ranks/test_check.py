@@ -1,4 +1,5 @@
-"""`tilescale check`: programs of many ranks, unmodified, on simulated ones. Most runs are in this process, which must be itself again behind."""
+"""`tilescale check`: programs of many ranks, unmodified, on simulated ones. Most runs are in this process,
+which must be itself again behind."""
 
 from __future__ import annotations
 
@@ -49,10 +50,22 @@ def check(tmp_path: Path) -> Callable[..., Result]:
     def run(n: int, body: str, *options: str, args: tuple[str, ...] = (), head: str = HEAD) -> Result:
         script = tmp_path / "program.py"
         script.write_text(head + body)
-        before = dict(os.environ), list(sys.path), list(sys.argv), sys.modules["__main__"], sys.stdout, set(sys.modules)
-        done = CliRunner().invoke(commands, ["check", "-n", str(n), "--seeds", "2", *options, str(script), *args])
+        before = (
+            dict(os.environ),
+            list(sys.path),
+            list(sys.argv),
+            sys.modules["__main__"],
+            sys.stdout,
+            set(sys.modules),
+        )
+        done = CliRunner().invoke(
+            commands, ["check", "-n", str(n), "--seeds", "2", *options, str(script), *args]
+        )
         assert (dict(os.environ), sys.path, sys.argv, sys.modules["__main__"]) == before[:4]
-        assert all(not str(getattr(sys.modules[m], "__file__", "")).startswith(str(tmp_path)) for m in set(sys.modules) - before[5])
+        assert all(
+            not str(getattr(sys.modules[m], "__file__", "")).startswith(str(tmp_path))
+            for m in set(sys.modules) - before[5]
+        )
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         return done
 
@@ -93,29 +106,49 @@ def test_sixty_four_ranks(check):
 
 
 def test_json(check):
-    done = check(2, 'print("hello")\nring(8, wait=False)(a, inbox, got, b)\n', "--json", "--schedule", "random")
+    done = check(
+        2, 'print("hello")\nring(8, wait=False)(a, inbox, got, b)\n', "--json", "--schedule", "random"
+    )
     facts = json.loads(done.stdout)
-    assert done.exit_code == 1 and facts["ranks"] == 2 and facts["schedule"] == "random" and facts["runs"] == 3
+    assert (
+        done.exit_code == 1 and facts["ranks"] == 2 and facts["schedule"] == "random" and facts["runs"] == 3
+    )
     assert facts["kernels"] == ["ring(N=8, wait=False)"] and facts["failure"] is None
     kinds = {f["kind"] for f in facts["findings"]}
     assert "race" in kinds
     race = next(f for f in facts["findings"] if f["kind"] == "race")
-    assert race["where"]["file"].endswith("program.py") and race["where"]["line"] > 1 and race["others"][0]["rank"] in (0, 1)
+    assert (
+        race["where"]["file"].endswith("program.py")
+        and race["where"]["line"] > 1
+        and race["others"][0]["rank"] in (0, 1)
+    )
     assert "[0] hello" in done.stderr
 
 
 def test_a_rank_that_raises_ends_the_job_with_its_traceback(check):
-    done = check(3, 'if rank == 1:\n    raise ValueError("no luck")\nring(8)(a, inbox, got, b)\nprint("never")\n')
+    done = check(
+        3, 'if rank == 1:\n    raise ValueError("no luck")\nring(8)(a, inbox, got, b)\nprint("never")\n'
+    )
     assert done.exit_code == 3
-    assert done.stderr.startswith("Traceback (most recent call last):\n") and "program.py" in done.stderr.splitlines()[1]
+    assert (
+        done.stderr.startswith("Traceback (most recent call last):\n")
+        and "program.py" in done.stderr.splitlines()[1]
+    )
     assert "ValueError: no luck\ntilescale: rank 1 failed\n" in done.stderr
     assert "never" not in done.stdout and "rank 1 failed" in done.stdout
-    assert "no finding" not in done.stdout and "what was run has no fault, and not all was run, rank 1 failed" in done.stdout
+    assert (
+        "no finding" not in done.stdout
+        and "what was run has no fault, and not all was run, rank 1 failed" in done.stdout
+    )
 
 
 def test_a_rank_that_exits(check):
     done = check(2, "if rank:\n    sys.exit(7)\ncomm.barrier()\n")
-    assert done.exit_code == 3 and done.stderr == "tilescale: rank 1 ended with exit code 7\n" and "no finding" not in done.stdout
+    assert (
+        done.exit_code == 3
+        and done.stderr == "tilescale: rank 1 ended with exit code 7\n"
+        and "no finding" not in done.stdout
+    )
     assert check(2, "sys.exit(0)\n").exit_code == 0
 
 
@@ -132,11 +165,23 @@ def test_a_wrong_result_that_the_program_notices_is_no_finding(check):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("ring(8, wait=rank != 1)(a, inbox, got, b)", "rank 1 launches ring(N=8, wait=False) where rank 0 launches ring(N=8, wait=True)"),
-        ("k = tilescale.compile(ring.get_tir(8), -1)\nif rank != 1: k(a, inbox, got)", "rank 0 launches main(wait=True), and not every"),
+        (
+            "ring(8, wait=rank != 1)(a, inbox, got, b)",
+            "rank 1 launches ring(N=8, wait=False) where rank 0 launches ring(N=8, wait=True)",
+        ),
+        (
+            "k = tilescale.compile(ring.get_tir(8), -1)\nif rank != 1: k(a, inbox, got)",
+            "rank 0 launches main(wait=True), and not every",
+        ),
         ("if rank != 1: ring(8)(a, inbox, got, b)", "not every rank of its team does: rank 1 has ended"),
-        ("ring(8)(a, inbox, got, b) if rank else comm.barrier()", "not every rank of its team does: rank 0 calls barrier()"),
-        ("o = comm.empty(8, like='numpy')\nring(8)(a, o if rank else inbox, got, b)", "with another symmetric tensor as inbox than rank 0"),
+        (
+            "ring(8)(a, inbox, got, b) if rank else comm.barrier()",
+            "not every rank of its team does: rank 0 calls barrier()",
+        ),
+        (
+            "o = comm.empty(8, like='numpy')\nring(8)(a, o if rank else inbox, got, b)",
+            "with another symmetric tensor as inbox than rank 0",
+        ),
     ],
 )
 def test_ranks_that_do_not_launch_the_same(check, body, said):
@@ -147,16 +192,23 @@ def test_ranks_that_do_not_launch_the_same(check, body, said):
 
 def test_hosts_that_do_not_do_the_same(check):
     done = check(3, "comm.empty(3, like='numpy') if rank else comm.barrier()\n")
-    assert done.exit_code == 1 and "different-programs: rank 0 calls barrier(), and not every rank of its team does: " in done.stderr
+    assert (
+        done.exit_code == 1
+        and "different-programs: rank 0 calls barrier(), and not every rank of its team does: " in done.stderr
+    )
     assert "rank 1 calls empty((3,), float32)" in done.stderr and "1 finding" in done.stdout
     done = check(3, "if rank: comm.barrier()\n")
     assert done.exit_code == 1 and "different-programs: rank 1 calls barrier(), and not every" in done.stderr
-    assert "rank 0 has ended" in done.stderr and "Traceback" not in done.stderr and "failed" not in done.stdout
+    assert (
+        "rank 0 has ended" in done.stderr and "Traceback" not in done.stderr and "failed" not in done.stdout
+    )
 
 
 def test_a_traceback_ends_in_the_program(check):
     done = check(2, "comm.team([0, 7]).barrier()\n")
-    assert done.exit_code == 3 and "Traceback" in done.stderr and done.stderr.count('  File "') == 1, done.stderr
+    assert done.exit_code == 3 and "Traceback" in done.stderr and done.stderr.count('  File "') == 1, (
+        done.stderr
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -168,7 +220,18 @@ def test_calls_in_threads_of_the_program_are_not_lost_in_silence(check):
     assert check(2, "ring(8)(a, inbox, got, b)\n").exit_code == 0
 
 
-@pytest.mark.parametrize("schedule", ["random:5", "exhaustive:zz", "exhaustive:", "exhaustive:1@", "exhaustive:0@-", "exhaustive:1@2@-", "hope"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "random:5",
+        "exhaustive:zz",
+        "exhaustive:",
+        "exhaustive:1@",
+        "exhaustive:0@-",
+        "exhaustive:1@2@-",
+        "hope",
+    ],
+)
 def test_schedules_that_there_are_not_end_before_the_program_runs(check, schedule):
     done = check(2, "print('ran')\n", "--schedule", schedule)
     assert done.exit_code == 2 and "there is no schedule" in done.stderr and "ran" not in done.stdout
@@ -182,8 +245,10 @@ def test_a_folder_is_a_program_only_with_a_main(tmp_path):
 
 
 def test_each_rank_sees_its_own_process(check, tmp_path):
-    (tmp_path / "helper.py").write_text("import functools, random\nfrom tilescale import comm\ncount = 0\n"
-                                        "@functools.cache\ndef once(): return comm.empty(1, like='numpy')\n")  # fmt: skip
+    (tmp_path / "helper.py").write_text(
+        "import functools, random\nfrom tilescale import comm\ncount = 0\n"
+        "@functools.cache\ndef once(): return comm.empty(1, like='numpy')\n"
+    )
     body = """
 assert __name__ == "__main__" and sys.modules["__main__"].__dict__ is globals()
 import helper, random
@@ -207,16 +272,24 @@ assert __file__ == os.path.abspath(sys.argv[0])
 
 
 def test_a_module_that_meets_others_while_it_is_imported(check, tmp_path):
-    (tmp_path / "meets.py").write_text("from tilescale import comm\ncomm.barrier()\nx = comm.full(1, comm.rank(), like='numpy')\n")
-    done = check(3, "import meets\ncomm.barrier()\nassert comm.peer(meets.x, (rank + 1) % n)[0] == (rank + 1) % n\n")
+    (tmp_path / "meets.py").write_text(
+        "from tilescale import comm\ncomm.barrier()\nx = comm.full(1, comm.rank(), like='numpy')\n"
+    )
+    done = check(
+        3, "import meets\ncomm.barrier()\nassert comm.peer(meets.x, (rank + 1) % n)[0] == (rank + 1) % n\n"
+    )
     assert done.exit_code == 0, done.stderr
 
 
 def test_process_groups_are_refused_in_a_module_that_is_the_program():
     done = subprocess.run(
-        [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", "-m", "asks"], cwd=Path(__file__).parent / "programs",
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", "-m", "asks"],
+        cwd=Path(__file__).parent / "programs",
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 3 and "simulated ranks are threads of one process" in done.stderr, done.stderr
     assert "write instead: tilescale.comm.init()" in done.stderr
 
@@ -239,19 +312,33 @@ WRITES
 tilescale.compile(total)(x, got, np.zeros(1, "DTYPE"))
 """
     for dtype, writes, clean in [
-        ("float32", "x[:] = 1", True), ("float32", "x[:15] = 1", False), ("float32", "x[:] = np.nan", True),
-        ("float16", "x[1:] = 1", False), ("int32", "x[:15] = 7", False), ("int32", "x[:] = 7", True),
-        ("int8", "x[:8] = 7", False), ("int8", "x[:] = np.arange(16) * 37", True), ("float64", "comm.peer(x, (rank + 1) % n)[:] = 2", True),
+        ("float32", "x[:] = 1", True),
+        ("float32", "x[:15] = 1", False),
+        ("float32", "x[:] = np.nan", True),
+        ("float16", "x[1:] = 1", False),
+        ("int32", "x[:15] = 7", False),
+        ("int32", "x[:] = 7", True),
+        ("int8", "x[:8] = 7", False),
+        ("int8", "x[:] = np.arange(16) * 37", True),
+        ("float64", "comm.peer(x, (rank + 1) % n)[:] = 2", True),
         ("float32", "pass", False),
-    ]:  # fmt: skip
+    ]:
         like = "torch" if "peer" in writes else "numpy"
-        done = check(2, reads.replace("DTYPE", dtype).replace("WRITES", f"{writes}\ncomm.barrier()").replace("LIKE", like))
+        done = check(
+            2,
+            reads.replace("DTYPE", dtype)
+            .replace("WRITES", f"{writes}\ncomm.barrier()")
+            .replace("LIKE", like),
+        )
         assert done.exit_code == (0 if clean else 1), (dtype, writes, done.stderr)
         assert clean or "uninitialised: X[" in done.stderr
 
 
 def test_what_a_launch_wrote_is_written_for_the_next(check):
-    done = check(2, "ring(8)(a, inbox, got, b)\nring(8)(inbox.copy(), inbox, got, b)\nc = inbox + 1\nassert (b == (rank - 2) % n).all()\n")
+    done = check(
+        2,
+        "ring(8)(a, inbox, got, b)\nring(8)(inbox.copy(), inbox, got, b)\nc = inbox + 1\nassert (b == (rank - 2) % n).all()\n",
+    )
     assert done.exit_code == 0, done.stderr
 
 
@@ -336,13 +423,19 @@ def test_refusals_in_a_program(check):
     done = check(2, "ring(8)(a, comm.peer(inbox, 1 - rank), got, b)\n")
     assert done.exit_code == 3 and "a view of another rank's memory" in done.stderr
     body = "import threading\nout = []\ndef f():\n    try: comm.rank()\n    except comm.CommError as e: out.append(e)\n"
-    done = check(2, body + "t = threading.Thread(target=f); t.start(); t.join()\nassert 'is not a rank' in str(out[0])\n")
+    done = check(
+        2,
+        body + "t = threading.Thread(target=f); t.start(); t.join()\nassert 'is not a rank' in str(out[0])\n",
+    )
     assert done.exit_code == 0, done.stderr
 
 
 def test_kernels_for_other_targets_run_on_the_simulator(check):
     for target in ("cpu", "cuda", "auto"):
-        done = check(2, f"k = tilescale.compile(ring.get_tir(8), target={target!r})\nk(a, inbox, got, b)\nassert k.target == 'sim'\n")
+        done = check(
+            2,
+            f"k = tilescale.compile(ring.get_tir(8), target={target!r})\nk(a, inbox, got, b)\nassert k.target == 'sim'\n",
+        )
         assert done.exit_code == 0 and "1 kernel on" in done.stdout, done.stderr
 
 
@@ -370,8 +463,14 @@ def test_ranks_that_sleep_let_others_go_on(check, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = check(2, poll + "while not os.path.exists('flag'): time.sleep(0.01)\n")
     assert done.exit_code == 0, done.stderr
-    done = check(2, "import time\nos.environ['TILESCALE_WAIT_TIMEOUT'] = '0.2'\nif rank: comm.barrier()\nwhile True: time.sleep(0.05)\n")
-    assert done.exit_code == 3 and "rank 0 has slept for 0.25 s while all other ranks waited for it or had ended" in done.stderr
+    done = check(
+        2,
+        "import time\nos.environ['TILESCALE_WAIT_TIMEOUT'] = '0.2'\nif rank: comm.barrier()\nwhile True: time.sleep(0.05)\n",
+    )
+    assert (
+        done.exit_code == 3
+        and "rank 0 has slept for 0.25 s while all other ranks waited for it or had ended" in done.stderr
+    )
 
 
 def test_what_ranks_print(check):
@@ -403,7 +502,9 @@ tilescale.compile(says)(got)
     done = check(2, body)
     assert done.exit_code == 0, done.stderr
     said = [f"[{r}] {line}" for r in (0, 1) for line in ("bytes", f"rank {r} block (0, 0, 0) I am = {r}")]
-    assert sorted(re.sub(r"\) \S+:\d+: ", ") ", line) for line in done.stdout.splitlines()[:-1]) == sorted(said)
+    assert sorted(re.sub(r"\) \S+:\d+: ", ") ", line) for line in done.stdout.splitlines()[:-1]) == sorted(
+        said
+    )
     assert sorted(done.stderr.splitlines()) == ["[0] logged 0", "[1] logged 1"]
 
 
@@ -422,7 +523,9 @@ s = comm.zeros(1, like="numpy")
 tilescale.compile(sums)(np.array([1e8, 1, -1e8, 3], "float32"), s, np.zeros(1, "float32"))
 """
     done = check(1, body, "--schedule", "random", "--seeds", "10")
-    assert done.exit_code == 0 and "of sums comes out different from schedule to schedule" in done.stderr, done.stderr
+    assert done.exit_code == 0 and "of sums comes out different from schedule to schedule" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_what_no_run_says_anything_of_is_told(check):
@@ -467,9 +570,14 @@ c = comm.empty((40, 32), like="numpy")
 tilescale.compile(gemm)(x, w, c)
 assert np.abs(c - x @ w).max() < 1e-4
 """
-    for level, runs in (("both", 8), ("scheduled", 4)):  # no rank reaches another, so each has a launch of its own, of which one is explored
+    for level, runs in (
+        ("both", 8),
+        ("scheduled", 4),
+    ):  # no rank reaches another, so each has a launch of its own, of which one is explored
         done = check(2, body, "--level", level)
-        assert done.exit_code == 0 and f"2 launches, {runs} runs, no finding" in done.stdout, done.stderr + done.stdout
+        assert done.exit_code == 0 and f"2 launches, {runs} runs, no finding" in done.stdout, (
+            done.stderr + done.stdout
+        )
     done = check(2, "ring(8, wait=False)(a, inbox, got, b)\n", "--level", "scheduled")
     assert done.exit_code == 1 and "scheduled with rings of 2 for producer and consumer" in done.stderr
     assert check(2, "", "--level", "both", "--schedule", "exhaustive").exit_code == 2
@@ -498,15 +606,22 @@ def test_an_example_that_traces_says_why_it_cannot(check):
     args = ["--m", "8", "--n", "8", "--k", "8", "--trace"]
     done = CliRunner().invoke(commands, ["check", "-n", "2", "--seeds", "1", str(example), *args])
     assert done.exit_code == 3 and "2 ranks: max error" in done.stdout, done.stderr
-    assert "nothing was logged: is the kernel compiled with instrument=True, and not run on the simulator?" in done.stderr
+    assert (
+        "nothing was logged: is the kernel compiled with instrument=True, and not run on the simulator?"
+        in done.stderr
+    )
 
 
 def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
     script = tmp_path / "spins.py"
-    script.write_text("from tilescale import comm\ncomm.init()\nprint('spinning', flush=True)\nwhile True:\n    pass\n")
+    script.write_text(
+        "from tilescale import comm\ncomm.init()\nprint('spinning', flush=True)\nwhile True:\n    pass\n"
+    )
     command = [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", str(script)]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as jobs in a shell's background begin
-    with subprocess.Popen(command, env=clean_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(
+        command, env=clean_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
         signal.signal(signal.SIGINT, before)
         assert job.stdout is not None and "spinning" in job.stdout.readline()
         job.send_signal(signal.SIGINT)
@@ -514,11 +629,16 @@ def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
             _, said = job.communicate(timeout=30)
         finally:
             job.kill()
-    assert job.returncode == 130 and "tilescale: interrupted while rank 1 was at " in said and "spins.py:" in said
+    assert (
+        job.returncode == 130
+        and "tilescale: interrupted while rank 1 was at " in said
+        and "spins.py:" in said
+    )
 
 
 def test_a_module_that_a_program_forbids():
-    """In a process of its own: what the program does to torch is seen by all ranks, and by whoever started them."""
+    """In a process of its own: what the program does to torch is seen by all ranks, and by whoever started
+    them."""
     script = "import sys\nsys.modules['torch'] = None\nimport numpy as np\nfrom tilescale import comm\ncomm.init()\ncomm.barrier()\n"
     done = separately(script)
     assert done.returncode == 0 and ", no finding, " in done.stdout, done.stderr
@@ -528,7 +648,10 @@ def test_an_error_between_the_turns_of_ranks_ends_the_job():
     script = "import sys\nfrom tilescale import comm\ncomm.init()\nsys.path = 5\nprint('here', flush=True)\ncomm.barrier()\n"
     done = separately(script)
     assert done.returncode == 3 and "] here" in done.stdout
-    assert "TypeError: 'int' object is not iterable\ntilescale: the check itself failed: TypeError between the turns of ranks" in done.stderr
+    assert (
+        "TypeError: 'int' object is not iterable\ntilescale: the check itself failed: TypeError between the turns of ranks"
+        in done.stderr
+    )
 
 
 def separately(script: str) -> subprocess.CompletedProcess[str]:
@@ -564,7 +687,10 @@ def test_processes_cannot_be_simulated(tilescale_launch, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(HEAD + "ring(8)(a, inbox, got, b)\n")
     done = tilescale_launch(2, script, env={"TILESCALE_TARGET": "sim"})
-    assert done.returncode != 0 and "the simulator runs all ranks in one process, and this job has 2 processes" in done.stderr
+    assert (
+        done.returncode != 0
+        and "the simulator runs all ranks in one process, and this job has 2 processes" in done.stderr
+    )
 
 
 def test_usage(check, tmp_path):
@@ -579,7 +705,9 @@ def test_from_a_shell(clean_env, tmp_path):
     script.write_text(HEAD + "ring(8, len(sys.argv) < 2)(a, inbox, got, b)\nsys.stdout.write('no newline')\n")
     command = [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", "--seeds", "1", "program.py"]
     for args, code in (([], 0), (["wrong"], 1)):
-        done = subprocess.run([*command, *args], cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*command, *args], cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == code, done.stderr
         assert "[0] no newline\n" in done.stdout and "[1] no newline\n" in done.stdout
 
@@ -604,7 +732,10 @@ def test_how_much_of_an_exploration_was_run_is_told(check):
     assert (facts["traces"], facts["incomplete"]) == (24, 0)
     facts = json.loads(check(1, COUNTING, *options, "--bound", "5").stdout)
     assert (facts["traces"], facts["incomplete"], facts["runs"]) == (5, 1, 6)
-    assert "not all interleavings of 1 launch" in check(1, COUNTING, "--schedule", "exhaustive", "--bound", "5").stdout
+    assert (
+        "not all interleavings of 1 launch"
+        in check(1, COUNTING, "--schedule", "exhaustive", "--bound", "5").stdout
+    )
 
 
 LATE = """
@@ -626,7 +757,11 @@ late()(np.zeros(1, "int32"))
 def test_an_interleaving_is_run_again_in_the_launch_that_it_was_found_in(check):
     (found,) = json.loads(check(1, COUNTING + LATE, "--schedule", "exhaustive", "--json").stdout)["findings"]
     again = found["schedule"].partition("--schedule ")[2]
-    assert found["kind"] == "assertion" and again.startswith("exhaustive:2@") and found["schedule"].startswith(f"{again}, 1 rank; again: ")
+    assert (
+        found["kind"] == "assertion"
+        and again.startswith("exhaustive:2@")
+        and found["schedule"].startswith(f"{again}, 1 rank; again: ")
+    )
     facts = json.loads(check(1, COUNTING + LATE, "--schedule", again, "--json").stdout)
     assert facts["runs"] == 3 and [f["kind"] for f in facts["findings"]] == ["assertion"]
     other = again.replace("2@", "3@")
@@ -666,7 +801,10 @@ def test_the_static_checks_are_told_in_the_closing_line_and_in_a_table(check):
     done = check(3, "ring(8)(a, inbox, got, b)\nring(8)(a, inbox, got, b)\n", "--static")
     assert done.exit_code == 0, done.stderr
     assert ", no finding, static: 5 obligations, 5 proven, " in done.stdout
-    assert done.stderr.count("ring(N=8, wait=True) on 3 ranks:\n") == 1 and "proven  refuted  unknown\npeer             1" in done.stderr
+    assert (
+        done.stderr.count("ring(N=8, wait=True) on 3 ranks:\n") == 1
+        and "proven  refuted  unknown\npeer             1" in done.stderr
+    )
 
 
 def test_json_has_the_counts_of_the_static_checks(check):
@@ -679,12 +817,16 @@ def test_a_fault_that_a_run_met_is_told_once(check):
     done = check(1, "far(8)(a, b, 9)\n", "--json", head=HEAD + FAULTS)
     facts = json.loads(done.stdout)
     assert facts["static"]["refuted"] == 1 and done.exit_code == 1
-    assert [f["kind"] for f in facts["findings"]] == ["out-of-bounds"] and facts["findings"][0]["schedule"].startswith("round_robin")
+    assert [f["kind"] for f in facts["findings"]] == ["out-of-bounds"] and facts["findings"][0][
+        "schedule"
+    ].startswith("round_robin")
 
 
 def test_each_set_of_integers_is_checked_once_and_what_is_wrong_with_one_is_a_finding(check):
     done = check(2, "for at in (1, 2, 1, 2):\n    far(8)(a, b, at)\n", "--static", head=HEAD + FAULTS)
-    assert done.exit_code == 0 and done.stderr.count("far(N=8) on any number of ranks, at = ") == 2, done.stderr
+    assert done.exit_code == 0 and done.stderr.count("far(N=8) on any number of ranks, at = ") == 2, (
+        done.stderr
+    )
 
 
 def test_ranks_that_launch_alone_are_not_blamed_for_those_that_do_not(check):
@@ -712,7 +854,10 @@ def test_products_have_one_thread_unless_the_user_says_more(tmp_path, command):
     script.write_text("import os, sys\nprint(os.environ['OPENBLAS_NUM_THREADS'], 'numpy' in sys.modules)\n")
     for given, seen in ((None, "1"), ("3", "3")):
         environ = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
-        environ |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **({} if given is None else {"OPENBLAS_NUM_THREADS": given})}
+        environ |= {
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            **({} if given is None else {"OPENBLAS_NUM_THREADS": given}),
+        }
         argv = [sys.executable, "-m", "tilescale.launch", command, "-n", "1", str(script)]
         ran = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert ran.returncode == 0 and f"{seen} False" in ran.stdout, ran.stdout + ran.stderr

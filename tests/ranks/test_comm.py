@@ -1,4 +1,5 @@
-"""tilescale.comm on hosts: symmetric memory, agreement, collection, teams, barriers, and every way of ending."""
+"""tilescale.comm on hosts: symmetric memory, agreement, collection, teams, barriers, and every way of
+ending."""
 
 from __future__ import annotations
 
@@ -66,10 +67,19 @@ def test_a_segment_that_is_not_this_users_alone_is_refused() -> None:
     twin = Path(f"/dev/shm/ts-{job}-1")
     twin.write_bytes(b"TSHEAP1\0")
     twin.chmod(0o666)
-    environ = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TILESCALE_JOB": job, "PYTHONPATH": str(ROOT)}
+    environ = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "TILESCALE_JOB": job,
+        "PYTHONPATH": str(ROOT),
+    }
     try:
         code = "import tilescale.comm as comm; comm.init()"
-        done = subprocess.run([sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
+        )
     finally:
         twin.unlink()
     assert done.returncode == 1 and f"{twin} is not this user's alone" in done.stderr, done.stderr
@@ -88,7 +98,11 @@ def test_alone_it_is_one_rank() -> None:
     assert "torch" not in sys.modules and "tvm_ffi" not in sys.modules
     print("fine")
     """
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_", "TILESCALE_JOB"))}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_", "TILESCALE_JOB"))
+    }
     before = my_segment()
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -264,9 +278,16 @@ def test_the_hook_of_uncaught_exceptions_tells_the_others(tmp_path: Path) -> Non
     )
     ranks = []
     for r in range(3):
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "TILESCALE_JOB": f"hook{os.getpid()}", "TILESCALE_HEAP_SIZE": "16M"}
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TILESCALE_JOB": f"hook{os.getpid()}",
+            "TILESCALE_HEAP_SIZE": "16M",
+        }
         env.update(RANK=str(r), WORLD_SIZE="3", LOCAL_RANK=str(r), LOCAL_WORLD_SIZE="3")
-        ranks.append(subprocess.Popen([sys.executable, str(script)], env=env, stderr=subprocess.PIPE, text=True))
+        ranks.append(
+            subprocess.Popen([sys.executable, str(script)], env=env, stderr=subprocess.PIPE, text=True)
+        )
     errors = [p.communicate(timeout=30)[1] for p in ranks]
     assert all(p.returncode == 1 for p in ranks)
     assert all("rank 1 stopped the job: ValueError: my reason" in errors[r] for r in (0, 2)), errors
@@ -326,7 +347,9 @@ def test_what_a_killed_job_of_the_same_name_left_is_replaced(tmp_path: Path) -> 
 def test_a_heap_that_is_full_says_so_on_every_rank() -> None:
     def work() -> None:
         comm.init()
-        with pytest.raises(CommError, match=r"empty\(\(100000000,\), float32\): the symmetric heap of rank 0 has no") as e:
+        with pytest.raises(
+            CommError, match=r"empty\(\(100000000,\), float32\): the symmetric heap of rank 0 has no"
+        ) as e:
             comm.empty(100_000_000)
         assert "TILESCALE_HEAP_SIZE" in str(e.value)
         assert comm.zeros(10).sum() == 0  # and life goes on
@@ -340,7 +363,9 @@ def test_a_full_dev_shm_is_an_error_and_no_sigbus() -> None:
 
     def work() -> None:
         comm.init()
-        with pytest.raises(CommError, match="has no memory for .* bytes in /dev/shm: No space left on device"):
+        with pytest.raises(
+            CommError, match="has no memory for .* bytes in /dev/shm: No space left on device"
+        ):
             comm.empty(room + (64 << 20), "uint8")
         assert comm.zeros(10).sum() == 0
 
@@ -397,7 +422,8 @@ def test_a_loop_of_temporaries_does_not_grow() -> None:
 
 
 def test_random_lifetimes_keep_offsets_equal() -> None:
-    """Ranks drop tensors at different times, and are in overlapping teams; contents and addresses must hold."""
+    """Ranks drop tensors at different times, and are in overlapping teams; contents and addresses must
+    hold."""
 
     def work() -> None:
         import random
@@ -405,7 +431,9 @@ def test_random_lifetimes_keep_offsets_equal() -> None:
         comm.init()
         me, common, own = comm.rank(), random.Random(1), random.Random(100 + comm.rank())
         everyone = comm.team([0, 1, 2])
-        teams = [t for t in (everyone, comm.team([0, 1]), comm.team([1, 2]), comm.team([2, 0])) if t is not None]
+        teams = [
+            t for t in (everyone, comm.team([0, 1]), comm.team([1, 2]), comm.team([2, 0])) if t is not None
+        ]
         by_members = {t.members: t for t in teams}
         held: list[tuple[torch.Tensor, float, tuple[int, ...]]] = []
         for step in range(150):
@@ -453,7 +481,9 @@ def test_teams_of_process_groups_and_meshes(tmp_path: Path) -> None:
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
-        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=comm.rank(), world_size=4)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/store", rank=comm.rank(), world_size=4
+        )
         comm.init()
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         with pytest.raises(TileValueError, match="a DeviceMesh of 2 axes"):
@@ -541,10 +571,28 @@ def test_without_torch_arrays_are_numpys() -> None:
         comm.finalize()
     """
     env = {k: v for k, v in os.environ.items() if k != "TILESCALE_TARGET"}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     cuda = subprocess.run(
-        [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nfrom tilescale import comm; comm.init()"], cwd=ROOT,
-        env={**env, "TILESCALE_TARGET": "cuda"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert cuda.returncode and "CommError: symmetric memory on GPUs needs torch, which is not installed" in cuda.stderr, cuda.stderr
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['torch'] = None\nfrom tilescale import comm; comm.init()",
+        ],
+        cwd=ROOT,
+        env={**env, "TILESCALE_TARGET": "cuda"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (
+        cuda.returncode
+        and "CommError: symmetric memory on GPUs needs torch, which is not installed" in cuda.stderr
+    ), cuda.stderr

@@ -1,4 +1,5 @@
-"""Launches on teams: entry and exit flags, fingerprints, signals, barriers of all ranks, and how failures spread."""
+"""Launches on teams: entry and exit flags, fingerprints, signals, barriers of all ranks, and how failures
+spread."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ RING_SITES = ["copy|x|ring.py|4|T.copy(x, x, dst=right)", "wait|s|ring.py|6|T.wa
 
 
 def ring(name: str = "ring(n=16)", **more: int) -> Callable[..., None]:
-    return kernel(RING, [X, S, P(INT, I64)], nsyms=2, flags=WAITS | DEVICE, sites=RING_SITES, name=name, **more)
+    return kernel(
+        RING, [X, S, P(INT, I64)], nsyms=2, flags=WAITS | DEVICE, sites=RING_SITES, name=name, **more
+    )
 
 
 def failures(n: int, work: Callable[[], object], seconds: float = 4.0, **env: str) -> dict[int, RankFailure]:
@@ -127,7 +130,10 @@ def test_signals_that_are_kept_live_on() -> None:
 
     def work() -> list[int]:
         comm.init()
-        s, f = comm.signals(1), kernel(source, [P(KEEP, I64, [1], True, "s"), P(INT, I64)], flags=WAITS | DEVICE)
+        s, f = (
+            comm.signals(1),
+            kernel(source, [P(KEEP, I64, [1], True, "s"), P(INT, I64)], flags=WAITS | DEVICE),
+        )
         for step in range(1, 20):
             f(s, step)
         return s.tolist()
@@ -222,7 +228,11 @@ def test_different_constants() -> None:
         ring(f"ring(n={16 + comm.rank()})", fingerprint=7 + comm.rank())(comm.zeros(16), comm.signals(1), 1)
 
     text = mismatch(work)
-    assert "the same kernel with different code or constants" in text and "ring(n=16);" in text and "ring(n=17);" in text
+    assert (
+        "the same kernel with different code or constants" in text
+        and "ring(n=16);" in text
+        and "ring(n=17);" in text
+    )
 
 
 def test_different_shapes_and_offsets() -> None:
@@ -244,9 +254,14 @@ def test_different_shapes_and_offsets() -> None:
 def test_a_mismatch_is_found_though_nobody_is_touched() -> None:
     def work() -> None:
         comm.init()
-        kernel("BLOCK { return 0; } GRID(1, 1, 1)", [X], nsyms=2, flags=DEVICE, fingerprint=comm.rank(), name="quiet")(
-            comm.zeros(4)
-        )
+        kernel(
+            "BLOCK { return 0; } GRID(1, 1, 1)",
+            [X],
+            nsyms=2,
+            flags=DEVICE,
+            fingerprint=comm.rank(),
+            name="quiet",
+        )(comm.zeros(4))
 
     assert "the same kernel with different code or constants" in mismatch(work)
 
@@ -271,7 +286,12 @@ def test_a_signal_that_never_comes() -> None:
 
     def work() -> None:
         comm.init()
-        f = kernel(source, [P(SIGNAL, I64, [4], True, "s")], flags=WAITS | DEVICE, sites=["copy|s|m.py|1|", "wait|s|m.py|8|"])
+        f = kernel(
+            source,
+            [P(SIGNAL, I64, [4], True, "s")],
+            flags=WAITS | DEVICE,
+            sites=["copy|s|m.py|1|", "wait|s|m.py|8|"],
+        )
         f(comm.signals(4))
 
     failed = failures(3, work, **SHORT)
@@ -292,7 +312,10 @@ def test_a_launch_that_another_rank_never_makes() -> None:
             time.sleep(1)
 
     text = failures(2, work, **SHORT)[0].text
-    assert "rank 0, block (0, 0, 0): waited 0.4 s for rank 1 to reach launch 2 of their team (ring(n=16))" in text
+    assert (
+        "rank 0, block (0, 0, 0): waited 0.4 s for rank 1 to reach launch 2 of their team (ring(n=16))"
+        in text
+    )
     assert "rank 1 is in no launch; its last one here was 1: ring(n=16); x float32(16,)" in text
 
 
@@ -317,7 +340,13 @@ def listening(source: str, flags: int, **env: str) -> str:
 
     def work() -> None:
         comm.init()
-        made = kernel(source, [P(SIGNAL, I64, [1], True, "s"), P(INT, I64)], flags=flags, sites=["wait|s|m.py|4|"], name="listen")
+        made = kernel(
+            source,
+            [P(SIGNAL, I64, [1], True, "s"), P(INT, I64)],
+            flags=flags,
+            sites=["wait|s|m.py|4|"],
+            name="listen",
+        )
         s = comm.signals(1)
         if comm.rank() == 0 or flags & UNORDERED:
             made(s, int(comm.rank() == 0))
@@ -327,8 +356,13 @@ def listening(source: str, flags: int, **env: str) -> str:
 
 def test_a_rank_that_ends_while_others_listen() -> None:
     text = listening(LISTEN, WAITS | DEVICE)
-    assert "rank 0, block (0, 0, 0): waited for s[0]: expected >= 1, the value is 0, and rank 1 has ended (m.py:4)" in text
-    assert "rank 0, block (0, 0, 0): is in a loop that looks at memory, and rank 1 has ended" in listening(POLL, WAITS | DEVICE)
+    assert (
+        "rank 0, block (0, 0, 0): waited for s[0]: expected >= 1, the value is 0, and rank 1 has ended (m.py:4)"
+        in text
+    )
+    assert "rank 0, block (0, 0, 0): is in a loop that looks at memory, and rank 1 has ended" in listening(
+        POLL, WAITS | DEVICE
+    )
     late = listening(LISTEN, WAITS | DEVICE | UNORDERED, **SHORT)  # its signal may have been on its way
     assert "waited 0.4 s for s[0]: expected >= 1, the value is 0, and rank 1 has ended" in late
 
@@ -369,7 +403,10 @@ def test_an_assertion_on_one_rank_ends_all() -> None:
 
     failed = failures(3, work)
     assert failed[1].text == "TS:run:0:rank 1, block (0, 0, 0): assert failed: n > 0 (m.py:3)"
-    assert all("rank 1 stopped the job: rank 1, block (0, 0, 0): assert failed: n > 0" in failed[r].text for r in (0, 2))
+    assert all(
+        "rank 1 stopped the job: rank 1, block (0, 0, 0): assert failed: n > 0" in failed[r].text
+        for r in (0, 2)
+    )
 
 
 def test_a_rank_out_of_range() -> None:
@@ -383,7 +420,9 @@ def test_a_rank_out_of_range() -> None:
         f(x, 2)
 
     text = " ".join(f.text for f in failures(2, work).values())
-    assert re.search(r"rank [01], block \(0, 0, 0\): rank 2 is out of range: the team has 2 ranks \(m.py:7\)", text), text
+    assert re.search(
+        r"rank [01], block \(0, 0, 0\): rank 2 is out of range: the team has 2 ranks \(m.py:7\)", text
+    ), text
 
 
 def test_what_is_symmetric() -> None:
@@ -393,9 +432,13 @@ def test_what_is_symmetric() -> None:
         x = comm.zeros(100)
         f(x)
         f(x[10:20])
-        with pytest.raises(TypeError, match="^TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor$"):
+        with pytest.raises(
+            TypeError, match="^TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor$"
+        ):
             f(torch.zeros(4))
-        with pytest.raises(TypeError, match="^TS:notsymm:0:-1:symmetric memory of this rank:a view of another rank's memory$"):
+        with pytest.raises(
+            TypeError, match="^TS:notsymm:0:-1:symmetric memory of this rank:a view of another rank's memory$"
+        ):
             f(comm.peer(x, 1 - comm.rank()))
         comm.barrier()
 

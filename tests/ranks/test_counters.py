@@ -36,7 +36,11 @@ def test_in_processes():
             x.fill_(rank + 1)
             polled(x, two, o)
             assert rank != 0 or (o == 2).all()
-        table, halves, told = comm.zeros((R, 2), "int32"), comm.zeros(R, "float16"), torch.zeros(R, 2, dtype=torch.int32)
+        table, halves, told = (
+            comm.zeros((R, 2), "int32"),
+            comm.zeros(R, "float16"),
+            torch.zeros(R, 2, dtype=torch.int32),
+        )
         sizes(table, halves, two, told)
         assert told[:, 1].tolist() == [k * 10 + rank for k in range(R)] and halves.tolist() == [0.5, 1.5, 2.5]
         for dtype, made in tickets.items():

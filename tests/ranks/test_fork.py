@@ -49,17 +49,24 @@ inner()
 """
 
 
-def run(clean_env: dict[str, str], forked: bool, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    clean_env: dict[str, str], forked: bool, *command: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     env = clean_env | {"TILESCALE_FORK": str(int(forked))}
     argv = [sys.executable, "-m", "tilescale", "launch", *command]
     return subprocess.run(argv, env=env, cwd=cwd, input="typed\n", capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(("module", "unbuffered"), [(False, "1"), (False, ""), (True, "1")])
-def test_a_forked_rank_is_like_any_process(clean_env: dict[str, str], tmp_path: Path, module: bool, unbuffered: str):
+def test_a_forked_rank_is_like_any_process(
+    clean_env: dict[str, str], tmp_path: Path, module: bool, unbuffered: str
+):
     (tmp_path / "facts.py").write_text(FACTS)
     command = ["-n", "1", *(["-m", "facts"] if module else ["facts.py"]), "-x", "y"]
-    made = [run(clean_env | {"PYTHONUNBUFFERED": unbuffered}, forked, *command, cwd=tmp_path) for forked in (False, True)]
+    made = [
+        run(clean_env | {"PYTHONUNBUFFERED": unbuffered}, forked, *command, cwd=tmp_path)
+        for forked in (False, True)
+    ]
     assert all(m.returncode == 0 for m in made), made
     started, forked = (json.loads(m.stdout.removeprefix("[0] ")) for m in made)
     assert forked == started
@@ -81,15 +88,22 @@ def test_a_forked_rank_is_like_any_process(clean_env: dict[str, str], tmp_path: 
 def test_it_ends_like_any_process(clean_env: dict[str, str], tmp_path: Path, fate: str, code: int):
     (tmp_path / "ends.py").write_text(ENDS.format(fate=fate))
     made = [run(clean_env, forked, "-n", "1", "ends.py", "out", cwd=tmp_path) for forked in (False, True)]
-    started, forked = ((m.returncode, m.stdout, [x for x in m.stderr.splitlines() if "0x" not in x and "xtension" not in x]) for m in made)
+    started, forked = (
+        (m.returncode, m.stdout, [x for x in m.stderr.splitlines() if "0x" not in x and "xtension" not in x])
+        for m in made
+    )
     if fate != "os.abort()":  # faulthandler's list of extension modules and threads is not the program's
         assert forked == started
-    assert forked[0] == code and (tmp_path / "out0").read_text() == ("written" if code in (0, 1, 3, 130) else "")
+    assert forked[0] == code and (tmp_path / "out0").read_text() == (
+        "written" if code in (0, 1, 3, 130) else ""
+    )
 
 
 def test_ranks_share_what_they_import_and_no_randomness(tilescale_launch, tmp_path: Path):
     script = tmp_path / "draws.py"
-    script.write_text("import numpy, random\nprint(id(numpy), random.random(), numpy.random.rand(), numpy.random.default_rng().random())\n")
+    script.write_text(
+        "import numpy, random\nprint(id(numpy), random.random(), numpy.random.rand(), numpy.random.default_rng().random())\n"
+    )
     lines = [line.split()[1:] for line in tilescale_launch(4, script).stdout.splitlines()]
     assert [len(set(column)) for column in zip(*lines, strict=True)] == [1, 4, 4, 4]
 
@@ -105,7 +119,8 @@ def test_a_rank_may_start_processes_of_its_own(tilescale_launch, tmp_path: Path)
 
 
 def test_one_rank_looks_at_a_kernel_for_all(tilescale_launch, clean_env: dict[str, str], tmp_path: Path):
-    """A kernel that a job of another size has compiled is checked for this one by a single rank: the others load no compiler."""
+    """A kernel that a job of another size has compiled is checked for this one by a single rank: the others
+    load no compiler."""
     script = tmp_path / "shift.py"
     script.write_text(
         "import sys, numpy as np, tilescale, tilescale.language as T\nfrom tilescale import comm\n"
@@ -120,16 +135,24 @@ def test_one_rank_looks_at_a_kernel_for_all(tilescale_launch, clean_env: dict[st
     env = {"TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "TILESCALE_HEAP_SIZE": "16M"}
     for count in (2, 5):
         done = tilescale_launch(count, script, env=env)
-        assert sorted(line.split()[1] for line in done.stdout.splitlines()) == ["False"] * (count - 1) + ["True"], done.stderr
+        assert sorted(line.split()[1] for line in done.stdout.splitlines()) == ["False"] * (count - 1) + [
+            "True"
+        ], done.stderr
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("'''A text.'''\nfrom __future__ import annotations\nimport os, torch.nn\nimport numpy as np", ["torch", "numpy"]),
+        (
+            "'''A text.'''\nfrom __future__ import annotations\nimport os, torch.nn\nimport numpy as np",
+            ["torch", "numpy"],
+        ),
         ("import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport torch", []),
         ("import os\nos.environ.setdefault('A', '3')\nimport torch", []),
-        ("import sys\nsys.path.insert(0, 'x')\nN: int = 3\nA, B = 1, 2\ndef f(): import torch\nfrom tilescale import comm", ["tilescale"]),
+        (
+            "import sys\nsys.path.insert(0, 'x')\nN: int = 3\nA, B = 1, 2\ndef f(): import torch\nfrom tilescale import comm",
+            ["tilescale"],
+        ),
         ("N = len('abc')\nimport numpy", []),
         ("import near\nimport tilescale", ["ml_dtypes", "tilescale"]),
         ("import stops\nimport tilescale", ["numpy"]),
@@ -149,9 +172,16 @@ def test_what_a_program_imports_first(tmp_path: Path, text: str, found: list[str
 
 @pytest.mark.parametrize(
     ("environ", "possible"),
-    [({}, True), ({"TILESCALE_FORK": "0"}, False), ({"TILESCALE_TARGET": "cuda"}, False), ({"TILESCALE_HEAP": "nvshmem"}, False)],
+    [
+        ({}, True),
+        ({"TILESCALE_FORK": "0"}, False),
+        ({"TILESCALE_TARGET": "cuda"}, False),
+        ({"TILESCALE_HEAP": "nvshmem"}, False),
+    ],
 )
-def test_where_ranks_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environ: dict[str, str], possible: bool):
+def test_where_ranks_are_forked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environ: dict[str, str], possible: bool
+):
     (tmp_path / "main.py").write_text("import os")
     for name in ("TILESCALE_FORK", "TILESCALE_HEAP"):
         monkeypatch.delenv(name, raising=False)
@@ -159,7 +189,9 @@ def test_where_ranks_are_forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
         monkeypatch.setenv(name, value)
     assert fork.is_possible(Program("script", str(tmp_path / "main.py"))) is possible
     assert not fork.is_possible(Program("executable", "echo"))
-    assert not fork.is_possible(Program("script", str(tmp_path)))  # a folder with a __main__.py: Python's own business
+    assert not fork.is_possible(
+        Program("script", str(tmp_path))
+    )  # a folder with a __main__.py: Python's own business
 
 
 def test_a_process_with_threads_is_not_forked(tmp_path: Path):

@@ -1,4 +1,5 @@
-"""Host code of simulated ranks and symmetric memory: what nothing orders is a race, what cannot be seen is refused."""
+"""Host code of simulated ranks and symmetric memory: what nothing orders is a race, what cannot be seen is
+refused."""
 
 from __future__ import annotations
 
@@ -68,11 +69,17 @@ def test_what_a_peer_reads_before_a_barrier_is_a_race():
         comm.peer(x, 1 - rank)[3].item()  # here
 
     found = findings(program)
-    assert {f.kind for f in found} == {"race"} and all(f.lines == {(__file__, k) for k in lines(program)} for f in found)
-    assert "bytes 12:16 of zeros((8,), float32)" in str(found[0]) and "comm.barrier() between the two" in str(found[0])
+    assert {f.kind for f in found} == {"race"} and all(
+        f.lines == {(__file__, k) for k in lines(program)} for f in found
+    )
+    assert "bytes 12:16 of zeros((8,), float32)" in str(found[0]) and "comm.barrier() between the two" in str(
+        found[0]
+    )
 
 
-@pytest.mark.parametrize("look", [print, str, repr, "{}".format, copy.deepcopy, torch.Tensor.tolist, torch.clone])
+@pytest.mark.parametrize(
+    "look", [print, str, repr, "{}".format, copy.deepcopy, torch.Tensor.tolist, torch.clone]
+)
 def test_whatever_looks_at_a_tensor_reads_it(look: Callable[[Any], Any]):
     """Printing disables torch's modes of operations, and a deep copy uses none."""
 
@@ -84,7 +91,9 @@ def test_whatever_looks_at_a_tensor_reads_it(look: Callable[[Any], Any]):
         comm.barrier()
 
     found = findings(program)
-    assert {f.kind for f in found} == {"race"} and all(f.lines == {(__file__, k) for k in lines(program)} for f in found)
+    assert {f.kind for f in found} == {"race"} and all(
+        f.lines == {(__file__, k) for k in lines(program)} for f in found
+    )
 
 
 @pytest.mark.parametrize("sync", ["barrier", "launch", "allocation"])
@@ -151,7 +160,8 @@ def test_a_view_is_no_access_and_an_update_is_one_of_both():
 
 
 def test_host_code_in_front_of_a_launch_is_behind_nobodys_kernel_but_its_own():
-    """Rank 1's kernel may write its inbox as soon as rank 1 launches; rank 0's put into it comes behind what rank 0 did."""
+    """Rank 1's kernel may write its inbox as soon as rank 1 launches; rank 0's put into it comes behind what
+    rank 0 did."""
 
     def program(rank: int, n: int) -> None:
         inbox, got, a = comm.zeros(S), comm.signals(1), torch.ones(S)
@@ -272,9 +282,20 @@ def test_numpys_arrays_are_compared_and_peers_reads_seen():
         x[:] = rank + 1
         comm.barrier()
         theirs = comm.peer(x, 1 - rank)
-        assert theirs.shape == (2, S) and len(theirs) == 2 and theirs[0].shape == (S,) and (theirs[1] == 2 - rank).all()
+        assert (
+            theirs.shape == (2, S)
+            and len(theirs) == 2
+            and theirs[0].shape == (S,)
+            and (theirs[1] == 2 - rank).all()
+        )
         np.testing.assert_allclose(theirs, np.full((2, S), 2.0 - rank))
-        assert float(theirs[0, 3]) == np.asarray(theirs).max() == theirs.sum() / 16 == (theirs + 0)[1, 1] == 2 - rank
+        assert (
+            float(theirs[0, 3])
+            == np.asarray(theirs).max()
+            == theirs.sum() / 16
+            == (theirs + 0)[1, 1]
+            == 2 - rank
+        )
         assert np.concatenate([theirs, x]).shape == (4, S) and theirs[theirs > 0].size == 16
         comm.barrier()
         x[:] = 7
@@ -310,7 +331,8 @@ def test_counters_of_an_unordered_launch_are_its_programs_own():
 
 
 def test_a_ranks_thread_leaves_nothing_on_torchs_stacks():
-    """What is left there goes with the thread, beside the interpreter's own end, and ended one check of ten by std::terminate."""
+    """What is left there goes with the thread, beside the interpreter's own end, and ended one check of ten
+    by std::terminate."""
     from torch.overrides import _len_torch_function_stack
     from torch.utils._python_dispatch import _len_torch_dispatch_stack
 

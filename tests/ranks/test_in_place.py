@@ -1,4 +1,5 @@
-"""Collectives whose source and destination lie in one tensor: the same values on the simulator, on emulated GPUs and in processes."""
+"""Collectives whose source and destination lie in one tensor: the same values on the simulator, on emulated
+GPUs and in processes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tilescale.compiler.checks.run import check, launch
 
 N, S = 3, 4  # ranks, elements of a part
 
-#: name → what is called of X (N + 1, S), its view as one row, and the own rank; what X is then, of all ranks' X before
+#: name → what is called of X (N + 1, S), its view as one row, and the own rank; what X is then, of all ranks'
+#: X before
 Case = tuple[Callable[..., None], Callable[[Any, Any, int], None]]
 
 
@@ -45,30 +47,55 @@ def _scattered(new: Any, old: Any, me: int, to: int) -> None:
 
 
 CASES: dict[str, Case] = {
-    "all_reduce": (lambda X, V, rank: T.all_reduce(X, X), lambda new, old, me: _reduced(new, old, me, slice(0, N + 1), slice(0, N + 1))),
+    "all_reduce": (
+        lambda X, V, rank: T.all_reduce(X, X),
+        lambda new, old, me: _reduced(new, old, me, slice(0, N + 1), slice(0, N + 1)),
+    ),
     "all_reduce of rows one further": (
-        lambda X, V, rank: T.all_reduce(X[0:2, 0:S], X[1:3, 0:S]), lambda new, old, me: _reduced(new, old, me, slice(1, 3), slice(0, 2))),
+        lambda X, V, rank: T.all_reduce(X[0:2, 0:S], X[1:3, 0:S]),
+        lambda new, old, me: _reduced(new, old, me, slice(1, 3), slice(0, 2)),
+    ),
     "all_reduce through a view": (
-        lambda X, V, rank: T.all_reduce(X[0:1, 0:S], V[S : 2 * S]), lambda new, old, me: _reduced(new, old, me, 1, 0)),
+        lambda X, V, rank: T.all_reduce(X[0:1, 0:S], V[S : 2 * S]),
+        lambda new, old, me: _reduced(new, old, me, 1, 0),
+    ),
     "all_reduce of rows apart": (
-        lambda X, V, rank: T.all_reduce(X[0:1, 0:S], X[2:3, 0:S]), lambda new, old, me: _reduced(new, old, me, 2, 0)),
+        lambda X, V, rank: T.all_reduce(X[0:1, 0:S], X[2:3, 0:S]),
+        lambda new, old, me: _reduced(new, old, me, 2, 0),
+    ),
     "all_gather in place": (
-        lambda X, V, rank: T.all_gather(X[rank, 0:S], X[0:N, 0:S]), lambda new, old, me: _gathered(new, old, me, 0, lambda r: r)),
+        lambda X, V, rank: T.all_gather(X[rank, 0:S], X[0:N, 0:S]),
+        lambda new, old, me: _gathered(new, old, me, 0, lambda r: r),
+    ),
     "all_gather of one's first row": (
-        lambda X, V, rank: T.all_gather(X[0, 0:S], X[0:N, 0:S]), lambda new, old, me: _gathered(new, old, me, 0, lambda r: 0)),
+        lambda X, V, rank: T.all_gather(X[0, 0:S], X[0:N, 0:S]),
+        lambda new, old, me: _gathered(new, old, me, 0, lambda r: 0),
+    ),
     "all_gather through a view": (
-        lambda X, V, rank: T.all_gather(V[S : 2 * S], X[1 : N + 1, 0:S]), lambda new, old, me: _gathered(new, old, me, 1, lambda r: 1)),
+        lambda X, V, rank: T.all_gather(V[S : 2 * S], X[1 : N + 1, 0:S]),
+        lambda new, old, me: _gathered(new, old, me, 1, lambda r: 1),
+    ),
     "all_to_all in place": (
-        lambda X, V, rank: T.all_to_all(X[0:N, 0:S], X[0:N, 0:S]), lambda new, old, me: _exchanged(new, old, me, 0, 0)),
+        lambda X, V, rank: T.all_to_all(X[0:N, 0:S], X[0:N, 0:S]),
+        lambda new, old, me: _exchanged(new, old, me, 0, 0),
+    ),
     "all_to_all of rows one further": (
-        lambda X, V, rank: T.all_to_all(X[0:N, 0:S], X[1 : N + 1, 0:S]), lambda new, old, me: _exchanged(new, old, me, 0, 1)),
+        lambda X, V, rank: T.all_to_all(X[0:N, 0:S], X[1 : N + 1, 0:S]),
+        lambda new, old, me: _exchanged(new, old, me, 0, 1),
+    ),
     "broadcast in place": (
-        lambda X, V, rank: T.broadcast(X[1, 0:S], X[1, 0:S], 2), lambda new, old, me: new.__setitem__(1, old[2][1])),
+        lambda X, V, rank: T.broadcast(X[1, 0:S], X[1, 0:S], 2),
+        lambda new, old, me: new.__setitem__(1, old[2][1]),
+    ),
     "broadcast of rows one further": (
-        lambda X, V, rank: T.broadcast(X[0:2, 0:S], X[1:3, 0:S], 1), lambda new, old, me: new.__setitem__(slice(1, 3), old[1][0:2])),
+        lambda X, V, rank: T.broadcast(X[0:2, 0:S], X[1:3, 0:S], 1),
+        lambda new, old, me: new.__setitem__(slice(1, 3), old[1][0:2]),
+    ),
     "reduce_scatter into a part": (
-        lambda X, V, rank: T.reduce_scatter(X[0:N, 0:S], X[1, 0:S]), lambda new, old, me: _scattered(new, old, me, 1)),
-}  # fmt: skip
+        lambda X, V, rank: T.reduce_scatter(X[0:N, 0:S], X[1, 0:S]),
+        lambda new, old, me: _scattered(new, old, me, 1),
+    ),
+}
 
 
 def kernel(case: str) -> Any:
@@ -113,13 +140,16 @@ def test_in_processes():
             for _ in range(3):
                 x.copy_(torch.from_numpy(before(comm.rank())))
                 launched(x)
-                np.testing.assert_allclose(x.numpy(), wanted(case)[comm.rank()], rtol=1e-6, atol=1e-6, err_msg=case)
+                np.testing.assert_allclose(
+                    x.numpy(), wanted(case)[comm.rank()], rtol=1e-6, atol=1e-6, err_msg=case
+                )
 
     run_ranks(N, work)
 
 
 def test_apart_or_in_place_costs_no_tile():
-    """A source that is proven apart from the destination, or its own part, is not staged and meets no third time."""
+    """A source that is proven apart from the destination, or its own part, is not staged and meets no third
+    time."""
     from tilescale.compiler.passes import pipeline
 
     def of(case: str) -> tuple[int, int]:
@@ -133,7 +163,11 @@ def test_apart_or_in_place_costs_no_tile():
 
 def test_blocks_of_a_cluster_and_lanes():
     @T.prim_func
-    def main(A: T.Tensor((2, 2, S), "float32"), B: T.Tensor((2, 2, S), "float32"), L: T.Tensor((2, 4, S), "float32")):
+    def main(
+        A: T.Tensor((2, 2, S), "float32"),
+        B: T.Tensor((2, 2, S), "float32"),
+        L: T.Tensor((2, 4, S), "float32"),
+    ):
         with T.Kernel(2, cluster_dims=2, threads=32) as b:
             tile, lanes = T.alloc_shared((2, S), "float32"), T.alloc_shared((4, S), "float32")
             T.copy(A[b, 0:2, 0:S], tile)

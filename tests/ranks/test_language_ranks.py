@@ -1,4 +1,5 @@
-"""The language across ranks: remote copies, signals, barriers, collectives, teams; and what ranks are told when they go wrong."""
+"""The language across ranks: remote copies, signals, barriers, collectives, teams; and what ranks are told
+when they go wrong."""
 
 from __future__ import annotations
 
@@ -16,17 +17,25 @@ N = 4
 
 
 def test_puts_gets_and_signals_of_every_kind():
-    """A ring of puts with signals, gets after a barrier, signal op set, keep=True counters over three launches."""
+    """A ring of puts with signals, gets after a barrier, signal op set, keep=True counters over three
+    launches."""
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((8, 16), "float32"), S: T.SymmTensor((2, 8, 16), "float32"), s: T.Signal((4,)), k: T.Signal((2,), keep=True),
-        C: T.Tensor((3, 8, 16), "float32"), D: T.Tensor((4,), "int64"), launch: T.int32,
-    ):  # fmt: skip
+        A: T.Tensor((8, 16), "float32"),
+        S: T.SymmTensor((2, 8, 16), "float32"),
+        s: T.Signal((4,)),
+        k: T.Signal((2,), keep=True),
+        C: T.Tensor((3, 8, 16), "float32"),
+        D: T.Tensor((4,), "int64"),
+        launch: T.int32,
+    ):
         with T.Kernel(2, threads=64) as b:
             with T.Scale("device") as rank, num:
                 nxt, prev = (rank + 1) % num, (rank + num - 1) % num
-                T.copy(A[b * 4 : b * 4 + 4, 0:16], S[0, b * 4, 0], dst=nxt, signal=s[b])  # a put with its signal
+                T.copy(
+                    A[b * 4 : b * 4 + 4, 0:16], S[0, b * 4, 0], dst=nxt, signal=s[b]
+                )  # a put with its signal
                 T.wait(s[b])
                 T.copy(S[0, b * 4, 0], C[0, b * 4 : b * 4 + 4, 0:16])
                 t = T.alloc_shared((4, 16), "float32")
@@ -66,7 +75,8 @@ def test_puts_gets_and_signals_of_every_kind():
 
 
 def test_a_peer_that_a_chain_of_names_says():
-    """The peer's address stands on more bindings than TVM's analyses bear, and goes by way of a slot as the others do."""
+    """The peer's address stands on more bindings than TVM's analyses bear, and goes by way of a slot as the
+    others do."""
 
     @T.prim_func
     def kernel(x: T.SymmTensor((4,), "float32"), s: T.Signal((1,)), B: T.Tensor((4,), "float32")):
@@ -93,7 +103,11 @@ def test_a_peer_that_a_chain_of_names_says():
 
 def test_edges_conversions_and_run_time_ranks_of_remote_copies():
     @T.prim_func
-    def kernel(S: T.SymmTensor((T.dynamic("m"), 10), "float16"), C: T.Tensor((T.dynamic("m"), 10), "float32"), peer: T.int32):
+    def kernel(
+        S: T.SymmTensor((T.dynamic("m"), 10), "float16"),
+        C: T.Tensor((T.dynamic("m"), 10), "float32"),
+        peer: T.int32,
+    ):
         with T.Kernel(T.ceildiv(S.shape[0], 4), 2) as (x, y):
             with T.Scale("device"):
                 t = T.alloc_fragment((4, 8), "float32")
@@ -120,14 +134,17 @@ def test_edges_conversions_and_run_time_ranks_of_remote_copies():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_collectives_agree_with_torch(dtype: str):
-    """All five, on two blocks that each take a part, for 1, 2 and 4 ranks; the reductions give the same bits on all of them."""
+    """All five, on two blocks that each take a part, for 1, 2 and 4 ranks; the reductions give the same bits
+    on all of them."""
 
     def make(world):
         @T.prim_func
         def kernel(
-            A: T.Tensor((world, 2, 24), dtype), G: T.SymmTensor((3, world, 2, 24), dtype), Q: T.SymmTensor((4, 2, 24), dtype),
+            A: T.Tensor((world, 2, 24), dtype),
+            G: T.SymmTensor((3, world, 2, 24), dtype),
+            Q: T.SymmTensor((4, 2, 24), dtype),
             C: T.Tensor((8, world, 2, 24), dtype),
-        ):  # fmt: skip
+        ):
             with T.Kernel(2) as b:
                 with T.Scale("device") as (rank, num):
                     T.all_gather(A[0, b, 0:24], G[0, 0:world, b, 0:24])
@@ -154,7 +171,9 @@ def test_collectives_agree_with_torch(dtype: str):
         comm.init()
         rank, world = comm.rank(), comm.world_size()
         torch_dtype = getattr(torch, dtype)
-        a = torch.randint(-3, 4, (world, world, 2, 24), generator=torch.Generator().manual_seed(1)).to(torch_dtype)
+        a = torch.randint(-3, 4, (world, world, 2, 24), generator=torch.Generator().manual_seed(1)).to(
+            torch_dtype
+        )
         g, q = comm.empty((3, world, 2, 24), dtype), comm.empty((4, 2, 24), dtype)
         c = torch.zeros(8, world, 2, 24, dtype=torch_dtype)
         for _ in range(2):
@@ -200,7 +219,9 @@ def test_one_collective_in_two_branches():
 
 def test_sums_of_floats_have_the_same_bits_everywhere():
     @T.prim_func
-    def kernel(A: T.Tensor((64,), "float32"), Q: T.SymmTensor((64,), "float32"), C: T.Tensor((64,), "float32")):
+    def kernel(
+        A: T.Tensor((64,), "float32"), Q: T.SymmTensor((64,), "float32"), C: T.Tensor((64,), "float32")
+    ):
         with T.Kernel(1):
             with T.Scale("device"):
                 T.copy(A, Q)
@@ -212,7 +233,10 @@ def test_sums_of_floats_have_the_same_bits_everywhere():
     def work():
         comm.init()
         rank = comm.rank()
-        a = torch.randn(comm.world_size(), 64, generator=torch.Generator().manual_seed(0)) * 10 ** torch.arange(comm.world_size())[:, None]
+        a = (
+            torch.randn(comm.world_size(), 64, generator=torch.Generator().manual_seed(0))
+            * 10 ** torch.arange(comm.world_size())[:, None]
+        )
         c, q = torch.zeros(64), comm.empty((64,), "float32")
         made(a[rank].contiguous(), q, c)
         total = a[0].clone()
@@ -360,7 +384,10 @@ def test_an_ordinary_tensor_for_a_symmetric_one():
 
     for failure in failing(work).failures:
         assert failure.kind == "TileTypeError" and "S is an ordinary tensor" in failure.text, failure.text
-        assert "expected: T.SymmTensor((8,)" in failure.text and "write instead: S = tilescale.comm.empty(" in failure.text
+        assert (
+            "expected: T.SymmTensor((8,)" in failure.text
+            and "write instead: S = tilescale.comm.empty(" in failure.text
+        )
         assert caret(failure.text) == 'S: T.SymmTensor((8,), "float32")'
 
 

@@ -1,4 +1,5 @@
-"""`tilescale launch`: output, exit codes, and that every way of ending ends everything, soon, and says why."""
+"""`tilescale launch`: output, exit codes, and that every way of ending ends everything, soon, and says
+why."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from tilescale.launch import processes
 
 LIMIT = 5.0  # seconds in which a job must end, promised
 
-# Each rank starts a child in the same session, one that left the session, and one that left it and cleared its environment,
-# leaves a file in /dev/shm, says so, and then does what the test asks: FATE of rank VICTIM, an endless sleep of the others.
+# Each rank starts a child in the same session, one that left the session, and one that left it and cleared
+# its environment, leaves a file in /dev/shm, says so, and then does what the test asks: FATE of rank VICTIM,
+# an endless sleep of the others.
 FAMILY = """
 import os, pathlib, signal, subprocess, sys, time
 rank, job = os.environ["RANK"], os.environ["TILESCALE_JOB"]
@@ -106,7 +108,9 @@ def start(tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Callable[..., J
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # a test run in the background ignores it
         )
         jobs.append(Job(folder, process, count))
         return jobs[-1]
@@ -125,9 +129,21 @@ def last_line(err: str) -> str:
     ("fate", "code", "reason"),
     [
         ("sys.exit(7)", 7, "rank 2 exited with code 7; the other ranks were ended"),
-        ("1 / 0", 1, "rank 2 exited with code 1 (ZeroDivisionError: division by zero); the other ranks were ended"),
-        ("os.kill(os.getpid(), 9)", 137, "rank 2 was killed by signal 9 (SIGKILL); the other ranks were ended"),
-        ("os.kill(os.getpid(), 11)", 139, "rank 2 was killed by signal 11 (SIGSEGV); the other ranks were ended"),
+        (
+            "1 / 0",
+            1,
+            "rank 2 exited with code 1 (ZeroDivisionError: division by zero); the other ranks were ended",
+        ),
+        (
+            "os.kill(os.getpid(), 9)",
+            137,
+            "rank 2 was killed by signal 9 (SIGKILL); the other ranks were ended",
+        ),
+        (
+            "os.kill(os.getpid(), 11)",
+            139,
+            "rank 2 was killed by signal 11 (SIGSEGV); the other ranks were ended",
+        ),
     ],
 )
 def test_a_failing_rank_ends_all(start: Callable[..., Job], fate: str, code: int, reason: str):
@@ -141,7 +157,10 @@ def test_the_reason_is_the_last_line(start: Callable[..., Job]):
     job = start("1 / 0")
     code, out, err = job.end()
     assert "[2] ZeroDivisionError: division by zero" in err.splitlines()
-    assert last_line(err) == "tilescale: rank 2 exited with code 1 (ZeroDivisionError: division by zero); the other ranks were ended"
+    assert (
+        last_line(err)
+        == "tilescale: rank 2 exited with code 1 (ZeroDivisionError: division by zero); the other ranks were ended"
+    )
 
 
 # The others fail because rank 2 has, and end before it does: it takes a while to leave.
@@ -169,7 +188,9 @@ comm.barrier()
 def test_the_first_failure_is_the_jobs(tilescale_launch, tmp_path: Path, fate: str, code: int, reason: str):
     (tmp_path / "cause.py").write_text(CAUSE.format(fate=fate))
     done = tilescale_launch(4, tmp_path / "cause.py")
-    assert (done.returncode, last_line(done.stderr).partition("; ")[0]) == (code, f"tilescale: {reason}"), done.stderr
+    assert (done.returncode, last_line(done.stderr).partition("; ")[0]) == (code, f"tilescale: {reason}"), (
+        done.stderr
+    )
 
 
 def test_a_rank_that_ends_well_is_not_blamed(tilescale_launch, tmp_path: Path):
@@ -186,7 +207,9 @@ def test_a_rank_that_never_calls_init_is_noticed(tilescale_launch, tmp_path: Pat
     assert time.monotonic() - begin < 20  # TILESCALE_WAIT_TIMEOUT is 120 s
     assert done.returncode == 1
     # Whoever is seen to have ended first, or both.
-    assert re.search(r"rank 0: in init\(\): (rank [12] has|ranks 1, 2 have) ended without a call of init\(\)", done.stderr), done.stderr
+    assert re.search(
+        r"rank 0: in init\(\): (rank [12] has|ranks 1, 2 have) ended without a call of init\(\)", done.stderr
+    ), done.stderr
 
 
 def test_ranks_that_do_not_listen_are_killed(start: Callable[..., Job]):
@@ -201,7 +224,10 @@ def test_kill_9_of_a_rank(start: Callable[..., Job]):
     job.wait_started()
     os.kill(job.rank_pid(1), signal.SIGKILL)
     code, _, err = job.end()
-    assert (code, last_line(err)) == (137, "tilescale: rank 1 was killed by signal 9 (SIGKILL); the other ranks were ended")
+    assert (code, last_line(err)) == (
+        137,
+        "tilescale: rank 1 was killed by signal 9 (SIGKILL); the other ranks were ended",
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,7 +281,10 @@ def test_nobody_reads_the_output(start: Callable[..., Job]):
     job.process.stdout.close()
     job.process.stdout = open(os.devnull)
     code, _, err = job.end()
-    assert (code, last_line(err)) == (141, "tilescale: stdout cannot be written: Broken pipe; all ranks were ended")
+    assert (code, last_line(err)) == (
+        141,
+        "tilescale: stdout cannot be written: Broken pipe; all ranks were ended",
+    )
 
 
 def test_each_rank_knows_its_place(tilescale_launch, tmp_path: Path):
@@ -267,7 +296,9 @@ def test_each_rank_knows_its_place(tilescale_launch, tmp_path: Path):
         "print(me.job, os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'], file=sys.stderr)\n"
     )
     # Variables of an outer job do not reach the ranks.
-    done = tilescale_launch(3, script, "--flag", "-n", "5", env={"PMI_RANK": "1", "PMI_SIZE": "2", "RANK": "7"})
+    done = tilescale_launch(
+        3, script, "--flag", "-n", "5", env={"PMI_RANK": "1", "PMI_SIZE": "2", "RANK": "7"}
+    )
     expected = [f"[{r}] {r} 3 {r} 3 tilescale ['--flag', '-n', '5']" for r in range(3)]
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, expected), done.stderr
     shared = {line.partition("] ")[2] for line in done.stderr.splitlines()}
@@ -338,7 +369,9 @@ def test_modules_and_executables(clean_env: dict[str, str], tmp_path: Path):
     launch = [sys.executable, "-m", "tilescale.launch", "launch", "-n", "1"]
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*launch, *args], env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+        return subprocess.run(
+            [*launch, *args], env=clean_env, cwd=tmp_path, capture_output=True, text=True, timeout=30
+        )
 
     assert run("-m", "mod", "-x").stdout == "[0] __main__ ['-x']\n"
     assert run("--no-python", "echo", "-n", "hi").stdout == "[0] hi\n"

@@ -33,7 +33,9 @@ else:
 
 def run(env: dict[str, str], *args: str) -> str:
     command = [sys.executable, "-m", "tilescale.launch", "doctor", *args]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -74,7 +76,14 @@ def test_in_an_ascii_locale_everything_is_printed(clean_env: dict[str, str], tmp
     script = tmp_path / "program.py"
     script.write_text("import sys\nprint(sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors)\n")
     alone, rank = (
-        subprocess.run([sys.executable, *how, str(script)], env=ascii_only, capture_output=True, text=True, check=True, timeout=60).stdout
+        subprocess.run(
+            [sys.executable, *how, str(script)],
+            env=ascii_only,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
         for how in ((), ("-m", "tilescale", "launch", "-n", "1"))
     )
     assert rank == f"[0] {alone}"  # programs get the streams that Python makes
@@ -82,14 +91,21 @@ def test_in_an_ascii_locale_everything_is_printed(clean_env: dict[str, str], tmp
 
 def test_the_cache_is_tried(clean_env: dict[str, str], tmp_path: Path):
     (tmp_path / "file").write_text("")
-    facts = json.loads(run(clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "file"), "TILESCALE_WAIT_TIMEOUT": "soon"}, "--json"))
+    facts = json.loads(
+        run(
+            clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "file"), "TILESCALE_WAIT_TIMEOUT": "soon"},
+            "--json",
+        )
+    )
     assert "cannot be made: File exists" in facts["cache"]["why"]
     values = {var["name"]: var["value"] for var in facts["environment"]["variables"]}
     assert "TILESCALE_WAIT_TIMEOUT is 'soon'" in values["TILESCALE_WAIT_TIMEOUT"]["error"]
     assert values["TILESCALE_CACHE_DIR"] == str(tmp_path / "file") and values["TILESCALE_TARGET"] == "auto"
     (tmp_path / "cache").mkdir(mode=0o777)
     (tmp_path / "cache").chmod(0o777)
-    assert "others may write to it" in run(clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"})
+    assert "others may write to it" in run(
+        clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"}
+    )
 
 
 def test_for_machines(clean_env: dict[str, str]):
@@ -104,7 +120,12 @@ def test_a_bare_machine_does_not_crash_it(clean_env: dict[str, str], tmp_path: P
     """No tool on the PATH, one that fails, and a variable that makes no sense."""
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    env = clean_env | {"PATH": str(tmp_path), "CUDA_HOME": "/gone", "TILESCALE_CC": "'unclosed", "COLUMNS": "200"}
+    env = clean_env | {
+        "PATH": str(tmp_path),
+        "CUDA_HOME": "/gone",
+        "TILESCALE_CC": "'unclosed",
+        "COLUMNS": "200",
+    }
     facts = json.loads(run(env, "--json"))
     assert "returned non-zero exit status 9" in facts["nvidia"]["error"]
     assert "TILESCALE_CC" in facts["compilers"]["cc"]["error"]

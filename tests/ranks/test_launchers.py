@@ -48,7 +48,9 @@ def mpiexec(clean_env: dict[str, str]) -> str:
 
 
 def lines(command: list[str], env: dict[str, str]) -> list[list[str]]:
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return sorted(line.split() for line in done.stdout.splitlines())
 
@@ -84,7 +86,8 @@ def test_mpi_itself_still_starts(mpiexec: str, who: Path, clean_env: dict[str, s
 
 
 def test_machines_agree_through_mpi(mpiexec: str, clean_env: dict[str, str], tmp_path: Path):
-    """Two machines, played by one: each rank is told that it is alone on its own, so the name must come through MPI."""
+    """Two machines, played by one: each rank is told that it is alone on its own, so the name must come
+    through MPI."""
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("the environment has no mpi4py")
     script = tmp_path / "far.py"
@@ -107,7 +110,8 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("first", "fate", "code"), [("", "sys.exit(3)", 3), ("", "1 / 0", 1), ("from mpi4py import MPI", "1 / 0", 1)]
+    ("first", "fate", "code"),
+    [("", "sys.exit(3)", 3), ("", "1 / 0", 1), ("from mpi4py import MPI", "1 / 0", 1)],
 )
 def test_a_job_under_mpiexec_ends_as_a_whole(
     mpiexec: str, clean_env: dict[str, str], tmp_path: Path, first: str, fate: str, code: int
@@ -117,30 +121,48 @@ def test_a_job_under_mpiexec_ends_as_a_whole(
     (tmp_path / "fails.py").write_text(FAILS.format(first=first, fate=fate))
     begin = time.monotonic()
     command = [mpiexec, "-n", "2", sys.executable, str(tmp_path / "fails.py")]
-    done = subprocess.run(command, env=clean_env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=clean_env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
     assert time.monotonic() - begin < 30
     assert done.returncode == code, done.stderr
     assert ("ZeroDivisionError" in done.stderr) == ("1 / 0" in fate)
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
-def test_a_rank_that_never_calls_init_is_noticed(launcher: str, mpiexec: str, clean_env: dict[str, str], tmp_path: Path):
+def test_a_rank_that_never_calls_init_is_noticed(
+    launcher: str, mpiexec: str, clean_env: dict[str, str], tmp_path: Path
+):
     script = tmp_path / "early.py"
     script.write_text(
         "import os\nif int(os.environ.get('PMI_RANK') or os.environ['RANK']) == 0:\n    from tilescale import comm\n    comm.init()\n"
     )
-    command = [mpiexec, "-n", "2"] if launcher == "mpiexec" else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = (
+        [mpiexec, "-n", "2"]
+        if launcher == "mpiexec"
+        else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    )
     command += [sys.executable] if launcher == "mpiexec" else ["--standalone"]
     begin = time.monotonic()
     done = subprocess.run([*command, str(script)], env=clean_env, capture_output=True, text=True, timeout=100)
     assert time.monotonic() - begin < 40  # TILESCALE_WAIT_TIMEOUT is 120 s
-    assert done.returncode == 1 and "rank 0: in init(): rank 1 has ended without a call of init()" in done.stderr, done.stderr
+    assert (
+        done.returncode == 1 and "rank 0: in init(): rank 1 has ended without a call of init()" in done.stderr
+    ), done.stderr
 
 
 def test_under_torchrun(who: Path, clean_env: dict[str, str]):
     if importlib.util.find_spec("torch") is None:
         pytest.skip("the environment has no torch")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(who)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(who),
+    ]
     check(lines(command, clean_env), 2, "torchrun")
 
 

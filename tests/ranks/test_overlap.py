@@ -1,4 +1,5 @@
-"""Launches with ``ordered=False`` as `tilescale check` runs them: overlapped. Right programs, and each with one fault."""
+"""Launches with ``ordered=False`` as `tilescale check` runs them: overlapped. Right programs, and each with
+one fault."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ def checked(program: Callable[[int, int], Any], n: int, schedule: str = "adversa
 
 
 def slots(count: int) -> Callable[[int, int], None]:
-    """Two ranks exchange vectors by rotated slots: a rank's launch k begins behind its launch k - 1, whose wait tells it that its peer has
-    ended launch k - 2. So two slots are enough, and one is not."""
+    """Two ranks exchange vectors by rotated slots: a rank's launch k begins behind its launch k - 1, whose
+    wait tells it that its peer has ended launch k - 2. So two slots are enough, and one is not."""
 
     @T.prim_func
     def push(
@@ -55,7 +56,8 @@ def slots(count: int) -> Callable[[int, int], None]:
 
 
 def acknowledged(waits: bool) -> Callable[[int, int], None]:
-    """One slot around a ring: whoever has read it says so to its writer, who waits for that before it writes again."""
+    """One slot around a ring: whoever has read it says so to its writer, who waits for that before it writes
+    again."""
 
     @T.prim_func
     def push(
@@ -82,7 +84,8 @@ def acknowledged(waits: bool) -> Callable[[int, int], None]:
 
 
 def epochs(cmp: str, first: bool = False) -> Callable[[int, int], None]:
-    """A flag that takes the step's number, and a slot for each step; first: the wait is for the first step's number in all of them."""
+    """A flag that takes the step's number, and a slot for each step; first: the wait is for the first step's
+    number in all of them."""
 
     @T.prim_func
     def push(
@@ -107,7 +110,11 @@ def epochs(cmp: str, first: bool = False) -> Callable[[int, int], None]:
 
 
 @pytest.mark.parametrize("schedule", ["round_robin", "random", "adversary"])
-@pytest.mark.parametrize(("program", "n"), [(slots(2), 2), (acknowledged(True), 3), (epochs("ge"), 3)], ids=["slots", "acks", "epochs"])
+@pytest.mark.parametrize(
+    ("program", "n"),
+    [(slots(2), 2), (acknowledged(True), 3), (epochs("ge"), 3)],
+    ids=["slots", "acks", "epochs"],
+)
 def test_right_programs_have_no_finding(program, n, schedule):
     report = checked(program, n, schedule)
     assert report, report
@@ -127,16 +134,22 @@ def test_the_fault_between_two_launches_is_found(program, n, kind, launches):
     if launches:  # no one launch shows it
         assert all("overlapped" in f.schedule for f in found)
         assert (found[0].where.launch, found[0].others[0].launch) == launches
-        assert f"launch {launches[1]} reads" in found[0].message and "only that launch reaches" in found[0].hint
+        assert (
+            f"launch {launches[1]} reads" in found[0].message and "only that launch reaches" in found[0].hint
+        )
         assert found[0].to_dict()["where"]["launch"] == launches[0]
 
 
 def test_a_longer_row_of_launches_is_seen_by_windows_that_slide():
     @T.prim_func
     def push(
-        A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,), keep=True), B: T.Tensor((S,), "float32"),
-        step: T.int32, writes: T.int32,
-    ):  # fmt: skip
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,), keep=True),
+        B: T.Tensor((S,), "float32"),
+        step: T.int32,
+        writes: T.int32,
+    ):
         with T.Kernel(1, ordered=False), T.Scale("device") as (rank, n):
             if writes == 1:
                 T.copy(A, inbox, dst=(rank + 1) % n)
@@ -180,12 +193,15 @@ def test_host_code_between_launches_is_ordered_on_its_own_rank_alone():
     assert checked(program, 2)
     between = False
     report = checked(program, 2)
-    assert {f.kind for f in report.findings} == {"race"} and any("host" in str(f) and "comm.barrier()" in f.hint for f in report.findings)
+    assert {f.kind for f in report.findings} == {"race"} and any(
+        "host" in str(f) and "comm.barrier()" in f.hint for f in report.findings
+    )
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_what_a_host_reads_is_overwritten_when_it_has_been_read(early):
-    """The host reads what came behind each launch: whoever says within the launch that it has been read says so too early."""
+    """The host reads what came behind each launch: whoever says within the launch that it has been read says
+    so too early."""
 
     @T.prim_func
     def push(
@@ -211,7 +227,9 @@ def test_what_a_host_reads_is_overwritten_when_it_has_been_read(early):
 
     report = checked(program, 3)
     assert bool(report) is not early, report
-    assert {(f.kind, f.others[0].executor) for f in report.findings} == ({("race", (("host", None),))} if early else set())
+    assert {(f.kind, f.others[0].executor) for f in report.findings} == (
+        {("race", (("host", None),))} if early else set()
+    )
 
 
 def test_what_ends_a_window_orders_its_launches():

@@ -1,4 +1,5 @@
-"""Collectives that do not fit the ranks that launch: refused by name, before anything runs where a launcher can know it."""
+"""Collectives that do not fit the ranks that launch: refused by name, before anything runs where a launcher
+can know it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ OPS = ["all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 
 def moving(op: str, parts, when=None, lead=4):
-    """A collective of ``parts`` parts (with that root). when: it stands under this condition on the number of ranks."""
+    """A collective of ``parts`` parts (with that root). when: it stands under this condition on the number of
+    ranks."""
 
     def move(A, G, H, n):
         if op == "all_gather":
@@ -32,7 +34,11 @@ def moving(op: str, parts, when=None, lead=4):
             T.broadcast(A, G[0, 0:S], parts(n))
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), G: T.SymmTensor((lead, S), "float32"), H: T.SymmTensor((lead, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        G: T.SymmTensor((lead, S), "float32"),
+        H: T.SymmTensor((lead, S), "float32"),
+    ):
         with T.Kernel(1), T.Scale("device") as (rank, n):
             if when is None:
                 move(A, G, H, n)
@@ -44,7 +50,8 @@ def moving(op: str, parts, when=None, lead=4):
 
 
 def test_what_a_launcher_refuses():
-    """Parts that are a number or a symbol, of a collective that every launch comes to; one under a condition asks only whoever gets there."""
+    """Parts that are a number or a symbol, of a collective that every launch comes to; one under a condition
+    asks only whoever gets there."""
     fixed = {op: run(moving(op, lambda n: 2 if op != "broadcast" else 3)) for op in OPS}
     given = run(moving("all_gather", lambda n: T.dynamic("p"), lead=T.dynamic("p")))
     fitting = [run(moving(op, lambda n: 3 if op != "broadcast" else 2)) for op in OPS]
@@ -67,7 +74,10 @@ def test_what_a_launcher_refuses():
         return said
 
     said = run_ranks(3, work)[0]
-    assert "T.all_gather: 3 take part, and G has 2 parts" in said["all_gather"] and "T.all_gather(A, G[0" in said["all_gather"]
+    assert (
+        "T.all_gather: 3 take part, and G has 2 parts" in said["all_gather"]
+        and "T.all_gather(A, G[0" in said["all_gather"]
+    )
     assert "T.reduce_scatter: 3 take part, and H has 2 parts" in said["reduce_scatter"]
     assert "T.all_to_all: 3 take part, and G has 2 parts" in said["all_to_all"]
     assert "T.broadcast: there is no participant 3 that could be the root, there are 3" in said["broadcast"]
@@ -75,7 +85,11 @@ def test_what_a_launcher_refuses():
 
 @pytest.mark.parametrize(
     "op, parts, when",
-    [("all_gather", lambda n: n - 1, None), ("broadcast", lambda n: n + 1, None), ("reduce_scatter", lambda n: 2, lambda n: n > 2)],
+    [
+        ("all_gather", lambda n: n - 1, None),
+        ("broadcast", lambda n: n + 1, None),
+        ("reduce_scatter", lambda n: 2, lambda n: n > 2),
+    ],
 )
 def test_what_only_the_launch_can_know_fails_in_it(op: str, parts, when):
     kernel = run(moving(op, parts, when))
@@ -86,19 +100,27 @@ def test_what_only_the_launch_can_know_fails_in_it(op: str, parts, when):
 
     with pytest.raises(RanksFailed) as error:
         run_ranks(3, work)
-    wanted = "the root is none of those who take part" if op == "broadcast" else "has not as many parts as take part"
+    wanted = (
+        "the root is none of those who take part"
+        if op == "broadcast"
+        else "has not as many parts as take part"
+    )
     assert f"T.{op}: " in str(error.value) and wanted in str(error.value)
 
 
 def test_gpus_get_the_same_questions():
-    """What the launcher asks stands at the description's end, the same on both; what it cannot know is asked by the kernel."""
+    """What the launcher asks stands at the description's end, the same on both; what it cannot know is asked
+    by the kernel."""
     asked = {}
     for target in ("cpu", "cuda:sm_90a"):
         lowered = driver.lower(moving("all_to_all", lambda n: 2).trace(), target)
         asked[target] = driver.backend(target).describe(lowered, instrument=False, fingerprint=1).desc[-7:]
     assert asked["cpu"] == asked["cuda:sm_90a"] == [2, 0, 0, 2, 0, 0, 2]
     lowered = driver.lower(moving("all_gather", lambda n: n - 1).trace(), "cuda:sm_90a")
-    args = [{"A": np.ones(S, "float32"), "G": np.ones((4, S), "float32"), "H": np.ones((4, S), "float32")} for _ in range(2)]
+    args = [
+        {"A": np.ones(S, "float32"), "G": np.ones((4, S), "float32"), "H": np.ones((4, S), "float32")}
+        for _ in range(2)
+    ]
     with pytest.raises(EmulationError, match="G has not as many parts as take part"):
         emulator.run_ranks(lowered.own, lowered.program, args, 0)
 
@@ -108,7 +130,11 @@ def test_a_cluster_whose_size_is_known(op: str):
     @T.prim_func
     def main(A: T.Tensor((S,), "float32")):
         with T.Kernel(2, cluster_dims=2, threads=32):
-            one, many, more = T.alloc_shared((S,), "float32"), T.alloc_shared((3, S), "float32"), T.alloc_shared((3, S), "float32")
+            one, many, more = (
+                T.alloc_shared((S,), "float32"),
+                T.alloc_shared((3, S), "float32"),
+                T.alloc_shared((3, S), "float32"),
+            )
             with T.Scale("cta_cluster"):
                 if op == "all_gather":
                     T.all_gather(one, many)
@@ -119,6 +145,10 @@ def test_a_cluster_whose_size_is_known(op: str):
                 else:
                     T.broadcast(one, many[0, 0:S], 2)
 
-    wanted = "root=2 is no block of the cluster" if op == "broadcast" else "2 blocks of the cluster take part, and many has 3 parts"
+    wanted = (
+        "root=2 is no block of the cluster"
+        if op == "broadcast"
+        else "2 blocks of the cluster take part, and many has 3 parts"
+    )
     with refused(TileValueError, wanted):
         main.trace()

@@ -1,4 +1,5 @@
-"""run_ranks: ranks are told apart from what their parent had armed, say where they hang, and end with their parent."""
+"""run_ranks: ranks are told apart from what their parent had armed, say where they hang, and end with their
+parent."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_ranks_of_a_process_with_a_watchdog() -> None:
-    """The watchdog is a thread that the ranks do not have; arming it there once more would wait for it for ever."""
+    """The watchdog is a thread that the ranks do not have; arming it there once more would wait for it for
+    ever."""
     faulthandler.dump_traceback_later(60, file=sys.__stderr__)
     try:
         assert run_ranks(2, os.environ.get, "RANK", timeout=10) == ["0", "1"]

@@ -1,5 +1,5 @@
-"""The fixture ``ranks``: one test body on simulated ranks and, with --target cpu, on processes. The bodies below run here on the simulator,
-and once more as a file of its own with --target cpu."""
+"""The fixture ``ranks``: one test body on simulated ranks and, with --target cpu, on processes. The bodies
+below run here on the simulator, and once more as a file of its own with --target cpu."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from tilescale.testing.processes import RanksFailed
 def ring(N, dtype="float32", wait=True):
     @T.prim_func
     def main(
-        A: T.Tensor((N,), dtype), k: T.int32, inbox: T.SymmTensor((N,), dtype), got: T.Signal((2,), keep=True), B: T.Tensor((N,), dtype)
+        A: T.Tensor((N,), dtype),
+        k: T.int32,
+        inbox: T.SymmTensor((N,), dtype),
+        got: T.Signal((2,), keep=True),
+        B: T.Tensor((N,), dtype),
     ):
         with T.Kernel(1):
             with T.Scale("device") as rank, n:
@@ -50,7 +54,11 @@ def test_a_kernel_of_many_ranks(ranks):
     for kernel in (ring(40), ring.get_tir(40)):
         arrays = ranks(4).run(kernel, {"A": lambda rank: np.full(40, rank, "float32"), "k": 1})
         for rank, of in enumerate(arrays):
-            assert (of["B"] == (rank - 1) % 4).all() and (of["inbox"] == of["B"]).all() and of["got"].tolist() == [1, 0]
+            assert (
+                (of["B"] == (rank - 1) % 4).all()
+                and (of["inbox"] == of["B"]).all()
+                and of["got"].tolist() == [1, 0]
+            )
 
 
 def test_arguments_of_every_form(ranks):
@@ -58,13 +66,21 @@ def test_arguments_of_every_form(ranks):
     got = np.array([0, 5])
     arrays = ranks(3).run(ring(8, "bfloat16"), {"A": small, "k": [2, 2, 2], "got": got})
     for rank, of in enumerate(arrays):
-        assert (of["B"] == small[(rank - 2) % 3]).all() and of["B"].dtype == ml_dtypes.bfloat16 and of["got"].tolist() == [1, 5]
+        assert (
+            (of["B"] == small[(rank - 2) % 3]).all()
+            and of["B"].dtype == ml_dtypes.bfloat16
+            and of["got"].tolist() == [1, 5]
+        )
     assert got.tolist() == [0, 5]
 
 
 def test_what_is_left_out_is_the_same_on_both(ranks):
     of = ranks(2).run(ring(64), {"k": 1})
-    assert (of[0]["B"] == of[1]["A"]).all() and (of[1]["B"] == of[0]["A"]).all() and not (of[0]["A"] == of[1]["A"]).any()
+    assert (
+        (of[0]["B"] == of[1]["A"]).all()
+        and (of[1]["B"] == of[0]["A"]).all()
+        and not (of[0]["A"] == of[1]["A"]).any()
+    )
     assert (of[1]["A"] == ranks(2, target="sim").run(ring(64).program(), {"k": 1})[1]["A"]).all()
 
 
@@ -125,7 +141,10 @@ def test_the_choice_of_a_target(ranks):
 def test_kernels_made_before_are_not_mixed_up_with_simulated_ones(ranks):
     a = np.ones(4, "float32")
     assert doubled(4).target == "cpu"
-    assert ranks(2, target="sim").call(lambda: (doubled(4).target, doubled(4)(a).tolist())) == [("sim", [2, 2, 2, 2])] * 2
+    assert (
+        ranks(2, target="sim").call(lambda: (doubled(4).target, doubled(4)(a).tolist()))
+        == [("sim", [2, 2, 2, 2])] * 2
+    )
     assert doubled(4).target == "cpu" and doubled(4)(a).tolist() == [2, 2, 2, 2]
     with pytest.raises(CommError, match="not initialised"):
         ranks(1, target="sim").call(comm.barrier)
@@ -134,7 +153,19 @@ def test_kernels_made_before_are_not_mixed_up_with_simulated_ones(ranks):
 def test_the_same_bodies_on_processes(tmp_path: Path, clean_env):
     text = Path(__file__).read_text()
     (tmp_path / "test_both.py").write_text(text[: text.index("# ---- about the fixture itself")])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tilescale.testing", "-p", "no:cacheprovider", "--target", "cpu", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tilescale.testing",
+        "-p",
+        "no:cacheprovider",
+        "--target",
+        "cpu",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=120)
     bodies = len(re.findall(r"^def test_", text[: text.index("# ---- about")], re.MULTILINE))
     assert done.returncode == 0 and f"{bodies} passed" in done.stdout, done.stdout + done.stderr
@@ -146,7 +177,17 @@ def test_a_failure_shows_the_finding_and_not_the_fixture(tmp_path: Path, clean_e
         "import tilescale.language as T\n\n\ndef test_it(ranks):\n    @T.prim_func\n    def main(F: T.SymmTensor((8,), 'int32')):\n"
         "        with T.Kernel(1), T.Scale('device') as rank, n:\n            T.copy(F, F, dst=n)\n\n    ranks(2).run(main)\n"
     )
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tilescale.testing", str(test)]
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tilescale.testing",
+        str(test),
+    ]
     ran = subprocess.run(argv, cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 1 and "no-such-rank" in ran.stdout, ran.stdout + ran.stderr
     assert "given = each_rank" not in ran.stdout and "done.report" not in ran.stdout

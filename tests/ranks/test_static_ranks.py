@@ -1,4 +1,5 @@
-"""In a job a compilation stops at what is wrong on every number of ranks up to all; what is wrong on just so many, launches refuse."""
+"""In a job a compilation stops at what is wrong on every number of ranks up to all; what is wrong on just so
+many, launches refuse."""
 
 from __future__ import annotations
 
@@ -52,7 +53,11 @@ def launch_on(kernel, team=None):
     try:
         kernel(np.ones(32, "float32"), inbox)
     except TileValueError as error:
-        assert error.loc.file == __file__ and "two blocks write one region of inbox" in error.message and "rank' = " in error.message
+        assert (
+            error.loc.file == __file__
+            and "two blocks write one region of inbox" in error.message
+            and "rank' = " in error.message
+        )
         assert not inbox.any()
         return None
     return bool(inbox.all())

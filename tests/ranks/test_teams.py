@@ -55,7 +55,9 @@ def failing(make: Any, n: int, message: str) -> None:
         comm.init()
         x = comm.zeros((4,), "int32")
         if comm.rank() == 3:
-            time.sleep(0.7)  # its own wait, for the launch's end, begins later and is not the first to last too long
+            time.sleep(
+                0.7
+            )  # its own wait, for the launch's end, begins later and is not the first to last too long
         made(x, comm.rank())
 
     with pytest.raises(RanksFailed, match=message):
@@ -101,8 +103,12 @@ def test_who_does_not_come_to_a_teams_barrier_is_named():
         comm.init()
         x = comm.zeros((4,), "int32")
         if comm.rank() == 3:
-            time.sleep(0.7)  # its own wait, for the launch's end, begins later and is not the first to last too long
+            time.sleep(
+                0.7
+            )  # its own wait, for the launch's end, begins later and is not the first to last too long
         made(x, comm.rank())
 
-    with pytest.raises(RanksFailed, match=r"rank [02], block \(0, 0, 0\): waited 1 s for rank 1 to arrive at the barrier"):
+    with pytest.raises(
+        RanksFailed, match=r"rank [02], block \(0, 0, 0\): waited 1 s for rank 1 to arrive at the barrier"
+    ):
         run_ranks(4, work, env={"TILESCALE_WAIT_TIMEOUT": "1"})

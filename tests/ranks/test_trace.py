@@ -1,4 +1,5 @@
-"""`tilescale trace`: an unmodified program's timeline, simulated and real; both say that the same went between the ranks."""
+"""`tilescale trace`: an unmodified program's timeline, simulated and real; both say that the same went
+between the ranks."""
 
 from __future__ import annotations
 
@@ -81,8 +82,24 @@ def test_both_targets_see_the_same_traffic(tmp_path: Path):
     assert "[0] sum " in done.output and "ring(N=64" in done.output and "waits:" in done.output
     assert f"got at {script}:" in done.output and "4 launches are in" in done.output
 
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "TILESCALE_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "tilescale.launch", "trace", "-n", "2", "--target", "cpu", "-o", str(real), str(script)]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "TILESCALE_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tilescale.launch",
+        "trace",
+        "-n",
+        "2",
+        "--target",
+        "cpu",
+        "-o",
+        str(real),
+        str(script),
+    ]
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert "[0] sum " in ran.stdout and f"got at {script}:" in ran.stdout and "µs" in ran.stdout
@@ -90,14 +107,20 @@ def test_both_targets_see_the_same_traffic(tmp_path: Path):
     events = {"sim": validated(simulated), "cpu": validated(real)}
     counted = {target: moved(found) for target, found in events.items()}
     assert counted["sim"] == counted["cpu"]
-    assert counted["sim"]["copy", "put", 0, 1, "bytes"] == counted["sim"]["copy", "pull", 1, 0, "bytes"] == 2 * 256
+    assert (
+        counted["sim"]["copy", "put", 0, 1, "bytes"]
+        == counted["sim"]["copy", "pull", 1, 0, "bytes"]
+        == 2 * 256
+    )
     for found in events.values():
         own = [e["args"] for e in found if e["ph"] == "X" and e["cat"] == "copy" and "peer" not in e["args"]]
         assert [args["bytes"] for args in own] == [256] * 4 and all("direction" not in args for args in own)
         kinds = Counter(e["cat"] for e in found if e["ph"] == "X")
         assert kinds["wait"] == 4 and kinds["barrier"] == 8 and kinds["signal"] == 4
         assert 1 <= sum(e["ph"] == "s" for e in found) <= 4
-        assert {e["args"]["at"] for e in found if e["ph"] == "X" and e["cat"] == "wait"} == {f"{script}:{_line('T.wait')}"}
+        assert {e["args"]["at"] for e in found if e["ph"] == "X" and e["cat"] == "wait"} == {
+            f"{script}:{_line('T.wait')}"
+        }
 
 
 def _line(text: str) -> int:
@@ -106,7 +129,9 @@ def _line(text: str) -> int:
 
 def test_findings_are_told(tmp_path: Path):
     output = tmp_path / "trace.json"
-    done = CliRunner().invoke(commands, ["trace", "-n", "2", "-o", str(output), str(program(tmp_path, FAULTY))])
+    done = CliRunner().invoke(
+        commands, ["trace", "-n", "2", "-o", str(output), str(program(tmp_path, FAULTY))]
+    )
     assert done.exit_code == 1 and "race" in done.output
     assert validated(output)
 
@@ -116,25 +141,59 @@ def test_a_missing_program():
     assert done.exit_code == 2 and "there is no file 'nowhere.py'" in done.output
 
 
-def event(ns: int, phase: str, kind: str, block: int = 0, rank: int = -1, nbytes: int = 0, text: str = "", site: int = 0) -> dict[str, Any]:
+def event(
+    ns: int,
+    phase: str,
+    kind: str,
+    block: int = 0,
+    rank: int = -1,
+    nbytes: int = 0,
+    text: str = "",
+    site: int = 0,
+) -> dict[str, Any]:
     return {
-        "ns": ns, "kernel": "k", "block": block, "phase": phase, "rank": rank, "bytes": nbytes, "thread": 0, "site": site, "kind": kind,
-        "name": "got" if kind in ("wait", "signal") else "", "file": "f.py", "line": 3, "text": text,
-    }  # fmt: skip
+        "ns": ns,
+        "kernel": "k",
+        "block": block,
+        "phase": phase,
+        "rank": rank,
+        "bytes": nbytes,
+        "thread": 0,
+        "site": site,
+        "kind": kind,
+        "name": "got" if kind in ("wait", "signal") else "",
+        "file": "f.py",
+        "line": 3,
+        "text": text,
+    }
 
 
 def test_logs_of_ranks_become_one_timeline():
-    """Two warps of a block wait at once: on two threads, since slices of one thread nest. Arrows only where the counter is known."""
-    sender = [event(2000, "instant", "signal", rank=1, nbytes=8, text="0"), event(5000, "instant", "signal", rank=1, nbytes=8)]
+    """Two warps of a block wait at once: on two threads, since slices of one thread nest. Arrows only where
+    the counter is known."""
+    sender = [
+        event(2000, "instant", "signal", rank=1, nbytes=8, text="0"),
+        event(5000, "instant", "signal", rank=1, nbytes=8),
+    ]
     waiter = [
-        event(1000, "begin", "wait", text="0"), event(1500, "begin", "wait", text="0"), event(3000, "end", "wait", text="0"),
-        event(3500, "end", "wait", text="0"), event(4000, "begin", "wait", site=1), event(6000, "end", "wait", site=1),
-    ]  # fmt: skip
-    (timeline,) = merged([{"rank": 0, "lost": 0, "events": sender}, {"rank": 1, "lost": 0, "events": waiter}], 2)
-    waits = sorted((s.start, s.end, timeline.threads[1, s.thread], s.name) for s in timeline.slices if s.kind == "wait")
-    assert waits == [(0, 2, "block 0", "got[0]"), (0.5, 2.5, "block 0 (2)", "got[0]"), (3, 5, "block 0", "got")]
+        event(1000, "begin", "wait", text="0"),
+        event(1500, "begin", "wait", text="0"),
+        event(3000, "end", "wait", text="0"),
+        event(3500, "end", "wait", text="0"),
+        event(4000, "begin", "wait", site=1),
+        event(6000, "end", "wait", site=1),
+    ]
+    (timeline,) = merged(
+        [{"rank": 0, "lost": 0, "events": sender}, {"rank": 1, "lost": 0, "events": waiter}], 2
+    )
+    waits = sorted(
+        (s.start, s.end, timeline.threads[1, s.thread], s.name) for s in timeline.slices if s.kind == "wait"
+    )
+    assert waits == [
+        (0, 2, "block 0", "got[0]"),
+        (0.5, 2.5, "block 0 (2)", "got[0]"),
+        (3, 5, "block 0", "got"),
+    ]
     assert [a.source[2] for a in timeline.arrows] == [1, 1]
     assert timeline.traffic.bytes[0, 1] == 16 and timeline.traffic.messages[0, 1] == 2
     assert timeline.unit == "µs" and timeline.end == 5
-
-

@@ -1,4 +1,5 @@
-"""What unit tests share: a wait that never ends is a failure within seconds, not within the two minutes that users have."""
+"""What unit tests share: a wait that never ends is a failure within seconds, not within the two minutes that
+users have."""
 
 from __future__ import annotations
 

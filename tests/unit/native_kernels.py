@@ -15,7 +15,17 @@ from typing import Any
 
 from tilescale import native
 
-F32, F64, BF16, I64, I32, U8, BOOL, E4M3, E5M2 = (2, 32), (2, 64), (4, 16), (0, 64), (0, 32), (1, 8), (6, 8), (10, 8), (12, 8)
+F32, F64, BF16, I64, I32, U8, BOOL, E4M3, E5M2 = (
+    (2, 32),
+    (2, 64),
+    (4, 16),
+    (0, 64),
+    (0, 32),
+    (1, 8),
+    (6, 8),
+    (10, 8),
+    (12, 8),
+)
 native.import_tvm_ffi()  # before ranks are forked: each would import it
 
 WAITS, DEVICE, UNORDERED, CLUSTER, EVENTS = 1, 2, 4, 8, 16
@@ -45,8 +55,8 @@ void ts_event(void*, int32_t, int32_t, int32_t, int64_t);
 
 @dataclass(frozen=True)
 class P:
-    """A parameter of the description; extents: an int must match, ("def", k) defines symbol k, ("sym", k) repeats
-    it, None is free."""
+    """A parameter of the description; extents: an int must match, ("def", k) defines symbol k, ("sym", k)
+    repeats it, None is free."""
 
     kind: int
     dtype: tuple[int, int] = F32
@@ -56,7 +66,14 @@ class P:
     strides: Sequence[Any] | None = None
 
     def words(self) -> list[int]:
-        out = [self.kind, *self.dtype, int(self.written), len(self.shape), *_rules(self.shape), int(self.strides is not None)]
+        out = [
+            self.kind,
+            *self.dtype,
+            int(self.written),
+            len(self.shape),
+            *_rules(self.shape),
+            int(self.strides is not None),
+        ]
         return out + (_rules(self.strides) if self.strides is not None else [])
 
 

@@ -1,4 +1,5 @@
-"""``@tilescale.autotune`` in one process: what is tried, what wins, what is remembered, what is skipped and said."""
+"""``@tilescale.autotune`` in one process: what is tried, what wins, what is remembered, what is skipped and
+said."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def latencies(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Milliseconds by a kernel's label, instead of measured ones; what was measured is noted under ``calls``."""
+    """Milliseconds by a kernel's label, instead of measured ones; what was measured is noted under
+    ``calls``."""
     table: dict[str, float] = {"calls": 0}
 
     def bench(self: Profiler, fn=None, **options) -> float:
@@ -76,7 +78,9 @@ def test_the_choice_outlives_the_process(latencies: dict[str, float]):
     latencies["block=8"], latencies["block=4"] = 5.0, 0.5
     again = tilescale.autotune(copy_factory(), configs=BLOCKS)(32)
     assert again.config == {"block": 8} and again.latency == 1.0 and latencies["calls"] == 3
-    assert tilescale.autotune(copy_factory(), configs=BLOCKS[:2])(32).config == {"block": 4}  # another list, another search
+    assert tilescale.autotune(copy_factory(), configs=BLOCKS[:2])(32).config == {
+        "block": 4
+    }  # another list, another search
 
 
 def test_a_damaged_choice_is_searched_again(latencies: dict[str, float], cache: Path):
@@ -108,10 +112,16 @@ def test_configurations_from_the_arguments(latencies: dict[str, float]):
 
     tuned = tilescale.autotune(configs=configs)(copy_factory())
     assert isinstance(tuned, Autotuned) and tuned.__name__ == "copy"
-    assert tuned(8).config == {"block": 8} and [t.config for t in tuned.trials] == [{"block": 8}] and seen == [(8, {})]
+    assert (
+        tuned(8).config == {"block": 8}
+        and [t.config for t in tuned.trials] == [{"block": 8}]
+        and seen == [(8, {})]
+    )
 
 
-def test_failing_configurations_are_skipped_and_said(latencies: dict[str, float], capfd: pytest.CaptureFixture[str]):
+def test_failing_configurations_are_skipped_and_said(
+    latencies: dict[str, float], capfd: pytest.CaptureFixture[str]
+):
     tuned = tilescale.autotune(copy_factory(), configs=[{"block": -1}, {"block": 8}])
     assert tuned(16).config == {"block": 8}
     assert "autotune of copy: block=-1 is skipped: the grid has extent -16" in capfd.readouterr().err
@@ -143,7 +153,9 @@ def test_faults_of_the_program_are_not_the_configurations(latencies: dict[str, f
 def test_dynamic_extents_and_real_times():
     tuned = tilescale.autotune(copy_factory(), configs=BLOCKS, extents={"n": 64}, warmup=1, rep=3)
     kernel = tuned(T.dynamic("n"))
-    assert all(0 < t.latency < 100 for t in tuned.trials) and kernel.latency == min(t.latency for t in tuned.trials)
+    assert all(0 < t.latency < 100 for t in tuned.trials) and kernel.latency == min(
+        t.latency for t in tuned.trials
+    )
     a = torch.randn(100)
     assert kernel(a).equal(a)
 
@@ -170,7 +182,11 @@ def test_eager_kernels_are_tuned_on_copies(latencies: dict[str, float]):
 
 
 def test_what_is_refused():
-    with refused(TileTypeError, "a configuration of copy sets 'blocks', which is no parameter", expected="n, block, extra"):
+    with refused(
+        TileTypeError,
+        "a configuration of copy sets 'blocks', which is no parameter",
+        expected="n, block, extra",
+    ):
         tilescale.autotune(copy_factory(), configs=[{"blocks": 4}])(16)
     with refused(TileValueError, "autotune of copy has no configurations"):
         tilescale.autotune(copy_factory(), configs=[])(16)
@@ -180,7 +196,9 @@ def test_what_is_refused():
         tilescale.autotune(configs=BLOCKS)(lambda n: n)
 
 
-def test_the_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], latencies: dict[str, float]):
+def test_the_bar_is_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], latencies: dict[str, float]
+):
     tilescale.autotune(copy_factory(), configs=BLOCKS)(16)
     assert capfd.readouterr().err == ""
     shown: list[str] = []
@@ -207,9 +225,15 @@ def test_the_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capfd: pytest
 @tilescale.jit(out_idx=-1, target="cuda:sm_90a")
 def modelled(M, N, K, BM=64, BN=64, stages=2, threads=128):
     @T.prim_func
-    def main(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "bfloat16")):
+    def main(
+        A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "bfloat16")
+    ):
         with T.Kernel(N // BN, M // BM, threads=threads) as (bx, by):
-            a, b, acc = T.alloc_shared((BM, 64), "bfloat16"), T.alloc_shared((64, BN), "bfloat16"), T.alloc_fragment((BM, BN), "float32")
+            a, b, acc = (
+                T.alloc_shared((BM, 64), "bfloat16"),
+                T.alloc_shared((64, BN), "bfloat16"),
+                T.alloc_fragment((BM, BN), "float32"),
+            )
             T.clear(acc)
             for k in T.Pipelined(K // 64, num_stages=stages):
                 T.copy(A[by * BM, k * 64], a)
@@ -220,14 +244,23 @@ def modelled(M, N, K, BM=64, BN=64, stages=2, threads=128):
     return main
 
 
-MANY = [{"BM": m, "BN": n, "stages": s, "threads": t} for m in (64, 128, 256) for n in (64, 128, 256) for s in (2, 3, 4, 5, 6) for t in (128, 256)]
+MANY = [
+    {"BM": m, "BN": n, "stages": s, "threads": t}
+    for m in (64, 128, 256)
+    for n in (64, 128, 256)
+    for s in (2, 3, 4, 5, 6)
+    for t in (128, 256)
+]
 
 
 def test_configurations_are_ranked_without_compiling(cache: Path):
     ranked = tuning.rank(modelled, MANY, (4096, 4096, 4096))
     assert len(ranked) == len(MANY) and [p.latency for p in ranked] == sorted(p.latency for p in ranked)
     assert ranked[0].config["BM"] * ranked[0].config["BN"] >= 128 * 128 and 0.13 < ranked[0].latency < 0.3
-    assert "no room for a block" in ranked[-1].error and ranked[-1].config["BM"] == ranked[-1].config["BN"] == 256
+    assert (
+        "no room for a block" in ranked[-1].error
+        and ranked[-1].config["BM"] == ranked[-1].config["BN"] == 256
+    )
     assert not (cache / "kernels").exists(), "nothing was compiled"
     with refused(TileError, "for GPUs with known figures alone"):
         tuning.rank(modelled, MANY[:1], (4096, 4096, 4096), target="cpu")
@@ -245,12 +278,16 @@ def test_only_the_most_promising_are_measured(monkeypatch: pytest.MonkeyPatch):
             trial.latency = 1.0 / trial.config["stages"]
 
     monkeypatch.setattr(Autotuned, "_try", measured)
-    monkeypatch.setattr(Autotuned, "_remember", lambda self, key, configs, found: (configs[found[0]], found[1]))
+    monkeypatch.setattr(
+        Autotuned, "_remember", lambda self, key, configs, found: (configs[found[0]], found[1])
+    )
     tuned = tilescale.autotune(configs=MANY, top=10)(modelled)
     config, _ = tuned._find("key", {"M": 4096, "N": 4096, "K": 4096}, (4096, 4096, 4096), {})
     assert sum(t.latency is not None for t in tuned.trials) == 10, "what fails does not count"
     assert config["stages"] == 6 and all(t.predicted is not None for t in tuned.trials)
-    best = sorted((t for t in tuned.trials if t.error is None or "room" not in t.error), key=lambda t: t.predicted)
+    best = sorted(
+        (t for t in tuned.trials if t.error is None or "room" not in t.error), key=lambda t: t.predicted
+    )
     assert tried == [t.config for t in best[: len(tried)]]
 
 

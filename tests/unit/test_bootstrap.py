@@ -10,7 +10,14 @@ from tilescale.errors import CommError
 
 def torch_env(rank: int, size: int, **more: str) -> dict[str, str]:
     local = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), **local, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **more}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        **local,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        **more,
+    }
 
 
 def ours(rank: int, size: int, job: str = "abc123") -> dict[str, str]:
@@ -18,12 +25,21 @@ def ours(rank: int, size: int, job: str = "abc123") -> dict[str, str]:
 
 
 def torchrun(rank: int, size: int, agents: int = 1, **more: str) -> dict[str, str]:
-    elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "GROUP_WORLD_SIZE": str(agents)}
+    elastic = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "GROUP_WORLD_SIZE": str(agents),
+    }
     return torch_env(rank, size, **elastic) | more
 
 
 def mpich(rank: int, size: int) -> dict[str, str]:
-    return {"PMI_RANK": str(rank), "PMI_SIZE": str(size), "MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": str(size)}
+    return {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": str(size),
+        "MPI_LOCALRANKID": str(rank),
+        "MPI_LOCALNRANKS": str(size),
+    }
 
 
 def openmpi(rank: int, size: int) -> dict[str, str]:
@@ -31,7 +47,9 @@ def openmpi(rank: int, size: int) -> dict[str, str]:
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
 
 
-def slurm(rank: int, size: int, per_node: str = "", node: int = 0, local: int | None = None, **more: str) -> dict[str, str]:
+def slurm(
+    rank: int, size: int, per_node: str = "", node: int = 0, local: int | None = None, **more: str
+) -> dict[str, str]:
     return {
         "SLURM_JOB_ID": "77",
         "SLURM_STEP_ID": "0",
@@ -92,7 +110,10 @@ def test_who(environ: dict[str, str], expected: tuple[int, int, int, int, str]):
         ({"TILESCALE_JOB": "x"}, "TILESCALE_JOB is set but RANK is not"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one'"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_PORT is not"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1", "MASTER_ADDR": "other"}, "LOCAL_RANK is not set"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1", "MASTER_ADDR": "other"},
+            "LOCAL_RANK is not set",
+        ),
         (torch_env(4, 4), "rank 4 of 4"),
         (mpich(0, 2) | openmpi(1, 2), "openmpi says rank 1 of 2"),
         (mpich(0, 2) | torch_env(1, 2), "mpich says rank 0 of 2"),

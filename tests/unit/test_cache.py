@@ -1,4 +1,5 @@
-"""The disk cache: what makes a kernel compile anew and what does not, damage, concurrency, eviction, warm starts without TVM."""
+"""The disk cache: what makes a kernel compile anew and what does not, damage, concurrency, eviction, warm
+starts without TVM."""
 
 from __future__ import annotations
 
@@ -129,7 +130,10 @@ class Fresh:
         model = self.model()
         arrays = [(np.ones((rows, columns), "float32"), plus) for rows, columns, plus in calls]
         values = [model.eager(a, plus)[0, 0] for a, plus in arrays]
-        return [(model.eager.compile(a, plus).from_cache, value) for (a, plus), value in zip(arrays, values, strict=True)]
+        return [
+            (model.eager.compile(a, plus).from_cache, value)
+            for (a, plus), value in zip(arrays, values, strict=True)
+        ]
 
 
 @pytest.fixture
@@ -140,7 +144,11 @@ def fresh(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fresh]:
 
 
 def entries(place: Path) -> list[Path]:
-    return sorted(p for p in (place / "cache" / "kernels").iterdir() if p.is_dir() and not p.name.startswith(".") and p.name != "locks")
+    return sorted(
+        p
+        for p in (place / "cache" / "kernels").iterdir()
+        if p.is_dir() and not p.name.startswith(".") and p.name != "locks"
+    )
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -163,7 +171,11 @@ def test_a_new_process_takes_the_kernel_without_tvm(place: Path, fresh: Fresh, c
     fresh.eager([(3, 4, 0)])
     environ = {**clean_env, "TILESCALE_CACHE_DIR": str(place / "cache")}
     done = subprocess.run(
-        [sys.executable, "-c", RUN.format(folder=str(place))], env=environ, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", RUN.format(folder=str(place))],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.stdout.split() == ["True", str(BASE), "True", "False"], done.stderr
     for entry in entries(place):
@@ -178,13 +190,25 @@ def test_a_new_process_takes_the_kernel_without_tvm(place: Path, fresh: Fresh, c
         ("model.py", "factor * 10", "factor * 20", BASE + 20),  # what a nested helper captures
         ("model.py", "factor=2", "factor=3", BASE + 10),  # a default
         ("model.py", "combine(x) + local", "combine(x) - local", BASE - 40),  # a nested helper
-        ("helper.py", "return x * 2", "return x * 3", BASE + 1),  # a function that a helper of another module calls
-        ("helper.py", "def extra(x):\n    return x", "def extra(x):\n    return x + 7", BASE + 7),  # by a module's attribute
+        (
+            "helper.py",
+            "return x * 2",
+            "return x * 3",
+            BASE + 1,
+        ),  # a function that a helper of another module calls
+        (
+            "helper.py",
+            "def extra(x):\n    return x",
+            "def extra(x):\n    return x + 7",
+            BASE + 7,
+        ),  # by a module's attribute
         ("helper.py", "LEVEL = 100", "LEVEL = 101", BASE + 1),
         ("helper.py", "bias: float = 0.5", "bias: float = 0.25", BASE - 0.25),  # inside an object
     ],
 )
-def test_what_changes_the_kernel_compiles_it_anew(place: Path, fresh: Fresh, file: str, old: str, new: str, value: float):
+def test_what_changes_the_kernel_compiles_it_anew(
+    place: Path, fresh: Fresh, file: str, old: str, new: str, value: float
+):
     fresh.shift()
     edit(place / file, old, new)
     assert fresh.shift() == (False, value)
@@ -222,16 +246,28 @@ def test_eager_kernels_start_warm(place: Path, fresh: Fresh):
 def test_an_annotation_inside_the_body_counts(place: Path, fresh: Fresh):
     """It decides what is baked in, and it is nowhere in the bytecode."""
     assert fresh.eager([(3, 4, 0), (5, 4, 0)]) == [(False, 2), (False, 2)] and len(entries(place)) == 1
-    edit(place / "model.py", "    A: T.Tensor((T.dynamic(\"m\"), N), T.float32)", "    A: T.Tensor((T.const(\"m\"), N), T.float32)")
+    edit(
+        place / "model.py",
+        '    A: T.Tensor((T.dynamic("m"), N), T.float32)',
+        '    A: T.Tensor((T.const("m"), N), T.float32)',
+    )
     with pytest.raises(tilescale.TileError):  # the output's rows are dynamic still
         fresh.eager([(3, 4, 0)])
-    edit(place / "model.py", "    A: T.Tensor((T.const(\"m\"), N), T.float32)", "    A: T.Tensor((T.dynamic(\"m\"), N), T.float16)")
+    edit(
+        place / "model.py",
+        '    A: T.Tensor((T.const("m"), N), T.float32)',
+        '    A: T.Tensor((T.dynamic("m"), N), T.float16)',
+    )
     with pytest.raises(tilescale.TileError, match="A is of float32"):
         fresh.eager([(3, 4, 0)])
 
 
-@pytest.mark.parametrize("damage", ["no code", "half the code", "other code", "no json", "half the json", "another kernel's json"])
-def test_a_damaged_entry_is_rebuilt(place: Path, fresh: Fresh, damage: str, capfd: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(
+    "damage", ["no code", "half the code", "other code", "no json", "half the json", "another kernel's json"]
+)
+def test_a_damaged_entry_is_rebuilt(
+    place: Path, fresh: Fresh, damage: str, capfd: pytest.CaptureFixture[str]
+):
     fresh.shift()
     (entry,) = entries(place)
     code, meta = entry / "kernel.bin", entry / "kernel.json"
@@ -262,18 +298,32 @@ def test_code_that_does_not_load_is_rebuilt(place: Path, fresh: Fresh, capfd: py
     bad = b"not an object"
     replace(entry / "kernel.bin", bad)
     held = json.loads((entry / "kernel.json").read_text())
-    (entry / "kernel.json").write_text(json.dumps({**held, "code": hashlib.blake2b(bad, digest_size=16).hexdigest()}))
+    (entry / "kernel.json").write_text(
+        json.dumps({**held, "code": hashlib.blake2b(bad, digest_size=16).hexdigest()})
+    )
     assert fresh.shift() == (False, BASE)
     assert "does not load" in capfd.readouterr().err
     assert fresh.shift() == (True, BASE)
 
 
 def test_processes_that_start_together_compile_once(place: Path, clean_env: dict[str, str]):
-    code = RUN.format(folder=str(place)).replace("import torch\n", "import numpy\n").replace("torch.ones(", "numpy.ones(")
-    code = code.replace("numpy.ones(4)", "numpy.ones(4, 'float32')").replace("numpy.ones(2, 4)", "numpy.ones((2, 4), 'float32')")
+    code = (
+        RUN.format(folder=str(place))
+        .replace("import torch\n", "import numpy\n")
+        .replace("torch.ones(", "numpy.ones(")
+    )
+    code = code.replace("numpy.ones(4)", "numpy.ones(4, 'float32')").replace(
+        "numpy.ones(2, 4)", "numpy.ones((2, 4), 'float32')"
+    )
     environ = {**clean_env, "TILESCALE_CACHE_DIR": str(place / "cache"), "TILESCALE_LOG": "info"}
     jobs = [
-        subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(3)
     ]
     ends = [job.communicate(timeout=120) for job in jobs]
@@ -315,7 +365,10 @@ def test_what_cannot_be_hashed_is_compiled_in_each_process(
         assert a[0] == 3 and not kernel.from_cache
     assert entries(place) == [] if (place / "cache" / "kernels").exists() else True
     err = capfd.readouterr().err
-    assert err.count("uses is not cached on disk: table is a torch.Tensor") == 1 and err.count("compiled uses") == 2
+    assert (
+        err.count("uses is not cached on disk: table is a torch.Tensor") == 1
+        and err.count("compiled uses") == 2
+    )
 
 
 def test_dumps_are_made_also_for_kernels_that_are_cached(place: Path, monkeypatch: pytest.MonkeyPatch):
@@ -402,6 +455,9 @@ def test_sources_are_hashed_by_content(tmp_path: Path):
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     assert done.stdout.strip() == "['/a/x.py', '/y.py']", done.stderr

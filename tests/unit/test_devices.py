@@ -1,4 +1,5 @@
-"""The table of targets (tilescale/devices.py): a target is one record, and nothing else of the runtime asks for its name."""
+"""The table of targets (tilescale/devices.py): a target is one record, and nothing else of the runtime asks
+for its name."""
 
 from __future__ import annotations
 
@@ -15,13 +16,19 @@ from tilescale.device import Device
 from tilescale.errors import TileValueError
 
 SOURCES = Path(devices.__file__).parent
-#: where a target's name may decide something: the records; the fixture of tests, whose two ways to run are no targets
+#: where a target's name may decide something: the records; the fixture of tests, whose two ways to run are no
+#: targets
 HOMES = ("device.py", "devices.py", "cuda.py", "testing/__init__.py")
 
 
 def test_every_target_has_a_record():
-    assert {*devices.TABLE, "auto"} == set(env.TARGETS) and all(d.name == name for name, d in devices.TABLE.items())
-    assert devices.of("cuda:sm_80") is devices.of_kernel({"target": "cuda"}) and devices.of_kernel({}).name == "cpu"
+    assert {*devices.TABLE, "auto"} == set(env.TARGETS) and all(
+        d.name == name for name, d in devices.TABLE.items()
+    )
+    assert (
+        devices.of("cuda:sm_80") is devices.of_kernel({"target": "cuda"})
+        and devices.of_kernel({}).name == "cpu"
+    )
     assert all(d.shown in d.sources for d in devices.TABLE.values())
 
 
@@ -43,9 +50,13 @@ def test_another_target_is_one_record(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(env.TARGETS, "hip", "shm")
     monkeypatch.setattr(devices, "_LATER", ())
     monkeypatch.delenv("TILESCALE_TARGET", raising=False)
-    assert devices.resolve_target("hip") == "hip:gfx942" and devices.resolve_target("hip:gfx90a") == "hip:gfx90a"
+    assert (
+        devices.resolve_target("hip") == "hip:gfx942" and devices.resolve_target("hip:gfx90a") == "hip:gfx90a"
+    )
     assert devices.code_key("hip:gfx90a") == ("clang", "gfx90a")
-    assert devices.device_of([Tensor()]) == "hip" and devices.resolve_target("auto", [Tensor()]) == "hip:gfx942"
+    assert (
+        devices.device_of([Tensor()]) == "hip" and devices.resolve_target("auto", [Tensor()]) == "hip:gfx942"
+    )
     assert devices.may_have_gpu()
     with refused(TileValueError, "there is no target 'AMD'", write='target="hip"'):
         devices.parse_target("AMD")
@@ -54,10 +65,18 @@ def test_another_target_is_one_record(monkeypatch: pytest.MonkeyPatch):
 
 
 def forks(source: str) -> Iterator[int]:
-    """The lines at which something is compared with a target's name. Torch's types of devices are none: where memory lies is asked too."""
+    """The lines at which something is compared with a target's name. Torch's types of devices are none: where
+    memory lies is asked too."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Compare) and not any(isinstance(n, ast.Attribute) and n.attr == "type" for n in (node.left, *node.comparators)):
-            constants = [n.value for side in (node.left, *node.comparators) for n in ast.walk(side) if isinstance(n, ast.Constant)]
+        if isinstance(node, ast.Compare) and not any(
+            isinstance(n, ast.Attribute) and n.attr == "type" for n in (node.left, *node.comparators)
+        ):
+            constants = [
+                n.value
+                for side in (node.left, *node.comparators)
+                for n in ast.walk(side)
+                if isinstance(n, ast.Constant)
+            ]
             if any(name in constants for name in devices.TABLE):
                 yield node.lineno
 
@@ -67,7 +86,10 @@ def test_the_runtime_asks_the_table():
     for path in sorted(SOURCES.rglob("*.py")):
         name = str(path.relative_to(SOURCES))
         if name not in HOMES and name.partition("/")[0] not in ("compiler", "comm", "launch"):
-            found += [f"{name}:{line}: asks for a target by name, see tilescale/devices.py" for line in forks(path.read_text())]
+            found += [
+                f"{name}:{line}: asks for a target by name, see tilescale/devices.py"
+                for line in forks(path.read_text())
+            ]
     assert not found, "\n".join(found)
 
 

@@ -1,5 +1,6 @@
-"""What people call on the host takes no word that it ignores: every parameter of every public function, method and command is read,
-and the words of those that make, run and measure kernels change what comes out."""
+"""What people call on the host takes no word that it ignores: every parameter of every public function,
+method and command is read, and the words of those that make, run and measure kernels change what comes
+out."""
 
 from __future__ import annotations
 
@@ -60,16 +61,31 @@ PUBLIC = dict(public())
 
 
 def test_there_is_much_to_look_at():
-    wanted = {"tilescale.jit", "tilescale.autotune", "comm.empty", "ops.matmul", "Kernel.check", "Profiler.do_bench", "layout.plot_layout"}
+    wanted = {
+        "tilescale.jit",
+        "tilescale.autotune",
+        "comm.empty",
+        "ops.matmul",
+        "Kernel.check",
+        "Profiler.do_bench",
+        "layout.plot_layout",
+    }
     assert wanted <= PUBLIC.keys() and len(PUBLIC) > 60
-    assert sum(name.partition(".")[0] in ("check", "start", "trace", "doctor") for name in PUBLIC) >= 4, list(PUBLIC)
+    assert sum(name.partition(".")[0] in ("check", "start", "trace", "doctor") for name in PUBLIC) >= 4, list(
+        PUBLIC
+    )
 
 
 def unread(function: Callable[..., Any]) -> set[str]:
     """The parameters that a function's body does not read. What only raises NotImplementedError has none."""
     node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(node, ast.FunctionDef)
-    read = {n.id for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    read = {
+        n.id
+        for s in node.body
+        for n in ast.walk(s)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+    }
     return set(inspect.signature(function).parameters) - read - {"self"}
 
 
@@ -142,7 +158,9 @@ def kernel() -> Kernel:
 def benched(**words: Any) -> Any:
     """How often a kernel is called, or what its inputs were."""
     seen: list[Any] = []
-    kernel().get_profiler().do_bench(lambda a, b: seen.append(float(np.asarray(a)[0])), **{"warmup": 0, "rep": 0.5, **words})
+    kernel().get_profiler().do_bench(
+        lambda a, b: seen.append(float(np.asarray(a)[0])), **{"warmup": 0, "rep": 0.5, **words}
+    )
     return seen
 
 
@@ -168,23 +186,46 @@ PAIRS: dict[str, dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
         "name": (lambda: compiled(one), lambda: compiled(one, name="mine")),
     },
     "tilescale.jit": {
-        "func": (lambda: tilescale.jit(factory, target="sim")(), lambda: tilescale.jit(other, target="sim")()),
-        "out_idx": (lambda: tilescale.jit(target="sim")(factory)(), lambda: tilescale.jit(target="sim", out_idx=-1)(factory)()),
-        "target": (lambda: tilescale.jit(target="sim")(factory)(), lambda: tilescale.jit(target="no")(factory)()),
-        "instrument": (lambda: tilescale.jit(target="sim")(factory)(), lambda: tilescale.jit(target="sim", instrument=True)(factory)()),
+        "func": (
+            lambda: tilescale.jit(factory, target="sim")(),
+            lambda: tilescale.jit(other, target="sim")(),
+        ),
+        "out_idx": (
+            lambda: tilescale.jit(target="sim")(factory)(),
+            lambda: tilescale.jit(target="sim", out_idx=-1)(factory)(),
+        ),
+        "target": (
+            lambda: tilescale.jit(target="sim")(factory)(),
+            lambda: tilescale.jit(target="no")(factory)(),
+        ),
+        "instrument": (
+            lambda: tilescale.jit(target="sim")(factory)(),
+            lambda: tilescale.jit(target="sim", instrument=True)(factory)(),
+        ),
     },
     "Kernel.get_profiler": {
         "tensor_supply": (lambda: supplied(), lambda: supplied(tensor_supply="one")),
         "tensor_supply_type": (lambda: supplied(), lambda: supplied(tensor_supply_type="one")),
-        "extents": (lambda: compiled(sized).get_profiler(n=4).extents, lambda: compiled(sized).get_profiler(n=8).extents),
+        "extents": (
+            lambda: compiled(sized).get_profiler(n=4).extents,
+            lambda: compiled(sized).get_profiler(n=8).extents,
+        ),
     },
-    "Kernel.get_kernel_source": {"kind": (lambda: kernel().get_kernel_source("tile"), lambda: kernel().get_kernel_source("no"))},
+    "Kernel.get_kernel_source": {
+        "kind": (lambda: kernel().get_kernel_source("tile"), lambda: kernel().get_kernel_source("no"))
+    },
     "Profiler.do_bench": {
         "fn": (lambda: kernel().get_profiler().do_bench(print, return_mode="no"), lambda: len(benched()) > 0),
         "warmup": (lambda: len(benched()) < 3000, lambda: len(benched(warmup=60)) < 3000),
         "rep": (lambda: len(benched()) < 3000, lambda: len(benched(rep=60)) < 3000),
-        "return_mode": (lambda: isinstance(kernel().get_profiler().do_bench(lambda: 0, warmup=0, rep=0, return_mode="all"), list),
-                        lambda: isinstance(kernel().get_profiler().do_bench(lambda: 0, warmup=0, rep=0, return_mode="min"), list)),
+        "return_mode": (
+            lambda: isinstance(
+                kernel().get_profiler().do_bench(lambda: 0, warmup=0, rep=0, return_mode="all"), list
+            ),
+            lambda: isinstance(
+                kernel().get_profiler().do_bench(lambda: 0, warmup=0, rep=0, return_mode="min"), list
+            ),
+        ),
         "args": (lambda: benched()[0], lambda: benched(args=[np.full(4, 7.0), np.zeros(4)])[0]),
     },
     "Profiler.assert_allclose": {
@@ -192,12 +233,14 @@ PAIRS: dict[str, dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
         "rtol": (lambda: near(close, rtol=0, atol=0), lambda: near(close, rtol=10, atol=0)),
         "atol": (lambda: near(close, rtol=0, atol=0), lambda: near(close, rtol=0, atol=1)),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_words_change_what_comes_out(name: str):
-    nothing = {"tilescale.jit": {"pass_configs"}}.get(name, set())  # is told in the log, as docs/LANGUAGE.md says
+    nothing = {"tilescale.jit": {"pass_configs"}}.get(
+        name, set()
+    )  # is told in the log, as docs/LANGUAGE.md says
     assert {*PAIRS[name], *nothing} == {p for p in inspect.signature(PUBLIC[name]).parameters if p != "self"}
     for parameter, (first, second) in PAIRS[name].items():
         assert str(Said(first)) != str(Said(second)), f"{parameter} of {name} changes nothing"
@@ -207,10 +250,18 @@ def test_words_that_contradict_each_other_are_refused(tmp_path: Path):
     made = T.Fragment((8, 4), lambda i, j: (i * 4 + j, 0))
     ones, eights = (lambda n=16: torch.ones(n, n)), (lambda: torch.ones(16, 16).to(torch.float8_e4m3fn))
     for call, message in (
-        (lambda: kernel().get_profiler("one", tensor_supply_type="zero"), "tensor_supply= and tensor_supply_type="),
+        (
+            lambda: kernel().get_profiler("one", tensor_supply_type="zero"),
+            "tensor_supply= and tensor_supply_type=",
+        ),
         (lambda: layout.plot_layout(made, "acc", tmp_path / "a.svg"), "a layout, which has no name"),
         (lambda: ops.matmul(ones(), ones(), out=ones(), out_dtype=torch.float16), "float16"),
-        (lambda: ops.fp8_matmul(eights(), eights().T, ones(1), ones(1), out=ones(), out_dtype=torch.float16), "float16"),
+        (
+            lambda: ops.fp8_matmul(
+                eights(), eights().T, ones(1), ones(1), out=ones(), out_dtype=torch.float16
+            ),
+            "float16",
+        ),
     ):
         with pytest.raises(TileError, match=message):
             call()
@@ -222,5 +273,7 @@ def test_memory_of_another_size_than_it_has_is_refused(clean_env: dict[str, str]
         "comm.init(32 << 20); comm.init(); comm.init(32 << 20)\n"
         "try:\n    comm.init(64 << 20)\nexcept ValueError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=clean_env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_env, capture_output=True, text=True, timeout=60
+    )
     assert "init(heap_size=67108864) after an init() that made 33554432 bytes" in done.stdout, done.stderr

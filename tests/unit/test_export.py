@@ -1,4 +1,5 @@
-"""Exported kernels: one file that runs in a process without TVM and without compilers, and is refused where it does not fit."""
+"""Exported kernels: one file that runs in a process without TVM and without compilers, and is refused where
+it does not fit."""
 
 from __future__ import annotations
 
@@ -64,8 +65,14 @@ def bare(tmp_path: Path, clean_env: dict[str, str]) -> Callable[..., subprocess.
     empty.mkdir()
 
     def run(code: str, **more: str) -> subprocess.CompletedProcess[str]:
-        env = clean_env | {"PATH": str(empty), "TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "CUDA_HOME": "", "CC": ""} | more
-        return subprocess.run([sys.executable, "-c", BARE + code], env=env, capture_output=True, text=True, timeout=60)
+        env = (
+            clean_env
+            | {"PATH": str(empty), "TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "CUDA_HOME": "", "CC": ""}
+            | more
+        )
+        return subprocess.run(
+            [sys.executable, "-c", BARE + code], env=env, capture_output=True, text=True, timeout=60
+        )
 
     return run
 
@@ -95,14 +102,20 @@ def test_an_eager_kernel_keeps_what_it_allocates(tmp_path: Path):
     a = np.arange(100, dtype="float32")
     made = doubled.compile(a)
     run = tilescale.load(made.export(tmp_path / "doubled.tsk"))
-    assert (run(a) == a * 2).all() and (run.out_idx, run.returns, run.label) == (made.out_idx, made.returns, made.label)
+    assert (run(a) == a * 2).all() and (run.out_idx, run.returns, run.label) == (
+        made.out_idx,
+        made.returns,
+        made.label,
+    )
 
 
 def test_a_file_serves_where_the_cache_cannot_be_written(tmp_path: Path, bare: Any):
     path = tilescale.compile(scaled, target="cpu").export(tmp_path / "scaled.tsk")
     (tmp_path / "file").write_text("")
-    done = bare(f"a = np.ones((3, 8), 'float32'); b = a * 0; tilescale.load({str(path)!r})(a, 2.0, b); print(b.sum())",
-                TILESCALE_CACHE_DIR=str(tmp_path / "file"))  # fmt: skip
+    done = bare(
+        f"a = np.ones((3, 8), 'float32'); b = a * 0; tilescale.load({str(path)!r})(a, 2.0, b); print(b.sum())",
+        TILESCALE_CACHE_DIR=str(tmp_path / "file"),
+    )
     assert done.stdout == "48.0\n" and done.stderr.count("is not used") == 1, done.stderr
 
 
@@ -116,17 +129,27 @@ def test_ranks_load_it_before_they_meet(tmp_path: Path, tilescale_launch: Any):
     """The ranks' runtime is the one that the file carries."""
     path = tilescale.compile(shifted, target="cpu").export(tmp_path / "shifted.tsk")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "job.py").write_text(BARE + f"""
+    (tmp_path / "job.py").write_text(
+        BARE
+        + f"""
 from tilescale import comm
 run = tilescale.load({str(path)!r})
 comm.init()
 out = comm.empty((64,), "float32", like="numpy")
 run(np.full(64, comm.rank() + 1, "float32"), out)
 print("got", out[0], out[63])
-""")
-    done = tilescale_launch(2, tmp_path / "job.py", env={"PATH": str(tmp_path / "empty"), "TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "CC": ""})
+"""
+    )
+    done = tilescale_launch(
+        2,
+        tmp_path / "job.py",
+        env={"PATH": str(tmp_path / "empty"), "TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "CC": ""},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert sorted(line[line.index("got") :] for line in done.stdout.splitlines() if "got" in line) == ["got 1.0 1.0", "got 2.0 2.0"]
+    assert sorted(line[line.index("got") :] for line in done.stdout.splitlines() if "got" in line) == [
+        "got 1.0 1.0",
+        "got 2.0 2.0",
+    ]
 
 
 @needs_nvcc
@@ -149,13 +172,19 @@ print((ctypes.c_int64 * 2).in_dll(fake, "fake")[0])
         LD_LIBRARY_PATH=os.pathsep.join([str(driver), os.environ.get("LD_LIBRARY_PATH", "")]),
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == ["scaled: A is on cpu, and the kernel is compiled for the cuda target", "0"]
+    assert done.stdout.splitlines() == [
+        "scaled: A is on cpu, and the kernel is compiled for the cuda target",
+        "0",
+    ]
 
 
 @needs_nvcc
 def test_a_cuda_kernel_for_another_gpu_is_refused(tmp_path: Path, bare: Any, driver: Path):  # noqa: F811
     path = tilescale.compile(scaled, target="cuda:sm_80").export(tmp_path / "scaled.tsk")
-    done = bare(f"tilescale.load({str(path)!r})", LD_LIBRARY_PATH=os.pathsep.join([str(driver), os.environ.get("LD_LIBRARY_PATH", "")]))
+    done = bare(
+        f"tilescale.load({str(path)!r})",
+        LD_LIBRARY_PATH=os.pathsep.join([str(driver), os.environ.get("LD_LIBRARY_PATH", "")]),
+    )
     assert "scaled.tsk is compiled for sm_80, and this machine's GPU is sm_90" in done.stderr
     assert 'write instead: target="cuda:sm_90" where it is compiled' in done.stderr
 
@@ -217,8 +246,14 @@ def test_a_damaged_file_is_refused(file: Path, tmp_path: Path):
     [
         (lambda h, m: h.update(format=2), "has format 2 of exported kernels"),
         (lambda h, m: h["needs"].update(machine="riscv64"), "is for riscv64, and this machine is"),
-        (lambda h, m: h["needs"].update(runtime="apache-tvm-ffi-0.0.1 abc"), "apache-tvm-ffi-0.0.1, whose launcher is another"),
-        (lambda h, m: h["needs"].update(instructions=["avx9000"]), "uses instructions that this processor lacks: avx9000"),
+        (
+            lambda h, m: h["needs"].update(runtime="apache-tvm-ffi-0.0.1 abc"),
+            "apache-tvm-ffi-0.0.1, whose launcher is another",
+        ),
+        (
+            lambda h, m: h["needs"].update(instructions=["avx9000"]),
+            "uses instructions that this processor lacks: avx9000",
+        ),
     ],
 )
 def test_a_file_for_something_else_is_refused(file: Path, tmp_path: Path, change: Any, text: str):

@@ -1,4 +1,5 @@
-"""Fingerprints: values that differ differ, values that agree agree, and what has no value of its own is refused."""
+"""Fingerprints: values that differ differ, values that agree agree, and what has no value of its own is
+refused."""
 
 from __future__ import annotations
 
@@ -54,15 +55,81 @@ class Plain:
 
 
 DIFFERENT = [
-    None, True, False, 1, 0, 1.0, 0.0, -0.0, "1", b"1", "", (), [], {}, set(), (1,), [1], (1, 2), (1, (2,)), ((1,), 2), {1: 2}, {2: 1},
-    {1, 2}, {1, 3}, range(3), range(4), slice(1), float("nan"), float("inf"), 1j, ...,
-    T.float16, T.dynamic("a"), T.dynamic("b"), T.dynamic("a", "int64"), T.dynamic("a") + 1, T.dynamic("a") * 2,
-    T.Tensor((1, 2), "float32"), T.Tensor((2, 1), "float32"), T.Tensor((1, 2), "float16"), T.SymmTensor((1, 2), "float32"),
-    T.StridedTensor((1, 2), (2, 1), "float32"), T.Signal((1, 2)), T.Signal((1, 2), keep=True), T.ceildiv, math.ceil, math.floor, math, os,
-    torch.float16, torch.float32, np.dtype("float16"), np.float32(1), np.int64(1), np.arange(3), np.arange(4), np.arange(3.0),
-    Color.RED, Color.BLUE, Config(1), Config(2), Config(1, Color.BLUE), Slots(1), Slots(2), Plain(1), Plain(Config(1)), Config, Plain,
-    functools.partial(min, 1), functools.partial(min, 2), functools.partial(max, 1), len, torch.device("cpu"), Config(1).area,
-]  # fmt: skip
+    None,
+    True,
+    False,
+    1,
+    0,
+    1.0,
+    0.0,
+    -0.0,
+    "1",
+    b"1",
+    "",
+    (),
+    [],
+    {},
+    set(),
+    (1,),
+    [1],
+    (1, 2),
+    (1, (2,)),
+    ((1,), 2),
+    {1: 2},
+    {2: 1},
+    {1, 2},
+    {1, 3},
+    range(3),
+    range(4),
+    slice(1),
+    float("nan"),
+    float("inf"),
+    1j,
+    ...,
+    T.float16,
+    T.dynamic("a"),
+    T.dynamic("b"),
+    T.dynamic("a", "int64"),
+    T.dynamic("a") + 1,
+    T.dynamic("a") * 2,
+    T.Tensor((1, 2), "float32"),
+    T.Tensor((2, 1), "float32"),
+    T.Tensor((1, 2), "float16"),
+    T.SymmTensor((1, 2), "float32"),
+    T.StridedTensor((1, 2), (2, 1), "float32"),
+    T.Signal((1, 2)),
+    T.Signal((1, 2), keep=True),
+    T.ceildiv,
+    math.ceil,
+    math.floor,
+    math,
+    os,
+    torch.float16,
+    torch.float32,
+    np.dtype("float16"),
+    np.float32(1),
+    np.int64(1),
+    np.arange(3),
+    np.arange(4),
+    np.arange(3.0),
+    Color.RED,
+    Color.BLUE,
+    Config(1),
+    Config(2),
+    Config(1, Color.BLUE),
+    Slots(1),
+    Slots(2),
+    Plain(1),
+    Plain(Config(1)),
+    Config,
+    Plain,
+    functools.partial(min, 1),
+    functools.partial(min, 2),
+    functools.partial(max, 1),
+    len,
+    torch.device("cpu"),
+    Config(1).area,
+]
 
 
 def test_different_values_differ_and_equal_ones_agree():
@@ -122,7 +189,9 @@ def test_what_a_module_has_is_followed_to_the_attribute(tmp_path: Path, monkeypa
     ours_a.X = 2
     after = digest(uses)
     assert after != before
-    ours_a.ours_b.f = ours_a.ours_b.__dict__["f"].__class__(compile("def f(x): return 2", "x", "exec").co_consts[0], {})
+    ours_a.ours_b.f = ours_a.ours_b.__dict__["f"].__class__(
+        compile("def f(x): return 2", "x", "exec").co_consts[0], {}
+    )
     assert digest(uses) != after
 
     def passes_it_on(x):
@@ -147,7 +216,9 @@ def test_recursion_and_cycles_end():
     a.x, b.x = b, a
     assert digest(a)
     one = Plain(1)
-    assert digest((one, one)) != digest((one, Plain(1)))  # sharing shows: what is done to one is done to the other
+    assert digest((one, one)) != digest(
+        (one, Plain(1))
+    )  # sharing shows: what is done to one is done to the other
 
 
 def test_what_has_no_value_is_refused_by_name():
@@ -181,7 +252,9 @@ def test_the_same_in_every_process():
 
     def run(seed: str) -> str:
         env = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, cwd=root)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120, cwd=root
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -1,4 +1,5 @@
-"""Where compiled code is kept: caches that cannot be written, shared ones, and what others may have put into them."""
+"""Where compiled code is kept: caches that cannot be written, shared ones, and what others may have put into
+them."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ print(kernel.from_cache, native.library_path())
 
 
 def with_runtime(folder: Path) -> Path:
-    """A cache that holds the C runtime already, as the process of the tests has built it: what is tested is who may be believed."""
+    """A cache that holds the C runtime already, as the process of the tests has built it: what is tested is
+    who may be believed."""
     folder.mkdir(mode=0o700)
     shutil.copytree(build.library_path().parent, folder / "native")
     return folder
@@ -74,11 +76,14 @@ def test_a_cache_that_cannot_be_made_is_replaced_by_one_of_the_process(tmp_path:
     (tmp_path / "file").write_text("")
     (cached, runtime), warnings = run(tmp_path, tmp_path / "file")
     assert cached == "False" and not Path(runtime).exists()  # it has gone with its process
-    assert len(warnings) == 1 and "is not used" in warnings[0] and "cannot be made: File exists" in warnings[0]
+    assert (
+        len(warnings) == 1 and "is not used" in warnings[0] and "cannot be made: File exists" in warnings[0]
+    )
 
 
 def test_a_shared_cache_is_read_by_who_cannot_write_it(tmp_path: Path) -> None:
-    """As root the user is changed, which needs no file of this test's to be theirs; any other user takes the right from itself."""
+    """As root the user is changed, which needs no file of this test's to be theirs; any other user takes the
+    right from itself."""
     shared, user = tmp_path / "shared", [str(OTHER)] if os.geteuid() == 0 else []
     for place in (tmp_path, *tmp_path.parents[:3]):
         if user:
@@ -108,7 +113,9 @@ def test_what_belongs_to_another_is_not_loaded(tmp_path: Path, what: str) -> Non
     assert run(tmp_path, with_runtime(tmp_path / "cache"))[0][0] == "False"
     os.chown(tmp_path / "cache" / what, OTHER, OTHER)
     (cached, runtime), warnings = run(tmp_path, tmp_path / "cache")
-    assert (cached == "True") == (what == "native") and runtime.startswith(str(tmp_path / "cache")) == (what == "kernels")
+    assert (cached == "True") == (what == "native") and runtime.startswith(str(tmp_path / "cache")) == (
+        what == "kernels"
+    )
     assert len(warnings) == 1 and f"it belongs to user {OTHER}" in warnings[0]
 
 
@@ -140,6 +147,10 @@ def test_whatever_the_umask_others_write_nothing(tmp_path: Path, monkeypatch: py
         run(tmp_path, tmp_path / "cache")
     finally:
         os.umask(before)
-    code = [p for p in (tmp_path / "cache").rglob("*") if p.name in ("kernel.bin", "kernel.json") or p.suffix == ".so" or p.is_dir()]
+    code = [
+        p
+        for p in (tmp_path / "cache").rglob("*")
+        if p.name in ("kernel.bin", "kernel.json") or p.suffix == ".so" or p.is_dir()
+    ]
     assert len(code) > 6 and not [p for p in code if folders.distrust(p.stat())]
     assert build.library_path().exists()

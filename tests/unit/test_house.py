@@ -1,4 +1,5 @@
-"""The house holds together: a plain install has every file, folders are packages, versions and sizes agree."""
+"""The house holds together: a plain install has every file, folders are packages, versions and sizes
+agree."""
 
 from __future__ import annotations
 
@@ -19,7 +20,12 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"tilescale": "tilescale", "compiler": "tilescale/compiler", "comm": "tilescale/comm", "launch": "tilescale/launch"}
+FOLDERS = {
+    "tilescale": "tilescale",
+    "compiler": "tilescale/compiler",
+    "comm": "tilescale/comm",
+    "launch": "tilescale/launch",
+}
 # "About 600 and 80" is the habit; these are where a reviewer would stop reading.
 FILE_LINES, FUNCTION_LINES = 700, 100
 
@@ -29,7 +35,11 @@ def sources() -> list[Path]:
     found = []
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".so", ".o"):
+            if (
+                path.is_file()
+                and "__pycache__" not in path.parts
+                and path.suffix not in (".pyc", ".so", ".o")
+            ):
                 found.append(path.relative_to(ROOT))
     return sorted(found)
 
@@ -47,7 +57,17 @@ def test_a_plain_install_has_every_file(tmp_path: Path):
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
     # The environment's own setuptools builds it, so the test needs no network.
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", str(tree)]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        str(tree),
+    ]
     done = subprocess.run([*build, "-w", str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
@@ -55,7 +75,9 @@ def test_a_plain_install_has_every_file(tmp_path: Path):
         names = set(archive.namelist())
         archive.extractall(tmp_path / "site")
     expected = {str(Path(FOLDERS[path.parts[0]], *path.parts[1:])) for path in sources()}
-    assert expected - names == set(), "not in the wheel: add the pattern to [tool.setuptools.package-data], or an __init__.py"
+    assert expected - names == set(), (
+        "not in the wheel: add the pattern to [tool.setuptools.package-data], or an __init__.py"
+    )
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"tilescale"}
     (metadata,) = (tmp_path / "site").glob("*.dist-info/METADATA")
     assert metadata.read_text().split("\n\n", 1)[1].strip() == (ROOT / "README.md").read_text().strip()
@@ -63,11 +85,17 @@ def test_a_plain_install_has_every_file(tmp_path: Path):
     # And it imports from there, with every part under the one root.
     code = "import tilescale.comm, tilescale.compiler, tilescale.launch.cli; print(tilescale.__path__)"
     out = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
     )
     assert out.stdout.strip() == str([str(tmp_path / "site" / "tilescale")]), out.stderr
     command = [sys.executable, "-m", "tilescale", "--version"]
-    out = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True)
+    out = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True
+    )
     assert out.stdout == f"tilescale, version {tilescale.__version__}\n", out.stderr
 
 
@@ -98,7 +126,9 @@ def test_files_and_functions_stay_readable():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
                 if (count := node.end_lineno - node.lineno + 1) > FUNCTION_LINES:
-                    long.append(f"{path}:{node.lineno}: {node.name} has {count} lines, at most {FUNCTION_LINES}")
+                    long.append(
+                        f"{path}:{node.lineno}: {node.name} has {count} lines, at most {FUNCTION_LINES}"
+                    )
     assert not long, "\n".join(long)
 
 
@@ -106,12 +136,15 @@ def test_modules_say_what_they_are_for():
     silent = [
         str(path)
         for path in sources()
-        if path.suffix == ".py" and (text := (ROOT / path).read_text()).strip() and ast.get_docstring(ast.parse(text)) is None
+        if path.suffix == ".py"
+        and (text := (ROOT / path).read_text()).strip()
+        and ast.get_docstring(ast.parse(text)) is None
     ]
     assert not silent, f"without a docstring: {silent}"
 
 
-#: file → its kernel, the macros and the helper that it consists of, and how many lines their bodies may have together
+#: file → its kernel, the macros and the helper that it consists of, and how many lines their bodies may have
+#: together
 KERNELS = {
     "tilescale/ops/attention.py": (("queries", "flash_attention"), 70),
     "tilescale/ops/latent_attention.py": (("half", "hide", "rise", "weigh", "shrink", "mla_decode"), 80),
@@ -126,14 +159,17 @@ def test_kernels_stay_short(path: str):
         if not isinstance(node, ast.FunctionDef) or node.name not in names:
             continue
         if {ast.unparse(d) for d in node.decorator_list} <= {"T.macro", "T.prim_func"}:
-            body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+            body = [
+                s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+            ]
             lines += (node.end_lineno or 0) - body[0].lineno + 1
     assert 0 < lines <= most
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu", "cuda"])
 def test_lowerings_stand_in_files_of_their_operations_names(target: str):
-    """compiler/TARGET/ops/NAME.py says how TARGET, or a family of them, does what compiler/ops/NAME.py has, and nothing else."""
+    """compiler/TARGET/ops/NAME.py says how TARGET, or a family of them, does what compiler/ops/NAME.py has,
+    and nothing else."""
     names = r'@?lowers\("(\w+)", ((?:"\w+"(?:, )?)+)\)'
     there = {p.stem for p in (ROOT / "compiler" / "ops").glob("*.py")}
     for path in (ROOT / "compiler" / target / "ops").glob("[a-z]*.py"):

@@ -1,4 +1,5 @@
-"""Dependencies run one way: launch → tilescale → compiler, tilescale → comm; leaves for all; TVM behind one module."""
+"""Dependencies run one way: launch → tilescale → compiler, tilescale → comm; leaves for all; TVM behind one
+module."""
 
 from __future__ import annotations
 
@@ -11,11 +12,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = {"tilescale": "tilescale", "compiler": "tilescale.compiler", "comm": "tilescale.comm", "launch": "tilescale.launch"}
+FOLDERS = {
+    "tilescale": "tilescale",
+    "compiler": "tilescale.compiler",
+    "comm": "tilescale.comm",
+    "launch": "tilescale.launch",
+}
 LEAVES = (
-    "tilescale.source_text", "tilescale.errors", "tilescale.env", "tilescale.log", "tilescale.folders", "tilescale.native",
+    "tilescale.source_text",
+    "tilescale.errors",
+    "tilescale.env",
+    "tilescale.log",
+    "tilescale.folders",
+    "tilescale.native",
     "tilescale.arrays",
-)  # fmt: skip
+)
 
 # Part of the house → what of ours it may import. A leaf may import the leaves before it.
 ALLOWED = {
@@ -26,17 +37,27 @@ ALLOWED = {
     "tilescale.arrays": set(),
     "tilescale.folders": {"tilescale.errors", "tilescale.env", "tilescale.log"},
     "tilescale.native": {"tilescale.errors", "tilescale.env", "tilescale.log", "tilescale.folders"},
-    "tilescale.language": {*LEAVES, "tilescale.compiler"},  # its operations load the compiler at the first trace
+    "tilescale.language": {
+        *LEAVES,
+        "tilescale.compiler",
+    },  # its operations load the compiler at the first trace
     "tilescale.compiler": {*LEAVES, "tilescale.language", "tilescale.compiler"},
     "tilescale.comm": {*LEAVES, "tilescale.comm"},
     "tilescale": {*LEAVES, "tilescale", "tilescale.language", "tilescale.compiler", "tilescale.comm"},
     "tilescale.__main__": {"tilescale.launch"},  # the command, for `python -m tilescale`
-    "tilescale.launch": {*LEAVES, "tilescale", "tilescale.language", "tilescale.compiler", "tilescale.comm", "tilescale.launch"},
+    "tilescale.launch": {
+        *LEAVES,
+        "tilescale",
+        "tilescale.language",
+        "tilescale.compiler",
+        "tilescale.comm",
+        "tilescale.launch",
+    },
 }
 TVM_DOOR = "compiler/tvm_compat.py"
 
-# Package (or file) of the compiler → those before it that it may import, wherever the statement stands. Each may import what lies above it in
-# this table, so there is no circle; tvm_compat may be imported by all.
+# Package (or file) of the compiler → those before it that it may import, wherever the statement stands. Each
+# may import what lies above it in this table, so there is no circle; tvm_compat may be imported by all.
 COMPILER: dict[str, set[str]] = {
     "tvm_compat": set(),
     "advice": set(),
@@ -60,7 +81,8 @@ COMPILER: dict[str, set[str]] = {
     "driver": {"ir", "passes", "description", "backend", "static"},
 }
 
-# Module (or package) of tilescale/ → those before it that it may import, wherever the statement stands; each may import the leaves as well.
+# Module (or package) of tilescale/ → those before it that it may import, wherever the statement stands; each
+# may import the leaves as well.
 RUNTIME: dict[str, set[str]] = {
     "version": set(),
     "compat": set(),
@@ -112,7 +134,8 @@ def imported(source: str, module: str, is_package: bool) -> Iterator[tuple[int, 
         elif isinstance(node, ast.ImportFrom):
             base = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
             base_name = ".".join([*base, *([node.module] if node.module else [])])
-            # `from tilescale import env` imports tilescale.env where there is such a module, tilescale's own name otherwise.
+            # `from tilescale import env` imports tilescale.env where there is such a module, tilescale's own
+            # name otherwise.
             for alias in node.names:
                 name = f"{base_name}.{alias.name}"
                 yield node.lineno, name if is_module(name) else base_name
@@ -140,7 +163,8 @@ def module_of(source: str, file: str) -> tuple[str, list[tuple[int, str]]]:
 
 
 def violations(source: str, file: str) -> list[str]:
-    """What is wrong with the imports of ``source`` as the file ``file`` (relative to the root), one line each."""
+    """What is wrong with the imports of ``source`` as the file ``file`` (relative to the root), one line
+    each."""
     module, names = module_of(source, file)
     found = []
     for line, name in names:
@@ -191,7 +215,9 @@ def is_in_order(table: dict[str, set[str]]) -> bool:
 
 def test_the_runtime_imports_one_way():
     assert is_in_order(RUNTIME)
-    there = {p.stem for p in (ROOT / "tilescale").glob("[_a-z]*") if p.is_dir() or p.suffix == ".py"} - {"__pycache__"}
+    there = {p.stem for p in (ROOT / "tilescale").glob("[_a-z]*") if p.is_dir() or p.suffix == ".py"} - {
+        "__pycache__"
+    }
     assert there == {*RUNTIME, *(leaf.split(".")[1] for leaf in LEAVES)}
     found = []
     for path in sorted((ROOT / "tilescale").rglob("*.py")):
@@ -201,7 +227,9 @@ def test_the_runtime_imports_one_way():
 
 def test_the_packages_of_the_compiler_import_one_way():
     assert is_in_order(COMPILER)
-    there = {p.stem for p in (ROOT / "compiler").glob("[a-z]*") if p.is_dir() or p.suffix == ".py"} - {"__pycache__"}
+    there = {p.stem for p in (ROOT / "compiler").glob("[a-z]*") if p.is_dir() or p.suffix == ".py"} - {
+        "__pycache__"
+    }
     assert there == set(COMPILER)
     found = []
     for path in sorted((ROOT / "compiler").rglob("*.py")):
@@ -213,15 +241,47 @@ def test_the_packages_of_the_compiler_import_one_way():
 @pytest.mark.parametrize(
     ("file", "source", "wrong"),
     [
-        ("tilescale/profiler.py", "def f():\n    from tilescale.tuning import tuner", ":2: tilescale/profiler may not import"),
-        ("tilescale/report.py", "from tilescale.kernel import Kernel", "tilescale/report may not import tilescale.kernel"),
+        (
+            "tilescale/profiler.py",
+            "def f():\n    from tilescale.tuning import tuner",
+            ":2: tilescale/profiler may not import",
+        ),
+        (
+            "tilescale/report.py",
+            "from tilescale.kernel import Kernel",
+            "tilescale/report may not import tilescale.kernel",
+        ),
         ("tilescale/ops/x.py", "import tilescale", "tilescale/ops may not import tilescale"),
-        ("tilescale/__init__.py", "from tilescale import launching", "tilescale/__init__ may not import tilescale.launching"),
-        ("tilescale/ops/x.py", "import tilescale.language as T\nfrom tilescale import errors, jit\nfrom .case import Op", ""),
-        ("compiler/ir/x.py", "def f():\n    from tilescale.compiler.ops import base", ":2: compiler/ir may not import"),
-        ("compiler/passes/x.py", "from tilescale.compiler import cuda", "compiler/passes may not import tilescale.compiler.cuda"),
-        ("compiler/sim/x.py", "from ..passes.pipeline import run", "compiler/sim may not import tilescale.compiler.passes"),
-        ("compiler/cuda/x.py", "from tilescale.compiler.ir import source\nfrom tilescale.compiler import tvm_compat", ""),
+        (
+            "tilescale/__init__.py",
+            "from tilescale import launching",
+            "tilescale/__init__ may not import tilescale.launching",
+        ),
+        (
+            "tilescale/ops/x.py",
+            "import tilescale.language as T\nfrom tilescale import errors, jit\nfrom .case import Op",
+            "",
+        ),
+        (
+            "compiler/ir/x.py",
+            "def f():\n    from tilescale.compiler.ops import base",
+            ":2: compiler/ir may not import",
+        ),
+        (
+            "compiler/passes/x.py",
+            "from tilescale.compiler import cuda",
+            "compiler/passes may not import tilescale.compiler.cuda",
+        ),
+        (
+            "compiler/sim/x.py",
+            "from ..passes.pipeline import run",
+            "compiler/sim may not import tilescale.compiler.passes",
+        ),
+        (
+            "compiler/cuda/x.py",
+            "from tilescale.compiler.ir import source\nfrom tilescale.compiler import tvm_compat",
+            "",
+        ),
     ],
 )
 def test_the_check_of_packages(file: str, source: str, wrong: str):
@@ -232,18 +292,38 @@ def test_the_check_of_packages(file: str, source: str, wrong: str):
 @pytest.mark.parametrize(
     ("file", "source", "wrong"),
     [
-        ("compiler/passes/x.py", "from tilescale.comm import world", "tilescale.compiler may not import tilescale.comm"),
-        ("compiler/passes/x.py", "def f():\n    from ...comm import bootstrap", ":2: tilescale.compiler may not import"),
+        (
+            "compiler/passes/x.py",
+            "from tilescale.comm import world",
+            "tilescale.compiler may not import tilescale.comm",
+        ),
+        (
+            "compiler/passes/x.py",
+            "def f():\n    from ...comm import bootstrap",
+            ":2: tilescale.compiler may not import",
+        ),
         ("compiler/passes/x.py", "from tilescale import jit", "tilescale.compiler may not import tilescale"),
         ("compiler/x.py", "import torch.nn", "does not know torch"),
         ("compiler/x.py", "from tvm import tirx", "by compiler/tvm_compat.py alone"),
         ("tilescale/language/x.py", "import tvm", "by compiler/tvm_compat.py alone"),
-        ("tilescale/jit.py", "from tilescale.launch import ranks", "tilescale may not import tilescale.launch"),
+        (
+            "tilescale/jit.py",
+            "from tilescale.launch import ranks",
+            "tilescale may not import tilescale.launch",
+        ),
         ("tilescale/jit.py", "from compiler import ir", "installed as tilescale.compiler"),
         ("comm/x.py", "import tilescale.compiler.ir", "tilescale.comm may not import tilescale.compiler"),
         ("tilescale/errors.py", "from . import env", "tilescale.errors may not import tilescale.env"),
-        ("tilescale/native/__init__.py", "from ..comm import world", "tilescale.native may not import tilescale.comm"),
-        ("compiler/passes/x.py", "from tilescale import env, errors\nfrom ..ir import nodes\nfrom .. import tvm_compat", ""),
+        (
+            "tilescale/native/__init__.py",
+            "from ..comm import world",
+            "tilescale.native may not import tilescale.comm",
+        ),
+        (
+            "compiler/passes/x.py",
+            "from tilescale import env, errors\nfrom ..ir import nodes\nfrom .. import tvm_compat",
+            "",
+        ),
         ("compiler/tvm_compat.py", "import tvm", ""),
         ("comm/__init__.py", "from .bootstrap import world\nimport torch", ""),
         ("launch/cli.py", "from tilescale.comm import bootstrap\nfrom . import ranks\nimport tilescale", ""),
@@ -254,8 +334,12 @@ def test_the_check_itself(file: str, source: str, wrong: str):
     assert (wrong in found[0]) if wrong else not found
 
 
-@pytest.mark.parametrize("module", ["tilescale", "tilescale.language", "tilescale.comm", "tilescale.launch.cli"])
+@pytest.mark.parametrize(
+    "module", ["tilescale", "tilescale.language", "tilescale.comm", "tilescale.launch.cli"]
+)
 def test_importing_brings_neither_torch_nor_tvm(module: str, clean_env: dict[str, str]):
     code = f"import sys, {module}; print([m for m in ('torch', 'tvm', 'tvm_ffi') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -1,4 +1,5 @@
-"""Ctrl-C ends a kernel that runs, whatever it does: blocks one after another, a loop that never ends, on one thread and on several."""
+"""Ctrl-C ends a kernel that runs, whatever it does: blocks one after another, a loop that never ends, on one
+thread and on several."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from tilescale import native
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TILESCALE_NUM_THREADS", request.param)
     native.configure()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in a shell's background begin with it ignored
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # jobs in a shell's background begin with it ignored
     yield
     signal.signal(signal.SIGINT, before)
     monkeypatch.undo()
@@ -125,8 +128,15 @@ def test_a_loop_in_rounds_runs_every_iteration_once() -> None:
 
         return main
 
-    for form, n, ends in (("dynamic", 0, 0), ("dynamic", -3, 0), ("dynamic", 1 << 16, 1 << 16), ("dynamic", 140000, 140000), ("dynamic", 700, 700),
-                          ("constant", 0, 140000), ("break", 517, 517)):  # fmt: skip
+    for form, n, ends in (
+        ("dynamic", 0, 0),
+        ("dynamic", -3, 0),
+        ("dynamic", 1 << 16, 1 << 16),
+        ("dynamic", 140000, 140000),
+        ("dynamic", 700, 700),
+        ("constant", 0, 140000),
+        ("break", 517, 517),
+    ):
         a, c = np.zeros(140000, "int32"), np.zeros(2, "int32")
         count(form)(a, c, n)
         want = np.zeros(140000, "int32")

@@ -175,7 +175,13 @@ def test_dynamic_extents_share_a_kernel_and_constant_ones_do_not():
 
 def test_arguments_by_name_and_constants():
     a, b = torch.randn(16, 16), torch.randn(16, 16)
-    for c in (matmul(a, b, 32), matmul(a, B=b, block=8), matmul(B=b, A=a), matmul(a, b, block=32), matmul(a, B=b, block=8)):
+    for c in (
+        matmul(a, b, 32),
+        matmul(a, B=b, block=8),
+        matmul(B=b, A=a),
+        matmul(a, b, block=32),
+        matmul(a, B=b, block=8),
+    ):
         assert close(c, a, b)
     assert matmul.compile(a, b, block=8) is not matmul.compile(a, b, block=32) is matmul.compile(a, b, 32)
 
@@ -185,7 +191,9 @@ def test_dtypes_and_libraries():
     with refused(TileTypeError, "A is of bfloat16", expected="float32"):
         matmul(a.bfloat16(), b.bfloat16())
     c = matmul(a.bfloat16(), b.bfloat16(), dtype=T.bfloat16)
-    assert c.dtype == torch.bfloat16 and torch.allclose(c.float(), a.bfloat16().float() @ b.bfloat16().float(), rtol=2e-2, atol=2e-2)
+    assert c.dtype == torch.bfloat16 and torch.allclose(
+        c.float(), a.bfloat16().float() @ b.bfloat16().float(), rtol=2e-2, atol=2e-2
+    )
     n = matmul(a.numpy(), b.numpy())
     assert type(n) is np.ndarray and matmul.compile(a, b) is matmul.compile(a.numpy(), b.numpy())
     x = matmul(a.numpy().astype(ml_dtypes.bfloat16), b.numpy().astype(ml_dtypes.bfloat16), dtype=T.bfloat16)
@@ -193,7 +201,8 @@ def test_dtypes_and_libraries():
 
 
 def test_the_fast_path_sees_every_change():
-    """The second call of a kind goes through a generated function: what decides the code must still be looked at."""
+    """The second call of a kind goes through a generated function: what decides the code must still be looked
+    at."""
 
     @tilescale.jit
     def tag(A, kind: int = 0):
@@ -217,11 +226,15 @@ def test_the_fast_path_sees_every_change():
             tag()
         with refused(TileError, "A is annotated as a tensor and is not a tensor argument"):
             tag(3)
-    assert tag(torch.zeros(4), kind=True).tolist() == [4, 1] and tag(torch.zeros(4), kind=1).tolist() == [4, 1]
+    assert tag(torch.zeros(4), kind=True).tolist() == [4, 1] and tag(torch.zeros(4), kind=1).tolist() == [
+        4,
+        1,
+    ]
 
 
 def test_more_extents_may_turn_out_to_be_baked_in():
-    """What the first trace calls dynamic another one may bake in; nothing that was found under the smaller key is used then."""
+    """What the first trace calls dynamic another one may bake in; nothing that was found under the smaller
+    key is used then."""
 
     @tilescale.jit
     def odd(A, B):
@@ -317,11 +330,15 @@ def test_a_tensor_that_an_eager_kernel_has_not_declared():
 def test_an_eager_kernels_arguments_are_checked_by_the_launcher():
     a, b = torch.randn(16, 16), torch.randn(16, 16)
     matmul(a, b)
-    with refused(TileValueError, "B is not contiguous: axis 1 has stride 16", at="B: T.Tensor[[K, N], dtype]"):
+    with refused(
+        TileValueError, "B is not contiguous: axis 1 has stride 16", at="B: T.Tensor[[K, N], dtype]"
+    ):
         matmul(a, b.T)
     with refused(TileTypeError, "A is on meta"):
         matmul(a.to("meta"), b)
-    with refused(TileTypeError, "matmul: B is a tensor of torch.complex64, which the language does not have", at="B"):
+    with refused(
+        TileTypeError, "matmul: B is a tensor of torch.complex64, which the language does not have", at="B"
+    ):
         matmul(a, b.to(torch.complex64))
 
 
@@ -334,10 +351,26 @@ def test_targets():
         tilescale.compile(scale.get_tir(8), target="hip")
     with refused(TileValueError, "the target 'hip' is not built"):
         tilescale.jit(target="hip")(scale.func)
-    meant = {"tpu": "cpu", "cpu:avx2": "cpu", "": "cpu", "cud": "cuda", "GPU": "cuda", "CPU": "cpu", "simm": "sim", "cuda:": "cuda:sm_90a",
-             "cuda: sm_80": "cuda:sm_80", "cuda sm_80": "cuda", "sim:": "sim"}  # fmt: skip
+    meant = {
+        "tpu": "cpu",
+        "cpu:avx2": "cpu",
+        "": "cpu",
+        "cud": "cuda",
+        "GPU": "cuda",
+        "CPU": "cpu",
+        "simm": "sim",
+        "cuda:": "cuda:sm_90a",
+        "cuda: sm_80": "cuda:sm_80",
+        "cuda sm_80": "cuda",
+        "sim:": "sim",
+    }
     for name, instead in meant.items():
-        with refused(TileValueError, f"there is no target {name!r}", expected='"cuda:sm_90a"', write=f'target="{instead}"'):
+        with refused(
+            TileValueError,
+            f"there is no target {name!r}",
+            expected='"cuda:sm_90a"',
+            write=f'target="{instead}"',
+        ):
             tilescale.compile(scale.get_tir(8), target=name)
 
 
@@ -363,19 +396,29 @@ def test_the_environment_chooses_for_auto_alone(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_the_decorators_refuse():
-    with refused(TileTypeError, "@tilescale.jit takes a plain function, and this is a PrimFunc", write="tilescale.compile"):
+    with refused(
+        TileTypeError,
+        "@tilescale.jit takes a plain function, and this is a PrimFunc",
+        write="tilescale.compile",
+    ):
         tilescale.jit(scale.get_tir(8))
     with refused(TileTypeError, "tilescale.compile takes a @T.prim_func, and this is a Factory"):
         tilescale.compile(scale)
-    with refused(TileError, "matmul is an eager kernel, whose outputs are not named by out_idx", write="return C"):
+    with refused(
+        TileError, "matmul is an eager kernel, whose outputs are not named by out_idx", write="return C"
+    ):
         tilescale.jit(out_idx=-1)(matmul.func)
     with pytest.raises(TypeError):
         tilescale.jit(fast=True)(scale.func)
 
 
-def test_pass_configs_are_named_and_ignored(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_pass_configs_are_named_and_ignored(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("TILESCALE_LOG", "info")
-    made = tilescale.jit(out_idx=-1, pass_configs={tilescale.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True})(scale.func)
+    made = tilescale.jit(
+        out_idx=-1, pass_configs={tilescale.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True}
+    )(scale.func)
     a = torch.randn(8)
     assert made(8)(a).equal(a * 2)
     assert "pass_configs are not used" in capfd.readouterr().err
@@ -386,7 +429,9 @@ def test_the_style_is_seen_without_running_or_reading_the_source():
     exec("def eager(A):\n    with T.Kernel(1):\n        A[0] = 0\n", namespace)
     inner = "    @T.prim_func\n    def main(A):\n        with T.Kernel(1):\n            A[0] = 0\n"
     exec(f"def factory(n):\n{inner}    return main\n", namespace)
-    assert isinstance(tilescale.jit(namespace["eager"]), Eager) and isinstance(tilescale.jit(namespace["factory"]), Factory)
+    assert isinstance(tilescale.jit(namespace["eager"]), Eager) and isinstance(
+        tilescale.jit(namespace["factory"]), Factory
+    )
 
 
 ELSEWHERE = """
@@ -426,9 +471,18 @@ def test_names_of_files_that_the_locale_does_not_know(tmp_path, utf8: str):
     folder = tmp_path / "grün"
     folder.mkdir()
     (folder / "kernül.py").write_text(ELSEWHERE, encoding="utf-8")
-    locale = {"LC_ALL": "C", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0", "TILESCALE_CACHE_DIR": str(folder / "größer")}
+    locale = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": utf8,
+        "PYTHONCOERCECLOCALE": "0",
+        "TILESCALE_CACHE_DIR": str(folder / "größer"),
+    }
     done = subprocess.run(
-        [sys.executable, str(folder / "kernül.py")], env={**os.environ, **locale}, capture_output=True, check=False, timeout=120
+        [sys.executable, str(folder / "kernül.py")],
+        env={**os.environ, **locale},
+        capture_output=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr.decode("utf-8", "replace")
     assert done.stdout.count(b"l.py:14: Gr") == 2, done.stdout

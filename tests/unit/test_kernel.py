@@ -16,11 +16,7 @@ m = T.dynamic("m")
 
 
 @T.prim_func
-def add(
-    A: T.Tensor((m, 8), "float32"),
-    B: T.Tensor((m, 8), "float32"),
-    C: T.Tensor((m, 8), "float32"),
-):
+def add(A: T.Tensor((m, 8), "float32"), B: T.Tensor((m, 8), "float32"), C: T.Tensor((m, 8), "float32")):
     with T.Kernel(T.ceildiv(m, 4), threads=32) as bx:
         for i, j in T.Parallel(4, 8):
             C[bx * 4 + i, j] = A[bx * 4 + i, j] + B[bx * 4 + i, j]
@@ -97,7 +93,9 @@ def test_one_output_is_returned_as_it_is(out_idx):
 
 def test_several_outputs_are_a_tuple_in_the_order_asked_for():
     @T.prim_func
-    def split(A: T.Tensor((m, 4), "float32"), B: T.Tensor((4, m), "float32"), C: T.Tensor((m * 2 + 1,), "int32")):
+    def split(
+        A: T.Tensor((m, 4), "float32"), B: T.Tensor((4, m), "float32"), C: T.Tensor((m * 2 + 1,), "int32")
+    ):
         with T.Kernel(m) as bx:
             for j in T.Parallel(4):
                 B[j, bx] = A[bx, j]
@@ -131,7 +129,18 @@ def test_outputs_ignore_torchs_default_dtype_and_device(add_kernel):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "int16", "int32", "int64", "uint8"],
+    [
+        "float16",
+        "bfloat16",
+        "float64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+    ],
 )
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_every_dtype_of_both_libraries(dtype: str, kind: str):
@@ -188,7 +197,12 @@ def test_a_read_only_array_may_be_read_but_not_written(add_kernel):
     np.testing.assert_array_equal(c, a + b)
     assert not a.flags.writeable
     c.flags.writeable = False
-    with refused(TileValueError, "C is read-only, and the kernel writes it", write="C.copy()", at='C: T.Tensor((m, 8), "float32")'):
+    with refused(
+        TileValueError,
+        "C is read-only, and the kernel writes it",
+        write="C.copy()",
+        at='C: T.Tensor((m, 8), "float32")',
+    ):
         add_kernel(a, b, c)
 
 
@@ -216,7 +230,9 @@ def test_a_given_stride_is_checked():
     kernel = tilescale.compile(column, -1)
     a = torch.randn(3, 4)
     assert kernel(a[:, 1]).equal(a[:, 1])
-    with refused(TileValueError, "axis 0 of A has stride 1", expected='4: T.StridedTensor((3,), (4,), "float32")'):
+    with refused(
+        TileValueError, "axis 0 of A has stride 1", expected='4: T.StridedTensor((3,), (4,), "float32")'
+    ):
         kernel(torch.randn(3))
 
 
@@ -233,7 +249,10 @@ def test_shapes(add_kernel):
     ):
         add_kernel(torch.randn(10, 9), b, c)
     with refused(
-        TileValueError, "axis 0 of C has extent 3", at='C: T.Tensor((m, 8), "float32")', expected="10 = m, by axis 0 of A"
+        TileValueError,
+        "axis 0 of C has extent 3",
+        at='C: T.Tensor((m, 8), "float32")',
+        expected="10 = m, by axis 0 of A",
     ):
         add_kernel(a, b, c[:3])
     with refused(TileValueError, "A has 1 axis (its shape is (8,))", expected="2: T.Tensor((m, 8)"):
@@ -263,7 +282,11 @@ def test_an_extent_that_is_an_expression_is_checked_at_each_call():
 def test_dtypes(add_kernel):
     a, b, c = abc()
     with refused(
-        TileTypeError, "A is a tensor of float16", at='A: T.Tensor((m, 8), "float32")', write="A.to(torch.float32)", expected="float32"
+        TileTypeError,
+        "A is a tensor of float16",
+        at='A: T.Tensor((m, 8), "float32")',
+        write="A.to(torch.float32)",
+        expected="float32",
     ):
         add_kernel(a.half(), b, c)
     with refused(TileTypeError, "B is a tensor of float64", write="B.astype('float32')"):
@@ -278,7 +301,11 @@ def test_dtypes(add_kernel):
 
 def test_devices(add_kernel):
     a, b, c = abc()
-    with refused(TileTypeError, "A is on meta, and the kernel is compiled for the cpu target", at='A: T.Tensor((m, 8), "float32")'):
+    with refused(
+        TileTypeError,
+        "A is on meta, and the kernel is compiled for the cpu target",
+        at='A: T.Tensor((m, 8), "float32")',
+    ):
         add_kernel(a.to("meta"), b, c)
     with refused(TileTypeError, "B has the layout torch.sparse_coo", write="B.to_dense()"):
         add_kernel(a, b.to_sparse(), c)
@@ -304,7 +331,10 @@ def test_contiguity_and_alignment(add_kernel):
 def test_overlap(add_kernel):
     a, b, c = abc()
     with refused(
-        TileValueError, "C and A share memory, and the kernel writes C", at='C: T.Tensor((m, 8), "float32")', write="C.clone()"
+        TileValueError,
+        "C and A share memory, and the kernel writes C",
+        at='C: T.Tensor((m, 8), "float32")',
+        write="C.clone()",
     ):
         add_kernel(a, b, a)
     both = torch.randn(11, 8)
@@ -316,7 +346,12 @@ def test_overlap(add_kernel):
 
 def test_kinds_of_arguments(add_kernel):
     a, b, c = abc()
-    with refused(TileTypeError, "A is None", at='A: T.Tensor((m, 8), "float32")', expected="a torch tensor, a NumPy array, or anything"):
+    with refused(
+        TileTypeError,
+        "A is None",
+        at='A: T.Tensor((m, 8), "float32")',
+        expected="a torch tensor, a NumPy array, or anything",
+    ):
         add_kernel(None, b, c)
     with refused(TileTypeError, "B is an int"):
         add_kernel(a, 3, c)
@@ -326,7 +361,9 @@ def test_kinds_of_arguments(add_kernel):
     x, y = torch.ones(4), torch.zeros(4)
     with refused(TileTypeError, "k is a float", at="k: T.int8", expected="an int (T.int8)", write="int(k)"):
         kernel(x, 2.5, 1.0, y)
-    with refused(TileTypeError, "f is a tensor", at="f: T.float32", expected="a float (T.float32)", write="f.item()"):
+    with refused(
+        TileTypeError, "f is a tensor", at="f: T.float32", expected="a float (T.float32)", write="f.item()"
+    ):
         kernel(x, 2, torch.ones(()), y)
     with refused(TileTypeError, "f is a str"):
         kernel(x, 2, "1.0", y)
@@ -375,7 +412,9 @@ def test_outputs_that_no_call_can_allocate():
             C[0] = A[0]
             S[0] = A[0]
 
-    with refused(TileValueError, "the extent m of C is in no shape of an argument", write="leave C out of out_idx"):
+    with refused(
+        TileValueError, "the extent m of C is in no shape of an argument", write="leave C out of out_idx"
+    ):
         tilescale.compile(unknown, 1)
     with refused(TileTypeError, 'out_idx names S, which is T.SymmTensor((4,), "float32")'):
         tilescale.compile(unknown, -1)
@@ -391,7 +430,11 @@ def test_a_symbol_that_no_argument_defines():
         with T.Kernel(m):
             A[0] = 0
 
-    with refused(TileValueError, "T.dynamic('m') stands alone in no extent or stride", expected="with m itself as an extent"):
+    with refused(
+        TileValueError,
+        "T.dynamic('m') stands alone in no extent or stride",
+        expected="with m itself as an extent",
+    ):
         tilescale.compile(half)
 
 
@@ -407,7 +450,9 @@ def test_a_waiting_grid_that_cannot_be_resident():
         return main
 
     text = "at most 264 blocks where blocks wait"
-    with refused(TileValueError, "its grid has 265 blocks, and 264 are resident", expected=text, at="T.barrier()"):
+    with refused(
+        TileValueError, "its grid has 265 blocks, and 264 are resident", expected=text, at="T.barrier()"
+    ):
         tilescale.compile(waiting(265))
     kernel = tilescale.compile(waiting(m))
     kernel(torch.zeros(8))
@@ -443,9 +488,16 @@ def test_errors_are_pythons_kinds_too(add_kernel):
 
 
 def test_sources_and_passes(add_kernel):
-    assert "ts_block" in add_kernel.get_kernel_source() and add_kernel.get_kernel_source() == add_kernel.get_kernel_source("thread")
-    assert "ts.kernel" in add_kernel.get_kernel_source("tile") and "ts.role" in add_kernel.get_kernel_source("scheduled")
-    assert "define" in add_kernel.get_kernel_source("llvm") and "ts_grid" in add_kernel.get_kernel_source("asm")
+    assert (
+        "ts_block" in add_kernel.get_kernel_source()
+        and add_kernel.get_kernel_source() == add_kernel.get_kernel_source("thread")
+    )
+    assert "ts.kernel" in add_kernel.get_kernel_source("tile") and "ts.role" in add_kernel.get_kernel_source(
+        "scheduled"
+    )
+    assert "define" in add_kernel.get_kernel_source("llvm") and "ts_grid" in add_kernel.get_kernel_source(
+        "asm"
+    )
     with refused(TileValueError, "get_kernel_source('cuda')", expected="tile, scheduled, thread, llvm, asm"):
         add_kernel.get_kernel_source("cuda")
     names = [name for name, _ in add_kernel.trace()]

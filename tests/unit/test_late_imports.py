@@ -1,4 +1,5 @@
-"""Benches and GPU tests run where the suite does not: what they import of ours, late or early, is there and takes what they give it."""
+"""Benches and GPU tests run where the suite does not: what they import of ours, late or early, is there and
+takes what they give it."""
 
 from __future__ import annotations
 
@@ -16,10 +17,15 @@ OURS = ("tests", "tilescale")
 
 
 def of_tests(name: str) -> Path | None:
-    """The file of a module under tests, which is read and not run: it may ask for a GPU or for a package that is not here."""
+    """The file of a module under tests, which is read and not run: it may ask for a GPU or for a package that
+    is not here."""
     path = ROOT / Path(*name.split("."))
     found = (path.with_suffix(".py"), path / "__init__.py")
-    return next((p for p in found if p.exists()), path if path.is_dir() else None) if name.split(".")[0] == "tests" else None
+    return (
+        next((p for p in found if p.exists()), path if path.is_dir() else None)
+        if name.split(".")[0] == "tests"
+        else None
+    )
 
 
 def defined(path: Path) -> dict[str, ast.AST]:
@@ -45,7 +51,11 @@ def refused(name: str, what: str) -> str:
         path = of_tests(name)
         if path is None:
             return f"there is no module {name}"
-        return "" if what == "*" or what in defined(path) or of_tests(f"{name}.{what}") else f"{name} has no {what}"
+        return (
+            ""
+            if what == "*" or what in defined(path) or of_tests(f"{name}.{what}")
+            else f"{name} has no {what}"
+        )
     try:
         if hasattr(importlib.import_module(name), what):
             return ""
@@ -59,9 +69,15 @@ def signature(node: ast.FunctionDef) -> inspect.Signature:
     one, kinds = node.args, inspect.Parameter
     first = [*one.posonlyargs, *one.args]
     given = len(first) - len(one.defaults)
-    out = [kinds(a.arg, kinds.POSITIONAL_OR_KEYWORD, default=kinds.empty if k < given else None) for k, a in enumerate(first)]
+    out = [
+        kinds(a.arg, kinds.POSITIONAL_OR_KEYWORD, default=kinds.empty if k < given else None)
+        for k, a in enumerate(first)
+    ]
     out += [kinds(one.vararg.arg, kinds.VAR_POSITIONAL)] if one.vararg else []
-    out += [kinds(a.arg, kinds.KEYWORD_ONLY, default=kinds.empty if d is None else None) for a, d in zip(one.kwonlyargs, one.kw_defaults, strict=True)]
+    out += [
+        kinds(a.arg, kinds.KEYWORD_ONLY, default=kinds.empty if d is None else None)
+        for a, d in zip(one.kwonlyargs, one.kw_defaults, strict=True)
+    ]
     return inspect.Signature(out + ([kinds(one.kwarg.arg, kinds.VAR_KEYWORD)] if one.kwarg else []))
 
 
@@ -73,7 +89,12 @@ def wrong(source: str, file: str) -> Iterator[str]:
             for alias in node.names:
                 if alias.name.split(".")[0] == "tests" and of_tests(alias.name) is None:
                     yield f"{file}:{node.lineno}: there is no module {alias.name}"
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level and node.module.split(".")[0] in OURS:
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and not node.level
+            and node.module.split(".")[0] in OURS
+        ):
             for alias in node.names:
                 if why := refused(node.module, alias.name):
                     yield f"{file}:{node.lineno}: {why}"
@@ -89,7 +110,9 @@ def wrong(source: str, file: str) -> Iterator[str]:
             if node.attr not in modules[node.value.id] and not node.attr.startswith("__"):
                 yield f"{file}:{node.lineno}: {node.value.id} has no {node.attr}"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
-            if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
+            if any(isinstance(a, ast.Starred) for a in node.args) or any(
+                k.arg is None for k in node.keywords
+            ):
                 continue
             try:
                 known[node.func.id].bind(*node.args, **{str(k.arg): k.value for k in node.keywords})
@@ -108,11 +131,17 @@ def test_what_runs_elsewhere_finds_what_it_imports(folder: str):
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("def f():\n    from tests.bench.bench_hopper_gemm import TRAFFIC_OF_OLD", ":2: tests.bench.bench_hopper_gemm has no TRAFFIC_OF_OLD"),
+        (
+            "def f():\n    from tests.bench.bench_hopper_gemm import TRAFFIC_OF_OLD",
+            ":2: tests.bench.bench_hopper_gemm has no TRAFFIC_OF_OLD",
+        ),
         ("def f():\n    from tests.bench.nowhere import x", "no module tests.bench.nowhere"),
         ("import tests.bench.nowhere", "no module tests.bench.nowhere"),
         ("from tilescale.errors import NoSuchError", "tilescale.errors has no NoSuchError"),
-        ("def f():\n    from tests.bench.gpu import captured\n    captured(print, [1])", ":3: captured: too many positional"),
+        (
+            "def f():\n    from tests.bench.gpu import captured\n    captured(print, [1])",
+            ":3: captured: too many positional",
+        ),
         ("from tests.bench.gpu import measure\nmeasure({}, 1, turns=3)", "turns"),
         ("from tests.bench.gpu import measure as m\nm({})", "missing a required argument"),
         ("from tests.gpu import device\ndef f():\n    device.nothing()", ":3: device has no nothing"),

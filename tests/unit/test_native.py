@@ -1,4 +1,5 @@
-"""The C runtime on one rank: arguments, blocks, waits, barriers, forks, clusters, prints, the log; kernels are written in C."""
+"""The C runtime on one rank: arguments, blocks, waits, barriers, forks, clusters, prints, the log; kernels
+are written in C."""
 
 from __future__ import annotations
 
@@ -67,12 +68,16 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 def add() -> Callable[..., None]:
     one = P(TENSOR, F32, [("sym", 0)])
-    return kernel(ADD, [P(TENSOR, F32, [("def", 0)]), one, P(TENSOR, F32, [("sym", 0)], True)], nsyms=1, name="add")
+    return kernel(
+        ADD, [P(TENSOR, F32, [("def", 0)]), one, P(TENSOR, F32, [("sym", 0)], True)], nsyms=1, name="add"
+    )
 
 
 def chain() -> Callable[..., None]:
     site = "wait|s|model.py|12|T.wait(s[i + 1])"
-    return kernel(CHAIN, [P(TENSOR, I64, [("def", 0)], True, "s")], nsyms=1, flags=WAITS, sites=[site], name="chain")
+    return kernel(
+        CHAIN, [P(TENSOR, I64, [("def", 0)], True, "s")], nsyms=1, flags=WAITS, sites=[site], name="chain"
+    )
 
 
 def nop(*params: P, nsyms: int = 4, **more: object) -> Callable[..., None]:
@@ -115,7 +120,10 @@ def test_refused_arguments() -> None:
 
 
 def test_fixed_extents_and_strides() -> None:
-    f = nop(P(TENSOR, F32, [4, None], strides=[("def", 0), 1]), P(TENSOR, F32, [None, None], strides=[("sym", 0), None]))
+    f = nop(
+        P(TENSOR, F32, [4, None], strides=[("def", 0), 1]),
+        P(TENSOR, F32, [None, None], strides=[("sym", 0), None]),
+    )
     x = torch.zeros(4, 100)
     f(x[:, :10], torch.zeros(3, 100))
     with pytest.raises(ValueError, match="^TS:shape:0:0:4:5$"):
@@ -134,7 +142,13 @@ def test_axes_of_one_element_have_any_stride() -> None:
 
 @pytest.mark.parametrize(
     ("torch_dtype", "code"),
-    [(torch.bool, BOOL), (torch.bfloat16, BF16), (torch.float8_e4m3fn, E4M3), (torch.float8_e5m2, E5M2), (torch.uint8, U8)],
+    [
+        (torch.bool, BOOL),
+        (torch.bfloat16, BF16),
+        (torch.float8_e4m3fn, E4M3),
+        (torch.float8_e5m2, E5M2),
+        (torch.uint8, U8),
+    ],
 )
 def test_dtypes_by_their_dlpack_codes(torch_dtype: torch.dtype, code: tuple[int, int]) -> None:
     nop(P(TENSOR, code, [None]))(torch.zeros(3, dtype=torch_dtype))
@@ -278,7 +292,9 @@ def test_grids_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("flags", [0, WAITS])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_every_block_runs_once_in_an_aligned_arena(flags: int, threads: int, limits: Callable[..., None]) -> None:
+def test_every_block_runs_once_in_an_aligned_arena(
+    flags: int, threads: int, limits: Callable[..., None]
+) -> None:
     limits(threads=threads)
     f = kernel(
         """BLOCK { int32_t* o = (void*)a[0]; if ((uintptr_t)arena % 64) return 1;
@@ -341,11 +357,15 @@ def test_the_index_of_a_signal_has_all_its_axes(limits: Callable[..., None]) -> 
         flags=WAITS,
         sites=["wait|ready|m.py|3|T.wait(ready[1, 2], 3)"],
     )
-    with pytest.raises(RuntimeError, match=r"waited 0.1 s for ready\[1, 2\]: expected == 3, the value is 0 \(m.py:3\)"):
+    with pytest.raises(
+        RuntimeError, match=r"waited 0.1 s for ready\[1, 2\]: expected == 3, the value is 0 \(m.py:3\)"
+    ):
         f(torch.zeros(2, 5, dtype=torch.int64))
 
 
-def test_a_signal_that_is_missing_is_blamed_before_those_who_wait_at_the_barrier(limits: Callable[..., None]) -> None:
+def test_a_signal_that_is_missing_is_blamed_before_those_who_wait_at_the_barrier(
+    limits: Callable[..., None],
+) -> None:
     limits(threads=1, timeout=0.2)
     f = kernel(
         """BLOCK { if (bx == 3) ts_wait(ctx, (int64_t*)a[0], 1, 0, 0); ts_barrier(ctx, 5, 1, 1); return 0; } GRID(6, 1, 1)""",
@@ -360,10 +380,14 @@ def test_a_signal_that_is_missing_is_blamed_before_those_who_wait_at_the_barrier
 def test_a_barrier_that_one_block_misses(limits: Callable[..., None]) -> None:
     limits(timeout=0.1)
     f = kernel(
-        "BLOCK { if (bx) ts_barrier(ctx, 5, 1, 0); return 0; } GRID(4, 1, 1)", [], flags=WAITS, sites=["barrier||m.py|4|"]
+        "BLOCK { if (bx) ts_barrier(ctx, 5, 1, 0); return 0; } GRID(4, 1, 1)",
+        [],
+        flags=WAITS,
+        sites=["barrier||m.py|4|"],
     )
     with pytest.raises(
-        RuntimeError, match=r"TS:run:0:rank 0, block \(\d, 0, 0\): waited 0.1 s at a barrier: 3 of 4 have arrived"
+        RuntimeError,
+        match=r"TS:run:0:rank 0, block \(\d, 0, 0\): waited 0.1 s at a barrier: 3 of 4 have arrived",
     ):
         f()
 
@@ -382,7 +406,12 @@ def test_ctrl_c_ends_a_wait() -> None:
 
 def test_waiting_blocks_must_be_resident_together() -> None:
     sites = ["wait|s|m.py|1|"]
-    for more, limit in [({}, 4224), ({"threads": 256}, 1056), ({"shared": 100 << 10}, 264), ({"max_blocks": 16}, 16)]:
+    for more, limit in [
+        ({}, 4224),
+        ({"threads": 256}, 1056),
+        ({"shared": 100 << 10}, 264),
+        ({"max_blocks": 16}, 16),
+    ]:
         f = kernel(CHAIN, [P(TENSOR, I64, [("def", 0)], True)], nsyms=1, flags=WAITS, sites=sites, **more)
         fits = torch.ones(limit + 1, dtype=torch.int64)
         f(fits)
@@ -403,7 +432,8 @@ def test_failed_assertions_and_return_codes() -> None:
             sites=["wait|s|m.py|1|", "assert||m.py|9|i < n, 'too many'"],
         )
         with pytest.raises(
-            RuntimeError, match=r"TS:run:1:rank 0, block \(2, 0, 0\): assert failed: i < n, 'too many' \(m.py:9\)"
+            RuntimeError,
+            match=r"TS:run:1:rank 0, block \(2, 0, 0\): assert failed: i < n, 'too many' \(m.py:9\)",
         ):
             f()
         with pytest.raises(RuntimeError, match="returned 5"):
@@ -412,7 +442,8 @@ def test_failed_assertions_and_return_codes() -> None:
 
 def test_ranks_out_of_range_alone() -> None:
     f = kernel(
-        "BLOCK { ts_peer(ctx, (void*)a[0], (int32_t)a[1], 0); return 0; } GRID(1, 1, 1)", [P(TENSOR, F32, [1]), P(INT, I32)]
+        "BLOCK { ts_peer(ctx, (void*)a[0], (int32_t)a[1], 0); return 0; } GRID(1, 1, 1)",
+        [P(TENSOR, F32, [1]), P(INT, I32)],
     )
     f(torch.zeros(1), 0)
     with pytest.raises(RuntimeError, match="rank 1 is out of range: the team has 1 rank"):
@@ -421,7 +452,9 @@ def test_ranks_out_of_range_alone() -> None:
 
 def test_ordinary_tensors_are_not_symmetric() -> None:
     for kind in (SYMM, SIGNAL):
-        with pytest.raises(TypeError, match="^TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor$"):
+        with pytest.raises(
+            TypeError, match="^TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor$"
+        ):
             nop(P(kind, I64, [None]))(torch.zeros(4, dtype=torch.int64))
 
 
@@ -489,7 +522,12 @@ def test_clusters_share_arenas_and_barriers(limits: Callable[..., None]) -> None
         f(out)
         assert out.tolist() == expected
     with pytest.raises(RuntimeError, match="block 7 of a cluster of 2 blocks"):
-        kernel("BLOCK { ts_cluster_arena(ctx, 7, 0); return 0; } GRID(2, 1, 1)", [], flags=CLUSTER, cluster=(2, 1, 1))()
+        kernel(
+            "BLOCK { ts_cluster_arena(ctx, 7, 0); return 0; } GRID(2, 1, 1)",
+            [],
+            flags=CLUSTER,
+            cluster=(2, 1, 1),
+        )()
 
 
 def test_deep_stacks_of_a_block(limits: Callable[..., None]) -> None:
@@ -552,7 +590,11 @@ def test_prints(capfd: pytest.CaptureFixture[str]) -> None:
         [P(TENSOR, F32, [2, 3]), P(TENSOR, E4M3, [1]), P(TENSOR, BF16, [1])],
         sites=["print|n|m.py|1|", "print||m.py|2|", "print|A|m.py|3|"],
     )
-    f(torch.arange(6.0).view(2, 3) / 4, torch.tensor([-1.75]).to(torch.float8_e4m3fn), torch.tensor([3.5]).bfloat16())
+    f(
+        torch.arange(6.0).view(2, 3) / 4,
+        torch.tensor([-1.75]).to(torch.float8_e4m3fn),
+        torch.tensor([3.5]).bfloat16(),
+    )
     head = "block (0, 0, 0) m.py"
     assert capfd.readouterr().out.splitlines() == [
         f"{head}:1: n = -5",

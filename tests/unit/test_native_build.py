@@ -1,4 +1,5 @@
-"""Building the C runtime: once for many processes, under a key of all that decides it, and what is said without a compiler."""
+"""Building the C runtime: once for many processes, under a key of all that decides it, and what is said
+without a compiler."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def counting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A compiler that notes each use in the file that this returns."""
     log, real = tmp_path / "uses", build.compiler()[0]
     wrapper = tmp_path / "cc-counted"
-    wrapper.write_text(f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo x >> {log};; esac\nexec {real} "$@"\n')
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo x >> {log};; esac\nexec {real} "$@"\n'
+    )
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("TILESCALE_CC", str(wrapper))
     return log
@@ -62,7 +65,10 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
 def test_processes_that_start_together_build_once(empty_cache: Path, counting_compiler: Path) -> None:
     code = "from tilescale.native import build; print(build.library_path())"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    jobs = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
     paths = {j.communicate(timeout=120)[0].strip() for j in jobs}
     assert all(j.returncode == 0 for j in jobs)
     assert len(paths) == 1 and Path(paths.pop()).exists()
@@ -103,7 +109,8 @@ def test_a_damaged_runtime_is_built_again(
 
 
 def test_imports_are_light() -> None:
-    """Neither torch nor tvm_ffi nor NumPy is imported by the imports, nor torch for the first kernel's sake."""
+    """Neither torch nor tvm_ffi nor NumPy is imported by the imports, nor torch for the first kernel's
+    sake."""
     code = """
 import sys
 import tilescale.comm, tilescale.native

@@ -52,7 +52,9 @@ def test_supplies(supply, fits):
     assert fits(kernel().get_profiler(supply, m=50).inputs()[0])
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float16", "bfloat16", "float8_e4m3fn", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint8", "int64", "float16", "bfloat16", "float8_e4m3fn", "float64"]
+)
 def test_every_dtype_has_inputs(dtype: str):
     s = T.dynamic("s")
 
@@ -95,7 +97,10 @@ def test_times():
     low, high = (profiler.do_bench(warmup=1, rep=5, return_mode=mode) for mode in ("min", "max"))
     assert low <= high
     slow = profiler.do_bench(lambda a, n, f: time.sleep(0.003), warmup=0, rep=10)
-    assert 3 <= slow < 30 and 3 <= profiler.do_bench(lambda: time.sleep(0.003), warmup=0, rep=10, return_mode="mean") < 30
+    assert (
+        3 <= slow < 30
+        and 3 <= profiler.do_bench(lambda: time.sleep(0.003), warmup=0, rep=10, return_mode="mean") < 30
+    )
     with refused(TileValueError, "return_mode='best'", expected="median, mean, min, max, all"):
         profiler.do_bench(return_mode="best")
 
@@ -119,7 +124,10 @@ def test_ranks_that_agree_call_equally_often():
 def test_comparisons():
     profiler = kernel(out_idx=-1).get_profiler(m=8, f=3.0)
     profiler.assert_allclose(lambda a, n, f: a * f + n)
-    with pytest.raises(AssertionError, match=r"scale: the result differs from the reference in 32 of 32 elements .* most at \["):
+    with pytest.raises(
+        AssertionError,
+        match=r"scale: the result differs from the reference in 32 of 32 elements .* most at \[",
+    ):
         profiler.assert_allclose(lambda a, n, f: a * f)
     with pytest.raises(AssertionError, match=r"has shape \(8, 4\), the reference's \(4, 8\)"):
         profiler.assert_allclose(lambda a, n, f: (a * f + n).T)

@@ -33,16 +33,31 @@ def test_a_gemm(tmp_path: Path):
     assert report.roofline.bound == "tensor cores" and report.share == pytest.approx(0.1390 / 0.2, rel=0.01)
     assert report.waves == pytest.approx(1024 / (132 * made.resources["blocks"]))
     for line in (
-        f"{made.resources['registers']} a thread; spills 0 B stored, 0 B loaded", "32 × 32 = 1,024 blocks on 132 multiprocessors:",
-        "137.4 GFLOP of bfloat16, in tiles of 128×128×64", "67.11 MB read and 33.55 MB written at least; tiles move 2.181 GB",
-        "64 rounds of 32.77 kB (line ", "stages         4 (line ", "a by TMA (line ", "C_staged → C by TMA (line ", "1365 FLOP/B; H200 is balanced at 206", "139 µs, by tensor cores at the peak of H200",
+        f"{made.resources['registers']} a thread; spills 0 B stored, 0 B loaded",
+        "32 × 32 = 1,024 blocks on 132 multiprocessors:",
+        "137.4 GFLOP of bfloat16, in tiles of 128×128×64",
+        "67.11 MB read and 33.55 MB written at least; tiles move 2.181 GB",
+        "64 rounds of 32.77 kB (line ",
+        "stages         4 (line ",
+        "a by TMA (line ",
+        "C_staged → C by TMA (line ",
+        "1365 FLOP/B; H200 is balanced at 206",
+        "139 µs, by tensor cores at the peak of H200",
         "200 µs (687.2 TFLOP/s): 69% of the bound",
-    ):  # fmt: skip
+    ):
         assert line in text, text
-    assert report.loops == [{"line": report.loops[0]["line"], "asked": 4, "stages": {"a, b": 4}, "ahead": True}] and not report.notes
+    assert (
+        report.loops == [{"line": report.loops[0]["line"], "asked": 4, "stages": {"a, b": 4}, "ahead": True}]
+        and not report.notes
+    )
     loaded = tilescale.load(made.export(tmp_path / "gemm.tsk")).report(latency=0.2)
     assert loaded.copies == report.copies and "by TMA" in str(loaded)
-    assert loaded.count is None and loaded.share is None and "registers" in str(loaded) and "products" not in str(loaded)
+    assert (
+        loaded.count is None
+        and loaded.share is None
+        and "registers" in str(loaded)
+        and "products" not in str(loaded)
+    )
 
 
 @needs_nvcc
@@ -63,12 +78,18 @@ def test_a_processor_has_no_bound():
 
 @needs_nvcc
 def test_what_became_of_copies_and_stages():
-    """A product whose rows no call promises: what the author asked for and does not get is said, with the reason, also from the disk cache."""
+    """A product whose rows no call promises: what the author asked for and does not get is said, with the
+    reason, also from the disk cache."""
     made = tilescale.compile(product(1), target="cuda:sm_90a")
     text = str(made.report(m=256, n=256, k=256))
     assert "A → a by threads, element by element (line " in text and "c → C by threads" in text
-    assert "none of the 3 asked for: each round copies, then computes (line " in text and "3 stages" not in text
-    assert "note           gemm does without TMA and wgmma (line " in text and "multiple_of=8) promises it" in text
+    assert (
+        "none of the 3 asked for: each round copies, then computes (line " in text and "3 stages" not in text
+    )
+    assert (
+        "note           gemm does without TMA and wgmma (line " in text
+        and "multiple_of=8) promises it" in text
+    )
     made = tilescale.compile(product(4), target="cuda:sm_80")
     assert "by cp.async, 8 bytes at a time" in str(made.report(m=256, n=256, k=256))
     again = tilescale.compile(product(1), target="cuda:sm_90a")
@@ -79,7 +100,9 @@ def test_what_became_of_copies_and_stages():
 def test_fewer_stages_than_were_asked_for():
     made = tilescale.compile(gemm(512, 512, 512, 128, 128, 64, 12, 256), target="cuda:sm_90a")
     text = str(made.report())
-    assert "of 12 asked for (line " in text and any("12 were asked for" in note for note in made.report().notes), text
+    assert "of 12 asked for (line " in text and any(
+        "12 were asked for" in note for note in made.report().notes
+    ), text
 
 
 def test_what_a_report_refuses():
@@ -90,6 +113,8 @@ def test_what_a_report_refuses():
     assert made.report(n=0).count.blocks == 0
     with refused(TileValueError, "has no extent 'm'", expected="n"):
         made.report(m=3)
-    with refused(NoResources, "add is a kernel of the target cpu, which takes nothing of a GPU", write='target="cuda"'):
+    with refused(
+        NoResources, "add is a kernel of the target cpu, which takes nothing of a GPU", write='target="cuda"'
+    ):
         _ = made.resources
     assert not hasattr(made, "resources")

@@ -1,4 +1,5 @@
-"""What GPUs share (compiler/gpu) stands alone: kernels for a GPU that adds nothing of its own, on emulated threads against the simulator."""
+"""What GPUs share (compiler/gpu) stands alone: kernels for a GPU that adds nothing of its own, on emulated
+threads against the simulator."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ PLAIN = Target("gpu", family="gpu", shared_bytes=64 << 10, wave=64)
 
 
 @T.prim_func
-def sums(A: T.Tensor((70, 100), "float32"), B: T.Tensor((70,), "float32"), C: T.Tensor((70, 100), "float32"), N: T.Tensor((1,), "int32")):
+def sums(
+    A: T.Tensor((70, 100), "float32"),
+    B: T.Tensor((70,), "float32"),
+    C: T.Tensor((70, 100), "float32"),
+    N: T.Tensor((1,), "int32"),
+):
     with T.Kernel(T.ceildiv(70, 16), threads=128) as bx:
         a, s = T.alloc_fragment((16, 100), "float32"), T.alloc_shared((16, 100), "float32")
         total = T.alloc_fragment((16,), "float32")
@@ -54,7 +60,15 @@ def columns(A: T.Tensor((96, 64), "float32"), B: T.Tensor((64,), "float32")):
 @pytest.mark.parametrize(
     ("kernel", "args"),
     [
-        (sums, {"A": data((70, 100), "float32"), "B": empty((70,), "float32"), "C": empty((70, 100), "float32"), "N": data((1,), "int32")}),
+        (
+            sums,
+            {
+                "A": data((70, 100), "float32"),
+                "B": empty((70,), "float32"),
+                "C": empty((70, 100), "float32"),
+                "N": data((1,), "int32"),
+            },
+        ),
         (columns, {"A": data((96, 64), "float32"), "B": empty((64,), "float32")}),
     ],
     ids=["sums", "columns"],
@@ -76,12 +90,18 @@ def test_it_refuses_by_name():
             A[0] = 1
 
     program, _ = pipeline.run(kernel.trace(), PLAIN)
-    with pytest.raises(TileSyntaxError, match="a meeting of a warpgroup is not there on the gpu target: it needs barriers of part of a block"):
+    with pytest.raises(
+        TileSyntaxError,
+        match="a meeting of a warpgroup is not there on the gpu target: it needs barriers of part of a block",
+    ):
         Lowering(program).run()
 
 
 def test_a_target_takes_its_familys_lowerings():
-    found = {name: lowerings._of("cuda", "gpu", f"ts.{name}") for name in ("shuffle", "ring_wait", "gemm", "nothing")}
+    found = {
+        name: lowerings._of("cuda", "gpu", f"ts.{name}")
+        for name in ("shuffle", "ring_wait", "gemm", "nothing")
+    }
     shared = {name: lowerings._of("gpu", "", f"ts.{name}") for name in found}
     assert found["shuffle"] is shared["shuffle"] is not shared["nothing"]
     assert found["ring_wait"] is not shared["ring_wait"] is not shared["nothing"]

@@ -1,4 +1,5 @@
-"""A kernel is what its file said when it was imported, whatever the file says when the kernel is first compiled."""
+"""A kernel is what its file said when it was imported, whatever the file says when the kernel is first
+compiled."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from tilescale.errors import TileSyntaxError
 from tilescale.fingerprint import Fingerprint
 
 HEAD = "import tilescale\nimport tilescale.language as T\n\n"
-KERNEL = '''
+KERNEL = """
 @T.prim_func
 def {name}(C: T.Tensor((4,), "int32")):
     with T.Kernel(4) as b:
         C[b] = {value}
 
-'''
+"""
 
 
 def kernel(name: str, value: object) -> str:
@@ -48,7 +49,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def edit(text: str) -> Path:
         path = tmp_path / f"{name}.py"
         path.write_text(HEAD + text)
-        os.utime(path, (time.time() + 10 * next(count),) * 2)  # whatever the clock's grain, the file is another one
+        os.utime(
+            path, (time.time() + 10 * next(count),) * 2
+        )  # whatever the clock's grain, the file is another one
         importlib.invalidate_caches()
         return path
 
@@ -162,7 +165,9 @@ def test_an_annotation_edited_between_import_and_decoration(write: Any, bits: st
     module = write.load()
     with refused(TileSyntaxError, f"{path} changed since it was imported", write="reload the module"):
         module.twice.compile()
-    os.utime(path, (time.time() + 100,) * 2)  # else Python itself takes the .pyc of this second for the edited file's
+    os.utime(
+        path, (time.time() + 100,) * 2
+    )  # else Python itself takes the .pyc of this second for the edited file's
     module = importlib.reload(module)
     assert f"float{bits}" in module.twice.compile().get_kernel_source("tile")
 
@@ -170,7 +175,9 @@ def test_an_annotation_edited_between_import_and_decoration(write: Any, bits: st
 def test_an_annotation_of_the_program_edited_while_it_starts(tmp_path: Path):
     program = tmp_path / "program.py"
     for edit in ("", EDIT.format(bits="16", wait="time.sleep(0.6)")):
-        program.write_text(HEAD + DECLARES.format(edit=edit) + "print(twice.compile().get_kernel_source('tile'))\n")
+        program.write_text(
+            HEAD + DECLARES.format(edit=edit) + "print(twice.compile().get_kernel_source('tile'))\n"
+        )
         made = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
         if edit:
             assert made.returncode and f"{program} changed since it was imported" in made.stderr
@@ -293,11 +300,15 @@ def test_what_exec_keeps_for_itself_is_refused():
 def test_python_c(clean_env: dict[str, str], options: list[str]):
     program = HEAD + kernel("first", "1 +  missing")
     program += "try:\n    first.trace()\nexcept tilescale.TileError as error:\n    print(error)\n"
-    done = subprocess.run([sys.executable, *options, program], env=clean_env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, *options, program], env=clean_env, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:3] == [
-        "<string>:8: 'missing' is not defined", "  8 |         C[b] = 1 +  missing", "    |                     ^^^^^^^",
-    ], done.stdout  # fmt: skip
+        "<string>:8: 'missing' is not defined",
+        "  8 |         C[b] = 1 +  missing",
+        "    |                     ^^^^^^^",
+    ], done.stdout
 
 
 def test_assertions_that_pytest_rewrites():
@@ -309,7 +320,10 @@ def test_assertions_that_pytest_rewrites():
             assert b < 4
             C[b] = b
 
-    assert not any(c == asserts.func.__code__ for c in source_text._all_codes(compile(Path(__file__).read_text(), __file__, "exec")))
+    assert not any(
+        c == asserts.func.__code__
+        for c in source_text._all_codes(compile(Path(__file__).read_text(), __file__, "exec"))
+    )
     assert "assert" in asserts.trace().func.script()
 
 
@@ -325,7 +339,9 @@ def test_errors_show_the_lines_that_were_imported(write: Any):
 def test_a_file_is_read_once_for_all_its_kernels(write: Any, monkeypatch: pytest.MonkeyPatch):
     reads: list[str] = []
     read = source_text._readable
-    monkeypatch.setattr(source_text, "_readable", lambda code, scope: (reads.append(code.co_filename), read(code, scope))[1])
+    monkeypatch.setattr(
+        source_text, "_readable", lambda code, scope: (reads.append(code.co_filename), read(code, scope))[1]
+    )
     write("".join(kernel(f"k{n}", n) for n in range(50)))
     module = write.load()
     assert len(reads) == 1
@@ -337,7 +353,16 @@ def test_a_file_is_read_once_for_all_its_kernels(write: Any, monkeypatch: pytest
 
 def test_decorating_brings_neither_torch_nor_tvm(tmp_path: Path, clean_env: dict[str, str]):
     program = tmp_path / "many.py"
-    many = "".join(kernel(f"k{n}", n) for n in range(20)) + "@T.macro\ndef m(x): return x\n@tilescale.jit\ndef f(n): return k0\n"
-    program.write_text(HEAD + many + "import sys\nprint([m for m in ('torch', 'tvm', 'tvm_ffi', 'numpy') if m in sys.modules])\n")
-    done = subprocess.run([sys.executable, str(program)], env=clean_env, capture_output=True, text=True, timeout=60)
+    many = (
+        "".join(kernel(f"k{n}", n) for n in range(20))
+        + "@T.macro\ndef m(x): return x\n@tilescale.jit\ndef f(n): return k0\n"
+    )
+    program.write_text(
+        HEAD
+        + many
+        + "import sys\nprint([m for m in ('torch', 'tvm', 'tvm_ffi', 'numpy') if m in sys.modules])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], env=clean_env, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr

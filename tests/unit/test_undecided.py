@@ -81,7 +81,8 @@ def test_cpu_tensors_first(gpu: list[int]):
 
 
 def test_gpu_tensors_first_and_cpu_tensors_later(gpu: list[int]):
-    """The kernel is CUDA's: its launcher refuses here, where there is no GPU. Tensors of the CPU run all the same."""
+    """The kernel is CUDA's: its launcher refuses here, where there is no GPU. Tensors of the CPU run all the
+    same."""
     make = factory(out_idx=-1)
     kernel = make(8)
     with pytest.raises((TileError, BufferError)):
@@ -94,7 +95,10 @@ def test_gpu_tensors_first_and_cpu_tensors_later(gpu: list[int]):
     assert again is kernel.elsewhere("cpu") and again.target == "cpu"
 
 
-@pytest.mark.parametrize("ask", [lambda k: k.get_kernel_source(), lambda k: k.resources, lambda k: k.report(), repr, lambda k: k.params])
+@pytest.mark.parametrize(
+    "ask",
+    [lambda k: k.get_kernel_source(), lambda k: k.resources, lambda k: k.report(), repr, lambda k: k.params],
+)
 def test_who_asks_before_a_call_gets_the_machines(gpu: list[int], ask: Any):
     kernel = factory()(8)
     ask(kernel)

@@ -1,7 +1,7 @@
 """The tile language: ``import tilescale.language as T``.
 
-What declares a kernel lives here and is free of TVM; an operation lives in its own file under ``compiler/ops`` and is loaded when
-a kernel that uses it is first traced.
+What declares a kernel lives here and is free of TVM; an operation lives in its own file under
+``compiler/ops`` and is loaded when a kernel that uses it is first traced.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ Buffer = Tensor
 inline = macro
 symbolic = dynamic
 
-#: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line here.
+#: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line
+#: here.
 _EXPORTS: dict[str, str] = {
-    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value assume "
+    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
+    "assume "
     "get_rank get_world_size",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal empty view reshape",
@@ -32,7 +34,8 @@ _EXPORTS: dict[str, str] = {
     "ops.fill": "fill clear",
     "ops.gemm": "gemm GemmWarpPolicy",
     "ops.gemm_sp": "gemm_sp",
-    "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod reduce_bitand reduce_bitor "
+    "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod "
+    "reduce_bitand reduce_bitor "
     "reduce_bitxor",
     "ops.argmax": "argmax argmin topk",
     "ops.logical": "any_of all_of",
@@ -44,27 +47,51 @@ _EXPORTS: dict[str, str] = {
     "ops.test": "test",
     "ops.put": "put",
     "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
-    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
+    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
+    "barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
-    "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait get_thread_binding "
+    "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait "
+    "get_thread_binding "
     "get_lane_idx get_warp_idx shuffle_elect",
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
-    "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf pow power "
-    "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin acos atan atan2 "
-    "floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or bitwise_xor bitwise_not "
-    "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub ieee_mul ieee_fdiv "
+    "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan "
+    "tanh sigmoid erf pow power "
+    "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin "
+    "acos atan atan2 "
+    "floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or bitwise_xor "
+    "bitwise_not "
+    "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub "
+    "ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely Cast Select",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = [
-    "Buffer", "PrimFunc", "Signal", "StridedTensor", "SymmTensor", "Tensor", "canonical", "ceildiv", "const", "dtype", "dyn",
-    "dynamic", "inline", "macro", "prim_func", "symbolic", *_DTYPES, *_HOME,
-]  # fmt: skip
+    "Buffer",
+    "PrimFunc",
+    "Signal",
+    "StridedTensor",
+    "SymmTensor",
+    "Tensor",
+    "canonical",
+    "ceildiv",
+    "const",
+    "dtype",
+    "dyn",
+    "dynamic",
+    "inline",
+    "macro",
+    "prim_func",
+    "symbolic",
+    *_DTYPES,
+    *_HOME,
+]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
-half, float, double, int, long, short = (_DTYPES[n] for n in ("float16", "float32", "float64", "int32", "int64", "int16"))
+half, float, double, int, long, short = (
+    _DTYPES[n] for n in ("float16", "float32", "float64", "int32", "int64", "int16")
+)
 
 
 class UnknownName(TileError, AttributeError):
@@ -81,7 +108,9 @@ def __getattr__(name: str) -> Any:
         from .elsewhere import INSTEAD
 
         close = difflib.get_close_matches(name, __all__, 1)
-        raise UnknownName(f"the language has no T.{name}", hint=INSTEAD.get(name) or (f"T.{close[0]}" if close else None))
+        raise UnknownName(
+            f"the language has no T.{name}", hint=INSTEAD.get(name) or (f"T.{close[0]}" if close else None)
+        )
     value = getattr(import_module(f"tilescale.compiler.{home}"), name)
     globals()[name] = value
     return value

@@ -11,7 +11,8 @@ from .dtypes import canonical, dtype
 
 @dataclass(frozen=True, eq=False)
 class TensorSpec:
-    """A tensor parameter: ``shape`` of ints and symbolic extents, ``strides`` likewise (None: row-major), in elements.
+    """A tensor parameter: ``shape`` of ints and symbolic extents, ``strides`` likewise (None: row-major), in
+    elements.
 
     ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank) or "signal" (int64 counters there).
     """
@@ -43,7 +44,9 @@ class _TensorFactory:
         self._kind = kind
 
     def __call__(self, shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorSpec:
-        return TensorSpec(self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides))
+        return TensorSpec(
+            self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
+        )
 
     def __getitem__(self, item: Any) -> TensorSpec:
         shape, dtype_ = item if isinstance(item, tuple) and len(item) == 2 else (item, "float32")
@@ -54,7 +57,9 @@ class _StridedFactory(_TensorFactory):
     """``T.StridedTensor((M, N), (s, 1), dtype)``: strides in elements, ints or ``T.dynamic``."""
 
     def __call__(self, shape: Any, strides: Any = None, dtype: Any = "float32") -> TensorSpec:  # type: ignore[override]
-        return TensorSpec(self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides))
+        return TensorSpec(
+            self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
+        )
 
 
 Tensor = _TensorFactory("tensor")
@@ -63,6 +68,7 @@ SymmTensor = _TensorFactory("symm")
 
 
 def Signal(shape: Any = (1,), *, keep: bool = False) -> TensorSpec:
-    """Counters (int64) in symmetric memory, zero when a launch begins; with ``keep=True`` they live on between launches."""
+    """Counters (int64) in symmetric memory, zero when a launch begins; with ``keep=True`` they live on
+    between launches."""
     require_bools(keep=keep)
     return TensorSpec("signal", _shape(shape), canonical("int64"), None, keep)

@@ -1,4 +1,5 @@
-"""The dtypes of the language. A dtype is a string that can also be called: ``T.float32(x)`` converts ``x``."""
+"""The dtypes of the language. A dtype is a string that can also be called: ``T.float32(x)`` converts
+``x``."""
 
 from __future__ import annotations
 
@@ -17,16 +18,33 @@ BITS: dict[str, int] = {
 
 #: the greatest finite value of each floating dtype
 GREATEST: dict[str, float] = {
-    "float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38,
-    "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0,
-}  # fmt: skip
+    "float64": 1.7976931348623157e308,
+    "float32": 3.4028234663852886e38,
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+}
 
 _ALIASES = {
-    "float8_e4m3": "float8_e4m3fn", "e4m3_float8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "float8": "float8_e4m3fn",
-    "e5m2_float8": "float8_e5m2", "e5m2": "float8_e5m2",
-    "half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64", "short": "int16",
-    "char": "int8", "uchar": "uint8", "bf16": "bfloat16", "bool_": "bool", "uint": "uint32",
-}  # fmt: skip
+    "float8_e4m3": "float8_e4m3fn",
+    "e4m3_float8": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn",
+    "float8": "float8_e4m3fn",
+    "e5m2_float8": "float8_e5m2",
+    "e5m2": "float8_e5m2",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "int": "int32",
+    "long": "int64",
+    "short": "int16",
+    "char": "int8",
+    "uchar": "uint8",
+    "bf16": "bfloat16",
+    "bool_": "bool",
+    "uint": "uint32",
+}
 
 
 class dtype(str):

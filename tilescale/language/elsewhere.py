@@ -1,4 +1,5 @@
-"""What other languages call something that this one has under another name: Triton, CUDA C++, NumPy and torch, TileLang."""
+"""What other languages call something that this one has under another name: Triton, CUDA C++, NumPy and
+torch, TileLang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``@T.prim_func`` and ``@T.macro``: functions kept as they are until a kernel is compiled; nothing here loads TVM."""
+"""``@T.prim_func`` and ``@T.macro``: functions kept as they are until a kernel is compiled; nothing here
+loads TVM."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from .dtypes import dtype
 
 
 class PrimFunc:
-    """A kernel as its author wrote it. ``params``: name → what its annotation says. Traced when it is compiled."""
+    """A kernel as its author wrote it. ``params``: name → what its annotation says. Traced when it is
+    compiled."""
 
     def __init__(self, func: types.FunctionType):
         functools.update_wrapper(self, func)
@@ -36,16 +38,35 @@ class PrimFunc:
         return trace(self)
 
     def check(
-        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
-        limit: int = 2_000_000, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
-    ) -> Any:  # fmt: skip
+        self,
+        ranks: int = 1,
+        args: dict[str, Any] | None = None,
+        *,
+        schedule: str = "adversary",
+        seeds: int = 10,
+        bound: int = 10_000,
+        limit: int = 2_000_000,
+        level: str = "tile",
+        depth: int = 2,
+        roles: tuple[str, ...] = ("producer", "consumer"),
+    ) -> Any:
         """Runs the kernel on the simulator under many schedules: :meth:`tilescale.kernel.Kernel.check`."""
         from tilescale.arrays import arguments
         from tilescale.compiler.checks.run import check
 
         given = arguments(args or {})
         return check(
-            self, ranks, given, schedule=schedule, seeds=seeds, bound=bound, limit=limit, level=level, depth=depth, roles=roles, static=True
+            self,
+            ranks,
+            given,
+            schedule=schedule,
+            seeds=seeds,
+            bound=bound,
+            limit=limit,
+            level=level,
+            depth=depth,
+            roles=roles,
+            static=True,
         )
 
     def script(self) -> str:
@@ -64,7 +85,8 @@ class PrimFunc:
 
 
 def parameters(func: types.FunctionType) -> dict[str, Any]:
-    """Parameter names with what their annotations say (None where there is none); strings are evaluated where they were written."""
+    """Parameter names with what their annotations say (None where there is none); strings are evaluated where
+    they were written."""
     code = func.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     annotations = func.__annotations__
@@ -83,12 +105,15 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
                     except ValueError:
                         continue
             try:
-                given = eval(given, scope)  # the user's own annotation, postponed by `from __future__ import annotations`
+                given = eval(
+                    given, scope
+                )  # the user's own annotation, postponed by `from __future__ import annotations`
             except NameError as error:
                 raise TileSyntaxError(
                     f"the annotation of {name} uses {error.name!r}, which cannot be seen from here",
                     loc=Loc(code.co_filename, code.co_firstlineno),
-                    hint="remove `from __future__ import annotations` from this file, or use the name in the kernel's body",
+                    hint="remove `from __future__ import annotations` from this file, or use the name in "
+                    "the kernel's body",
                 ) from None
         if isinstance(given, dtype):
             given = ScalarSpec(given)
@@ -97,8 +122,8 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
 
 
 def _enclosing_locals(func: types.FunctionType) -> dict[str, Any]:
-    """The names of the functions around ``func`` while it is being decorated. Its closure has only what its body uses, and an
-    annotation that `from __future__ import annotations` made a string uses nothing."""
+    """The names of the functions around ``func`` while it is being decorated. Its closure has only what its
+    body uses, and an annotation that `from __future__ import annotations` made a string uses nothing."""
     found: dict[str, Any] = {}
     inner, frame = func.__code__, inspect.currentframe()
     while frame is not None:
@@ -110,7 +135,8 @@ def _enclosing_locals(func: types.FunctionType) -> dict[str, Any]:
 
 
 def prim_func(func: Callable[..., Any]) -> PrimFunc:
-    """Marks a function as a kernel: parameters annotated with ``T.Tensor`` and friends, one ``with T.Kernel(…)`` in its body."""
+    """Marks a function as a kernel: parameters annotated with ``T.Tensor`` and friends, one ``with
+    T.Kernel(…)`` in its body."""
     if not isinstance(func, types.FunctionType):
         raise TileTypeError("@T.prim_func takes a plain function", expected="@T.prim_func above a def")
     source_text.keep(func)
@@ -120,7 +146,8 @@ def prim_func(func: Callable[..., Any]) -> PrimFunc:
             raise TileTypeError(
                 f"parameter {name!r} of kernel {func.__name__} has no annotation that says what it is",
                 loc=parameter_loc(func, name),
-                expected='T.Tensor((M, N), "float16"), T.SymmTensor(…), T.Signal(…) or a dtype such as T.int32',
+                expected='T.Tensor((M, N), "float16"), T.SymmTensor(…), T.Signal(…) or a dtype such as '
+                "T.int32",
             )
     return made
 
@@ -142,7 +169,8 @@ class Macro:
 
 
 def macro(func: Callable[..., Any]) -> Macro:
-    """Marks a helper that kernels call: its ifs and loops over device values become device code, and it may return values."""
+    """Marks a helper that kernels call: its ifs and loops over device values become device code, and it may
+    return values."""
     if not isinstance(func, types.FunctionType):
         raise TileTypeError("@T.macro takes a plain function")
     source_text.keep(func)

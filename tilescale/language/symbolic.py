@@ -1,6 +1,7 @@
 """Symbolic extents that exist before TVM is loaded: ``T.dynamic("m")``, and arithmetic on them.
 
-A kernel factory may compute with them (``T.ceildiv(M, 128)``) at no cost; the front end turns them into IR when a kernel is traced.
+A kernel factory may compute with them (``T.ceildiv(M, 128)``) at no cost; the front end turns them into IR
+when a kernel is traced.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from tilescale.errors import TileTypeError, TileValueError
 
 
 class SymExpr:
-    """An integer expression over symbolic extents; immutable, hashable, structurally comparable by :meth:`same`."""
+    """An integer expression over symbolic extents; immutable, hashable, structurally comparable by
+    :meth:`same`."""
 
     __slots__ = ("args", "op")
 
     def __init__(self, op: str, *args: Any):
         self.op, self.args = op, args
 
-    # -- arithmetic: stays symbolic among ints and symbols, becomes IR as soon as the other side is IR ------------------
+    # -- arithmetic: stays symbolic among ints and symbols, becomes IR as soon as the other side is IR
+    # ------------------
     def _bin(self, op: str, other: Any, swap: bool = False) -> Any:
         me = _settle(self)
         other = _settle(other)
@@ -100,7 +103,9 @@ class SymExpr:
         settled = _settle(self)
         if isinstance(settled, int):
             return bool(settled)
-        raise TileValueError(f"the value of {self} is not known when the kernel is traced", hint="compare it inside the kernel")
+        raise TileValueError(
+            f"the value of {self} is not known when the kernel is traced", hint="compare it inside the kernel"
+        )
 
     def __int__(self) -> int:
         settled = _settle(self)
@@ -123,8 +128,8 @@ class SymExpr:
 
 
 class Sym(SymExpr):
-    """A symbolic extent or stride by its name; two of one name are the same extent. ``dtype`` is int32 or int64. ``multiple_of``: what
-    every call's value is promised to be a multiple of."""
+    """A symbolic extent or stride by its name; two of one name are the same extent. ``dtype`` is int32 or
+    int64. ``multiple_of``: what every call's value is promised to be a multiple of."""
 
     __slots__ = ("dtype", "multiple_of")
 
@@ -138,7 +143,8 @@ class Sym(SymExpr):
 
 
 class Const(Sym):
-    """``T.const("M")``: an extent that is read off the arguments and baked into the kernel; an int once ``value`` is known."""
+    """``T.const("M")``: an extent that is read off the arguments and baked into the kernel; an int once
+    ``value`` is known."""
 
     __slots__ = ("value",)
 
@@ -193,11 +199,13 @@ def _names(names: str) -> list[str]:
 
 
 def dynamic(name: str, dtype: str = "int32", *, multiple_of: int = 1) -> Any:
-    """One or several symbolic extents: ``M = T.dynamic("m")``, ``M, N = T.dynamic("m, n")``. Read off the arguments at each call.
+    """One or several symbolic extents: ``M = T.dynamic("m")``, ``M, N = T.dynamic("m, n")``. Read off the
+    arguments at each call.
 
     Args:
-        multiple_of: a promise about their values, which each call checks: with rows of a multiple of 16 bytes (``multiple_of=8`` of 16-bit
-            elements) a GPU copies tiles by TMA and cp.async, and adds and moves neighbours in vectors.
+        multiple_of: a promise about their values, which each call checks: with rows of a multiple of 16 bytes
+            (``multiple_of=8`` of 16-bit elements) a GPU copies tiles by TMA and cp.async, and adds and moves
+            neighbours in vectors.
 
     Raises:
         TileValueError: ``multiple_of`` is no positive int.
@@ -209,7 +217,8 @@ def dynamic(name: str, dtype: str = "int32", *, multiple_of: int = 1) -> Any:
 
 
 def const(name: str) -> Any:
-    """Extents of an eager kernel that are read off the arguments of a call and baked in: ``M, N, K = T.const("M, N, K")``."""
+    """Extents of an eager kernel that are read off the arguments of a call and baked in: ``M, N, K =
+    T.const("M, N, K")``."""
     found = tuple(Const(n) for n in _names(name))
     return found[0] if len(found) == 1 else found
 

@@ -1,4 +1,5 @@
-"""The small C runtime: threads, fibers, waits, launches, symmetric memory of the CPU target; launches of the CUDA target.
+"""The small C runtime: threads, fibers, waits, launches, symmetric memory of the CPU target; launches of the
+CUDA target.
 
 ``make_kernel`` turns a compiled kernel into a function; ``docs/ARCHITECTURE.md`` says what kernels may call.
 """
@@ -24,7 +25,23 @@ from tilescale.native.build import (
 from tilescale.native.events import Event, clear_events, events, lost_events, traffic
 
 __all__ = [
-    "Event", "adopt", "clear_events", "compiler", "configure", "cuda_capability", "cuda_failure", "cuda_missing",
-    "cuda_synchronize", "events", "import_tvm_ffi", "library", "library_path", "lost_events", "make_cuda_kernel", "make_kernel",
-    "retype", "runtime_version", "traffic",
-]  # fmt: skip
+    "Event",
+    "adopt",
+    "clear_events",
+    "compiler",
+    "configure",
+    "cuda_capability",
+    "cuda_failure",
+    "cuda_missing",
+    "cuda_synchronize",
+    "events",
+    "import_tvm_ffi",
+    "library",
+    "library_path",
+    "lost_events",
+    "make_cuda_kernel",
+    "make_kernel",
+    "retype",
+    "runtime_version",
+    "traffic",
+]

@@ -1,7 +1,7 @@
 """Builds the C runtime once with the system's C compiler, loads it, and makes kernels' launchers.
 
-A leaf: imports nothing of ours but ``tilescale.errors``, ``env``, ``log`` and ``folders``. Importing this module is cheap; the library is
-built and loaded, and ``tvm_ffi`` imported, by the first call.
+A leaf: imports nothing of ours but ``tilescale.errors``, ``env``, ``log`` and ``folders``. Importing this
+module is cheap; the library is built and loaded, and ``tvm_ffi`` imported, by the first call.
 """
 
 from __future__ import annotations
@@ -27,11 +27,32 @@ from tilescale.errors import TileError, utf8
 
 HERE = Path(__file__).resolve().parent
 SOURCES = (
-    "report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "gpu_graph.c", "gpu_team.c", "heap.c", "team.c",
+    "report.c",
+    "fiber.c",
+    "pool.c",
+    "sync.c",
+    "check.c",
+    "launch.c",
+    "cuda.c",
+    "gpu_graph.c",
+    "gpu_team.c",
+    "heap.c",
+    "team.c",
     "atomics.c",
-)  # fmt: skip
-# -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
-FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
+)
+# -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as
+# fit for one.
+FLAGS = (
+    "-O2",
+    "-std=gnu11",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-Wextra",
+)
 X86_FLAGS = ("-fcf-protection=none",)
 
 
@@ -51,14 +72,18 @@ def import_tvm_ffi() -> ModuleType:
 
 
 def compiler() -> list[str]:
-    """The C compiler's command: ``TILESCALE_CC``, else ``CC``, else ``cc`` or ``gcc`` or ``clang`` from the path.
+    """The C compiler's command: ``TILESCALE_CC``, else ``CC``, else ``cc`` or ``gcc`` or ``clang`` from the
+    path.
 
     Raises TileError where there is none.
     """
     asked = env.CC.get() or shlex.split(os.environ.get("CC", ""))
     if asked:
         if shutil.which(asked[0]) is None:
-            raise TileError(f"{shlex.join(asked)} (TILESCALE_CC or CC) is no program on this machine", expected="a C compiler")
+            raise TileError(
+                f"{shlex.join(asked)} (TILESCALE_CC or CC) is no program on this machine",
+                expected="a C compiler",
+            )
         return asked
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
@@ -66,12 +91,14 @@ def compiler() -> list[str]:
     raise TileError(
         "the CPU target builds a small C runtime once and found no C compiler",
         expected="cc, gcc or clang on the PATH, or TILESCALE_CC=/path/to/compiler",
-        hint="apt-get install gcc libc6-dev (Debian, Ubuntu), dnf install gcc (Fedora), conda install -c conda-forge gcc",
+        hint="apt-get install gcc libc6-dev (Debian, Ubuntu), dnf install gcc (Fedora), conda install -c "
+        "conda-forge gcc",
     )
 
 
 def _programs(command: list[str]) -> str:
-    """Which compiler this is, by its file: asking it for its version takes as long as everything else in a warm start."""
+    """Which compiler this is, by its file: asking it for its version takes as long as everything else in a
+    warm start."""
     found = [path for word in command if (path := shutil.which(word))]
     return " ".join(f"{os.path.realpath(p)} {os.stat(p).st_size} {os.stat(p).st_mtime_ns}" for p in found)
 
@@ -91,7 +118,8 @@ def _sources() -> Any:
 
 
 def runtime_version() -> str:
-    """What a built runtime must agree in to serve this TileScale: ``apache-tvm-ffi-<version> <hash of the runtime's sources>``."""
+    """What a built runtime must agree in to serve this TileScale: ``apache-tvm-ffi-<version> <hash of the
+    runtime's sources>``."""
     return f"apache-tvm-ffi-{importlib.metadata.version('apache-tvm-ffi')} {_sources().hexdigest()[:20]}"
 
 
@@ -112,7 +140,15 @@ def _compile(command: list[str], out: Path) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as tmp:
         aside = Path(tmp) / out.name
         # No rpath: the loaded tvm_ffi of whichever environment runs this is found by its soname.
-        line = [*command, *FLAGS, *extra, f"-I{root / 'include'}", *(str(HERE / s) for s in SOURCES), "-o", str(aside)]
+        line = [
+            *command,
+            *FLAGS,
+            *extra,
+            f"-I{root / 'include'}",
+            *(str(HERE / s) for s in SOURCES),
+            "-o",
+            str(aside),
+        ]
         line += [f"-L{root / 'lib'}", "-ltvm_ffi", "-ldl", "-lrt"]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -122,7 +158,8 @@ def _compile(command: list[str], out: Path) -> None:
                 hint="apt-get install gcc libc6-dev, or point TILESCALE_CC to another compiler",
             )
         folders.keep_from_others(aside)
-        # Its sum comes first: without the one the other counts as damaged, and both are the same whoever builds.
+        # Its sum comes first: without the one the other counts as damaged, and both are the same whoever
+        # builds.
         total = aside.with_suffix(".sum")
         total.write_text(hashlib.blake2b(aside.read_bytes(), digest_size=16).hexdigest())
         os.replace(total, _sum_of(out))
@@ -151,13 +188,17 @@ def library_path() -> Path:
 
 
 def _built(name: str, quiet: bool = False) -> Path | None:
-    """A built runtime that is what was built, by this user or root; None where there is none. A damaged one would end the process
-    (SIGBUS) where it is loaded. ``quiet``: who builds says why."""
+    """A built runtime that is what was built, by this user or root; None where there is none. A damaged one
+    would end the process (SIGBUS) where it is loaded. ``quiet``: who builds says why."""
     for folder in folders.readable("native"):
         path = folder / name
         try:
             why = folders.distrust(path.stat())
-            if not why and _sum_of(path).read_text() != hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest():
+            if (
+                not why
+                and _sum_of(path).read_text()
+                != hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+            ):
                 why = "it is damaged"
         except FileNotFoundError:
             continue
@@ -175,7 +216,8 @@ def _sum_of(path: Path) -> Path:
 
 
 def configure(local_ranks: int | None = None) -> None:
-    """Reads TILESCALE_NUM_THREADS, TILESCALE_WAIT_TIMEOUT and TILESCALE_LAUNCH_GRAPHS (again) and hands them to the runtime.
+    """Reads TILESCALE_NUM_THREADS, TILESCALE_WAIT_TIMEOUT and TILESCALE_LAUNCH_GRAPHS (again) and hands them
+    to the runtime.
 
     ``local_ranks``: how many ranks share this machine; by default what the launcher's environment says.
     """
@@ -183,7 +225,9 @@ def configure(local_ranks: int | None = None) -> None:
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     threads = env.NUM_THREADS.get() or max(1, len(os.sched_getaffinity(0)) // local_ranks)
     limit = int(env.WAIT_TIMEOUT.get() * 1e9)
-    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(limit), ctypes.c_int32(env.LAUNCH_GRAPHS.get()))
+    library().ts_configure(
+        ctypes.c_int32(threads), ctypes.c_int64(limit), ctypes.c_int32(env.LAUNCH_GRAPHS.get())
+    )
 
 
 _lib: ctypes.CDLL | None = None
@@ -191,8 +235,8 @@ _adopted: Path | None = None  # a runtime that was built elsewhere, from these s
 
 
 def adopt(path: Path) -> None:
-    """Uses a built runtime of this very `runtime_version`, so that no compiler is needed. One that is loaded already stays: a process has
-    one, since kernels find its functions by name.
+    """Uses a built runtime of this very `runtime_version`, so that no compiler is needed. One that is loaded
+    already stays: a process has one, since kernels find its functions by name.
 
     Raises:
         OSError: it does not load on this machine.
@@ -214,7 +258,8 @@ def library() -> ctypes.CDLL:
     if _lib is None:
         path = library_path()
         if "tvm_ffi" not in sys.modules:
-            # The runtime needs libtvm_ffi; tvm_ffi's own import will load the same file again, which is then the same library.
+            # The runtime needs libtvm_ffi; tvm_ffi's own import will load the same file again, which is then
+            # the same library.
             ctypes.CDLL(str(_tvm_ffi_root() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
         _lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         _lib.ts_configure.restype = None
@@ -238,14 +283,16 @@ def _ffi_module() -> Any:
 
 
 def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str) -> Callable[..., None]:
-    """A launcher for the compiled kernel in the shared object ``path``: a ``tvm_ffi.Function`` that takes tensors and scalars.
+    """A launcher for the compiled kernel in the shared object ``path``: a ``tvm_ffi.Function`` that takes
+    tensors and scalars.
 
-    ``desc`` and ``sites`` are docs/ARCHITECTURE.md's, "The runtime's contract". Lines ``param|NAME|||`` at the end of ``sites``
-    name the parameters in order, for reports. ``name`` is the kernel's; constants in parentheses after it, as in
-    ``gemm(BM=64)``, let ranks that launched different constants be told so.
+    ``desc`` and ``sites`` are docs/ARCHITECTURE.md's, "The runtime's contract". Lines ``param|NAME|||`` at
+    the end of ``sites`` name the parameters in order, for reports. ``name`` is the kernel's; constants in
+    parentheses after it, as in ``gemm(BM=64)``, let ranks that launched different constants be told so.
 
-    Calls raise TypeError and ValueError with ``TS:<check>:…`` for arguments, RuntimeError with ``TS:run:<site>:…`` for a
-    launch that failed. Raises RuntimeError when the shared object or the description does not fit.
+    Calls raise TypeError and ValueError with ``TS:<check>:…`` for arguments, RuntimeError with
+    ``TS:run:<site>:…`` for a launch that failed. Raises RuntimeError when the shared object or the
+    description does not fit.
     """
     module = _ffi_module()
     f = module.make_kernel(utf8(os.fspath(path)), desc, utf8(sites), utf8(name))
@@ -253,13 +300,16 @@ def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str
     return f
 
 
-def make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str = "") -> Callable[..., None]:
-    """A launcher of the function ``symbol`` in a cubin: a ``tvm_ffi.Function`` that takes tensors on a GPU and scalars, and returns when
-    the launch is on the current stream.
+def make_cuda_kernel(
+    code: bytes, desc: bytes, name: str, symbol: str, sites: str = ""
+) -> Callable[..., None]:
+    """A launcher of the function ``symbol`` in a cubin: a ``tvm_ffi.Function`` that takes tensors on a GPU
+    and scalars, and returns when the launch is on the current stream.
 
-    ``desc`` is tilescale/native/cuda.c's. The GPU's driver is opened by the first call; the code is loaded by the first on a device.
-    ``sites`` are as in `make_kernel`. Calls raise as `make_kernel`'s do; RuntimeError with ``TS:run:-1:…`` where the driver is missing or
-    refuses the launch, with ``TS:failed:<kernel>|<file>|<line>|<message>`` where it does since a kernel has failed.
+    ``desc`` is tilescale/native/cuda.c's. The GPU's driver is opened by the first call; the code is loaded by
+    the first on a device. ``sites`` are as in `make_kernel`. Calls raise as `make_kernel`'s do; RuntimeError
+    with ``TS:run:-1:…`` where the driver is missing or refuses the launch, with
+    ``TS:failed:<kernel>|<file>|<line>|<message>`` where it does since a kernel has failed.
     """
     return _ffi_module().make_cuda_kernel(code, desc, utf8(name), symbol, utf8(sites))
 
@@ -270,7 +320,8 @@ def cuda_synchronize() -> None:
 
 
 def cuda_failure() -> str:
-    """The text of a failure that a kernel recorded and no call has raised yet, once; empty where there is none."""
+    """The text of a failure that a kernel recorded and no call has raised yet, once; empty where there is
+    none."""
     return str(_ffi_module().cuda_failure())
 
 
@@ -286,9 +337,11 @@ def cuda_capability(device: int = 0) -> tuple[int, int] | None:
 
 
 def retype(array: Any, code: int, bits: int) -> Any:
-    """A kernel argument that is ``array``'s memory (anything DLPack) under the dtype that DLPack calls ``code``, ``bits``.
+    """A kernel argument that is ``array``'s memory (anything DLPack) under the dtype that DLPack calls
+    ``code``, ``bits``.
 
-    For dtypes that the array's own library cannot hand over: ``retype(x.view(numpy.uint16), 4, 16)`` is a bfloat16 argument.
+    For dtypes that the array's own library cannot hand over: ``retype(x.view(numpy.uint16), 4, 16)`` is a
+    bfloat16 argument.
     """
     module = _ffi_module()
     return module.retype(import_tvm_ffi().from_dlpack(array), code, bits)

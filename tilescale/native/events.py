@@ -1,4 +1,5 @@
-"""What instrumented kernels logged: when each remote operation began and ended, and how much went to and from each rank."""
+"""What instrumented kernels logged: when each remote operation began and ended, and how much went to and from
+each rank."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ class _Event(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Event:
-    """``ns``: the machine's monotonic clock, the same for all ranks of one machine. ``block``: the block's linear index.
-    ``phase``: one of PHASES. ``rank``: the world rank of the peer, -1 without one. ``kind``, ``name``, ``file``, ``line``: the
-    operation's place in the program. ``text``: of a copy "pull" where it read the peer's memory; of a signal or a wait the counter's index,
-    where the program names it with a constant."""
+    """``ns``: the machine's monotonic clock, the same for all ranks of one machine. ``block``: the block's
+    linear index. ``phase``: one of PHASES. ``rank``: the world rank of the peer, -1 without one. ``kind``,
+    ``name``, ``file``, ``line``: the operation's place in the program. ``text``: of a copy "pull" where it
+    read the peer's memory; of a signal or a wait the counter's index, where the program names it with a
+    constant."""
 
     ns: int
     kernel: str
@@ -56,7 +58,8 @@ def _read() -> tuple[int, int, int | None, list[int]]:
 
 
 def events() -> list[Event]:
-    """This process's log, in order of time; 1,048,576 events are kept between two ``clear_events`` (see ``lost_events``)."""
+    """This process's log, in order of time; 1,048,576 events are kept between two ``clear_events`` (see
+    ``lost_events``)."""
     _, kept, start, _ = _read()
     out = []
     for e in (_Event * kept).from_address(start) if start and kept else ():
@@ -64,7 +67,23 @@ def events() -> list[Event]:
         parts = (sites[e.site] if 0 <= e.site < len(sites) else "").split("|", 4) + [""] * 5
         line = int(parts[3]) if parts[3].isdigit() else 0
         phase = PHASES[e.phase] if 0 <= e.phase < len(PHASES) else str(e.phase)
-        out.append(Event(e.ns, name, e.block, phase, e.rank, e.bytes, e.worker, e.site, parts[0], parts[1], parts[2], line, parts[4]))
+        out.append(
+            Event(
+                e.ns,
+                name,
+                e.block,
+                phase,
+                e.rank,
+                e.bytes,
+                e.worker,
+                e.site,
+                parts[0],
+                parts[1],
+                parts[2],
+                line,
+                parts[4],
+            )
+        )
     return sorted(out, key=lambda e: e.ns)
 
 
@@ -75,7 +94,8 @@ def lost_events() -> int:
 
 
 def traffic() -> dict[int, tuple[int, int]]:
-    """World rank → (bytes, messages) that this process's instrumented kernels exchanged with it, whichever way they went."""
+    """World rank → (bytes, messages) that this process's instrumented kernels exchanged with it, whichever
+    way they went."""
     moved = _read()[3]
     return {r: (moved[2 * r], moved[2 * r + 1]) for r in range(_MAX_RANKS) if moved[2 * r + 1]}
 

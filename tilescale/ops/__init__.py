@@ -2,14 +2,17 @@
 
 One file an operation, which has
 
-- its kernels: functions of compile-time constants that return a ``@T.prim_func``, plain tile programs without expert primitives;
-- the function that people call: it checks its tensors, picks a configuration by what class of shape they are, compiles once and launches
-  on the tensors' device (and torch's current stream);
+- its kernels: functions of compile-time constants that return a ``@T.prim_func``, plain tile programs without
+  expert primitives;
+- the function that people call: it checks its tensors, picks a configuration by what class of shape they are,
+  compiles once and launches on the tensors' device (and torch's current stream);
 - a reference in torch, in higher precision, with the error that rounding explains;
-- ``OP``, an :class:`~tilescale.ops.case.Op`: all that with one list of shapes, which the tests and the benchmarks read.
+- ``OP``, an :class:`~tilescale.ops.case.Op`: all that with one list of shapes, which the tests and the
+  benchmarks read.
 
-To add one: the file, and a line in ``HOME`` for each function that people call. A file has another name than the
-functions in it, whose place the module would take when it is imported. Nothing here imports torch until an operation is named.
+To add one: the file, and a line in ``HOME`` for each function that people call. A file has another name than
+the functions in it, whose place the module would take when it is imported. Nothing here imports torch until
+an operation is named.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""``attention_gradients(do, q, k, v, o, lse)``: the gradients of attention (Dao, "FlashAttention-2", 2023, §3.1). With
-p = softmax(scale · q·kᵀ) and g the gradient of o = p·v,
+"""``attention_gradients(do, q, k, v, o, lse)``: the gradients of attention (Dao, "FlashAttention-2", 2023,
+§3.1). With p = softmax(scale · q·kᵀ) and g the gradient of o = p·v,
 
-    dv = pᵀ·g,   dp = g·vᵀ,   ds = p ∘ (dp - delta),   delta = rowsum(g ∘ o),   dq = scale · ds·k,   dk = scale · dsᵀ·q.
+    dv = pᵀ·g,   dp = g·vᵀ,   ds = p ∘ (dp - delta),   delta = rowsum(g ∘ o),   dq = scale · ds·k,   dk =
+    scale · dsᵀ·q.
 
-p is computed again from the forward's log-sum-exp. ``key_gradients`` has a tile of keys and walks over the queries, ``query_gradients``
-the other way round: each gradient is summed by one block, in one order, at the price of computing p and dp twice. Where the order need not
-be fixed, ``key_gradients`` adds each tile's part of dq to a float32 tensor, and ``rounded`` makes dq of that. Where one tile has all keys
-it writes dq itself, in a fixed order.
+p is computed again from the forward's log-sum-exp. ``key_gradients`` has a tile of keys and walks over the
+queries, ``query_gradients`` the other way round: each gradient is summed by one block, in one order, at the
+price of computing p and dp twice. Where the order need not be fixed, ``key_gradients`` adds each tile's part
+of dq to a float32 tensor, and ``rounded`` makes dq of that. Where one tile has all keys it writes dq itself,
+in a fixed order.
 """
 
 from __future__ import annotations
@@ -27,29 +29,39 @@ DTYPES = ("bfloat16", "float16")
 
 # ---- kernels
 
+
 def wide_of(dim: int, halved: bool = False) -> int:
-    """Columns of a tile of a head: whole steps of the tensor cores, which take 16 of them at a time. ``halved``: beyond 128 columns two
-    warpgroups have half of them each, whole boxes of 64."""
+    """Columns of a tile of a head: whole steps of the tensor cores, which take 16 of them at a time.
+    ``halved``: beyond 128 columns two warpgroups have half of them each, whole boxes of 64."""
     return -(-dim // 128) * 128 if halved and dim > 128 else -(-dim // 16) * 16
 
 
 class Shape:
-    """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start.
-    ``tile``: queries of a tile in the table of numbers a query, whose last tile is filled up."""
+    """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim)
+    with each sequence's start. ``tile``: queries of a tile in the table of numbers a query, whose last tile
+    is filled up."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool, tile: int = 64, wide: int = 0):
         self.heads, self.kv_heads, self.dim, self.packed, self.tile_rows = heads, kv_heads, dim, packed, tile
-        self.queries, self.keys, self.blocks, self.ends = (T.dynamic(n) for n in ("queries", "keys", "blocks", "ends"))
+        self.queries, self.keys, self.blocks, self.ends = (
+            T.dynamic(n) for n in ("queries", "keys", "blocks", "ends")
+        )
         self.batch = self.ends - 1 if packed else T.dynamic("batch")
         self.wide = wide or wide_of(dim)
 
     def rows(self, length: Any, heads: int, dim: int = 0) -> tuple[Any, ...]:
-        return (length, heads, dim or self.dim) if self.packed else (self.batch, heads, length, dim or self.dim)
+        return (
+            (length, heads, dim or self.dim) if self.packed else (self.batch, heads, length, dim or self.dim)
+        )
 
     @property
     def numbers(self) -> Any:
-        """A query's numbers, by tiles: its log-sum-exp times log2 e, infinite where there is no query, and its delta."""
-        return T.Tensor((self.ends - 1 if self.packed else self.batch, self.heads, 2, self.blocks, self.tile_rows), "float32")
+        """A query's numbers, by tiles: its log-sum-exp times log2 e, infinite where there is no query, and
+        its delta."""
+        return T.Tensor(
+            (self.ends - 1 if self.packed else self.batch, self.heads, 2, self.blocks, self.tile_rows),
+            "float32",
+        )
 
     def tile(self, x: Any, b: Any, h: Any, row: Any, count: int) -> Any:
         """Rows of a head, zeros behind their dim columns."""
@@ -62,7 +74,8 @@ class Shape:
 
 @T.macro
 def stored(s, x, To, at, first, count, dtype, times=1.0):
-    """Rows of a fragment, so many times, to the sequence, head and row ``at``, as far as the sequence goes."""
+    """Rows of a fragment, so many times, to the sequence, head and row ``at``, as far as the sequence
+    goes."""
     b, h, row = at
     rows = x.shape[0]
     if times != 1.0:
@@ -90,7 +103,9 @@ def _turned(axes: Any, times: int) -> tuple[Any, ...]:
     return (*axes[times:], *axes[:times])
 
 
-def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128) -> Any:
+def query_numbers(
+    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128
+) -> Any:
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
     s = Shape(heads, kv_heads, dim, packed, TILE)
     kind, numbers = T.Tensor(s.rows(s.queries, heads), dtype), s.numbers
@@ -114,12 +129,18 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
                 Numbers[b, h, 1, bx, i] = total[i]
 
     @T.prim_func
-    def attention_query_numbers(O: kind, dO: kind, Lse: T.Tensor((s.batch, heads, s.queries), "float32"), Numbers: numbers):
+    def attention_query_numbers(
+        O: kind, dO: kind, Lse: T.Tensor((s.batch, heads, s.queries), "float32"), Numbers: numbers
+    ):
         body(O, dO, Lse, Numbers, None)
 
     @T.prim_func
     def packed_attention_query_numbers(
-        O: kind, dO: kind, Lse: T.Tensor((heads, s.queries), "float32"), Starts: T.Tensor((s.ends,), "int32"), Numbers: numbers
+        O: kind,
+        dO: kind,
+        Lse: T.Tensor((heads, s.queries), "float32"),
+        Starts: T.Tensor((s.ends,), "int32"),
+        Numbers: numbers,
     ):
         body(O, dO, Lse, Numbers, Starts)
 
@@ -127,16 +148,37 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
 
 
 def key_gradients(
-    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
-    stages: int = 2, ahead: int = 0, added: bool = False, ragged: bool = True, whole: bool = False, longest_first: bool = False,
-) -> Any:  # fmt: skip
-    """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
-    Scores are computed transposed, (keys, queries), as left operands of the products that sum. A query that is none has p = 0. ahead: how
-    many of a query's two numbers threads have in registers before they wait for a product, as there is room. added: dQ / scale too, which
-    blocks add to a float32 tensor as they come; ``whole``: they write dQ, since one tile has all keys of a sequence. ragged: the last keys
-    may fill a tile in part. longest_first: all heads' first tiles before the second ones, whose walk under a causal mask is shorter."""
-    s, factor, group = Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True)), scale * LOG2_E, heads // kv_heads
-    # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    packed: bool,
+    dtype: str,
+    scale: float,
+    causal: bool,
+    BM: int,
+    BN: int,
+    threads: int = 256,
+    stages: int = 2,
+    ahead: int = 0,
+    added: bool = False,
+    ragged: bool = True,
+    whole: bool = False,
+    longest_first: bool = False,
+) -> Any:
+    """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at
+    a time, in their order. Scores are computed transposed, (keys, queries), as left operands of the products
+    that sum. A query that is none has p = 0. ahead: how many of a query's two numbers threads have in
+    registers before they wait for a product, as there is room. added: dQ / scale too, which blocks add to a
+    float32 tensor as they come; ``whole``: they write dQ, since one tile has all keys of a sequence. ragged:
+    the last keys may fill a tile in part. longest_first: all heads' first tiles before the second ones, whose
+    walk under a causal mask is shorter."""
+    s, factor, group = (
+        Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True)),
+        scale * LOG2_E,
+        heads // kv_heads,
+    )
+    # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else
+    # all of it is the first one's
     policy = T.GemmWarpPolicy.Square if wide % 128 == 0 else T.GemmWarpPolicy.FullRow
     # where a warpgroup has half of the queries, p and ds are handed over through shared memory
     in_registers = BN % (threads // 2) == 0
@@ -144,7 +186,9 @@ def key_gradients(
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dK, dV, dQ, q_starts, k_starts, most):
-        with T.Kernel(*_turned((T.ceildiv(most, BN), kv_heads, s.batch), longest_first), threads=threads) as at:
+        with T.Kernel(
+            *_turned((T.ceildiv(most, BN), kv_heads, s.batch), longest_first), threads=threads
+        ) as at:
             bx, h, b = _turned(at, 2 * longest_first)
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
@@ -200,8 +244,15 @@ def key_gradients(
             stored(s, dk, dK, (b, h, bx * BN), k_first, k_count, dtype, scale)
             stored(s, dv, dV, (b, h, bx * BN), k_first, k_count, dtype)
 
-    q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
-    starts, sums = T.Tensor((s.ends,), "int32"), q if whole else T.Tensor(s.rows(s.queries, heads, wide), "float32")
+    q, k, numbers = (
+        T.Tensor(s.rows(s.queries, heads), dtype),
+        T.Tensor(s.rows(s.keys, kv_heads), dtype),
+        s.numbers,
+    )
+    starts, sums = (
+        T.Tensor((s.ends,), "int32"),
+        q if whole else T.Tensor(s.rows(s.queries, heads, wide), "float32"),
+    )
 
     @T.prim_func
     def attention_key_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k):
@@ -209,7 +260,16 @@ def key_gradients(
 
     @T.prim_func
     def packed_attention_key_gradients(
-        Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k, QStarts: starts, KStarts: starts, most: T.int32
+        Q: q,
+        K: k,
+        V: k,
+        dO: q,
+        Numbers: numbers,
+        dK: k,
+        dV: k,
+        QStarts: starts,
+        KStarts: starts,
+        most: T.int32,
     ):
         body(Q, K, V, dO, Numbers, dK, dV, None, QStarts, KStarts, most)
 
@@ -219,7 +279,17 @@ def key_gradients(
 
     @T.prim_func
     def packed_attention_added_gradients(
-        Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k, dQ: sums, QStarts: starts, KStarts: starts, most: T.int32
+        Q: q,
+        K: k,
+        V: k,
+        dO: q,
+        Numbers: numbers,
+        dK: k,
+        dV: k,
+        dQ: sums,
+        QStarts: starts,
+        KStarts: starts,
+        most: T.int32,
     ):
         body(Q, K, V, dO, Numbers, dK, dV, dQ, QStarts, KStarts, most)
 
@@ -229,11 +299,23 @@ def key_gradients(
 
 
 def query_gradients(
-    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, TILE: int, BM: int, BN: int,
-    threads: int = 256, stages: int = 2, longest_first: bool = False,
-) -> Any:  # fmt: skip
-    """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time. With three stages the last product of a
-    round runs beside the first ones of the next. longest_first: the last tiles of all heads before the others."""
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    packed: bool,
+    dtype: str,
+    scale: float,
+    causal: bool,
+    TILE: int,
+    BM: int,
+    BN: int,
+    threads: int = 256,
+    stages: int = 2,
+    longest_first: bool = False,
+) -> Any:
+    """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time. With three
+    stages the last product of a round runs beside the first ones of the next. longest_first: the last tiles
+    of all heads before the others."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, TILE), scale * LOG2_E, heads // kv_heads
     wide = s.wide
 
@@ -275,7 +357,11 @@ def query_gradients(
                 T.gemm(left, k, dq)
             stored(s, dq, dQ, (b, h, bx * BM), q_first, q_count, dtype, scale)
 
-    q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
+    q, k, numbers = (
+        T.Tensor(s.rows(s.queries, heads), dtype),
+        T.Tensor(s.rows(s.keys, kv_heads), dtype),
+        s.numbers,
+    )
     starts = T.Tensor((s.ends,), "int32")
 
     @T.prim_func
@@ -296,7 +382,9 @@ def rounded(dim: int, dtype: str, scale: float, rows: int = 64, threads: int = 1
     count = T.dynamic("count")
 
     @T.prim_func
-    def attention_rounded_gradients(From: T.Tensor((count, wide_of(dim)), "float32"), To: T.Tensor((count, dim), dtype)):
+    def attention_rounded_gradients(
+        From: T.Tensor((count, wide_of(dim)), "float32"), To: T.Tensor((count, dim), dtype)
+    ):
         with T.Kernel(T.ceildiv(count, rows), threads=threads) as bx:
             for i, j in T.Parallel(rows, dim):
                 To[bx * rows + i, j] = T.cast(From[bx * rows + i, j] * scale, dtype)
@@ -307,12 +395,16 @@ def rounded(dim: int, dtype: str, scale: float, rows: int = 64, threads: int = 1
 # ---- what people call
 
 
-def folded(causal: bool, by_query: tuple[torch.Tensor, ...], by_key: tuple[torch.Tensor, ...]) -> tuple[int, int, Any, Any]:
-    """Heads, heads of keys, and the tensors (batch, heads, rows, …) as sequences of one head where that is the same: the queries of heads
-    that share keys follow one another where no mask counts them. One kernel serves all numbers of heads so, and tiles are filled better."""
+def folded(
+    causal: bool, by_query: tuple[torch.Tensor, ...], by_key: tuple[torch.Tensor, ...]
+) -> tuple[int, int, Any, Any]:
+    """Heads, heads of keys, and the tensors (batch, heads, rows, …) as sequences of one head where that is
+    the same: the queries of heads that share keys follow one another where no mask counts them. One kernel
+    serves all numbers of heads so, and tiles are filled better."""
     batch, heads, queries = by_query[0].shape[:3]
     kv_heads = by_key[0].shape[1]
-    # A causal kernel of one head is up to 9 % slower than that of the heads as they are (H200). 65535: blocks along the grid's last axis.
+    # A causal kernel of one head is up to 9 % slower than that of the heads as they are (H200). 65535: blocks
+    # along the grid's last axis.
     if causal or batch * kv_heads > 65535:
         return heads, kv_heads, by_query, by_key
     rows = heads // kv_heads * queries
@@ -323,13 +415,18 @@ def folded(causal: bool, by_query: tuple[torch.Tensor, ...], by_key: tuple[torch
 def key_tiles(dim: int, added: bool) -> dict[str, int]:
     """What `key_gradients` takes, as registers and shared memory have room."""
     if dim <= 128:
-        return {"BM": 64, "BN": 128, "stages": 3 if added else 2, "ahead": 2 if dim <= 64 else 0 if added else 1}
+        return {
+            "BM": 64,
+            "BN": 128,
+            "stages": 3 if added else 2,
+            "ahead": 2 if dim <= 64 else 0 if added else 1,
+        }
     return {"BM": 64, "BN": 64, "stages": 2, "ahead": 2}
 
 
 def query_tiles(dim: int, queries: int, heads: int, units: int) -> dict[str, int]:
-    """What `query_gradients` takes: products of two rounds at once where there are registers for them; of large dimensions tiles of 64
-    rows where those of 128 leave multiprocessors idle."""
+    """What `query_gradients` takes: products of two rounds at once where there are registers for them; of
+    large dimensions tiles of 64 rows where those of 128 leave multiprocessors idle."""
     if dim <= 128:
         return {"BM": 128, "BN": 64, "stages": 3}
     if -(-queries // 128) * heads < units:
@@ -337,55 +434,97 @@ def query_tiles(dim: int, queries: int, heads: int, units: int) -> dict[str, int
     return {"BM": 128, "BN": 32, "stages": 2}
 
 
-#: head dimensions up to which a block with all keys of a sequence has registers for all three gradients, without and with a causal mask
+#: head dimensions up to which a block with all keys of a sequence has registers for all three gradients,
+#: without and with a causal mask
 WHOLE = (128, 112)
-#: rounds of blocks on the GPU's multiprocessors up to which the last ones decide how long a causal mask's tiles take
+#: rounds of blocks on the GPU's multiprocessors up to which the last ones decide how long a causal mask's
+#: tiles take
 FEW_WAVES = 4
 
 
 def is_longest_first(causal: bool, tiles: int, heads: int, units: int) -> bool:
-    """Whether blocks take the longest walks of all heads first: of few that fill the GPU a few times a long one would come last. Of many
-    each head's blocks stand side by side, so that what they read stays in the L2 cache."""
+    """Whether blocks take the longest walks of all heads first: of few that fill the GPU a few times a long
+    one would come last. Of many each head's blocks stand side by side, so that what they read stays in the L2
+    cache."""
     return causal and 1 < tiles < 65536 and tiles * heads <= FEW_WAVES * units
 
 
 @host.checked
 def attention_gradients(
-    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, *, causal: bool = False,
-    scale: float | None = None, q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None,
-    longest: tuple[int, int] | None = None, out: tuple[torch.Tensor, ...] | None = None, deterministic: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """dq, dk and dv of the inputs' dtype; dk and dv, and unless ``deterministic`` is False dq, the same bits from run to run.
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    q_starts: torch.Tensor | None = None,
+    k_starts: torch.Tensor | None = None,
+    longest: tuple[int, int] | None = None,
+    out: tuple[torch.Tensor, ...] | None = None,
+    deterministic: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk and dv of the inputs' dtype; dk and dv, and unless ``deterministic`` is False dq, the same bits
+    from run to run.
 
     Args:
-        q, o, do: (batch, heads, queries, dim) of bfloat16 or float16. k, v: (batch, kv_heads, keys, dim); each of them serves
-            heads / kv_heads neighbouring heads. dim is a multiple of 8, 256 at most.
+        q, o, do: (batch, heads, queries, dim) of bfloat16 or float16. k, v: (batch, kv_heads, keys, dim);
+            each of them serves heads / kv_heads neighbouring heads. dim is a multiple of 8, 256 at most.
         lse: (batch, heads, queries) float32, ln of the sum of exp(scale · scores): what the forward left.
         causal: query i has seen the keys up to its own place i.
-        scale: of the scores; dim ** -0.5 without.
-        q_starts, k_starts: sequences of different lengths, packed: q, o and do are (tokens, heads, dim), k and v (tokens, kv_heads,
-            dim), lse (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the last ends. longest: the most
-            queries and the most keys of a sequence.
-        deterministic: False: dq need not have the same bits. Up to a dim of 128 blocks add to it in float32, in the order in which they
-            come, which takes five products instead of seven; beyond, the fixed order is the faster one and stays.
+        scale: of the scores; dim ** -0.5 without. q_starts, k_starts: sequences of different lengths, packed:
+        q, o and do are (tokens, heads, dim), k and v (tokens, kv_heads,
+            dim), lse (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the
+            last ends. longest: the most queries and the most keys of a sequence.
+        deterministic: False: dq need not have the same bits. Up to a dim of 128 blocks add to it in float32,
+            in the order in which they come, which takes five products instead of seven; beyond, the fixed
+            order is the faster one and stays.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
     packed, dtype = q_starts is not None, host.dtype_name(q)
     if any(t.dtype != q.dtype for t in (do, k, v, o)) or dtype not in DTYPES or lse.dtype != torch.float32:
-        raise TileTypeError(f"attention_gradients of {dtype}", expected="one of " + ", ".join(DTYPES) + " for all but lse: float32")
+        raise TileTypeError(
+            f"attention_gradients of {dtype}",
+            expected="one of " + ", ".join(DTYPES) + " for all but lse: float32",
+        )
     axes = 3 if packed else 4
     h = 1  # the axis of heads, in both orders
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}, do {tuple(do.shape)}, lse {tuple(lse.shape)}"
-    if q.dim() != axes or k.dim() != axes or q.shape != o.shape or q.shape != do.shape or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+    shapes = (
+        f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}, do "
+        f"{tuple(do.shape)}, lse {tuple(lse.shape)}"
+    )
+    if (
+        q.dim() != axes
+        or k.dim() != axes
+        or q.shape != o.shape
+        or q.shape != do.shape
+        or k.shape != v.shape
+        or q.shape[-1] != k.shape[-1]
+    ):
         raise TileValueError(f"attention_gradients of {shapes}", expected="q, o and do alike, k and v alike")
     heads, kv_heads, dim = q.shape[h], k.shape[h], q.shape[-1]
     numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
-    if heads % kv_heads or dim % 8 or dim > 256 or tuple(lse.shape) != numbers or not packed and q.shape[0] != k.shape[0]:
-        raise TileValueError(f"attention_gradients of {shapes}", expected="heads a multiple of k's, dim of 8 and at most 256, one batch")
+    if (
+        heads % kv_heads
+        or dim % 8
+        or dim > 256
+        or tuple(lse.shape) != numbers
+        or not packed
+        and q.shape[0] != k.shape[0]
+    ):
+        raise TileValueError(
+            f"attention_gradients of {shapes}",
+            expected="heads a multiple of k's, dim of 8 and at most 256, one batch",
+        )
     if q_starts is not None and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
-        raise TileValueError("packed sequences need q_starts, k_starts and longest", expected="starts of one shape, (batch + 1,) int32")
+        raise TileValueError(
+            "packed sequences need q_starts, k_starts and longest",
+            expected="starts of one shape, (batch + 1,) int32",
+        )
     if 0 in (*q.shape, *k.shape):
         raise TileValueError(f"attention_gradients of {shapes}", expected="extents of 1 at least")
     if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
@@ -394,7 +533,9 @@ def attention_gradients(
     dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in named)
     results = dq, dk, dv
     if not packed:
-        heads, kv_heads, (q, o, do, dq, lse), (k, v, dk, dv) = folded(causal, (q, o, do, dq, lse), (k, v, dk, dv))
+        heads, kv_heads, (q, o, do, dq, lse), (k, v, dk, dv) = folded(
+            causal, (q, o, do, dq, lse), (k, v, dk, dv)
+        )
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
     batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
@@ -420,7 +561,13 @@ def attention_gradients(
         ragged = packed or keys % tiles["BN"] != 0
         given = (q, k, v, do, sums, dk, dv, parts, *starts, *most[1])
         host.launch(key_gradients, given, **more, **tiles, added=True, ragged=ragged)
-        host.launch(rounded, (parts.view(-1, wide_of(dim)), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
+        host.launch(
+            rounded,
+            (parts.view(-1, wide_of(dim)), dq.view(-1, dim)),
+            dim=dim,
+            dtype=dtype,
+            scale=more["scale"],
+        )
         return results
     host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, **tiles)
     by_query: dict[str, Any] = query_tiles(dim, queries, batch * heads, units)
@@ -433,7 +580,11 @@ def attention_gradients(
 
 
 def _sequences(lengths: int, batch: int, packed: bool, g: torch.Generator) -> list[int]:
-    return torch.randint(1, lengths + 1, (batch,), generator=g, device=g.device).tolist() if packed else [lengths] * batch
+    return (
+        torch.randint(1, lengths + 1, (batch,), generator=g, device=g.device).tolist()
+        if packed
+        else [lengths] * batch
+    )
 
 
 def _heads(x: torch.Tensor, starts: torch.Tensor | None, b: int, h: int) -> torch.Tensor:
@@ -450,11 +601,21 @@ def _hidden(queries: int, keys: int, device: Any) -> torch.Tensor:
 
 
 def draw(
-    batch: int, heads: int, length: int, dim: int, kv_heads: int = 0, keys: int = 0, causal: bool = False, packed: bool = False,
-    deterministic: bool = True, dtype: str = "bfloat16", device: Any = "cpu", seed: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: of lengths up to ``length``
-    and ``keys``."""
+    batch: int,
+    heads: int,
+    length: int,
+    dim: int,
+    kv_heads: int = 0,
+    keys: int = 0,
+    causal: bool = False,
+    packed: bool = False,
+    deterministic: bool = True,
+    dtype: str = "bfloat16",
+    device: Any = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: of
+    lengths up to ``length`` and ``keys``."""
     g, kv_heads, keys = generator(device, seed), kv_heads or heads, keys or length
     q_shape: tuple[int, ...] = (batch, heads, length, dim)
     k_shape: tuple[int, ...] = (batch, kv_heads, keys, dim)
@@ -471,7 +632,10 @@ def draw(
     lse = torch.empty((heads, q_shape[0]) if packed else q_shape[:3], dtype=torch.float32, device=device)
     for b in range(batch):
         for h in range(heads):
-            x, (y, z) = _heads(q, q_starts, b, h), (_heads(t, k_starts, b, h * kv_heads // heads) for t in (k, v))
+            x, (y, z) = (
+                _heads(q, q_starts, b, h),
+                (_heads(t, k_starts, b, h * kv_heads // heads) for t in (k, v)),
+            )
             s = x.float() @ y.float().T * dim**-0.5
             if causal:
                 s.masked_fill_(_hidden(s.shape[0], s.shape[1], device), -torch.inf)
@@ -480,17 +644,34 @@ def draw(
             _heads(o, q_starts, b, h).copy_(s.sub_(total[:, None]).exp_() @ z.float())
     made: dict[str, Any] = {"do": normal(q_shape, dtype, g), "q": q, "k": k, "v": v, "o": o, "lse": lse}
     made |= {"causal": causal, "deterministic": deterministic}
-    return {**made, "q_starts": q_starts, "k_starts": k_starts, "longest": (max(counts[0]), max(counts[1]))} if packed else made
+    return (
+        {**made, "q_starts": q_starts, "k_starts": k_starts, "longest": (max(counts[0]), max(counts[1]))}
+        if packed
+        else made
+    )
 
 
 def reference(
-    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, causal: bool,
-    q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None, longest: tuple[int, int] | None = None, **_: Any,
-) -> tuple[Expected, ...]:  # fmt: skip
-    """The same formulas in float64, from the same o and lse. p and ds are rounded to the inputs' dtype before they are multiplied, which
-    adds up as a root; sums are off by their roundings, and exponentials by those of their arguments."""
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    q_starts: torch.Tensor | None = None,
+    k_starts: torch.Tensor | None = None,
+    longest: tuple[int, int] | None = None,
+    **_: Any,
+) -> tuple[Expected, ...]:
+    """The same formulas in float64, from the same o and lse. p and ds are rounded to the inputs' dtype before
+    they are multiplied, which adds up as a root; sums are off by their roundings, and exponentials by those
+    of their arguments."""
     unit, scale = ROUNDING[q.dtype], q.shape[-1] ** -0.5
-    grads = {n: torch.zeros(t.shape, dtype=torch.float64, device=q.device) for n, t in (("q", q), ("k", k), ("v", v))}
+    grads = {
+        n: torch.zeros(t.shape, dtype=torch.float64, device=q.device)
+        for n, t in (("q", q), ("k", k), ("v", v))
+    }
     off = {n: torch.zeros_like(t) for n, t in grads.items()}
     group = q.shape[1] // k.shape[1]
     for b in range(len(q_starts) - 1 if q_starts is not None else q.shape[0]):
@@ -505,27 +686,44 @@ def reference(
             noise_p = p * (rough + 2.0**-20)
             terms = g.abs() @ value.abs().T + (g * y).abs().sum(-1, keepdim=True)
             noise_ds = ds.abs() * (rough + 2.0**-20) + p * summed(terms, x.shape[1])
-            for name, a, noise, other in (("v", p.T, noise_p.T, g), ("k", ds.T, noise_ds.T, x), ("q", ds, noise_ds, key)):
+            for name, a, noise, other in (
+                ("v", p.T, noise_p.T, g),
+                ("k", ds.T, noise_ds.T, x),
+                ("q", ds, noise_ds, key),
+            ):
                 times = 1.0 if name == "v" else scale
                 starts, at = (q_starts, h) if name == "q" else (k_starts, h // group)
                 plain = a.abs() @ other.abs()
                 _heads(grads[name], starts, b, at).add_(a @ other * times)
                 rounded = unit * torch.minimum(plain, 8 * (a.square() @ other.square()).sqrt())
-                _heads(off[name], starts, b, at).add_((noise @ other.abs() + rounded + summed(plain, a.shape[1] * group)) * times)
+                _heads(off[name], starts, b, at).add_(
+                    (noise @ other.abs() + rounded + summed(plain, a.shape[1] * group)) * times
+                )
     return tuple(expected(grads[n], q.dtype, noise=off[n]) for n in "qkv")
 
 
 def cudnn(
-    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, causal: bool, **_: Any
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    **_: Any,
 ) -> Callable[[], Any]:
     """cuDNN's, as torch calls it, on its own forward's results."""
     made = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False)
     own, sums, q_ends, k_ends, most_q, most_k, seed, offset = made[:8]
     backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
-    return lambda: backward(do, q, k, v, own, sums, seed, offset, None, q_ends, k_ends, most_q, most_k, 0.0, causal)
+    return lambda: backward(
+        do, q, k, v, own, sums, seed, offset, None, q_ends, k_ends, most_q, most_k, 0.0, causal
+    )
 
 
-def flops(batch: int, heads: int, length: int, dim: int, keys: int = 0, causal: bool = False, **_: Any) -> float:
+def flops(
+    batch: int, heads: int, length: int, dim: int, keys: int = 0, causal: bool = False, **_: Any
+) -> float:
     """Of the five products that it takes at least, half of them where a query sees half of the keys."""
     return 10.0 * batch * heads * length * (keys or length) * dim * (0.5 if causal else 1.0)
 
@@ -536,13 +734,37 @@ def _cases() -> tuple[Case, ...]:
         {"batch": 2, "heads": 1, "length": 70, "dim": 32, "causal": True, "dtype": "float16"},
         {"batch": 3, "heads": 2, "length": 40, "keys": 50, "dim": 16, "packed": True},
         {"batch": 3, "heads": 2, "kv_heads": 1, "length": 40, "dim": 16, "packed": True, "causal": True},
-        {"batch": 1, "heads": 2, "kv_heads": 1, "length": 150, "keys": 170, "dim": 16, "deterministic": False},
+        {
+            "batch": 1,
+            "heads": 2,
+            "kv_heads": 1,
+            "length": 150,
+            "keys": 170,
+            "dim": 16,
+            "deterministic": False,
+        },
         {"batch": 1, "heads": 2, "kv_heads": 1, "length": 40, "keys": 70, "dim": 24, "deterministic": False},
         {"batch": 2, "heads": 2, "kv_heads": 1, "length": 40, "dim": 40, "packed": True, "causal": True},
         {"batch": 2, "heads": 2, "length": 70, "keys": 90, "dim": 16, "packed": True, "deterministic": False},
-        {"batch": 2, "heads": 4, "kv_heads": 2, "length": 290, "dim": 24, "causal": True, "deterministic": False},
+        {
+            "batch": 2,
+            "heads": 4,
+            "kv_heads": 2,
+            "length": 290,
+            "dim": 24,
+            "causal": True,
+            "deterministic": False,
+        },
         {"batch": 1, "heads": 4, "kv_heads": 2, "length": 150, "dim": 24, "causal": True},
-        {"batch": 2, "heads": 4, "kv_heads": 2, "length": 91, "dim": 24, "causal": True, "deterministic": False},
+        {
+            "batch": 2,
+            "heads": 4,
+            "kv_heads": 2,
+            "length": 91,
+            "dim": 24,
+            "causal": True,
+            "deterministic": False,
+        },
         {"batch": 1, "heads": 2, "kv_heads": 1, "length": 200, "dim": 136, "causal": True},
     ]
     gpu: list[dict[str, Any]] = []
@@ -550,11 +772,24 @@ def _cases() -> tuple[Case, ...]:
         for causal in (False, True):
             gpu.append({"batch": 2, "heads": 4, "kv_heads": 2, "length": 333, "dim": dim, "causal": causal})
             gpu.append({"batch": 5, "heads": 2, "length": 500, "dim": dim, "causal": causal, "packed": True})
-            gpu.append({"batch": 1, "heads": 2, "length": 640, "dim": dim, "causal": causal, "dtype": "float16"})
+            gpu.append(
+                {"batch": 1, "heads": 2, "length": 640, "dim": dim, "causal": causal, "dtype": "float16"}
+            )
         gpu.append({"batch": 2, "heads": 2, "kv_heads": 1, "length": 77, "keys": 1000, "dim": dim})
     gpu += [{**case, "deterministic": False} for case in gpu]
-    shapes = [(1, 32, 4096, 128), (1, 32, 16384, 128), (4, 32, 4096, 128), (1, 32, 4096, 64), (1, 32, 4096, 256), (16, 16, 1024, 128)]
-    bench = [{"batch": b, "heads": h, "length": n, "dim": d, "causal": c} for b, h, n, d in shapes for c in (False, True)]
+    shapes = [
+        (1, 32, 4096, 128),
+        (1, 32, 16384, 128),
+        (4, 32, 4096, 128),
+        (1, 32, 4096, 64),
+        (1, 32, 4096, 256),
+        (16, 16, 1024, 128),
+    ]
+    bench = [
+        {"batch": b, "heads": h, "length": n, "dim": d, "causal": c}
+        for b, h, n, d in shapes
+        for c in (False, True)
+    ]
     # the peer adds to dq as its blocks come; a fixed order takes two products more
     measured = [Case({**s, "deterministic": d}, bar=0.9) for s in bench for d in (False, True)]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *measured)

@@ -1,4 +1,5 @@
-"""What tests and benchmarks know of an operation: how to draw its arguments, what is right, which peers it has, on which shapes."""
+"""What tests and benchmarks know of an operation: how to draw its arguments, what is right, which peers it
+has, on which shapes."""
 
 from __future__ import annotations
 
@@ -10,9 +11,13 @@ import torch
 
 #: half the distance between neighbours, relative to the number: what one rounding may be off
 ROUNDING = {
-    torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float8_e4m3fn: 2.0**-4,
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float8_e4m3fn: 2.0**-4,
     torch.float8_e5m2: 2.0**-3,
-}  # fmt: skip
+}
 #: the smallest normal number, below which roundings are absolute
 TINY = {torch.float16: 2.0**-14, torch.float8_e4m3fn: 2.0**-6, torch.float8_e5m2: 2.0**-14}
 
@@ -48,12 +53,13 @@ class Op:
     """An operation with everything that its tests and benchmarks need.
 
     Attributes:
-        run: what people call; takes drawn arguments by name and ``out=``, the tensor (or the tuple of them) that takes the results, which
-            it returns; without it allocates them.
+        run: what people call; takes drawn arguments by name and ``out=``, the tensor (or the tuple of them)
+            that takes the results, which it returns; without it allocates them.
         draw: (shape's items by name, device=, seed=) → the arguments, random ones.
         reference: the arguments → the results as `Expected`, in the order of ``run``'s.
-        peers: name → from the arguments a call without any, all preparations made. The first is what a case's bar speaks of.
-        flops, moved: of one call, from the shape's items: floating-point operations, and bytes that memory has to move at least.
+        peers: name → from the arguments a call without any, all preparations made. The first is what a case's
+        bar speaks of. flops, moved: of one call, from the shape's items: floating-point operations, and bytes
+        that memory has to move at least.
         launches: how many kernels a call launches at most (a test counts them).
     """
 
@@ -68,20 +74,23 @@ class Op:
 
 
 def expected(value: torch.Tensor, dtype: torch.dtype, *, noise: torch.Tensor | float = 0.0) -> Expected:
-    """A float64 result that is stored in ``dtype``: rounded once, on top of ``noise``, the absolute error of what it is computed from."""
+    """A float64 result that is stored in ``dtype``: rounded once, on top of ``noise``, the absolute error of
+    what it is computed from."""
     unit = ROUNDING[dtype]
     allowed = value.abs() * unit * 1.01 + noise * (1 + unit) + TINY.get(dtype, 2.0**-126) * unit
     return Expected(value, torch.as_tensor(allowed))
 
 
 def summed(magnitude: torch.Tensor, terms: int) -> torch.Tensor:
-    """What a sum of ``terms`` numbers in float32 may be off, in any order, from the sum of their magnitudes: random roundings add up as
-    their root, of which eight times is never seen; short sums cannot be off by more than each of their roundings."""
+    """What a sum of ``terms`` numbers in float32 may be off, in any order, from the sum of their magnitudes:
+    random roundings add up as their root, of which eight times is never seen; short sums cannot be off by
+    more than each of their roundings."""
     return magnitude * (2.0**-24 * min(8 * terms**0.5, terms + 1))
 
 
 def worst(got: torch.Tensor, want: Expected) -> float:
-    """The greatest error, as a multiple of what is allowed; infinite where one is a NaN and the other is none."""
+    """The greatest error, as a multiple of what is allowed; infinite where one is a NaN and the other is
+    none."""
     a, b = got.double(), want.value.to(got.device)
     alike = (a == b) | (a.isnan() & b.isnan())
     ratio = torch.where(alike, 0.0, (a - b).abs() / want.allowed.to(got.device))

@@ -1,7 +1,9 @@
-"""The tile programs of ``matmul``: a block for each tile, blocks that stay, blocks that share tiles (stream-K), and the sum of shares of k.
+"""The tile programs of ``matmul``: a block for each tile, blocks that stay, blocks that share tiles
+(stream-K), and the sum of shares of k.
 
-In all of them ``M`` is the number of rows, or None: then one kernel serves every number (`T.dynamic`), as it may where A's rows lie one
-behind another. Sums are float32, and their order follows from the shape and the configuration alone.
+In all of them ``M`` is the number of rows, or None: then one kernel serves every number (`T.dynamic`), as it
+may where A's rows lie one behind another. Sums are float32, and their order follows from the shape and the
+configuration alone.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from typing import Any
 
 import tilescale.language as T
 
-#: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns. Eight lanes of a warp hold
-#: neighbours of a row of C: 16 bytes of 32 that memory writes at once, all 32 where they are float32
+#: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns. Eight
+#: lanes of a warp hold neighbours of a row of C: 16 bytes of 32 that memory writes at once, all 32 where they
+#: are float32
 WHOLE, PART = 64, 64
 
 
@@ -31,7 +34,8 @@ def activated(x: Any, activation: str) -> Any:
 def operands(
     M: Any, N: int, K: int, trans_a: bool, trans_b: bool, align_a: int = 1, align_b: int = 1
 ) -> tuple[tuple[Any, Any], tuple[int, int]]:  # fmt: skip
-    """The shapes of A (M, K) and B (K, N), or of their transposes. align_a, align_b: what rows are filled up to multiples of."""
+    """The shapes of A (M, K) and B (K, N), or of their transposes. align_a, align_b: what rows are filled up
+    to multiples of."""
     (a_rows, a_row), (b_rows, b_row) = ((K, M) if trans_a else (M, K)), ((N, K) if trans_b else (K, N))
     return (a_rows, filled(a_row, align_a) if align_a > 1 else a_row), (b_rows, filled(b_row, align_b))
 
@@ -71,7 +75,9 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
             x = acc[i, j] if bias is None else acc[i, j] + bias[col + (i if swap else j)]
             acc[i, j] = activated(x, activation)
     if swap and acc.shape[1] > WHOLE and acc.shape[0] % PART == 0 and str(C.dtype) != "float32":
-        tile = T.alloc_shared((acc.shape[1], PART + 8), C.dtype)  # eight neighbours of a column lie in all banks
+        tile = T.alloc_shared(
+            (acc.shape[1], PART + 8), C.dtype
+        )  # eight neighbours of a column lie in all banks
         for part in range(0, acc.shape[0], PART):
             for i, j in T.Parallel(PART, acc.shape[1]):
                 tile[j, i] = acc[part + i, j]
@@ -94,7 +100,8 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
 
 @T.macro
 def panelled(tile: Any, high: Any, wide: Any, panel: int):
-    """The row and the column of a tile where tiles are counted down the columns of panels of ``panel`` rows, which L2 caches hold."""
+    """The row and the column of a tile where tiles are counted down the columns of panels of ``panel`` rows,
+    which L2 caches hold."""
     first = tile // (wide * panel) * panel
     height = T.min(high - first, panel)
     return first + (tile - first * wide) % height, (tile - first * wide) // height
@@ -104,16 +111,35 @@ def panelled(tile: Any, high: Any, wide: Any, panel: int):
 
 
 def product(
-    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, cluster: int,
-    dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str, align_a: int = 1, align_b: int = 1,
-) -> Any:  # fmt: skip
-    """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``. Rows of A and B
-    are filled up to multiples of ``align_a`` and ``align_b``, with zeros where they are rows of k.
+    M: int | None,
+    N: int,
+    K: int,
+    BM: int,
+    BN: int,
+    BK: int,
+    stages: int,
+    threads: int,
+    split: int,
+    panel: int,
+    swap: bool,
+    cluster: int,
+    dtype: str,
+    out: str,
+    trans_a: bool,
+    trans_b: bool,
+    bias: bool,
+    activation: str,
+    align_a: int = 1,
+    align_b: int = 1,
+) -> Any:
+    """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,)
+    of ``out``. Rows of A and B are filled up to multiples of ``align_a`` and ``align_b``, with zeros where
+    they are rows of k.
 
-    ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and activation are left to `combine`.
-    Its rows are filled up to multiples of four, which TMA can store.
-    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles. The ``cluster``
-    blocks of a cluster have tiles side by side, and fetch A's tile together.
+    ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and
+    activation are left to `combine`. Its rows are filled up to multiples of four, which TMA can store.
+    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles. The
+    ``cluster`` blocks of a cluster have tiles side by side, and fetch A's tile together.
     """
     M = T.dynamic("M") if M is None else M
     a_shape, b_shape = operands(M, N, K, trans_a, trans_b, align_a, align_b)
@@ -145,18 +171,40 @@ def product(
         body(A, B, None, C)
 
     @T.prim_func
-    def gemm_bias(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), bias: T.Tensor((N,), out), C: T.Tensor(*shape)):
+    def gemm_bias(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        bias: T.Tensor((N,), out),
+        C: T.Tensor(*shape),
+    ):
         body(A, B, bias, C)
 
     return gemm_bias if bias and split == 1 else gemm
 
 
 def persistent(
-    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, cluster: int, dtype: str,
-    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str, align_a: int = 1, align_b: int = 1,
-) -> Any:  # fmt: skip
-    """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles. The ``cluster`` blocks
-    of a cluster have tiles one below the other, and fetch B's tile together."""
+    M: int | None,
+    N: int,
+    K: int,
+    BM: int,
+    BN: int,
+    BK: int,
+    stages: int,
+    threads: int,
+    panel: int,
+    blocks: int,
+    cluster: int,
+    dtype: str,
+    out: str,
+    trans_a: bool,
+    trans_b: bool,
+    bias: bool,
+    activation: str,
+    align_a: int = 1,
+    align_b: int = 1,
+) -> Any:
+    """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of
+    tiles. The ``cluster`` blocks of a cluster have tiles one below the other, and fetch B's tile together."""
     M = T.dynamic("M") if M is None else M
     a_shape, b_shape = operands(M, N, K, trans_a, trans_b, align_a, align_b)
     a_tile, b_tile = operands(BM, BN, BK, trans_a, trans_b)
@@ -181,32 +229,57 @@ def persistent(
         body(A, B, None, C)
 
     @T.prim_func
-    def gemm_bias(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
+    def gemm_bias(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        bias: T.Tensor((N,), out),
+        C: T.Tensor((M, N), out),
+    ):
         body(A, B, bias, C)
 
     return gemm_bias if bias else gemm
 
 
 def streamed(
-    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, swap: bool, dtype: str,
-    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
-) -> Any:  # fmt: skip
-    """Stream-K: the same by ``blocks`` blocks that stay, of which each takes an equal share of the steps of k (Osama et al., "Stream-K:
-    Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023). No more blocks than there are steps.
+    M: int | None,
+    N: int,
+    K: int,
+    BM: int,
+    BN: int,
+    BK: int,
+    stages: int,
+    threads: int,
+    panel: int,
+    blocks: int,
+    swap: bool,
+    dtype: str,
+    out: str,
+    trans_a: bool,
+    trans_b: bool,
+    bias: bool,
+    activation: str,
+) -> Any:
+    """Stream-K: the same by ``blocks`` blocks that stay, of which each takes an equal share of the steps of k
+    (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on
+    the GPU", 2023). No more blocks than there are steps.
 
-    The steps of the first tiles, up to two for a block, lie end to end, and each block has as many of them; whole waves of the other tiles
-    follow, a tile a block. A block goes through its share from the end. So it begins with the front part of a tile, which it leaves in
-    ``P`` (blocks, tile) of float32 and tells of in ``ready`` (blocks,), which are zero when the launch begins. It ends with the back part
-    of another tile, adds what the blocks before it left of that tile, in their order, and stores it: which sums are taken, and in what
-    order, the shape and ``blocks`` decide.
+    The steps of the first tiles, up to two for a block, lie end to end, and each block has as many of them;
+    whole waves of the other tiles follow, a tile a block. A block goes through its share from the end. So it
+    begins with the front part of a tile, which it leaves in ``P`` (blocks, tile) of float32 and tells of in
+    ``ready`` (blocks,), which are zero when the launch begins. It ends with the back part of another tile,
+    adds what the blocks before it left of that tile, in their order, and stores it: which sums are taken, and
+    in what order, the shape and ``blocks`` decide.
 
-    Order in memory: a block's writes of P[block] come before its store of ready[block], which releases; whoever loads 1 from there
-    acquires, and reads P[block] behind that. Progress: a block waits only for what blocks of smaller numbers do before they wait for
-    anyone. That comes to pass where blocks start in the order of their numbers, and where all are resident, as on a GPU with at least
-    as many multiprocessors.
+    Order in memory: a block's writes of P[block] come before its store of ready[block], which releases;
+    whoever loads 1 from there acquires, and reads P[block] behind that. Progress: a block waits only for what
+    blocks of smaller numbers do before they wait for anyone. That comes to pass where blocks start in the
+    order of their numbers, and where all are resident, as on a GPU with at least as many multiprocessors.
     """
     M = T.dynamic("M") if M is None else M
-    a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
+    a_shape, b_shape, a_tile, b_tile = (
+        *operands(M, N, K, trans_a, trans_b),
+        *operands(BM, BN, BK, trans_a, trans_b),
+    )
     sums, steps, wide = ((BN, BM) if swap else (BM, BN)), ceil_div(K, BK), ceil_div(N, BN)
 
     @T.macro
@@ -235,7 +308,8 @@ def streamed(
                     T.atomic_store(ready[block], 1)
                 else:
                     if front > 0:
-                        # the block whose share has the tile's first step: the last one that begins there or before
+                        # the block whose share has the tile's first step: the last one that begins there or
+                        # before
                         for other in T.serial(((tile * steps + 1) * blocks - 1) // total, block):
                             seen = T.alloc_var("int32", 0)
                             while seen == 0:
@@ -253,9 +327,13 @@ def streamed(
 
     @T.prim_func
     def gemm_bias(
-        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), bias: T.Tensor((N,), out), P: T.Tensor((blocks, *sums), "float32"),
-        ready: T.Tensor((blocks,), "int32"), C: T.Tensor((M, N), out),
-    ):  # fmt: skip
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        bias: T.Tensor((N,), out),
+        P: T.Tensor((blocks, *sums), "float32"),
+        ready: T.Tensor((blocks,), "int32"),
+        C: T.Tensor((M, N), out),
+    ):
         body(A, B, bias, P, ready, C)
 
     return gemm_bias if bias else gemm
@@ -266,7 +344,8 @@ SERIAL = 16
 
 
 def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation: str) -> Any:
-    """C = act(the sum of ``split`` partial sums (split, M, N), in one order, + bias); their rows are filled up to multiples of four."""
+    """C = act(the sum of ``split`` partial sums (split, M, N), in one order, + bias); their rows are filled
+    up to multiples of four."""
     M = T.dynamic("M") if M is None else M
     columns, threads = (256, 64) if split <= SERIAL else (32, 256)
 
@@ -278,22 +357,31 @@ def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation:
                     x = P[0, by, bx * columns + j]
                     for s in range(1, split):
                         x = x + P[s, by, bx * columns + j]
-                    C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
+                    C[by, bx * columns + j] = activated(
+                        x if bias is None else x + bias[bx * columns + j], activation
+                    )
             else:
-                part, total = T.alloc_fragment((split, columns), "float32"), T.alloc_fragment((columns,), "float32")
+                part, total = (
+                    T.alloc_fragment((split, columns), "float32"),
+                    T.alloc_fragment((columns,), "float32"),
+                )
                 for s, j in T.Parallel(split, columns):
                     part[s, j] = P[s, by, bx * columns + j]
                 T.reduce_sum(part, total, dim=0)
                 for j in T.Parallel(columns):
                     x = total[j]
-                    C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
+                    C[by, bx * columns + j] = activated(
+                        x if bias is None else x + bias[bx * columns + j], activation
+                    )
 
     @T.prim_func
     def combine(P: T.Tensor((split, M, filled(N, 4)), "float32"), C: T.Tensor((M, N), out)):
         body(P, None, C)
 
     @T.prim_func
-    def combine_bias(P: T.Tensor((split, M, filled(N, 4)), "float32"), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
+    def combine_bias(
+        P: T.Tensor((split, M, filled(N, 4)), "float32"), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)
+    ):
         body(P, bias, C)
 
     return combine_bias if bias else combine

@@ -1,8 +1,10 @@
-"""``grouped_matmul(a, b, sizes)``: rows of one matrix in groups, each group times a matrix of its own (the experts of a mixture).
+"""``grouped_matmul(a, b, sizes)``: rows of one matrix in groups, each group times a matrix of its own (the
+experts of a mixture).
 
-How long the groups are is known on the device alone. Blocks stay and take one tile after another, group by group; each counts the tiles of
-the groups as it goes. There are as many rounds as there could be tiles at most, and those behind the last tile do nothing. A tile never
-reaches into the next group: rows behind its group's end are computed and not stored.
+How long the groups are is known on the device alone. Blocks stay and take one tile after another, group by
+group; each counts the tiles of the groups as it goes. There are as many rounds as there could be tiles at
+most, and those behind the last tile do nothing. A tile never reaches into the next group: rows behind its
+group's end are computed and not stored.
 """
 
 from __future__ import annotations
@@ -25,24 +27,40 @@ DTYPES = ("bfloat16", "float16")
 
 
 def grouped(
-    N: int, K: int, G: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str, trans_b: bool
-) -> Any:  # fmt: skip
-    """C's rows of each group of ``sizes`` (G,): A's rows (M, K), any number of them, times the group's B (G, K, N), or (G, N, K). By
-    ``blocks`` blocks that take one tile after another, in panels of ``panel`` rows of tiles of a group."""
+    N: int,
+    K: int,
+    G: int,
+    BM: int,
+    BN: int,
+    BK: int,
+    stages: int,
+    threads: int,
+    panel: int,
+    blocks: int,
+    dtype: str,
+    trans_b: bool,
+) -> Any:
+    """C's rows of each group of ``sizes`` (G,): A's rows (M, K), any number of them, times the group's B (G,
+    K, N), or (G, N, K). By ``blocks`` blocks that take one tile after another, in panels of ``panel`` rows of
+    tiles of a group."""
     M, wide = T.dynamic("M"), ceil_div(N, BN)
 
     @T.prim_func
     def grouped(
-        A: T.Tensor((M, K), dtype), B: T.Tensor((G, N, K) if trans_b else (G, K, N), dtype), sizes: T.Tensor((G,), "int32"),
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((G, N, K) if trans_b else (G, K, N), dtype),
+        sizes: T.Tensor((G,), "int32"),
         C: T.Tensor((M, N), dtype),
-    ):  # fmt: skip
+    ):
         with T.Kernel(blocks, threads=threads) as block:
             a, b = T.alloc_shared((BM, BK), dtype), T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             # the group that has come, its first row and first tile, its rows
             group, row, before, size = (T.alloc_var("int32") for _ in range(4))
             size = sizes[0]
-            most = T.min(M, T.ceildiv(M, BM) + G)  # rows of tiles: a group has less than one tile that is not full
+            most = T.min(
+                M, T.ceildiv(M, BM) + G
+            )  # rows of tiles: a group has less than one tile that is not full
             for tile in T.Persistent(most * wide, blocks, block):
                 while group < G and tile >= before + T.ceildiv(size, BM) * wide:
                     before = before + T.ceildiv(size, BM) * wide
@@ -74,37 +92,58 @@ def grouped(
 
 
 @host.checked
-def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The first sizes[0] rows of a times b[0], the next sizes[1] rows times b[1], …; summed in float32 and rounded once.
+def grouped_matmul(
+    a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The first sizes[0] rows of a times b[0], the next sizes[1] rows times b[1], …; summed in float32 and
+    rounded once.
 
     Args:
-        a: (M, K) of bfloat16 or float16, contiguous. b: (G, K, N), contiguous or the transpose of a contiguous (G, N, K).
-        sizes: (G,) of int32 on the same device, which the host never looks at; they add up to M at most. Rows behind them stay as they are.
+        a: (M, K) of bfloat16 or float16, contiguous. b: (G, K, N), contiguous or the transpose of a
+            contiguous (G, N, K).
+        sizes: (G,) of int32 on the same device, which the host never looks at; they add up to M at most. Rows
+            behind them stay as they are.
         out: (M, N), contiguous, takes the result; without it rows behind the groups are undefined.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
-    if a.dim() != 2 or b.dim() != 3 or not a.is_contiguous() or sizes.shape != b.shape[:1] or a.shape[1] != b.shape[1]:
+    if (
+        a.dim() != 2
+        or b.dim() != 3
+        or not a.is_contiguous()
+        or sizes.shape != b.shape[:1]
+        or a.shape[1] != b.shape[1]
+    ):
         raise TileValueError(
             f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)} in groups of {tuple(sizes.shape)}",
             expected="a (M, K), contiguous, b (G, K, N), sizes (G,)",
         )
     if a.dtype != b.dtype or host.dtype_name(a) not in DTYPES or sizes.dtype != torch.int32:
         raise TileTypeError(
-            f"grouped_matmul of {host.dtype_name(a)} by {host.dtype_name(b)}, sizes of {host.dtype_name(sizes)}",
+            f"grouped_matmul of {host.dtype_name(a)} by {host.dtype_name(b)}, sizes of "
+            f"{host.dtype_name(sizes)}",
             expected="bfloat16 or float16 for both, int32 for the sizes",
         )
     (M, K), (G, _, N) = a.shape, b.shape
     if 0 in (M, N, K, G):
-        raise TileValueError(f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)}", expected="extents of 1 at least")
+        raise TileValueError(
+            f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)}", expected="extents of 1 at least"
+        )
     trans_b = not b.is_contiguous()
     b = b.transpose(1, 2) if trans_b else b
     b = b if b.is_contiguous() else b.contiguous()
     c = host.result(out, (M, N), a.dtype, a)
     BM = 64 if M <= 64 * G else 128
     BN = 128 if N <= 128 or BM == 64 else 256
-    cut = {"BM": BM, "BN": BN, "BK": 64, "stages": 4 if BN == 256 else 6, "threads": 128 if BM == 64 else 256, "panel": 16}
+    cut = {
+        "BM": BM,
+        "BN": BN,
+        "BK": 64,
+        "stages": 4 if BN == 256 else 6,
+        "threads": 128 if BM == 64 else 256,
+        "panel": 16,
+    }
     cut["blocks"] = host.multiprocessors(a.device)
     host.launch(grouped, (a, b, sizes, c), N=N, K=K, G=G, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
     return c
@@ -114,13 +153,23 @@ def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out
 
 
 def draw(
-    sizes: tuple[int, ...], N: int, K: int, dtype: str = "bfloat16", trans_b: bool = False, device: Any = "cpu", seed: int = 0
+    sizes: tuple[int, ...],
+    N: int,
+    K: int,
+    dtype: str = "bfloat16",
+    trans_b: bool = False,
+    device: Any = "cpu",
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Normal random operands."""
     g = generator(device, seed)
     G, M = len(sizes), sum(sizes)
     b = normal((G, N, K), dtype, g).transpose(1, 2) if trans_b else normal((G, K, N), dtype, g)
-    return {"a": normal((M, K), dtype, g), "b": b, "sizes": torch.tensor(sizes, dtype=torch.int32, device=device)}
+    return {
+        "a": normal((M, K), dtype, g),
+        "b": b,
+        "sizes": torch.tensor(sizes, dtype=torch.int32, device=device),
+    }
 
 
 def reference(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> tuple[Expected, ...]:
@@ -143,15 +192,30 @@ def torch_grouped(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> Call
 
 def _cases() -> tuple[Case, ...]:
     small: list[dict[str, Any]] = [
-        {"sizes": (5, 0, 70, 1), "N": 72, "K": 104}, {"sizes": (5, 0, 70, 1), "N": 72, "K": 104, "trans_b": True, "dtype": "float16"},
-        {"sizes": (200, 3), "N": 40, "K": 64, "dtype": "float16"}, {"sizes": (0, 0, 9), "N": 264, "K": 24, "trans_b": True},
+        {"sizes": (5, 0, 70, 1), "N": 72, "K": 104},
+        {"sizes": (5, 0, 70, 1), "N": 72, "K": 104, "trans_b": True, "dtype": "float16"},
+        {"sizes": (200, 3), "N": 40, "K": 64, "dtype": "float16"},
+        {"sizes": (0, 0, 9), "N": 264, "K": 24, "trans_b": True},
         {"sizes": (1,), "N": 8, "K": 8},
-    ]  # fmt: skip
+    ]
     ragged = [(1000, 1, 0, 517, 128, 129), (3,) * 40, (4096,), (0, 700), (64, 128, 256, 512, 1, 2, 3, 0)]
-    gpu = [{"sizes": s, "N": n, "K": k, "trans_b": tb} for s in ragged for n, k in ((520, 264), (1032, 1000)) for tb in (False, True)]
+    gpu = [
+        {"sizes": s, "N": n, "K": k, "trans_b": tb}
+        for s in ragged
+        for n, k in ((520, 264), (1032, 1000))
+        for tb in (False, True)
+    ]
     even, uneven = (1024,) * 8, (3000, 17, 1200, 800, 2048, 127, 0, 1000)
-    bench = [{"sizes": s, "N": 4096, "K": 4096, "trans_b": tb} for s in (even, uneven, (64,) * 32) for tb in (False, True)]
-    return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))
+    bench = [
+        {"sizes": s, "N": 4096, "K": 4096, "trans_b": tb}
+        for s in (even, uneven, (64,) * 32)
+        for tb in (False, True)
+    ]
+    return (
+        *(Case(s, small=True) for s in small),
+        *(Case(s) for s in gpu),
+        *(Case(s, bar=1.0) for s in bench),
+    )
 
 
 OP = Op(

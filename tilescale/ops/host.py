@@ -25,7 +25,11 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         TileTypeError: from the call, for an argument of another kind.
     """
     parameters = enumerate(inspect.signature(function).parameters.items())
-    wanted = [(k, n, "None" in str(p.annotation)) for k, (n, p) in parameters if str(p.annotation).startswith("torch.Tensor")]
+    wanted = [
+        (k, n, "None" in str(p.annotation))
+        for k, (n, p) in parameters
+        if str(p.annotation).startswith("torch.Tensor")
+    ]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -42,14 +46,18 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:
-    """Runs the kernel that ``factory(**constants)`` describes on ``args``, its parameters in order; compiled once for equal constants.
-    Tensors on a GPU are computed there, others where TILESCALE_TARGET says, else on the CPU."""
-    kernel(factory, resolve_target(None, [a for a in args if isinstance(a, torch.Tensor)]), **constants)(*args)
+    """Runs the kernel that ``factory(**constants)`` describes on ``args``, its parameters in order; compiled
+    once for equal constants. Tensors on a GPU are computed there, others where TILESCALE_TARGET says, else on
+    the CPU."""
+    kernel(factory, resolve_target(None, [a for a in args if isinstance(a, torch.Tensor)]), **constants)(
+        *args
+    )
 
 
 @functools.cache
 def kernel(factory: Callable[..., Any], target: str, /, **constants: Any) -> Kernel:
-    """The compiled kernel of a factory's prim_func. What would make it faster is no warning: its lines are not the caller's."""
+    """The compiled kernel of a factory's prim_func. What would make it faster is no warning: its lines are
+    not the caller's."""
     text = ", ".join(f"{k}={v}" for k, v in constants.items())
     with advice.withheld():
         return compile(factory(**constants), target=target, name=f"{factory.__name__}({text})")
@@ -57,20 +65,25 @@ def kernel(factory: Callable[..., Any], target: str, /, **constants: Any) -> Ker
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors a device has; an H200's 132 for devices that have none, so that they choose the same configuration."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132
+    """How many multiprocessors a device has; an H200's 132 for devices that have none, so that they choose
+    the same configuration."""
+    return (
+        int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132
+    )
 
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a block can have; an H200's for devices that have none, or of which torch does not say it."""
+    """Bytes of shared memory that a block can have; an H200's for devices that have none, or of which torch
+    does not say it."""
     of = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return int(getattr(of, "shared_memory_per_block_optin", 232_448))
 
 
 @functools.cache
 def has_clusters(device: torch.device) -> bool:
-    """Whether blocks of a cluster reach each other's shared memory there: on GPUs from sm_90, and on devices that are none."""
+    """Whether blocks of a cluster reach each other's shared memory there: on GPUs from sm_90, and on devices
+    that are none."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -78,7 +91,13 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def result(out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor, what: str = "out") -> torch.Tensor:
+def result(
+    out: torch.Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    like: torch.Tensor,
+    what: str = "out",
+) -> torch.Tensor:
     """``out``, checked, or a new tensor on ``like``'s device.
 
     Raises:
@@ -95,7 +114,8 @@ def result(out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype,
 
 
 def matrix(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
-    """A matrix as rows that lie one behind another, and whether those are its columns. One that is neither way contiguous is copied.
+    """A matrix as rows that lie one behind another, and whether those are its columns. One that is neither
+    way contiguous is copied.
 
     Raises:
         TileValueError: no matrix.

@@ -1,8 +1,8 @@
 """``softmax(x)`` over the last axis: ``y[i, j] = exp(x[i, j] - max x[i]) / sum exp(x[i] - max x[i])``.
 
-A row that a block, or the blocks of a cluster, hold in registers is read once. A longer one is read twice: the maximum and the sum of the
-exponentials are kept together, as in flash attention (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the
-row is written.
+A row that a block, or the blocks of a cluster, hold in registers is read once. A longer one is read twice:
+the maximum and the sum of the exponentials are kept together, as in flash attention (Milakov and Gimelshein,
+"Online normalizer calculation for softmax", 2018), then the row is written.
 """
 
 from __future__ import annotations
@@ -16,11 +16,25 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
-from tilescale.ops.rows import BYTES, DTYPES, cut, error, fetch, flat, halves, leave, ragged, shapes, share, shared
+from tilescale.ops.rows import (
+    BYTES,
+    DTYPES,
+    cut,
+    error,
+    fetch,
+    flat,
+    halves,
+    leave,
+    ragged,
+    shapes,
+    share,
+    shared,
+)
 
 
 def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, turns: int) -> Any:
-    """Softmax of (m, columns) rows of a floating dtype; m may differ from call to call. Computed in float32 (float64 of float64)."""
+    """Softmax of (m, columns) rows of a floating dtype; m may differ from call to call. Computed in float32
+    (float64 of float64)."""
     m, acc = T.dynamic("m"), "float64" if dtype == "float64" else "float32"
     least = -T.infinity(acc)
 
@@ -50,7 +64,9 @@ def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, 
             T.clear(total)
             for t in T.serial(turns):
                 for i, j in T.Parallel(1, width):
-                    x[i, j] = T.if_then_else(t * width + j < columns, T.cast(X[row + i, t * width + j], acc), least)
+                    x[i, j] = T.if_then_else(
+                        t * width + j < columns, T.cast(X[row + i, t * width + j], acc), least
+                    )
                 T.copy(top, before)
                 T.reduce_max(x, top, dim=1, clear=False)
                 for i, j in T.Parallel(1, width):
@@ -68,8 +84,8 @@ def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, 
 
 @T.macro
 def together(top: Any, total: Any, pairs: Any, acc: str):
-    """From each block's maximum and sum of exponentials below it, which all have in ``pairs`` (blocks, 2): total = what the block's own
-    exponentials are multiplied by."""
+    """From each block's maximum and sum of exponentials below it, which all have in ``pairs`` (blocks, 2):
+    total = what the block's own exponentials are multiplied by."""
     tops, parts = T.alloc_fragment((pairs.shape[0],), acc), T.alloc_fragment((pairs.shape[0],), acc)
     most, whole = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
     for b in T.Parallel(pairs.shape[0]):
@@ -82,9 +98,11 @@ def together(top: Any, total: Any, pairs: Any, acc: str):
         total[i] = T.exp(top[i] - most[i]) / whole[i]
 
 
-def softmax_shared_rows(columns: int, dtype: str, blocks: int, threads: int, width: int, begin_anywhere: bool) -> Any:
-    """The same by clusters of ``blocks`` blocks, each with ``width`` columns of a row in registers. They exchange their maxima and
-    their sums of exponentials, both at once."""
+def softmax_shared_rows(
+    columns: int, dtype: str, blocks: int, threads: int, width: int, begin_anywhere: bool
+) -> Any:
+    """The same by clusters of ``blocks`` blocks, each with ``width`` columns of a row in registers. They
+    exchange their maxima and their sums of exponentials, both at once."""
     m, acc = T.dynamic("m"), "float64" if dtype == "float64" else "float32"
     (whole, rest), word = flat(dtype), 16 // BYTES[dtype]
     least = -T.infinity(acc)
@@ -114,7 +132,10 @@ def softmax_shared_rows(columns: int, dtype: str, blocks: int, threads: int, wid
     @T.prim_func
     def softmax_of_shared_ragged_rows(X: whole, Xend: rest, Y: whole, Yend: rest, rows: T.int32):
         with T.Kernel(rows * blocks, threads=threads, cta_cluster=blocks) as block:
-            x, part = T.alloc_fragment((1, width // word, word), acc), T.alloc_fragment((1, width // word), acc)
+            x, part = (
+                T.alloc_fragment((1, width // word, word), acc),
+                T.alloc_fragment((1, width // word), acc),
+            )
             top, total = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
             own, pairs = T.alloc_shared((2,), acc), T.alloc_shared((blocks, 2), acc)
             row, skip = block // blocks, block % blocks * (width // word)
@@ -140,7 +161,11 @@ def softmax_shared_rows(columns: int, dtype: str, blocks: int, threads: int, wid
 
 def softmax_ragged_rows(columns: int, dtype: str, threads: int, words: int, turns: int) -> Any:
     """The same where rows begin anywhere, as words of 16 bytes: X and Y in halves (`rows.halves`)."""
-    acc, (whole, rest), word = ("float64" if dtype == "float64" else "float32"), flat(dtype), 16 // BYTES[dtype]
+    acc, (whole, rest), word = (
+        ("float64" if dtype == "float64" else "float32"),
+        flat(dtype),
+        16 // BYTES[dtype],
+    )
     least = -T.infinity(acc)
 
     @T.prim_func
@@ -165,7 +190,11 @@ def softmax_ragged_rows(columns: int, dtype: str, threads: int, words: int, turn
     def softmax_of_long_ragged_rows(X: whole, Xend: rest, Y: whole, Yend: rest, rows: T.int32):
         with T.Kernel(rows, threads=threads) as row:
             x, part = T.alloc_fragment((1, words, word), acc), T.alloc_fragment((1, words), acc)
-            top, before, total = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
+            top, before, total = (
+                T.alloc_fragment((1,), acc),
+                T.alloc_fragment((1,), acc),
+                T.alloc_fragment((1,), acc),
+            )
             T.fill(top, least)
             T.clear(total)
             for t in T.serial(turns):
@@ -192,8 +221,8 @@ def softmax_ragged_rows(columns: int, dtype: str, threads: int, words: int, turn
 
 @host.checked
 def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Softmax over the last axis of a contiguous tensor, computed in float32 (float64 of float64) and rounded once. A row of minus
-    infinities gives NaN.
+    """Softmax over the last axis of a contiguous tensor, computed in float32 (float64 of float64) and rounded
+    once. A row of minus infinities gives NaN.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -202,7 +231,10 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     if dtype not in DTYPES:
         raise TileTypeError(f"softmax of {dtype}", expected="one of " + ", ".join(DTYPES))
     if not x.dim() or not x.is_contiguous():
-        raise TileValueError(f"softmax of {tuple(x.shape)}{'' if x.is_contiguous() else ', not contiguous'}", expected="contiguous rows")
+        raise TileValueError(
+            f"softmax of {tuple(x.shape)}{'' if x.is_contiguous() else ', not contiguous'}",
+            expected="contiguous rows",
+        )
     y = host.result(out, tuple(x.shape), x.dtype, x)
     if x.numel():
         n, units = x.shape[-1], host.multiprocessors(x.device)
@@ -210,8 +242,16 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
         what, how = {"columns": n, "dtype": dtype}, ragged(n, dtype, m, units)
         given = (x.view(m, n), y.view(m, n)) if how is None else (*halves(x), *halves(y), m)
         if (blocks := shared(n, dtype, m, units) if host.has_clusters(x.device) else 1) > 1:
-            most = n if how is None else n + 16 // x.element_size() - 1  # a word more, where the row begins within one
-            host.launch(softmax_shared_rows, given, **what, **share(most, dtype, blocks)._asdict(), begin_anywhere=how is not None)
+            most = (
+                n if how is None else n + 16 // x.element_size() - 1
+            )  # a word more, where the row begins within one
+            host.launch(
+                softmax_shared_rows,
+                given,
+                **what,
+                **share(most, dtype, blocks)._asdict(),
+                begin_anywhere=how is not None,
+            )
         elif how is not None:
             host.launch(softmax_ragged_rows, given, **what, **how._asdict())
         else:
@@ -224,12 +264,18 @@ def draw(m: int, n: int, dtype: str = "bfloat16", device: Any = "cpu", seed: int
 
 
 def reference(x: torch.Tensor) -> tuple[Expected, ...]:
-    """In float64. The argument of an exponential is off by half a unit of its own, the exponential by two, the sum by those of its
-    terms."""
+    """In float64. The argument of an exponential is off by half a unit of its own, the exponential by two,
+    the sum by those of its terms."""
     a = x.double()
     y = a.softmax(-1)
     distance = (a - a.amax(-1, keepdim=True)).abs()
-    return (expected(y, x.dtype, noise=y * error(x.dtype) * (8 + 2 * distance + min(8 * x.shape[-1] ** 0.5, x.shape[-1] + 1))),)
+    return (
+        expected(
+            y,
+            x.dtype,
+            noise=y * error(x.dtype) * (8 + 2 * distance + min(8 * x.shape[-1] ** 0.5, x.shape[-1] + 1)),
+        ),
+    )
 
 
 def in_torch(x: torch.Tensor) -> Callable[[], Any]:
@@ -243,10 +289,14 @@ OP = Op(
     draw=draw,
     reference=reference,
     cases=(
-        *(Case(s, small=True) for s in shapes(small=True)), *(Case(s) for s in shapes(small=False)),
-        *(Case({"m": m, "n": n, "dtype": d}, bar=1.0) for m, n in ((65536, 128), (16384, 1024), (8192, 8192), (4096, 32768), (512, 131072))
-          for d in ("bfloat16", "float32")),
+        *(Case(s, small=True) for s in shapes(small=True)),
+        *(Case(s) for s in shapes(small=False)),
+        *(
+            Case({"m": m, "n": n, "dtype": d}, bar=1.0)
+            for m, n in ((65536, 128), (16384, 1024), (8192, 8192), (4096, 32768), (512, 131072))
+            for d in ("bfloat16", "float32")
+        ),
     ),
     peers={"torch": in_torch},
     moved=lambda m, n, dtype="bfloat16": 2.0 * m * n * BYTES[dtype],
-)  # fmt: skip
+)

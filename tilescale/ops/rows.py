@@ -1,5 +1,5 @@
-"""How kernels that walk over the rows of a matrix share them among blocks, and what they are tested on: what softmax and RMSNorm have in
-common."""
+"""How kernels that walk over the rows of a matrix share them among blocks, and what they are tested on: what
+softmax and RMSNorm have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ DTYPES = tuple(BYTES)
 
 
 class Cut(NamedTuple):
-    """``rows`` rows to a block of ``threads``, ``width`` columns of them at a time; ``turns`` times that are a whole row."""
+    """``rows`` rows to a block of ``threads``, ``width`` columns of them at a time; ``turns`` times that are
+    a whole row."""
 
     rows: int
     threads: int
@@ -28,11 +29,12 @@ class Cut(NamedTuple):
 
 
 def cut(columns: int, dtype: str, rows: int | None = None, units: int = 132) -> Cut:
-    """Short rows: several to a block of 128 threads, each in a part of a warp or in a whole one, with sixteen numbers a lane, eight of four
-    bytes or where rows are not whole words of 16 bytes. Longer ones: a block each, of as many threads as hold it in registers, with sixteen
-    numbers each where they come one by one. Rows that no block holds are walked over in several turns. Where ``rows`` are few, one has more
-    threads: a short one until there are four blocks a multiprocessor, at last a block of its own; a longer one, where multiprocessors
-    would be idle, until a thread has eight to sixteen numbers."""
+    """Short rows: several to a block of 128 threads, each in a part of a warp or in a whole one, with sixteen
+    numbers a lane, eight of four bytes or where rows are not whole words of 16 bytes. Longer ones: a block
+    each, of as many threads as hold it in registers, with sixteen numbers each where they come one by one.
+    Rows that no block holds are walked over in several turns. Where ``rows`` are few, one has more threads: a
+    short one until there are four blocks a multiprocessor, at last a block of its own; a longer one, where
+    multiprocessors would be idle, until a thread has eight to sixteen numbers."""
     each, odd = EACH // 2 if dtype == "float64" else EACH, columns * BYTES[dtype] % 16 > 0
     wanted = -(-columns // each)
     if wanted <= 32:
@@ -61,8 +63,8 @@ CLUSTER = 8
 
 
 class Share(NamedTuple):
-    """``blocks`` blocks of a cluster to a row, of ``threads`` each; each has ``width`` columns of it, in whole words of
-    16 bytes."""
+    """``blocks`` blocks of a cluster to a row, of ``threads`` each; each has ``width`` columns of it, in
+    whole words of 16 bytes."""
 
     blocks: int
     threads: int
@@ -70,11 +72,13 @@ class Share(NamedTuple):
 
 
 def shared(columns: int, dtype: str, rows: int, units: int) -> int:
-    """How many blocks share a row in a cluster, each with its part in registers; 1: none do. Of rows of more than 16384 columns as many as
-    it takes for parts of 10240, eight at most; more where multiprocessors would be idle and parts are no less than 4096 columns. Where
-    there are more rows than every other multiprocessor could take, those alone are shared that begin anywhere; where there are more than
-    multiprocessors, of 16-bit ones those of 40960 columns at most: others go as fast in several turns (docs/history/rows.md). What is
-    longer than eight blocks of 1024 threads hold is no such row. (Of float64 half as many columns.)"""
+    """How many blocks share a row in a cluster, each with its part in registers; 1: none do. Of rows of more
+    than 16384 columns as many as it takes for parts of 10240, eight at most; more where multiprocessors would
+    be idle and parts are no less than 4096 columns. Where there are more rows than every other multiprocessor
+    could take, those alone are shared that begin anywhere; where there are more than multiprocessors, of
+    16-bit ones those of 40960 columns at most: others go as fast in several turns (docs/history/rows.md).
+    What is longer than eight blocks of 1024 threads hold is no such row. (Of float64 half as many
+    columns.)"""
     scale = 1 if dtype == "float64" else 2
     if columns > scale * (CLUSTER * MOST * EACH // 2 - 16):
         return 1
@@ -83,14 +87,17 @@ def shared(columns: int, dtype: str, rows: int, units: int) -> int:
         return 1
     least = -(-columns // (scale * 5120)) if columns > scale * 8192 else 1
     blocks = 1
-    while blocks < CLUSTER and (blocks < least or (2 * blocks * rows <= units and columns >= 2 * blocks * scale * 2048)):
+    while blocks < CLUSTER and (
+        blocks < least or (2 * blocks * rows <= units and columns >= 2 * blocks * scale * 2048)
+    ):
         blocks *= 2
     return blocks
 
 
 def share(columns: int, dtype: str, blocks: int, threads: int = 0) -> Share:
-    """The columns of each of ``blocks`` blocks, whole words of 16 bytes for each of its threads, of which there are 256 to 1024: as few as
-    have 40 numbers each, since blocks that end early make room for others."""
+    """The columns of each of ``blocks`` blocks, whole words of 16 bytes for each of its threads, of which
+    there are 256 to 1024: as few as have 40 numbers each, since blocks that end early make room for
+    others."""
     part = -(-columns // blocks)
     if not threads:
         threads = next((n for n in (256, 512) if part <= n * (20 if dtype == "float64" else 40)), MOST)
@@ -102,7 +109,8 @@ def share(columns: int, dtype: str, blocks: int, threads: int = 0) -> Share:
 
 
 class Ragged(NamedTuple):
-    """``threads`` of a block for a row, ``words`` of 16 bytes of it at a time; ``turns`` times that are a whole row, wherever it begins."""
+    """``threads`` of a block for a row, ``words`` of 16 bytes of it at a time; ``turns`` times that are a
+    whole row, wherever it begins."""
 
     threads: int
     words: int
@@ -110,11 +118,17 @@ class Ragged(NamedTuple):
 
 
 def ragged(columns: int, dtype: str, rows: int, units: int) -> Ragged | None:
-    """How long rows are cut whose beginnings are no multiples of 16 bytes, so that words of 16 bytes move all the same; None for others.
-    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can. Rows of up to 16384 columns are
-    none of these: threads enough to load them number by number are faster."""
+    """How long rows are cut whose beginnings are no multiples of 16 bytes, so that words of 16 bytes move all
+    the same; None for others. Where there are fewer rows than multiprocessors, a block has as much of its row
+    under way as it can. Rows of up to 16384 columns are none of these: threads enough to load them number by
+    number are faster."""
     each, word = EACH // 2 if dtype == "float64" else EACH, 16 // BYTES[dtype]
-    if columns * BYTES[dtype] % 16 == 0 or columns <= 512 * each or rows * columns >= 1 << 31 or BYTES[dtype] > 2:
+    if (
+        columns * BYTES[dtype] % 16 == 0
+        or columns <= 512 * each
+        or rows * columns >= 1 << 31
+        or BYTES[dtype] > 2
+    ):
         return None  # numbers of four bytes come in whole lines, 32 lanes side by side
     words = -(-(columns + word - 1) // word)
     threads = max(128, 1 << (-(-words * word // each) - 1).bit_length())
@@ -125,7 +139,8 @@ def ragged(columns: int, dtype: str, rows: int, units: int) -> Ragged | None:
 
 
 def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A contiguous tensor's elements in whole words of 16 bytes, and the last ones, of which there is one at least."""
+    """A contiguous tensor's elements in whole words of 16 bytes, and the last ones, of which there is one at
+    least."""
     word = 16 // x.element_size()
     whole = (x.numel() - 1) // word * word
     return x.view(-1)[:whole], x.view(-1)[whole:]
@@ -133,13 +148,15 @@ def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def flat(dtype: str) -> tuple[Any, Any]:
     """The types of what `halves` gives."""
-    return T.Tensor((T.dynamic("whole", multiple_of=16 // BYTES[dtype]),), dtype), T.Tensor((T.dynamic("rest"),), dtype)
+    return T.Tensor((T.dynamic("whole", multiple_of=16 // BYTES[dtype]),), dtype), T.Tensor(
+        (T.dynamic("rest"),), dtype
+    )
 
 
 @T.macro
 def fetch(X: Any, rest: Any, x: Any, row: Any, last: Any, columns: int, skip: Any, acc: str, outside: Any):
-    """x (1, words, word) = the words of a row from the ``skip``th on, ``outside`` where they reach beyond the row. Neighbouring rows share
-    a word. ``last``: the row is the tensor's last one."""
+    """x (1, words, word) = the words of a row from the ``skip``th on, ``outside`` where they reach beyond the
+    row. Neighbouring rows share a word. ``last``: the row is the tensor's last one."""
     word = x.shape[2]
     end = T.alloc_shared((word,), X.dtype)  # the last elements' places decide nothing about the row's
     for i, w, e in T.Parallel(*x.shape):
@@ -160,38 +177,57 @@ def leave(x: Any, Y: Any, rest: Any, row: Any, last: Any, columns: int, skip: An
     word = x.shape[2]
     end = T.alloc_shared((word,), dtype)
     for i, w, e in T.Parallel(*x.shape):
-        if (skip + w) * word >= row * columns % word and (skip + w) * word + word <= columns + row * columns % word:
+        if (skip + w) * word >= row * columns % word and (
+            skip + w
+        ) * word + word <= columns + row * columns % word:
             Y[row * columns // word * word + (skip + w) * word + e] = T.cast(x[i, w, e], dtype)
     for i, w, e in T.Parallel(*x.shape):
-        if (skip + w) * word < row * columns % word or (skip + w) * word + word > columns + row * columns % word:
-            if (skip + w) * word + e >= row * columns % word and (skip + w) * word + e < columns + row * columns % word:
+        if (skip + w) * word < row * columns % word or (
+            skip + w
+        ) * word + word > columns + row * columns % word:
+            if (skip + w) * word + e >= row * columns % word and (
+                skip + w
+            ) * word + e < columns + row * columns % word:
                 Y[row * columns // word * word + (skip + w) * word + e] = T.cast(x[i, w, e], dtype)
     if last:
         for i, w, e in T.Parallel(*x.shape):
             if row * columns // word + skip + w == Y.shape[0] // word:
                 end[e] = T.cast(x[i, w, e], dtype)
-        if row * columns // word + skip <= Y.shape[0] // word and Y.shape[0] // word < row * columns // word + skip + x.shape[1]:
+        if (
+            row * columns // word + skip <= Y.shape[0] // word
+            and Y.shape[0] // word < row * columns // word + skip + x.shape[1]
+        ):
             T.copy(end, rest[0:word])
 
 
 def error(dtype: torch.dtype) -> float:
-    """A rounding of what rows of a dtype are computed in; where that is float64 the reference has such roundings too."""
+    """A rounding of what rows of a dtype are computed in; where that is float64 the reference has such
+    roundings too."""
     return 2.0**-52 if dtype == torch.float64 else 2.0**-24
 
 
 def shapes(small: bool) -> Iterator[dict[str, Any]]:
-    """What is tested: every dtype, every way to cut rows, extents that are no multiples of anything, and of vectors."""
+    """What is tested: every dtype, every way to cut rows, extents that are no multiples of anything, and of
+    vectors."""
     if small:
         for dtype in DTYPES:
             yield {"m": 5, "n": 77, "dtype": dtype}
         yield from ({"m": m, "n": n} for m, n in ((1, 1), (33, 16), (3, 1100), (2, 4096)))
         yield {"m": 2, "n": 33000}
         yield {"m": 1, "n": 16640, "dtype": "float64"}
-        yield from ({"m": m, "n": n} for m, n in ((3, 1101), (8, 1027), (3, 33001)))  # rows that begin anywhere, whole and in turns
+        yield from (
+            {"m": m, "n": n} for m, n in ((3, 1101), (8, 1027), (3, 33001))
+        )  # rows that begin anywhere, whole and in turns
         yield from ({"m": 3, "n": 1030, "dtype": d} for d in ("float16", "float8_e4m3fn"))
-        yield from ({"m": 133, "n": n, "dtype": d} for n, d in ((1030, "float16"), (1099, "float8_e4m3fn")))  # as many as to move in words
-        yield from ({"m": m, "n": n} for m, n in ((2, 9000), (2, 9001), (2, 16411)))  # several blocks to a row
-        yield from ({"m": 1, "n": n} for n in (262144, 262145))  # turns, where even eight blocks do not hold a row
+        yield from (
+            {"m": 133, "n": n, "dtype": d} for n, d in ((1030, "float16"), (1099, "float8_e4m3fn"))
+        )  # as many as to move in words
+        yield from (
+            {"m": m, "n": n} for m, n in ((2, 9000), (2, 9001), (2, 16411))
+        )  # several blocks to a row
+        yield from (
+            {"m": 1, "n": n} for n in (262144, 262145)
+        )  # turns, where even eight blocks do not hold a row
         yield from ({"m": 1, "n": n, "dtype": d} for n, d in ((17000, "float32"), (9003, "float8_e4m3fn")))
         yield from ({"m": m, "n": 19} for m in (1, 300, 5000))  # four lanes to 32 for a row
         yield from ({"m": m, "n": 56, "dtype": "float32"} for m in (2, 1100))
@@ -200,6 +236,23 @@ def shapes(small: bool) -> Iterator[dict[str, Any]]:
         for m, n in ((333, 1000), (77, 1001), (3, 40000)):
             yield {"m": m, "n": n, "dtype": dtype}
     for dtype in ("bfloat16", "float32"):
-        for m, n in ((1000, 64), (5, 8192), (3, 32768), (2, 100001), (37, 100003), (333, 1025), (200, 50001), (77, 9999),
-                     (2, 270000), (3, 270001), (150, 20001), (140, 131072), (33000, 19), (9000, 60), (131, 5000), (132, 3001), (133, 3001)):
+        for m, n in (
+            (1000, 64),
+            (5, 8192),
+            (3, 32768),
+            (2, 100001),
+            (37, 100003),
+            (333, 1025),
+            (200, 50001),
+            (77, 9999),
+            (2, 270000),
+            (3, 270001),
+            (150, 20001),
+            (140, 131072),
+            (33000, 19),
+            (9000, 60),
+            (131, 5000),
+            (132, 3001),
+            (133, 3001),
+        ):
             yield {"m": m, "n": n, "dtype": dtype}

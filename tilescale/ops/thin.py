@@ -1,10 +1,13 @@
-"""16-bit floats whose rows begin anywhere, as words: products of a matrix and a few vectors (`vectors`), which ``matmul`` takes where one
-side has few rows or columns, and `widened`, which writes other operands anew with longer rows.
+"""16-bit floats whose rows begin anywhere, as words: products of a matrix and a few vectors (`vectors`),
+which ``matmul`` takes where one side has few rows or columns, and `widened`, which writes other operands anew
+with longer rows.
 
-Products by few vectors are bound by reading the long operand, and threads multiply: tensor cores would have nothing to do.
+Products by few vectors are bound by reading the long operand, and threads multiply: tensor cores would have
+nothing to do.
 
-Four neighbours in memory are a word. A tensor is read as whole words and its last one to four numbers (`words`), and four numbers that
-begin anywhere are parts of two words, of which a warp's neighbours read the second one too, so that it comes from the L1 cache.
+Four neighbours in memory are a word. A tensor is read as whole words and its last one to four numbers
+(`words`), and four numbers that begin anywhere are parts of two words, of which a warp's neighbours read the
+second one too, so that it comes from the L1 cache.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ FEW = 8
 
 
 class Thin(NamedTuple):
-    """A block has ``groups`` of ``lanes`` threads. Where the long operand's rows are of k, each group has ``rows`` of them and its lanes
-    walk along k; otherwise its lanes have four columns each, and the groups take four steps of k in turn. ``ahead`` such steps are under
-    way at once; k is cut into ``split`` shares."""
+    """A block has ``groups`` of ``lanes`` threads. Where the long operand's rows are of k, each group has
+    ``rows`` of them and its lanes walk along k; otherwise its lanes have four columns each, and the groups
+    take four steps of k in turn. ``ahead`` such steps are under way at once; k is cut into ``split``
+    shares."""
 
     lanes: int
     groups: int
@@ -34,15 +38,16 @@ class Thin(NamedTuple):
     split: int
 
 
-
 def fits(M: int, N: int, K: int, *tensors: torch.Tensor) -> bool:
-    """Whether `vectors` takes such operands; places in them, and behind them as far as a block reaches, are numbers of 32 bits."""
+    """Whether `vectors` takes such operands; places in them, and behind them as far as a block reaches, are
+    numbers of 32 bits."""
     return min(M, N) <= FEW and all(WORD < t.numel() < 1 << 30 and t.data_ptr() % 8 == 0 for t in tensors)
 
 
 def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
-    """How a product of ``long`` rows is cut. ``along``: rows of k lie one behind another. Blocks enough to fill the GPU several times, by
-    shares of k where one block would otherwise walk for longer than it takes to add them (docs/history/shapes.md)."""
+    """How a product of ``long`` rows is cut. ``along``: rows of k lie one behind another. Blocks enough to
+    fill the GPU several times, by shares of k where one block would otherwise walk for longer than it takes
+    to add them (docs/history/shapes.md)."""
     if along:
         lanes = 128 if K >= 512 and long < 64 * units else min(32, 1 << (ceil_div(K, WORD) - 1).bit_length())
         rows = next((r for r in (4, 2) if long >= 8 * r * units), 1)
@@ -50,7 +55,9 @@ def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
             rows = 4 if long >= (4 if few > 4 else 12) * units else 1
         groups, ahead = 128 // lanes, 4 if rows == 1 else 2
         blocks, steps = ceil_div(long, groups * rows), ceil_div(K, lanes * WORD)
-        split = min(ceil_div(8 * units, blocks), ceil_div(steps, 5)) if steps >= 16 and blocks < 5 * units else 1
+        split = (
+            min(ceil_div(8 * units, blocks), ceil_div(steps, 5)) if steps >= 16 and blocks < 5 * units else 1
+        )
         return Thin(lanes, groups, rows, ahead, split)
     lanes = min(32, 1 << (ceil_div(long, WORD) - 1).bit_length())
     if (steps := ceil_div(K, 256 // lanes * WORD)) > 12:
@@ -65,7 +72,8 @@ def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
 
 
 def words(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A contiguous tensor of 16-bit numbers in whole words, and its last numbers, of which there is one at least."""
+    """A contiguous tensor of 16-bit numbers in whole words, and its last numbers, of which there is one at
+    least."""
     whole = (t.numel() - 1) // WORD * WORD
     return t.view(-1)[:whole].view(torch.uint64), t.view(-1)[whole:].view(torch.uint16)
 
@@ -82,7 +90,8 @@ def last(rest: Any) -> Any:
 
 
 def word(X: Any, end: Any, at: Any, shifted: bool) -> Any:
-    """Four numbers from ``at`` on, zeros outside of the tensor. ``end``: its last word; ``shifted``: ``at`` may be no multiple of four."""
+    """Four numbers from ``at`` on, zeros outside of the tensor. ``end``: its last word; ``shifted``: ``at``
+    may be no multiple of four."""
     n, q = X.shape[0], at >> 2
     low = T.if_then_else(q == n, end, X[q])
     if not shifted:
@@ -104,13 +113,27 @@ def number(w: Any, e: int, dtype: str) -> Any:
 
 
 def vectors(
-    M: int | None, N: int | None, K: int, few: int, swap: bool, along: bool, across: bool, dtype: str, out: str, bias: bool,
-    activation: str, lanes: int, groups: int, rows: int, ahead: int, split: int,
-) -> Any:  # fmt: skip
+    M: int | None,
+    N: int | None,
+    K: int,
+    few: int,
+    swap: bool,
+    along: bool,
+    across: bool,
+    dtype: str,
+    out: str,
+    bias: bool,
+    activation: str,
+    lanes: int,
+    groups: int,
+    rows: int,
+    ahead: int,
+    split: int,
+) -> Any:
     """C = act(A · B + bias) or, with ``split``, its (split, M, N) sums, as `gemm_kernels.product` has them.
 
-    L, the long operand, is (long, K), or (K, long) if not ``along``; S has ``few`` vectors: (few, K), or (K, few) if ``across``. ``swap``:
-    L is B, and C (few, long). None for M or N: any number.
+    L, the long operand, is (long, K), or (K, long) if not ``along``; S has ``few`` vectors: (few, K), or (K,
+    few) if ``across``. ``swap``: L is B, and C (few, long). None for M or N: any number.
     """
     M, N = T.dynamic("M") if M is None else M, T.dynamic("N") if N is None else N
     long = N if swap else M
@@ -135,20 +158,34 @@ def vectors(
                     for u in range(ahead):
                         k = ((bz * turns + t) * ahead + u) * step + (l if along else g) * WORD
                         keep = kept(K, k)
-                        some, given = [], []  # each word a name: loaded once, all of them before the first is needed
+                        some, given = (
+                            [],
+                            [],
+                        )  # each word a name: loaded once, all of them before the first is needed
                         for i in range(few):
-                            v = word(S, S_end, k * few + i * WORD, False) if across else word(S, S_end, k + i * K, K % WORD > 0) & keep
+                            v = (
+                                word(S, S_end, k * few + i * WORD, False)
+                                if across
+                                else word(S, S_end, k + i * K, K % WORD > 0) & keep
+                            )
                             some.append(v)
                         for i in range(rows if along else WORD):
                             if along:
-                                w = word(L, L_end, ((bx * groups + g) * rows + i) * K + k, K % WORD > 0) & keep
+                                w = (
+                                    word(L, L_end, ((bx * groups + g) * rows + i) * K + k, K % WORD > 0)
+                                    & keep
+                                )
                             else:
                                 w = word(L, L_end, (k + i) * long + (bx * lanes + l) * WORD, True)
                             given.append(w)
                         short = []
                         for i in range(WORD * few):
                             e, c = divmod(i, few)
-                            y = number(some[i // WORD], i % WORD, dtype) if across else number(some[c], e, dtype)
+                            y = (
+                                number(some[i // WORD], i % WORD, dtype)
+                                if across
+                                else number(some[c], e, dtype)
+                            )
                             short.append(y)
                         for h in range(held):
                             for e in range(WORD):
@@ -176,15 +213,23 @@ def vectors(
         body(L, Lrest, S, Srest, None, C)
 
     @T.prim_func
-    def thin_bias(L: L_words, Lrest: L_rest, S: S_words, Srest: S_rest, bias: T.Tensor((N,), out), C: T.Tensor(shape, kind)):
+    def thin_bias(
+        L: L_words,
+        Lrest: L_rest,
+        S: S_words,
+        Srest: S_rest,
+        bias: T.Tensor((N,), out),
+        C: T.Tensor(shape, kind),
+    ):
         body(L, Lrest, S, Srest, bias, C)
 
     return thin_bias if bias and split == 1 else thin
 
 
 def widened(both: bool, shifted: bool, rows: int = 8, columns: int = 128, threads: int = 256) -> Any:
-    """A matrix with zeros behind its rows: To (R, W) of From (R, C), W a multiple of eight and C at least; of ``both`` operands in one
-    launch. Words go in and out; without ``shifted`` C is a multiple of four. One kernel serves all extents."""
+    """A matrix with zeros behind its rows: To (R, W) of From (R, C), W a multiple of eight and C at least; of
+    ``both`` operands in one launch. Words go in and out; without ``shifted`` C is a multiple of four. One
+    kernel serves all extents."""
     (From_words, From_rest), (From2_words, From2_rest) = flat("A"), flat("B")
     to, to2 = (T.Tensor((T.dynamic(f"R{k}"), T.dynamic(f"W{k}", multiple_of=2)), "uint64") for k in (1, 2))
 
@@ -198,7 +243,9 @@ def widened(both: bool, shifted: bool, rows: int = 8, columns: int = 128, thread
         for i, j in T.Parallel(rows, columns):
             row, column = block // wide * rows + i, block % wide * columns + j
             if row < To.shape[0] and column < To.shape[1]:
-                To[row, column] = word(From, end, T.cast(row, "int64") * C + column * WORD, shifted) & kept(C, column * WORD)
+                To[row, column] = word(From, end, T.cast(row, "int64") * C + column * WORD, shifted) & kept(
+                    C, column * WORD
+                )
 
     @T.prim_func
     def widen(From: From_words, rest: From_rest, To: to, C: T.int32):
@@ -207,8 +254,15 @@ def widened(both: bool, shifted: bool, rows: int = 8, columns: int = 128, thread
 
     @T.prim_func
     def widen_both(
-        From: From_words, rest: From_rest, To: to, C: T.int32, From2: From2_words, rest2: From2_rest, To2: to2, C2: T.int32
-    ):  # fmt: skip
+        From: From_words,
+        rest: From_rest,
+        To: to,
+        C: T.int32,
+        From2: From2_words,
+        rest2: From2_rest,
+        To2: to2,
+        C2: T.int32,
+    ):
         with T.Kernel(blocks(To) + blocks(To2), threads=threads) as block:
             if block < blocks(To):
                 part(From, rest, To, C, block)

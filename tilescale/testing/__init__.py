@@ -4,10 +4,11 @@
         arrays = ranks(4).run(ring(1024), {"A": lambda rank: numpy.full(1024, rank, "float32")})
         assert (arrays[1]["B"] == 0).all()
 
-    pytest                 # on the simulator: every race, deadlock, read of unwritten memory … fails the test, by name and line
-    pytest --target cpu    # for real: one process a rank
+    pytest                 # on the simulator: every race, deadlock, read of unwritten memory … fails the
+    test, by name and line pytest --target cpu    # for real: one process a rank
 
-Installed with tilescale (the entry point ``pytest11``); in a plain checkout tests/conftest.py names it in ``pytest_plugins``.
+Installed with tilescale (the entry point ``pytest11``); in a plain checkout tests/conftest.py names it in
+``pytest_plugins``.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ TARGETS = ("sim", "cpu")
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tilescale")
     group.addoption(
-        "--target", choices=TARGETS, default="sim", help="what the fixture `ranks` runs on: the simulator, or processes (default: sim)"
+        "--target",
+        choices=TARGETS,
+        default="sim",
+        help="what the fixture `ranks` runs on: the simulator, or processes (default: sim)",
     )
 
 
 @pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[Callable[..., Ranks]]:
-    """``ranks(n)``: n ranks, simulated ones or, with ``--target cpu``, processes. ``ranks(n, target="cpu")`` whatever the option says."""
+    """``ranks(n)``: n ranks, simulated ones or, with ``--target cpu``, processes. ``ranks(n, target="cpu")``
+    whatever the option says."""
     chosen: str = request.config.getoption("--target")
 
     def make(n: int, *, target: str | None = None) -> Ranks:
@@ -56,23 +61,32 @@ class Ranks:
         self.n, self.target = n, target
 
     def run(
-        self, kernel: Any, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 3, timeout: float = 60.0
+        self,
+        kernel: Any,
+        args: dict[str, Any] | None = None,
+        *,
+        schedule: str = "adversary",
+        seeds: int = 3,
+        timeout: float = 60.0,
     ) -> list[dict[str, Any]]:
         """One launch of a kernel on every rank.
 
         Args:
             kernel: a ``@T.prim_func``, or what ``@tilescale.jit`` and ``tilescale.compile`` give.
-            args: by parameter name a tensor (torch's, NumPy's) or a number for all ranks, a list of one a rank, or a function of the
-                rank. Tensors are copied. Symmetric ones and signals are plain arrays here. A NumPy masked array says which elements
-                nobody has written. What is left out: signals are zero, tensors that the kernel only reads are random numbers
-                of the rank, all others are unwritten memory.
-            schedule, seeds: what else is run on the simulator to find faults, beside one run in turn. timeout: of processes, in seconds.
+            args: by parameter name a tensor (torch's, NumPy's) or a number for all ranks, a list of one a
+                rank, or a function of the rank. Tensors are copied. Symmetric ones and signals are plain
+                arrays here. A NumPy masked array says which elements nobody has written. What is left out:
+                signals are zero, tensors that the kernel only reads are random numbers of the rank, all
+                others are unwritten memory.
+            schedule, seeds: what else is run on the simulator to find faults, beside one run in turn.
+                timeout: of processes, in seconds.
 
         Returns:
             for each rank its tensors as the launch left them, by parameter, as NumPy arrays.
 
         Raises:
-            FindingError: something is wrong with the kernel (on the simulator). RanksFailed: a rank failed (processes).
+            FindingError: something is wrong with the kernel (on the simulator). RanksFailed: a rank failed
+            (processes).
         """
         from tilescale.arrays import arguments
         from tilescale.compiler.checks.run import Launch, each_rank, prepare
@@ -93,15 +107,23 @@ class Ranks:
             raise FindingError(done.report)
         return done.arrays
 
-    def call(self, fn: Callable[..., Any], *args: Any, schedule: str = "adversary", seeds: int = 3, timeout: float = 60.0) -> list[Any]:
-        """``fn(*args)`` on every rank, a program of its own that uses tilescale.comm and calls kernels; its results in rank order.
+    def call(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        schedule: str = "adversary",
+        seeds: int = 3,
+        timeout: float = 60.0,
+    ) -> list[Any]:
+        """``fn(*args)`` on every rank, a program of its own that uses tilescale.comm and calls kernels; its
+        results in rank order.
 
-        On the simulator ranks are threads of this process that take turns: what is global (modules, the environment) they share. The
-        arguments schedule, seeds and timeout are those of :meth:`run`.
+        On the simulator ranks are threads of this process that take turns: what is global (modules, the
+        environment) they share. The arguments schedule, seeds and timeout are those of :meth:`run`.
 
         Raises:
-            FindingError: something is wrong with a kernel that was launched, or with how ranks launch. What the first rank that
-            failed raised (on processes RanksFailed, with everyone's).
+            FindingError: something is wrong with a kernel that was launched, or with how ranks launch. What
+            the first rank that failed raised (on processes RanksFailed, with everyone's).
         """
         __tracebackhide__ = True
         if self.target == "cpu":
@@ -126,13 +148,18 @@ def _program(kernel: Any) -> Any:
         return kernel.program()
     if hasattr(kernel, "trace") or hasattr(kernel, "schedule"):
         return kernel
-    raise TileTypeError(f"ranks(n).run takes a kernel, and this is a {type(kernel).__name__}", expected="a @T.prim_func or a Kernel")
+    raise TileTypeError(
+        f"ranks(n).run takes a kernel, and this is a {type(kernel).__name__}",
+        expected="a @T.prim_func or a Kernel",
+    )
 
 
 def _compiled(kernel: Any) -> Kernel:
     made = compile(kernel, target="cpu") if isinstance(kernel, PrimFunc) else kernel
     if made.target != "cpu":
-        raise TileTypeError(f"{made.name} is compiled for the target {made.target}, and --target is cpu", hint='target="auto"')
+        raise TileTypeError(
+            f"{made.name} is compiled for the target {made.target}, and --target is cpu", hint='target="auto"'
+        )
     return made
 
 

@@ -1,9 +1,10 @@
-"""Runs a function on n ranks: forked from this process, so that what it has imported (torch) is there at once.
+"""Runs a function on n ranks: forked from this process, so that what it has imported (torch) is there at
+once.
 
     results = run_ranks(4, worker, 3, "x")      # [worker(3, "x") on rank 0, … on rank 3]
 
-The function may be a closure; what it returns is pickled. A rank that raises stops the others through the job's abort word; ranks
-end with this process, however it ends.
+The function may be a closure; what it returns is pickled. A rank that raises stops the others through the
+job's abort word; ranks end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _numbers = itertools.count()
 
 @dataclass
 class RankFailure:
-    """One rank's end: the exception's type name and text with its traceback, or how the process ended. ``trace`` of a rank that was
-    not done in time is where its threads were."""
+    """One rank's end: the exception's type name and text with its traceback, or how the process ended.
+    ``trace`` of a rank that was not done in time is where its threads were."""
 
     rank: int
     kind: str
@@ -56,8 +57,8 @@ TELLING = 0.5
 def show_where(file: int) -> None:
     """Prepares this process for end_hanging(): it will write where its threads are to ``file``.
 
-    By a signal and not by faulthandler.dump_traceback_later: its watchdog is a thread, which a fork leaves behind, and arming it again in
-    the child waits for that thread for ever.
+    By a signal and not by faulthandler.dump_traceback_later: its watchdog is a thread, which a fork leaves
+    behind, and arming it again in the child waits for that thread for ever.
     """
     faulthandler.register(WHERE, file=file, all_threads=True, chain=False)
 
@@ -73,7 +74,9 @@ def end_hanging(pids: Iterable[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _child(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: int) -> None:
+def _child(
+    rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: int
+) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(n), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(n), TILESCALE_JOB=job,
         TILESCALE_NUM_THREADS=os.environ.get("TILESCALE_NUM_THREADS", "1"),
@@ -82,7 +85,9 @@ def _child(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any,
     os.environ.setdefault("TILESCALE_HEAP_SIZE", "64M")
     os.environ.update(env)
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)  # the parent's OpenMP threads do not exist here, and cores are shared
+        sys.modules["torch"].set_num_threads(
+            1
+        )  # the parent's OpenMP threads do not exist here, and cores are shared
     from tilescale import comm
     from tilescale.comm import bootstrap
 
@@ -103,7 +108,8 @@ def _child(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any,
 
 @dataclass
 class _Rank:
-    """A forked rank: what it answers comes through ``pipe``; ``where`` has what show_where() wrote; ``answer`` is what it returned."""
+    """A forked rank: what it answers comes through ``pipe``; ``where`` has what show_where() wrote;
+    ``answer`` is what it returned."""
 
     pid: int
     pipe: int
@@ -115,7 +121,12 @@ class _Rank:
         """Why it gave no answer; None where it did. ``hung``: the limit that it ran past."""
         if hung is not None:
             size = os.fstat(self.where).st_size
-            return RankFailure(rank, "Timeout", f"not done after {hung:g} s", os.pread(self.where, size, 0).decode(errors="replace"))
+            return RankFailure(
+                rank,
+                "Timeout",
+                f"not done after {hung:g} s",
+                os.pread(self.where, size, 0).decode(errors="replace"),
+            )
         if not self.data:
             return RankFailure(rank, "Died", _how(status), "")
         kind, *rest = pickle.loads(self.data)
@@ -125,7 +136,9 @@ class _Rank:
         return None
 
 
-def _fork(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str]) -> _Rank:
+def _fork(
+    rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str]
+) -> _Rank:
     mine, its = os.pipe()
     where = os.memfd_create(f"{job}-{rank}")
     tie = tie_to_parent()
@@ -163,8 +176,8 @@ def run_ranks(
 ) -> list[Any]:
     """``fn(*args)`` on ``n`` ranks; their results in rank order.
 
-    ``env``: further environment of the ranks. Raises RanksFailed when a rank raises, dies or is not done after ``timeout``
-    seconds (then all are killed); AssertionError when something is left in /dev/shm.
+    ``env``: further environment of the ranks. Raises RanksFailed when a rank raises, dies or is not done
+    after ``timeout`` seconds (then all are killed); AssertionError when something is left in /dev/shm.
     """
     job = f"test{os.getpid()}x{next(_numbers)}"
     start = time.monotonic()

@@ -1,4 +1,5 @@
-"""``@tilescale.autotune``: compiles and measures a list of configurations, keeps the fastest; all ranks keep the same one."""
+"""``@tilescale.autotune``: compiles and measures a list of configurations, keeps the fastest; all ranks keep
+the same one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Which configurations are worth trying: predicted from their tile programs, without compiling or running any of them.
+"""Which configurations are worth trying: predicted from their tile programs, without compiling or running any
+of them.
 
-A configuration is traced and its work counted (two milliseconds); compiler/cost/predict.py says what a GPU makes of it. The order is what
-predictions are good for: see tests/bench/results/cost_model.json for how it agrees with what was measured.
+A configuration is traced and its work counted (two milliseconds); compiler/cost/predict.py says what a GPU
+makes of it. The order is what predictions are good for: see tests/bench/results/cost_model.json for how it
+agrees with what was measured.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Predicted:
 
 
 def known_machine(target: Any, tensors: Sequence[Any] = ()) -> tuple[Any, str] | None:
-    """The GPU that a target's architecture stands for, and the architecture; None where times cannot be predicted."""
+    """The GPU that a target's architecture stands for, and the architecture; None where times cannot be
+    predicted."""
     arch = resolve_target(target, tensors).partition(":")[2]
     from tilescale.compiler.cost import machine_of
 
@@ -44,7 +47,8 @@ def rank(
     """The configurations of a jitted function, best first; equal ones in the order given.
 
     Args:
-        configs: keyword arguments beside ``args`` and ``kwargs``, which a call would give. extents: of a factory's T.dynamic extents.
+        configs: keyword arguments beside ``args`` and ``kwargs``, which a call would give. extents: of a
+            factory's T.dynamic extents.
         target: by default the function's own.
 
     Raises:
@@ -52,14 +56,21 @@ def rank(
     """
     machine = known_machine(jitted.target if target is None else target, args)
     if machine is None:
-        raise TileError("times are predicted for GPUs with known figures alone", expected="cuda:sm_90a or cuda:sm_80")
+        raise TileError(
+            "times are predicted for GPUs with known figures alone", expected="cuda:sm_90a or cuda:sm_80"
+        )
     with without_collection():
         made = [_predicted(jitted, config, args, kwargs or {}, extents or {}, machine) for config in configs]
     return sorted(made, key=lambda p: p.latency)
 
 
 def _predicted(
-    jitted: Jit, config: Config, args: Sequence[Any], kwargs: Config, extents: dict[str, int], machine: tuple[Any, str]
+    jitted: Jit,
+    config: Config,
+    args: Sequence[Any],
+    kwargs: Config,
+    extents: dict[str, int],
+    machine: tuple[Any, str],
 ) -> Predicted:
     from tilescale.compiler import cost
 
@@ -72,7 +83,9 @@ def _predicted(
     except (ArithmeticError, ValueError) as error:  # a factory's own arithmetic on block sizes
         return Predicted(config, math.inf, str(error))
     found = cost.predict(counted, *machine)
-    return Predicted(config, found.seconds * 1e3, f"no room for a block: {found.refused}" if found.refused else "")
+    return Predicted(
+        config, found.seconds * 1e3, f"no room for a block: {found.refused}" if found.refused else ""
+    )
 
 
 def _extents(program: Any, jitted: Jit, args: Sequence[Any], kwargs: Config) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""Measures a kernel's configurations one after the other and remembers the winner, in this process and on disk."""
+"""Measures a kernel's configurations one after the other and remembers the winner, in this process and on
+disk."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ Config = dict[str, Any]
 
 @dataclass
 class Trial:
-    """One configuration: its milliseconds a call (the slowest rank's), or what was wrong with it; with ``autotune(top=…)`` also the
-    milliseconds that were predicted. Neither latency nor error: it was not tried, since others promised more."""
+    """One configuration: its milliseconds a call (the slowest rank's), or what was wrong with it; with
+    ``autotune(top=…)`` also the milliseconds that were predicted. Neither latency nor error: it was not
+    tried, since others promised more."""
 
     config: Config
     latency: float | None = None
@@ -51,7 +53,8 @@ def autotune(
     top: int | None = None,
     by: str = "shape",
 ) -> Any:
-    """Above ``@tilescale.jit``: a call that leaves the tuned parameters out tries all configurations and keeps the fastest.
+    """Above ``@tilescale.jit``: a call that leaves the tuned parameters out tries all configurations and
+    keeps the fastest.
 
         @tilescale.autotune(configs=[{"block_M": 64}, {"block_M": 128}])
         @tilescale.jit
@@ -59,39 +62,52 @@ def autotune(
 
         kernel = matmul(1024, 1024, 1024)    # kernel.config, kernel.latency
 
-    A factory gives the fastest kernel; an eager kernel is tuned on copies of the first arguments of their kind, then runs. The choice
-    is kept on disk. With several ranks all tune together (a call is collective), each configuration counts by its slowest rank, and
-    all keep the same one. A configuration that is refused, fails or is wrong is skipped and said; `Autotuned.trials` has them all.
+    A factory gives the fastest kernel; an eager kernel is tuned on copies of the first arguments of their
+    kind, then runs. The choice is kept on disk. With several ranks all tune together (a call is collective),
+    each configuration counts by its slowest rank, and all keep the same one. A configuration that is refused,
+    fails or is wrong is skipped and said; `Autotuned.trials` has them all.
 
     Args:
-        configs: a list of keyword arguments; or parameter → list of values, for every combination; or a function that the call's
-            arguments are given to and that returns a list.
-        warmup, rep: milliseconds of each measurement, as in `Profiler.do_bench`.
-        ref_prog, rtol, atol: a reference that every configuration must agree with, as in `Profiler.assert_allclose`.
-        tensor_supply, extents: inputs of a factory's kernels, as in `Kernel.get_profiler`.
-        top: measure only so many, those of which the cost model (tilescale/tuning/cost.py) predicts the least time; ten of thousands is
-            what it is for. On targets that it knows no figures of all are measured, which is said.
-        by: "shape" makes a choice for every call that differs; "class" one for all whose integers and tensors' extents lie between the
-            same powers of two (those up to 16 stay themselves), so that a choice serves its neighbours.
+        configs: a list of keyword arguments; or parameter → list of values, for every combination; or a
+            function that the call's arguments are given to and that returns a list.
+        warmup, rep: milliseconds of each measurement, as in `Profiler.do_bench`. ref_prog, rtol, atol: a
+        reference that every configuration must agree with, as in `Profiler.assert_allclose`. tensor_supply,
+        extents: inputs of a factory's kernels, as in `Kernel.get_profiler`.
+        top: measure only so many, those of which the cost model (tilescale/tuning/cost.py) predicts the least
+            time; ten of thousands is what it is for. On targets that it knows no figures of all are measured,
+            which is said.
+        by: "shape" makes a choice for every call that differs; "class" one for all whose integers and
+            tensors' extents lie between the same powers of two (those up to 16 stay themselves), so that a
+            choice serves its neighbours.
 
     Raises (calls):
         TileTypeError: a configuration names no parameter. TileError: no configuration works.
     """
     if func is not None and not isinstance(func, Jit):
         if callable(func) and configs is not None:
-            raise TileTypeError("@tilescale.autotune stands above a plain function", hint="@tilescale.jit between the two")
+            raise TileTypeError(
+                "@tilescale.autotune stands above a plain function", hint="@tilescale.jit between the two"
+            )
         configs, func = func, None  # autotune([{…}, …])
     if by not in ("shape", "class") or (top is not None and top < 1):
-        raise TileValueError(f"@tilescale.autotune(top={top!r}, by={by!r})", expected='a positive number, and "shape" or "class"')
+        raise TileValueError(
+            f"@tilescale.autotune(top={top!r}, by={by!r})",
+            expected='a positive number, and "shape" or "class"',
+        )
     if configs is None:
-        raise TileTypeError("@tilescale.autotune has no configs", hint='configs=[{"block_M": 64}, {"block_M": 128}]')
+        raise TileTypeError(
+            "@tilescale.autotune has no configs", hint='configs=[{"block_M": 64}, {"block_M": 128}]'
+        )
 
     def decorate(jitted: Any) -> Autotuned:
         if not isinstance(jitted, Jit):
             raise TileTypeError(
-                f"@tilescale.autotune is above a {type(jitted).__name__}", expected="@tilescale.autotune above @tilescale.jit above a def"
+                f"@tilescale.autotune is above a {type(jitted).__name__}",
+                expected="@tilescale.autotune above @tilescale.jit above a def",
             )
-        return Autotuned(jitted, configs, warmup, rep, ref_prog, rtol, atol, tensor_supply, extents, top, by == "class")
+        return Autotuned(
+            jitted, configs, warmup, rep, ref_prog, rtol, atol, tensor_supply, extents, top, by == "class"
+        )
 
     return decorate if func is None else decorate(func)
 
@@ -100,9 +116,19 @@ class Autotuned:
     """A jitted function whose configuration is found by measuring. ``trials``: what the last tuning saw."""
 
     def __init__(
-        self, jitted: Jit, configs: Any, warmup: float, rep: float, ref_prog: Any, rtol: Any, atol: Any, supply: Any, extents: Any,
-        top: int | None = None, classes: bool = False,
-    ):  # fmt: skip
+        self,
+        jitted: Jit,
+        configs: Any,
+        warmup: float,
+        rep: float,
+        ref_prog: Any,
+        rtol: Any,
+        atol: Any,
+        supply: Any,
+        extents: Any,
+        top: int | None = None,
+        classes: bool = False,
+    ):
         functools.update_wrapper(self, jitted.func)
         self.jitted, self.configs, self.warmup, self.rep = jitted, configs, warmup, rep
         self.ref_prog, self.rtol, self.atol, self.supply, self.extents = ref_prog, rtol, atol, supply, extents
@@ -122,12 +148,16 @@ class Autotuned:
             advice.give(vars(kernel).get("_meta", {}))  # withheld while it was one of many
         return kernel
 
-    # -- the list -------------------------------------------------------------------------------------------------
+    # -- the list
+    # -------------------------------------------------------------------------------------------------
     def candidates(self, given: Config, args: tuple[Any, ...], kwargs: Config) -> list[Config]:
-        """The configurations to try for a call: those that agree with what it gives, without it, each once."""
+        """The configurations to try for a call: those that agree with what it gives, without it, each
+        once."""
         listed = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
         if isinstance(listed, dict):
-            listed = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
+            listed = [
+                dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())
+            ]
         out: dict[Any, Config] = {}
         for config in listed:
             unknown = [name for name in config if name not in self.jitted.signature.parameters]
@@ -143,22 +173,30 @@ class Autotuned:
         if not out:
             if any(name in given for config in listed for name in config):
                 return [{}]  # the caller has chosen something that is not on the list
-            raise TileValueError(f"autotune of {self.jitted.name} has no configurations", loc=loc_of(self.jitted.func))
+            raise TileValueError(
+                f"autotune of {self.jitted.name} has no configurations", loc=loc_of(self.jitted.func)
+            )
         return list(out.values())
 
-    # -- the search -----------------------------------------------------------------------------------------------
+    # -- the search
+    # -----------------------------------------------------------------------------------------------
     def _find(self, key: Any, given: Config, args: tuple[Any, ...], kwargs: Config) -> tuple[Config, float]:
         configs = self.candidates(given, args, kwargs)
         if configs == [{}]:
             found: tuple[Config, float] = ({}, math.nan)
         else:
             disk = self._disk_key(given, configs)
-            found = self._recall(disk, configs) or self._remember(disk, configs, self._search(configs, given, args, kwargs))
+            found = self._recall(disk, configs) or self._remember(
+                disk, configs, self._search(configs, given, args, kwargs)
+            )
         self.best[key] = found
         return found
 
-    def _search(self, configs: list[Config], given: Config, args: tuple[Any, ...], kwargs: Config) -> tuple[int, float]:
-        """The index of the fastest and its milliseconds. Collective: whether a step worked is agreed before the next."""
+    def _search(
+        self, configs: list[Config], given: Config, args: tuple[Any, ...], kwargs: Config
+    ) -> tuple[int, float]:
+        """The index of the fastest and its milliseconds. Collective: whether a step worked is agreed before
+        the next."""
         self.trials = [Trial(config) for config in configs]
         order = self._order(configs, args, kwargs)
         wanted = len(configs) if order is None or self.top is None else self.top
@@ -168,27 +206,37 @@ class Autotuned:
                     break
                 self._try(trial, given, args, kwargs)
                 if trial.error is not None:
-                    log.say("warning", f"autotune of {self.jitted.name}: {_show(trial.config)} is skipped: {trial.error}")
+                    log.say(
+                        "warning",
+                        f"autotune of {self.jitted.name}: {_show(trial.config)} is skipped: {trial.error}",
+                    )
                 advance(trial)
         best = min(range(len(configs)), key=lambda k: self.trials[k].latency or math.inf)
         latency = self.trials[best].latency
         if latency is None:
             raise TileError(
                 f"autotune of {self.jitted.name}: none of {len(configs)} configurations works\n"
-                + "\n".join(f"  {_show(t.config)}: {t.error}" for t in self.trials[:50] if t.error is not None),
+                + "\n".join(
+                    f"  {_show(t.config)}: {t.error}" for t in self.trials[:50] if t.error is not None
+                ),
                 loc=loc_of(self.jitted.func),
             )
         log.say("info", f"autotune of {self.jitted.name}: {_show(configs[best])}, {latency:.4g} ms")
         return best, latency
 
     def _order(self, configs: list[Config], args: tuple[Any, ...], kwargs: Config) -> list[int] | None:
-        """With ``top``: the indices of what can work, the least predicted time first, as rank 0 has it; None where all are measured."""
+        """With ``top``: the indices of what can work, the least predicted time first, as rank 0 has it; None
+        where all are measured."""
         from tilescale.tuning import cost
 
         if self.top is None or len(configs) <= self.top:
             return None
         if cost.known_machine(self.jitted.target, [*args, *kwargs.values()]) is None:
-            log.say("info", f"autotune of {self.jitted.name}: nothing is predicted for this target, and all configurations are measured")
+            log.say(
+                "info",
+                f"autotune of {self.jitted.name}: nothing is predicted for this target, and all "
+                "configurations are measured",
+            )
             return None
         ranked = cost.rank(self.jitted, configs, args, kwargs, extents=self.extents)
         places = {id(trial.config): k for k, trial in enumerate(self.trials)}
@@ -236,36 +284,58 @@ class Autotuned:
         extents: dict[str, int] = {}
         for p in kernel.params:
             if p["kind"] != "scalar" and not p["output"]:
-                extents.update({e: n for e, n in zip(p["shape"], given[p["name"]].shape, strict=False) if isinstance(e, str)})
+                extents.update(
+                    {
+                        e: n
+                        for e, n in zip(p["shape"], given[p["name"]].shape, strict=False)
+                        if isinstance(e, str)
+                    }
+                )
 
         def supply(p: dict[str, Any]) -> Any:
             value = given[p["name"]]
-            # What is measured must not change the caller's tensors. Symmetric ones have no copies: they are only lent if not written.
+            # What is measured must not change the caller's tensors. Symmetric ones have no copies: they are
+            # only lent if not written.
             if not p["written"]:
                 return value
             if p["kind"] != "tensor":
                 raise TileValueError(
-                    f"{kernel.name} is eager, writes the symmetric {p['name']}, and cannot be tuned on a copy of it",
+                    f"{kernel.name} is eager, writes the symmetric {p['name']}, and cannot be tuned on a "
+                    "copy of it",
                     loc=loc_of(self.jitted.func),
-                    hint="a factory that returns a @T.prim_func: its kernels are tuned on tensors of their own",
+                    hint="a factory that returns a @T.prim_func: its kernels are tuned on tensors of their "
+                    "own",
                 )
             return value.clone() if hasattr(value, "clone") else value.copy()
 
         return Profiler(kernel, supply, extents)
 
-    # -- the disk -------------------------------------------------------------------------------------------------
+    # -- the disk
+    # -------------------------------------------------------------------------------------------------
     def _disk_key(self, given: Config, configs: list[Config]) -> str | None:
         from tilescale.build import key_of
 
         if devices.of(resolve_target(self.jitted.target)).simulated:
             return None  # times of the simulator choose nothing for other targets
 
-        call = {name: _listed(_kind(v, self.classes)) if _shaped(v) or self.classes else v for name, v in given.items()}
+        call = {
+            name: _listed(_kind(v, self.classes)) if _shaped(v) or self.classes else v
+            for name, v in given.items()
+        }
         threads = env.NUM_THREADS.get() or len(os.sched_getaffinity(0))
         return key_of(
-            f"the choice of {self.jitted.name}", "autotune", self.jitted.func, call, configs, self.extents, agree.ranks(), threads,
-            self.top, self.classes, resolve_target(self.jitted.target, given.values()),
-        )  # fmt: skip
+            f"the choice of {self.jitted.name}",
+            "autotune",
+            self.jitted.func,
+            call,
+            configs,
+            self.extents,
+            agree.ranks(),
+            threads,
+            self.top,
+            self.classes,
+            resolve_target(self.jitted.target, given.values()),
+        )
 
     def _recall(self, key: str | None, configs: list[Config]) -> tuple[Config, float] | None:
         """Rank 0 looks, for all: what another job writes meanwhile must not divide the ranks."""
@@ -281,12 +351,16 @@ class Autotuned:
         log.say("debug", f"autotune of {self.jitted.name}: {_show(configs[int(index_)])} from the cache")
         return configs[int(index_)], latency
 
-    def _remember(self, key: str | None, configs: list[Config], found: tuple[int, float]) -> tuple[Config, float]:
+    def _remember(
+        self, key: str | None, configs: list[Config], found: tuple[int, float]
+    ) -> tuple[Config, float]:
         index, latency = found
         if key is not None and agree.rank() == 0:
             path = folders.writable("tuned") / f"{key}.json"
             aside = path.with_suffix(f".{os.getpid()}")
-            aside.write_text(json.dumps({"index": index, "latency": latency, "config": _show(configs[index])}))
+            aside.write_text(
+                json.dumps({"index": index, "latency": latency, "config": _show(configs[index])})
+            )
             os.replace(aside, path)
         return configs[index], latency
 
@@ -296,20 +370,32 @@ def _shaped(value: Any) -> bool:
 
 
 def _kind(value: Any, classes: bool) -> Any:
-    """What of an argument decides which configuration is best: a tensor's dtype and extents, anything else itself."""
+    """What of an argument decides which configuration is best: a tensor's dtype and extents, anything else
+    itself."""
     if _shaped(value):
-        return ("tensor", str(value.dtype).removeprefix("torch."), tuple(_class(int(n)) if classes else int(n) for n in value.shape))
+        return (
+            "tensor",
+            str(value.dtype).removeprefix("torch."),
+            tuple(_class(int(n)) if classes else int(n) for n in value.shape),
+        )
     return ("class", _class(value)) if classes and type(value) is int else frozen(value)
 
 
 def _class(n: int) -> int:
-    """The power of two from which on a number's class begins; small numbers, which are often counts of something, stay themselves."""
+    """The power of two from which on a number's class begins; small numbers, which are often counts of
+    something, stay themselves."""
     return n if n <= 16 else 1 << (n.bit_length() - 1)
 
 
 def _listed(kind: Any) -> Any:
     """A key as lists, which the disk's keys are made of."""
-    return [_listed(k) for k in kind] if isinstance(kind, tuple) else str(kind) if isinstance(kind, type) else kind
+    return (
+        [_listed(k) for k in kind]
+        if isinstance(kind, tuple)
+        else str(kind)
+        if isinstance(kind, type)
+        else kind
+    )
 
 
 def _show(config: Config) -> str:
@@ -318,7 +404,8 @@ def _show(config: Config) -> str:
 
 @contextlib.contextmanager
 def _failing(trial: Trial, *more: type[Exception]) -> Iterator[None]:
-    """Refusals, failed launches, assertions and ``more`` are the configuration's fault; anything else is not caught."""
+    """Refusals, failed launches, assertions and ``more`` are the configuration's fault; anything else is not
+    caught."""
     faults: tuple[type[Exception], ...] = (TileError, AssertionError, *more)
     try:
         yield
@@ -336,7 +423,9 @@ def _progress(name: str, total: int) -> Iterator[Callable[[Trial], None]]:
     from tqdm import tqdm
 
     best: list[Trial] = []
-    with tqdm(total=total, desc=f"autotune {name}", unit="config", leave=False, mininterval=0, file=sys.stderr) as bar:
+    with tqdm(
+        total=total, desc=f"autotune {name}", unit="config", leave=False, mininterval=0, file=sys.stderr
+    ) as bar:
 
         def advance(trial: Trial) -> None:
             if trial.latency is not None and (not best or trial.latency < (best[0].latency or math.inf)):

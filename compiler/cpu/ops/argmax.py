@@ -1,4 +1,5 @@
-"""How the operations of compiler/ops/argmax.py are done on the CPU: line by line, an element after the other, once for each pick."""
+"""How the operations of compiler/ops/argmax.py are done on the CPU: line by line, an element after the other,
+once for each pick."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ def lower_picks(call: Any, cx: Any) -> Any:
 
     def line(ids: list[Any]) -> Any:
         where = dict(zip(picks.others, ids, strict=True))
-        element = lambda at: src.index(*(at if n == picks.axis else where.get(n, imm(0)) for n in range(len(src.shape))))  # noqa: E731
+
+        def element(at: Any) -> Any:
+            return src.index(
+                *(at if n == picks.axis else where.get(n, imm(0)) for n in range(len(src.shape)))
+            )
 
         def put(number: Any, at: Any) -> Any:
             value = tirx.BufferLoad(src.buf, [element(at)])  # to the bit

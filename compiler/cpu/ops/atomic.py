@@ -29,8 +29,9 @@ def lower_atomic(call: Any, cx: Any) -> Any:
 
 
 def on_cpu(v: Any, kind: str, target: Any, operand: Any) -> Any:
-    """The update of the element ``target`` of a view, as thread IR for the CPU: the value before, as it lies in memory. All of them are
-    sequentially consistent (native/atomics.c), also on memory that another process maps."""
+    """The update of the element ``target`` of a view, as thread IR for the CPU: the value before, as it lies
+    in memory. All of them are sequentially consistent (native/atomics.c), also on memory that another process
+    maps."""
     storage = conversions.storage_dtype(v.dtype)
     passed = "uint16" if storage == "float16" else storage  # half has no one calling convention in C
     stored = conversions.encode(operand, v.dtype)

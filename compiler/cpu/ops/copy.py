@@ -13,14 +13,18 @@ from tilescale.compiler.ir.statements import sequence
 def lower_copy(call: Any, cx: Any) -> Any:
     site = cx.site("copy", cx.name_of(call.args[1]), call, "")
     src, dst = (cx.view(r, reach=call.attrs["reach"], site=site) for r in call.args)
-    return sequence([] if cx.forward(call.args[1], src) else [move.copy(cx, src, dst)])  # else products behind it read the tensor itself
+    return sequence(
+        [] if cx.forward(call.args[1], src) else [move.copy(cx, src, dst)]
+    )  # else products behind it read the tensor itself
 
 
 @lowers("cpu", "remote_copy")
 def lower_remote_copy(call: Any, cx: Any) -> Any:
     side, reach = str(call.attrs["side"]), call.attrs["reach"]
     peer = cx.scalar(call.args[2])
-    site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call, "pull" if side == "src" else "")
+    site = cx.site(
+        "copy", cx.name_of(call.args[1 if side == "dst" else 0]), call, "pull" if side == "src" else ""
+    )
     src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
     dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
     body = cx.transferred([move.copy(cx, src, dst)], src if side == "src" else dst, peer, site)

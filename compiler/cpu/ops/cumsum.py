@@ -13,4 +13,6 @@ from tilescale.compiler.ir.lowerings import lowers
 def lower_cumsum(call: Any, cx: Any) -> Any:
     src, dst = cx.tile(call.args[0]), cx.tile(call.args[1])
     axis = int(call.attrs["axis"]) + len(src.shape)
-    return emit_cumsum(cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]), str(call.attrs["op"]))
+    return emit_cumsum(
+        cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]), str(call.attrs["op"])
+    )

@@ -20,7 +20,10 @@ def lower_gemm(call: Any, cx: Any) -> Any:
     if known is not None:
         done = emit_gemm(cx, a, b, c, clear=bool(known), **trans)
     else:
-        fresh, more = emit_gemm(cx, a, b, c, clear=True, **trans), emit_gemm(cx, a, b, c, clear=False, **trans)
+        fresh, more = (
+            emit_gemm(cx, a, b, c, clear=True, **trans),
+            emit_gemm(cx, a, b, c, clear=False, **trans),
+        )
         done = tirx.IfThenElse(cx.scalar(call.args[3]), fresh, more)
     # instrumented kernels log their products too: what computing overlaps with is half of a timeline
     return cx.observed(done, cx.site("gemm", cx.name_of(call.args[2]), call)) if cx.instrument else done

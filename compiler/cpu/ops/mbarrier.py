@@ -9,9 +9,18 @@ from tilescale.compiler.ir.lowerings import lowers
 from tilescale.errors import TileSyntaxError
 
 
-@lowers("cpu", "mbarrier_arrive", "mbarrier_expect_tx", "mbarrier_wait_parity", "tma_copy", "tma_store_arrive", "tma_store_wait")
+@lowers(
+    "cpu",
+    "mbarrier_arrive",
+    "mbarrier_expect_tx",
+    "mbarrier_wait_parity",
+    "tma_copy",
+    "tma_store_arrive",
+    "tma_store_wait",
+)
 def lower_mbarrier(call: Any, cx: Any) -> Any:
     raise TileSyntaxError(
-        f"T.{call.op.name.removeprefix('ts.')} is not there on the cpu target: it is an instruction of GPUs", loc=source.loc_of(call.span),
+        f"T.{call.op.name.removeprefix('ts.')} is not there on the cpu target: it is an instruction of GPUs",
+        loc=source.loc_of(call.span),
         hint="T.Pipelined, T.copy and T.signal say the same for all targets",
-    )  # fmt: skip
+    )

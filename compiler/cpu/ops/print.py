@@ -34,5 +34,7 @@ def lower_print(call: Any, cx: Any) -> Any:
     where = tirx.address_of(tirx.BufferLoad(v.buf, [v.offset]))
     shape = tirx.address_of(tirx.BufferLoad(sizes, [tirx.IntImm("int32", 0)]))
     strides = tirx.address_of(tirx.BufferLoad(sizes, [tirx.IntImm("int32", rank)]))
-    stmts.append(cx.call("ts_print_buf", site, where, as_expr(dtype_code(v.dtype)), as_expr(rank), shape, strides))
+    stmts.append(
+        cx.call("ts_print_buf", site, where, as_expr(dtype_code(v.dtype)), as_expr(rank), shape, strides)
+    )
     return sequence(stmts)

@@ -20,7 +20,9 @@ def lower_shuffle(call: Any, cx: Any) -> Any:
     thread, lanes = cx.thread_number(), _lanes(cx)
     lane = tirx.floormod(thread, as_expr(WARP))
     table = cx.exchange_table(convert.storage_dtype(into.dtype))
-    meet = cx.numbered_meeting(tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call))
+    meet = cx.numbered_meeting(
+        tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call)
+    )
     there = thread - lane + _taken_from(kind, lane, cx.scalar(call.args[2]), width)
     # Behind the first meeting all values are there, behind the second all have been read.
     return sequence([
@@ -35,7 +37,9 @@ def lower_sync_threads(call: Any, cx: Any) -> Any:
     where: Any = as_expr(number)
     if number == OF_WARPS:
         where, count = tirx.floordiv(cx.thread_number(), as_expr(WARP)) + OF_WARPS, _lanes(cx)
-    return cx.numbered_meeting(where, count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call))
+    return cx.numbered_meeting(
+        where, count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call)
+    )
 
 
 def _lanes(cx: Any) -> int:
@@ -47,5 +51,7 @@ def _taken_from(kind: str, lane: Any, by: Any, width: int) -> Any:
     first = tirx.floordiv(lane, as_expr(width)) * width
     if kind == "from":
         return first + tirx.floormod(by, as_expr(width))
-    there = {"xor": lambda: tirx.bitwise_xor(lane, by), "up": lambda: lane - by, "down": lambda: lane + by}[kind]()
+    there = {"xor": lambda: tirx.bitwise_xor(lane, by), "up": lambda: lane - by, "down": lambda: lane + by}[
+        kind
+    ]()
     return tirx.if_then_else(there >= first if kind == "up" else there < first + width, there, lane)

@@ -25,8 +25,12 @@ def lower_barrier(call: Any, cx: Any) -> Any:
     site = cx.site("barrier", reach, call)
     met = _team_meeting(call, cx, cx.executor_count(), site)
     if met is None:
-        met = cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
-    return behind_misfits(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
+        met = cx.observed(
+            cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site
+        )
+    return behind_misfits(
+        call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met
+    )
 
 
 @lowers("cpu", "team_sync")
@@ -36,7 +40,9 @@ def lower_team_sync(call: Any, cx: Any) -> Any:
     met = _team_meeting(call, cx, 0, site)
     if met is None:
         met = cx.observed(cx.call("ts_team_sync", site), site)
-    return behind_misfits(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
+    return behind_misfits(
+        call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met
+    )
 
 
 @lowers("cpu", "signal")
@@ -49,15 +55,17 @@ def lower_signal(call: Any, cx: Any) -> Any:
 @lowers("cpu", "wait")
 def lower_wait(call: Any, cx: Any) -> Any:
     cx.waits = True
-    site = cx.site("wait", cx.name_of(call.args[0]), call, cx.counter_of(call.args[0], str(call.attrs["reach"])))
+    site = cx.site(
+        "wait", cx.name_of(call.args[0]), call, cx.counter_of(call.args[0], str(call.attrs["reach"]))
+    )
     code = COMPARISONS.index(str(call.attrs["cmp"]))
     waiting = cx.call("ts_wait", cx.address(call.args[0]), cx.scalar(call.args[1]), as_expr(code), site)
     return cx.observed(waiting, site)
 
 
 def _team_meeting(call: Any, cx: Any, executors: int, site: Any) -> Any:
-    """A meeting of a team inside the kernel on the CPU (``ts_meet_among``); None where ``call`` is everyone's. executors: of each block,
-    0: the same block of each member."""
+    """A meeting of a team inside the kernel on the CPU (``ts_meet_among``); None where ``call`` is
+    everyone's. executors: of each block, 0: the same block of each member."""
     among, _ = team_of_call(call)
     if among is None:
         return None

@@ -1,4 +1,5 @@
-"""How the operations of compiler/ops/team.py are done on the CPU: what must hold of a team fails a launch as an assertion does."""
+"""How the operations of compiler/ops/team.py are done on the CPU: what must hold of a team fails a launch as
+an assertion does."""
 
 from __future__ import annotations
 

@@ -14,4 +14,6 @@ from tilescale.compiler.tvm_compat import tirx
 def lower_test(call: Any, cx: Any) -> Any:
     cx.waits = True  # a loop that looks lets the other blocks of its thread go on
     code = as_expr(COMPARISONS.index(str(call.attrs["cmp"])))
-    return tirx.call_extern("int32", "ts_test", cx.ctx, cx.address(call.args[0]), cx.scalar(call.args[1]), code)
+    return tirx.call_extern(
+        "int32", "ts_test", cx.ctx, cx.address(call.args[0]), cx.scalar(call.args[1]), code
+    )

@@ -1,1 +1,2 @@
-"""How NVIDIA's GPUs do the operations of compiler/ops: a file for each of its files. ir/lowerings.py loads all of them."""
+"""How NVIDIA's GPUs do the operations of compiler/ops: a file for each of its files. ir/lowerings.py loads
+all of them."""

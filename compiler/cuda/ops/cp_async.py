@@ -1,9 +1,10 @@
-"""Copies that a block's own threads start and await: cp.async and its groups (PTX ISA 9.0, "cp.async", "cp.async.wait_group"), for rings
-whose one role copies ahead (passes/prefetch.py).
+"""Copies that a block's own threads start and await: cp.async and its groups (PTX ISA 9.0, "cp.async",
+"cp.async.wait_group"), for rings whose one role copies ahead (passes/prefetch.py).
 
-A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with as many groups as it committed
-later; groups of other rings among them only make it wait longer. The meeting that passes/insert_barriers.py puts behind the wait makes all
-threads' parts visible to all, and tells everyone that the stage of the round before has been read, which is filled next.
+A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with
+as many groups as it committed later; groups of other rings among them only make it wait longer. The meeting
+that passes/insert_barriers.py puts behind the wait makes all threads' parts visible to all, and tells
+everyone that the stage of the round before has been read, which is filled next.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tilescale.compiler.tvm_compat import tirx
 
 @lowers("cuda", "cp_async")
 def lower_cp_async(copy: Any, cx: Any) -> Any:
-    """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros, of which nothing is read."""
+    """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros,
+    of which nothing is read."""
     src, dst = copy.args[:2]
     bytes_ = chunk(copy, integer_names(cx.program.func.body))
     each = bytes_ * 8 // bits_of(dst.source)
@@ -54,11 +56,19 @@ def lower_cp_async(copy: Any, cx: Any) -> Any:
     if total % threads:
         body = tirx.IfThenElse(flat < total, body, None)
     body = sequence([tirx.Bind(flat, cx.analyzer.simplify(step * threads + cx.thread())), body])
-    return tirx.For(step, tirx.IntImm("int32", 0), tirx.IntImm("int32", -(-total // threads)), tirx.ForKind.UNROLLED, body, span=copy.span)
+    return tirx.For(
+        step,
+        tirx.IntImm("int32", 0),
+        tirx.IntImm("int32", -(-total // threads)),
+        tirx.ForKind.UNROLLED,
+        body,
+        span=copy.span,
+    )
 
 
 def token(cx: Any, made: Any) -> Any:
-    """A token of a ring. Order, and the meeting behind each wait, say when a stage is empty: acquire and release are nothing."""
+    """A token of a ring. Order, and the meeting behind each wait, say when a stage is empty: acquire and
+    release are nothing."""
     number = int(made.attrs["ring"])
     ring = cx.program.schedule.rings[number]
     kind = made.op.name.removeprefix("ts.ring_")
@@ -69,11 +79,16 @@ def token(cx: Any, made: Any) -> Any:
     everything, later = call("cp_async_wait<0>", span=made.span), ring.depth - 2
     if not later:
         return everything
-    # towards the loop's end fewer rounds than `later` were committed behind this one: then all of them are awaited
+    # towards the loop's end fewer rounds than `later` were committed behind this one: then all of them are
+    # awaited
     behind = cx.scalar(_filled(cx.program, number)) - cx.scalar(made.args[0])
     return tirx.IfThenElse(behind > later, call(f"cp_async_wait<{later}>", span=made.span), everything)
 
 
 def _filled(program: Any, ring: int) -> Any:
     """How many rounds of a ring have been committed."""
-    return next(c.args[0] for c in calls(program.func.body) if c.op.name == "ts.ring_commit" and int(c.attrs["ring"]) == ring)
+    return next(
+        c.args[0]
+        for c in calls(program.func.body)
+        if c.op.name == "ts.ring_commit" and int(c.attrs["ring"]) == ring
+    )

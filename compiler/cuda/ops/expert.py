@@ -16,12 +16,19 @@ def set_max_nreg(node: Any, cx: Any) -> Any:
     if not cx.target.moves_registers:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
     cx.one_block = True  # PTX ISA, "setmaxnreg": the kernel must say how many registers its blocks may have
-    return call(f"{'more' if int(node.attrs['more']) else 'fewer'}_registers<{int(node.attrs['count'])}>", span=node.span)
+    return call(
+        f"{'more' if int(node.attrs['more']) else 'fewer'}_registers<{int(node.attrs['count'])}>",
+        span=node.span,
+    )
 
 
 @lowers("cuda", "fence_proxy_async")
 def fence_proxy_async(node: Any, cx: Any) -> Any:
-    return call("fence_proxy_async", span=node.span) if cx.target.proxies else tirx.Evaluate(tirx.IntImm("int32", 0))
+    return (
+        call("fence_proxy_async", span=node.span)
+        if cx.target.proxies
+        else tirx.Evaluate(tirx.IntImm("int32", 0))
+    )
 
 
 @lowers("cuda", "wait_wgmma")

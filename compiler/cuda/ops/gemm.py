@@ -1,9 +1,9 @@
 """T.gemm on a GPU. Operands lie in shared memory, the accumulator in registers.
 
-16-bit floats, 8-bit floats and integers, and float32 where it may be cut to tf32 go to mma.sync: warps cut the accumulator by the policy,
-each loops over 16 × 8 tiles of its part; operands come by ldmatrix where rows are 16-byte chunks (of fewer bits than 16 or more: rows
-along k), else element by element. All other dtypes (float32 among them) are summed by fused multiply-adds, each thread a rectangle of the
-accumulator.
+16-bit floats, 8-bit floats and integers, and float32 where it may be cut to tf32 go to mma.sync: warps cut
+the accumulator by the policy, each loops over 16 × 8 tiles of its part; operands come by ldmatrix where rows
+are 16-byte chunks (of fewer bits than 16 or more: rows along k), else element by element. All other dtypes
+(float32 among them) are summed by fused multiply-adds, each thread a rectangle of the accumulator.
 Small-float accumulators are kept in float32 during the call and rounded once.
 """
 
@@ -44,8 +44,8 @@ def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
 
 
 def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
-    """Operands in registers go to shared memory, an accumulator that is no whole fragment into one. ``from_registers``: the instruction
-    takes A from where it lies."""
+    """Operands in registers go to shared memory, an accumulator that is no whole fragment into one.
+    ``from_registers``: the instruction takes A from where it lies."""
     a, b, c = call.args[:3]
     own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
     moved = [r for r in (a, b) if in_registers(r.source) and not (r is a and from_registers)]
@@ -54,7 +54,13 @@ def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
     before, operands = [], []
     for r in (a, b):
         if any(r is x for x in moved):
-            tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
+            tile = cx.tile(
+                f"{r.source.name}_shared",
+                [int(x.extent) for x in r.region],
+                element_dtype(r.source),
+                "shared",
+                call.span,
+            )
             before.append(cx.copy(r, tile, call))
             operands.append(tile)
         else:
@@ -69,8 +75,8 @@ def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
 
 
 def held_left(call: Any, cx: Any) -> bool:
-    """Whether tensor cores can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no product
-    writes (accumulators have another order of slots)."""
+    """Whether tensor cores can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole
+    instructions, that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
     if call.attrs["trans_a"]:
         return False
@@ -86,7 +92,8 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
 
 
 def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, int]]:
-    """Every way to cut an accumulator among threads, the cheapest in registers and in reads of shared memory first."""
+    """Every way to cut an accumulator among threads, the cheapest in registers and in reads of shared memory
+    first."""
     found = []
     for used in divisors(threads):
         for tm in divisors(used):
@@ -100,8 +107,13 @@ def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, in
 
 
 def shared_layouts(call: Any) -> dict[Any, Shared]:
-    """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
-    made = {r.source: swizzled(r, along) for r, along in operands_of(call) if element_dtype(r.source) != "float32" or cut(call)}
+    """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a
+    bank conflict."""
+    made = {
+        r.source: swizzled(r, along)
+        for r, along in operands_of(call)
+        if element_dtype(r.source) != "float32" or cut(call)
+    }
     return {b: layout for b, layout in made.items() if layout is not None}
 
 
@@ -110,7 +122,8 @@ def shared_layouts(call: Any) -> dict[Any, Shared]:
 
 @dataclass
 class Operand:
-    """A matrix in shared memory. ``at(i, k)`` is its flat index; ``across``: it is stored with its rows as columns."""
+    """A matrix in shared memory. ``at(i, k)`` is its flat index; ``across``: it is stored with its rows as
+    columns."""
 
     place: Any
     mins: list[Any]
@@ -130,8 +143,8 @@ class Operand:
 
     @property
     def chunked(self) -> bool:
-        """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk. An executor's own tile begins
-        at a multiple of that (passes/allocate_shared.py)."""
+        """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk. An
+        executor's own tile begins at a multiple of that (passes/allocate_shared.py)."""
         last = self.axes[1]
         layout = self.place.layout
         each = 128 // layout.bits
@@ -139,7 +152,11 @@ class Operand:
         if last != len(layout.shape) - 1 or stored % each or (self.across and layout.bits != 16):
             return False
         others = (p for p in layout.pieces if not (p.axis == last and p.unit == 1))
-        return multiple(sym.Analyzer(), self.start, each) and layout.vector(last) >= each and all(p.stride % each == 0 for p in others)
+        return (
+            multiple(sym.Analyzer(), self.start, each)
+            and layout.vector(last) >= each
+            and all(p.stride % each == 0 for p in others)
+        )
 
 
 def operand(cx: Any, region: Any, across: bool) -> Operand:
@@ -167,13 +184,19 @@ def _start(cx: Any, fragment: Fragment, axis: int) -> Any:
     total: Any = ZERO
     for p in fragment.pieces:
         if p.axis == axis and p.to == "thread":
-            total = total + digit(cx.thread(), p.stride, p.extent, p.stride * p.extent == fragment.threads) * p.unit
+            total = (
+                total
+                + digit(cx.thread(), p.stride, p.extent, p.stride * p.extent == fragment.threads) * p.unit
+            )
     return cx.analyzer.simplify(total)
 
 
 def _clamped(cx: Any, index: Any, extent: int) -> Any:
-    """An index that may lie in the padding of the accumulator, kept inside the operand: what it gives is never stored."""
-    return index if cx.analyzer.can_prove(index < extent) else tirx.min(index, tirx.IntImm("int32", extent - 1))
+    """An index that may lie in the padding of the accumulator, kept inside the operand: what it gives is
+    never stored."""
+    return (
+        index if cx.analyzer.can_prove(index < extent) else tirx.min(index, tirx.IntImm("int32", extent - 1))
+    )
 
 
 def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: str, k: int) -> Any:
@@ -203,7 +226,9 @@ def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: s
     slot = cx.analyzer.simplify(_slots(rows, i) + _slots(cols, j))
     total = tirx.BufferLoad(acc, [slot]) + tirx.BufferLoad(a_buf, [i]) * tirx.BufferLoad(b_buf, [j])
     product = unrolled(i, a_count, unrolled(j, b_count, tirx.BufferStore(acc, total, [slot], call.span)))
-    loop = tirx.For(step, ZERO, tirx.IntImm("int32", k), tirx.ForKind.SERIAL, sequence([*loaded, product]), span=call.span)
+    loop = tirx.For(
+        step, ZERO, tirx.IntImm("int32", k), tirx.ForKind.SERIAL, sequence([*loaded, product]), span=call.span
+    )
     return sequence([*stmts, loop])
 
 
@@ -240,8 +265,8 @@ def _slots(digits: list[Piece], u: Any) -> Any:
 
 
 def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
-    """For each step of k: this warp's tiles of A (an `Operand`, or `Registers` that have them) and B into registers, and their products.
-    PTX ISA 9.0, "mma.m16n8k8", "mma.m16n8k16", "mma.m16n8k32"."""
+    """For each step of k: this warp's tiles of A (an `Operand`, or `Registers` that have them) and B into
+    registers, and their products. PTX ISA 9.0, "mma.m16n8k8", "mma.m16n8k16", "mma.m16n8k32"."""
     bits = bits_of(b.place.buf)
     depth, each = 256 // bits, 32 // bits
     down, across = tiles_along(c.layout, 0, 16), tiles_along(c.layout, 1, 8)
@@ -260,7 +285,11 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
     step = tirx.Var("k", "int32")
     cx.bind_range(step, ceil_div(k, depth))
     k0 = step * depth
-    load_a = [] if held else [tirx.AllocBuffer(a_regs), *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
+    load_a = (
+        []
+        if held
+        else [tirx.AllocBuffer(a_regs), *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
+    )
     load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
     name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
@@ -268,7 +297,10 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
     slot = i * (4 * across) + j * 4
     left = (i * ceil_div(k, depth) + step) * 8 if held else i * (4 * each)
     product = tirx.Evaluate(
-        tirx.call_extern("void", name, address(acc, slot), address(a_regs, left), address(b_regs, j * (2 * each))), call.span
+        tirx.call_extern(
+            "void", name, address(acc, slot), address(a_regs, left), address(b_regs, j * (2 * each))
+        ),
+        call.span,
     )
     products = unrolled(i, down, unrolled(j, across, product))
     body = sequence([*load_a, tirx.AllocBuffer(b_regs), *load_b, products])
@@ -292,13 +324,20 @@ def warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
         if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP:
             if p.stride < WARP:  # lanes and warps merged into one digit
                 low = WARP // p.stride
-                total = total + digit(cx.thread(), WARP, p.extent // low, p.stride * p.extent == fragment.threads) * (p.unit * low)
+                total = total + digit(
+                    cx.thread(), WARP, p.extent // low, p.stride * p.extent == fragment.threads
+                ) * (p.unit * low)
             else:
-                total = total + digit(cx.thread(), p.stride, p.extent, p.stride * p.extent == fragment.threads) * p.unit
+                total = (
+                    total
+                    + digit(cx.thread(), p.stride, p.extent, p.stride * p.extent == fragment.threads) * p.unit
+                )
     return cx.analyzer.simplify(total)
 
 
-def load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool) -> list[Any]:
+def load_tiles(
+    cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool
+) -> list[Any]:
     """This warp's tiles of an operand for one step: 16 rows of A, 8 columns of B each."""
     size = 16 if is_a else 8
     if o.chunked and k % (8 * each) == 0 and (is_a or count % 2 == 0):
@@ -323,10 +362,13 @@ def load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, coun
     return [unrolled(t, count, unrolled(u, number, tirx.BufferStore(regs, value, [t * number + u])))]
 
 
-def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool) -> Any:
-    """ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8, which takes the place of register l / 8 (PTX ISA 9.0,
-    "ldmatrix"). A: matrices run over the halves of the rows, then of k. B: over the halves of k, then over two neighbouring tiles. A row
-    of 16 bytes has ``4 * each`` elements, of which every lane gets those of one register: as the operands of mma have them."""
+def _by_matrices(
+    cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool
+) -> Any:
+    """ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8, which takes the place of register l
+    / 8 (PTX ISA 9.0, "ldmatrix"). A: matrices run over the halves of the rows, then of k. B: over the halves
+    of k, then over two neighbouring tiles. A row of 16 bytes has ``4 * each`` elements, of which every lane
+    gets those of one register: as the operands of mma have them."""
     t = tirx.Var("t", "int32")
     tiles = count if is_a else count // 2
     cx.bind_range(t, tiles)
@@ -344,7 +386,9 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     row = cx.analyzer.simplify(row)
     if not cx.analyzer.can_prove(row <= edge):
         row = tirx.min(row, tirx.IntImm("int32", edge))
-    source = tirx.address_of(tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(row, cx.analyzer.simplify(deep)))]))
+    source = tirx.address_of(
+        tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(row, cx.analyzer.simplify(deep)))])
+    )
     target = tirx.address_of(tirx.BufferLoad(regs, [t * (4 * each)]))
     name = "ts::ldmatrix_x4_trans" if stored_by_k else "ts::ldmatrix_x4"
     if not isinstance(o.place.layout, Shared):
@@ -392,7 +436,11 @@ class Gemm(Lowering):
         mma = by_tensor_cores(call, cx.executor.threads, cx.target)
         inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
         slots = c.layout.slots
-        acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
+        acc = (
+            c.buf
+            if inner == dtype
+            else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
+        )
         head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
         clear = constant(call.args[3])
         u = tirx.Var("u", "int32")
@@ -411,5 +459,11 @@ class Gemm(Lowering):
         tail = []
         if acc is not c.buf:
             v = tirx.Var("u", "int32")
-            tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
+            tail = [
+                unrolled(
+                    v,
+                    slots,
+                    tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span),
+                )
+            ]
         return sequence([*head, body, *tail])

@@ -1,10 +1,11 @@
-"""T.gemm_sp on a GPU: mma.sp of 16-bit floats (PTX ISA 9.0, "mma.sp", "Sparse matrix storage"); any other is written out into shared
-memory and multiplied as a whole.
+"""T.gemm_sp on a GPU: mma.sp of 16-bit floats (PTX ISA 9.0, "mma.sp", "Sparse matrix storage"); any other is
+written out into shared memory and multiplied as a whole.
 
-Fragments of what A keeps are those of a product half as deep; B's are two of them. Each row's places of 32 elements are 32 bits: of a
-quad's threads the first two hold them (selector 0), the even one those of the first 16 elements, the odd one those of the others, of row g
-in the lower half of the register and of row g + 8 in the upper half. Where a tile leaves the tensor, A is zero and so are the places, which
-PTX calls undefined: rows that are never stored, or products with zeros of B.
+Fragments of what A keeps are those of a product half as deep; B's are two of them. Each row's places of 32
+elements are 32 bits: of a quad's threads the first two hold them (selector 0), the even one those of the
+first 16 elements, the odd one those of the others, of row g in the lower half of the register and of row g +
+8 in the upper half. Where a tile leaves the tensor, A is zero and so are the places, which PTX calls
+undefined: rows that are never stored, or products with zeros of B.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def _float_sums(cx: Any, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
     head: list[Any] = [] if own else [tirx.AllocBuffer(acc, {}, call.span)]
     u, v = tirx.Var("u", "int32"), tirx.Var("u", "int32")
     zero = tirx.BufferStore(acc, tirx.const(0, "float32"), [u], call.span)
-    held = None if own else tirx.BufferStore(acc, tirx.Cast("float32", tirx.BufferLoad(c.buf, [u])), [u], call.span)
+    held = (
+        None
+        if own
+        else tirx.BufferStore(acc, tirx.Cast("float32", tirx.BufferLoad(c.buf, [u])), [u], call.span)
+    )
     start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, held) if clear is None else zero if clear else held
     if start is not None:
         head.append(gemm.unrolled(u, slots, start))
@@ -101,12 +106,22 @@ class GemmSp(Lowering):
     demands = True
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A written out."""
+        """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A
+        written out."""
         a, b, c, clears, e = call.args
         m, k = dense_shape(call)
         if not _has_mma(call, cx.executor.threads, cx.program.target):
             reads = [
-                (r, cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span))
+                (
+                    r,
+                    cx.tile(
+                        f"{r.source.name}_shared",
+                        [int(x.extent) for x in r.region],
+                        element_dtype(r.source),
+                        "shared",
+                        call.span,
+                    ),
+                )
                 for r in (a, e)
                 if in_registers(r.source)
             ]
@@ -120,7 +135,13 @@ class GemmSp(Lowering):
         before, operands = [], []
         for r in (a, b, e):
             if in_registers(r.source):
-                tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
+                tile = cx.tile(
+                    f"{r.source.name}_shared",
+                    [int(x.extent) for x in r.region],
+                    element_dtype(r.source),
+                    "shared",
+                    call.span,
+                )
                 before.append(cx.copy(r, tile, call))
                 operands.append(tile)
             else:
@@ -138,14 +159,20 @@ class GemmSp(Lowering):
         m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
         threads = cx.executor_of(call).threads
         cuts = mma_fragments(m, n, threads, int(call.attrs["policy"]))
-        return [[Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))] for f, wm, wn in cuts]
+        return [
+            [Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))]
+            for f, wm, wn in cuts
+        ]
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
     def lower(self, call: Any, cx: Any) -> Any:
         """C += A · op(B) by mma.sp, in steps of 32 along k."""
-        a, b = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])), gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
+        a, b = (
+            gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])),
+            gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"])),
+        )
         c = cx.places[call.args[2].source]
         kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]
         down, across = gemm.tiles_along(c.layout, 0, 16), gemm.tiles_along(c.layout, 1, 8)
@@ -162,15 +189,33 @@ class GemmSp(Lowering):
         dtype = element_dtype(a.place.buf)
         kept, where = local(down * 8, dtype, "a"), local(down, "uint32", "places")
         halves = [local(across * 4, dtype, name) for name in ("b", "b_next")]
-        loads = [tirx.AllocBuffer(kept), *gemm.load_tiles(cx, a, kept, row0, step * 16, k // 2, down, lane, 2, is_a=True)]
+        loads = [
+            tirx.AllocBuffer(kept),
+            *gemm.load_tiles(cx, a, kept, row0, step * 16, k // 2, down, lane, 2, is_a=True),
+        ]
         for h, regs in enumerate(halves):
-            loads += [tirx.AllocBuffer(regs), *gemm.load_tiles(cx, b, regs, col0, step * DEPTH + 16 * h, k, across, lane, 2, is_a=False)]
+            loads += [
+                tirx.AllocBuffer(regs),
+                *gemm.load_tiles(cx, b, regs, col0, step * DEPTH + 16 * h, k, across, lane, 2, is_a=False),
+            ]
         loads += [tirx.AllocBuffer(where), _places(cx, call, where, row0, step, lane, down)]
         acc, head, tail = _float_sums(cx, call, c)
         i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
         at = lambda buf, index: tirx.address_of(tirx.BufferLoad(buf, [index]))  # noqa: E731
-        operands = [at(acc, i * (4 * across) + j * 4), at(kept, i * 8), *(at(regs, j * 4) for regs in halves), tirx.BufferLoad(where, [i])]
+        operands = [
+            at(acc, i * (4 * across) + j * 4),
+            at(kept, i * 8),
+            *(at(regs, j * 4) for regs in halves),
+            tirx.BufferLoad(where, [i]),
+        ]
         product = tirx.Evaluate(tirx.call_extern("void", f"ts::mma_sp_m16n8k32_{kind}", *operands), call.span)
         products = gemm.unrolled(i, down, gemm.unrolled(j, across, product))
-        loop = tirx.For(step, ZERO, tirx.IntImm("int32", k // DEPTH), tirx.ForKind.SERIAL, sequence([*loads, products]), span=call.span)
+        loop = tirx.For(
+            step,
+            ZERO,
+            tirx.IntImm("int32", k // DEPTH),
+            tirx.ForKind.SERIAL,
+            sequence([*loads, products]),
+            span=call.span,
+        )
         return sequence([*head, *binds, loop, *tail])

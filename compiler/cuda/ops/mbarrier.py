@@ -1,6 +1,7 @@
-"""Expert primitives as thread IR: what the author wrote is what is printed. Order: arrivals release and waits acquire in each thread that
-makes them (mbarrier.arrive and try_wait, default semantics, scope of the block); TMA's writes are complete, and visible to who waited,
-when their bytes are counted (complete_tx). A proxy fence stands where the author put it."""
+"""Expert primitives as thread IR: what the author wrote is what is printed. Order: arrivals release and waits
+acquire in each thread that makes them (mbarrier.arrive and try_wait, default semantics, scope of the block);
+TMA's writes are complete, and visible to who waited, when their bytes are counted (complete_tx). A proxy
+fence stands where the author put it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ def _barrier(cx: Any, region: Any, node: Any) -> Any:
     """A barrier's address."""
     buf, flat, tests, _ = cx.access(region.source, [r.min for r in region.region], node, True)
     if tests:
-        raise TileValueError(f"{region.source.name}: an index that may lie outside", loc=cx.here, expected="for example b[k % stages]")
+        raise TileValueError(
+            f"{region.source.name}: an index that may lie outside",
+            loc=cx.here,
+            expected="for example b[k % stages]",
+        )
     return at(buf, flat)
 
 
@@ -61,9 +66,11 @@ class TmaCopy(Lowering):
         width = widest_swizzle(shape[-1], bits_of(var)) if len(shape) in (2, 3) else 0
         if not width or shape[-2] % 8:
             raise TileValueError(
-                f"{var.name} is a tile of {tuple(shape)} {var.ty.dtype}, which TMA has no swizzle for", loc=loc_of(call.span),
-                expected="(rows, columns) or (stages, rows, columns), rows a multiple of 8 and each a multiple of 32 bytes",
-            )  # fmt: skip
+                f"{var.name} is a tile of {tuple(shape)} {var.ty.dtype}, which TMA has no swizzle for",
+                loc=loc_of(call.span),
+                expected="(rows, columns) or (stages, rows, columns), rows a multiple of 8 and each a "
+                "multiple of 32 bytes",
+            )
         made = boxed((shape[-2], shape[-1]), bits_of(var), width)
         return {var: made.staged(shape[0]) if len(shape) == 3 else made}
 
@@ -77,12 +84,21 @@ class TmaCopy(Lowering):
         loads = len(call.args) > 2
         tile, tensor = (dst, src) if loads else (src, dst)
         shape = [int(e) for e in tile.source.ty.shape]
-        whole = all(constant(r.min) == 0 and constant(r.extent) == e for r, e in zip(tile.region[-2:], shape[-2:], strict=True))
+        whole = all(
+            constant(r.min) == 0 and constant(r.extent) == e
+            for r, e in zip(tile.region[-2:], shape[-2:], strict=True)
+        )
         if not whole or len(shape) == 3 and constant(tile.region[0].extent) != 1:
-            raise TileValueError(f"T.tma_copy of a part of {tile.source.name}", loc=cx.here, expected="a whole tile, or one stage of it")
+            raise TileValueError(
+                f"T.tma_copy of a part of {tile.source.name}",
+                loc=cx.here,
+                expected="a whole tile, or one stage of it",
+            )
         row = constant(tensor.source.ty.shape[-1])
         if row is None or row * bits_of(tensor.source) // 8 % 16 or list(tensor.source.ty.strides):
-            raise TileValueError(f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here)
+            raise TileValueError(
+                f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here
+            )
         stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
         barrier = [_barrier(cx, call.args[2], call)] if loads else []
         out: list[Any] = []
@@ -114,5 +130,13 @@ def initialised(cx: Any, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
     if not barriers:
         return []
     number = lambda n: tirx.IntImm("int32", n)  # noqa: E731
-    made = [call("mbarrier_init", at(buffer, number(k)), number(n)) for buffer, counts in barriers for k, n in enumerate(counts)]
-    return [tirx.IfThenElse(tirx.EQ(cx.tid, tirx.IntImm("int32", 0)), sequence([*made, call("fence_mbarrier_init")]), None)]
+    made = [
+        call("mbarrier_init", at(buffer, number(k)), number(n))
+        for buffer, counts in barriers
+        for k, n in enumerate(counts)
+    ]
+    return [
+        tirx.IfThenElse(
+            tirx.EQ(cx.tid, tirx.IntImm("int32", 0)), sequence([*made, call("fence_mbarrier_init")]), None
+        )
+    ]

@@ -1,6 +1,6 @@
-"""Copies by the tensor memory accelerator (PTX ISA 9.0, "cp.async.bulk.tensor"): boxes of a tensor into the swizzled tiles of a ring's
-stage, and out of a swizzled tile into a tensor. What lies outside the tensor is read as zeros, which count among the bytes that the
-barrier expects, and never written."""
+"""Copies by the tensor memory accelerator (PTX ISA 9.0, "cp.async.bulk.tensor"): boxes of a tensor into the
+swizzled tiles of a ring's stage, and out of a swizzled tile into a tensor. What lies outside the tensor is
+read as zeros, which count among the bytes that the barrier expects, and never written."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from tilescale.errors import InternalError
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor map (CUtensorMap) of a parameter, encoded by the launcher for the pointer and the extents of each call.
+    """A tensor map (CUtensorMap) of a parameter, encoded by the launcher for the pointer and the extents of
+    each call.
 
-    param: the parameter's index. box: extents of the tile, outermost axis first like the tensor's shape. swizzle: bytes, 0, 32, 64 or
-    128. l2: bytes that a miss brings into the L2 cache, 0, 64, 128 or 256; a box's rows have 128 at most, and with 256 products of 16 rows,
-    which are bound by reading the other operand, took 3 % longer. Elements outside read zero. A copy's coordinates may be negative, but the
-    one along the innermost axis must come to a multiple of 16 bytes: anything else stops the kernel as an illegal instruction.
+    param: the parameter's index. box: extents of the tile, outermost axis first like the tensor's shape.
+    swizzle: bytes, 0, 32, 64 or
+    128. l2: bytes that a miss brings into the L2 cache, 0, 64, 128 or 256; a box's rows have 128 at most, and
+    with 256 products of 16 rows, which are bound by reading the other operand, took 3 % longer. Elements
+    outside read zero. A copy's coordinates may be negative, but the one along the innermost axis must come to
+    a multiple of 16 bytes: anything else stops the kernel as an illegal instruction.
     """
 
     param: int
@@ -38,34 +41,45 @@ class TensorMap:
 
 
 def box_rows(rows: int, shares: int = 1) -> int:
-    """Rows of one box: the most that divide a tile's into as many equal shares, at most 256, whole groups of the swizzle."""
+    """Rows of one box: the most that divide a tile's into as many equal shares, at most 256, whole groups of
+    the swizzle."""
     return max(n for n in range(8, 257, 8) if rows % (n * shares) == 0)
 
 
 def stored(region: Any) -> Shared:
-    """The layout of a tile that TMA stores: boxes under the widest swizzle, which threads also write without bank conflicts."""
+    """The layout of a tile that TMA stores: boxes under the widest swizzle, which threads also write without
+    bank conflicts."""
     shape, bits = [int(e) for e in region.source.ty.shape], bits_of(region.source)
     return boxed(shape, bits, widest_swizzle(shape[-1], bits))
 
 
 @lowers("cuda", "tma_load")
 def lower_tma_load(call: Any, cx: Any) -> Any:
-    """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's share, into all of them."""
+    """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's
+    share, into all of them."""
     src, dst = call.args[:2]
     shared = str(call.attrs.get("multicast", ""))
-    function, blocks = ("ts::tma_load_multicast", [cx.cluster_mask(shared)]) if shared else ("ts::tma_load", [])
+    function, blocks = (
+        ("ts::tma_load_multicast", [cx.cluster_mask(shared)]) if shared else ("ts::tma_load", [])
+    )
     stage = cx.scalar(dst.region[0].min)
     full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
     out = []
-    for tile, name, coordinates in boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared):
-        out.append(tirx.Evaluate(tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span))
+    for tile, name, coordinates in boxes(
+        cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared
+    ):
+        out.append(
+            tirx.Evaluate(
+                tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span
+            )
+        )
     return sequence(out)
 
 
 @lowers("cuda", "tma_store")
 class TmaStore(Lowering):
-    """One store for each box of the tile, all by one thread, as one group; or those of its rows by each warpgroup's first
-    (passes/stores_by_warpgroup.py)."""
+    """One store for each box of the tile, all by one thread, as one group; or those of its rows by each
+    warpgroup's first (passes/stores_by_warpgroup.py)."""
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return {call.args[0].source: stored(call.args[0])}
@@ -76,7 +90,8 @@ class TmaStore(Lowering):
 
 @lowers("cuda", "tma_reduce")
 class TmaReduce(Lowering):
-    """The same for an atomic update of a tensor by a tile: each element is one, relaxed (PTX ISA, "cp.reduce.async.bulk.tensor")."""
+    """The same for an atomic update of a tensor by a tile: each element is one, relaxed (PTX ISA,
+    "cp.reduce.async.bulk.tensor")."""
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return {call.args[1].source: stored(call.args[1])}
@@ -89,7 +104,9 @@ def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
     groups = int(call.attrs.get("groups", 1))
     part = (cx.warpgroup() if groups > 1 else None, groups)
     out: list[Any] = []
-    for tile, name, coordinates in boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], [], part=part):
+    for tile, name, coordinates in boxes(
+        cx, src.source, dst, [int(e) for e in src.source.ty.shape], [], part=part
+    ):
         out.append(tirx.Evaluate(tirx.call_extern("void", function, name, tile, *coordinates), call.span))
     out.append(tirx.Evaluate(tirx.call_extern("void", "ts::bulk_commit"), call.span))
     return tirx.IfThenElse(_issuer(cx, groups), sequence(out), None, call.span)
@@ -97,10 +114,11 @@ def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
 
 @lowers("cuda", "await_stores")
 def lower_await_stores(call: Any, cx: Any) -> Any:
-    """A thread that issued stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes after
-    those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone who writes what it stored. Where
-    the stores are to be complete, their writes are visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it
-    makes behind that releases them, and who meets it comes behind them."""
+    """A thread that issued stores waits until they have read their tile. Whoever writes it behind the meeting
+    that follows comes after those reads: they are complete where the wait ends, and the meeting orders the
+    waiter before everyone who writes what it stored. Where the stores are to be complete, their writes are
+    visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it makes behind that
+    releases them, and who meets it comes behind them."""
     name = "ts::bulk_wait<0>" if int(call.attrs["complete"]) else "ts::bulk_wait_read<0>"
     wait = tirx.Evaluate(tirx.call_extern("void", name), call.span)
     return tirx.IfThenElse(_issuer(cx, int(call.attrs.get("groups", 1))), wait, None, call.span)
@@ -116,11 +134,18 @@ def _issuer(cx: Any, groups: int) -> Any:
 
 
 def boxes(
-    cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any], shared: str = "", part: tuple[Any, int] = (None, 1)
+    cx: Any,
+    tile: Any,
+    region: Any,
+    shape: list[int],
+    stage: list[Any],
+    shared: str = "",
+    part: tuple[Any, int] = (None, 1),
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
-    """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor
-    map, and its coordinates, the innermost first. ``shared``: axes of the cluster along which blocks share the tile: its own part.
-    ``part``: which of how many parts of the tile's rows."""
+    """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each
+    lies in the tile, the tensor map, and its coordinates, the innermost first. ``shared``: axes of the
+    cluster along which blocks share the tile: its own part. ``part``: which of how many parts of the tile's
+    rows."""
     if len(shape) == 1:
         yield _part_of_row(cx, tile, region, shape[0], stage)
         return
@@ -130,13 +155,20 @@ def boxes(
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
     wide, blocks = layout.swizzle * 8 // layout.bits or cols, cx.cluster_size(shared)
     which, parts = part
-    by_columns = parts == 1 and cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or of those one below the other
+    by_columns = (
+        parts == 1 and cols % (wide * blocks) == 0
+    )  # a part is some of the boxes side by side, or of those one below the other
     down = box_rows(rows, 1 if by_columns else blocks * parts)
     high, broad = (rows, cols // blocks) if by_columns else (rows // (blocks * parts), cols)
     own = which if parts > 1 else cx.cluster_rank(shared)
     first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
     axes = long_axes(region)
-    name = _map(cx, tensor, tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region))), layout.swizzle)
+    name = _map(
+        cx,
+        tensor,
+        tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region))),
+        layout.swizzle,
+    )
     starts = [cx.scalar(r.min) for r in region.region]
     for r in range(0, high, down):
         for c in range(0, broad, wide):

@@ -24,7 +24,9 @@ class Wgmma(Lowering):
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         a = call.args[0].source
-        return gemm.stage(call, cx, (element_dtype(a) in HALVES or bits_of(a) == 8) and gemm.held_left(call, cx))
+        return gemm.stage(
+            call, cx, (element_dtype(a) in HALVES or bits_of(a) == 8) and gemm.held_left(call, cx)
+        )
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
         (a, _, c), loc = (r.source for r in call.args[:3]), loc_of(call.span)
@@ -33,7 +35,10 @@ class Wgmma(Lowering):
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(a):
-                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(a)), first_thread=f.first_thread)
+                held = replace(
+                    wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(a)),
+                    first_thread=f.first_thread,
+                )
                 out[-1].append(Demand(a, held, f"{what}'s left operand", loc))
         return out
 
@@ -53,7 +58,14 @@ class WgmmaSp(Lowering):
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
         made = sparse_fragments(call, cx.executor_of(call).threads)
-        return [[Demand(call.args[2].source, f, f"T.gemm_sp (wgmma.sp, {wm} × {wn} warpgroups)", loc_of(call.span))] for f, wm, wn in made]
+        return [
+            [
+                Demand(
+                    call.args[2].source, f, f"T.gemm_sp (wgmma.sp, {wm} × {wn} warpgroups)", loc_of(call.span)
+                )
+            ]
+            for f, wm, wn in made
+        ]
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return gemm_sp.shared_layouts(call)

@@ -1,6 +1,6 @@
-"""How the operations of compiler/ops/argmax.py are done on GPUs: the lanes of a warp look through a line in shared memory together, and
-agree by shuffles, once for each pick. Lines across the last axis are one thread's each where there are as many as threads, since
-neighbouring threads then read neighbours."""
+"""How the operations of compiler/ops/argmax.py are done on GPUs: the lanes of a warp look through a line in
+shared memory together, and agree by shuffles, once for each pick. Lines across the last axis are one thread's
+each where there are as many as threads, since neighbouring threads then read neighbours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ class ArgMax(Lowering):
         for n, r in enumerate(call.args):
             tile = r
             if in_registers(r.source):
-                tile = cx.tile(f"{r.source.name}_shared", [int(e.extent) for e in r.region], element_dtype(r.source), "shared", call.span)
+                tile = cx.tile(
+                    f"{r.source.name}_shared",
+                    [int(e.extent) for e in r.region],
+                    element_dtype(r.source),
+                    "shared",
+                    call.span,
+                )
                 before += [cx.copy(r, tile, call)] if n == 0 else []
                 after += [cx.copy(tile, r, call)] if n > 0 else []
             args.append(tile)
@@ -50,7 +56,9 @@ class ArgMax(Lowering):
         body: Any = sequence([tirx.Bind(number, own), _line(call, cx, picks, line, lanes, lane)])
         if count % groups:
             body = tirx.IfThenElse(own < count, body, None)
-        return tirx.For(turn, ZERO, tirx.IntImm("int32", -(-count // groups)), tirx.ForKind.SERIAL, body, span=call.span)
+        return tirx.For(
+            turn, ZERO, tirx.IntImm("int32", -(-count // groups)), tirx.ForKind.SERIAL, body, span=call.span
+        )
 
 
 def _lanes(threads: int) -> int:
@@ -69,7 +77,9 @@ def _line(call: Any, cx: Any, picks: Picks, line: list[Any], lanes: int, lane: A
 
     def put(number: Any, at: Any) -> Any:
         made = []
-        for n, (tile, value) in enumerate(((values, cx.load(tirx.BufferLoad(src, picks.source(line, at)))), (indices, at)), 1):
+        for n, (tile, value) in enumerate(
+            ((values, cx.load(tirx.BufferLoad(src, picks.source(line, at)))), (indices, at)), 1
+        ):
             buf, flat, tests, _ = cx.access(tile, picks.target(n, line, number), call, True)
             done: Any = tirx.BufferStore(buf, value, [flat], call.span)
             made.append(tirx.IfThenElse(all_of(tests), done, None) if tests else done)
@@ -78,4 +88,6 @@ def _line(call: Any, cx: Any, picks: Picks, line: list[Any], lanes: int, lane: A
     def shuffle(value: Any, mask: int) -> Any:
         return tirx.call_extern(str(value.ty), "ts::shuffle_xor", value, tirx.IntImm("int32", mask))
 
-    return Search(picks.extent, picks.count, compared, picks.least, load, put, lanes, lane, shuffle, cx.bind_range).statements()
+    return Search(
+        picks.extent, picks.count, compared, picks.least, load, put, lanes, lane, shuffle, cx.bind_range
+    ).statements()

@@ -23,6 +23,12 @@ class CumSum(Lowering):
             before.append(cx.copy(src, frm, call))
         if in_registers(dst.source):
             same = frm is not None and element_dtype(dst.source) == element_dtype(src.source)
-            to = frm if same else cx.tile(f"{dst.source.name}_shared", shape, element_dtype(dst.source), "shared", call.span)
+            to = (
+                frm
+                if same
+                else cx.tile(
+                    f"{dst.source.name}_shared", shape, element_dtype(dst.source), "shared", call.span
+                )
+            )
             after.append(cx.copy(to, dst, call))
         return [*before, cx.again(call, [frm or src, to or dst]), *after]

@@ -1,5 +1,5 @@
-"""T.print on a GPU: printf by one thread of the executor. What one printf prints stays together and no more does, so each line of a tile
-is one, and says which block and which elements it is about."""
+"""T.print on a GPU: printf by one thread of the executor. What one printf prints stays together and no more
+does, so each line of a tile is one, and says which block and which elements it is about."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import utf8
 
 ZERO = tirx.IntImm("int32", 0)
-#: elements of a line: printf takes 32 arguments (CUDA C++ Programming Guide, "Formatted Output"), some of which say where
+#: elements of a line: printf takes 32 arguments (CUDA C++ Programming Guide, "Formatted Output"), some of
+#: which say where
 LINE = 16
 
 
 def _rows(cx: Any, region: Any, kept: list[int], label: str) -> Any:
     """The elements, the last axis in lines of `LINE`, each one printf that says where it begins."""
     at = [cx.scalar(r.min) for r in region.region]
-    counters = [(tirx.Var("ijkl"[n % 4], "int32"), cx.extent(region.region[k].extent)) for n, k in enumerate(kept[:-1])]
+    counters = [
+        (tirx.Var("ijkl"[n % 4], "int32"), cx.extent(region.region[k].extent))
+        for n, k in enumerate(kept[:-1])
+    ]
     for k, (var, extent) in zip(kept, counters, strict=False):
         cx.bind_range(var, extent)
         at[k] = at[k] + (var if str(at[k].ty) == "int32" else tirx.Cast(str(at[k].ty), var))
@@ -32,7 +36,8 @@ def _rows(cx: Any, region: Any, kept: list[int], label: str) -> Any:
 
 
 def _line(cx: Any, region: Any, at: list[Any], axis: int, extent: Any, outer: list[Any], label: str) -> Any:
-    """One row: whole lines in a loop, and what is left. Where the extent is no number, elements are lines of their own."""
+    """One row: whole lines in a loop, and what is left. Where the extent is no number, elements are lines of
+    their own."""
     each = LINE if isinstance(extent, int) else 1
     out = []
     if not isinstance(extent, int) or extent >= each:
@@ -42,17 +47,27 @@ def _line(cx: Any, region: Any, at: list[Any], axis: int, extent: Any, outer: li
         body = _values(cx, region, at, axis, start * each, each, outer, label)
         out.append(tirx.For(start, ZERO, _count(count), tirx.ForKind.SERIAL, body))
     if isinstance(extent, int) and extent % each:
-        out.append(_values(cx, region, at, axis, tirx.IntImm("int32", extent // each * each), extent % each, outer, label))
+        out.append(
+            _values(
+                cx, region, at, axis, tirx.IntImm("int32", extent // each * each), extent % each, outer, label
+            )
+        )
     return sequence(out)
 
 
-def _values(cx: Any, region: Any, at: list[Any], axis: int, start: Any, count: int, outer: list[Any], label: str) -> Any:
+def _values(
+    cx: Any, region: Any, at: list[Any], axis: int, start: Any, count: int, outer: list[Any], label: str
+) -> Any:
     place, numbers, forms = cx.places[region.source], [], []
     for k in range(count):
         index = list(at)
         offset = start + k
-        index[axis] = at[axis] + (offset if str(at[axis].ty) == "int32" else tirx.Cast(str(at[axis].ty), offset))
-        tests = [t for i, e in zip(index, place.shape, strict=True) for t in (i >= 0, i < e) if not cx.proven(t)]
+        index[axis] = at[axis] + (
+            offset if str(at[axis].ty) == "int32" else tirx.Cast(str(at[axis].ty), offset)
+        )
+        tests = [
+            t for i, e in zip(index, place.shape, strict=True) for t in (i >= 0, i < e) if not cx.proven(t)
+        ]
         value = tirx.BufferLoad(place.buf, [cx.analyzer.simplify(place.flat(index))])
         for t in tests:
             value = tirx.if_then_else(t, value, tirx.const(0, str(value.ty)))
@@ -61,7 +76,9 @@ def _values(cx: Any, region: Any, at: list[Any], axis: int, start: Any, count: i
         forms.append(form)
     where = ", ".join(["%d"] * len(outer) + ["%d:%d"])
     head = f"block (%d, %d, %d) {label}[{where}]:"
-    return _printf(f"{head} {' '.join(forms)}\n", *cx.block, *outer, start, cx.analyzer.simplify(start + count), *numbers)
+    return _printf(
+        f"{head} {' '.join(forms)}\n", *cx.block, *outer, start, cx.analyzer.simplify(start + count), *numbers
+    )
 
 
 def _count(extent: Any) -> Any:
@@ -93,7 +110,10 @@ class Print(Lowering):
         value, label = call.args[0], str(call.attrs["msg"])
         loc = loc_of(call.span)
         head = f"block (%d, %d, %d) {loc.file}:{loc.line}: " if loc else "block (%d, %d, %d) "
-        head, label = head.replace("%", "%%").replace("(%%d, %%d, %%d)", "(%d, %d, %d)"), label.replace("%", "%%")
+        head, label = (
+            head.replace("%", "%%").replace("(%%d, %%d, %%d)", "(%d, %d, %d)"),
+            label.replace("%", "%%"),
+        )
         if isinstance(value, ir.StringImm):
             return cx.once(_printf(f"{head}{label}\n", *cx.block))
         if not isinstance(value, ir.TensorRegion):
@@ -102,6 +122,8 @@ class Print(Lowering):
         kept = [k for k, d in enumerate(call.attrs["dropped"]) if not d]
         if not kept:
             at = [cx.scalar(r.min) for r in value.region]
-            number, form = _number(tirx.BufferLoad(cx.places[value.source].buf, [cx.places[value.source].flat(at)]), "%.9g")
+            number, form = _number(
+                tirx.BufferLoad(cx.places[value.source].buf, [cx.places[value.source].flat(at)]), "%.9g"
+            )
             return cx.once(_printf(f"{head}{label} = {form}\n", *cx.block, number))
         return cx.once(sequence([_printf(f"{head}{label} =\n", *cx.block), _rows(cx, value, kept, label)]))

@@ -1,6 +1,6 @@
-"""Reductions on a GPU, in a fixed order: each thread folds its own slots by rising index (greatest and least in four chains, since their
-order makes no difference), then lanes fold by shuffles whose partners see each other's value (so all get the same bits), then groups of
-threads through shared memory, in order of the group.
+"""Reductions on a GPU, in a fixed order: each thread folds its own slots by rising index (greatest and least
+in four chains, since their order makes no difference), then lanes fold by shuffles whose partners see each
+other's value (so all get the same bits), then groups of threads through shared memory, in order of the group.
 
 The result lies where the tile's fragment, with the axis taken out, says: in all threads that had a part.
 """
@@ -23,7 +23,8 @@ from tilescale.compiler.layout.pieces import radix
 from tilescale.compiler.passes.stage_operands import again, copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, tirx
 
-#: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
+#: chains in which a thread folds its own elements where the order makes no difference (greatest and least):
+#: each waits for itself alone
 WAYS = 4
 
 
@@ -36,7 +37,12 @@ def part(op: str, value: Any, dtype: str) -> Any:
 def result(call: Any, held: Fragment) -> Fragment:
     """The fragment that a reduction of ``held`` leaves, under the result's shape."""
     left = held.reduced(axis_of(call))
-    return reshaped(left, [int(e) for e in call.args[1].source.ty.shape], [int(r.extent) for r in call.args[0].region], axis_of(call))
+    return reshaped(
+        left,
+        [int(e) for e in call.args[1].source.ty.shape],
+        [int(r.extent) for r in call.args[0].region],
+        axis_of(call),
+    )
 
 
 def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> Fragment:
@@ -62,17 +68,34 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
     now, old = tirx.BufferLoad(total, [zero]), tirx.BufferLoad(dst.source, index)
     first = tirx.BufferLoad(parts, [zero, *index])
     start = first if call.attrs["clear"] else fold(op, cast(old, acc), first)
-    step = tirx.BufferStore(total, fold(op, now, tirx.BufferLoad(parts, [group + 1, *index])), [zero], call.span)
+    step = tirx.BufferStore(
+        total, fold(op, now, tirx.BufferLoad(parts, [group + 1, *index])), [zero], call.span
+    )
     body = [
         tirx.AllocBuffer(total, {}, call.span),
         tirx.BufferStore(total, start, [zero], call.span),
-        tirx.For(group, zero, tirx.IntImm("int32", groups - 1), tirx.ForKind.SERIAL, step, annotations={"ts.kind": "unroll"}),
+        tirx.For(
+            group,
+            zero,
+            tirx.IntImm("int32", groups - 1),
+            tirx.ForKind.SERIAL,
+            step,
+            annotations={"ts.kind": "unroll"},
+        ),
         tirx.BufferStore(dst.source, cast(now, element_dtype(dst.source)), index, call.span),
     ]
     made = sequence(body)
     for k in reversed(range(len(shape))):
         notes = {"ts.kind": "parallel", "ts.depth": len(shape) - k}
-        made = tirx.For(index[k], zero, tirx.IntImm("int32", shape[k]), tirx.ForKind.PARALLEL, made, annotations=notes, span=call.span)
+        made = tirx.For(
+            index[k],
+            zero,
+            tirx.IntImm("int32", shape[k]),
+            tirx.ForKind.PARALLEL,
+            made,
+            annotations=notes,
+            span=call.span,
+        )
     return made
 
 
@@ -104,7 +127,9 @@ def lower_part(call: Any, cx: Any) -> Any:
     def put(slot: Any, index: list[Any], total: Any) -> Any:
         tests = [i < int(e) for i, e in zip(index, parts.shape[1:], strict=True)]
         tests = [t for t in ([all_of(one)] if one else []) + tests if not cx.analyzer.can_prove(t)]
-        done: Any = tirx.BufferStore(parts.buf, total, [cx.analyzer.simplify(parts.flat([group, *index]))], call.span)
+        done: Any = tirx.BufferStore(
+            parts.buf, total, [cx.analyzer.simplify(parts.flat([group, *index]))], call.span
+        )
         for t in reversed(tests):
             done = tirx.IfThenElse(t, done, None)
         return done
@@ -126,9 +151,15 @@ def _tile(rest: list[int], shape: tuple[int, ...]) -> list[bool]:
 
 
 def _folded(cx: Any, call: Any, put: Any) -> Any:
-    """``put(slot of the result, its index, the total)`` for every slot, each thread's own and its lanes' elements folded."""
+    """``put(slot of the result, its index, the total)`` for every slot, each thread's own and its lanes'
+    elements folded."""
     src, dst = call.args
-    place, held, axis, op = cx.places[src.source], cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
+    place, held, axis, op = (
+        cx.places[src.source],
+        cx.layouts[src.source],
+        axis_of(call),
+        str(call.attrs["op"]),
+    )
     acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
     slots = list(reversed(radix(held.pieces, "slot") or []))
     along = sorted((p for p in slots if p.axis == axis), key=lambda p: -p.unit)
@@ -137,7 +168,9 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
     thread = cx.thread()
     if cx.skips(held, place.shape, thread):
         return sequence([])
-    ways = WAYS if op.removeprefix("abs") in ("max", "min") and prod(p.extent for p in along) % WAYS == 0 else 1
+    ways = (
+        WAYS if op.removeprefix("abs") in ("max", "min") and prod(p.extent for p in along) % WAYS == 0 else 1
+    )
     total = tirx.decl_buffer((ways,), acc, "total", scope="local", layout=None)
     zero = tirx.IntImm("int32", 0)
     now = tirx.BufferLoad(total, [zero])
@@ -164,7 +197,11 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
     index = []
     for k in range(len(held.shape)):
         if k != axis:
-            index.append(_along(cx, held, k, thread, [(p, v) for p, v in zip(others, outer, strict=True) if p.axis == k]))
+            index.append(
+                _along(
+                    cx, held, k, thread, [(p, v) for p, v in zip(others, outer, strict=True) if p.axis == k]
+                )
+            )
     left, step_size = zero, 1
     for p, v in reversed(list(zip(others, outer, strict=True))):
         left = left + v * step_size
@@ -182,8 +219,8 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
 
 
 def _own(cx: Any, op: str, total: Any, extents: list[int], element: Any, span: Any) -> list[Any]:
-    """A thread's own elements folded into ``total[0]``: one after the other, or where total has several places, each of them with every so
-    many elements, and these pair by pair."""
+    """A thread's own elements folded into ``total[0]``: one after the other, or where total has several
+    places, each of them with every so many elements, and these pair by pair."""
     ways, zero = int(total.ty.shape[0]), tirx.IntImm("int32", 0)
     of = lambda k: tirx.BufferLoad(total, [k])  # noqa: E731
     alloc = tirx.AllocBuffer(total, {}, span)
@@ -214,7 +251,10 @@ def _own(cx: Any, op: str, total: Any, extents: list[int], element: Any, span: A
         body.append(walk(ways, prod(extents) - ways, lambda old, x: fold(op, old, x)))
     while ways > 1:
         ways //= 2
-        body += [tirx.BufferStore(total, fold(op, of(number(k)), of(number(k + ways))), [number(k)], span) for k in range(ways)]
+        body += [
+            tirx.BufferStore(total, fold(op, of(number(k)), of(number(k + ways))), [number(k)], span)
+            for k in range(ways)
+        ]
     return body
 
 
@@ -242,10 +282,14 @@ class Reduce(Lowering):
         left = shape[:axis] + shape[axis + 1 :]
         frm, to = src, dst
         if not good[0]:
-            frm = cx.tile(f"{src.source.name}_part", shape, element_dtype(src.source), "local.fragment", call.span)
+            frm = cx.tile(
+                f"{src.source.name}_part", shape, element_dtype(src.source), "local.fragment", call.span
+            )
             out.append(cx.copy(src, frm, call))
         if not good[1]:
-            to = cx.tile(f"{dst.source.name}_part", left, element_dtype(dst.source), "local.fragment", call.span)
+            to = cx.tile(
+                f"{dst.source.name}_part", left, element_dtype(dst.source), "local.fragment", call.span
+            )
             if not call.attrs["clear"]:
                 out.append(cx.copy(dst, to, call))
         out.append(cx.again(call, [frm, to], {"axis": axis - len(shape)}))
@@ -262,7 +306,8 @@ class Reduce(Lowering):
         return [[Demand(dst, result(call, held), "T.reduce's result", None)]]
 
     def exchange(self, call: Any, cx: Any) -> list[Any] | None:
-        """A reduction across warps in two parts; one whose result is wanted elsewhere through a tile of its own."""
+        """A reduction across warps in two parts; one whose result is wanted elsewhere through a tile of its
+        own."""
         src, dst = call.args
         held, axis, op = cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
         acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
@@ -276,9 +321,17 @@ class Reduce(Lowering):
             for p in far:
                 groups *= p.extent
             parts = cx.scratch(f"{dst.source.name}_parts", [groups, *shape], acc, call.span)
-            first = ir.Call("ts.reduce_part", [src, parts], attrs=dict(call.attrs), ret_ty=call.ty, span=call.span)
+            first = ir.Call(
+                "ts.reduce_part", [src, parts], attrs=dict(call.attrs), ret_ty=call.ty, span=call.span
+            )
             return [tirx.Evaluate(first, call.span), _combine(call, parts.source, dst, groups, op, acc)]
-        own = tirx.decl_buffer(tuple(shape), element_dtype(dst.source), f"{dst.source.name}_own", scope="local.fragment", layout=None)
+        own = tirx.decl_buffer(
+            tuple(shape),
+            element_dtype(dst.source),
+            f"{dst.source.name}_own",
+            scope="local.fragment",
+            layout=None,
+        )
         cx.layouts[own] = made
         cx.made.append(tirx.AllocBuffer(own, {}, call.span))
         cx.made += [] if call.attrs["clear"] else [copy_statement(dst, whole(own), call)]

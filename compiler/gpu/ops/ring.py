@@ -1,4 +1,5 @@
-"""Tokens of rings on GPUs whose copies go in turn: nothing, since the meetings around each copy guard its stage."""
+"""Tokens of rings on GPUs whose copies go in turn: nothing, since the meetings around each copy guard its
+stage."""
 
 from __future__ import annotations
 

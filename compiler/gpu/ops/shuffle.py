@@ -13,7 +13,9 @@ def lower_shuffle(call: Any, cx: Any) -> Any:
     dst, value, by = call.args
     buf, flat, _, _ = cx.access(dst.source, [r.min for r in dst.region], call, True)
     width = tirx.IntImm("int32", int(call.attrs["width"]))
-    made = tirx.call_extern(str(buf.ty.dtype), f"ts::lane_{call.attrs['kind']}", cx.scalar(value), cx.scalar(by), width)
+    made = tirx.call_extern(
+        str(buf.ty.dtype), f"ts::lane_{call.attrs['kind']}", cx.scalar(value), cx.scalar(by), width
+    )
     return tirx.BufferStore(buf, made, [flat], call.span)
 
 

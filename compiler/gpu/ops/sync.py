@@ -15,7 +15,9 @@ def lower_barrier(call: Any, cx: Any) -> Any:
     if reach in ("grid", "device"):
         return cx.barrier(call)
     if reach == "cta_cluster":
-        return behind_misfits(call, cx, lambda text: cx.fail("collective", call, text), cx.cluster_barrier(call))
+        return behind_misfits(
+            call, cx, lambda text: cx.fail("collective", call, text), cx.cluster_barrier(call)
+        )
     return cx.sync(str(call.attrs["executor"]), "T.barrier")
 
 

@@ -100,7 +100,12 @@ def a_plain_flag_between_blocks(n, bug):
     """A block polls a word that another block stores: without an atomic update it orders nothing."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), X: T.Tensor((S,), "float32"), ready: T.Tensor((1,), "int32"), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        X: T.Tensor((S,), "float32"),
+        ready: T.Tensor((1,), "int32"),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(2) as b:
             if b == 0:
                 T.copy(A, X)  # here
@@ -126,7 +131,12 @@ def the_last_block_is_not_the_last(n, bug):
     """The block with the highest index adds up what all blocks left, as if it ran last."""
 
     @T.prim_func
-    def main(A: T.Tensor((4,), "float32"), partial: T.Tensor((4,), "float32"), done: T.Signal((1,)), B: T.Tensor((1,), "float32")):
+    def main(
+        A: T.Tensor((4,), "float32"),
+        partial: T.Tensor((4,), "float32"),
+        done: T.Signal((1,)),
+        B: T.Tensor((1,), "float32"),
+    ):
         with T.Kernel(4) as b:
             acc = T.alloc_var("float32")
             partial[b] = A[b] * 2  # here
@@ -171,7 +181,12 @@ def tiles_that_wait_for_later_ones(n, bug):
     """Persistent blocks whose tiles wait for the next tile, which the same blocks have still to come to."""
 
     @T.prim_func
-    def main(A: T.Tensor((8, S), "float32"), X: T.Tensor((8, S), "float32"), ready: T.Signal((9,)), B: T.Tensor((8, S), "float32")):
+    def main(
+        A: T.Tensor((8, S), "float32"),
+        X: T.Tensor((8, S), "float32"),
+        ready: T.Signal((9,)),
+        B: T.Tensor((8, S), "float32"),
+    ):
         with T.Kernel(2) as b:
             with T.Scale("grid"):
                 for t in T.Persistent((8,), 2, b):
@@ -195,7 +210,11 @@ def grid_too_large_to_wait(n, bug):
     extent = 300 if bug else 20
 
     @T.prim_func
-    def main(X: T.Tensor((extent,), "float32"), B: T.Tensor((extent,), "float32"), C: T.Tensor((extent,), "float32")):
+    def main(
+        X: T.Tensor((extent,), "float32"),
+        B: T.Tensor((extent,), "float32"),
+        C: T.Tensor((extent,), "float32"),
+    ):
         with T.Kernel(extent, threads=1024) as b:
             B[b] = X[b]
             with T.Scale("grid"):
@@ -207,11 +226,14 @@ def grid_too_large_to_wait(n, bug):
 
 @case("not-resident", "resident at once", ranks=1)
 def a_chain_longer_than_the_device(n, bug):
-    """Blocks wait for the block in front of them, with so much shared memory that a block fills a processor."""
+    """Blocks wait for the block in front of them, with so much shared memory that a block fills a
+    processor."""
     extent = 140 if bug else 20
 
     @T.prim_func
-    def main(X: T.Tensor((extent,), "float32"), done: T.Signal((extent + 1,)), C: T.Tensor((extent,), "float32")):
+    def main(
+        X: T.Tensor((extent,), "float32"), done: T.Signal((extent + 1,)), C: T.Tensor((extent,), "float32")
+    ):
         with T.Kernel(extent, threads=128) as b:
             big = T.alloc_shared((48, 1024), "float32")
             big[0, 0] = X[b]
@@ -247,7 +269,8 @@ def a_cluster_read_without_a_barrier(n, bug):
 
 @case("race", "tile", ranks=1)
 def a_cluster_tile_overwritten(n, bug):
-    """The next step fills the tile that the neighbour may still read: one of two cluster barriers is missing."""
+    """The next step fills the tile that the neighbour may still read: one of two cluster barriers is
+    missing."""
 
     @T.prim_func
     def main(A: T.Tensor((3, 2, S), "float32"), B: T.Tensor((3, 2, S), "float32")):
@@ -457,7 +480,11 @@ def a_barrier_that_some_warps_call(n, bug):
     """The grid's barrier counts every warp that could call it, and only the first of each block does."""
 
     @T.prim_func
-    def main(A: T.Tensor((2, 2, S), "float32"), X: T.Tensor((2, 2, S), "float32"), B: T.Tensor((2, 2, S), "float32")):
+    def main(
+        A: T.Tensor((2, 2, S), "float32"),
+        X: T.Tensor((2, 2, S), "float32"),
+        B: T.Tensor((2, 2, S), "float32"),
+    ):
         with T.Kernel(2, threads=64) as b:
             with T.Scale("warp") as w, warps:
                 T.copy(A[b, w, 0:S], X[b, w, 0:S])
@@ -475,7 +502,8 @@ def a_barrier_that_some_warps_call(n, bug):
 
 @case("race", "tile", "an arrival at full[0]", ranks=1)
 def a_tile_that_no_mbarrier_is_awaited_for(n, bug):
-    """One warp fills a tile and arrives at a barrier with phases; the other reads the tile and does not wait."""
+    """One warp fills a tile and arrives at a barrier with phases; the other reads the tile and does not
+    wait."""
 
     @T.prim_func
     def main(A: T.Tensor((S,), "float32"), B: T.Tensor((S,), "float32")):

@@ -15,7 +15,12 @@ def two_writers(n, bug):
     """All ranks put into the same region of rank 0."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((n, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox[0 if bug else rank, 0:S], dst=0, signal=got[0])  # here
@@ -29,10 +34,13 @@ def two_writers(n, bug):
 
 @case("race", "part")
 def overwritten_before_read(n, bug):
-    """The second round overwrites parts that others may still read: the barrier behind the reads is missing."""
+    """The second round overwrites parts that others may still read: the barrier behind the reads is
+    missing."""
 
     @T.prim_func
-    def main(A: T.Tensor((2, S), "float32"), part: T.SymmTensor((S,), "float32"), B: T.Tensor((2, S), "float32")):
+    def main(
+        A: T.Tensor((2, S), "float32"), part: T.SymmTensor((S,), "float32"), B: T.Tensor((2, S), "float32")
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for step in T.serial(2):
@@ -47,13 +55,17 @@ def overwritten_before_read(n, bug):
 
 @case("race", "slot")
 def slot_reused_without_credit(n, bug):
-    """A ring all-reduce with one slot: the next partial sum is put before the neighbour has added the last one."""
+    """A ring all-reduce with one slot: the next partial sum is put before the neighbour has added the last
+    one."""
 
     @T.prim_func
     def main(
-        A: T.Tensor((S,), "float32"), slot: T.SymmTensor((S,), "float32"), full: T.Signal((1,)), free: T.Signal((1,)),
+        A: T.Tensor((S,), "float32"),
+        slot: T.SymmTensor((S,), "float32"),
+        full: T.Signal((1,)),
+        free: T.Signal((1,)),
         B: T.Tensor((S,), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             mine, acc, piece = (T.alloc_fragment((S,), "float32") for _ in range(3))
             T.copy(A, mine)
@@ -82,9 +94,12 @@ def double_buffer_without_back_pressure(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((4, S), "float32"), slots: T.SymmTensor((2, S), "float32"), full: T.Signal((1,)), free: T.Signal((1,)),
+        A: T.Tensor((4, S), "float32"),
+        slots: T.SymmTensor((2, S), "float32"),
+        full: T.Signal((1,)),
+        free: T.Signal((1,)),
         B: T.Tensor((4, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(4):
@@ -102,13 +117,17 @@ def double_buffer_without_back_pressure(n, bug):
 
 @case("race", "slots", ranks=4)
 def credit_off_by_one(n, bug):
-    """Two slots, and a sender that believes there are three: it asks for one credit fewer than the slot has readers."""
+    """Two slots, and a sender that believes there are three: it asks for one credit fewer than the slot has
+    readers."""
 
     @T.prim_func
     def main(
-        A: T.Tensor((5, S), "float32"), slots: T.SymmTensor((2, S), "float32"), full: T.Signal((1,)), free: T.Signal((1,)),
+        A: T.Tensor((5, S), "float32"),
+        slots: T.SymmTensor((2, S), "float32"),
+        full: T.Signal((1,)),
+        free: T.Signal((1,)),
         B: T.Tensor((5, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(5):
@@ -127,9 +146,12 @@ def credit_given_before_the_read(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((3, S), "float32"), inbox: T.SymmTensor((S,), "float32"), full: T.Signal((1,)), free: T.Signal((1,)),
+        A: T.Tensor((3, S), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        full: T.Signal((1,)),
+        free: T.Signal((1,)),
         B: T.Tensor((3, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(3):
@@ -151,9 +173,13 @@ def inbox_read_again_after_the_credit(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((2, S), "float32"), inbox: T.SymmTensor((S,), "float32"), full: T.Signal((1,)), free: T.Signal((1,)),
-        B: T.Tensor((2, S), "float32"), C: T.Tensor((2, S), "float32"),
-    ):  # fmt: skip
+        A: T.Tensor((2, S), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        full: T.Signal((1,)),
+        free: T.Signal((1,)),
+        B: T.Tensor((2, S), "float32"),
+        C: T.Tensor((2, S), "float32"),
+    ):
         with T.Kernel(1):
             x = T.alloc_fragment((S,), "float32")
             with T.Scale("device") as rank, world:
@@ -175,9 +201,12 @@ def credit_of_one_reader_for_all(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((2, S), "float32"), part: T.SymmTensor((S,), "float32"), ready: T.Signal((1,)), read: T.Signal((1,)),
+        A: T.Tensor((2, S), "float32"),
+        part: T.SymmTensor((S,), "float32"),
+        ready: T.Signal((1,)),
+        read: T.Signal((1,)),
         B: T.Tensor((2, n, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(2):
@@ -198,7 +227,12 @@ def gathered_again_without_a_last_wait(n, bug):
     """A gather in two rounds: the second is put while others still read what the first brought."""
 
     @T.prim_func
-    def main(A: T.Tensor((2, S), "float32"), G: T.SymmTensor((n, S), "float32"), got: T.Signal((1,)), B: T.Tensor((2, n, S), "float32")):
+    def main(
+        A: T.Tensor((2, S), "float32"),
+        G: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((2, n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(2):
@@ -214,14 +248,17 @@ def gathered_again_without_a_last_wait(n, bug):
 
 @case("race", "halo")
 def two_ranks_own_the_border(n, bug):
-    """A field cut among ranks: each sends its rows to rank 0, the border's row twice, once from either side."""
+    """A field cut among ranks: each sends its rows to rank 0, the border's row twice, once from either
+    side."""
     rows = 4
 
     @T.prim_func
     def main(
-        A: T.Tensor((rows + 1, S), "float32"), halo: T.SymmTensor((rows * n + 1, S), "float32"), got: T.Signal((1,)),
+        A: T.Tensor((rows + 1, S), "float32"),
+        halo: T.SymmTensor((rows * n + 1, S), "float32"),
+        got: T.Signal((1,)),
         B: T.Tensor((rows * n, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for i in T.serial(rows + 1 if bug else rows):
@@ -241,9 +278,12 @@ def offsets_of_an_all_to_all_overlap(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((n, S), "float32"), counts: T.Tensor((n,), "int32"), inbox: T.SymmTensor((total, S), "float32"), got: T.Signal((1,)),
+        A: T.Tensor((n, S), "float32"),
+        counts: T.Tensor((n,), "int32"),
+        inbox: T.SymmTensor((total, S), "float32"),
+        got: T.Signal((1,)),
         B: T.Tensor((total, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             first = T.alloc_var("int32")
             with T.Scale("device") as rank, world:
@@ -300,11 +340,19 @@ def tiles_wider_than_their_distance(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((step * n + S,), "float32"), got: T.Signal((1,)), B: T.Tensor((step * n,), "float32")
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((step * n + S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((step * n,), "float32"),
     ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
-                T.copy(A[0 : S if bug else step], inbox[rank * step : rank * step + (S if bug else step)], dst=0, signal=got[0])  # here
+                T.copy(
+                    A[0 : S if bug else step],
+                    inbox[rank * step : rank * step + (S if bug else step)],
+                    dst=0,
+                    signal=got[0],
+                )  # here
                 if rank == 0:
                     T.wait(got[0], world)
                     T.copy(inbox[0 : step * n], B)
@@ -314,11 +362,15 @@ def tiles_wider_than_their_distance(n, bug):
 
 @case("race", "inbox")
 def a_broadcast_to_itself_races_the_reader(n, bug):
-    """A rank puts its own part into its own inbox as well and awaits the others' alone; another block reads it."""
+    """A rank puts its own part into its own inbox as well and awaits the others' alone; another block reads
+    it."""
 
     @T.prim_func
     def main(
-        A: T.Tensor((2, S), "float32"), inbox: T.SymmTensor((n, 2, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, 2, S), "float32")
+        A: T.Tensor((2, S), "float32"),
+        inbox: T.SymmTensor((n, 2, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, 2, S), "float32"),
     ):
         with T.Kernel(2) as b:
             with T.Scale("device") as rank, world:
@@ -335,7 +387,8 @@ def a_broadcast_to_itself_races_the_reader(n, bug):
 
 @case("race", "table")
 def everyone_puts_the_same(n, bug):
-    """Every rank fills rank 0's table with the same numbers, since one of them must: whose they are shows nowhere."""
+    """Every rank fills rank 0's table with the same numbers, since one of them must: whose they are shows
+    nowhere."""
 
     @T.prim_func
     def main(table: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
@@ -355,10 +408,16 @@ def everyone_puts_the_same(n, bug):
 
 @case("race", "weights")
 def the_same_weights_sent_again(n, bug):
-    """Each round sends the weights anew; the second round's overwrite, with the same numbers, what the first round still reads."""
+    """Each round sends the weights anew; the second round's overwrite, with the same numbers, what the first
+    round still reads."""
 
     @T.prim_func
-    def main(W: T.Tensor((S,), "float32"), weights: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((2, S), "float32")):
+    def main(
+        W: T.Tensor((S,), "float32"),
+        weights: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((2, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(2):
@@ -377,7 +436,12 @@ def half_a_vector_sent(n, bug):
     part = S // 2 if bug else S
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A[0:part], inbox[0:part], dst=(rank + 1) % world, signal=got[0])
@@ -392,7 +456,12 @@ def the_own_part_is_left_out(n, bug):
     """Everyone puts to all others and reads all n parts, its own among them, which nobody wrote."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((n, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for hop in T.serial(1 if bug else 0, world):

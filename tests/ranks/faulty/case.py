@@ -1,4 +1,5 @@
-"""What a case of the corpus is: one function that makes the faulty kernel and its repaired twin, and what must be said of the fault."""
+"""What a case of the corpus is: one function that makes the faulty kernel and its repaired twin, and what
+must be said of the fault."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ MARK = "# here"
 class Case:
     """``build(n, bug)`` gives the kernel for n ranks (or a list of one a rank).
 
-    kind: the finding. says: words of its text. ranks: how many run it. args: what the launch is given. limit: steps of a launch.
+    kind: the finding. says: words of its text. ranks: how many run it. args: what the launch is given. limit:
+    steps of a launch.
     """
 
     build: Callable[[int, bool], Any]
@@ -41,25 +43,43 @@ class Case:
 
     def check(self, bug: bool, schedule: str, seeds: int | Iterable[int], level: str = "tile") -> Report:
         made = self.build(self.ranks, bug)
-        return check(made, self.ranks, self.args(self.ranks), schedule=schedule, seeds=seeds, limit=self.limit, level=level)
+        return check(
+            made,
+            self.ranks,
+            self.args(self.ranks),
+            schedule=schedule,
+            seeds=seeds,
+            limit=self.limit,
+            level=level,
+        )
 
     def belongs(self, finding: Finding) -> bool:
-        """Whether a finding is of the fault's kind and all its statements are marked ones of this very function (a deadlock names
-        whoever waits)."""
-        places = [finding.loc] if finding.kind == "deadlock" else [finding.loc, *(w.loc for w in finding.others)]
+        """Whether a finding is of the fault's kind and all its statements are marked ones of this very
+        function (a deadlock names whoever waits)."""
+        places = (
+            [finding.loc] if finding.kind == "deadlock" else [finding.loc, *(w.loc for w in finding.others)]
+        )
         here, lines = Path(inspect.getfile(self.build)), self.lines
-        return finding.kind == self.kind and all(p is not None and Path(p.file) == here and p.line in lines for p in places)
+        return finding.kind == self.kind and all(
+            p is not None and Path(p.file) == here and p.line in lines for p in places
+        )
 
     def named(self, report: Report) -> bool:
         """Whether a report names the fault, with its words, and nothing else."""
-        return all(map(self.belongs, report.findings)) and any(all(w in str(f) for w in self.says) for f in report.findings)
+        return all(map(self.belongs, report.findings)) and any(
+            all(w in str(f) for w in self.says) for f in report.findings
+        )
 
 
 CASES: list[Case] = []
 
 
 def case(
-    kind: str, *says: str, ranks: int = 3, args: Callable[[int], dict[str, Any]] = lambda n: {}, limit: int = STEPS
+    kind: str,
+    *says: str,
+    ranks: int = 3,
+    args: Callable[[int], dict[str, Any]] = lambda n: {},
+    limit: int = STEPS,
 ) -> Callable[[Callable[[int, bool], Any]], Callable[[int, bool], Any]]:
     """Adds the function below to the corpus."""
 

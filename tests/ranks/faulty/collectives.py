@@ -37,9 +37,11 @@ def missing_barrier_between_the_shots(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((n * piece,), "float32"), parts: T.SymmTensor((n * piece,), "float32"), sums: T.SymmTensor((piece,), "float32"),
+        A: T.Tensor((n * piece,), "float32"),
+        parts: T.SymmTensor((n * piece,), "float32"),
+        sums: T.SymmTensor((piece,), "float32"),
         B: T.Tensor((n * piece,), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             acc, tile = T.alloc_fragment((piece,), "float32"), T.alloc_fragment((piece,), "float32")
             with T.Scale("device") as rank, world:
@@ -66,9 +68,13 @@ def missing_second_wait(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((n, piece), "float32"), parts: T.SymmTensor((n, piece), "float32"), sums: T.SymmTensor((n, piece), "float32"),
-        given: T.Signal((1,)), done: T.Signal((1,)), B: T.Tensor((n, piece), "float32"),
-    ):  # fmt: skip
+        A: T.Tensor((n, piece), "float32"),
+        parts: T.SymmTensor((n, piece), "float32"),
+        sums: T.SymmTensor((n, piece), "float32"),
+        given: T.Signal((1,)),
+        done: T.Signal((1,)),
+        B: T.Tensor((n, piece), "float32"),
+    ):
         with T.Kernel(1):
             acc, tile = T.alloc_fragment((piece,), "float32"), T.alloc_fragment((piece,), "float32")
             with T.Scale("device") as rank, world:
@@ -91,10 +97,13 @@ def missing_second_wait(n, bug):
 
 @case("race", "R", "T.all_reduce")
 def reduced_before_it_is_filled(n, bug):
-    """A block reduces the tile that its neighbour block fills: the collective meets the same block of each rank, not the grid."""
+    """A block reduces the tile that its neighbour block fills: the collective meets the same block of each
+    rank, not the grid."""
 
     @T.prim_func
-    def main(A: T.Tensor((2, S), "float32"), R: T.SymmTensor((2, S), "float32"), B: T.Tensor((2, S), "float32")):
+    def main(
+        A: T.Tensor((2, S), "float32"), R: T.SymmTensor((2, S), "float32"), B: T.Tensor((2, S), "float32")
+    ):
         with T.Kernel(2) as b:
             with T.Scale("device") as rank, world:
                 T.copy(A[1 - b, 0:S], R[1 - b, 0:S])  # here
@@ -110,7 +119,9 @@ def a_grid_barrier_for_ranks(n, bug):
     """The blocks of a rank meet where those of all ranks should."""
 
     @T.prim_func
-    def main(A: T.Tensor((2, S), "float32"), part: T.SymmTensor((2, S), "float32"), B: T.Tensor((2, S), "float32")):
+    def main(
+        A: T.Tensor((2, S), "float32"), part: T.SymmTensor((2, S), "float32"), B: T.Tensor((2, S), "float32")
+    ):
         with T.Kernel(2) as b:
             with T.Scale("device") as rank, world:
                 T.copy(A[b, 0:S], part[b, 0:S])  # here
@@ -128,7 +139,9 @@ def collectives_in_another_order(n, bug):
     """Rank 0 gathers and then reduces, the others reduce and then gather."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), G: T.SymmTensor((n, S), "float32"), R: T.SymmTensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"), G: T.SymmTensor((n, S), "float32"), R: T.SymmTensor((S,), "float32")
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, R)
@@ -213,7 +226,9 @@ def a_barrier_in_a_loop_of_other_lengths(n, bug):
     """Each rank meets the others once for each of its tiles, and ranks have different numbers of tiles."""
 
     @T.prim_func
-    def main(A: T.Tensor((4, S), "float32"), part: T.SymmTensor((4, S), "float32"), B: T.Tensor((4, S), "float32")):
+    def main(
+        A: T.Tensor((4, S), "float32"), part: T.SymmTensor((4, S), "float32"), B: T.Tensor((4, S), "float32")
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(2 + rank if bug else 4):
@@ -229,7 +244,12 @@ def a_barrier_against_a_wait(n, bug):
     """Rank 0 waits for a signal that rank 1 sends behind a barrier, to which rank 0 has still to come."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 if not bug:
@@ -251,7 +271,9 @@ def another_tile_on_rank_one(n, bug):
 
     def made(tile):
         @T.prim_func  # here
-        def main(A: T.Tensor((64,), "float32"), R: T.SymmTensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        def main(
+            A: T.Tensor((64,), "float32"), R: T.SymmTensor((64,), "float32"), B: T.Tensor((64,), "float32")
+        ):
             with T.Kernel(64 // tile) as b:
                 with T.Scale("device"):
                     T.copy(A[b * tile : (b + 1) * tile], R[b * tile : (b + 1) * tile])

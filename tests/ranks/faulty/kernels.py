@@ -1,7 +1,8 @@
 """The corpus: faulty kernels and their repaired twins, by what they get wrong.
 
-Each is one function: ``bug`` chooses between the fault and its repair. ``CASES`` says for each what the simulator must call the fault
-and which words its text must hold; a comment marks the lines at which it may be reported.
+Each is one function: ``bug`` chooses between the fault and its repair. ``CASES`` says for each what the
+simulator must call the fault and which words its text must hold; a comment marks the lines at which it may be
+reported.
 """
 
 from __future__ import annotations

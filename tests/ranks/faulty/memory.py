@@ -15,7 +15,9 @@ def accumulator_not_cleared(n, bug):
     """The product is added to an accumulator that nothing wrote."""
 
     @T.prim_func
-    def main(A: T.Tensor((32, 32), "float32"), B: T.Tensor((32, 32), "float32"), C: T.Tensor((32, 32), "float32")):
+    def main(
+        A: T.Tensor((32, 32), "float32"), B: T.Tensor((32, 32), "float32"), C: T.Tensor((32, 32), "float32")
+    ):
         with T.Kernel(1):
             a, b = T.alloc_shared((32, 32), "float32"), T.alloc_shared((32, 32), "float32")
             acc = T.alloc_fragment((32, 32), "float32")
@@ -228,7 +230,11 @@ def an_expert_that_is_not_there(n, bug):
     experts = 3 if bug else 4
 
     @T.prim_func
-    def main(X: T.Tensor((4, S), "float32"), expert: T.Tensor((4,), "int32"), Y: T.Tensor((experts + 1, S), "float32")):
+    def main(
+        X: T.Tensor((4, S), "float32"),
+        expert: T.Tensor((4,), "int32"),
+        Y: T.Tensor((experts + 1, S), "float32"),
+    ):
         with T.Kernel(1):
             for t in T.serial(4):
                 T.device_assert(expert[t] < experts, "no such expert")  # here

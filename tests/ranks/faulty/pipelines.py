@@ -1,4 +1,5 @@
-"""Pipelined loops over what other ranks send: copies that run ahead of the wait that guards them, stages and slots given back too early."""
+"""Pipelined loops over what other ranks send: copies that run ahead of the wait that guards them, stages and
+slots given back too early."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ def a_pipelined_gather_awaited_late(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((S, S), "float32"), X: T.SymmTensor((n, S, S), "float32"), W: T.Tensor((S, S), "float32"), here: T.Signal((n,)),
+        A: T.Tensor((S, S), "float32"),
+        X: T.SymmTensor((n, S, S), "float32"),
+        W: T.Tensor((S, S), "float32"),
+        here: T.Signal((n,)),
         C: T.Tensor((S, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             x, w = T.alloc_shared((S, S), "float32"), T.alloc_shared((S, S), "float32")
             acc = T.alloc_fragment((S, S), "float32")
@@ -44,7 +48,10 @@ def a_pipelined_wait_one_step_behind(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((4, S, S), "float32"), X: T.SymmTensor((4, S, S), "float32"), here: T.Signal((1,)), C: T.Tensor((S, S), "float32")
+        A: T.Tensor((4, S, S), "float32"),
+        X: T.SymmTensor((4, S, S), "float32"),
+        here: T.Signal((1,)),
+        C: T.Tensor((S, S), "float32"),
     ):
         with T.Kernel(1):
             x, acc = T.alloc_shared((S, S), "float32"), T.alloc_fragment((S, S), "float32")
@@ -67,7 +74,9 @@ def pipelined_pulls_without_a_barrier(n, bug):
     """Every rank's part is pulled tile by tile in a pipelined loop, with no meeting behind its making."""
 
     @T.prim_func
-    def main(A: T.Tensor((S, S), "float32"), part: T.SymmTensor((S, S), "float32"), C: T.Tensor((S, S), "float32")):
+    def main(
+        A: T.Tensor((S, S), "float32"), part: T.SymmTensor((S, S), "float32"), C: T.Tensor((S, S), "float32")
+    ):
         with T.Kernel(1):
             x, acc = T.alloc_shared((S, S), "float32"), T.alloc_fragment((S, S), "float32")
             T.clear(acc)
@@ -86,20 +95,26 @@ def pipelined_pulls_without_a_barrier(n, bug):
 
 @case("race", "slots")
 def pipelined_slots_given_back_too_early(n, bug):
-    """What arrives in two slots is added in a pipelined loop that gives the slot back in front of its copy."""
+    """What arrives in two slots is added in a pipelined loop that gives the slot back in front of its
+    copy."""
 
     @T.prim_func
     def main(
-        A: T.Tensor((4, S, S), "float32"), slots: T.SymmTensor((2, S, S), "float32"), full: T.Signal((1,)), free: T.Signal((1,)),
+        A: T.Tensor((4, S, S), "float32"),
+        slots: T.SymmTensor((2, S, S), "float32"),
+        full: T.Signal((1,)),
+        free: T.Signal((1,)),
         C: T.Tensor((S, S), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(2) as b:
             x, acc = T.alloc_shared((S, S), "float32"), T.alloc_fragment((S, S), "float32")
             with T.Scale("device") as rank, world:
                 if b == 0:
                     for k in T.serial(4):
                         T.wait(free[0], k - 1)
-                        T.copy(A[k, 0:S, 0:S], slots[k % 2, 0:S, 0:S], dst=(rank + 1) % world, signal=full[0])  # here
+                        T.copy(
+                            A[k, 0:S, 0:S], slots[k % 2, 0:S, 0:S], dst=(rank + 1) % world, signal=full[0]
+                        )  # here
                 else:
                     T.clear(acc)
                     for k in T.Pipelined(4, num_stages=2):

@@ -24,7 +24,11 @@ def repaired(case: Case, fix: Fix, folder: Path) -> Case:
     made = folder / f"{stem}.py"
     # of the module only what the case needs: its imports, constants and helpers, and the case itself
     tree = ast.parse(lines)
-    kept = [n for n in tree.body if not (isinstance(n, ast.FunctionDef) and n.decorator_list and n.name != case.name)]
+    kept = [
+        n
+        for n in tree.body
+        if not (isinstance(n, ast.FunctionDef) and n.decorator_list and n.name != case.name)
+    ]
     for node in kept:
         if isinstance(node, ast.FunctionDef) and node.name == case.name:
             node.decorator_list = []
@@ -47,7 +51,9 @@ def edited(source: str, fix: Fix) -> str:
         return "\n".join([*lines[:first], whole.replace(fix.old, fix.text, 1), *lines[behind:]])
     if fix.how == "move out":
         around = statement_around(source, first)
-        moved = textwrap.indent(textwrap.dedent("\n".join(lines[first:behind])), " " * _depth(lines[around[0]])).splitlines()
+        moved = textwrap.indent(
+            textwrap.dedent("\n".join(lines[first:behind])), " " * _depth(lines[around[0]])
+        ).splitlines()
         hole = " " * _depth(lines[first]) + "pass"
         return "\n".join([*lines[:first], hole, *lines[behind : around[1]], *moved, *lines[around[1] :]])
     indent = " " * (len(lines[first]) - len(lines[first].lstrip()))

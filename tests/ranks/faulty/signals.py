@@ -15,7 +15,12 @@ def wait_behind_the_read(n, bug):
     """The neighbour's vector is read before it is awaited."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=(rank + 1) % world, signal=got[0])  # here
@@ -30,7 +35,8 @@ def wait_behind_the_read(n, bug):
 
 @case("race", "values", "signals got[1] behind it")
 def one_of_two_waits(n, bug):
-    """Keys and values arrive with a counter each, and that of the values is awaited when they have been read."""
+    """Keys and values arrive with a counter each, and that of the values is awaited when they have been
+    read."""
 
     @T.prim_func
     def main(
@@ -58,7 +64,12 @@ def wrong_count(n, bug):
     """n vectors arrive, and the reader goes on behind the first."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((n, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for r in T.serial(world):
@@ -74,7 +85,12 @@ def signal_before_copy(n, bug):
     """The signal is sent before the data that it stands for."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 peer = (rank + 1) % world
@@ -91,10 +107,16 @@ def signal_before_copy(n, bug):
 
 @case("race", "part", "assignment")
 def signal_before_the_last_store(n, bug):
-    """The neighbour pulls a vector when told that it is ready; its last element is stored behind the signal."""
+    """The neighbour pulls a vector when told that it is ready; its last element is stored behind the
+    signal."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), part: T.SymmTensor((S,), "float32"), ready: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        part: T.SymmTensor((S,), "float32"),
+        ready: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A[0 : S - 1], part[0 : S - 1])
@@ -114,7 +136,12 @@ def everyone_waits_first(n, bug):
     """Every rank waits for its neighbour before it signals the next."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 peer = (rank + 1) % world
@@ -134,7 +161,12 @@ def waits_for_too_many(n, bug):
     """The wait counts one signal more than there are."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((n, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for r in T.serial(world):
@@ -150,7 +182,12 @@ def signal_nobody_awaits(n, bug):
     """A counter is signalled, and its wait was forgotten."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), done: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        done: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=(rank + 1) % world)
@@ -166,7 +203,8 @@ def signal_nobody_awaits(n, bug):
 
 @case("race", "flag", args=lambda n: {"flag": np.zeros(1, np.int32), "one": np.ones(1, np.int32)})
 def relaxed_flag(n, bug):
-    """The arrival of the data is polled in ordinary memory, which orders nothing: the flag may be seen before the data."""
+    """The arrival of the data is polled in ordinary memory, which orders nothing: the flag may be seen before
+    the data."""
 
     @T.prim_func
     def main(
@@ -196,7 +234,12 @@ def waits_on_the_wrong_index(n, bug):
     """A counter a source; the reader waits on the one with its own number, for all of them."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((n, S), "float32"), got: T.Signal((n,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((n,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for r in T.serial(world):
@@ -213,7 +256,12 @@ def equal_to_a_count_that_overshoots(n, bug):
     """The wait is for exactly one, and the counter may be past it before anyone looks."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((n, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, parts[rank, 0:S], dst=0, signal=got[0])
@@ -231,7 +279,12 @@ def one_block_signals_for_all(n, bug):
     """Four blocks put a tile each, and the first of them signals for all."""
 
     @T.prim_func
-    def main(A: T.Tensor((4, S), "float32"), inbox: T.SymmTensor((4, S), "float32"), got: T.Signal((1,)), B: T.Tensor((4, S), "float32")):
+    def main(
+        A: T.Tensor((4, S), "float32"),
+        inbox: T.SymmTensor((4, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((4, S), "float32"),
+    ):
         with T.Kernel(4) as b:
             with T.Scale("device") as rank, world:
                 peer = (rank + 1) % world
@@ -253,7 +306,10 @@ def counts_ranks_and_not_blocks(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((2, S), "float32"), inbox: T.SymmTensor((n, 2, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, 2, S), "float32")
+        A: T.Tensor((2, S), "float32"),
+        inbox: T.SymmTensor((n, 2, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, 2, S), "float32"),
     ):
         with T.Kernel(2) as b:
             with T.Scale("device") as rank, world:
@@ -271,7 +327,12 @@ def signals_itself(n, bug):
     """dst= was forgotten: each rank signals itself and goes on at once."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 peer = (rank + 1) % world
@@ -291,7 +352,12 @@ def signals_the_other_neighbour(n, bug):
     """The data goes to the right neighbour, its signal to the left one."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=(rank + 1) % world)  # here
@@ -307,7 +373,12 @@ def a_store_among_additions(n, bug):
     """One sender stores into a counter that another adds to: an addition that came before is lost."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((n, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, parts[rank, 0:S], dst=0)
@@ -333,7 +404,12 @@ def equal_to_a_step_that_is_passed(n, bug):
     """The sender stores the number of its step; whoever waits for exactly one of them may miss it."""
 
     @T.prim_func
-    def main(A: T.Tensor((3, S), "float32"), inbox: T.SymmTensor((3, S), "float32"), step: T.Signal((1,)), B: T.Tensor((3, S), "float32")):
+    def main(
+        A: T.Tensor((3, S), "float32"),
+        inbox: T.SymmTensor((3, S), "float32"),
+        step: T.Signal((1,)),
+        B: T.Tensor((3, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(3):
@@ -351,7 +427,12 @@ def the_same_count_every_round(n, bug):
     """A loop waits for one signal in each round, and the first round's is still there in the second."""
 
     @T.prim_func
-    def main(A: T.Tensor((3, S), "float32"), inbox: T.SymmTensor((3, S), "float32"), got: T.Signal((1,)), B: T.Tensor((3, S), "float32")):
+    def main(
+        A: T.Tensor((3, S), "float32"),
+        inbox: T.SymmTensor((3, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((3, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for k in T.serial(3):
@@ -368,9 +449,12 @@ def a_kept_counter_of_the_last_launch(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((S,), "float32"), launch: T.int32, inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,), keep=True),
+        A: T.Tensor((S,), "float32"),
+        launch: T.int32,
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,), keep=True),
         B: T.Tensor((S,), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=(rank + 1) % world, signal=got[0])  # here
@@ -385,7 +469,12 @@ def pulls_before_it_is_told(n, bug):
     """A neighbour's vector is pulled before the neighbour says that it is written."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), part: T.SymmTensor((S,), "float32"), ready: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        part: T.SymmTensor((S,), "float32"),
+        ready: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, part)  # here
@@ -405,9 +494,13 @@ def one_counter_for_two_phases(n, bug):
 
     @T.prim_func
     def main(
-        A: T.Tensor((n, S), "float32"), parts: T.SymmTensor((n, S), "float32"), sums: T.SymmTensor((n, S), "float32"),
-        first: T.Signal((1,)), second: T.Signal((1,)), B: T.Tensor((n, S), "float32"),
-    ):  # fmt: skip
+        A: T.Tensor((n, S), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        sums: T.SymmTensor((n, S), "float32"),
+        first: T.Signal((1,)),
+        second: T.Signal((1,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             acc, tile = T.alloc_fragment((S,), "float32"), T.alloc_fragment((S,), "float32")
             with T.Scale("device") as rank, world:
@@ -438,7 +531,12 @@ def off_by_one_peer(n, bug):
     """The last rank puts to a rank that is not there."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=rank + 1 if bug else (rank + 1) % world, signal=got[0])  # here
@@ -454,7 +552,12 @@ def a_counter_that_is_not_there(n, bug):
     """Counters by source, numbered from one: the last rank signals behind the set."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((n, S), "float32"), got: T.Signal((n,)), B: T.Tensor((n, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((n, S), "float32"),
+        got: T.Signal((n,)),
+        B: T.Tensor((n, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for r in T.serial(world):

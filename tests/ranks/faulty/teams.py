@@ -1,4 +1,5 @@
-"""Teams inside a kernel: meetings left out, of the wrong members or in another order; ranks numbered as the launch does."""
+"""Teams inside a kernel: meetings left out, of the wrong members or in another order; ranks numbered as the
+launch does."""
 
 from __future__ import annotations
 
@@ -51,7 +52,12 @@ def ranks_of_the_launch_in_a_team(n, bug):
     """A peer inside a team by its number in the launch, which is another one there."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as (rank, world):
                 with T.Scale("device", team=range(rank % 2, world, 2)) as (me, m):
@@ -86,10 +92,16 @@ def some_of_a_team_skip_its_barrier(n, bug):
 @case("deadlock", "wait for one another", ranks=3)
 def teams_that_meet_in_a_circle(n, bug):
     """Three pairs of three ranks: each rank comes to its own pair first, and so none is complete."""
-    pairs = [[[0, 1], [2, 0]], [[1, 2], [0, 1]], [[2, 0], [1, 2]]] if bug else [[[0, 1], [2, 0]], [[0, 1], [1, 2]], [[1, 2], [2, 0]]]
+    pairs = (
+        [[[0, 1], [2, 0]], [[1, 2], [0, 1]], [[2, 0], [1, 2]]]
+        if bug
+        else [[[0, 1], [2, 0]], [[0, 1], [1, 2]], [[1, 2], [2, 0]]]
+    )
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), part: T.SymmTensor((S,), "float32"), B: T.Tensor((3, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"), part: T.SymmTensor((S,), "float32"), B: T.Tensor((3, S), "float32")
+    ):
         with T.Kernel(1):
             T.copy(A, part)
             with T.Scale("device") as (rank, world):

@@ -1,4 +1,5 @@
-"""Every fault of the corpus is found by name under every schedule, and nothing else is; no finding in any repaired twin."""
+"""Every fault of the corpus is found by name under every schedule, and nothing else is; no finding in any
+repaired twin."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def test_every_fault_is_there_once():
 def test_the_fault_is_named_and_the_twin_is_clean(case: Case, seeds: int):
     for schedule in ("random", "adversary"):
         report = case.check(True, schedule, seeds)
-        assert case.named(report), f"{case.kind} with {case.says} expected, at lines {sorted(case.lines)}:\n{report}"
+        assert case.named(report), (
+            f"{case.kind} with {case.says} expected, at lines {sorted(case.lines)}:\n{report}"
+        )
         report = case.check(False, schedule, seeds)
         assert report, report
 
@@ -29,7 +32,8 @@ def test_the_fault_is_named_and_the_twin_is_clean(case: Case, seeds: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_the_schedule_keeps_the_fault_and_adds_none(case: Case):
-    """With roles and rings the fault is found at its own statements as well, and both levels of the twin agree."""
+    """With roles and rings the fault is found at its own statements as well, and both levels of the twin
+    agree."""
     report = case.check(True, "adversary", 3, "scheduled")
     assert report.findings and all(map(case.belongs, report.findings)), report
     report = case.check(False, "adversary", 3, "both")

@@ -1,5 +1,5 @@
-"""Every fault of the corpus has a hint. Where the finding says it as an edit of the source, the edited kernel has no finding any more; where
-it does not, the reason why it is no edit stands here."""
+"""Every fault of the corpus has a hint. Where the finding says it as an edit of the source, the edited kernel
+has no finding any more; where it does not, the reason why it is no edit stands here."""
 
 from __future__ import annotations
 
@@ -20,18 +20,64 @@ _AGREE = "ranks disagree, and either may be the one that is right"
 
 #: by case the reason why its hint is no edit
 NOT_CODE = {
-    **dict.fromkeys(("two_writers", "two_ranks_own_the_border", "offsets_of_an_all_to_all_overlap", "dispatched_tokens_collide",
-                     "tiles_wider_than_their_distance", "everyone_puts_the_same"), _INDEX),
-    **dict.fromkeys(("half_a_vector_sent", "the_own_part_is_left_out", "a_result_accumulated_in_place"), _VALUE),
-    **dict.fromkeys(("stage_reused_too_early", "the_wrong_phase", "one_consumer_gives_the_stage_back",
-                     "wave_front_one_tile_behind"), _COUNT),
-    **dict.fromkeys(("index_outside_a_tile", "the_last_tile_is_longer", "one_stage_too_few", "a_counter_that_is_not_there",
-                     "a_block_outside_the_cluster", "off_by_one_peer", "division_by_zero"), _BOUND),
-    **dict.fromkeys(("a_plain_flag_between_blocks", "the_last_block_is_not_the_last", "a_barrier_in_a_loop_of_other_lengths",
-                     "a_barrier_against_a_wait"), _BRANCH),
-    **dict.fromkeys(("grid_too_large_to_wait", "a_chain_longer_than_the_device", "an_expert_that_is_not_there"), _LAUNCH),
-    **dict.fromkeys(("collectives_in_another_order", "another_root_on_rank_zero", "everyone_is_the_root", "another_tile_on_rank_one",
-                     "a_team_in_two_orders", "teams_that_meet_in_a_circle"), _AGREE),
+    **dict.fromkeys(
+        (
+            "two_writers",
+            "two_ranks_own_the_border",
+            "offsets_of_an_all_to_all_overlap",
+            "dispatched_tokens_collide",
+            "tiles_wider_than_their_distance",
+            "everyone_puts_the_same",
+        ),
+        _INDEX,
+    ),
+    **dict.fromkeys(
+        ("half_a_vector_sent", "the_own_part_is_left_out", "a_result_accumulated_in_place"), _VALUE
+    ),
+    **dict.fromkeys(
+        (
+            "stage_reused_too_early",
+            "the_wrong_phase",
+            "one_consumer_gives_the_stage_back",
+            "wave_front_one_tile_behind",
+        ),
+        _COUNT,
+    ),
+    **dict.fromkeys(
+        (
+            "index_outside_a_tile",
+            "the_last_tile_is_longer",
+            "one_stage_too_few",
+            "a_counter_that_is_not_there",
+            "a_block_outside_the_cluster",
+            "off_by_one_peer",
+            "division_by_zero",
+        ),
+        _BOUND,
+    ),
+    **dict.fromkeys(
+        (
+            "a_plain_flag_between_blocks",
+            "the_last_block_is_not_the_last",
+            "a_barrier_in_a_loop_of_other_lengths",
+            "a_barrier_against_a_wait",
+        ),
+        _BRANCH,
+    ),
+    **dict.fromkeys(
+        ("grid_too_large_to_wait", "a_chain_longer_than_the_device", "an_expert_that_is_not_there"), _LAUNCH
+    ),
+    **dict.fromkeys(
+        (
+            "collectives_in_another_order",
+            "another_root_on_rank_zero",
+            "everyone_is_the_root",
+            "another_tile_on_rank_one",
+            "a_team_in_two_orders",
+            "teams_that_meet_in_a_circle",
+        ),
+        _AGREE,
+    ),
     "ranks_of_the_launch_in_a_team": _BOUND,
     "a_transpose_in_place": "one loop of two names becomes two loops, whose bounds are those of the triangle",
     "a_loop_that_never_ends": "what is to change in the loop is the loop's own meaning",
@@ -39,7 +85,7 @@ NOT_CODE = {
     "tiles_that_wait_for_later_ones": "the order of the tiles is to change, and not that of two statements",
     "a_producer_whose_empty_signal_is_missing": "a signal that is not there has no counter that a run could show",
     "warps_share_a_tile": "a signal of their own wants an allocation and a place for each of its two statements",
-}  # fmt: skip
+}
 
 
 def test_the_reasons_are_those_of_cases_that_there_are():

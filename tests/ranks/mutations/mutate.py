@@ -1,17 +1,19 @@
-"""Mutants of a kernel: each wait, signal and meeting of its tile IR deleted, or moved over one statement of its block; each wait that
-counts one fewer.
+"""Mutants of a kernel: each wait, signal and meeting of its tile IR deleted, or moved over one statement of
+its block; each wait that counts one fewer.
 
     for mutant in mutants(kernel):
         report = check(mutant.program, ...)
 
-The tile IR is that which the simulator runs: collectives are written out, so that the meetings which they are made of are mutated as
-well. A put's signal (``T.copy(…, signal=s[i])``) is a statement behind the copy: deleted, in front of the copy, behind what follows.
-A collective as a whole is moved and not deleted, which would be another computation and no other order.
+The tile IR is that which the simulator runs: collectives are written out, so that the meetings which they are
+made of are mutated as well. A put's signal (``T.copy(…, signal=s[i])``) is a statement behind the copy:
+deleted, in front of the copy, behind what follows. A collective as a whole is moved and not deleted, which
+would be another computation and no other order.
 
-Moved over one statement means over one that others can notice. What touches nothing but the block's own tiles, parameters that the
-kernel never writes, or results that it never reads commutes with any wait and signal: it is crossed on the way and counts for nothing.
-A statement is never moved over the definition of a name that it uses, nor out of its block of statements; one that stands alone under
-a branch or in a loop moves together with that.
+Moved over one statement means over one that others can notice. What touches nothing but the block's own
+tiles, parameters that the kernel never writes, or results that it never reads commutes with any wait and
+signal: it is crossed on the way and counts for nothing. A statement is never moved over the definition of a
+name that it uses, nor out of its block of statements; one that stands alone under a branch or in a loop moves
+together with that.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ SYNCHRONISES = {"wait": "wait", "signal": "signal", "barrier": "barrier", "team_
 
 @dataclass(frozen=True)
 class Mutant:
-    """A program with one fault. ``what``: deleted, moved up, moved down or one fewer; ``statement``: the operation and its line's text."""
+    """A program with one fault. ``what``: deleted, moved up, moved down or one fewer; ``statement``: the
+    operation and its line's text."""
 
     program: Any
     what: str
@@ -49,7 +52,10 @@ def mutants(kernel: Any) -> list[Mutant]:
     collectives = [m for m in _Mutations(traced).all() if m.statement.startswith("collective ")]
     made: dict[str, Mutant] = {}
     for m in (*collectives, *_Mutations(tile_level(traced)).all()):
-        again = sum(other.statement.split(" (again")[0] == m.statement and other.what == m.what for other in made.values())
+        again = sum(
+            other.statement.split(" (again")[0] == m.statement and other.what == m.what
+            for other in made.values()
+        )
         m = replace(m, statement=m.statement + f" (again {again})") if again else m
         made[str(m)] = m
     return list(made.values())
@@ -100,7 +106,12 @@ class _Mutations:
             yield self._made(block, [*seq[:k], signal, copy, *seq[k + 1 :]], "moved up", s)
             behind = self._over(seq[k + 1 :], signal)
             if behind:
-                yield self._made(block, [*seq[:k], copy, *seq[k + 1 : k + 1 + behind], signal, *seq[k + 1 + behind :]], "moved down", s)
+                yield self._made(
+                    block,
+                    [*seq[:k], copy, *seq[k + 1 : k + 1 + behind], signal, *seq[k + 1 + behind :]],
+                    "moved down",
+                    s,
+                )
 
     def _moved(self, block: Any, seq: list[Any], k: int, s: Any, of: Any) -> Iterator[Mutant]:
         before, after = seq[:k], seq[k + 1 :]
@@ -112,7 +123,8 @@ class _Mutations:
             yield self._made(block, [*before, *after[:down], s, *after[down:]], "moved down", of)
 
     def _over(self, others: list[Any], s: Any) -> int:
-        """How many statements lie up to and with the first that others can notice; 0 where there is none, or ``s`` cannot pass."""
+        """How many statements lie up to and with the first that others can notice; 0 where there is none, or
+        ``s`` cannot pass."""
         used: set[Any] = set()
         structural_walk(s, (ir.Var, used.add))
         for count, other in enumerate(others, 1):
@@ -163,7 +175,11 @@ def _operation(s: Any) -> Any:
 def _only(s: Any) -> Any:
     """The one statement that a branch or a loop is made of; otherwise the statement itself."""
     inner = s
-    while isinstance(inner, (tirx.For, tirx.AttrStmt)) or isinstance(inner, tirx.IfThenElse) and inner.else_case is None:
+    while (
+        isinstance(inner, (tirx.For, tirx.AttrStmt))
+        or isinstance(inner, tirx.IfThenElse)
+        and inner.else_case is None
+    ):
         inner = inner.then_case if isinstance(inner, tirx.IfThenElse) else inner.body
     return inner if _operation(inner) is not None else s
 
@@ -176,7 +192,9 @@ def _apart(s: Any) -> tuple[Any, Any]:
     copy = ir.Call(call.op, list(call.args)[:3], attrs=plain, ret_ty=VOID, span=call.span)
     where = {key: attrs[key] for key in ("executor", "reach")}
     args = [call.args[3], call.args[4], call.args[2]]
-    signal = ir.Call("ts.signal", args, attrs={**where, "op": attrs["signal_op"]}, ret_ty=VOID, span=call.span)
+    signal = ir.Call(
+        "ts.signal", args, attrs={**where, "op": attrs["signal_op"]}, ret_ty=VOID, span=call.span
+    )
     return tirx.Evaluate(copy, s.span), tirx.Evaluate(signal, s.span)
 
 
@@ -184,12 +202,20 @@ def _fewer(s: Any) -> Any:
     """A wait that asks for one less than it should."""
     call = s.value
     flag, value = call.args
-    less = ir.Call(call.op, [flag, value - 1], attrs={key: call.attrs[key] for key in call.attrs.keys()}, ret_ty=VOID, span=call.span)
+    less = ir.Call(
+        call.op,
+        [flag, value - 1],
+        attrs={key: call.attrs[key] for key in call.attrs.keys()},
+        ret_ty=VOID,
+        span=call.span,
+    )
     return tirx.Evaluate(less, s.span)
 
 
 def _shares_tiles(program: Any) -> bool:
     """Whether executors share tiles: warps of a block, blocks of a cluster."""
     found: list[Any] = []
-    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" else None))
+    structural_walk(
+        program.func.body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" else None)
+    )
     return any(n > 1 for n in program.launch.cluster) or any(int(s.value.value) < 3 for s in found)

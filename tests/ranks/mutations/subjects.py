@@ -1,4 +1,5 @@
-"""What is mutated: the kernels of the examples that communicate, small, and so that their loops run more than once."""
+"""What is mutated: the kernels of the examples that communicate, small, and so that their loops run more than
+once."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 @dataclass(frozen=True)
 class Subject:
-    """``make(n)`` gives the kernel for n ranks and its arguments. harmless: mutants that no check can name, and why: they do what the
-    kernel does. ranks: on how many it is tried, those first that show most."""
+    """``make(n)`` gives the kernel for n ranks and its arguments. harmless: mutants that no check can name,
+    and why: they do what the kernel does. ranks: on how many it is tried, those first that show most."""
 
     name: str
     make: Callable[[int], tuple[Any, dict[str, Any]]]
@@ -126,7 +127,11 @@ SUBJECTS = (
             f"meeting 2 of {GATHER}: moved up": EXIT,
         },
     ),
-    Subject("06_all_gather by puts", put_gather, {f"signal of {PUT}: moved up": EXIT, "wait T.wait(arrived[source], tiles): one fewer": EXIT}),
+    Subject(
+        "06_all_gather by puts",
+        put_gather,
+        {f"signal of {PUT}: moved up": EXIT, "wait T.wait(arrived[source], tiles): one fewer": EXIT},
+    ),
     Subject("07_all_reduce in one shot", one_shot),
     Subject("07_all_reduce in two shots", two_shot),
     Subject("08_ag_gemm", ag_gemm),

@@ -1,5 +1,5 @@
-"""Mutants of the examples, and of the repaired kernels of the corpus, are named by `check`; those that are not are listed with the
-reason why they are harmless.
+"""Mutants of the examples, and of the repaired kernels of the corpus, are named by `check`; those that are
+not are listed with the reason why they are harmless.
 
 A sample of the examples' runs always, every mutant under the marker slow.
 """
@@ -16,9 +16,12 @@ from tilescale.compiler.checks.run import check
 SEEDS = {"adversary": 4, "random": 2}
 
 
-def kinds_of(subject: Subject, ranks: tuple[int, ...] = (), seeds: dict[str, int] = SEEDS, every: int = 1) -> dict[str, set[str]]:
-    """For each ``every``th mutant of a subject the kinds of findings that name it, on the number of ranks that comes first; empty where
-    it survives all. Schedules are tried one after another until one names it."""
+def kinds_of(
+    subject: Subject, ranks: tuple[int, ...] = (), seeds: dict[str, int] = SEEDS, every: int = 1
+) -> dict[str, set[str]]:
+    """For each ``every``th mutant of a subject the kinds of findings that name it, on the number of ranks
+    that comes first; empty where it survives all. Schedules are tried one after another until one names
+    it."""
     found: dict[str, set[str]] = {}
     for n in ranks or subject.ranks:
         kernel, args = subject.make(n)
@@ -54,11 +57,18 @@ def test_a_mutant_is_what_it_says():
     made = {str(m): m.program.func.script() for m in mutants(kernel)}
     put = "T.copy(A[i * block : (i + 1) * block], here, dst=(rank + 1) % n, signal=arrived[i])"
     assert set(made) == {
-        f"signal of {put}: deleted", f"signal of {put}: moved up", f"signal of {put}: moved down",
-        "wait T.wait(arrived[i]): deleted", "wait T.wait(arrived[i]): moved up", "wait T.wait(arrived[i]): moved down",
+        f"signal of {put}: deleted",
+        f"signal of {put}: moved up",
+        f"signal of {put}: moved down",
+        "wait T.wait(arrived[i]): deleted",
+        "wait T.wait(arrived[i]): moved up",
+        "wait T.wait(arrived[i]): moved down",
         "wait T.wait(arrived[i]): one fewer",
-    }  # fmt: skip
-    order = {name: [op for op in ("ts.remote_copy", "ts.signal", "ts.wait") if op in text] for name, text in made.items()}
+    }
+    order = {
+        name: [op for op in ("ts.remote_copy", "ts.signal", "ts.wait") if op in text]
+        for name, text in made.items()
+    }
     assert order["wait T.wait(arrived[i]): deleted"] == ["ts.remote_copy"]
     first = made[f"signal of {put}: moved up"]
     assert first.index("ts.signal") < first.index("ts.remote_copy") < first.index("ts.wait")

@@ -21,7 +21,9 @@ _KEYS = "signal of T.copy(K, keys, dst=right, signal=got[0])"
 _VALUES = "signal of T.copy(V, values, dst=right, signal=got[1])"
 
 HARMLESS: dict[str, dict[str, str]] = {
-    "wave_front_one_tile_behind": {"signal T.signal(made[0]): deleted": "no block waits for the first counter"},
+    "wave_front_one_tile_behind": {
+        "signal T.signal(made[0]): deleted": "no block waits for the first counter"
+    },
     "tiles_that_wait_for_later_ones": {"signal T.signal(ready[t]): moved up": FORWARD},
     "a_chain_longer_than_the_device": {
         "wait T.wait(done[b]): moved down": OWN,
@@ -43,25 +45,33 @@ HARMLESS: dict[str, dict[str, str]] = {
         "collective T.all_reduce(R): moved down": APART,
         "collective T.all_gather(A, G): moved up": APART,
         **{f"meeting 3 of T.all_reduce(R): {what}": APART for what in ("deleted", "moved up", "moved down")},
-        **{f"meeting 1 of T.all_gather(A, G): {what}": FREE for what in ("deleted", "moved up", "moved down")},
+        **{
+            f"meeting 1 of T.all_gather(A, G): {what}": FREE for what in ("deleted", "moved up", "moved down")
+        },
         **{f"meeting 2 of T.all_gather(A, G): {what}": EXIT for what in ("deleted", "moved up")},
     },
-    "another_root_on_rank_zero": {f"meeting 1 of T.broadcast(A, G, 1): {what}": FREE for what in ("deleted", "moved down")},
+    "another_root_on_rank_zero": {
+        f"meeting 1 of T.broadcast(A, G, 1): {what}": FREE for what in ("deleted", "moved down")
+    },
     "everyone_is_the_root": {
-        f"meeting 1 of T.broadcast(A, G, rank if bug else world - 1): {what}": FREE for what in ("deleted", "moved down")
+        f"meeting 1 of T.broadcast(A, G, rank if bug else world - 1): {what}": FREE
+        for what in ("deleted", "moved down")
     },
     "a_team_in_two_orders": {
         f"meeting {k} of T.broadcast(A, G, root=0){again}: moved {way}": why
-        for again in ("", " (again 1)") for k, way, why in ((1, "down", FREE), (2, "up", EXIT))
+        for again in ("", " (again 1)")
+        for k, way, why in ((1, "down", FREE), (2, "up", EXIT))
     },
     "teams_that_meet_in_a_circle": {
-        "barrier T.barrier() (again 5): moved down": "the rank between has met both, so what is read was written before its second pair met",
+        "barrier T.barrier() (again 5): moved down": "the rank between has met both, so what is read was written before its second pair met"
     },
     "a_collective_under_a_branch": {
         "meeting 2 of T.all_reduce(R, B): deleted": ONCE,
         "meeting 2 of T.all_reduce(R, B): moved up": FORWARD,
     },
-    "a_barrier_under_a_rank_branch": {f"barrier T.barrier() (again 1): {what}": ONCE for what in ("deleted", "moved up")},
+    "a_barrier_under_a_rank_branch": {
+        f"barrier T.barrier() (again 1): {what}": ONCE for what in ("deleted", "moved up")
+    },
     "a_barrier_against_a_wait": {"barrier T.barrier(): deleted": "the signal orders all that is read"},
     "one_of_two_waits": {
         f"{_KEYS}: moved up": IN_ORDER,

@@ -22,7 +22,8 @@ def predicted(*constants: Any, arch: str = "sm_90a", **more: Any) -> cost.Predic
 
 @pytest.mark.parametrize("held", ["gemm_configs", "gemm_configs_held_out"])
 def test_the_order_agrees_with_what_was_measured(held: str):
-    """Kendall's tau of at least 0.55 for every shape, and the best or one within 4 % of it among the predicted ten."""
+    """Kendall's tau of at least 0.55 for every shape, and the best or one within 4 % of it among the
+    predicted ten."""
     for figure in compare(json.loads((RESULTS / f"{held}.json").read_text())):
         assert figure["kendall_tau_b"] > 0.55 and figure["spearman_rho"] > 0.7, figure["shape"]
         assert figure["best_of_predicted_ten_over_best"] < 1.04, figure["shape"]
@@ -34,13 +35,20 @@ def test_shapes_that_nothing_was_fitted_to():
     for f in (f for f in held["figures"] if f["kernel"] == "gemm"):
         M, N, K = f["shape"]
         *tile, panel, blocks = f["config"]
-        assert predicted(M, N, K, *tile, panel=panel, blocks=blocks).seconds * 1e6 == pytest.approx(f["us"], rel=0.1), f
+        assert predicted(M, N, K, *tile, panel=panel, blocks=blocks).seconds * 1e6 == pytest.approx(
+            f["us"], rel=0.1
+        ), f
 
 
 def test_rows_that_begin_within_a_line_take_two():
-    even, uneven = (cost.count(gemm(6000, N, K).trace(), neighbours=132) for N, K in ((4992, 3008), (5000, 3000)))
+    even, uneven = (
+        cost.count(gemm(6000, N, K).trace(), neighbours=132) for N, K in ((4992, 3008), (5000, 3000))
+    )
     assert not even.straddling and uneven.straddling == {"A", "B", "C"}
-    assert H200 is not None and cost.predict(uneven, H200, "sm_90a").seconds > 1.2 * cost.predict(even, H200, "sm_90a").seconds
+    assert (
+        H200 is not None
+        and cost.predict(uneven, H200, "sm_90a").seconds > 1.2 * cost.predict(even, H200, "sm_90a").seconds
+    )
 
 
 def test_what_does_not_fit_is_refused():
@@ -55,10 +63,19 @@ def test_more_stages_hide_latency_until_nothing_is_left_to_hide():
 
 def test_spills_and_waves_cost():
     # 256 × 256 floats on 128 threads do not fit into registers
-    assert predicted(4096, 4096, 4096, 256, 256, 32, 2, 128).seconds > 2 * predicted(4096, 4096, 4096, 128, 256, 32, 2, 256).seconds
-    one, two = predicted(128 * 11, 256 * 12, 4096), predicted(128 * 12, 256 * 12, 4096)  # 132 blocks, 144 blocks
+    assert (
+        predicted(4096, 4096, 4096, 256, 256, 32, 2, 128).seconds
+        > 2 * predicted(4096, 4096, 4096, 128, 256, 32, 2, 256).seconds
+    )
+    one, two = (
+        predicted(128 * 11, 256 * 12, 4096),
+        predicted(128 * 12, 256 * 12, 4096),
+    )  # 132 blocks, 144 blocks
     assert two.seconds > 1.7 * one.seconds
 
 
 def test_ampere_has_its_own_figures():
-    assert predicted(4096, 4096, 4096, 128, 128, 32, 3, 128, arch="sm_80").seconds > predicted(4096, 4096, 4096).seconds
+    assert (
+        predicted(4096, 4096, 4096, 128, 128, 32, 3, 128, arch="sm_80").seconds
+        > predicted(4096, 4096, 4096).seconds
+    )

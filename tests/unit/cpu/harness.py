@@ -38,14 +38,21 @@ class Scratch:
 
 
 def make_func(dtypes: Sequence[str], numels: Sequence[int], body: Callable[..., Any]) -> Any:
-    """A PrimFunc (uint8* p0, …, uint8* arena); ``body(cx, *bufs)`` returns its statement over flat buffers."""
+    """A PrimFunc (uint8* p0, …, uint8* arena); ``body(cx, *bufs)`` returns its statement over flat
+    buffers."""
     arena = tirx.Var("arena", pointer("uint8"))
     params, stmts, bufs = [], [], []
     for i, (dtype, numel) in enumerate(zip(dtypes, numels, strict=True)):
         storage = storage_dtype(dtype)
         param = tirx.Var(f"p{i}", pointer("uint8"))
-        buf = tirx.decl_buffer((numel,), storage, f"b{i}", layout=None, data_alignment=np.dtype(storage).itemsize)
-        stmts.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), tirx.handle_add_byte_offset(param, imm(0)))))
+        buf = tirx.decl_buffer(
+            (numel,), storage, f"b{i}", layout=None, data_alignment=np.dtype(storage).itemsize
+        )
+        stmts.append(
+            tirx.DeclBuffer(
+                buf, data=tirx.reinterpret(pointer(storage), tirx.handle_add_byte_offset(param, imm(0)))
+            )
+        )
         params.append(param)
         bufs.append(buf)
     cx = Scratch(arena)

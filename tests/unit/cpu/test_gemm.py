@@ -61,6 +61,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Library:
     for case in CASES:
         (m, n, k), (da, db, dc), ta, tb = case
         for clear in (0, 1):
+
             def body(cx, a, b, c, case=case, clear=clear):
                 (m, n, k), (da, db, dc), ta, tb = case
                 return emit_gemm(
@@ -105,11 +106,20 @@ def test_gemm(lib: Library, case: tuple, clear: int) -> None:
     (m, n, k), (da, db, dc), ta, tb = case
     rng = np.random.default_rng(m + n + k)
     a, b = random(rng, (m, k), da), random(rng, (k, n), db)
-    c = np.full((m, n), np.nan if "float" in dc else 77, numpy_dtype(dc)) if clear else random(rng, (m, n), dc)
+    c = (
+        np.full((m, n), np.nan if "float" in dc else 77, numpy_dtype(dc))
+        if clear
+        else random(rng, (m, n), dc)
+    )
     wide = np.int64 if "int" in dc else np.float64
     want = a.astype(wide) @ b.astype(wide) + (0 if clear else c.astype(wide))
     bound = np.abs(a.astype(wide)) @ np.abs(b.astype(wide)) + 1
-    lib(f"{name_of(case)}_{clear}", np.ascontiguousarray(a.T if ta else a), np.ascontiguousarray(b.T if tb else b), c)
+    lib(
+        f"{name_of(case)}_{clear}",
+        np.ascontiguousarray(a.T if ta else a),
+        np.ascontiguousarray(b.T if tb else b),
+        c,
+    )
     check(c, want, bound, dc)
 
 
@@ -137,7 +147,9 @@ def test_refusals() -> None:
 
 
 @pytest.mark.parametrize("width, registers", [(32, 16), (16, 32)])
-def test_other_processors_blocking(width: int, registers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processors_blocking(
+    width: int, registers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The emitters' code for AVX2 and NEON vectors, run on this processor."""
     host = codegen.host_cpu()
     other = codegen.HostCPU(host.name, host.features, width, registers)
@@ -147,7 +159,11 @@ def test_other_processors_blocking(width: int, registers: int, tmp_path: Path, m
     m, n, k = 37, 45, 29
 
     def body(cx, a, b, c):
-        tiles = row_major(a, "bfloat16", (m, k)), row_major(b, "float32", (n, k)), row_major(c, "float32", (m, n))
+        tiles = (
+            row_major(a, "bfloat16", (m, k)),
+            row_major(b, "float32", (n, k)),
+            row_major(c, "float32", (m, n)),
+        )
         return emit_gemm(cx, *tiles, trans_b=True)
 
     library.add("f", ("bfloat16", "float32", "float32"), (m * k, n * k, m * n), body)

@@ -1,4 +1,5 @@
-"""Accesses to global memory in vector loops are contiguous for LLVM, whatever their 64-bit indices are made of."""
+"""Accesses to global memory in vector loops are contiguous for LLVM, whatever their 64-bit indices are made
+of."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from tilescale.compiler.cpu.lower import Lowering
 
 def rows(n: int) -> T.PrimFunc:
     @T.prim_func
-    def main(A: T.Tensor((n, 96), "float32"), B: T.Tensor((n, 96), "float32"), C: T.Tensor((n, 96), "float32")):
+    def main(
+        A: T.Tensor((n, 96), "float32"), B: T.Tensor((n, 96), "float32"), C: T.Tensor((n, 96), "float32")
+    ):
         with T.Kernel(n) as b:
             t = T.alloc_shared((96,), "float32")
             T.copy(A[b, 0], t)
@@ -30,7 +33,9 @@ def test_no_lane_is_loaded_alone() -> None:
     text = module.script()
     assert not re.search(r'Cast\("int64x', text), text
     if codegen.host_cpu().vector_bytes == 64:
-        assert not re.search(r"vinsertps|vpextrq|vgather", codegen.get_asm(Lowering(scheduled(rows(7))).run()))
+        assert not re.search(
+            r"vinsertps|vpextrq|vgather", codegen.get_asm(Lowering(scheduled(rows(7))).run())
+        )
 
 
 @pytest.mark.parametrize("n", [1, 7])

@@ -22,18 +22,49 @@ SHAPES = [(1, 1), (5, 7), (33, 17), (16, 64), (3, 200), (130, 19), (2, 3, 40), (
 NUMBER = ["sum", "prod", "max", "min", "abssum", "absmax"]
 CASES = [(shape, axis, op, "float32", "float32", clear) for shape in SHAPES for axis in range(len(shape))
          for op, clear in (("sum", 1), ("max", 0))]  # fmt: skip
-CASES += [((33, 17), axis, op, "float32", "float32", clear) for axis in (0, 1) for op in NUMBER for clear in (0, 1)]
-CASES += [((6, 70), axis, op, dtype, dtype, 1) for axis in (0, 1) for dtype in ("float64", "float16", "bfloat16", "int8", "int32",
-          "int64", "uint8", "uint32") for op in ("sum", "max", "min", "absmax")]  # fmt: skip
+CASES += [
+    ((33, 17), axis, op, "float32", "float32", clear) for axis in (0, 1) for op in NUMBER for clear in (0, 1)
+]
+CASES += [
+    ((6, 70), axis, op, dtype, dtype, 1)
+    for axis in (0, 1)
+    for dtype in ("float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "uint32")
+    for op in ("sum", "max", "min", "absmax")
+]
 CASES += [((6, 70), axis, op, dtype, dtype, clear) for axis in (0, 1) for dtype in ("int32", "uint8", "int64")
           for op in ("bitand", "bitor", "bitxor") for clear in (0, 1)]  # fmt: skip
-CASES += [((6, 70), axis, op, dtype, "bool", clear) for axis in (0, 1) for dtype in ("bool", "float32", "int16")
-          for op in ("any", "all") for clear in (0, 1)]  # fmt: skip
-CASES += [((6, 70), axis, "sum", src, dst, 0) for axis in (0, 1) for src, dst in (("bfloat16", "float32"), ("int8", "int32"),
-          ("float8_e4m3fn", "float32"), ("float8_e5m2", "float16"), ("float32", "float64"), ("bool", "int32"))]  # fmt: skip
+CASES += [
+    ((6, 70), axis, op, dtype, "bool", clear)
+    for axis in (0, 1)
+    for dtype in ("bool", "float32", "int16")
+    for op in ("any", "all")
+    for clear in (0, 1)
+]
+CASES += [
+    ((6, 70), axis, "sum", src, dst, 0)
+    for axis in (0, 1)
+    for src, dst in (
+        ("bfloat16", "float32"),
+        ("int8", "int32"),
+        ("float8_e4m3fn", "float32"),
+        ("float8_e5m2", "float16"),
+        ("float32", "float64"),
+        ("bool", "int32"),
+    )
+]
 CASES = sorted(set(CASES))
-SCANS = [((5, 40), axis, reverse, op, dtype) for axis in (0, 1) for reverse in (0, 1) for op, dtype in
-         (("sum", "float32"), ("max", "float32"), ("sum", "int32"), ("min", "int8"), ("sum", "bfloat16"))]  # fmt: skip
+SCANS = [
+    ((5, 40), axis, reverse, op, dtype)
+    for axis in (0, 1)
+    for reverse in (0, 1)
+    for op, dtype in (
+        ("sum", "float32"),
+        ("max", "float32"),
+        ("sum", "int32"),
+        ("min", "int8"),
+        ("sum", "bfloat16"),
+    )
+]
 SCANS += [((3, 19, 6), 1, 0, "sum", "float32"), ((50,), 0, 1, "sum", "float64")]
 
 
@@ -56,9 +87,19 @@ def random(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.n
 
 
 def combine(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    table = {"sum": np.add, "abssum": np.add, "prod": np.multiply, "max": np.maximum, "absmax": np.maximum, "min": np.minimum,
-             "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "any": np.logical_or,
-             "all": np.logical_and}  # fmt: skip
+    table = {
+        "sum": np.add,
+        "abssum": np.add,
+        "prod": np.multiply,
+        "max": np.maximum,
+        "absmax": np.maximum,
+        "min": np.minimum,
+        "bitand": np.bitwise_and,
+        "bitor": np.bitwise_or,
+        "bitxor": np.bitwise_xor,
+        "any": np.logical_or,
+        "all": np.logical_and,
+    }
     with np.errstate(all="ignore"):
         return table[op](a, b)
 
@@ -68,9 +109,19 @@ def expected(x: np.ndarray, axis: int, op: str, dst: str) -> np.ndarray:
     if op.startswith("abs") and not dst.startswith("u"):
         with np.errstate(all="ignore"):
             wide = np.abs(wide)
-    table = {"sum": np.add, "abssum": np.add, "prod": np.multiply, "max": np.maximum, "absmax": np.maximum, "min": np.minimum,
-             "bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor, "any": np.logical_or,
-             "all": np.logical_and}  # fmt: skip
+    table = {
+        "sum": np.add,
+        "abssum": np.add,
+        "prod": np.multiply,
+        "max": np.maximum,
+        "absmax": np.maximum,
+        "min": np.minimum,
+        "bitand": np.bitwise_and,
+        "bitor": np.bitwise_or,
+        "bitxor": np.bitwise_xor,
+        "any": np.logical_or,
+        "all": np.logical_and,
+    }
     extra = {} if op in ("any", "all") else {"dtype": wide.dtype}
     if "bit" in op or op in ("max", "min", "absmax"):
         extra = {}
@@ -91,14 +142,24 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Library:
         numel = int(np.prod(out)) if out else 1
         library.add(name_of(case), (src, dst), (int(np.prod(shape)), numel), body)
     for case in SCANS:
+
         def scan(cx, x, y, case=case):
             shape, axis, reverse, op, dtype = case
-            return emit_cumsum(cx, row_major(x, dtype, shape), row_major(y, dtype, shape), axis, bool(reverse), op)
+            return emit_cumsum(
+                cx, row_major(x, dtype, shape), row_major(y, dtype, shape), axis, bool(reverse), op
+            )
 
         library.add("scan" + name_of(case), (case[4],) * 2, (int(np.prod(case[0])),) * 2, scan)
 
     def strided(cx, x, y):
-        return emit_reduce(cx, Tile(x, "float32", (9, 11), (3, 40), 5), Tile(y, "float32", (9, 1), (4, 7), 2), 1, "sum", False)
+        return emit_reduce(
+            cx,
+            Tile(x, "float32", (9, 11), (3, 40), 5),
+            Tile(y, "float32", (9, 1), (4, 7), 2),
+            1,
+            "sum",
+            False,
+        )
 
     library.add("strided", ("float32",) * 2, (500, 50), strided)
     return library
@@ -112,7 +173,11 @@ def test_reduce(lib: Library, case: tuple) -> None:
     if op == "all" and axis == 1:
         x[1] = x[1].dtype.type(1)
     want = expected(x, axis, op, dst)
-    y = np.full(want.shape, 1 if dst == "bool" else np.nan if "float" in dst else 99, kind(dst)) if clear else random(rng, want.shape, dst)
+    y = (
+        np.full(want.shape, 1 if dst == "bool" else np.nan if "float" in dst else 99, kind(dst))
+        if clear
+        else random(rng, want.shape, dst)
+    )
     y = np.array(y)
     if not clear:
         want = combine(op, y.astype(want.dtype), want)
@@ -122,7 +187,9 @@ def test_reduce(lib: Library, case: tuple) -> None:
         return
     eps = {"float64": 2**-53, "float32": 2**-24, "float16": 2**-11, "bfloat16": 2**-8}[dst]
     size = np.abs(x.astype(np.float64)).sum(axis=axis) if op != "prod" else np.abs(want)
-    assert (np.abs(y.astype(np.float64) - want) <= 1.01 * eps * np.abs(want) + 20 * min(eps, 2**-24) * (size + 2)).all()
+    assert (
+        np.abs(y.astype(np.float64) - want) <= 1.01 * eps * np.abs(want) + 20 * min(eps, 2**-24) * (size + 2)
+    ).all()
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -1,4 +1,5 @@
-"""Elementwise functions against mpmath or NumPy's float64: special values, sweeps, and that the loops are vector code."""
+"""Elementwise functions against mpmath or NumPy's float64: special values, sweeps, and that the loops are
+vector code."""
 
 from __future__ import annotations
 
@@ -16,13 +17,58 @@ from tilescale.errors import TileTypeError
 
 N = 4096
 DTYPES = ["float32", "float64"]
-SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-40, -1e-40, 1e-310, 5e-324, 3.4e38, 1.7e308, -1.7e308]
-SPECIAL += [88.72, 88.73, -87.3, -103.9, -104.5, 709.78, 709.79, -745.1, -746.0, 127.99, 128.0, -149.0, -150.0, 1024.0, -1074.0]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    np.inf,
+    -np.inf,
+    np.nan,
+    1e-40,
+    -1e-40,
+    1e-310,
+    5e-324,
+    3.4e38,
+    1.7e308,
+    -1.7e308,
+]
+SPECIAL += [
+    88.72,
+    88.73,
+    -87.3,
+    -103.9,
+    -104.5,
+    709.78,
+    709.79,
+    -745.1,
+    -746.0,
+    127.99,
+    128.0,
+    -149.0,
+    -150.0,
+    1024.0,
+    -1074.0,
+]
 RANGES = {
-    "exp": (-110, 90), "exp2": (-152, 129), "exp10": (-46, 39), "expm1": (-30, 80), "tanh": (-12, 12), "sigmoid": (-100, 100),
-    "erf": (-7, 7), "sin": (-1000, 1000), "cos": (-1000, 1000), "tan": (-100, 100), "__exp": (-80, 80), "__exp2": (-120, 120),
-    "__exp10": (-30, 30), "__sin": (-100, 100), "__cos": (-100, 100), "__tan": (-10, 10), "__tanh": (-12, 12),
-}  # fmt: skip
+    "exp": (-110, 90),
+    "exp2": (-152, 129),
+    "exp10": (-46, 39),
+    "expm1": (-30, 80),
+    "tanh": (-12, 12),
+    "sigmoid": (-100, 100),
+    "erf": (-7, 7),
+    "sin": (-1000, 1000),
+    "cos": (-1000, 1000),
+    "tan": (-100, 100),
+    "__exp": (-80, 80),
+    "__exp2": (-120, 120),
+    "__exp10": (-30, 30),
+    "__sin": (-100, 100),
+    "__cos": (-100, 100),
+    "__tan": (-10, 10),
+    "__tanh": (-12, 12),
+}
 POSITIVE = {"log", "log2", "log10", "__log", "__log2", "__log10", "sqrt", "rsqrt"}
 UNARY = sorted(functions() - SCALAR - {"pow", "copysign", "fma", "ieee_add", "ieee_sub", "ieee_mul"})
 
@@ -42,7 +88,9 @@ def reference(name: str, x: np.ndarray) -> np.ndarray:
             import mpmath
 
             mpmath.mp.prec = 80
-            return np.array([np.longdouble(mpmath.nstr(mpmath.erf(mpmath.mpf(repr(float(v)))), 24)) for v in x])
+            return np.array(
+                [np.longdouble(mpmath.nstr(mpmath.erf(mpmath.mpf(repr(float(v)))), 24)) for v in x]
+            )
         if name in ("round", "nearbyint"):
             return np.rint(x)
         return getattr(np, "abs" if name == "abs" else name)(x)
@@ -103,7 +151,10 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Library:
                 N,
                 lanes if dtype == "float32" else 1,
                 lambda i: convert.store(
-                    z, i, lower_call("pow", [convert.load(x, i, dtype), convert.load(y, i, dtype)], dtype), dtype
+                    z,
+                    i,
+                    lower_call("pow", [convert.load(x, i, dtype), convert.load(y, i, dtype)], dtype),
+                    dtype,
                 ),
             )
 
@@ -132,7 +183,9 @@ def test_accuracy(lib: Library, name: str, dtype: str) -> None:
             error = np.where((np.abs(x) < 1e-37) & (x != 0) | (np.abs(want32) < 0.1), 0, error)
     worst = int(np.argmax(error))
     bound = MAX_ULP[name][DTYPES.index(dtype)]
-    assert error[worst] <= bound, f"{name}({x[worst]!r}) = {y[worst]!r}, want {want[worst]!r}: {error[worst]:.3f} ulp"
+    assert error[worst] <= bound, (
+        f"{name}({x[worst]!r}) = {y[worst]!r}, want {want[worst]!r}: {error[worst]:.3f} ulp"
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -176,7 +229,9 @@ def test_small_floats(lib: Library) -> None:
 
 
 @pytest.mark.parametrize("name", UNARY)
-@pytest.mark.skipif(codegen.host_cpu().vector_bytes == codegen.host_cpu().vector_registers == 16, reason="SSE has no FMA")
+@pytest.mark.skipif(
+    codegen.host_cpu().vector_bytes == codegen.host_cpu().vector_registers == 16, reason="SSE has no FMA"
+)
 def test_loops_are_vector_code(name: str) -> None:
     """No call at all, and no scalar float arithmetic, in the loop of any function."""
     for dtype in DTYPES:
@@ -184,7 +239,9 @@ def test_loops_are_vector_code(name: str) -> None:
         body = asm[asm.index("\nf:") : asm.index(".size\tf")]
         assert not re.search(r"\bcall", body), f"{name} of {dtype} calls a function"
         if "avx" in codegen.host_cpu().features:
-            assert not re.search(r"\bv?(add|mul|sub|div|fn?madd\d+)s[sd]\b", body), f"{name} of {dtype} has scalar arithmetic"
+            assert not re.search(r"\bv?(add|mul|sub|div|fn?madd\d+)s[sd]\b", body), (
+                f"{name} of {dtype} has scalar arithmetic"
+            )
 
 
 def test_refusals() -> None:

@@ -61,15 +61,19 @@ def kernels(arch: str) -> dict[str, Callable[[], Any]]:
 
 
 def cases_of_ops(arch: str) -> list[tuple[str, Any, Any]]:
-    """(name, operation, case): the first small case of each operation of tilescale.ops, and the first and the last that it is measured on;
-    for Ampere the first alone."""
+    """(name, operation, case): the first small case of each operation of tilescale.ops, and the first and the
+    last that it is measured on; for Ampere the first alone."""
     from tilescale.ops import MODULES, load
 
     made = []
     for name in MODULES:
         op = load(name)
         measured = [c for c in op.cases if c.bar is not None]
-        for case in [*[c for c in op.cases if c.small][:1], *measured[:1], *(measured[1:][-1:] if arch == "sm_90a" else [])]:
+        for case in [
+            *[c for c in op.cases if c.small][:1],
+            *measured[:1],
+            *(measured[1:][-1:] if arch == "sm_90a" else []),
+        ]:
             made.append((f"{op.name}: {case}", op, case))
     return made
 
@@ -94,8 +98,10 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
 
 
 def compiled(prim: Any, arch: str) -> Any:
-    """A kernel's cubin, by nvcc. What is compiled here is as fast as its author could write it: nothing advises otherwise, but to pad the
-    rows of a case that has odd ones on purpose."""
+    """A kernel's cubin, by nvcc. What is compiled here is as fast as its author could write it: nothing
+    advises otherwise, but to pad the rows of a case that has odd ones on purpose."""
     program, _ = pipeline.run(prim.trace(), target(arch))
-    assert not [n for n in program.notes if isinstance(n, Advice) and "padded to rows" not in n.hint], program.notes
+    assert not [n for n in program.notes if isinstance(n, Advice) and "padded to rows" not in n.hint], (
+        program.notes
+    )
     return toolchain.compile_cubin(print_kernel(Lowering(program).run()), arch)

@@ -26,11 +26,21 @@ from tilescale.env import WITHOUT
 from tilescale.fingerprint import Fingerprint, Unhashable
 
 #: relative to the greatest magnitude of a result: sums of a few hundred terms in another order
-TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2, "float8_e4m3fn": 0.13, "float8_e5m2": 0.26}
+TOLERANCE = {
+    "float64": 1e-13,
+    "float32": 2e-6,
+    "float16": 2e-3,
+    "bfloat16": 1.6e-2,
+    "float8_e4m3fn": 0.13,
+    "float8_e5m2": 0.26,
+}
 
 
-def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "sm_90a", seed: int = 0) -> dict[str, Any]:
-    """Runs a launch on both; integers agree to the bit, floats to their dtype's tolerance, all of them to the bit with ``exact``."""
+def agree(
+    kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "sm_90a", seed: int = 0
+) -> dict[str, Any]:
+    """Runs a launch on both; integers agree to the bit, floats to their dtype's tolerance, all of them to the
+    bit with ``exact``."""
     got = run(kernel, args, arch, seed)
     want = launch(kernel, 1, args).arrays[0]
     for name, array in got.items():
@@ -64,8 +74,8 @@ _LATEST: OrderedDict[tuple[str, str], Made] = OrderedDict()
 
 
 def lowered(kernel: Any, arch: str = "sm_90a") -> Made:
-    """A kernel for GPUs. Many tests ask for one kernel: it is made once, by the key under which the compiler's own cache would keep it; what
-    has none is made each time. Nobody changes what this gives."""
+    """A kernel for GPUs. Many tests ask for one kernel: it is made once, by the key under which the
+    compiler's own cache would keep it; what has none is made each time. Nobody changes what this gives."""
     try:
         fingerprint = Fingerprint()
         fingerprint.value((kernel.func, kernel.params), kernel.name)
@@ -85,15 +95,17 @@ def _lowered(kernel: Any, arch: str) -> Made:
 
 
 def check_layouts(program: Any) -> None:
-    """Every layout holds each element, in a place of its own; every nest runs each iteration in as many threads as hold it, and one of
-    them stands for all."""
+    """Every layout holds each element, in a place of its own; every nest runs each iteration in as many
+    threads as hold it, and one of them stands for all."""
     for buffer, layout in program.layouts.items():
         shape = [int(e) for e in buffer.ty.shape]
         index = np.indices(layout.shape)
         assert all(e <= w for e, w in zip(shape, layout.shape, strict=True)), buffer.name
         if isinstance(layout, Fragment):
             held = layout.holders()
-            assert layout.covers and set(held[held >= 0].tolist()) == set(range(int(np.prod(layout.shape)))), buffer.name
+            assert layout.covers and set(held[held >= 0].tolist()) == set(
+                range(int(np.prod(layout.shape)))
+            ), buffer.name
         else:
             assert len(np.unique(layout.byte(*index))) == index[0].size if shape else True, buffer.name
             assert int(layout.byte(*index).max()) + layout.bits // 8 <= layout.bytes, buffer.name
@@ -121,7 +133,10 @@ def check_layouts(program: Any) -> None:
 def agree_on_slots(loop: Any, quick: Any, counted: Any) -> bool:
     """Whether digits say what counting finds, in the rounds in which some thread runs."""
     rounds = loop._counters()
-    table = quick.base + sum((c * k for c, k in zip(rounds, quick.coefficients, strict=True)), np.zeros(loop.values[1].shape[1], np.int64))
+    table = quick.base + sum(
+        (c * k for c, k in zip(rounds, quick.coefficients, strict=True)),
+        np.zeros(loop.values[1].shape[1], np.int64),
+    )
     runs = loop.values[1].any(0)
     return bool((table[runs] == np.asarray(counted.table)[runs]).all())
 
@@ -129,7 +144,9 @@ def agree_on_slots(loop: Any, quick: Any, counted: Any) -> bool:
 def same(a: Any, b: Any, name: str, exact: bool) -> None:
     dtype = str(a.dtype)
     if exact or dtype not in TOLERANCE:
-        assert np.array_equal(a.view(np.uint8) if a.ndim else a, b.view(np.uint8) if b.ndim else b), f"{name}:\n{a}\n{b}"
+        assert np.array_equal(a.view(np.uint8) if a.ndim else a, b.view(np.uint8) if b.ndim else b), (
+            f"{name}:\n{a}\n{b}"
+        )
         return
     x, y = (v.astype(np.float64) for v in (a, b))
     assert np.array_equal(np.isnan(x), np.isnan(y)), name
@@ -155,7 +172,8 @@ def empty(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def agree_on_ranks(kernel: Any, args: list[dict[str, Any]], seeds: int = 2, arch: str = "sm_90a") -> None:
-    """Runs a launch of several ranks on both, the emulated threads under several orders; ``args``: one entry a rank."""
+    """Runs a launch of several ranks on both, the emulated threads under several orders; ``args``: one entry
+    a rank."""
     want = launch(kernel, len(args), {name: [a[name] for a in args] for name in args[0]}).arrays
     made = lowered(kernel, arch).count()
     for seed in range(seeds):

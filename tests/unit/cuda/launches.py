@@ -1,4 +1,5 @@
-"""Run by test_launcher.py in a process whose libcuda.so.1 is fake_cuda.c: makes launches and prints what the driver saw, as JSON."""
+"""Run by test_launcher.py in a process whose libcuda.so.1 is fake_cuda.c: makes launches and prints what the
+driver saw, as JSON."""
 
 from __future__ import annotations
 
@@ -33,8 +34,15 @@ class DLDataType(ctypes.Structure):
 
 
 class DLTensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("device", DLDevice), ("ndim", ctypes.c_int32), ("dtype", DLDataType),
-                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]  # fmt: skip
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", DLDataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    ]
 
 
 class DLManaged(ctypes.Structure):
@@ -55,9 +63,23 @@ class OnGpu:
     def __dlpack__(self, **_: Any) -> Any:
         a, n = self.array, self.array.ndim
         code = {"f": 2, "i": 0, "u": 1}[a.dtype.kind]
-        self.extents, self.strides = (ctypes.c_int64 * n)(*a.shape), (ctypes.c_int64 * n)(*(s // a.itemsize for s in a.strides))
-        self.held = DLManaged(DLTensor(a.ctypes.data, DLDevice(2, self.device), n, DLDataType(code, a.itemsize * 8, 1), self.extents,
-                                       self.strides, 0), None, None)  # fmt: skip
+        self.extents, self.strides = (
+            (ctypes.c_int64 * n)(*a.shape),
+            (ctypes.c_int64 * n)(*(s // a.itemsize for s in a.strides)),
+        )
+        self.held = DLManaged(
+            DLTensor(
+                a.ctypes.data,
+                DLDevice(2, self.device),
+                n,
+                DLDataType(code, a.itemsize * 8, 1),
+                self.extents,
+                self.strides,
+                0,
+            ),
+            None,
+            None,
+        )
         make = ctypes.pythonapi.PyCapsule_New
         make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
         return make(ctypes.addressof(self.held), b"dltensor", None)
@@ -82,7 +104,9 @@ def mapped(A: T.Tensor((N, M), "float32"), C: T.StridedTensor((64, 32), (M, 1), 
 
 def launcher(thread: ThreadKernel, program: Any, name: str = "k") -> Callable[..., None]:
     table = description(thread, program, parameter_words(program))
-    return native.make_cuda_kernel(b"cubin", struct.pack(f"<{len(table)}q", *table), name, thread.name, "\n".join(thread.sites))
+    return native.make_cuda_kernel(
+        b"cubin", struct.pack(f"<{len(table)}q", *table), name, thread.name, "\n".join(thread.sites)
+    )
 
 
 def scaled(**more: Any) -> Callable[..., None]:
@@ -90,24 +114,51 @@ def scaled(**more: Any) -> Callable[..., None]:
     f, w, n = tirx.Var("f", "float32"), tirx.Var("w", "int8"), tirx.Var("n", I32)
     A, B = pointer("A", "float16"), pointer("B", "float16")
     body = tirx.BufferStore(B, tirx.BufferLoad(A, [n]), [n])
-    sources = (Source("param", 1), Source("param", 0), Source("param", 2), Source("param", 3), Source("symbol", 0), Source("world"))
+    sources = (
+        Source("param", 1),
+        Source("param", 0),
+        Source("param", 2),
+        Source("param", 3),
+        Source("symbol", 0),
+        Source("world"),
+    )
     params = [B, A, f, w, n, tirx.Var("world", I32)]
-    return launcher(kernel("scale", params, body, grid=((n + 127) // 128, 1, 1), sources=sources, **more), program)
+    return launcher(
+        kernel("scale", params, body, grid=((n + 127) // 128, 1, 1), sources=sources, **more), program
+    )
 
 
 def tensor_mapped() -> Callable[..., None]:
     program = mapped.trace()
     table, n = tirx.Var("map", ir.PointerType(ir.PrimType("uint8"))), program.symbols["n"]
-    made = kernel("mapped", [table], tirx.Evaluate(tirx.IntImm(I32, 0)), block=256, grid=(2, 4, tirx.min(n, tirx.IntImm(I32, 3))),
-                  sources=(Source("map", 0),), maps=(TensorMap(0, (64, 32), 128, 256),), shared_bytes=100_000, cluster=(2, 1, 1),
-                  cooperative=True, dependent=True)  # fmt: skip
+    made = kernel(
+        "mapped",
+        [table],
+        tirx.Evaluate(tirx.IntImm(I32, 0)),
+        block=256,
+        grid=(2, 4, tirx.min(n, tirx.IntImm(I32, 3))),
+        sources=(Source("map", 0),),
+        maps=(TensorMap(0, (64, 32), 128, 256),),
+        shared_bytes=100_000,
+        cluster=(2, 1, 1),
+        cooperative=True,
+        dependent=True,
+    )
     return launcher(made, program)
 
 
 def asserting() -> Callable[..., None]:
     """Its function takes the failure record alone."""
-    record, sites = pointer("failure", "int64"), ("assert||a.py|3|first", "assert||b.py|12|A | B is too great")
-    return launcher(kernel("asserts", [record], tirx.Evaluate(tirx.IntImm(I32, 0)), sources=(Source("failure"),), sites=sites), scale.trace())
+    record, sites = (
+        pointer("failure", "int64"),
+        ("assert||a.py|3|first", "assert||b.py|12|A | B is too great"),
+    )
+    return launcher(
+        kernel(
+            "asserts", [record], tirx.Evaluate(tirx.IntImm(I32, 0)), sources=(Source("failure"),), sites=sites
+        ),
+        scale.trace(),
+    )
 
 
 class Driver:
@@ -115,7 +166,20 @@ class Driver:
 
     def __init__(self) -> None:
         lib = ctypes.CDLL("libcuda.so.1")
-        names = ["launches", "loads", "encodes", "grid", "block", "shared", "stream", "nattrs", "attrs", "device", "pushed", "attribute"]
+        names = [
+            "launches",
+            "loads",
+            "encodes",
+            "grid",
+            "block",
+            "shared",
+            "stream",
+            "nattrs",
+            "attrs",
+            "device",
+            "pushed",
+            "attribute",
+        ]
         counts = dict.fromkeys(names, 1) | {"grid": 3, "block": 3, "attrs": 16, "attribute": 2}
         self.layout, at = {}, 0
         for name in names:
@@ -125,11 +189,17 @@ class Driver:
         self.map = (ctypes.c_int64 * 19).in_dll(lib, "fake_map")
         self.sizes = (ctypes.c_int64 * 16).in_dll(lib, "fake_sizes")
         self.params = (ctypes.c_char * 128 * 16).in_dll(lib, "fake_params")
-        self.fail, self.current = ctypes.c_int64.in_dll(lib, "fake_fail"), ctypes.c_int64.in_dll(lib, "fake_current")
+        self.fail, self.current = (
+            ctypes.c_int64.in_dll(lib, "fake_fail"),
+            ctypes.c_int64.in_dll(lib, "fake_current"),
+        )
         self.symbol = (ctypes.c_char * 64).in_dll(lib, "fake_symbol")
 
     def seen(self) -> dict[str, Any]:
-        return {name: list(self.words[a : a + n]) if n > 1 else self.words[a] for name, (a, n) in self.layout.items()}
+        return {
+            name: list(self.words[a : a + n]) if n > 1 else self.words[a]
+            for name, (a, n) in self.layout.items()
+        }
 
     def expect(self, *sizes: int) -> None:
         self.sizes[:] = [*sizes, *[0] * (16 - len(sizes))]
@@ -185,11 +255,15 @@ def told_without_order(s: T.Signal((4,))):
 
 
 class Calls:
-    """What the driver was asked for on a team: launches of ts_enter, of the kernel and of ts_leave, events recorded and awaited."""
+    """What the driver was asked for on a team: launches of ts_enter, of the kernel and of ts_leave, events
+    recorded and awaited."""
 
     def __init__(self) -> None:
         lib = ctypes.CDLL("libcuda.so.1")
-        self.calls, self.count = (ctypes.c_int64 * 64).in_dll(lib, "fake_calls"), ctypes.c_int64.in_dll(lib, "fake_ncalls")
+        self.calls, self.count = (
+            (ctypes.c_int64 * 64).in_dll(lib, "fake_calls"),
+            ctypes.c_int64.in_dll(lib, "fake_ncalls"),
+        )
         self.capturing = ctypes.c_int64.in_dll(lib, "fake_capturing")
 
     def during(self, call: Callable[[], Any]) -> list[Any]:
@@ -202,13 +276,18 @@ class Calls:
 
 
 def failures(record: int, number: int) -> list[str]:
-    """What is said of launches of kernel ``number`` on the team whose words lie at 4096, as they leave it in the host's memory."""
+    """What is said of launches of kernel ``number`` on the team whose words lie at 4096, as they leave it in
+    the host's memory."""
     words, text, told = (ctypes.c_int64 * 14).from_address(record), ctypes.create_string_buffer(2000), []
     late_signal, late_entry, late_exit, late_meeting, _, _, no_rank, no_counter, _ = range(1, 10)
     for why, site, rank, value, seen, index in (
-        (late_signal, 1, -1, 2, 1, 3), (late_entry, 0, 1, 7, 6, -1), (late_exit, -1, 0, 7, 6, -1), (late_meeting, 1, 1, 7, 6, -1),
-        (no_rank, 0, 9, 0, 0, -1), (no_counter, 1, -1, 0, 0, -1),
-    ):  # fmt: skip
+        (late_signal, 1, -1, 2, 1, 3),
+        (late_entry, 0, 1, 7, 6, -1),
+        (late_exit, -1, 0, 7, 6, -1),
+        (late_meeting, 1, 1, 7, 6, -1),
+        (no_rank, 0, 9, 0, 0, -1),
+        (no_counter, 1, -1, 0, 0, -1),
+    ):
         words[:] = [2, why, number, 4096, site, 5, 6, 0, rank, 7, value, seen, 0, index]
         native.library().ts_gpu_says(text, len(text))
         told.append(text.value.decode().replace(__file__, "launches.py"))
@@ -270,7 +349,8 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
 
 
 def by_graphs(fake: Driver) -> dict[str, Any]:
-    """Calls that come again: how many graphs were made, given other arguments, launched and destroyed behind each of some calls."""
+    """Calls that come again: how many graphs were made, given other arguments, launched and destroyed behind
+    each of some calls."""
     import tvm_ffi
 
     graphs, out = (ctypes.c_int64 * 4).in_dll(ctypes.CDLL("libcuda.so.1"), "fake_graphs"), dict[str, Any]()
@@ -285,7 +365,11 @@ def by_graphs(fake: Driver) -> dict[str, Any]:
             run(*each)
         at = struct.unpack("<q", fake.bytes(1))[0], struct.unpack("<f", fake.bytes(2))[0]
         right = at == (calls[-1][0].array.ctypes.data, calls[-1][2])
-        return [fake.seen()["launches"] - launches, [now - then for now, then in zip(graphs, was, strict=True)], right]
+        return [
+            fake.seen()["launches"] - launches,
+            [now - then for now, then in zip(graphs, was, strict=True)],
+            right,
+        ]
 
     first, second = (on[0], on[1], 0.5, 1), (on[2], on[1], 0.25, 1)
     out["twice"] = after(first, first)
@@ -297,12 +381,18 @@ def by_graphs(fake: Driver) -> dict[str, Any]:
     capturing.value = 1
     out["captured"] = after(first)
     capturing.value = 0
-    out["other shape"] = after((OnGpu(arrays[0][:200]), OnGpu(arrays[1][:200]), 0.5, 1)) + [fake.seen()["grid"]]
+    out["other shape"] = after((OnGpu(arrays[0][:200]), OnGpu(arrays[1][:200]), 0.5, 1)) + [
+        fake.seen()["grid"]
+    ]
     rows = []
     for stream in list(range(0x81, 0x86)) * 3:
         with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), stream):
             rows.append(after(first))
-    out["many streams"] = [sum(row[0] for row in rows), [sum(kind) for kind in zip(*(row[1] for row in rows), strict=True)], rows[-1][2]]
+    out["many streams"] = [
+        sum(row[0] for row in rows),
+        [sum(kind) for kind in zip(*(row[1] for row in rows), strict=True)],
+        rows[-1][2],
+    ]
     out["again"] = after(*[first] * 3)
     was = graphs[3]
     del run
@@ -315,7 +405,10 @@ def by_graphs(fake: Driver) -> dict[str, Any]:
 
 
 def main() -> dict[str, Any]:
-    out: dict[str, Any] = {"missing": native.cuda_missing(), "capability": [native.cuda_capability(), native.cuda_capability(7)]}
+    out: dict[str, Any] = {
+        "missing": native.cuda_missing(),
+        "capability": [native.cuda_capability(), native.cuda_capability(7)],
+    }
     fake, run = Driver(), scaled()
     a, b = np.zeros(300, "float16"), np.zeros(300, "float16")
     args = (OnGpu(a), OnGpu(b), 0.1, -3)
@@ -329,7 +422,11 @@ def main() -> dict[str, Any]:
     values = [struct.unpack("<q", fake.bytes(k))[0] for k in (0, 1)]
     out["scale"] = fake.seen() | {
         "pointers": [values[0] == b.ctypes.data, values[1] == a.ctypes.data],
-        "scalars": [struct.unpack("<f", fake.bytes(2))[0], struct.unpack("<b", fake.bytes(3))[0], *(struct.unpack("<i", fake.bytes(k))[0] for k in (4, 5))],
+        "scalars": [
+            struct.unpack("<f", fake.bytes(2))[0],
+            struct.unpack("<b", fake.bytes(3))[0],
+            *(struct.unpack("<i", fake.bytes(k))[0] for k in (4, 5)),
+        ],
         "symbol": fake.symbol.value.decode(),
     }
     run(*args)
@@ -361,7 +458,10 @@ def main() -> dict[str, Any]:
     A, C = np.zeros((5, 64), "float32"), np.zeros((64, 64), "float32")[:, :32]
     before = fake.seen()["encodes"]
     maps(OnGpu(A), OnGpu(C))
-    out["mapped"] = fake.seen() | {"map": list(fake.map), "of A": struct.unpack("<q", fake.bytes(0)[:8])[0] == A.ctypes.data}
+    out["mapped"] = fake.seen() | {
+        "map": list(fake.map),
+        "of A": struct.unpack("<q", fake.bytes(0)[:8])[0] == A.ctypes.data,
+    }
     others = [np.zeros((k, 64), "float32") for k in (1, 2, 3)]
     counts = []
     for each in (A, *others, A, *others):
@@ -369,11 +469,16 @@ def main() -> dict[str, Any]:
         counts.append(fake.seen()["encodes"] - before)
     out["encodes"], out["grids"] = counts, fake.seen()["grid"]
     nothing = np.zeros((5, 0), "float32")
-    out["empty map"] = [said(lambda: maps(OnGpu(nothing), OnGpu(np.lib.stride_tricks.as_strided(C, (64, 32), (0, 4))))), *fake.map]
+    out["empty map"] = [
+        said(lambda: maps(OnGpu(nothing), OnGpu(np.lib.stride_tricks.as_strided(C, (64, 32), (0, 4))))),
+        *fake.map,
+    ]
     base = struct.unpack("<q", fake.bytes(0)[:8])[0]
     out["empty map"] += [base % 16, list((ctypes.c_float * 4).from_address(base))]
     odd = np.zeros((5, 70), "float32")[:, :66]
-    out["tma"] = said(lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32])))
+    out["tma"] = said(
+        lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32]))
+    )
     out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))
     out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
     out["graphs"] = by_graphs(fake)
@@ -382,7 +487,15 @@ def main() -> dict[str, Any]:
         out["objects"] = objects(fake)
     fake.expect()
     fake.fail.value = 4
-    out["failed"] = [said(call) for call in (asserting().__call__, lambda: asserting()(*args), native.cuda_synchronize, lambda: run(*args))]
+    out["failed"] = [
+        said(call)
+        for call in (
+            asserting().__call__,
+            lambda: asserting()(*args),
+            native.cuda_synchronize,
+            lambda: run(*args),
+        )
+    ]
     told = ctypes.create_string_buffer(200)
     native.library().ts_gpu_says(told, len(told))
     out["failed"] += [said(synchronize), native.cuda_failure(), told.value.decode()]

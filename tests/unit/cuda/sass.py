@@ -1,20 +1,24 @@
-"""Reads a kernel's machine code, as nvdisasm or cuobjdump print it, and says what is wrong with its products of warpgroups.
+"""Reads a kernel's machine code, as nvdisasm or cuobjdump print it, and says what is wrong with its products
+of warpgroups.
 
     for fault in sass.faults(sass.disassembled(cubin)):
         print(fault)
 
 What is looked for, along every way through the code:
 
-- *early*: an instruction touches an accumulator while products that write it are in flight. ptxas is free to move instructions of other
-  basic blocks over `wgmma.wait_group`, whatever the source says of the order.
+- *early*: an instruction touches an accumulator while products that write it are in flight. ptxas is free to
+  move instructions of other basic blocks over `wgmma.wait_group`, whatever the source says of the order.
 - *operand*: an instruction writes registers that products in flight read (the left operand).
 - *left*: products are in flight where a kernel ends.
-- *fence*: MEMBAR of the GPU or the system in an innermost loop that multiplies. It drains all that is under way.
-- *serial*: ptxas awaits each product before the next (warnings C7510 to C7519); the group that it closes apart is empty.
+- *fence*: MEMBAR of the GPU or the system in an innermost loop that multiplies. It drains all that is under
+  way.
+- *serial*: ptxas awaits each product before the next (warnings C7510 to C7519); the group that it closes
+  apart is empty.
 - *spill*: registers that live in local memory.
 
-HGMMA is wgmma.mma_async; ``gsb0`` behind its operands ends a group (wgmma.commit_group), and `WARPGROUP.DEPBAR.LE gsb0, n` waits until no
-more than n groups are in flight. The state of a way is the queue of its groups; blocks are walked until no way brings a new state.
+HGMMA is wgmma.mma_async; ``gsb0`` behind its operands ends a group (wgmma.commit_group), and
+`WARPGROUP.DEPBAR.LE gsb0, n` waits until no more than n groups are in flight. The state of a way is the queue
+of its groups; blocks are walked until no way brings a new state.
 """
 
 from __future__ import annotations
@@ -166,7 +170,9 @@ def _join(f: Function, begins: dict[str, int]) -> None:
         last, known = f.blocks[k][-1], here[k]
         register = last.operands.split(",")[0].strip()
         if last.opcode.startswith("BSSY"):
-            known = frozenset(x for x in known if x[0] != register) | {(register, begins[label]) for label in last.labels}
+            known = frozenset(x for x in known if x[0] != register) | {
+                (register, begins[label]) for label in last.labels
+            }
         elif last.opcode.startswith("BSYNC"):
             f.follows[k] = sorted({block for name, block in known if name == register}) or f.follows[k]
         for n in f.follows[k]:
@@ -180,7 +186,12 @@ def _ends(i: Instruction) -> bool:
     if i.guard not in ("", "@PT"):
         return False
     name = i.opcode.split(".")[0]
-    return name in ("EXIT", "RET", "BRX", "JMP") or name == "BRA" and not re.search(r"\bU?P\d", i.operands) and "DIV" not in i.opcode
+    return (
+        name in ("EXIT", "RET", "BRX", "JMP")
+        or name == "BRA"
+        and not re.search(r"\bU?P\d", i.operands)
+        and "DIV" not in i.opcode
+    )
 
 
 # ---- registers
@@ -189,13 +200,36 @@ REGISTER = re.compile(r"(?<![\w.])R(\d+)((?:\.\w+)*)")
 GMMA = re.compile(r"^[HIQB]GMMA(?:\.SP)?\.64x(\d+)x\d+\.(\w+)")
 PREDICATE = re.compile(r"^!?U?P(\d|T)$")
 #: what has no result in registers
-STORES = ("ST", "REDG", "RED.", "SYNCS", "UTMA", "UBLK", "BAR", "R2UR", "BRX", "WARPSYNC", "ISETP", "FSETP", "DSETP", "HSETP2", "PLOP3")
+STORES = (
+    "ST",
+    "REDG",
+    "RED.",
+    "SYNCS",
+    "UTMA",
+    "UBLK",
+    "BAR",
+    "R2UR",
+    "BRX",
+    "WARPSYNC",
+    "ISETP",
+    "FSETP",
+    "DSETP",
+    "HSETP2",
+    "PLOP3",
+)
 #: registers of mma.sync's operands, D, A, B, C
-MMA = {"16816.F32": (4, 4, 2, 4), "16816.F16": (2, 4, 2, 2), "1688.F32": (4, 2, 1, 4), "1684.F32": (4, 2, 1, 4), "16832": (4, 4, 2, 4)}
+MMA = {
+    "16816.F32": (4, 4, 2, 4),
+    "16816.F16": (2, 4, 2, 2),
+    "1688.F32": (4, 2, 1, 4),
+    "1684.F32": (4, 2, 1, 4),
+    "16832": (4, 4, 2, 4),
+}
 
 
 def product(i: Instruction) -> Product | None:
-    """What a product writes and reads in registers; None for other instructions, and for the product of nothing that closes a group."""
+    """What a product writes and reads in registers; None for other instructions, and for the product of
+    nothing that closes a group."""
     found = GMMA.match(i.opcode)
     if found is None or i.operands.startswith("RZ"):
         return None
@@ -216,8 +250,11 @@ def _span(operand: str, size: int) -> range:
 
 
 def touched(i: Instruction) -> tuple[Registers, Registers]:
-    """The registers that an instruction reads or writes, and those that it writes: its first operand, where that is a register."""
-    operands = [o.strip() for o in re.findall(r"[\w.]*\[[^\]]*\](?:\[[^\]]*\])*|[^,\[\]]+", i.operands) if o.strip()]
+    """The registers that an instruction reads or writes, and those that it writes: its first operand, where
+    that is a register."""
+    operands = [
+        o.strip() for o in re.findall(r"[\w.]*\[[^\]]*\](?:\[[^\]]*\])*|[^,\[\]]+", i.operands) if o.strip()
+    ]
     values = [o for o in operands if "[" not in o and not PREDICATE.match(o)]
     every: set[int] = set()
     for o in operands:
@@ -294,7 +331,9 @@ def _against(i: Instruction, queue: Queue) -> Iterator[Fault]:
     if mine is not None:
         for p in flying:
             if mine.to & p.to and mine.to != p.to:
-                yield Fault("early", f"a product into {_named(mine.to)} while one into {_named(p.to)} is in flight", i)
+                yield Fault(
+                    "early", f"a product into {_named(mine.to)} while one into {_named(p.to)} is in flight", i
+                )
             if bad := mine.reads & p.to:
                 yield Fault("early", f"a product reads {_named(bad)} before it is awaited", i)
             if bad := mine.to & p.reads:
@@ -341,7 +380,8 @@ def _fences(f: Function) -> Iterator[Fault]:
 
 
 def _loops(f: Function) -> list[set[int]]:
-    """Natural loops: the blocks from which the end of an edge back to a dominator is reached without passing that."""
+    """Natural loops: the blocks from which the end of an edge back to a dominator is reached without passing
+    that."""
     count = len(f.blocks)
     before: list[list[int]] = [[] for _ in range(count)]
     for k, nexts in enumerate(f.follows):

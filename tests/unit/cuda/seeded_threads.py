@@ -1,5 +1,5 @@
-"""Faults seeded into thread IR for Hopper, one instruction each: what a wrong lowering of tokens, products, stores and fences might leave
-behind. The emulator judges them."""
+"""Faults seeded into thread IR for Hopper, one instruction each: what a wrong lowering of tokens, products,
+stores and fences might leave behind. The emulator judges them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def seeded(kernel: ThreadKernel) -> Iterator[Fault]:
 
 
 def _idle(kernel: ThreadKernel, calls: list[Any]) -> set[int]:
-    """The waits for stores in front of which none stands, and the meetings behind them: they keep nobody waiting."""
+    """The waits for stores in front of which none stands, and the meetings behind them: they keep nobody
+    waiting."""
     again: set[Any] = set()  # what loops that store run more than once
 
     def look(loop: Any) -> None:
@@ -125,7 +126,10 @@ def _edits(s: Any, calls: list[Any]) -> Iterator[tuple[str, Any]]:
         yield "for a group fewer", _call(s, name=f"ts::wgmma_wait<{pending + 1}>")
     elif plain == "product":
         yield "of the columns beside", _call(s, args[0], args[1], args[2] + tirx.IntImm("uint64", 2), args[3])
-        yield "that keeps what it should not, or forgets", _call(s, *args[:3], tirx.IntImm("int32", 1 - int(args[3].value)))
+        yield (
+            "that keeps what it should not, or forgets",
+            _call(s, *args[:3], tirx.IntImm("int32", 1 - int(args[3].value))),
+        )
     elif plain == "tma_load":
         yield "for the next stage's barrier", _call(s, args[0], args[1], _next(args[2]), *args[3:])
         yield "for the other barrier", _call(s, args[0], args[1], _partner(args[2], calls), *args[3:])
@@ -155,7 +159,9 @@ def _next(where: Any) -> Any:
     """The same barrier of the next stage; of a ring with one stage the word behind it."""
     load = where.args[0]
     stages, index = int(load.source.ty.shape[0]), load.indices[0]
-    return tirx.address_of(tirx.BufferLoad(load.source, [tirx.floormod(index + 1, tirx.IntImm("int32", stages))]))
+    return tirx.address_of(
+        tirx.BufferLoad(load.source, [tirx.floormod(index + 1, tirx.IntImm("int32", stages))])
+    )
 
 
 def _partner(where: Any, calls: list[Any]) -> Any:
@@ -201,7 +207,9 @@ class Judge:
                 got = emulator.run(kernel, self.program, self.args, seed)
             except emulator.EmulationError as error:
                 return Verdict(str(error), verdict.wrong)
-            verdict.wrong |= any(not np.array_equal(_bits(got[name]), _bits(self.right[name])) for name in got)
+            verdict.wrong |= any(
+                not np.array_equal(_bits(got[name]), _bits(self.right[name])) for name in got
+            )
         return verdict
 
 
@@ -213,11 +221,13 @@ LAST = "the last round's stage is filled no more: its release is for tiles to co
 #: faults that change nothing, and why, by case and name; how many of that name
 HARMLESS: dict[tuple[str, str], tuple[int, str]] = {
     (case, f"mbarrier_arrive_warp {how}"): (1, LAST)
-    for case in ("gemm", "two warpgroups") for how in ("left out", "of the next stage", "of the other barrier")
-}  # fmt: skip
+    for case in ("gemm", "two warpgroups")
+    for how in ("left out", "of the next stage", "of the other barrier")
+}
 
 
 def harmless(case: Case, fault: Fault, seen: int = 1) -> str | None:
-    """Why a fault changes nothing; None where it must be found. ``seen``: so many faults of that name have survived in this case."""
+    """Why a fault changes nothing; None where it must be found. ``seen``: so many faults of that name have
+    survived in this case."""
     most, why = HARMLESS.get((case.name, fault.name), (0, ""))
     return why if seen <= most else None

@@ -1,4 +1,5 @@
-"""Flash attention on Hopper without a GPU: products from registers and from tiles outside rings, the overlap of rounds."""
+"""Flash attention on Hopper without a GPU: products from registers and from tiles outside rings, the overlap
+of rounds."""
 
 from __future__ import annotations
 
@@ -31,21 +32,41 @@ CASES = [
 ]
 
 
-def kernel(heads: int, kv_heads: int, dim: int, causal: bool, tile: Tile, packed: bool = False, dtype: str = "bfloat16") -> Any:
+def kernel(
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    causal: bool,
+    tile: Tile,
+    packed: bool = False,
+    dtype: str = "bfloat16",
+) -> Any:
     return attention(heads, kv_heads, dim, packed, dtype, dim**-0.5, causal, tile)
 
 
-def arguments(queries: int, keys: int, heads: int, kv_heads: int, dim: int, dtype: str = "bfloat16", side: int = 1) -> dict[str, Any]:
+def arguments(
+    queries: int, keys: int, heads: int, kv_heads: int, dim: int, dtype: str = "bfloat16", side: int = 1
+) -> dict[str, Any]:
     q, other = (1, heads, queries, dim), (1, kv_heads, keys, dim)
-    made = {"Q": data(q, dtype, 1), "K": data(other, dtype, 2), "V": data(other, dtype, 3), "O": empty(q, dtype), "Lse": empty(q[:3], "float32")}
+    made = {
+        "Q": data(q, dtype, 1),
+        "K": data(other, dtype, 2),
+        "V": data(other, dtype, 3),
+        "O": empty(q, dtype),
+        "Lse": empty(q[:3], "float32"),
+    }
     return {**made, "side": side}
 
 
 @pytest.mark.parametrize("lengths, heads, kv_heads, dim, causal, tile, seed", CASES, ids=str)
-def test_results(lengths: tuple[int, int], heads: int, kv_heads: int, dim: int, causal: bool, tile: Tile, seed: int):
+def test_results(
+    lengths: tuple[int, int], heads: int, kv_heads: int, dim: int, causal: bool, tile: Tile, seed: int
+):
     made = kernel(heads, kv_heads, dim, causal, tile)
     text = print_kernel(lowered(made)[0]).text
-    assert "mma_m16n8" not in text.replace("wgmma", "") and re.search(r"wgmma_m64n\d+k16_bf16_r1", text), "P lies in registers"
+    assert "mma_m16n8" not in text.replace("wgmma", "") and re.search(r"wgmma_m64n\d+k16_bf16_r1", text), (
+        "P lies in registers"
+    )
     assert text.count("if (ts::any(shrink") >= 2, "whole warps leave out what they need not rescale"
     agree(made, arguments(*lengths, heads, kv_heads, dim, side=min(heads, 2)), seed=seed)
 
@@ -55,19 +76,33 @@ def test_packed_sequences():
     starts = [np.cumsum([0, *n]).astype("int32") for n in ((70, 1, 129), (130, 3, 0))]
     args = arguments(1, 1, 1, 1, 64)
     del args["side"]
-    for name, count in (("Q", starts[0][-1]), ("K", starts[1][-1]), ("V", starts[1][-1]), ("O", starts[0][-1])):
-        args[name] = data((int(count), 1, 64), "bfloat16", ord(name)) if name != "O" else empty((int(count), 1, 64), "bfloat16")
+    for name, count in (
+        ("Q", starts[0][-1]),
+        ("K", starts[1][-1]),
+        ("V", starts[1][-1]),
+        ("O", starts[0][-1]),
+    ):
+        args[name] = (
+            data((int(count), 1, 64), "bfloat16", ord(name))
+            if name != "O"
+            else empty((int(count), 1, 64), "bfloat16")
+        )
     args |= {"Lse": empty((1, 200), "float32"), "Starts": starts[0], "Begins": starts[1], "most": 129}
     agree(kernel(1, 1, 64, False, Tile(128, 64, 256), packed=True), args, seed=1)
 
 
 def chained(rounds: Any, between: bool = False, fresh: bool = False) -> Any:
-    """y += (a·bₙ - i as float16)·cₙ, a converted by threads. ``between``: y is touched in front of the first product; ``fresh``: the factor
-    belongs to its round."""
+    """y += (a·bₙ - i as float16)·cₙ, a converted by threads. ``between``: y is touched in front of the first
+    product; ``fresh``: the factor belongs to its round."""
 
     @T.prim_func
-    def program(A: T.Tensor((64, 64), "float32"), B: T.Tensor((512, 64), "float16"), C: T.Tensor((512, 64), "float16"),
-                Y: T.Tensor((64, 64), "float32"), n: T.int32):  # fmt: skip
+    def program(
+        A: T.Tensor((64, 64), "float32"),
+        B: T.Tensor((512, 64), "float16"),
+        C: T.Tensor((512, 64), "float16"),
+        Y: T.Tensor((64, 64), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(1, threads=128):
             a, b, c = (T.alloc_shared((64, 64), "float16") for _ in range(3))
             x, y = (T.alloc_fragment((64, 64), "float32") for _ in range(2))
@@ -98,14 +133,21 @@ def chained(rounds: Any, between: bool = False, fresh: bool = False) -> Any:
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 @pytest.mark.parametrize("between, fresh", [(False, False), (True, False), (False, True)])
 def test_any_number_of_rounds(n: int, between: bool, fresh: bool):
-    """Overlapped where nothing forbids it: a statement in front of the first product that needs the last one's result does, and a tile of
-    the round's own."""
+    """Overlapped where nothing forbids it: a statement in front of the first product that needs the last
+    one's result does, and a tile of the round's own."""
     draw = np.random.default_rng(n)  # small integers: any order of sums is exact
-    args = {name: draw.integers(-2, 3, (512, 64) if name in "BC" else (64, 64)).astype("float32" if name == "A" else "float16") for name in "ABC"}
+    args = {
+        name: draw.integers(-2, 3, (512, 64) if name in "BC" else (64, 64)).astype(
+            "float32" if name == "A" else "float16"
+        )
+        for name in "ABC"
+    }
     args["Y"] = empty((64, 64), "float32")
     for rounds in (None, n):
         made = chained(rounds, between, fresh)
-        assert ("ts::wgmma_wait<1>" in print_kernel(lowered(made)[0]).text) == (not between and not fresh), rounds
+        assert ("ts::wgmma_wait<1>" in print_kernel(lowered(made)[0]).text) == (not between and not fresh), (
+            rounds
+        )
         agree(made, {**args, "n": n}, seed=n, exact=True)
 
 
@@ -122,18 +164,30 @@ def test_a_tile_that_threads_write_has_one_fence():
 def test_queries_come_by_tma():
     """A tile that is filled once and that only products read is a ring of one stage: no thread touches it."""
     made, program = lowered(kernel(1, 1, 64, False, Tile(128, 64, 256)))
-    assert [(r.depth, r.buffers) for r in program.schedule.rings] == [(2, ["k"]), (2, ["v"]), (1, ["q"])] and len(made.maps) == 4
+    assert [(r.depth, r.buffers) for r in program.schedule.rings] == [
+        (2, ["k"]),
+        (2, ["v"]),
+        (1, ["q"]),
+    ] and len(made.maps) == 4
     assert "reads q" not in print_kernel(made).text
 
 
 FAULTS: dict[str, Any] = {
-    "queries without a wait": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full2" else ...,
-    "values without a wait": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full1" else ...,
+    "queries without a wait": lambda n, a: (
+        None if n == "ts::mbarrier_wait" and _named(a[0]) == "full2" else ...
+    ),
+    "values without a wait": lambda n, a: (
+        None if n == "ts::mbarrier_wait" and _named(a[0]) == "full1" else ...
+    ),
     "keys without a wait": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
-    "values not released": lambda n, a: None if n == "ts::mbarrier_arrive_warp" and _named(a[0]) == "empty1" else ...,
+    "values not released": lambda n, a: (
+        None if n == "ts::mbarrier_arrive_warp" and _named(a[0]) == "empty1" else ...
+    ),
     "scores without a wait": lambda n, a: None if n == "ts::wgmma_wait<1>" else ...,
     "outputs without a wait": lambda n, a: None if n == "ts::wgmma_wait<0>" else ...,
-    "the scores' wait lets two run": lambda n, a: ("ts::wgmma_wait<2>", a) if n == "ts::wgmma_wait<1>" else ...,
+    "the scores' wait lets two run": lambda n, a: (
+        ("ts::wgmma_wait<2>", a) if n == "ts::wgmma_wait<1>" else ...
+    ),
     "no fence in front of products": lambda n, a: None if n == "ts::wgmma_fence" else ...,
 }
 
@@ -156,7 +210,11 @@ def test_faults_are_found(fault: str):
 
 def test_a_missing_proxy_fence_is_found():
     made, program = lowered(chained(2))
-    args = {"A": data((64, 64), "float32", 1), "B": data((512, 64), "float16", 2), "C": data((512, 64), "float16", 3)}
+    args = {
+        "A": data((64, 64), "float32", 1),
+        "B": data((512, 64), "float16", 2),
+        "C": data((512, 64), "float16", 3),
+    }
     args |= {"Y": empty((64, 64), "float32"), "n": 2}
     emulator.run(made, program, args)
     with pytest.raises(emulator.EmulationError, match=r"fence\.proxy\.async"):
@@ -164,11 +222,13 @@ def test_a_missing_proxy_fence_is_found():
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
-@pytest.mark.parametrize("dim, causal", [(64, False), (64, True), (128, False), (128, True), (256, False), (256, True)])
+@pytest.mark.parametrize(
+    "dim, causal", [(64, False), (64, True), (128, False), (128, True), (256, False), (256, True)]
+)
 def test_products_stay_in_flight(dim: int, causal: bool):
     tile = tile_of(dim, causal, 32, 132)
     made = toolchain.compile_cubin(print_kernel(lowered(kernel(32, 8, dim, causal, tile))[0]), "sm_90a")
     assert made.resources.spill_stores == 0 and made.resources.stack == 0
-    # Three warpgroups under a causal mask, of 160 registers a thread, have none left for products in flight; they take turns all the same,
-    # and are faster than two of which each has its products in flight.
+    # Three warpgroups under a causal mask, of 160 registers a thread, have none left for products in flight;
+    # they take turns all the same, and are faster than two of which each has its products in flight.
     assert made.serialised == (dim == 64 and causal), made.messages

@@ -1,4 +1,5 @@
-"""The gradients of attention on Hopper without a GPU: numbers that come with a ring's tiles, updates by TMA, products that overlap them."""
+"""The gradients of attention on Hopper without a GPU: numbers that come with a ring's tiles, updates by TMA,
+products that overlap them."""
 
 from __future__ import annotations
 
@@ -23,12 +24,23 @@ def sums(rounds: int, stages: int, dtype: str = "float32", wide: int = 64) -> An
 
     @T.prim_func
     def sums(
-        A: T.Tensor((rounds * 64, wide), "bfloat16"), V: T.Tensor((rounds, 64), "float32"), B: T.Tensor((256, wide), "bfloat16"),
-        C: T.Tensor((rounds * 64 - 20, wide), dtype), D: T.Tensor((256, wide), "float32"),
-    ):  # fmt: skip
+        A: T.Tensor((rounds * 64, wide), "bfloat16"),
+        V: T.Tensor((rounds, 64), "float32"),
+        B: T.Tensor((256, wide), "bfloat16"),
+        C: T.Tensor((rounds * 64 - 20, wide), dtype),
+        D: T.Tensor((256, wide), "float32"),
+    ):
         with T.Kernel(2, threads=256) as bx:
-            a, b, v = T.alloc_shared((64, wide), "bfloat16"), T.alloc_shared((128, wide), "bfloat16"), T.alloc_shared((64,), "float32")
-            x, y, whole = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), "bfloat16"), T.alloc_shared((128, 64), "bfloat16")
+            a, b, v = (
+                T.alloc_shared((64, wide), "bfloat16"),
+                T.alloc_shared((128, wide), "bfloat16"),
+                T.alloc_shared((64,), "float32"),
+            )
+            x, y, whole = (
+                T.alloc_fragment((128, 64), "float32"),
+                T.alloc_fragment((128, 64), "bfloat16"),
+                T.alloc_shared((128, 64), "bfloat16"),
+            )
             c, d = T.alloc_fragment((64, wide), "float32"), T.alloc_fragment((128, wide), "float32")
             T.copy(B[bx * 128, 0], b)
             T.clear(d)
@@ -40,7 +52,14 @@ def sums(rounds: int, stages: int, dtype: str = "float32", wide: int = 64) -> An
                     x[i, j] = x[i, j] - v[j]
                 T.copy(x, y)
                 T.copy(y, whole)
-                T.gemm(whole, b, c, transpose_A=True, policy=T.GemmWarpPolicy.FullRow if wide < 128 else 0, clear_accum=True)
+                T.gemm(
+                    whole,
+                    b,
+                    c,
+                    transpose_A=True,
+                    policy=T.GemmWarpPolicy.FullRow if wide < 128 else 0,
+                    clear_accum=True,
+                )
                 T.gemm(y, a, d)
                 T.atomic_add(C[n * 64, 0], c)
             T.copy(d, D[bx * 128, 0])
@@ -52,19 +71,25 @@ def arguments(rounds: int, wide: int = 64) -> dict[str, Any]:
     draw = np.random.default_rng(rounds)  # small integers: any order of sums is exact
     made = {n: draw.integers(-1, 2, (r, wide)).astype("float32") for n, r in (("A", rounds * 64), ("B", 256))}
     made = {n: x.astype(bfloat16) for n, x in made.items()}
-    v, c = draw.integers(-1, 2, (rounds, 64)).astype("float32"), draw.integers(-3, 4, (rounds * 64 - 20, wide)).astype("float32")
+    v, c = (
+        draw.integers(-1, 2, (rounds, 64)).astype("float32"),
+        draw.integers(-3, 4, (rounds * 64 - 20, wide)).astype("float32"),
+    )
     return {**made, "V": v, "C": c, "D": empty((256, wide), "float32")}
 
 
 @pytest.mark.parametrize("stages, wide", [(2, 64), (3, 64), (3, 128)])
 @pytest.mark.parametrize("rounds, seed", [(1, 0), (2, 1), (4, 2)])
 def test_updates_by_tma(stages: int, wide: int, rounds: int, seed: int):
-    """Two rounds, or one late where there is a third stage; both are the sums, whatever lies in the tensor before; its rows end inside a tile."""
+    """Two rounds, or one late where there is a third stage; both are the sums, whatever lies in the tensor
+    before; its rows end inside a tile."""
     kernel = sums(rounds, stages, wide=wide)
     made, program = lowered(kernel)
     text = print_kernel(made).text
     assert "ts::tma_reduce_add" in text and "ts::atomic_add" not in text and program.notes == []
-    assert [r.buffers for r in program.schedule.rings] == [["a", "v"], ["b"]], "the numbers come with the tile in front of them"
+    assert [r.buffers for r in program.schedule.rings] == [["a", "v"], ["b"]], (
+        "the numbers come with the tile in front of them"
+    )
     agree(kernel, arguments(rounds, wide), seed=seed, exact=True)
 
 
@@ -76,10 +101,15 @@ def loop_of(text: str) -> str:
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_threads_meet_twice_a_round(stages: int):
-    """For the operand that they hand over and for the tile that TMA reads: the latter's last reads are awaited in front of the first meeting."""
+    """For the operand that they hand over and for the tile that TMA reads: the latter's last reads are
+    awaited in front of the first meeting."""
     text = loop_of(print_kernel(lowered(sums(6, stages))[0]).text)
     assert text.count("ts::barrier_sync") == 2 and text.count("ts::bulk_wait_read<0>") == 1
-    meets, waited, update = text.index("reads whole"), text.index("ts::bulk_wait_read"), text.index("ts::tma_reduce_add")
+    meets, waited, update = (
+        text.index("reads whole"),
+        text.index("ts::bulk_wait_read"),
+        text.index("ts::tma_reduce_add"),
+    )
     assert waited < meets < update if stages == 2 else meets < update < waited
 
 
@@ -87,9 +117,18 @@ def test_what_is_no_update_of_its_own():
     """A tensor that something else touches, a dtype that TMA cannot add to."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((512, 64), "bfloat16"), B: T.Tensor((64, 64), "bfloat16"), C: T.Tensor((64, 64), "float32"), D: T.Tensor((64, 64), "float32")):
+    def kernel(
+        A: T.Tensor((512, 64), "bfloat16"),
+        B: T.Tensor((64, 64), "bfloat16"),
+        C: T.Tensor((64, 64), "float32"),
+        D: T.Tensor((64, 64), "float32"),
+    ):
         with T.Kernel(2, threads=128) as bx:
-            a, b, c = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16"), T.alloc_fragment((64, 64), "float32")
+            a, b, c = (
+                T.alloc_shared((64, 64), "bfloat16"),
+                T.alloc_shared((64, 64), "bfloat16"),
+                T.alloc_fragment((64, 64), "float32"),
+            )
             T.copy(B, b)
             for n in T.Pipelined(4, num_stages=2):
                 T.copy(A[bx * 256 + n * 64, 0], a)
@@ -100,12 +139,24 @@ def test_what_is_no_update_of_its_own():
 
     text = print_kernel(lowered(kernel)[0]).text
     assert "ts::tma_load" in text and "ts::tma_reduce" not in text
-    agree(kernel, {"A": data((512, 64), "bfloat16", 1), "B": data((64, 64), "bfloat16", 2), "C": data((64, 64), "float32", 3),
-                   "D": data((64, 64), "float32", 4)}, seed=1)  # fmt: skip
+    agree(
+        kernel,
+        {
+            "A": data((512, 64), "bfloat16", 1),
+            "B": data((64, 64), "bfloat16", 2),
+            "C": data((64, 64), "float32", 3),
+            "D": data((64, 64), "float32", 4),
+        },
+        seed=1,
+    )
 
 
 FAULTS: dict[str, Any] = {
-    "numbers of another round": lambda n, a: (n, [a[0], a[1], a[2], a[3], 0, *a[5:]]) if n == "ts::tma_load" and len(a) == 5 and "V" in str(a[1]) else ...,
+    "numbers of another round": lambda n, a: (
+        (n, [a[0], a[1], a[2], a[3], 0, *a[5:]])
+        if n == "ts::tma_load" and len(a) == 5 and "V" in str(a[1])
+        else ...
+    ),
     "an update's tile is written too soon": lambda n, a: None if n == "ts::bulk_wait_read<0>" else ...,
     "an update stores": lambda n, a: ("ts::tma_store", a) if n == "ts::tma_reduce_add" else ...,
     "no meeting in a round": lambda n, a: None if n == "ts::barrier_sync" else ...,
@@ -141,7 +192,15 @@ COMPILED: list[tuple[Any, dict[str, Any]]] = [
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 @pytest.mark.parametrize("factory, constants", COMPILED, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_products_stay_in_flight(factory: Any, constants: dict[str, Any]):
-    given = {"heads": 32, "kv_heads": 8, "packed": False, "dtype": "bfloat16", "scale": 0.1, "causal": False, **constants}
+    given = {
+        "heads": 32,
+        "kv_heads": 8,
+        "packed": False,
+        "dtype": "bfloat16",
+        "scale": 0.1,
+        "causal": False,
+        **constants,
+    }
     made = toolchain.compile_cubin(print_kernel(lowered(factory(**given))[0]), "sm_90a")
     assert made.resources.spill_stores == 0 and made.resources.stack == 0
     assert not made.serialised, made.messages

@@ -1,4 +1,5 @@
-"""Blocks of a cluster on the emulated GPU: what they share, who meets whom, and whose shared memory a statement reaches."""
+"""Blocks of a cluster on the emulated GPU: what they share, who meets whom, and whose shared memory a
+statement reaches."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ def product(body: Any, grid: tuple[int, ...], cluster: Any = 2) -> Any:
     """A GEMM whose tile and trip count ``body(block indices)`` says: (row, column, rounds, first round)."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "float32"), n: T.int32):
+    def kernel(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        C: T.Tensor((M, N), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(*grid, threads=128, cta_cluster=cluster) as blocks:
             a, b = T.alloc_shared((64, 32), "bfloat16"), T.alloc_shared((32, 64), "bfloat16")
             acc = T.alloc_fragment((64, 64), "float32")
@@ -72,7 +78,9 @@ def test_tiles_of_clusters_that_stay():
     clusters = 2
 
     @T.prim_func
-    def kernel(A: T.Tensor((300, K), "float16"), B: T.Tensor((K, 200), "float16"), C: T.Tensor((300, 200), "float32")):
+    def kernel(
+        A: T.Tensor((300, K), "float16"), B: T.Tensor((K, 200), "float16"), C: T.Tensor((300, 200), "float32")
+    ):
         with T.Kernel(block=2 * clusters, threads=128, cta_cluster=2) as block:
             a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
             acc = T.alloc_fragment((64, 64), "float32")
@@ -85,7 +93,11 @@ def test_tiles_of_clusters_that_stay():
                         T.gemm(a, b, acc)
                 T.copy(acc, C[(2 * pair + block % 2) * 64, col * 64])
 
-    args = {"A": data((300, K), "float16", 1), "B": data((K, 200), "float16", 2), "C": empty((300, 200), "float32")}
+    args = {
+        "A": data((300, K), "float16", 1),
+        "B": data((K, 200), "float16", 2),
+        "C": empty((300, 200), "float32"),
+    }
     assert copies(kernel) == (1, 1)
     for seed in (0, 1):
         agree(kernel, args, seed=seed)
@@ -95,10 +107,16 @@ def test_tiles_of_clusters_that_stay():
 
 
 @T.prim_func
-def neighbours(C: T.Tensor((8, 16), "float32"), D: T.Tensor((8, 2), "int32"), E: T.Tensor((8, 16), "float32")):
+def neighbours(
+    C: T.Tensor((8, 16), "float32"), D: T.Tensor((8, 2), "int32"), E: T.Tensor((8, 16), "float32")
+):
     """Pulls, puts with their signals, meetings."""
     with T.Kernel(8, cta_cluster=4, threads=64) as b:
-        own, got, put = T.alloc_shared((16,), "float32"), T.alloc_shared((16,), "float32"), T.alloc_shared((4, 4), "float32")
+        own, got, put = (
+            T.alloc_shared((16,), "float32"),
+            T.alloc_shared((16,), "float32"),
+            T.alloc_shared((4, 4), "float32"),
+        )
         arrived = T.alloc_signal((1,))
         for i in T.Parallel(16):
             own[i] = b * 100 + i
@@ -205,7 +223,8 @@ def around(A: T.Tensor((4, 8, 64), "float32"), C: T.Tensor((4, 8, 64), "float32"
 
 @T.prim_func
 def exchange(A: T.Tensor((4, 4, 2, 256), "float16"), C: T.Tensor((4, 4, 2, 256), "float16")):
-    """Each block sends a part to each, whose place is the sender's; and what nobody waits for but the kernel's end."""
+    """Each block sends a part to each, whose place is the sender's; and what nobody waits for but the
+    kernel's end."""
     with T.Kernel(4, cta_cluster=4, threads=64) as b:
         own, came = T.alloc_shared((4, 2, 256), "float16"), T.alloc_shared((4, 2, 256), "float16")
         last = T.alloc_shared((8, 256), "float16")
@@ -222,7 +241,11 @@ def exchange(A: T.Tensor((4, 4, 2, 256), "float16"), C: T.Tensor((4, 4, 2, 256),
 
 
 @T.prim_func
-def gathered(A: T.Tensor((4, 8, 32), "float32"), C: T.Tensor((4, 32, 32), "float32"), D: T.Tensor((4, 8, 32), "float32")):
+def gathered(
+    A: T.Tensor((4, 8, 32), "float32"),
+    C: T.Tensor((4, 32, 32), "float32"),
+    D: T.Tensor((4, 8, 32), "float32"),
+):
     with T.Kernel(4, cta_cluster=(2, 1), threads=32) as b:
         own, all_ = T.alloc_shared((8, 32), "float32"), T.alloc_shared((2, 8, 32), "float32")
         one = T.alloc_shared((8, 32), "float32")
@@ -239,7 +262,11 @@ def gathered(A: T.Tensor((4, 8, 32), "float32"), C: T.Tensor((4, 32, 32), "float
 def reached(C: T.Tensor((4, 512), "float32"), D: T.Tensor((4, 512), "float32")):
     """What a block does behind its last use of a tile does not touch what others still read."""
     with T.Kernel(4, cta_cluster=2, threads=64) as b:
-        own, got, own_later = T.alloc_shared((512,), "float32"), T.alloc_fragment((512,), "float32"), T.alloc_shared((512,), "float32")
+        own, got, own_later = (
+            T.alloc_shared((512,), "float32"),
+            T.alloc_fragment((512,), "float32"),
+            T.alloc_shared((512,), "float32"),
+        )
         for i in T.Parallel(512):
             own[i] = b * 1000 + i
         with T.Scale("cta_cluster") as (c, n):
@@ -255,9 +282,19 @@ def reached(C: T.Tensor((4, 512), "float32"), D: T.Tensor((4, 512), "float32")):
 PROGRAMS: dict[str, Any] = {
     "around": (around, {"A": data((4, 8, 64), "float32", 1), "C": empty((4, 8, 64), "float32")}),
     "exchange": (exchange, {"A": data((4, 4, 2, 256), "float16", 1), "C": empty((4, 4, 2, 256), "float16")}),
-    "gathered": (gathered, {"A": data((4, 8, 32), "float32", 1), "C": empty((4, 32, 32), "float32"), "D": empty((4, 8, 32), "float32")}),
+    "gathered": (
+        gathered,
+        {
+            "A": data((4, 8, 32), "float32", 1),
+            "C": empty((4, 32, 32), "float32"),
+            "D": empty((4, 8, 32), "float32"),
+        },
+    ),
     "reached": (reached, {"C": empty((4, 512), "float32"), "D": empty((4, 512), "float32")}),
-    "neighbours": (neighbours, {"C": empty((8, 16), "float32"), "D": empty((8, 2), "int32"), "E": empty((8, 16), "float32")}),
+    "neighbours": (
+        neighbours,
+        {"C": empty((8, 16), "float32"), "D": empty((8, 2), "int32"), "E": empty((8, 16), "float32")},
+    ),
     "signals": (signals, {"C": empty((4, 4, 2), "int32")}),
     "collectives": (collectives, {"C": empty((4, 5, 16), "float32")}),
     "late": (late, {"A": data((8, 32), "int32", 1), "C": empty((8, 32), "int32")}),
@@ -338,7 +375,12 @@ def test_it_compiles(name: str):
 
 
 def test_older_architectures_have_no_clusters():
-    args = {"A": data((M, K), "bfloat16", 1), "B": data((K, N), "bfloat16", 2), "C": empty((M, N), "float32"), "n": ROUNDS}
+    args = {
+        "A": data((M, K), "bfloat16", 1),
+        "B": data((K, N), "bfloat16", 2),
+        "C": empty((M, N), "float32"),
+        "n": ROUNDS,
+    }
     agree(product(lambda b, r, n, k: (r, b // 2, k), (4,)), args, arch="sm_80")  # it only asks who it is
     with pytest.raises(TileSyntaxError, match="clusters need sm_90"):
         agree(neighbours, PROGRAMS["neighbours"][1], arch="sm_80")
@@ -350,7 +392,11 @@ def put(body: Any) -> Any:
     @T.prim_func
     def kernel(A: T.Tensor((2, 8, 64), "float32"), C: T.Tensor((2, 8, 64), "float32")):
         with T.Kernel(2, cta_cluster=2, threads=64) as b:
-            own, came, other = T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32")
+            own, came, other = (
+                T.alloc_shared((8, 64), "float32"),
+                T.alloc_shared((8, 64), "float32"),
+                T.alloc_shared((8, 64), "float32"),
+            )
             seen = T.alloc_signal((1,))
             T.copy(A[b, 0:8, 0:64], own)
             T.clear(came)
@@ -399,7 +445,9 @@ def aside(own, came, other, seen, c, n):
     T.copy(own[0:8, 0:60], came[0:8, 2:62], dst=(c + 1) % n)
 
 
-@pytest.mark.parametrize("body", [overwritten, read_at_once, sent_twice, signalled, short, aside], ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+    "body", [overwritten, read_at_once, sent_twice, signalled, short, aside], ids=lambda x: x.__name__
+)
 def test_what_the_sender_does_next(body: Any):
     """Behind a copy its source may be written and its target read by the sender, in its own order."""
     made, program = lowered(put(body))

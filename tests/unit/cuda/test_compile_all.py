@@ -1,5 +1,6 @@
-"""Every kernel for Hopper and for Ampere: nvcc takes what is printed; on Hopper no register spills, and the machine code has nothing of what
-`sass` finds. nvdisasm comes with the test requirements; where there is no nvcc, nothing of this runs."""
+"""Every kernel for Hopper and for Ampere: nvcc takes what is printed; on Hopper no register spills, and the
+machine code has nothing of what `sass` finds. nvdisasm comes with the test requirements; where there is no
+nvcc, nothing of this runs."""
 
 from __future__ import annotations
 
@@ -31,12 +32,18 @@ def judge(kernel: Any, arch: str) -> None:
         assert sass.faults(sass.disassembled(made.code)) == []
 
 
-@pytest.mark.parametrize("arch, make", [pytest.param(a, make, id=f"{a}, {name}") for a in ARCHS for name, make in kernels(a).items()])
+@pytest.mark.parametrize(
+    "arch, make",
+    [pytest.param(a, make, id=f"{a}, {name}") for a in ARCHS for name, make in kernels(a).items()],
+)
 def test_examples_and_gemms(arch: str, make: Callable[[], Any]):
     judge(make(), arch)
 
 
-@pytest.mark.parametrize("arch, op, case", [pytest.param(a, op, c, id=f"{a}, {name}") for a in ARCHS for name, op, c in cases_of_ops(a)])
+@pytest.mark.parametrize(
+    "arch, op, case",
+    [pytest.param(a, op, c, id=f"{a}, {name}") for a in ARCHS for name, op, c in cases_of_ops(a)],
+)
 def test_operations(arch: str, op: Any, case: Any, monkeypatch: pytest.MonkeyPatch):
     for kernel in kernels_of_case(op, case, monkeypatch, arch):
         judge(kernel, arch)

@@ -1,4 +1,5 @@
-"""Copies that run ahead by cp.async: what is copied, when it is awaited, what is printed, and what keeps to turns."""
+"""Copies that run ahead by cp.async: what is copied, when it is awaited, what is printed, and what keeps to
+turns."""
 
 from __future__ import annotations
 
@@ -28,9 +29,21 @@ CASES = [
     ((33, 34, 50), {"BM": 32, "BN": 32, "BK": 32, "stages": 3}, 4),
     ((33, 32, 64), {"BM": 32, "BN": 32, "BK": 64, "stages": 4}, 16),  # fewer rounds than stages
     ((33, 36, 100), {"BM": 32, "BN": 32, "BK": 32, "stages": 3, "dtype": "float32"}, 16),
-    ((33, 36, 100), {"BM": 32, "BN": 32, "BK": 32, "stages": 3, "dtype": "float32", "precision": "tf32", "trans_b": True}, 16),
-    ((40, 48, 160), {"BM": 32, "BN": 32, "BK": 64, "stages": 3, "dtype": "int8", "out": "int32", "trans_b": True}, 16),
-    ((40, 48, 160), {"BM": 32, "BN": 32, "BK": 64, "stages": 3, "dtype": "float8_e4m3fn", "out": "float32"}, 16),
+    (
+        (33, 36, 100),
+        {"BM": 32, "BN": 32, "BK": 32, "stages": 3, "dtype": "float32", "precision": "tf32", "trans_b": True},
+        16,
+    ),
+    (
+        (40, 48, 160),
+        {"BM": 32, "BN": 32, "BK": 64, "stages": 3, "dtype": "int8", "out": "int32", "trans_b": True},
+        16,
+    ),
+    (
+        (40, 48, 160),
+        {"BM": 32, "BN": 32, "BK": 64, "stages": 3, "dtype": "float8_e4m3fn", "out": "float32"},
+        16,
+    ),
     ((40, 48, 160), {"BM": 32, "BN": 32, "BK": 64, "stages": 3, "blocks": 2, "panel": 2}, 16),
 ]
 
@@ -51,19 +64,26 @@ def test_products(shape: tuple[int, int, int], options: dict[str, Any], size: in
     kernel = gemm(*shape, threads=64, **options)
     made, program = lowered(kernel)
     text = print_kernel(made).text
-    assert program.notes == [] and all(r.form == AHEAD and r.depth == options["stages"] for r in program.schedule.rings)
+    assert program.notes == [] and all(
+        r.form == AHEAD and r.depth == options["stages"] for r in program.schedule.rings
+    )
     assert f"ts::cp_async<{size}>" in text
     agree(kernel, arguments(*shape, options), arch="sm_80")
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
 def test_rounds_that_only_the_call_says(n: int):
-    """A tile of one axis, one read element by element, a tile that shares the ring's memory behind the loop."""
+    """A tile of one axis, one read element by element, a tile that shares the ring's memory behind the
+    loop."""
 
     @T.prim_func
     def kernel(A: T.Tensor((7, 256), "float32"), B: T.Tensor((256,), "float32"), n: T.int32):
         with T.Kernel(1, threads=64):
-            a, total, turned = T.alloc_shared((256,), "float32"), T.alloc_fragment((256,), "float32"), T.alloc_shared((768,), "float32")
+            a, total, turned = (
+                T.alloc_shared((256,), "float32"),
+                T.alloc_fragment((256,), "float32"),
+                T.alloc_shared((768,), "float32"),
+            )
             T.clear(total)
             for k in T.Pipelined(n, num_stages=3):
                 T.copy(A[k, 0], a)
@@ -85,7 +105,9 @@ def test_tiles_that_memory_names():
     """Where a tile begins is read from memory; that it begins at a multiple of 64 is known all the same."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((512, 32), "float16"), I: T.Tensor((8,), "int32"), B: T.Tensor((4, 64, 32), "float16")):
+    def kernel(
+        A: T.Tensor((512, 32), "float16"), I: T.Tensor((8,), "int32"), B: T.Tensor((4, 64, 32), "float16")
+    ):
         with T.Kernel(4, threads=64) as bx:
             a, total = T.alloc_shared((64, 32), "float16"), T.alloc_fragment((64, 32), "float16")
             T.clear(total)
@@ -98,13 +120,19 @@ def test_tiles_that_memory_names():
 
     made, program = lowered(kernel)
     assert "ts::cp_async<16>" in print_kernel(made).text and program.notes == []
-    args = {"A": data((512, 32), "float16"), "I": np.array([3, 0, 6, 1, 0, 0, 0, 0], "int32"), "B": empty((4, 64, 32), "float16")}
+    args = {
+        "A": data((512, 32), "float16"),
+        "I": np.array([3, 0, 6, 1, 0, 0, 0, 0], "int32"),
+        "B": empty((4, 64, 32), "float16"),
+    }
     agree(kernel, args, arch="sm_80")
 
 
 def test_hopper_does_so_where_tma_cannot():
     made, program = lowered(gemm(100, 100, 100, BM=64, BN=64, threads=128), "sm_90a")
-    assert "ts::cp_async<8>" in print_kernel(made).text and any("does without TMA and wgmma" in n for n in program.notes)
+    assert "ts::cp_async<8>" in print_kernel(made).text and any(
+        "does without TMA and wgmma" in n for n in program.notes
+    )
     agree(gemm(100, 100, 100, BM=64, BN=64, threads=128), arguments(100, 100, 100, {}))
 
 
@@ -112,9 +140,17 @@ def test_staged_operands_leave_room_for_fewer_stages():
     """A left operand in registers goes through shared memory, 48 KB of an sm_86 block's 99."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((128, 192), "float32"), B: T.Tensor((768, 64), "float32"), C: T.Tensor((128, 64), "float32")):
+    def kernel(
+        A: T.Tensor((128, 192), "float32"),
+        B: T.Tensor((768, 64), "float32"),
+        C: T.Tensor((128, 64), "float32"),
+    ):
         with T.Kernel(1, threads=128):
-            a, b, c = T.alloc_fragment((64, 192), "float32"), T.alloc_shared((192, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            a, b, c = (
+                T.alloc_fragment((64, 192), "float32"),
+                T.alloc_shared((192, 64), "float32"),
+                T.alloc_fragment((64, 64), "float32"),
+            )
             T.clear(c)
             for i, j in T.Parallel(64, 192):
                 a[i, j] = A[i, j] + A[i + 64, j]
@@ -138,7 +174,9 @@ def test_what_keeps_to_turns_is_said():
 def test_threads_write_without_bank_conflicts():
     """Chunks as the threads of a warp copy them, under every swizzle."""
     for cols in (16, 32, 64, 128):
-        _, program = lowered(gemm(256, 256, 256, BM=64, BN=64, BK=cols, stages=2, threads=64, dtype="float16"))
+        _, program = lowered(
+            gemm(256, 256, 256, BM=64, BN=64, BK=cols, stages=2, threads=64, dtype="float16")
+        )
         layout = next(program.layouts[b] for b in program.layouts if b.name == "a" and len(b.ty.shape) == 3)
         chunk = np.arange(32)
         at = layout.byte(np.zeros(32, int), chunk // (cols // 8), chunk % (cols // 8) * 8)
@@ -169,9 +207,16 @@ def test_faults_are_found(fault: str):
         if not isinstance(call, ir.Call) or call.op.name not in EXTERN_CALLS:
             return s
         name = FAULTS[fault](str(call.args[0].value))
-        return tirx.Evaluate(tirx.IntImm("int32", 0)) if name is None else tirx.Evaluate(tirx.call_extern("void", name, *call.args[1:]))
+        return (
+            tirx.Evaluate(tirx.IntImm("int32", 0))
+            if name is None
+            else tirx.Evaluate(tirx.call_extern("void", name, *call.args[1:]))
+        )
 
-    broken = dataclasses.replace(made, func=tirx.PrimFunc(list(made.func.params), structural_map(made.func.body, (tirx.Evaluate, change))))
+    broken = dataclasses.replace(
+        made,
+        func=tirx.PrimFunc(list(made.func.params), structural_map(made.func.body, (tirx.Evaluate, change))),
+    )
     with pytest.raises(emulator.EmulationError):
         emulator.run(broken, program, args)
 
@@ -181,8 +226,14 @@ def test_faults_are_found(fault: str):
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_the_machine_copies_beside_its_products():
-    made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, BM=128, BN=128, BK=32, stages=3, dtype="float16"))[0]), "sm_80")
+    made = toolchain.compile_cubin(
+        print_kernel(lowered(gemm(4096, 4096, 4096, BM=128, BN=128, BK=32, stages=3, dtype="float16"))[0]),
+        "sm_80",
+    )
     sass = toolchain.sass(made.code)
     assert made.resources.spill_stores == 0
-    assert all(word in sass for word in ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "LDSM.16.MT88.4", "HMMA.16816.F32", "LDGDEPBAR"))
+    assert all(
+        word in sass
+        for word in ("LDGSTS.E.BYPASS.128", "LDSM.16.M88.4", "LDSM.16.MT88.4", "HMMA.16816.F32", "LDGDEPBAR")
+    )
     assert " LDG.E" not in sass and " STS" not in sass

@@ -32,7 +32,11 @@ def scaled(pdl: bool = True) -> Any:
 
 def product() -> Any:
     @T.prim_func
-    def product(A: T.Tensor((128, 200), "bfloat16"), B: T.Tensor((200, 128), "bfloat16"), C: T.Tensor((128, 128), "float32")):
+    def product(
+        A: T.Tensor((128, 200), "bfloat16"),
+        B: T.Tensor((200, 128), "bfloat16"),
+        C: T.Tensor((128, 128), "float32"),
+    ):
         with T.Kernel(2, threads=128, pdl=True) as by:
             a, b = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 128), "bfloat16")
             acc = T.alloc_fragment((64, 128), "float32")
@@ -48,7 +52,14 @@ def product() -> Any:
 
 KERNELS: dict[str, Any] = {
     "loads": (scaled, {"A": data((300,), "float32", 1), "C": empty((300,), "float32")}),
-    "TMA": (product, {"A": data((128, 200), "bfloat16", 1), "B": data((200, 128), "bfloat16", 2), "C": empty((128, 128), "float32")}),
+    "TMA": (
+        product,
+        {
+            "A": data((128, 200), "bfloat16", 1),
+            "B": data((200, 128), "bfloat16", 2),
+            "C": empty((128, 128), "float32"),
+        },
+    ),
 }
 
 

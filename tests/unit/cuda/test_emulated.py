@@ -1,4 +1,5 @@
-"""Every operation's lowering for GPUs on the emulated threads, against the simulator, over shapes that divide nothing."""
+"""Every operation's lowering for GPUs on the emulated threads, against the simulator, over shapes that divide
+nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +16,20 @@ from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import tirx
 
-SHAPES = [(1,), (7,), (128,), (1000,), (48, 80), (3, 5), (64, 64), (1, 33), (17, 1), (2, 3, 40), (5, 1, 7), (130, 3)]
+SHAPES = [
+    (1,),
+    (7,),
+    (128,),
+    (1000,),
+    (48, 80),
+    (3, 5),
+    (64, 64),
+    (1, 33),
+    (17, 1),
+    (2, 3, 40),
+    (5, 1, 7),
+    (130, 3),
+]
 THREADS = [32, 64, 96, 128, 256]
 
 
@@ -33,7 +47,9 @@ def test_copies(shape, threads):
     agree(kernel, {"A": data(shape, "float32"), "B": empty(shape, "float16")}, exact=True)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float64", "float8_e4m3fn", "float8_e5m2", "bool", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int32", "int64", "float64", "float8_e4m3fn", "float8_e5m2", "bool", "float16"]
+)
 def test_dtypes(dtype):
     @T.prim_func
     def kernel(A: T.Tensor((5, 40), dtype), B: T.Tensor((5, 40), dtype), C: T.Tensor((5, 40), "float32")):
@@ -44,7 +60,11 @@ def test_dtypes(dtype):
             T.copy(f, B)
             T.copy(f, C)
 
-    agree(kernel, {"A": data((5, 40), dtype), "B": empty((5, 40), dtype), "C": empty((5, 40), "float32")}, exact=True)
+    agree(
+        kernel,
+        {"A": data((5, 40), dtype), "B": empty((5, 40), dtype), "C": empty((5, 40), "float32")},
+        exact=True,
+    )
 
 
 @pytest.mark.parametrize("m, n", [(50, 70), (64, 64), (1, 200)])
@@ -52,7 +72,11 @@ def test_tiles_over_the_edge(m, n):
     M = T.dynamic("m")
 
     @T.prim_func
-    def kernel(A: T.Tensor((M, n), "float32"), B: T.Tensor((M, n), "float32"), S: T.StridedTensor((M, n), (n + 3, 1), "float32")):
+    def kernel(
+        A: T.Tensor((M, n), "float32"),
+        B: T.Tensor((M, n), "float32"),
+        S: T.StridedTensor((M, n), (n + 3, 1), "float32"),
+    ):
         with T.Kernel(T.ceildiv(n, 32), T.ceildiv(M, 24), threads=64) as (bx, by):
             s = T.alloc_shared((24, 32), "float32")
             T.copy(A[by * 24 - 1, bx * 32 - 2], s)
@@ -61,7 +85,11 @@ def test_tiles_over_the_edge(m, n):
             T.copy(s, B[by * 24, bx * 32])
             T.copy(s, S[by * 24, bx * 32])
 
-    agree(kernel, {"A": data((m, n), "float32"), "B": empty((m, n), "float32"), "S": empty((m, n), "float32")}, exact=True)
+    agree(
+        kernel,
+        {"A": data((m, n), "float32"), "B": empty((m, n), "float32"), "S": empty((m, n), "float32")},
+        exact=True,
+    )
 
 
 def test_transposes_go_through_shared_memory():
@@ -79,9 +107,18 @@ def test_transposes_go_through_shared_memory():
 
 def test_fragments_indexed_at_run_time_and_from_scalars():
     @T.prim_func
-    def kernel(A: T.Tensor((8, 64), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((8,), "float32"), n: T.int32):
+    def kernel(
+        A: T.Tensor((8, 64), "float32"),
+        B: T.Tensor((64,), "float32"),
+        C: T.Tensor((8,), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(1, threads=32):
-            a, total, few = T.alloc_fragment((8, 64), "float32"), T.alloc_fragment((64,), "float32"), T.alloc_local((8,), "float32")
+            a, total, few = (
+                T.alloc_fragment((8, 64), "float32"),
+                T.alloc_fragment((64,), "float32"),
+                T.alloc_local((8,), "float32"),
+            )
             T.copy(A, a)
             T.clear(total)
             for k in T.serial(n):
@@ -92,18 +129,41 @@ def test_fragments_indexed_at_run_time_and_from_scalars():
                 C[i] = few[i] + total[i * 3]
             T.copy(total, B)
 
-    agree(kernel, {"A": data((8, 64), "float32"), "B": empty((64,), "float32"), "C": empty((8,), "float32"), "n": 8})
+    agree(
+        kernel,
+        {"A": data((8, 64), "float32"), "B": empty((64,), "float32"), "C": empty((8,), "float32"), "n": 8},
+    )
 
 
-@pytest.mark.parametrize("shape, axis", [((8, 100), 1), ((8, 100), 0), ((1000,), 0), ((3, 4, 50), 1), ((64, 1), 1), ((1, 130), 0), ((16, 16, 16), 0)])
+@pytest.mark.parametrize(
+    "shape, axis",
+    [
+        ((8, 100), 1),
+        ((8, 100), 0),
+        ((1000,), 0),
+        ((3, 4, 50), 1),
+        ((64, 1), 1),
+        ((1, 130), 0),
+        ((16, 16, 16), 0),
+    ],
+)
 @pytest.mark.parametrize("threads", [32, 96, 100, 256])
 def test_reductions(shape, axis, threads):
     left = shape[:axis] + shape[axis + 1 :] or (1,)
 
     @T.prim_func
-    def kernel(A: T.Tensor(shape, "float32"), B: T.Tensor(left, "float32"), C: T.Tensor(left, "float32"), D: T.Tensor(left, "int32")):
+    def kernel(
+        A: T.Tensor(shape, "float32"),
+        B: T.Tensor(left, "float32"),
+        C: T.Tensor(left, "float32"),
+        D: T.Tensor(left, "int32"),
+    ):
         with T.Kernel(1, threads=threads):
-            a, b, s = T.alloc_fragment(shape, "float32"), T.alloc_fragment(left, "float32"), T.alloc_shared(shape, "int32")
+            a, b, s = (
+                T.alloc_fragment(shape, "float32"),
+                T.alloc_fragment(left, "float32"),
+                T.alloc_shared(shape, "int32"),
+            )
             most, d = T.alloc_fragment(left, "float32"), T.alloc_shared(left, "int32")
             T.copy(A, a)
             T.fill(most, 0.5)
@@ -115,7 +175,12 @@ def test_reductions(shape, axis, threads):
             T.reduce_bitxor(s, d, dim=axis)
             T.copy(d, D)
 
-    args = {"A": data(shape, "float32", scale=4), "B": empty(left, "float32"), "C": empty(left, "float32"), "D": empty(left, "int32")}
+    args = {
+        "A": data(shape, "float32", scale=4),
+        "B": empty(left, "float32"),
+        "C": empty(left, "float32"),
+        "D": empty(left, "int32"),
+    }
     agree(kernel, args)
 
 
@@ -150,7 +215,16 @@ def test_scans(shape, axis, reverse):
     agree(kernel, {"A": data(shape, "float32"), "B": empty(shape, "float32"), "C": empty(shape, "float32")})
 
 
-def product(dtypes, shape, threads, trans_a=False, trans_b=False, policy=T.GemmWarpPolicy.Square, clear=False, precision=""):
+def product(
+    dtypes,
+    shape,
+    threads,
+    trans_a=False,
+    trans_b=False,
+    policy=T.GemmWarpPolicy.Square,
+    clear=False,
+    precision="",
+):
     (da, db, dc), (m, n, k) = dtypes, shape
     a_shape, b_shape = (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)
 
@@ -161,18 +235,46 @@ def product(dtypes, shape, threads, trans_a=False, trans_b=False, policy=T.GemmW
             T.copy(A, a)
             T.copy(B, b)
             T.copy(C, c)
-            T.gemm(a, b, c, transpose_A=trans_a, transpose_B=trans_b, policy=policy, clear_accum=clear, precision=precision)
+            T.gemm(
+                a,
+                b,
+                c,
+                transpose_A=trans_a,
+                transpose_B=trans_b,
+                policy=policy,
+                clear_accum=clear,
+                precision=precision,
+            )
             T.copy(c, C)
 
     return kernel, {"A": data(a_shape, da), "B": data(b_shape, db, 1), "C": data((m, n), dc, 2)}
 
 
-@pytest.mark.parametrize("shape", [(16, 8, 16), (64, 64, 32), (48, 80, 20), (1, 1, 1), (17, 24, 33), (64, 16, 48), (32, 32, 64)], ids=str)
-@pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float16", "float16", "float32"), ("bfloat16", "bfloat16", "bfloat16"),
-                                    ("int8", "int8", "int32"), ("float64",) * 3, ("float8_e4m3fn", "float8_e5m2", "float32")], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "shape",
+    [(16, 8, 16), (64, 64, 32), (48, 80, 20), (1, 1, 1), (17, 24, 33), (64, 16, 48), (32, 32, 64)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        ("float32",) * 3,
+        ("float16", "float16", "float32"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("int8", "int8", "int32"),
+        ("float64",) * 3,
+        ("float8_e4m3fn", "float8_e5m2", "float32"),
+    ],
+    ids=str,
+)
 def test_products(shape, dtypes):
     wide = "16" in dtypes[0] or "8" in dtypes[0]  # mma has a path of its own for each way that operands lie
-    for threads, trans_a, trans_b in ((128, False, False), (96, True, True), (32, False, True), (128, True, False))[: 4 if wide else 2]:
+    for threads, trans_a, trans_b in (
+        (128, False, False),
+        (96, True, True),
+        (32, False, True),
+        (128, True, False),
+    )[: 4 if wide else 2]:
         agree(*product(dtypes, shape, threads, trans_a, trans_b))
 
 
@@ -181,7 +283,10 @@ def test_products(shape, dtypes):
 @pytest.mark.parametrize("right", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
 def test_products_of_bytes(shape, left, right):
     if ("int" in left) == ("int" in right):
-        agree(*product((left, right, "int32" if "int" in left else "float32"), shape, 64, trans_b=True), arch="sm_80")
+        agree(
+            *product((left, right, "int32" if "int" in left else "float32"), shape, 64, trans_b=True),
+            arch="sm_80",
+        )
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 64), (17, 24, 33)], ids=str)
@@ -218,7 +323,11 @@ def test_operands_and_accumulators_elsewhere():
     @T.prim_func
     def kernel(A: T.Tensor((32, 32), "float16"), C: T.Tensor((40, 40), "float32")):
         with T.Kernel(1, threads=64):
-            a, f, c = T.alloc_shared((2, 32, 32), "float16"), T.alloc_fragment((32, 32), "float16"), T.alloc_shared((40, 40), "float32")
+            a, f, c = (
+                T.alloc_shared((2, 32, 32), "float16"),
+                T.alloc_fragment((32, 32), "float16"),
+                T.alloc_shared((40, 40), "float32"),
+            )
             T.copy(A, a[1, :, :])
             T.copy(A, f)
             T.clear(c)
@@ -230,7 +339,12 @@ def test_operands_and_accumulators_elsewhere():
 
 def test_atomics_are_done_once():
     @T.prim_func
-    def kernel(A: T.Tensor((50,), "float32"), H: T.Tensor((8,), "int32"), S: T.Tensor((50,), "float32"), last: T.Tensor((3,), "int32")):
+    def kernel(
+        A: T.Tensor((50,), "float32"),
+        H: T.Tensor((8,), "int32"),
+        S: T.Tensor((50,), "float32"),
+        last: T.Tensor((3,), "int32"),
+    ):
         with T.Kernel(3, threads=64) as bx:
             f, h = T.alloc_fragment((50,), "float32"), T.alloc_shared((8,), "int32")
             T.clear(h)
@@ -243,7 +357,12 @@ def test_atomics_are_done_once():
             if prev >= 0:
                 last[bx] = 1
 
-    args = {"A": data((50,), "float32"), "H": empty((8,), "int32"), "S": empty((50,), "float32"), "last": empty((3,), "int32")}
+    args = {
+        "A": data((50,), "float32"),
+        "H": empty((8,), "int32"),
+        "S": empty((50,), "float32"),
+        "last": empty((3,), "int32"),
+    }
     got = agree(kernel, args)
     assert got["H"].sum() == 150 and (got["last"] == 1).all()
 
@@ -265,12 +384,18 @@ def test_loops_of_dynamic_extent(n):
 
 def test_scales_below_the_block():
     @T.prim_func
-    def kernel(A: T.Tensor((4, 32), "float32"), B: T.Tensor((4, 32), "float32"), C: T.Tensor((128,), "int32")):
+    def kernel(
+        A: T.Tensor((4, 32), "float32"), B: T.Tensor((4, 32), "float32"), C: T.Tensor((128,), "int32")
+    ):
         with T.Kernel(1, threads=128):
             s = T.alloc_shared((4, 32), "float32")
             T.copy(A, s)
             with T.Scale("warp") as (w, n):
-                f, top, own = T.alloc_fragment((32,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_shared((32,), "float32")
+                f, top, own = (
+                    T.alloc_fragment((32,), "float32"),
+                    T.alloc_fragment((1,), "float32"),
+                    T.alloc_shared((32,), "float32"),
+                )
                 T.copy(s[w, :], f)
                 T.reduce_max(f, top)
                 for i in T.Parallel(32):

@@ -1,4 +1,5 @@
-"""Launches of several ranks on the emulated GPU: the examples' results, and what is found when an order is missing."""
+"""Launches of several ranks on the emulated GPU: the examples' results, and what is found when an order is
+missing."""
 
 from __future__ import annotations
 
@@ -32,21 +33,43 @@ def f32(shape: Any, seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ring_shift(ranks: int):
-    args = [{"A": f32((600,), r), "inbox": f32((600,), 9), "arrived": zeros(3), "B": empty((600,), "float32")} for r in range(ranks)]
+    args = [
+        {"A": f32((600,), r), "inbox": f32((600,), 9), "arrived": zeros(3), "B": empty((600,), "float32")}
+        for r in range(ranks)
+    ]
     agree_on_ranks(example("05_ring_shift", "kernel", 600, block=256), args)
 
 
 def test_all_gather_as_one_operation_and_put_by_put():
     args = [{"A": f32((500,), r), "G": empty((2, 500), "float32")} for r in range(2)]
     agree_on_ranks(example("06_all_gather", "collective", 500, 2, block=256), args)
-    agree_on_ranks(example("06_all_gather", "puts", 500, 2, block=256), [{**a, "arrived": zeros(2)} for a in args])
+    agree_on_ranks(
+        example("06_all_gather", "puts", 500, 2, block=256), [{**a, "arrived": zeros(2)} for a in args]
+    )
 
 
 def test_all_reduce_in_one_shot_and_in_two():
-    args = [{"A": f32((500,), r), "parts": empty((2, 500), "float32"), "arrived": zeros(2), "B": empty((500,), "float32")} for r in range(2)]
+    args = [
+        {
+            "A": f32((500,), r),
+            "parts": empty((2, 500), "float32"),
+            "arrived": zeros(2),
+            "B": empty((500,), "float32"),
+        }
+        for r in range(2)
+    ]
     agree_on_ranks(example("07_all_reduce", "one_shot", 500, 2, block=256), args)
-    two = [{"A": a["A"], "parts": empty((2, 250), "float32"), "sums": empty((2, 250), "float32"), "given": zeros(1), "done": zeros(1),
-            "B": a["B"]} for a in args]  # fmt: skip
+    two = [
+        {
+            "A": a["A"],
+            "parts": empty((2, 250), "float32"),
+            "sums": empty((2, 250), "float32"),
+            "given": zeros(1),
+            "done": zeros(1),
+            "B": a["B"],
+        }
+        for a in args
+    ]
     agree_on_ranks(example("07_all_reduce", "two_shot", 500, 2, block=256), two)
 
 
@@ -54,10 +77,23 @@ def test_all_reduce_in_one_shot_and_in_two():
 def test_slots_taken_by_atomic_updates(seed: int):
     """Each row of an expert is one choice of one token, whoever came first."""
     tokens, topk, local, n = 5, 2, 2, 2
-    choice = np.stack([np.random.default_rng(r).permuted(np.tile(np.arange(n * local), (tokens, 1)), axis=1)[:, :topk] for r in range(n)])
-    given = [{"X": f32((tokens, 8), r), "owner": (choice[r] // local).astype(np.int32), "which": (choice[r] % local).astype(np.int32),
-              "count": np.zeros(local, np.int32), "inbox": empty((local, n * tokens, 8), "float32"),
-              "origin": np.zeros((local, n * tokens), np.int32)} for r in range(n)]  # fmt: skip
+    choice = np.stack(
+        [
+            np.random.default_rng(r).permuted(np.tile(np.arange(n * local), (tokens, 1)), axis=1)[:, :topk]
+            for r in range(n)
+        ]
+    )
+    given = [
+        {
+            "X": f32((tokens, 8), r),
+            "owner": (choice[r] // local).astype(np.int32),
+            "which": (choice[r] % local).astype(np.int32),
+            "count": np.zeros(local, np.int32),
+            "inbox": empty((local, n * tokens, 8), "float32"),
+            "origin": np.zeros((local, n * tokens), np.int32),
+        }
+        for r in range(n)
+    ]
     kernel = example("13_expert_slots", "dispatch", tokens, topk, 8, local, n * tokens, blocks=3)
     program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     seen = []
@@ -75,36 +111,75 @@ SMALL = {"BM": 16, "BN": 16, "BK": 16, "blocks": 3}
 
 
 def test_gather_then_multiply():
-    args = [{"X": f32((2, 32, 32), r), "W": f32((32, 16), 5), "C": empty((2, 32, 16), "float32"), "here": zeros(2, 2)} for r in range(2)]
+    args = [
+        {
+            "X": f32((2, 32, 32), r),
+            "W": f32((32, 16), 5),
+            "C": empty((2, 32, 16), "float32"),
+            "here": zeros(2, 2),
+        }
+        for r in range(2)
+    ]
     agree_on_ranks(example("08_ag_gemm", "kernel", 32, 16, 32, 2, **SMALL), args, seeds=1)
 
 
 def test_multiply_then_scatter():
-    args = [{"X": f32((2, 32, 32), r), "W": f32((32, 16), 5 + r), "parts": empty((2, 32, 16), "float32"), "arrived": zeros(2, 1),
-             "C": empty((32, 16), "float32")} for r in range(2)]  # fmt: skip
+    args = [
+        {
+            "X": f32((2, 32, 32), r),
+            "W": f32((32, 16), 5 + r),
+            "parts": empty((2, 32, 16), "float32"),
+            "arrived": zeros(2, 1),
+            "C": empty((32, 16), "float32"),
+        }
+        for r in range(2)
+    ]
     agree_on_ranks(example("09_gemm_rs", "kernel", 32, 16, 32, 2, **SMALL), args, seeds=1)
 
 
 def test_a_collective_inside_a_product():
-    args = [{"X": f32((32, 32), r), "W": f32((32, 16), 5 + r), "part": empty((32, 16), "float32"), "C": empty((32, 16), "float32")}
-            for r in range(2)]  # fmt: skip
+    args = [
+        {
+            "X": f32((32, 32), r),
+            "W": f32((32, 16), 5 + r),
+            "part": empty((32, 16), "float32"),
+            "C": empty((32, 16), "float32"),
+        }
+        for r in range(2)
+    ]
     agree_on_ranks(example("10_gemm_ar", "kernel", 32, 16, 32, **SMALL), args, seeds=1)
 
 
 def test_ring_attention():
-    args = [{"Q": f32((1, 20, 16), r), "KV": f32((2, 2, 1, 20, 16), 7 + r), "arrived": zeros(3, 1), "free": zeros(3, 1),
-             "O": empty((1, 20, 16), "float32")} for r in range(3)]  # fmt: skip
+    args = [
+        {
+            "Q": f32((1, 20, 16), r),
+            "KV": f32((2, 2, 1, 20, 16), 7 + r),
+            "arrived": zeros(3, 1),
+            "free": zeros(3, 1),
+            "O": empty((1, 20, 16), "float32"),
+        }
+        for r in range(3)
+    ]
     agree_on_ranks(example("12_ring_attention", "kernel", 1, 20, 16, 3, True, BM=16), args, seeds=1)
 
 
 def test_all_reduce_in_a_hierarchy():
-    args = [{"A": f32((2, 250), r), "sums": empty((250,), "float32"), "B": empty((2, 250), "float32")} for r in range(4)]
+    args = [
+        {"A": f32((2, 250), r), "sums": empty((250,), "float32"), "B": empty((2, 250), "float32")}
+        for r in range(4)
+    ]
     agree_on_ranks(example("14_hierarchical_all_reduce", "kernel", 250, 2, block=128), args, seeds=1)
 
 
 def shift(wait: bool = True, again: bool = False) -> Any:
     @T.prim_func
-    def kernel(A: T.Tensor((256,), "float32"), inbox: T.SymmTensor((256,), "float32"), s: T.Signal((2,)), B: T.Tensor((256,), "float32")):
+    def kernel(
+        A: T.Tensor((256,), "float32"),
+        inbox: T.SymmTensor((256,), "float32"),
+        s: T.Signal((2,)),
+        B: T.Tensor((256,), "float32"),
+    ):
         with T.Kernel(2, threads=64) as bx:
             with T.Scale("device") as (rank, n):
                 T.copy(A[bx * 128], inbox[bx * 128 : bx * 128 + 128], dst=(rank + 1) % n, signal=s[bx])
@@ -118,12 +193,19 @@ def shift(wait: bool = True, again: bool = False) -> Any:
 
 
 def arguments(ranks: int = 2) -> list[dict[str, Any]]:
-    return [{"A": f32((256,), r), "inbox": f32((256,), 7), "s": zeros(2), "B": empty((256,), "float32")} for r in range(ranks)]
+    return [
+        {"A": f32((256,), r), "inbox": f32((256,), 7), "s": zeros(2), "B": empty((256,), "float32")}
+        for r in range(ranks)
+    ]
 
 
 def run(kernel: Any, args: Any, change: Any = None, seed: int = 0) -> Any:
     program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    program = program if change is None else program.with_body(structural_map(program.func.body, (tirx.Evaluate, change)))
+    program = (
+        program
+        if change is None
+        else program.with_body(structural_map(program.func.body, (tirx.Evaluate, change)))
+    )
     return emulator.run_ranks(Lowering(program).run(), program, args, seed)
 
 
@@ -148,7 +230,11 @@ def test_every_meeting_around_a_signal_is_needed(why: str):
     gone: list[Any] = []
 
     def without(s: Any) -> Any:
-        if getattr(s.value, "op", None) is None or s.value.op.name != "ts.sync" or str(s.value.attrs["why"]) != why:
+        if (
+            getattr(s.value, "op", None) is None
+            or s.value.op.name != "ts.sync"
+            or str(s.value.attrs["why"]) != why
+        ):
             return s
         gone.append(s)
         return tirx.Evaluate(tirx.IntImm("int32", 0))
@@ -184,17 +270,31 @@ def test_what_was_written_before_a_barrier_is_read_behind_it(scale: str):
     agree_on_ranks(kernel, [{"A": np.zeros(256, np.int32), "B": np.zeros(256, np.int32)} for _ in range(2)])
 
     def without(s: Any) -> Any:
-        return s if getattr(s.value, "op", None) is None or s.value.op.name != "ts.barrier" else tirx.Evaluate(tirx.IntImm("int32", 0))
+        return (
+            s
+            if getattr(s.value, "op", None) is None or s.value.op.name != "ts.barrier"
+            else tirx.Evaluate(tirx.IntImm("int32", 0))
+        )
 
     with pytest.raises(EmulationError, match="race in A"):
         for seed in range(10):
-            run(kernel, [{"A": np.zeros(256, np.int32), "B": np.zeros(256, np.int32)} for _ in range(2)], without, seed)
+            run(
+                kernel,
+                [{"A": np.zeros(256, np.int32), "B": np.zeros(256, np.int32)} for _ in range(2)],
+                without,
+                seed,
+            )
 
 
 def test_a_product_of_tma_and_wgmma_is_put_by_its_consumers():
     @T.prim_func
-    def kernel(A: T.Tensor((64, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.SymmTensor((64, 64), "float32"),
-               s: T.Signal((1,)), D: T.Tensor((64, 64), "float32")):  # fmt: skip
+    def kernel(
+        A: T.Tensor((64, 128), "float16"),
+        B: T.Tensor((128, 64), "float16"),
+        C: T.SymmTensor((64, 64), "float32"),
+        s: T.Signal((1,)),
+        D: T.Tensor((64, 64), "float32"),
+    ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
@@ -210,14 +310,27 @@ def test_a_product_of_tma_and_wgmma_is_put_by_its_consumers():
 
     program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     assert Lowering(program).run().maps, "the operands come by TMA"
-    args = [{"A": data((64, 128), "float16", r), "B": data((128, 64), "float16", 7 + r), "C": f32((64, 64)), "s": zeros(1), "D": f32((64, 64))}
-            for r in range(2)]  # fmt: skip
+    args = [
+        {
+            "A": data((64, 128), "float16", r),
+            "B": data((128, 64), "float16", 7 + r),
+            "C": f32((64, 64)),
+            "s": zeros(1),
+            "D": f32((64, 64)),
+        }
+        for r in range(2)
+    ]
     agree_on_ranks(kernel, args)
 
 
 def test_pipelined_pulls_behind_waits():
     @T.prim_func
-    def kernel(A: T.SymmTensor((64, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((64, 64), "float32"), s: T.Signal((2,))):
+    def kernel(
+        A: T.SymmTensor((64, 128), "float16"),
+        B: T.Tensor((128, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        s: T.Signal((2,)),
+    ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
@@ -232,14 +345,27 @@ def test_pipelined_pulls_behind_waits():
                     T.gemm(a, b, c)
             T.copy(c, C)
 
-    args = [{"A": data((64, 128), "float16", r), "B": data((128, 64), "float16", 7), "C": f32((64, 64)), "s": zeros(2)} for r in range(2)]
+    args = [
+        {
+            "A": data((64, 128), "float16", r),
+            "B": data((128, 64), "float16", 7),
+            "C": f32((64, 64)),
+            "s": zeros(2),
+        }
+        for r in range(2)
+    ]
     for arch in ("sm_90a", "sm_80"):
         agree_on_ranks(kernel, args, seeds=1, arch=arch)
 
 
 def asserting(low: float) -> Any:
     @T.prim_func
-    def kernel(A: T.Tensor((64,), "float32"), inbox: T.SymmTensor((64,), "float32"), s: T.Signal((1,)), B: T.Tensor((64,), "float32")):
+    def kernel(
+        A: T.Tensor((64,), "float32"),
+        inbox: T.SymmTensor((64,), "float32"),
+        s: T.Signal((1,)),
+        B: T.Tensor((64,), "float32"),
+    ):
         with T.Kernel(1, threads=64):
             with T.Scale("device") as (rank, n):
                 T.device_assert(A[5] > low, "A is large enough")
@@ -251,7 +377,10 @@ def asserting(low: float) -> Any:
 
 
 def test_assertions_of_kernels_that_reach_other_ranks():
-    args = [{"A": np.full(64, r, "float32"), "inbox": f32((64,)), "s": zeros(1), "B": f32((64,))} for r in range(2)]
+    args = [
+        {"A": np.full(64, r, "float32"), "inbox": f32((64,)), "s": zeros(1), "B": f32((64,))}
+        for r in range(2)
+    ]
     agree_on_ranks(asserting(-1.0), args, seeds=1)
     with pytest.raises(EmulationError, match="A is large enough"):
         agree_on_ranks(asserting(0.0), args, seeds=1)

@@ -21,11 +21,19 @@ from tilescale.compiler.passes import pipeline
     [
         ("03_softmax", (9, 70), {}, {"X": (9, 70), "Y": (9, 70)}),
         ("02_gemm", (33, 50), {"BM": 32, "BN": 32, "BK": 16}, {"A": (40, 50), "B": (50, 33), "C": (40, 33)}),
-        ("04_flash_attention", (1, 1, 37, 16), {"causal": True, "BM": 16, "BN": 16}, dict.fromkeys("QKVO", (1, 1, 37, 16))),
+        (
+            "04_flash_attention",
+            (1, 1, 37, 16),
+            {"causal": True, "BM": 16, "BN": 16},
+            dict.fromkeys("QKVO", (1, 1, 37, 16)),
+        ),
     ],
 )
 def test_examples_on_the_emulated_gpu(name: str, args: Any, options: Any, shapes: dict[str, Any]):
-    agree(example(name, args, options), {p: data(shape, "float32", k) for k, (p, shape) in enumerate(shapes.items())})
+    agree(
+        example(name, args, options),
+        {p: data(shape, "float32", k) for k, (p, shape) in enumerate(shapes.items())},
+    )
 
 
 ATOMIC = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
@@ -56,9 +64,19 @@ def everything() -> Any:
                 T.reduce_max(f, r)
                 T.reduce_sum(f, r, clear=False)
                 T.atomic_add(A[0], T.cast(r[0], "int32"))
-            for left, right, to in (("int8", "int8", "int32"), ("uint8", "int8", "int32"), ("int8", "uint8", "int32"),
-                                    ("uint8", "uint8", "int32"), ("bfloat16", "bfloat16", "float32"), ("float16", "float16", "float16")):  # fmt: skip
-                a, b, c = T.alloc_shared((16, 32), left), T.alloc_shared((32, 16), right), T.alloc_fragment((16, 16), to)
+            for left, right, to in (
+                ("int8", "int8", "int32"),
+                ("uint8", "int8", "int32"),
+                ("int8", "uint8", "int32"),
+                ("uint8", "uint8", "int32"),
+                ("bfloat16", "bfloat16", "float32"),
+                ("float16", "float16", "float16"),
+            ):
+                a, b, c = (
+                    T.alloc_shared((16, 32), left),
+                    T.alloc_shared((32, 16), right),
+                    T.alloc_fragment((16, 16), to),
+                )
                 T.clear(a)
                 T.clear(b)
                 T.gemm(a, b, c, clear_accum=True)

@@ -17,9 +17,19 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.emulator import EmulationError
 
 
-def gemm(M: int, N: int, K: int, BM: int = 128, BN: int = 128, BK: int = 64, stages: int = 3, dtype: str = "bfloat16", later: bool = True) -> Any:
-    """C = A · B in float32: a producer warpgroup of which one thread drives TMA, consumers of 64 rows each. ``later``: their products are
-    awaited by a statement of its own."""
+def gemm(
+    M: int,
+    N: int,
+    K: int,
+    BM: int = 128,
+    BN: int = 128,
+    BK: int = 64,
+    stages: int = 3,
+    dtype: str = "bfloat16",
+    later: bool = True,
+) -> Any:
+    """C = A · B in float32: a producer warpgroup of which one thread drives TMA, consumers of 64 rows each.
+    ``later``: their products are awaited by a statement of its own."""
     consumers, rounds = BM // 64, -(-K // BK)
     size = (BM * BK + BK * BN) * 2
 
@@ -45,7 +55,12 @@ def gemm(M: int, N: int, K: int, BM: int = 128, BN: int = 128, BK: int = 64, sta
                     T.clear(acc)
                     for k in T.serial(rounds):
                         T.mbarrier_wait_parity(full[k % stages], k // stages % 2)
-                        T.gemm(a[k % stages, w * 64 : w * 64 + 64, :], b[k % stages, :, :], acc, wg_wait=-1 if later else 0)
+                        T.gemm(
+                            a[k % stages, w * 64 : w * 64 + 64, :],
+                            b[k % stages, :, :],
+                            acc,
+                            wg_wait=-1 if later else 0,
+                        )
                         if later:
                             T.wait_wgmma(0)
                         T.mbarrier_arrive(empty[k % stages])
@@ -65,8 +80,16 @@ def operands(M: int, N: int, K: int, dtype: str = "bfloat16") -> dict[str, Any]:
 def test_a_gemm_by_hand(seed: int):
     kernel = gemm(*SHAPE)
     text = print_kernel(lowered(kernel)[0]).text
-    for word in ("ts::tma_load(", "ts::mbarrier_expect_tx(", "ts::mbarrier_arrive(", "ts::wgmma_m64n128k16_bf16", "ts::wgmma_wait<0>",
-                 "ts::fewer_registers<40>", "ts::more_registers<232>", "__launch_bounds__(384, 1)"):  # fmt: skip
+    for word in (
+        "ts::tma_load(",
+        "ts::mbarrier_expect_tx(",
+        "ts::mbarrier_arrive(",
+        "ts::wgmma_m64n128k16_bf16",
+        "ts::wgmma_wait<0>",
+        "ts::fewer_registers<40>",
+        "ts::more_registers<232>",
+        "__launch_bounds__(384, 1)",
+    ):
         assert word in text, word
     agree(kernel, operands(*SHAPE), seed=seed)
 
@@ -76,7 +99,10 @@ def test_a_product_of_what_tma_copied_is_wgmmas_unasked():
     text = print_kernel(lowered(kernel)[0]).text
     assert "ts::wgmma_m64n128k16_bf16" in text and "ts::wgmma_wait<0>" in text and "ldmatrix" not in text
     made, program = lowered(kernel)
-    assert [(c["of"], c["how"]) for c in copies(program, made)][:2] == [("A → a", "by TMA"), ("B → b", "by TMA")]
+    assert [(c["of"], c["how"]) for c in copies(program, made)][:2] == [
+        ("A → a", "by TMA"),
+        ("B → b", "by TMA"),
+    ]
     agree(kernel, operands(*SHAPE))
 
 
@@ -84,9 +110,15 @@ def multiplied(scale: str, rows: int, fence: bool, first: int = 0, M: int = 64, 
     """One thread copies, each executor multiplies its rows of the tile."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((128, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((M, 64), "float32")):
+    def kernel(
+        A: T.Tensor((128, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((M, 64), "float32")
+    ):
         with T.Kernel(1, threads=128):
-            a, b, full = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16"), T.alloc_barrier(1)
+            a, b, full = (
+                T.alloc_shared((128, 64), "float16"),
+                T.alloc_shared((64, 64), "float16"),
+                T.alloc_barrier(1),
+            )
             with T.Scale(scale) as (w, n):
                 c = T.alloc_fragment((rows, 64), "float32")
                 T.clear(c)
@@ -109,8 +141,14 @@ def multiplied(scale: str, rows: int, fence: bool, first: int = 0, M: int = 64, 
 
 UNFIT = {
     "a warp": (("warp", 16), "32 threads are no whole warpgroups"),
-    "rows between the pattern's": (("warpgroup", 64, True, 4), "its part of a is not known to begin and end with the swizzle's pattern"),
-    "half of its columns": (("warpgroup", 64, True, 0, 64, 32), "its part of a is not known to begin and end"),
+    "rows between the pattern's": (
+        ("warpgroup", 64, True, 4),
+        "its part of a is not known to begin and end with the swizzle's pattern",
+    ),
+    "half of its columns": (
+        ("warpgroup", 64, True, 0, 64, 32),
+        "its part of a is not known to begin and end",
+    ),
 }
 
 
@@ -120,8 +158,14 @@ def test_where_wgmma_does_not_fit_the_report_says_what_to_write(name: str):
     kernel = multiplied(scale, rows, *(more or (True,)))
     made, program = lowered(kernel)
     assert "wgmma_m64" not in print_kernel(made).text
-    assert any(reason in note and "T.fence_proxy_async() in front of" in note for note in program.notes), program.notes
-    args = {"A": data((128, 128), "float16", 1), "B": data((128, 64), "float16", 2), "C": empty((64, 64), "float32")}
+    assert any(reason in note and "T.fence_proxy_async() in front of" in note for note in program.notes), (
+        program.notes
+    )
+    args = {
+        "A": data((128, 128), "float16", 1),
+        "B": data((128, 64), "float16", 2),
+        "C": empty((64, 64), "float32"),
+    }
     agree(kernel, args)
     if name == "a warp":
         with pytest.raises(EmulationError, match="proxy fence"):
@@ -174,10 +218,14 @@ def stored(reduce: str = "", dtype: str = "float32") -> Any:
     return stored
 
 
-@pytest.mark.parametrize("reduce, dtype", [("", "float32"), ("add", "float32"), ("max", "int32"), ("min", "bfloat16")])
+@pytest.mark.parametrize(
+    "reduce, dtype", [("", "float32"), ("add", "float32"), ("max", "int32"), ("min", "bfloat16")]
+)
 def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
     kernel = stored(reduce, dtype)
-    assert ("ts::tma_store(" if not reduce else f"ts::tma_reduce_{reduce}(") in print_kernel(lowered(kernel)[0]).text
+    assert ("ts::tma_store(" if not reduce else f"ts::tma_reduce_{reduce}(") in print_kernel(
+        lowered(kernel)[0]
+    ).text
     agree(kernel, {"A": data((100, 128), dtype, 1), "C": data((100, 128), dtype, 2)}, exact=True)
 
 
@@ -213,9 +261,13 @@ def test_a_tile_that_a_store_may_still_read_is_not_written():
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_it_compiles():
-    made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, BN=256, stages=4))[0]), "sm_90a")
+    made = toolchain.compile_cubin(
+        print_kernel(lowered(gemm(4096, 4096, 4096, BN=256, stages=4))[0]), "sm_90a"
+    )
     assert made.resources.spill_stores == 0 and not made.serialised, made.messages
-    made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, stages=4, later=False))[0]), "sm_90a")
+    made = toolchain.compile_cubin(
+        print_kernel(lowered(gemm(4096, 4096, 4096, stages=4, later=False))[0]), "sm_90a"
+    )
     assert made.resources.spill_stores == 0 and not made.serialised, made.messages
     if sass.find_nvdisasm() is not None:
         assert sass.faults(sass.disassembled(made.code)) == []

@@ -19,7 +19,15 @@ def scheduled(kernel):
 
 def reasons(program):
     found = []
-    structural_walk(program.func.body, (ir.Call, lambda c: found.append((str(c.attrs["scope"]), str(c.attrs["why"]))) if c.op.name == "ts.sync" else None))
+    structural_walk(
+        program.func.body,
+        (
+            ir.Call,
+            lambda c: (
+                found.append((str(c.attrs["scope"]), str(c.attrs["why"]))) if c.op.name == "ts.sync" else None
+            ),
+        ),
+    )
     return found
 
 
@@ -39,9 +47,15 @@ def without(program, number):
 
 def tiles(stages: int):
     @T.prim_func
-    def pipeline_of_tiles(A: T.Tensor((64, 96), "float16"), B: T.Tensor((96, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+    def pipeline_of_tiles(
+        A: T.Tensor((64, 96), "float16"), B: T.Tensor((96, 64), "float16"), C: T.Tensor((64, 64), "float32")
+    ):
         with T.Kernel(1, threads=128):
-            a, b, c = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            a, b, c = (
+                T.alloc_shared((64, 32), "float16"),
+                T.alloc_shared((32, 64), "float16"),
+                T.alloc_fragment((64, 64), "float32"),
+            )
             T.clear(c)
             for k in T.Pipelined(3, num_stages=stages):
                 T.copy(A[0, k * 32], a)
@@ -66,7 +80,9 @@ def across_warps(A: T.Tensor((4, 512), "float32"), B: T.Tensor((4,), "float32"))
 
 
 @T.prim_func
-def through_memory(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32"), C: T.Tensor((128,), "float32")):
+def through_memory(
+    A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32"), C: T.Tensor((128,), "float32")
+):
     with T.Kernel(1, threads=64):
         s = T.alloc_shared((128,), "float32")
         T.copy(A, s)
@@ -94,7 +110,12 @@ def by_warps(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
 
 
 @T.prim_func
-def last_block(A: T.Tensor((256,), "float32"), P: T.Tensor((4,), "float32"), count: T.Tensor((1,), "int32"), S: T.Tensor((1,), "float32")):
+def last_block(
+    A: T.Tensor((256,), "float32"),
+    P: T.Tensor((4,), "float32"),
+    count: T.Tensor((1,), "int32"),
+    S: T.Tensor((1,), "float32"),
+):
     with T.Kernel(4, threads=64) as bx:
         f, part = T.alloc_fragment((64,), "float32"), T.alloc_fragment((1,), "float32")
         p, total = T.alloc_fragment((4,), "float32"), T.alloc_fragment((1,), "float32")
@@ -109,8 +130,24 @@ def last_block(A: T.Tensor((256,), "float32"), P: T.Tensor((4,), "float32"), cou
 
 
 KERNELS = {
-    "pipeline_of_tiles": (pipeline_of_tiles, lambda: {"A": data((64, 96), "float16"), "B": data((96, 64), "float16"), "C": empty((64, 64), "float32")}, 2),
-    "copies_ahead": (tiles(2), lambda: {"A": data((64, 96), "float16"), "B": data((96, 64), "float16"), "C": empty((64, 64), "float32")}, 1),
+    "pipeline_of_tiles": (
+        pipeline_of_tiles,
+        lambda: {
+            "A": data((64, 96), "float16"),
+            "B": data((96, 64), "float16"),
+            "C": empty((64, 64), "float32"),
+        },
+        2,
+    ),
+    "copies_ahead": (
+        tiles(2),
+        lambda: {
+            "A": data((64, 96), "float16"),
+            "B": data((96, 64), "float16"),
+            "C": empty((64, 64), "float32"),
+        },
+        1,
+    ),
     "across_warps": (across_warps, lambda: {"A": data((4, 512), "float32"), "B": empty((4,), "float32")}, 2),
     "through_memory": (through_memory, lambda: {n: data((128,), "float32") for n in "ABC"}, 2),
     "by_warps": (by_warps, lambda: {n: data((64,), "float32") for n in "AB"}, 3),
@@ -154,7 +191,12 @@ def test_an_atomic_update_publishes_what_the_block_wrote():
     assert any("updates" in w for _, w in reasons(program)), reasons(program)
     kernel = Lowering(program).run()
     assert "publishing_add" in kernel.func.script()
-    args = {"A": data((256,), "float32"), "P": empty((4,), "float32"), "count": empty((1,), "int32"), "S": empty((1,), "float32")}
+    args = {
+        "A": data((256,), "float32"),
+        "P": empty((4,), "float32"),
+        "count": empty((1,), "int32"),
+        "S": empty((1,), "float32"),
+    }
     got = emulator.run(kernel, program, args)
     assert abs(got["S"][0] - args["A"].sum()) < 1e-4
 

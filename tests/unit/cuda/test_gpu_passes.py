@@ -47,16 +47,24 @@ def test_copies_walk_memory_in_wide_steps():
     program = scheduled(kernel)
     held = layout_of(program, "f")
     lanes = held.pieces[[p.unit for p in held.pieces].index(8)]
-    assert held.vector(1) % 8 == 0 and lanes.to == "thread" and lanes.extent >= 8  # 128 bytes of a row at once
+    assert (
+        held.vector(1) % 8 == 0 and lanes.to == "thread" and lanes.extent >= 8
+    )  # 128 bytes of a row at once
     assert "uint4" in print_kernel(Lowering(program).run()).text
 
 
 def attention(policy):
     @T.prim_func
-    def kernel(Q: T.Tensor((64, 64), "float16"), V: T.Tensor((64, 128), "float16"), O: T.Tensor((64, 128), "float32")):
+    def kernel(
+        Q: T.Tensor((64, 64), "float16"), V: T.Tensor((64, 128), "float16"), O: T.Tensor((64, 128), "float32")
+    ):
         with T.Kernel(1, threads=128):
             q, v = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 128), "float16")
-            s, o, p = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 128), "float32"), T.alloc_fragment((64, 64), "float16")
+            s, o, p = (
+                T.alloc_fragment((64, 64), "float32"),
+                T.alloc_fragment((64, 128), "float32"),
+                T.alloc_fragment((64, 64), "float16"),
+            )
             top, total = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
             T.copy(Q, q)
             T.copy(V, v)
@@ -77,12 +85,20 @@ def attention(policy):
 
 @pytest.mark.parametrize("policy", list(T.GemmWarpPolicy))
 def test_two_products_share_their_rows(policy):
-    """Rows' maxima and sums serve both accumulators: one cut of the rows, nothing goes through shared memory but the operand."""
+    """Rows' maxima and sums serve both accumulators: one cut of the rows, nothing goes through shared memory
+    but the operand."""
     program = scheduled(attention(policy))
     s, o, top = (layout_of(program, n) for n in ("s", "o", "top"))
     assert s.reduced(1) == o.reduced(1) == top
     assert program.notes == []
-    agree(attention(policy), {"Q": data((64, 64), "float16", 1, 0.3), "V": data((64, 128), "float16", 2), "O": empty((64, 128), "float32")})
+    agree(
+        attention(policy),
+        {
+            "Q": data((64, 64), "float16", 1, 0.3),
+            "V": data((64, 128), "float16", 2),
+            "O": empty((64, 128), "float32"),
+        },
+    )
 
 
 def test_an_annotated_layout_is_kept():
@@ -129,9 +145,18 @@ def test_two_demands_that_cannot_both_be_met():
             T.gemm(a, a, c, clear_accum=True)
             T.copy(c, B)
 
-    with refused(TileValueError, "c is wanted in two layouts", at="T.gemm(a, a, c, clear_accum=True)", write="T.copy(c, other)") as error:
+    with refused(
+        TileValueError,
+        "c is wanted in two layouts",
+        at="T.gemm(a, a, c, clear_accum=True)",
+        write="T.copy(c, other)",
+    ) as error:
         scheduled(kernel)
-    assert "T.gemm (mma.sync" in error.text and "T.annotate_layout at" in error.text and error.text.count("threads [") == 2
+    assert (
+        "T.gemm (mma.sync" in error.text
+        and "T.annotate_layout at" in error.text
+        and error.text.count("threads [") == 2
+    )
 
 
 def test_layouts_that_do_not_fit_their_tile():
@@ -157,7 +182,9 @@ def test_what_goes_through_shared_memory_is_said():
             T.copy(b, B)
 
     (note,) = scheduled(kernel).notes
-    assert "goes through shared memory for T.Parallel: a thread needs an element that another thread has" in note
+    assert (
+        "goes through shared memory for T.Parallel: a thread needs an element that another thread has" in note
+    )
 
 
 def test_tiles_that_never_meet_share_their_bytes():
@@ -206,7 +233,11 @@ def test_a_fragment_of_the_block_inside_a_warp():
                     f[w * 32 + i] = 1
             T.copy(f, B)
 
-    with refused(TileValueError, "f is spread over 128 threads and touched by a warp of 32", write="allocate f inside the T.Scale"):
+    with refused(
+        TileValueError,
+        "f is spread over 128 threads and touched by a warp of 32",
+        write="allocate f inside the T.Scale",
+    ):
         scheduled(kernel)
 
 
@@ -255,7 +286,9 @@ def test_a_while_that_reads_a_spread_tile():
                     f[i] = f[i] + 50
             T.copy(f, B)
 
-    with refused(TileSyntaxError, "the condition of this while reads f", write="a T.alloc_var that is set to f"):
+    with refused(
+        TileSyntaxError, "the condition of this while reads f", write="a T.alloc_var that is set to f"
+    ):
         scheduled(kernel)
 
 
@@ -272,7 +305,11 @@ def test_prints():
     emulator.PRINTED.clear()
     emulator.launch(kernel, {"A": data((2, 3), "float32") * 0 + 2.5, "B": empty((2, 3), "float32")})
     lines = "".join(emulator.PRINTED).splitlines()
-    assert lines[0].startswith("block (0, 0, 0) ") and lines[0].endswith(": 100 % =") and lines[1:3] == [f"block (0, 0, 0) 100 %[{r}, 0:3]: 2.5 2.5 2.5" for r in (0, 1)]
+    assert (
+        lines[0].startswith("block (0, 0, 0) ")
+        and lines[0].endswith(": 100 % =")
+        and lines[1:3] == [f"block (0, 0, 0) 100 %[{r}, 0:3]: 2.5 2.5 2.5" for r in (0, 1)]
+    )
     assert lines[3].endswith("block = 0") and lines[7].endswith("block = 1") and len(lines) == 8
 
 
@@ -288,12 +325,24 @@ def test_printed_lines_say_what_they_are_about():
             T.print(A[0, 3])
 
     emulator.PRINTED.clear()
-    emulator.launch(kernel, {"A": np.arange(70, dtype="int32").reshape(2, 35), "B": np.arange(3, dtype="float32") / 4})
+    emulator.launch(
+        kernel, {"A": np.arange(70, dtype="int32").reshape(2, 35), "B": np.arange(3, dtype="float32") / 4}
+    )
     lines = "".join(emulator.PRINTED).splitlines()
     head = "block (0, 0, 0) "
-    rows = [f"{head}row[{c}:{min(c + 16, 33)}]: {' '.join(str(36 + k) for k in range(c, min(c + 16, 33)))}" for c in (0, 16, 32)]
-    assert lines[1:4] == rows and lines[5:8] == [f"{head}B[{k}:{k + 1}]: {v}" for k, v in enumerate(("0", "0.25", "0.5"))]
-    assert lines[0].endswith("row =") and lines[4].endswith("B =") and lines[8].endswith("= 3") and len(lines) == 9
+    rows = [
+        f"{head}row[{c}:{min(c + 16, 33)}]: {' '.join(str(36 + k) for k in range(c, min(c + 16, 33)))}"
+        for c in (0, 16, 32)
+    ]
+    assert lines[1:4] == rows and lines[5:8] == [
+        f"{head}B[{k}:{k + 1}]: {v}" for k, v in enumerate(("0", "0.25", "0.5"))
+    ]
+    assert (
+        lines[0].endswith("row =")
+        and lines[4].endswith("B =")
+        and lines[8].endswith("= 3")
+        and len(lines) == 9
+    )
 
 
 def test_a_failed_assertion_says_where():
@@ -315,13 +364,24 @@ def test_layouts_are_fragments_or_shared():
 
 @pytest.mark.parametrize("threads", [32, 128, 256])
 def test_the_left_operand_stays_in_registers(threads):
-    """P goes from the accumulator of one product to the operand of the next without shared memory, where warps lie below one another."""
+    """P goes from the accumulator of one product to the operand of the next without shared memory, where
+    warps lie below one another."""
 
     @T.prim_func
-    def kernel(Q: T.Tensor((60, 32), "bfloat16"), V: T.Tensor((48, 40), "bfloat16"), O: T.Tensor((60, 40), "float32")):
+    def kernel(
+        Q: T.Tensor((60, 32), "bfloat16"), V: T.Tensor((48, 40), "bfloat16"), O: T.Tensor((60, 40), "float32")
+    ):
         with T.Kernel(1, threads=threads):
-            q, k, v = T.alloc_shared((60, 32), "bfloat16"), T.alloc_shared((48, 32), "bfloat16"), T.alloc_shared((48, 40), "bfloat16")
-            s, p, o = T.alloc_fragment((60, 48), "float32"), T.alloc_fragment((60, 48), "bfloat16"), T.alloc_fragment((60, 40), "float32")
+            q, k, v = (
+                T.alloc_shared((60, 32), "bfloat16"),
+                T.alloc_shared((48, 32), "bfloat16"),
+                T.alloc_shared((48, 40), "bfloat16"),
+            )
+            s, p, o = (
+                T.alloc_fragment((60, 48), "float32"),
+                T.alloc_fragment((60, 48), "bfloat16"),
+                T.alloc_fragment((60, 40), "float32"),
+            )
             T.copy(Q, q)
             T.copy(Q[0:48, :], k)
             T.copy(V, v)
@@ -332,14 +392,25 @@ def test_the_left_operand_stays_in_registers(threads):
 
     program = scheduled(kernel)
     assert program.notes == [] and not any(b.name.startswith("p_shared") for b in program.layouts)
-    agree(kernel, {"Q": data((60, 32), "bfloat16", 1, 0.3), "V": data((48, 40), "bfloat16", 2), "O": empty((60, 40), "float32")})
+    agree(
+        kernel,
+        {
+            "Q": data((60, 32), "bfloat16", 1, 0.3),
+            "V": data((48, 40), "bfloat16", 2),
+            "O": empty((60, 40), "float32"),
+        },
+    )
 
 
 def test_an_accumulator_that_is_an_operand_goes_through_shared_memory():
     @T.prim_func
     def kernel(Q: T.Tensor((32, 32), "float16"), O: T.Tensor((32, 32), "float16")):
         with T.Kernel(1, threads=64):
-            q, s, o = T.alloc_shared((32, 32), "float16"), T.alloc_fragment((32, 32), "float16"), T.alloc_fragment((32, 32), "float16")
+            q, s, o = (
+                T.alloc_shared((32, 32), "float16"),
+                T.alloc_fragment((32, 32), "float16"),
+                T.alloc_fragment((32, 32), "float16"),
+            )
             T.copy(Q, q)
             T.gemm(q, q, s, clear_accum=True)
             T.gemm(s, q, o, clear_accum=True)

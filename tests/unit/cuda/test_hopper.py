@@ -1,4 +1,5 @@
-"""Hopper's GEMM without a GPU: the CUDA text, the machine's resources, and the emulated block, whose engines deliver as late as they may."""
+"""Hopper's GEMM without a GPU: the CUDA text, the machine's resources, and the emulated block, whose engines
+deliver as late as they may."""
 
 from __future__ import annotations
 
@@ -25,19 +26,91 @@ GOLDEN = Path(__file__).with_name("hopper_gemm.txt")
 CASES = [
     ((130, 136, 136), {"BM": 128, "BN": 128, "stages": 3}, 0),
     ((130, 136, 136), {"BM": 128, "BN": 128, "stages": 3, "trans_b": True, "dtype": "float16"}, 1),
-    ((136, 136, 200), {"BM": 128, "BN": 128, "stages": 2, "trans_a": True, "threads": 128, "out": "float32"}, 2),
+    (
+        (136, 136, 200),
+        {"BM": 128, "BN": 128, "stages": 2, "trans_a": True, "threads": 128, "out": "float32"},
+        2,
+    ),
     ((64, 136, 200), {"BM": 64, "BN": 128, "stages": 2, "trans_a": True, "trans_b": True}, 3),
     ((1, 264, 200), {"BM": 128, "BN": 256, "stages": 4}, 4),
     ((100, 96, 200), {"BM": 128, "BN": 96, "BK": 32, "stages": 4}, 5),
     ((100, 72, 200), {"BM": 128, "BN": 64, "stages": 1}, 7),
-    ((130, 136, 208), {"BM": 128, "BN": 128, "BK": 128, "stages": 2, "trans_b": True, "dtype": "float8_e4m3fn", "right": "float8_e5m2", "out": "float32"}, 0),
-    ((130, 136, 208), {"BM": 128, "BN": 128, "BK": 64, "stages": 3, "trans_b": True, "dtype": "float8_e5m2", "out": "bfloat16"}, 1),
-    ((130, 136, 208), {"BM": 128, "BN": 128, "BK": 128, "stages": 2, "trans_b": True, "dtype": "int8", "out": "int32"}, 2),
-    ((70, 136, 208), {"BM": 64, "BN": 96, "BK": 64, "stages": 3, "trans_b": True, "dtype": "uint8", "right": "int8", "out": "int32", "threads": 128}, 3),
-    ((70, 136, 100), {"BM": 64, "BN": 128, "BK": 32, "stages": 3, "trans_b": True, "dtype": "float32", "precision": "tf32"}, 3),
+    (
+        (130, 136, 208),
+        {
+            "BM": 128,
+            "BN": 128,
+            "BK": 128,
+            "stages": 2,
+            "trans_b": True,
+            "dtype": "float8_e4m3fn",
+            "right": "float8_e5m2",
+            "out": "float32",
+        },
+        0,
+    ),
+    (
+        (130, 136, 208),
+        {
+            "BM": 128,
+            "BN": 128,
+            "BK": 64,
+            "stages": 3,
+            "trans_b": True,
+            "dtype": "float8_e5m2",
+            "out": "bfloat16",
+        },
+        1,
+    ),
+    (
+        (130, 136, 208),
+        {"BM": 128, "BN": 128, "BK": 128, "stages": 2, "trans_b": True, "dtype": "int8", "out": "int32"},
+        2,
+    ),
+    (
+        (70, 136, 208),
+        {
+            "BM": 64,
+            "BN": 96,
+            "BK": 64,
+            "stages": 3,
+            "trans_b": True,
+            "dtype": "uint8",
+            "right": "int8",
+            "out": "int32",
+            "threads": 128,
+        },
+        3,
+    ),
+    (
+        (70, 136, 100),
+        {
+            "BM": 64,
+            "BN": 128,
+            "BK": 32,
+            "stages": 3,
+            "trans_b": True,
+            "dtype": "float32",
+            "precision": "tf32",
+        },
+        3,
+    ),
     ((200, 40, 264), {"BM": 192, "BN": 48, "BK": 128, "stages": 3, "threads": 384}, 6),
     ((200, 264, 136), {"BM": 192, "BN": 256, "BK": 64, "stages": 2, "threads": 384}, 7),
-    ((70, 250, 144), {"BM": 192, "BN": 240, "BK": 64, "stages": 2, "threads": 384, "trans_b": True, "dtype": "int8", "out": "int32"}, 8),
+    (
+        (70, 250, 144),
+        {
+            "BM": 192,
+            "BN": 240,
+            "BK": 64,
+            "stages": 2,
+            "threads": 384,
+            "trans_b": True,
+            "dtype": "int8",
+            "out": "int32",
+        },
+        8,
+    ),
 ]
 
 
@@ -49,18 +122,41 @@ def lowered(kernel: Any) -> tuple[ThreadKernel, Any]:
 def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:
     dtype = options.get("dtype", "bfloat16")
     a, b = ((K, M) if options.get("trans_a") else (M, K)), ((N, K) if options.get("trans_b") else (K, N))
-    return {"A": data(a, dtype, 1), "B": data(b, options.get("right", dtype), 2), "C": empty((M, N), options.get("out", dtype))}
+    return {
+        "A": data(a, dtype, 1),
+        "B": data(b, options.get("right", dtype), 2),
+        "C": empty((M, N), options.get("out", dtype)),
+    }
 
 
-#: clusters, with the copies that each stage's tiles take, (plain, multicast), and the blocks that must have read a stage
+#: clusters, with the copies that each stage's tiles take, (plain, multicast), and the blocks that must have
+#: read a stage
 CLUSTERS = [
     ((200, 264, 200), {"BM": 128, "BN": 128, "stages": 3, "cluster": (1, 2)}, (1, 1), 2, 0),
-    ((250, 200, 136), {"BM": 128, "BN": 128, "stages": 2, "cluster": (1, 2), "trans_b": True, "dtype": "float16"}, (1, 1), 2, 1),
-    ((64, 256, 328), {"BM": 64, "BN": 128, "stages": 3, "cluster": 2, "trans_a": True, "threads": 128}, (2, 1), 2, 2),
+    (
+        (250, 200, 136),
+        {"BM": 128, "BN": 128, "stages": 2, "cluster": (1, 2), "trans_b": True, "dtype": "float16"},
+        (1, 1),
+        2,
+        1,
+    ),
+    (
+        (64, 256, 328),
+        {"BM": 64, "BN": 128, "stages": 3, "cluster": 2, "trans_a": True, "threads": 128},
+        (2, 1),
+        2,
+        2,
+    ),
     ((128, 256, 200), {"BM": 64, "BN": 128, "stages": 2, "cluster": (2, 2), "threads": 128}, (0, 2), 4, 3),
     ((512, 136, 64), {"BM": 128, "BN": 64, "stages": 4, "cluster": (1, 4), "panel": 4}, (1, 1), 4, 4),
-    ((500, 384, 72), {"BM": 128, "BN": 64, "stages": 4, "cluster": (3, 2), "panel": 2, "trans_b": True}, (1, 1), 2, 5),
-]  # fmt: skip
+    (
+        (500, 384, 72),
+        {"BM": 128, "BN": 64, "stages": 4, "cluster": (3, 2), "panel": 2, "trans_b": True},
+        (1, 1),
+        2,
+        5,
+    ),
+]
 
 
 @pytest.mark.parametrize("shape, options, copies, blocks, seed", CLUSTERS, ids=str)
@@ -98,10 +194,13 @@ def test_persistent_clusters_share(seed: int):
     agree(gemm(300, 136, 200, **options), arguments(300, 136, 200, options), seed=seed)
 
 
-@pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"BN": 128, "threads": 256, "trans_b": True}, {"cluster": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"blocks": 2}, {"BN": 128, "threads": 256, "trans_b": True}, {"cluster": 2}], ids=str
+)
 @pytest.mark.parametrize("K, arch", [(0, "sm_90a"), (72, "sm_90a"), (0, "sm_80")])
 def test_a_loop_without_rounds(K: int, arch: str, options: dict[str, Any]):
-    """Both roles go by it, products of a tile in front and behind stay what they are, and what the block had is stored."""
+    """Both roles go by it, products of a tile in front and behind stay what they are, and what the block had
+    is stored."""
     options = {"BM": 64, "BN": 64, "BK": 32, "stages": 3, "threads": 128, "out": "float32"} | options
     args = arguments(128, 128, K, options)
     kernel = gemm(128, 128, T.dynamic("k", multiple_of=8), **options)
@@ -126,7 +225,9 @@ def summed(A: T.Tensor((ROWS, 64), "float16"), C: T.Tensor((64, 64), "float32"),
 
 def test_rounds_over_an_empty_tensor():
     for n in (0, 3):
-        assert (agree(summed, {"A": data((0, 64), "float16"), "C": empty((64, 64), "float32"), "n": n})["C"] == 1).all()
+        assert (
+            agree(summed, {"A": data((0, 64), "float16"), "C": empty((64, 64), "float32"), "n": n})["C"] == 1
+        ).all()
 
 
 @pytest.mark.parametrize("panel, order", [(2, "row"), (3, "column"), (8, "row")])
@@ -144,12 +245,18 @@ def test_panels_reach_every_block(panel: int, order: str):
 
 
 def test_two_products_of_one_ring():
-    """Both are awaited one round late, as two groups; and a statement between them means that each is awaited at once."""
+    """Both are awaited one round late, as two groups; and a statement between them means that each is awaited
+    at once."""
     shape, half = (64, 128), (64, 64)
 
     def kernel(between: bool) -> Any:
         @T.prim_func
-        def both(A: T.Tensor((64, 328), "float16"), B: T.Tensor((328, 64), "float16"), C: T.Tensor(shape, "float32"), n: T.int32):
+        def both(
+            A: T.Tensor((64, 328), "float16"),
+            B: T.Tensor((328, 64), "float16"),
+            C: T.Tensor(shape, "float32"),
+            n: T.int32,
+        ):
             with T.Kernel(1, threads=128):
                 a, b = T.alloc_shared(half, "float16"), T.alloc_shared(half, "float16")
                 x, y = T.alloc_fragment(half, "float32"), T.alloc_fragment(half, "float32")
@@ -168,8 +275,16 @@ def test_two_products_of_one_ring():
 
         return both
 
-    args = {"A": data((64, 328), "float16", 1), "B": data((328, 64), "float16", 2), "C": empty(shape, "float32")}
-    for between, n, wait in ((False, 6, "ts::wgmma_wait<2>"), (False, 0, "ts::wgmma_wait<2>"), (True, 6, "ts::wgmma_wait<0>")):
+    args = {
+        "A": data((64, 328), "float16", 1),
+        "B": data((328, 64), "float16", 2),
+        "C": empty(shape, "float32"),
+    }
+    for between, n, wait in (
+        (False, 6, "ts::wgmma_wait<2>"),
+        (False, 0, "ts::wgmma_wait<2>"),
+        (True, 6, "ts::wgmma_wait<0>"),
+    ):
         text = print_kernel(lowered(kernel(between))[0]).text
         assert wait in text and "ts::tma_load" in text
         agree(kernel(between), {**args, "n": n}, seed=n)
@@ -178,16 +293,24 @@ def test_two_products_of_one_ring():
 @pytest.mark.parametrize("K", [64, 400])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sums_that_are_scaled_block_by_block(K: int, seed: int):
-    """Each block of k in a fragment of its own, warpgroups in turn; the stage is released when it has been multiplied."""
+    """Each block of k in a fragment of its own, warpgroups in turn; the stage is released when it has been
+    multiplied."""
     M, N, steps = 130, 136, -(-K // 128)
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((M, K), "float8_e4m3fn"), B: T.Tensor((N, K), "float8_e4m3fn"), S: T.Tensor((M, steps), "float32"), C: T.Tensor((M, N), "float32")
-    ):  # fmt: skip
+        A: T.Tensor((M, K), "float8_e4m3fn"),
+        B: T.Tensor((N, K), "float8_e4m3fn"),
+        S: T.Tensor((M, steps), "float32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
         with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 128), threads=256) as (bx, by):
             a, b = T.alloc_shared((128, 128), "float8_e4m3fn"), T.alloc_shared((128, 128), "float8_e4m3fn")
-            acc, part, row = T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((128,), "float32")
+            acc, part, row = (
+                T.alloc_fragment((128, 128), "float32"),
+                T.alloc_fragment((128, 128), "float32"),
+                T.alloc_fragment((128,), "float32"),
+            )
             T.clear(acc)
             for k in T.Pipelined(steps, num_stages=3):
                 for i in T.Parallel(128):
@@ -204,14 +327,24 @@ def test_sums_that_are_scaled_block_by_block(K: int, seed: int):
     assert program.notes == [] and text.index("barrier_arrive(((warpgroup") > text.index("ts::wgmma_commit()")
     assert text.index("ts::mbarrier_arrive_warp") < text.index("acc[u0 * 4 + u1 * 2 + u2] + part")
     f8 = "float8_e4m3fn"
-    agree(kernel, {"A": data((M, K), f8, 1), "B": data((N, K), f8, 2), "S": data((M, steps), "float32", 3), "C": empty((M, N), "float32")}, seed=seed)
+    agree(
+        kernel,
+        {
+            "A": data((M, K), f8, 1),
+            "B": data((N, K), f8, 2),
+            "S": data((M, steps), "float32", 3),
+            "C": empty((M, N), "float32"),
+        },
+        seed=seed,
+    )
 
 
 # ---- faults
 
 
 def edited(kernel: ThreadKernel, edit: Any) -> ThreadKernel:
-    """The kernel with instructions changed: ``edit(name, arguments)`` gives (name, arguments), None to take it out, or Ellipsis."""
+    """The kernel with instructions changed: ``edit(name, arguments)`` gives (name, arguments), None to take
+    it out, or Ellipsis."""
     import dataclasses
 
     count = [0]
@@ -224,7 +357,11 @@ def edited(kernel: ThreadKernel, edit: Any) -> ThreadKernel:
         if made is ...:
             return s
         count[0] += 1
-        return tirx.Evaluate(tirx.IntImm("int32", 0)) if made is None else tirx.Evaluate(tirx.call_extern("void", made[0], *made[1]))
+        return (
+            tirx.Evaluate(tirx.IntImm("int32", 0))
+            if made is None
+            else tirx.Evaluate(tirx.call_extern("void", made[0], *made[1]))
+        )
 
     body = structural_map(kernel.func.body, (tirx.Evaluate, change))
     assert count[0], "nothing was changed"
@@ -242,11 +379,21 @@ def _empty(n: str, a: Any, what: str) -> bool:
 #: faults of clusters; the emulated blocks of one take turns. Those of single blocks: test_seeded_threads.py
 IN_CLUSTERS: dict[str, Any] = {
     "the blocks do not meet behind their barriers": lambda n, a: None if n == "ts::cluster_begins" else ...,
-    "stages are released in the own block alone": lambda n, a: ("ts::mbarrier_arrive_warp", [a[0], a[2]]) if n.startswith("ts::mbarrier_arrive_blocks") else ...,
-    "only one block's consumers are counted": lambda n, a: (n, [a[0], 8]) if _empty(n, a, "ts::mbarrier_init") else ...,
-    "a copy goes to the own block alone": lambda n, a: ("ts::tma_load", [*a[:3], *a[4:]]) if n == "ts::tma_load_multicast" else ...,
-    "the other block's producer is not awaited": lambda n, a: None if _empty(n, a, "ts::mbarrier_wait") else ...,
-    "the last releases are not awaited": lambda n, a: None if _empty(n, a, "ts::mbarrier_wait") and "s" in [v.name for v in variables(a[1])] else ...,
+    "stages are released in the own block alone": lambda n, a: (
+        ("ts::mbarrier_arrive_warp", [a[0], a[2]]) if n.startswith("ts::mbarrier_arrive_blocks") else ...
+    ),
+    "only one block's consumers are counted": lambda n, a: (
+        (n, [a[0], 8]) if _empty(n, a, "ts::mbarrier_init") else ...
+    ),
+    "a copy goes to the own block alone": lambda n, a: (
+        ("ts::tma_load", [*a[:3], *a[4:]]) if n == "ts::tma_load_multicast" else ...
+    ),
+    "the other block's producer is not awaited": lambda n, a: (
+        None if _empty(n, a, "ts::mbarrier_wait") else ...
+    ),
+    "the last releases are not awaited": lambda n, a: (
+        None if _empty(n, a, "ts::mbarrier_wait") and "s" in [v.name for v in variables(a[1])] else ...
+    ),
 }
 
 
@@ -258,7 +405,11 @@ def variables(e: Any) -> list[Any]:
 
 @pytest.mark.parametrize("fault", IN_CLUSTERS)
 def test_faults_of_clusters_are_found(fault: str):
-    _found(IN_CLUSTERS[fault], (256, 64, 520), {"BM": 128, "BN": 64, "stages": 3, "out": "float32", "cluster": (1, 2)})
+    _found(
+        IN_CLUSTERS[fault],
+        (256, 64, 520),
+        {"BM": 128, "BN": 64, "stages": 3, "out": "float32", "cluster": (1, 2)},
+    )
 
 
 def _found(fault: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> None:
@@ -280,21 +431,42 @@ def _found(fault: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> 
 
 
 def test_the_text():
-    """The kernel as a person reads it, without the comments that name lines, and their numbers in the others."""
+    """The kernel as a person reads it, without the comments that name lines, and their numbers in the
+    others."""
     text = re.sub(r", line \d+", "", print_kernel(lowered(gemm(8192, 7168, 8192))[0]).text)
-    kept = [line.rstrip() for line in text[text.index('extern "C"') :].splitlines() if not re.match(r"\s*// gemms\.py", line)]
+    kept = [
+        line.rstrip()
+        for line in text[text.index('extern "C"') :].splitlines()
+        if not re.match(r"\s*// gemms\.py", line)
+    ]
     numbers = re.compile(r", line \d+")  # of tests/gpu/gemms.py, in the barriers' comments
     assert numbers.sub("", "\n".join(kept) + "\n") == numbers.sub("", GOLDEN.read_text())
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
-@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}, {"blocks": 132}, {"K": T.dynamic("k"), "blocks": 132},
-                                     {"trans_b": True, "dtype": "float8_e4m3fn", "BK": 128, "out": "bfloat16"},
-                                     {"trans_b": True, "dtype": "int8", "BK": 128, "out": "int32"},
-                                     {"trans_b": True, "dtype": "float32", "BK": 32, "precision": "tf32"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"trans_b": True},
+        {"BM": 128, "BN": 128, "threads": 128},
+        {"K": T.dynamic("k")},
+        {"blocks": 132},
+        {"K": T.dynamic("k"), "blocks": 132},
+        {"trans_b": True, "dtype": "float8_e4m3fn", "BK": 128, "out": "bfloat16"},
+        {"trans_b": True, "dtype": "int8", "BK": 128, "out": "int32"},
+        {"trans_b": True, "dtype": "float32", "BK": 32, "precision": "tf32"},
+    ],
+    ids=str,
+)
 def test_products_stay_in_flight(options: dict[str, Any]):
     """No spills, and nothing that makes the machine await each product (ptxas' warning C7514)."""
-    made = toolchain.compile_cubin(print_kernel(lowered(gemm(**{"M": 4096, "N": 4096, "K": 4096, "trans_a": "K" in options, **options}))[0]), "sm_90a")
+    made = toolchain.compile_cubin(
+        print_kernel(
+            lowered(gemm(**{"M": 4096, "N": 4096, "K": 4096, "trans_a": "K" in options, **options}))[0]
+        ),
+        "sm_90a",
+    )
     assert made.resources.spill_stores == 0 and made.resources.stack == 0
     assert not made.serialised, made.messages
 
@@ -310,14 +482,18 @@ def test_stages_that_do_not_fit_are_said():
 
 def test_what_tma_cannot_do_is_said():
     program = pipeline.run(gemm(100, 100, 100).trace(), target("sm_90a"))[0]
-    assert any("without TMA and wgmma" in note and "16 bytes" in note for note in program.notes), program.notes
+    assert any("without TMA and wgmma" in note and "16 bytes" in note for note in program.notes), (
+        program.notes
+    )
     agree(gemm(100, 100, 100, BM=64, BN=64, threads=128), arguments(100, 100, 100, {}))
     program = pipeline.run(gemm(128, 128, 128, dtype="float32").trace(), target("sm_90a"))[0]
     assert any("T.gemm of float32" in note for note in program.notes)
     assert pipeline.run(gemm(128, 128, 128).trace(), target("sm_80"))[0].notes == []
 
 
-@pytest.mark.parametrize("dtype, sums", [("float8_e4m3fn", "float32"), ("int8", "int32"), ("bfloat16", "float32")])
+@pytest.mark.parametrize(
+    "dtype, sums", [("float8_e4m3fn", "float32"), ("int8", "int32"), ("bfloat16", "float32")]
+)
 def test_a_left_operand_that_is_read_once_for_two_products(dtype: str, sums: str):
     """A stage's rows go to registers, from which products of both halves of the columns take them."""
 
@@ -325,7 +501,10 @@ def test_a_left_operand_that_is_read_once_for_two_products(dtype: str, sums: str
     def kernel(A: T.Tensor((130, 208), dtype), B: T.Tensor((136, 208), dtype), C: T.Tensor((130, 136), sums)):
         with T.Kernel(T.ceildiv(136, 64), T.ceildiv(130, 64), threads=128) as (bx, by):
             a, b = T.alloc_shared((64, 64), dtype), T.alloc_shared((64, 64), dtype)
-            rows, acc = T.alloc_fragment((64, 64), dtype), [T.alloc_fragment((64, 32), sums) for _ in range(2)]
+            rows, acc = (
+                T.alloc_fragment((64, 64), dtype),
+                [T.alloc_fragment((64, 32), sums) for _ in range(2)],
+            )
             for h in range(2):
                 T.clear(acc[h])
             for k in T.Pipelined(T.ceildiv(208, 64), num_stages=2):
@@ -340,4 +519,8 @@ def test_a_left_operand_that_is_read_once_for_two_products(dtype: str, sums: str
     made, program = lowered(kernel)
     assert program.notes == [] and "_r0(" in print_kernel(made).text
     for seed in (0, 1):
-        agree(kernel, {"A": data((130, 208), dtype, 1), "B": data((136, 208), dtype, 2), "C": empty((130, 136), sums)}, seed=seed)
+        agree(
+            kernel,
+            {"A": data((130, 208), dtype, 1), "B": data((136, 208), dtype, 2), "C": empty((130, 136), sums)},
+            seed=seed,
+        )

@@ -20,12 +20,16 @@ ROUNDS = 3
 
 
 def sums(clear: bool, looks: bool, adds: bool) -> Any:
-    """Y = ((F₀·x₀ + …)·F₁ + …)…, each a row sum of X. ``clear``: it begins at zero; ``looks``: every round's is stored; ``adds``: one is added
-    in every round by threads."""
+    """Y = ((F₀·x₀ + …)·F₁ + …)…, each a row sum of X. ``clear``: it begins at zero; ``looks``: every round's
+    is stored; ``adds``: one is added in every round by threads."""
 
     @T.prim_func
-    def program(X: T.Tensor((ROUNDS, 64, 64), "float32"), F: T.Tensor((ROUNDS, 64), "float32"), Y: T.Tensor((64,), "float32"),
-                Z: T.Tensor((ROUNDS, 64), "float32")):  # fmt: skip
+    def program(
+        X: T.Tensor((ROUNDS, 64, 64), "float32"),
+        F: T.Tensor((ROUNDS, 64), "float32"),
+        Y: T.Tensor((64,), "float32"),
+        Z: T.Tensor((ROUNDS, 64), "float32"),
+    ):
         with T.Kernel(1, threads=128):
             x = T.alloc_fragment((64, 64), "float32")
             f, total = (T.alloc_fragment((64,), "float32") for _ in range(2))
@@ -46,9 +50,13 @@ def sums(clear: bool, looks: bool, adds: bool) -> Any:
     return program
 
 
-@pytest.mark.parametrize("clear, looks, adds", [(True, False, False), (False, False, False), (True, True, False), (True, False, True)])
+@pytest.mark.parametrize(
+    "clear, looks, adds",
+    [(True, False, False), (False, False, False), (True, True, False), (True, False, True)],
+)
 def test_sums_lane_by_lane(clear: bool, looks: bool, adds: bool):
-    """Where the tile begins at zero and is only added to by reductions or multiplied, lanes add up behind the loop; elsewhere in it."""
+    """Where the tile begins at zero and is only added to by reductions or multiplied, lanes add up behind the
+    loop; elsewhere in it."""
     made = sums(clear, looks, adds)
     text = print_kernel(lowered(made)[0]).text
     loop = text[text.index("for (int k") :]
@@ -57,14 +65,20 @@ def test_sums_lane_by_lane(clear: bool, looks: bool, adds: bool):
     inside, behind = ("shuffle_xor" in part for part in (loop[: depth.start()], loop[depth.start() :]))
     assert (inside, behind) == ((False, True) if clear and not looks and not adds else (True, False)), text
     draw = np.random.default_rng(0)  # small integers: any order of sums is exact
-    args = {"X": draw.integers(-2, 3, (ROUNDS, 64, 64)).astype("float32"), "F": draw.integers(0, 3, (ROUNDS, 64)).astype("float32")}
-    got = agree(made, {**args, "Y": empty((64,), "float32"), "Z": np.zeros((ROUNDS, 64), "float32")}, exact=True)
+    args = {
+        "X": draw.integers(-2, 3, (ROUNDS, 64, 64)).astype("float32"),
+        "F": draw.integers(0, 3, (ROUNDS, 64)).astype("float32"),
+    }
+    got = agree(
+        made, {**args, "Y": empty((64,), "float32"), "Z": np.zeros((ROUNDS, 64), "float32")}, exact=True
+    )
     assert np.isfinite(got["Y"]).all()
 
 
 @pytest.mark.parametrize("op", ["max", "min", "absmax", "sum"])
 def test_chains(op: str):
-    """A thread's greatest and least come from four chains, NaN and zeros of both signs among them; sums from one."""
+    """A thread's greatest and least come from four chains, NaN and zeros of both signs among them; sums from
+    one."""
 
     @T.prim_func
     def program(X: T.Tensor((64, 96), "float32"), Y: T.Tensor((64,), "float32")):
@@ -87,10 +101,13 @@ def staying() -> tuple[Any, Any, dict[str, Any]]:
 
 
 def test_warpgroups_store_apart():
-    """No barrier of all consumers is left, since tiles of different rounds lie whole tiles apart; each warpgroup stores its own rows."""
+    """No barrier of all consumers is left, since tiles of different rounds lie whole tiles apart; each
+    warpgroup stores its own rows."""
     text = print_kernel(staying()[0]).text
     assert "ts::barrier_sync(15" not in text and text.count("ts::barrier_sync((tid >> 7) + 1, 128)") == 2
-    assert re.search(r"if \(\(tid & 127\) == 0\) \{\s*ts::tma_store\(O_map, &O_staged\[warpgroup \* 4096\]", text)
+    assert re.search(
+        r"if \(\(tid & 127\) == 0\) \{\s*ts::tma_store\(O_map, &O_staged\[warpgroup \* 4096\]", text
+    )
 
 
 @pytest.mark.parametrize("fault", ["ts::barrier_sync", "ts::bulk_wait_read<0>", "ts::fence_proxy_async"])

@@ -1,4 +1,5 @@
-"""The launcher of CUDA kernels, against a driver that only remembers: what reaches it, and what is refused before."""
+"""The launcher of CUDA kernels, against a driver that only remembers: what reaches it, and what is refused
+before."""
 
 from __future__ import annotations
 
@@ -22,14 +23,29 @@ HERE = Path(__file__).resolve().parent
 def build(folder: Path) -> None:
     headers = toolchain.headers()
     real = ["-DREAL_HEADER", f"-I{headers}"] if headers is not None and (headers / "cuda.h").exists() else []
-    line = [*native.compiler(), "-shared", "-fPIC", "-w", *real, "-Wl,-soname,libcuda.so.1", str(HERE / "fake_cuda.c")]
+    line = [
+        *native.compiler(),
+        "-shared",
+        "-fPIC",
+        "-w",
+        *real,
+        "-Wl,-soname,libcuda.so.1",
+        str(HERE / "fake_cuda.c"),
+    ]
     subprocess.run([*line, "-o", str(folder / "libcuda.so.1")], check=True)
 
 
 def run(folder: Path, env: dict[str, str], **more: str) -> Any:
     path = os.pathsep.join(filter(None, [str(folder), env.get("LD_LIBRARY_PATH", "")]))
-    done = subprocess.run([sys.executable, "-m", "tests.unit.cuda.launches"], env=env | {"LD_LIBRARY_PATH": path} | more, check=False,
-                          capture_output=True, text=True, timeout=120, cwd=HERE.parent.parent.parent)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.cuda.launches"],
+        env=env | {"LD_LIBRARY_PATH": path} | more,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=HERE.parent.parent.parent,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -43,7 +59,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seen(driver: Path) -> dict[str, Any]:
-    return run(driver, os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent.parent.parent), os.environ.get("PYTHONPATH")]))})
+    return run(
+        driver,
+        os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(HERE.parent.parent.parent), os.environ.get("PYTHONPATH")])
+            )
+        },
+    )
 
 
 def test_pointers_scalars_and_extents_in_the_order_of_the_function(seen: dict[str, Any]):
@@ -96,7 +120,9 @@ def test_refusals_of_the_driver(seen: dict[str, Any]):
 
 
 def test_calls_that_come_again_are_graphs(seen: dict[str, Any]):
-    got = seen["graphs"]  # launches; graphs made, given other arguments, launched, destroyed; whether the last call's arguments arrived
+    got = seen[
+        "graphs"
+    ]  # launches; graphs made, given other arguments, launched, destroyed; whether the last call's arguments arrived
     assert got["twice"] == [2, [0, 0, 0, 0], True]
     assert got["often"] == [2, [1, 0, 2, 0], True]
     assert got["other number"] == [1, [0, 1, 1, 0], True]
@@ -119,7 +145,20 @@ def test_tensor_maps_and_attributes(seen: dict[str, Any]):
     assert got["of A"] and got["grid"] == [2, 4, 3] and got["shared"] == 100_000
     assert got["attribute"] == [8, 100_000]  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     assert got["nattrs"] == 3
-    assert got["attrs"][:12] == [4, 2, 1, 1, 2, 1, got["attrs"][6], got["attrs"][7], 6, 1, got["attrs"][10], got["attrs"][11]]
+    assert got["attrs"][:12] == [
+        4,
+        2,
+        1,
+        1,
+        2,
+        1,
+        got["attrs"][6],
+        got["attrs"][7],
+        6,
+        1,
+        got["attrs"][10],
+        got["attrs"][11],
+    ]
     dims, strides, box, rest = got["map"][:5], got["map"][5:10], got["map"][10:15], got["map"][15:]
     assert (dims[:2], strides[:1], box[:2]) == ([64, 5], [256], [32, 64])
     assert rest == [7, 2, 3, 3]  # float32, two axes, 128-byte swizzle, 256 bytes to L2
@@ -134,7 +173,12 @@ def test_an_empty_tensor_has_a_map(seen: dict[str, Any]):
     """The driver encodes no extent of zero: the map is of one element, which is zero."""
     said, *rest = seen["empty map"]
     words, at, there = rest[:19], rest[19], rest[20]
-    assert said == "nothing" and (words[:2], words[5], words[10:12]) == ([1, 1], 16, [32, 64]) and at == 0 and there == [0.0] * 4
+    assert (
+        said == "nothing"
+        and (words[:2], words[5], words[10:12]) == ([1, 1], 16, [32, 64])
+        and at == 0
+        and there == [0.0] * 4
+    )
 
 
 def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
@@ -148,17 +192,32 @@ def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, A
     text = "RuntimeError: TS:failed:asserts|b.py|12|block (2, 1, 0), thread 33: assert failed: A | B is too great"
     assert refused.startswith("TypeError: TS:nargs") and itself == "nothing"  # the launch itself was accepted
     assert synchronised == another == text
-    assert people == "LaunchError: b.py:12: asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great"
+    assert (
+        people
+        == "LaunchError: b.py:12: asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great"
+    )
     assert untold == "", "what was raised is not told again when the process ends"
-    assert others == "asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great (b.py:12)", "what other ranks hear"
+    assert others == "asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great (b.py:12)", (
+        "what other ranks hear"
+    )
 
 
 def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
     got = seen["team"]
     assert got["first"] == [["enter", 0], ["kernel", 0], ["leave", 0]]
-    assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, True]  # rank, size, ordered, limit in ns, control words, arenas
+    assert got["view"] == [
+        1,
+        2,
+        1,
+        5_000_000_000,
+        4096,
+        True,
+        True,
+    ]  # rank, size, ordered, limit in ns, control words, arenas
     assert got["counters"] == [1, True], "what is kept is not zeroed"
-    assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["enter", 0], ["leave", 0]], "the others wait for this rank all the same"
+    assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["enter", 0], ["leave", 0]], (
+        "the others wait for this rank all the same"
+    )
 
 
 def test_what_waits_for_ranks_leaves_shared_memory_to_others(seen: dict[str, Any]):
@@ -167,8 +226,16 @@ def test_what_waits_for_ranks_leaves_shared_memory_to_others(seen: dict[str, Any
 
 def test_launches_of_a_team_are_one_sequence(seen: dict[str, Any]):
     got = seen["team"]
-    assert got["other stream"] == [["record", 0], ["wait", 0x77], ["enter", 0x77], ["kernel", 0x77], ["leave", 0x77]]
-    assert got["captured"] == [["enter", 0], ["kernel", 0], ["leave", 0]], "what is captured runs when its graph does"
+    assert got["other stream"] == [
+        ["record", 0],
+        ["wait", 0x77],
+        ["enter", 0x77],
+        ["kernel", 0x77],
+        ["leave", 0x77],
+    ]
+    assert got["captured"] == [["enter", 0], ["kernel", 0], ["leave", 0]], (
+        "what is captured runs when its graph does"
+    )
 
 
 def test_a_launch_without_order_only_counts(seen: dict[str, Any]):
@@ -176,34 +243,53 @@ def test_a_launch_without_order_only_counts(seen: dict[str, Any]):
 
 
 def test_blocks_that_wait_must_be_resident_together(seen: dict[str, Any]):
-    assert seen["team"]["resident"] == ["ValueError: TS:resident:-1:-1:40:41"]  # ten multiprocessors, four blocks each
+    assert seen["team"]["resident"] == [
+        "ValueError: TS:resident:-1:-1:40:41"
+    ]  # ten multiprocessors, four blocks each
 
 
 def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
     signal, entry, ending, meeting, rank, counter = seen["team"]["says"]
-    who, last = "told: rank 0, block (5, 6, 0): ", "rank 0 launched last told_without_order; s int64(4,) at heap offset 12288"
+    who, last = (
+        "told: rank 0, block (5, 6, 0): ",
+        "rank 0 launched last told_without_order; s int64(4,) at heap offset 12288",
+    )
     assert signal.startswith(f"{who}waited 5 s for s[3]: expected >= 2, the value is 1 (launches.py:")
-    assert entry.startswith(f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last} (launches.py:")
+    assert entry.startswith(
+        f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last} (launches.py:"
+    )
     assert ending == f"told: rank 0: waited 5 s for rank 0 to finish launch 7 of their team (told); {last}"
-    assert meeting.startswith(f"{who}waited 5 s for rank 0 to arrive at the barrier of launch 7 of their team (told); {last}")
+    assert meeting.startswith(
+        f"{who}waited 5 s for rank 0 to arrive at the barrier of launch 7 of their team (told); {last}"
+    )
     assert rank.startswith(f"{who}rank 9 is out of range: the team has 2 ranks")
     assert counter.startswith(f"{who}an index of s lies outside")
 
 
 def test_ordinary_memory_is_refused_for_symmetric_parameters(seen: dict[str, Any]):
-    assert seen["team"]["ordinary"] == ["TypeError: TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor"]
+    assert seen["team"]["ordinary"] == [
+        "TypeError: TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor"
+    ]
 
 
 @needs_nvcc
 def test_kernel_objects(seen: dict[str, Any]):
     got = seen["objects"]
-    assert (got["grid"], got["arch"], got["values"], got["eager"]) == ([3, 1, 1], "sm_90a", [2.0, 300], "cuda")
+    assert (got["grid"], got["arch"], got["values"], got["eager"]) == (
+        [3, 1, 1],
+        "sm_90a",
+        [2.0, 300],
+        "cuda",
+    )
 
 
 @needs_nvcc
 def test_refusals_as_people_read_them(seen: dict[str, Any]):
     text = seen["objects"]["numpy"]
-    assert text.startswith("TileTypeError: ") and "scale: A is on cpu, and the kernel is compiled for the cuda target" in text
+    assert (
+        text.startswith("TileTypeError: ")
+        and "scale: A is on cpu, and the kernel is compiled for the cuda target" in text
+    )
     assert "expected: a tensor on a GPU" in text and "write instead: torch.from_numpy(A).cuda()" in text
     assert 'A: T.Tensor((N,), "float16")' in text  # the declaration, with a caret
     assert "A begins 1 bytes behind a multiple of 2" in seen["objects"]["unaligned"]
@@ -212,7 +298,10 @@ def test_refusals_as_people_read_them(seen: dict[str, Any]):
 def test_a_machine_without_a_gpu_says_so(driver: Path, clean_env: dict[str, str]):
     got = run(driver, clean_env, FAKE_NO_GPU="1")
     assert got["capability"] == [None, None]
-    assert got["call"] == "RuntimeError: TS:run:-1:the CUDA driver does not start (cuInit): no CUDA-capable device is detected"
+    assert (
+        got["call"]
+        == "RuntimeError: TS:run:-1:the CUDA driver does not start (cuInit): no CUDA-capable device is detected"
+    )
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a driver")

@@ -1,4 +1,5 @@
-"""tilescale.ops on emulated GPU threads, for Hopper and for Ampere: every operation's small cases, through the functions that people call."""
+"""tilescale.ops on emulated GPU threads, for Hopper and for Ampere: every operation's small cases, through
+the functions that people call."""
 
 from __future__ import annotations
 
@@ -13,18 +14,29 @@ from tilescale.arrays import as_numpy
 from tilescale.ops import MODULES, host, load
 from tilescale.ops.case import Case, Op, as_tuple, worst
 
-#: cases of each operation that are emulated; the others differ in what the simulator's and the CPU's tests see
+#: cases of each operation that are emulated; the others differ in what the simulator's and the CPU's tests
+#: see
 MOST = 8
-SMALL = [(load(m), c) for m in MODULES for c in [c for c in load(m).cases if c.small][:: max(1, len([c for c in load(m).cases if c.small]) // MOST)]]
+SMALL = [
+    (load(m), c)
+    for m in MODULES
+    for c in [c for c in load(m).cases if c.small][
+        :: max(1, len([c for c in load(m).cases if c.small]) // MOST)
+    ]
+]
 
 
 def emulated(arch: str) -> Callable[..., None]:
-    """What stands in for `host.launch`: the same kernel on emulated threads, results copied into the tensors."""
+    """What stands in for `host.launch`: the same kernel on emulated threads, results copied into the
+    tensors."""
 
     def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:
         kernel = factory(**constants)
         names = [p.name for p in kernel.trace().params]
-        given = {n: as_numpy(a).copy() if isinstance(a, torch.Tensor) and a.dim() else a for n, a in zip(names, args, strict=True)}
+        given = {
+            n: as_numpy(a).copy() if isinstance(a, torch.Tensor) and a.dim() else a
+            for n, a in zip(names, args, strict=True)
+        }
         got = run(kernel, given, arch, 0)
         for name, tensor in zip(names, args, strict=True):
             if name in got and isinstance(tensor, torch.Tensor):

@@ -59,7 +59,11 @@ def test_tiles_of_a_named_tuple_have_its_fields_names():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64):
-            one = Pair(T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32"), [T.alloc_shared((64,), "float32")])
+            one = Pair(
+                T.alloc_shared((64,), "float32"),
+                T.alloc_fragment((64,), "float32"),
+                [T.alloc_shared((64,), "float32")],
+            )
             T.copy(A, one.left)
             T.copy(one.left, one.right)
             T.copy(one.right, one.others[0])

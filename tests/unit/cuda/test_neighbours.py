@@ -1,4 +1,5 @@
-"""Neighbours that are added to global memory by one instruction: which sums go so, and that they are the simulator's."""
+"""Neighbours that are added to global memory by one instruction: which sums go so, and that they are the
+simulator's."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_what_ampere_has(dtype: str):
     """Pairs of float16, and nothing else."""
     made = pipeline.run(tiles(dtype).trace(), target("sm_80"))[0]
     text = print_kernel(Lowering(made).run()).text
-    assert ("ts::red_add2_f16(" in text) == (dtype == "float16") and text.count("ts::red_add") == text.count("ts::red_add2_f16(")
+    assert ("ts::red_add2_f16(" in text) == (dtype == "float16") and text.count("ts::red_add") == text.count(
+        "ts::red_add2_f16("
+    )
     assert ("ts::atomic_add(" in text) == (dtype != "float16") and "add_bf16" not in text
     agree(tiles(dtype), {"A": data((64, 64), dtype, 1), "C": data((5, 64, 64), dtype, 2)}, arch="sm_80")
 
@@ -105,16 +108,29 @@ def test_products_leave_in_pairs():
     """An accumulator has two neighbours in each thread."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+    def kernel(
+        A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32")
+    ):
         with T.Kernel(2, threads=128):
-            a, b, c = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16"), T.alloc_fragment((128, 64), "float32")
+            a, b, c = (
+                T.alloc_shared((128, 64), "float16"),
+                T.alloc_shared((64, 64), "float16"),
+                T.alloc_fragment((128, 64), "float32"),
+            )
             T.copy(A, a)
             T.copy(B, b)
             T.gemm(a, b, c, clear_accum=True)
             T.atomic_add(C, c)
 
     assert "ts::red_add2_f32(" in print_kernel(lowered(kernel)[0]).text
-    agree(kernel, {"A": data((128, 64), "float16", 1), "B": data((64, 64), "float16", 2), "C": data((128, 64), "float32", 3)})
+    agree(
+        kernel,
+        {
+            "A": data((128, 64), "float16", 1),
+            "B": data((64, 64), "float16", 2),
+            "C": data((128, 64), "float32", 3),
+        },
+    )
 
 
 def single(dtype: str) -> Any:
@@ -135,8 +151,15 @@ def single(dtype: str) -> Any:
     return kernel
 
 
-@pytest.mark.parametrize("dtype, arch, name", [("float16", "sm_90a", "atomic_add_f16("), ("bfloat16", "sm_90a", "atomic_add_bf16("),
-                                               ("float16", "sm_80", "atomic_add_f16("), ("bfloat16", "sm_80", "atomic_add(")])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, arch, name",
+    [
+        ("float16", "sm_90a", "atomic_add_f16("),
+        ("bfloat16", "sm_90a", "atomic_add_bf16("),
+        ("float16", "sm_80", "atomic_add_f16("),
+        ("bfloat16", "sm_80", "atomic_add("),
+    ],
+)
 def test_sums_of_small_floats_have_an_instruction(dtype: str, arch: str, name: str):
     """Of whole numbers, so that their order does not matter."""
     program = pipeline.run(single(dtype).trace(), target(arch))[0]
@@ -161,15 +184,25 @@ def test_where_alignment_is_not_known():
     n = T.dynamic("n")
 
     @T.prim_func
-    def kernel(A: T.Tensor((16, 64), "float32"), C: T.Tensor((16, n), "float32"), D: T.Tensor((16, 68), "float32"), first: T.int32):
+    def kernel(
+        A: T.Tensor((16, 64), "float32"),
+        C: T.Tensor((16, n), "float32"),
+        D: T.Tensor((16, 68), "float32"),
+        first: T.int32,
+    ):
         with T.Kernel(2, threads=64):
             f = T.alloc_fragment((16, 64), "float32")
             T.copy(A, f)
             T.atomic_add(C[0:16, 0:64], f)
-            T.atomic_add(D[0:16, first:first + 64], f)
+            T.atomic_add(D[0:16, first : first + 64], f)
 
     assert "red_add" not in print_kernel(lowered(kernel)[0]).text
-    args = {"A": data((16, 64), "float32", 1), "C": empty((16, 61), "float32"), "D": empty((16, 68), "float32"), "first": 3}
+    args = {
+        "A": data((16, 64), "float32", 1),
+        "C": empty((16, 61), "float32"),
+        "D": empty((16, 68), "float32"),
+        "first": 3,
+    }
     agree(kernel, args)
 
 
@@ -177,7 +210,9 @@ def test_what_was_written_before_is_carried():
     """Blocks tell each other by the sums that they have written something else."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((4, 512), "float32"), C: T.Tensor((512,), "float32"), D: T.Tensor((512,), "float32")):
+    def kernel(
+        A: T.Tensor((4, 512), "float32"), C: T.Tensor((512,), "float32"), D: T.Tensor((512,), "float32")
+    ):
         with T.Kernel(4, threads=64) as b:
             f = T.alloc_fragment((512,), "float32")
             T.fill(f, 1)
@@ -228,16 +263,37 @@ def test_what_they_refuse():
         with refused(kind, message, **more):
             kernel.trace()
 
-    refuse(TileTypeError, "T.atomic_addx2 returns nothing", lambda A, s, f: T.atomic_addx2(A[0, 0], s[0, 0], return_prev=True),
-           write="T.atomic_add(")  # fmt: skip
-    refuse(TileTypeError, "T.atomic_addx4 adds 1.0", lambda A, s, f: T.atomic_addx4(A[0, 0], 1.0), expected="first of 4 neighbours")
-    refuse(TileTypeError, "T.atomic_addx2 of A with a tile of (4,)", lambda A, s, f: T.atomic_addx2(A[0, 0:4], s[0, 0]),
-           at="T.atomic_addx2(A[0, 0:4], s[0, 0])", expected="2 neighbours of its last axis")  # fmt: skip
-    refuse(TileTypeError, "T.atomic_addx2 of A with a tile of (2, 1)", lambda A, s, f: T.atomic_addx2(A[0:2, 0:1], s[0, 0]))
+    refuse(
+        TileTypeError,
+        "T.atomic_addx2 returns nothing",
+        lambda A, s, f: T.atomic_addx2(A[0, 0], s[0, 0], return_prev=True),
+        write="T.atomic_add(",
+    )
+    refuse(
+        TileTypeError,
+        "T.atomic_addx4 adds 1.0",
+        lambda A, s, f: T.atomic_addx4(A[0, 0], 1.0),
+        expected="first of 4 neighbours",
+    )
+    refuse(
+        TileTypeError,
+        "T.atomic_addx2 of A with a tile of (4,)",
+        lambda A, s, f: T.atomic_addx2(A[0, 0:4], s[0, 0]),
+        at="T.atomic_addx2(A[0, 0:4], s[0, 0])",
+        expected="2 neighbours of its last axis",
+    )
+    refuse(
+        TileTypeError,
+        "T.atomic_addx2 of A with a tile of (2, 1)",
+        lambda A, s, f: T.atomic_addx2(A[0:2, 0:1], s[0, 0]),
+    )
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
-@pytest.mark.parametrize("dtype, arch", [("float32", "sm_90a"), ("float16", "sm_90a"), ("bfloat16", "sm_90a"), ("float16", "sm_80")])
+@pytest.mark.parametrize(
+    "dtype, arch",
+    [("float32", "sm_90a"), ("float16", "sm_90a"), ("bfloat16", "sm_90a"), ("float16", "sm_80")],
+)
 def test_nvcc_takes_it(dtype: str, arch: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
     compiled(tiles(dtype), arch)
@@ -245,18 +301,30 @@ def test_nvcc_takes_it(dtype: str, arch: str, monkeypatch: pytest.MonkeyPatch):
 
 
 def drawn(draw: Any) -> tuple[Any, dict[str, Any]]:
-    """A program that adds tiles at drawn places of a drawn tensor, and its arguments: whole numbers, so that no order shows."""
+    """A program that adds tiles at drawn places of a drawn tensor, and its arguments: whole numbers, so that
+    no order shows."""
     dtype = str(draw.choice(["float32", "float16", "bfloat16"]))
     rows, cols = int(draw.choice([1, 3, 8, 16])), int(draw.choice([4, 6, 8, 24, 64]))
-    high, wide = max(3, rows + int(draw.integers(0, 4))), int(draw.choice([cols, cols + 2, cols + 8, 2 * cols, 63]))
+    high, wide = (
+        max(3, rows + int(draw.integers(0, 4))),
+        int(draw.choice([cols, cols + 2, cols + 8, 2 * cols, 63])),
+    )
     down, right = int(draw.integers(-1 if rows > 1 else 0, 3)), int(draw.choice([0, 1, 2, 4, 8, -2]))
-    source, form, threads = str(draw.choice(["fragment", "shared", "tensor"])), int(draw.integers(4)), int(draw.choice([32, 64, 128]))
+    source, form, threads = (
+        str(draw.choice(["fragment", "shared", "tensor"])),
+        int(draw.integers(4)),
+        int(draw.choice([32, 64, 128])),
+    )
     n = T.dynamic("n", multiple_of=int(draw.choice([1, 2, 4])) if wide % 4 == 0 else 1)
 
     @T.prim_func
     def kernel(A: T.Tensor((rows, cols), dtype), C: T.Tensor((high, n), dtype), first: T.int32):
         with T.Kernel(3, threads=threads) as b:
-            held = T.alloc_fragment((rows, cols), dtype) if source == "fragment" else T.alloc_shared((rows, cols), dtype)
+            held = (
+                T.alloc_fragment((rows, cols), dtype)
+                if source == "fragment"
+                else T.alloc_shared((rows, cols), dtype)
+            )
             T.copy(A, held)
             tile = A if source == "tensor" else held
             if form == 0 and source != "tensor":

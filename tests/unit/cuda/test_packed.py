@@ -1,4 +1,5 @@
-"""16-bit floats two at once, views of registers, and tiles that TMA brings and threads read, on emulated threads."""
+"""16-bit floats two at once, views of registers, and tiles that TMA brings and threads read, on emulated
+threads."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ from tilescale.errors import TileValueError
 
 def arithmetic(dtype: str, same: bool = False) -> Any:
     @T.prim_func
-    def kernel(A: T.Tensor((64, 64), dtype), B: T.Tensor((64, 64), dtype), C: T.Tensor((4, 64, 64), dtype), s: T.float32):
+    def kernel(
+        A: T.Tensor((64, 64), dtype),
+        B: T.Tensor((64, 64), dtype),
+        C: T.Tensor((4, 64, 64), dtype),
+        s: T.float32,
+    ):
         with T.Kernel(1, threads=128):
             x, y, z = (T.alloc_fragment((64, 64), dtype) for _ in range(3))
             rows = T.alloc_fragment((64,), dtype)
@@ -46,12 +52,18 @@ def test_two_at_once(dtype: str):
     kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     text = print_kernel(lowered(arithmetic(dtype))[0]).text
     assert all(f"ts::{name}2_{kind}(" in text for name in ("add", "sub", "mul"))
-    args = {"A": data((64, 64), dtype, 1), "B": data((64, 64), dtype, 2, 1e-3), "C": empty((4, 64, 64), dtype), "s": 1.7}
+    args = {
+        "A": data((64, 64), dtype, 1),
+        "B": data((64, 64), dtype, 2, 1e-3),
+        "C": empty((4, 64, 64), dtype),
+        "s": 1.7,
+    }
     agree(arithmetic(dtype), args, exact=True)
 
 
 def test_what_stays_one_by_one():
-    """Two operations round twice, a float32 in between is another meaning, neighbours must lie in one thread."""
+    """Two operations round twice, a float32 in between is another meaning, neighbours must lie in one
+    thread."""
 
     @T.prim_func
     def kernel(A: T.Tensor((64, 64), "bfloat16"), C: T.Tensor((64, 64), "bfloat16")):
@@ -106,13 +118,20 @@ def beside() -> Any:
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((64, 200), "float16"), B: T.Tensor((200, 64), "float16"), W: T.Tensor((64, 200), "float32"), C: T.Tensor((64, 64), "float32"),
+        A: T.Tensor((64, 200), "float16"),
+        B: T.Tensor((200, 64), "float16"),
+        W: T.Tensor((64, 200), "float32"),
+        C: T.Tensor((64, 64), "float32"),
         D: T.Tensor((64, 32), "float32"),
     ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
             w = T.alloc_shared((64, 32), "float32")
-            c, d, e = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 32), "float32"), T.alloc_fragment((64, 32), "float32")
+            c, d, e = (
+                T.alloc_fragment((64, 64), "float32"),
+                T.alloc_fragment((64, 32), "float32"),
+                T.alloc_fragment((64, 32), "float32"),
+            )
             T.clear(c)
             T.clear(d)
             for k in T.Pipelined(T.ceildiv(200, 32), num_stages=3):
@@ -130,7 +149,11 @@ def beside() -> Any:
 
 
 def operands() -> dict[str, Any]:
-    args = {"A": data((64, 200), "float16", 1), "B": data((200, 64), "float16", 2), "W": data((64, 200), "float32", 3)}
+    args = {
+        "A": data((64, 200), "float16", 1),
+        "B": data((200, 64), "float16", 2),
+        "W": data((64, 200), "float32", 3),
+    }
     return {**args, "C": empty((64, 64), "float32"), "D": empty((64, 32), "float32")}
 
 

@@ -1,5 +1,5 @@
-"""What makes a kernel slow because of how it is written is a warning at its line. That nothing of the house's own
-warns is seen where all of it is compiled (corpus.compiled)."""
+"""What makes a kernel slow because of how it is written is a warning at its line. That nothing of the house's
+own warns is seen where all of it is compiled (corpus.compiled)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ def advised(kernel: Any, arch: str = "sm_90a") -> list[Advice]:
 @pytest.mark.parametrize(
     "how, reason, hint",
     [
-        ({"threads": 512, "BM": 256}, "512 threads is no 1, 2 or 3 warpgroups", "threads=128, 256 or 384, and tiles"),
+        (
+            {"threads": 512, "BM": 256},
+            "512 threads is no 1, 2 or 3 warpgroups",
+            "threads=128, 256 or 384, and tiles",
+        ),
         ({"threads": 64, "BN": 128}, "64 threads is no 1, 2 or 3 warpgroups", "threads=128"),
     ],
 )
@@ -39,16 +43,34 @@ def test_threads_that_wgmma_cannot_use(how: dict[str, Any], reason: str, hint: s
 
 
 def product(
-    dtype: str = "float16", tile: str = "", sums: str = "float32", clear: str = "in front", by: str = "tile", trans_b: bool = False, step: int = 64,
-) -> Any:  # fmt: skip
-    """C = A · B, in which one thing costs it wgmma. ``tile``: the dtype of A's tile. ``clear``, ``by``: how sums begin, what is multiplied."""
+    dtype: str = "float16",
+    tile: str = "",
+    sums: str = "float32",
+    clear: str = "in front",
+    by: str = "tile",
+    trans_b: bool = False,
+    step: int = 64,
+) -> Any:
+    """C = A · B, in which one thing costs it wgmma. ``tile``: the dtype of A's tile. ``clear``, ``by``: how
+    sums begin, what is multiplied."""
     M = N = K = 128
 
     @T.prim_func
-    def product(A: T.Tensor((M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), tile or dtype), C: T.Tensor((M, N), sums)):
+    def product(
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if trans_b else (K, N), tile or dtype),
+        C: T.Tensor((M, N), sums),
+    ):
         with T.Kernel(1, threads=128):
-            a, b = T.alloc_shared((M, step), tile or dtype), T.alloc_shared((N, step) if trans_b else (step, N), tile or dtype)
-            acc, rows, total = T.alloc_fragment((M, N), sums), T.alloc_fragment((step, N), dtype), T.alloc_fragment((M,), "float32")
+            a, b = (
+                T.alloc_shared((M, step), tile or dtype),
+                T.alloc_shared((N, step) if trans_b else (step, N), tile or dtype),
+            )
+            acc, rows, total = (
+                T.alloc_fragment((M, N), sums),
+                T.alloc_fragment((step, N), dtype),
+                T.alloc_fragment((M,), "float32"),
+            )
             if clear == "in front":
                 T.clear(acc)
             T.clear(total)
@@ -61,7 +83,9 @@ def product(
                     T.copy(b, rows)
                     T.gemm(a, rows, acc)
                 else:
-                    T.gemm(a, b, acc, transpose_B=trans_b, clear_accum=k == 0 if clear == "condition" else False)
+                    T.gemm(
+                        a, b, acc, transpose_B=trans_b, clear_accum=k == 0 if clear == "condition" else False
+                    )
             T.copy(acc, C)
 
     return product
@@ -91,9 +115,15 @@ def test_rows_that_no_call_promises(arch: str):
     K = T.dynamic("K")
 
     @T.prim_func
-    def sums(A: T.Tensor((64, K), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+    def sums(
+        A: T.Tensor((64, K), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")
+    ):
         with T.Kernel(1, threads=128):
-            a, b, acc = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            a, b, acc = (
+                T.alloc_shared((64, 64), "float16"),
+                T.alloc_shared((64, 64), "float16"),
+                T.alloc_fragment((64, 64), "float32"),
+            )
             T.clear(acc)
             T.copy(B, b)
             for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
@@ -120,7 +150,9 @@ def test_a_pipelined_loop_below_the_block(arch: str):
                 T.copy(sums, C[w, 0, 0])
 
     (said,) = advised(below, arch)
-    assert "once for each executor below the block" in said and said.hint.startswith("T.Pipelined outside of the T.Scale")
+    assert "once for each executor below the block" in said and said.hint.startswith(
+        "T.Pipelined outside of the T.Scale"
+    )
     assert said.loc is not None
 
 
@@ -146,7 +178,10 @@ def test_it_is_warned_of_at_the_line_cold_and_warm(cold: None):
         with pytest.warns(PerformanceWarning, match="write instead: threads=128") as seen:
             assert tilescale.compile(kernel, target="cuda:sm_90a").from_cache == cached
         (one,) = [w for w in seen if w.category is PerformanceWarning]
-        assert one.filename == gemm.__code__.co_filename and "T.Kernel(" in Path(one.filename).read_text().splitlines()[one.lineno - 1]
+        assert (
+            one.filename == gemm.__code__.co_filename
+            and "T.Kernel(" in Path(one.filename).read_text().splitlines()[one.lineno - 1]
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerformanceWarning)
         with pytest.raises(PerformanceWarning):
@@ -157,7 +192,10 @@ def test_it_is_warned_of_at_the_line_cold_and_warm(cold: None):
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_spills_are_warned_of(cold: None):
-    with pytest.warns(PerformanceWarning, match="bytes of each thread's registers lie in memory.*\\n  write instead: smaller tiles"):
+    with pytest.warns(
+        PerformanceWarning,
+        match="bytes of each thread's registers lie in memory.*\\n  write instead: smaller tiles",
+    ):
         kernel = tilescale.compile(gemm(**WIDE, stages=2, threads=128), target="cuda:sm_90a")
     assert kernel.resources["spill_stores"] > 64
 

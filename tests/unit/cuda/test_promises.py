@@ -1,4 +1,5 @@
-"""Extents that calls promise to be multiples of a number: what GPUs make of it, and that every target refuses calls that break it."""
+"""Extents that calls promise to be multiples of a number: what GPUs make of it, and that every target refuses
+calls that break it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def product(multiple: int, assumed: int = 1) -> Any:
             if assumed > 1:
                 T.assume(N % assumed == 0)
                 T.assume(K % assumed == 0)
-            a, b, c = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            a, b, c = (
+                T.alloc_shared((64, 32), "float16"),
+                T.alloc_shared((32, 64), "float16"),
+                T.alloc_fragment((64, 64), "float32"),
+            )
             T.clear(c)
             for k in T.Pipelined(T.ceildiv(K, 32), num_stages=3):
                 T.copy(A[by * 64, k * 32], a)
@@ -58,11 +63,20 @@ def test_hoppers_engines_take_promised_rows():
     assert printed(product(1, assumed=8), "sm_90a")[1].replace("assumed", "") == text.replace("assumed", "")
     program, text = printed(product(4), "sm_90a")
     assert "tma_load" not in text and "cp_async<8>" in text
-    assert any("rows of A are not known" in n and "T.dynamic(…, multiple_of=8) promises it" in n for n in program.notes), program.notes
+    assert any(
+        "rows of A are not known" in n and "T.dynamic(…, multiple_of=8) promises it" in n
+        for n in program.notes
+    ), program.notes
 
 
 def test_ampere_copies_ahead_as_wide_as_is_promised():
-    for multiple, text in ((1, ""), (2, "cp_async<4>"), (4, "cp_async<8>"), (8, "cp_async<16>"), (24, "cp_async<16>")):
+    for multiple, text in (
+        (1, ""),
+        (2, "cp_async<4>"),
+        (4, "cp_async<8>"),
+        (8, "cp_async<16>"),
+        (24, "cp_async<16>"),
+    ):
         made = printed(product(multiple), "sm_80")[1]
         assert text in made and ("cp_async" in made) == bool(text)
 
@@ -77,7 +91,9 @@ def test_threads_move_and_add_vectors():
     n = T.dynamic("n", multiple_of=4)
 
     @T.prim_func
-    def kernel(A: T.Tensor((16, n), "float32"), C: T.Tensor((16, n), "float32"), D: T.Tensor((16, 2 * n), "float32")):
+    def kernel(
+        A: T.Tensor((16, n), "float32"), C: T.Tensor((16, n), "float32"), D: T.Tensor((16, 2 * n), "float32")
+    ):
         with T.Kernel(T.ceildiv(n, 64), threads=64) as b:
             f = T.alloc_fragment((16, 64), "float32")
             T.copy(A[0:16, b * 64 : b * 64 + 64], f)
@@ -87,15 +103,23 @@ def test_threads_move_and_add_vectors():
 
     text = printed(kernel, "sm_90a")[1]
     assert "ts::red_add4_f32" in text and text.count("(const uint4*)&A") == 1 and "*(uint4*)&D" in text, text
-    agree(kernel, {"A": data((16, 68), "float32"), "C": data((16, 68), "float32", 1), "D": empty((16, 136), "float32")})
+    agree(
+        kernel,
+        {"A": data((16, 68), "float32"), "C": data((16, 68), "float32", 1), "D": empty((16, 136), "float32")},
+    )
 
 
 @pytest.mark.parametrize("target", ["cpu", "sim"])
 def test_calls_that_break_a_promise_are_refused(target: str):
     made = tilescale.compile(product(8), target=target)
     a, b, c = (np.zeros(s, np.float16) for s in ((10, 64), (64, 60), (10, 60)))
-    with refused(TileValueError, "n is 60, the extent of axis 1 of B", at='B: T.Tensor((K, N), "float16")',
-                 expected='a multiple of 8, which the kernel was promised: T.dynamic("n", multiple_of=8)', write="pad B"):  # fmt: skip
+    with refused(
+        TileValueError,
+        "n is 60, the extent of axis 1 of B",
+        at='B: T.Tensor((K, N), "float16")',
+        expected='a multiple of 8, which the kernel was promised: T.dynamic("n", multiple_of=8)',
+        write="pad B",
+    ):
         made(a, b, c)
     made(a, np.zeros((64, 56), np.float16), np.zeros((10, 56), np.float16))
     assert made.multiples == {"n": 8, "k": 8}
@@ -165,7 +189,11 @@ def test_promises_tell_kernels_apart():
             pass
 
     assert kernel.trace().multiples == {"n": 12}
-    assert frozen(a) != frozen(b) and frozen(a) == frozen(Sym("n", "int32", 4)) and frozen(a + 1) != frozen(b + 1)
+    assert (
+        frozen(a) != frozen(b)
+        and frozen(a) == frozen(Sym("n", "int32", 4))
+        and frozen(a + 1) != frozen(b + 1)
+    )
     from tilescale.fingerprint import Fingerprint
 
     def digest(value: Any) -> str:
@@ -173,4 +201,6 @@ def test_promises_tell_kernels_apart():
         made.value(value, "n")
         return made.hexdigest()
 
-    assert digest(a) != digest(b) != digest(T.dynamic("n")) and digest(a) == digest(T.dynamic("n", multiple_of=4))
+    assert digest(a) != digest(b) != digest(T.dynamic("n")) and digest(a) == digest(
+        T.dynamic("n", multiple_of=4)
+    )

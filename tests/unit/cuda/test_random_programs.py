@@ -1,4 +1,5 @@
-"""Programs drawn at random (shapes that divide nothing, any mix of tiles, dtypes and threads) on the emulated GPU and the simulator."""
+"""Programs drawn at random (shapes that divide nothing, any mix of tiles, dtypes and threads) on the emulated
+GPU and the simulator."""
 
 from __future__ import annotations
 
@@ -17,16 +18,28 @@ def draw_program(seed):
     threads = int(draw.choice([32, 64, 96, 128, 192]))
     dtype = str(draw.choice(DTYPES))
     scopes = [str(draw.choice(["fragment", "fragment", "shared"])) for _ in range(3)]
-    steps = [str(draw.choice(["scale", "mix", "shift", "rows", "cols", "transpose", "copy", "scan", "bin"])) for _ in range(5)]
+    steps = [
+        str(draw.choice(["scale", "mix", "shift", "rows", "cols", "transpose", "copy", "scan", "bin"]))
+        for _ in range(5)
+    ]
     floats = dtype != "int32"
 
     def tile(scope, shape, kind):
         return T.alloc_fragment(shape, kind) if scope == "fragment" else T.alloc_shared(shape, kind)
 
     @T.prim_func
-    def program(A: T.Tensor((m, n), dtype), B: T.Tensor((m, n), dtype), C: T.Tensor((m, n), "float32"), H: T.Tensor((4,), "int32")):
+    def program(
+        A: T.Tensor((m, n), dtype),
+        B: T.Tensor((m, n), dtype),
+        C: T.Tensor((m, n), "float32"),
+        H: T.Tensor((4,), "int32"),
+    ):
         with T.Kernel(1, threads=threads):
-            x, y, z = tile(scopes[0], (m, n), dtype), tile(scopes[1], (m, n), dtype), tile(scopes[2], (m, n), "float32")
+            x, y, z = (
+                tile(scopes[0], (m, n), dtype),
+                tile(scopes[1], (m, n), dtype),
+                tile(scopes[2], (m, n), "float32"),
+            )
             r, c = T.alloc_fragment((m,), dtype), tile(scopes[2], (n,), dtype)
             turned = tile(scopes[1], (n, m), dtype)
             T.copy(A, x)
@@ -46,7 +59,11 @@ def draw_program(seed):
                             z[i, j] += T.cast(x[i, j], "float32")
                 elif step == "shift":
                     for i, j in T.Parallel(m, n):
-                        z[i, j] = z[i, j] + T.if_then_else(j > 0, T.cast(x[i, j - 1], "float32"), 0.0) if n > 1 else z[i, j] + 1
+                        z[i, j] = (
+                            z[i, j] + T.if_then_else(j > 0, T.cast(x[i, j - 1], "float32"), 0.0)
+                            if n > 1
+                            else z[i, j] + 1
+                        )
                 elif step == "rows":
                     T.reduce_max(x, r, dim=1)
                     for i, j in T.Parallel(m, n):
@@ -69,7 +86,12 @@ def draw_program(seed):
             T.copy(x, A)
             T.copy(z, C)
 
-    args = {"A": data((m, n), dtype, seed, 0.5), "B": empty((m, n), dtype), "C": empty((m, n), "float32"), "H": empty((4,), "int32")}
+    args = {
+        "A": data((m, n), dtype, seed, 0.5),
+        "B": empty((m, n), dtype),
+        "C": empty((m, n), "float32"),
+        "H": empty((4,), "int32"),
+    }
     return program, args
 
 

@@ -1,4 +1,5 @@
-"""What reaches other ranks, as it is printed: peers' addresses, signals, waits, meetings, and where threads meet around them."""
+"""What reaches other ranks, as it is printed: peers' addresses, signals, waits, meetings, and where threads
+meet around them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,12 @@ def lowered(prim: Any) -> ThreadKernel:
 
 
 @T.prim_func
-def shift(A: T.Tensor((128,), "float32"), inbox: T.SymmTensor((128,), "float32"), arrived: T.Signal((1,)), B: T.Tensor((128,), "float32")):
+def shift(
+    A: T.Tensor((128,), "float32"),
+    inbox: T.SymmTensor((128,), "float32"),
+    arrived: T.Signal((1,)),
+    B: T.Tensor((128,), "float32"),
+):
     with T.Kernel(1, threads=128):
         with T.Scale("device") as (rank, n):
             T.copy(A, inbox, dst=(rank + 1) % n, signal=arrived[0], value=2)
@@ -36,7 +42,9 @@ def shift(A: T.Tensor((128,), "float32"), inbox: T.SymmTensor((128,), "float32")
 
 
 def test_a_put_with_its_signal_and_the_wait_for_it():
-    assert printed(shift) == """\
+    assert (
+        printed(shift)
+        == """\
 #include <ts/ts.cuh>
 #include <ts/team.cuh>
 
@@ -63,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(128) shift(
   __syncthreads();  // behind the wait
   B[tid] = inbox[tid];
 }"""
+    )
 
 
 def test_what_the_launcher_must_know_of_it():
@@ -114,7 +123,9 @@ def test_a_tile_in_registers_is_put_and_got():
     assert text.count("ts::peer(team, A, 0,") == 2
 
 
-@pytest.mark.parametrize("scale, call", [("grid", "barrier<false>(team, 1, 0)"), ("device", "barrier<true>(team, 1, 0)")])
+@pytest.mark.parametrize(
+    "scale, call", [("grid", "barrier<false>(team, 1, 0)"), ("device", "barrier<true>(team, 1, 0)")]
+)
 def test_blocks_meet_through_one_thread_each(scale: str, call: str):
     @T.prim_func
     def kernel(A: T.Tensor((256,), "int32"), B: T.Tensor((256,), "int32")):
@@ -146,8 +157,15 @@ def test_warps_signal_and_wait_each_for_itself():
 
     text = printed(kernel)
     first, rest = text.split("ts::signal_add<false>")
-    assert first.index("A[tid] = tid") < first.index("__syncthreads();  // a warp tells") < first.index("__syncwarp();  // the signal tells")
-    assert "__syncwarp();  // behind the wait" in rest and "__syncthreads();  // behind what a warp heard" in rest
+    assert (
+        first.index("A[tid] = tid")
+        < first.index("__syncthreads();  // a warp tells")
+        < first.index("__syncwarp();  // the signal tells")
+    )
+    assert (
+        "__syncwarp();  // behind the wait" in rest
+        and "__syncthreads();  // behind what a warp heard" in rest
+    )
     assert "if ((tid & 31) == 0) {" in text
 
 

@@ -1,4 +1,5 @@
-"""The judge of machine code finds what is wrong in excerpts of kernels. What it says of whole kernels: test_compile_all.py."""
+"""The judge of machine code finds what is wrong in excerpts of kernels. What it says of whole kernels:
+test_compile_all.py."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def test_cuobjdump_is_read_too():
         text = excerpt(**{"before" if faulty else "behind": CONVERTS.format(0xD8 if faulty else 0xE8)})
         for label, address in places.items():
             text = text.replace(f"`({label})", address).replace(f"{label}:\n", "")
-        text = text.replace(".text.gemm:", "\tFunction : gemm").replace(" ;", " ;     /* 0x00000a00ff017b82 */\n     /* 0x000fe20000000800 */")
+        text = text.replace(".text.gemm:", "\tFunction : gemm").replace(
+            " ;", " ;     /* 0x00000a00ff017b82 */\n     /* 0x000fe20000000800 */"
+        )
         assert kinds(text) == ({"early"} if faulty else set())
 
 
@@ -74,8 +77,16 @@ def test_cuobjdump_is_read_too():
         ("early", "inside", "IMAD.WIDE R23, R2, 0x4, R6 ;"),  # 23 and 24
         ("early", "inside", "STSM.16.M88.4 [R3], R148 ;"),
         ("early", "inside", "FMUL R151, R151, R4 ;"),
-        ("early", "inside", "HGMMA.64x128x16.F32.BF16 R32, gdesc[UR16], R32, gsb0 ;"),  # another accumulator, in part the same
-        ("early", "inside", "HGMMA.64x64x16.F32.BF16 R152, R24, gdesc[UR16], R152, gsb0 ;"),  # reads it as the left operand
+        (
+            "early",
+            "inside",
+            "HGMMA.64x128x16.F32.BF16 R32, gdesc[UR16], R32, gsb0 ;",
+        ),  # another accumulator, in part the same
+        (
+            "early",
+            "inside",
+            "HGMMA.64x64x16.F32.BF16 R152, R24, gdesc[UR16], R152, gsb0 ;",
+        ),  # reads it as the left operand
         ("fence", "inside", "MEMBAR.ALL.GPU ;"),
         ("fence", "inside", "MEMBAR.SC.SYS ;"),
         ("spill", "behind", "LDL R4, [R1] ;"),
@@ -89,7 +100,11 @@ def test_faults(kind: str, place: str, line: str):
 
 
 def test_what_is_none():
-    for place, line in (("before", "MEMBAR.ALL.GPU ;"), ("inside", "MEMBAR.ALL.CTA ;"), ("inside", "ATOMG.E.ADD PT, R4, desc[UR4][R2.64], R5 ;")):
+    for place, line in (
+        ("before", "MEMBAR.ALL.GPU ;"),
+        ("inside", "MEMBAR.ALL.CTA ;"),
+        ("inside", "ATOMG.E.ADD PT, R4, desc[UR4][R2.64], R5 ;"),
+    ):
         assert sass.faults(excerpt(**{place: f"        /*0088*/                   {line}"})) == []
 
 
@@ -106,7 +121,14 @@ LEFT_OPERAND = """
 """
 
 
-@pytest.mark.parametrize("line, faulty", [("F2FP.BF16.F32.PACK_AB R5, R2, R3", False), ("F2FP.BF16.F32.PACK_AB R9, R2, R3", True), ("FADD R2, R9, R3", False)])
+@pytest.mark.parametrize(
+    "line, faulty",
+    [
+        ("F2FP.BF16.F32.PACK_AB R5, R2, R3", False),
+        ("F2FP.BF16.F32.PACK_AB R9, R2, R3", True),
+        ("FADD R2, R9, R3", False),
+    ],
+)
 def test_a_left_operand_in_registers(line: str, faulty: bool):
     """The older group is complete, and its operands may be written; the younger one's may only be read."""
     assert kinds(LEFT_OPERAND.format(line)) == ({"operand"} if faulty else set())

@@ -1,5 +1,5 @@
-"""A wrong lowering for Hopper is found without a GPU: faults of single instructions, one of each sort here; all of them are in
-tests/bench/bench_seeded_gpu.py, whose figures are kept."""
+"""A wrong lowering for Hopper is found without a GPU: faults of single instructions, one of each sort here;
+all of them are in tests/bench/bench_seeded_gpu.py, whose figures are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fragments stored to shared memory by stmatrix: on emulated threads against the simulator, their bank conflicts, and who meets whom."""
+"""Fragments stored to shared memory by stmatrix: on emulated threads against the simulator, their bank
+conflicts, and who meets whom."""
 
 from __future__ import annotations
 
@@ -19,14 +20,25 @@ from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 
 
-def stored(m: int = 64, n: int = 64, threads: int = 64, dtype: str = "float16", how: str = "plain", policy: Any = T.GemmWarpPolicy.Square) -> Any:
+def stored(
+    m: int = 64,
+    n: int = 64,
+    threads: int = 64,
+    dtype: str = "float16",
+    how: str = "plain",
+    policy: Any = T.GemmWarpPolicy.Square,
+) -> Any:
     """An accumulator that goes through 16-bit shared memory, ``how`` it is written there."""
     tile = {"transposed": (n, m), "part": (m, 2 * n), "stage": (3, m, n)}.get(how, (m, n))
 
     @T.prim_func
     def kernel(A: T.Tensor((m, 32), "float16"), B: T.Tensor((32, n), "float16"), C: T.Tensor(tile, dtype)):
         with T.Kernel(1, threads=threads):
-            a, b, s = T.alloc_shared((m, 32), "float16"), T.alloc_shared((32, n), "float16"), T.alloc_shared(tile, dtype)
+            a, b, s = (
+                T.alloc_shared((m, 32), "float16"),
+                T.alloc_shared((32, n), "float16"),
+                T.alloc_shared(tile, dtype),
+            )
             acc = T.alloc_fragment((m, n), "float32")
             T.copy(A, a)
             T.copy(B, b)
@@ -57,14 +69,20 @@ def printed(kernel: Any, arch: str = "sm_90a") -> Any:
 
 
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({}, "stmatrix_x4("), ({"dtype": "bfloat16", "how": "scaled", "n": 48, "threads": 128}, "stmatrix_x"),
-    ({"how": "transposed"}, "stmatrix_trans_x4("), ({"how": "transposed", "m": 16, "n": 8, "threads": 32}, "stmatrix_trans_x2("),
-    ({"how": "part"}, "stmatrix_x4("), ({"how": "stage", "threads": 128}, "stmatrix_x4("),
+    ({}, "stmatrix_x4("),
+    ({"dtype": "bfloat16", "how": "scaled", "n": 48, "threads": 128}, "stmatrix_x"),
+    ({"how": "transposed"}, "stmatrix_trans_x4("),
+    ({"how": "transposed", "m": 16, "n": 8, "threads": 32}, "stmatrix_trans_x2("),
+    ({"how": "part"}, "stmatrix_x4("),
+    ({"how": "stage", "threads": 128}, "stmatrix_x4("),
     ({"m": 16, "n": 8, "threads": 32}, "stmatrix_x2("),
     ({"m": 128, "n": 40, "threads": 256, "policy": T.GemmWarpPolicy.FullRow}, "stmatrix_x"),
     ({"m": 32, "n": 8, "threads": 128}, "stmatrix_x2("),  # two warps have copies
-    ({"m": 64, "n": 64, "threads": 256, "policy": T.GemmWarpPolicy.FullRow}, "stmatrix_x4("),  # a warpgroup has padding alone
-]  # fmt: skip
+    (
+        {"m": 64, "n": 64, "threads": 256, "policy": T.GemmWarpPolicy.FullRow},
+        "stmatrix_x4(",
+    ),  # a warpgroup has padding alone
+]
 
 
 @pytest.mark.parametrize("options, instruction", CASES, ids=str)
@@ -83,7 +101,9 @@ def test_what_goes_otherwise(options: dict[str, Any]):
     kernel = stored(**options)
     m, n, dtype = options.get("m", 64), options.get("n", 64), options.get("dtype", "float16")
     assert "ts::stmatrix" not in printed(kernel).text
-    agree(kernel, {"A": data((m, 32), "float16"), "B": data((32, n), "float16", 1), "C": empty((m, n), dtype)})
+    agree(
+        kernel, {"A": data((m, 32), "float16"), "B": data((32, n), "float16", 1), "C": empty((m, n), dtype)}
+    )
 
 
 @pytest.mark.parametrize("swizzle", [128, 64, 32])
@@ -133,4 +153,6 @@ def test_those_who_read_it_have_met():
 def test_machine_code():
     text = toolchain.sass(toolchain.compile_cubin(printed(stored(64, 64, 64)), "sm_90a").code)
     assert text.count("STSM.16.M88.4") == 8
-    assert "STSM.16.MT88.4" in toolchain.sass(toolchain.compile_cubin(printed(stored(how="transposed")), "sm_90a").code)
+    assert "STSM.16.MT88.4" in toolchain.sass(
+        toolchain.compile_cubin(printed(stored(how="transposed")), "sm_90a").code
+    )

@@ -1,4 +1,5 @@
-"""Results that leave by TMA beside other writes of their tensor, and beside what blocks tell each other: who waits for whom."""
+"""Results that leave by TMA beside other writes of their tensor, and beside what blocks tell each other: who
+waits for whom."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ def products(store: Callable[..., None], rows: int = M) -> Any:
     """Two products, D of A and B, and E of twice A, and what ``store(D, E, C, F)`` makes of them."""
 
     @T.prim_func
-    def main(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((rows, N), "float32"), F: T.Tensor((1,), "int32")):
+    def main(
+        A: T.Tensor((M, K), "bfloat16"),
+        B: T.Tensor((K, N), "bfloat16"),
+        C: T.Tensor((rows, N), "float32"),
+        F: T.Tensor((1,), "int32"),
+    ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 32), "bfloat16"), T.alloc_shared((32, 64), "bfloat16")
             D, E = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
@@ -80,7 +86,14 @@ def looked_at(D, E, C, F):
 
 
 #: what is stored; stores by TMA, waits for complete ones
-CASES = [(side_by_side, 2, 0), (overlapping, 2, 2), (then_threads, 1, 1), (threads_first, 1, 1), (told, 1, 1), (looked_at, 0, 0)]
+CASES = [
+    (side_by_side, 2, 0),
+    (overlapping, 2, 2),
+    (then_threads, 1, 1),
+    (threads_first, 1, 1),
+    (told, 1, 1),
+    (looked_at, 0, 0),
+]
 
 
 @pytest.mark.parametrize("store, stores, complete", CASES, ids=lambda x: getattr(x, "__name__", str(x)))
@@ -91,7 +104,12 @@ def test_stores_and_what_comes_behind_them(store: Any, stores: int, complete: in
     text = print_kernel(made).text
     assert [r.form for r in program.schedule.rings] == ["roles"]
     assert (text.count("ts::tma_store(") // 2, text.count("ts::bulk_wait<0>")) == (stores, complete)
-    args = {"A": data((M, K), "bfloat16", 1), "B": data((K, N), "bfloat16", 2), "C": empty((M, N), "float32"), "F": np.zeros(1, np.int32)}
+    args = {
+        "A": data((M, K), "bfloat16", 1),
+        "B": data((K, N), "bfloat16", 2),
+        "C": empty((M, N), "float32"),
+        "F": np.zeros(1, np.int32),
+    }
     args["C"][...] = 0.0
     agree(kernel, args, seed=seed)
     report = check(kernel, 1, args, level="both", seeds=2, arch="sm_90a")

@@ -1,4 +1,5 @@
-"""``target="cuda"`` without a GPU: kernels compile, are cached and can be looked at; calls say what is missing."""
+"""``target="cuda"`` without a GPU: kernels compile, are cached and can be looked at; calls say what is
+missing."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ no_gpu = pytest.mark.skipif(native.cuda_missing() == "", reason="this machine ha
 
 
 @T.prim_func
-def add(A: T.Tensor((T.dynamic("n"), 64), "float32"), B: T.Tensor((T.dynamic("n"), 64), "float32"), C: T.Tensor((T.dynamic("n"), 64), "float32")):
+def add(
+    A: T.Tensor((T.dynamic("n"), 64), "float32"),
+    B: T.Tensor((T.dynamic("n"), 64), "float32"),
+    C: T.Tensor((T.dynamic("n"), 64), "float32"),
+):
     with T.Kernel(T.ceildiv(A.shape[0], 32), threads=128) as bx:
         for i, j in T.Parallel(32, 64):
             C[bx * 32 + i, j] = A[bx * 32 + i, j] + B[bx * 32 + i, j]
@@ -46,20 +51,44 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_the_kernel_object(kernel: Any):
-    assert (kernel.target, kernel.arch, kernel.inputs, kernel.symbols) == ("cuda", "sm_90a", ["A", "B", "C"], ["n"])
+    assert (kernel.target, kernel.arch, kernel.inputs, kernel.symbols) == (
+        "cuda",
+        "sm_90a",
+        ["A", "B", "C"],
+        ["n"],
+    )
     r = kernel.resources
-    assert 0 < r["registers"] <= 128 and r["threads"] == 128 and 0 < r["occupancy"] <= 1 and r["blocks"] >= 1 and r["spill_stores"] == 0
+    assert (
+        0 < r["registers"] <= 128
+        and r["threads"] == 128
+        and 0 < r["occupancy"] <= 1
+        and r["blocks"] >= 1
+        and r["spill_stores"] == 0
+    )
 
 
 def test_its_texts(kernel: Any):
     code = kernel.get_kernel_source()
-    assert code == kernel.get_kernel_source("cuda") and 'extern "C" __global__ void __launch_bounds__(128) add(' in code
-    line = next(k for k, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith("C[bx"))
-    assert f"// {Path(__file__).name}:{line}  C[bx * 32 + i, j] = A[bx * 32 + i, j] + B[bx * 32 + i, j]" in code
+    assert (
+        code == kernel.get_kernel_source("cuda")
+        and 'extern "C" __global__ void __launch_bounds__(128) add(' in code
+    )
+    line = next(
+        k
+        for k, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if text.strip().startswith("C[bx")
+    )
+    assert (
+        f"// {Path(__file__).name}:{line}  C[bx * 32 + i, j] = A[bx * 32 + i, j] + B[bx * 32 + i, j]" in code
+    )
     assert ".visible .entry add(" in kernel.get_kernel_source("ptx")
-    assert "ts.kernel" in kernel.get_kernel_source("tile") and "blockIdx.x" in kernel.get_kernel_source("thread")
+    assert "ts.kernel" in kernel.get_kernel_source("tile") and "blockIdx.x" in kernel.get_kernel_source(
+        "thread"
+    )
     assert kernel.trace()[-1][0] == "lower:add"
-    with refused(TileValueError, "get_kernel_source('llvm')", expected="tile, scheduled, thread, cuda, ptx, sass"):
+    with refused(
+        TileValueError, "get_kernel_source('llvm')", expected="tile, scheduled, thread, cuda, ptx, sass"
+    ):
         kernel.get_kernel_source("llvm")
 
 
@@ -97,7 +126,12 @@ def test_a_warm_start_needs_neither_tvm_nor_nvcc(clean_env: dict[str, str], tmp_
         "print(k.from_cache, 'tvm' in sys.modules, 'torch' in sys.modules)\n"
     )
     env = clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "cache")}
-    said = [subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    said = [
+        subprocess.run(
+            [sys.executable, str(program)], env=env, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
     assert said == ["False True False\n", "True False False\n"]
 
 
@@ -120,7 +154,9 @@ def test_architectures_that_are_none():
         tilescale.compile(add, target="cuda:volta")
 
 
-def test_what_is_compiled_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_what_is_compiled_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     monkeypatch.setenv("TILESCALE_LOG", "info")
     monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path))
     tilescale.compile(add, target="cuda:sm_90a")

@@ -39,14 +39,35 @@ def everything() -> Any:
     inputs = {dt: tk.pointer(f"in_{dt}", dt) for dt in CudaPrinter.types}
     floats = ("float32", "float64", "float16")
     values = []
-    unknown = {"expm1", "asinh", "acosh", "atanh", "fabs", "rint", "lgamma", "tgamma", "remainder", "nextafter", "abs", "nearbyint", "__tanh"}
+    unknown = {
+        "expm1",
+        "asinh",
+        "acosh",
+        "atanh",
+        "fabs",
+        "rint",
+        "lgamma",
+        "tgamma",
+        "remainder",
+        "nextafter",
+        "abs",
+        "nearbyint",
+        "__tanh",
+    }
     two = {"pow", "fmod", "atan2", "copysign", "hypot", "ieee_add", "ieee_sub", "ieee_mul"}
-    for name in CudaPrinter.functions.keys() - unknown:  # of the rest tirx has operations, and the language none
+    for name in (
+        CudaPrinter.functions.keys() - unknown
+    ):  # of the rest tirx has operations, and the language none
         arity = 3 if name == "fma" else 2 if name in two else 1
         values += [math(name, *[tk.load(inputs[dt], 0)] * arity) for dt in floats]
     numbers = list(CudaPrinter.types)
     values += [tirx.Cast(to, tk.load(inputs[src], 1)) for src in numbers for to in numbers if to != src]
-    body = tirx.SeqStmt([tk.store(out, k, v if str(v.ty) == "float64" else tirx.Cast("float64", v)) for k, v in enumerate(values)])
+    body = tirx.SeqStmt(
+        [
+            tk.store(out, k, v if str(v.ty) == "float64" else tirx.Cast("float64", v))
+            for k, v in enumerate(values)
+        ]
+    )
     return tk.kernel("everything", [*inputs.values(), out], body)
 
 
@@ -57,7 +78,9 @@ def test_kernels_compile(name: str, arch: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
     made = toolchain.compile_cubin(print_kernel(getattr(tk, name)()), arch)
     assert made.code.startswith(b"\x7fELF") and made.compiler.startswith("nvcc ")
-    assert 0 < made.resources.registers <= 40 and made.resources.spill_stores == made.resources.spill_loads == 0
+    assert (
+        0 < made.resources.registers <= 40 and made.resources.spill_stores == made.resources.spill_loads == 0
+    )
 
 
 @needs_nvcc
@@ -72,9 +95,25 @@ def test_every_function_and_conversion_compiles(arch: str, monkeypatch: pytest.M
 def test_every_expression_of_the_printers_tests_compiles(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
     p = printer()
-    lines = [p.value(e) for e, text in CASES if "ts::f" not in text and "ts::g" not in text] + [p.stored(e) for e, _ in STORED]
-    types = {"A": "float*", "H": "half*", "BF": "nv_bfloat16*", "E4": "ts::e4m3*", "i": "int", "j": "int", "n": "int", "w": "int64_t",
-             "u": "uint32_t", "b": "int8_t", "x": "float", "d": "double", "p": "bool", "h": "float"}  # fmt: skip
+    lines = [p.value(e) for e, text in CASES if "ts::f" not in text and "ts::g" not in text] + [
+        p.stored(e) for e, _ in STORED
+    ]
+    types = {
+        "A": "float*",
+        "H": "half*",
+        "BF": "nv_bfloat16*",
+        "E4": "ts::e4m3*",
+        "i": "int",
+        "j": "int",
+        "n": "int",
+        "w": "int64_t",
+        "u": "uint32_t",
+        "b": "int8_t",
+        "x": "float",
+        "d": "double",
+        "p": "bool",
+        "h": "float",
+    }
     head = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <ts/ts.cuh>\n#include <stdio.h>\n"
     text = f'{head}extern "C" __global__ void k({", ".join(f"{t} {v}" for v, t in types.items())}) {{\n'
     text += "".join(f"  auto v{k} = {line};\n" for k, line in enumerate(lines)) + "}\n"
@@ -91,7 +130,11 @@ def test_a_complaint_of_the_compiler_is_placed_in_the_kernel(tmp_path: Any, monk
 def test_nvrtc_makes_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvrtc")
     made = toolchain.compile_cubin(print_kernel(tk.staged()), "sm_90a")
-    assert made.code.startswith(b"\x7fELF") and made.compiler.startswith("nvrtc ") and made.resources.registers > 0
+    assert (
+        made.code.startswith(b"\x7fELF")
+        and made.compiler.startswith("nvrtc ")
+        and made.resources.registers > 0
+    )
     assert ".target sm_80" in toolchain.compile_ptx(print_kernel(everything()), "sm_80")
     _complain(tmp_path)
 
@@ -128,20 +171,30 @@ def test_architectures_that_are_none(arch: str):
 
 
 def test_the_oldest_architecture():
-    """CUDA 13's nvcc has none older (`nvcc --list-gpu-arch`); there products are computed by the threads themselves."""
-    with pytest.raises(TileError, match="sm_70 is not compiled for: CUDA 13's nvcc and NVRTC begin at sm_75") as refused:
+    """CUDA 13's nvcc has none older (`nvcc --list-gpu-arch`); there products are computed by the threads
+    themselves."""
+    with pytest.raises(
+        TileError, match="sm_70 is not compiled for: CUDA 13's nvcc and NVRTC begin at sm_75"
+    ) as refused:
         targets.check_arch("sm_70")
     assert "sm_75 or newer" in str(refused.value) and targets.check_arch("sm_75") == "sm_75"
 
 
 @needs_nvcc
 def test_products_of_the_oldest_architecture():
-    text = tilescale.compile(gemm(256, 256, 256, 64, 64, 32, 2, 128), target="cuda:sm_75").get_kernel_source("cuda")
+    text = tilescale.compile(gemm(256, 256, 256, 64, 64, 32, 2, 128), target="cuda:sm_75").get_kernel_source(
+        "cuda"
+    )
     assert "mma" not in text and "cp_async" not in text
 
 
 def test_architectures_of_compute_capabilities():
-    assert [toolchain.arch_of(*c) for c in ((9, 0), (8, 0), (8, 9), (10, 0))] == ["sm_90a", "sm_80", "sm_89", "sm_100a"]
+    assert [toolchain.arch_of(*c) for c in ((9, 0), (8, 0), (8, 9), (10, 0))] == [
+        "sm_90a",
+        "sm_80",
+        "sm_89",
+        "sm_100a",
+    ]
 
 
 SAID = """\
@@ -184,7 +237,9 @@ def test_figures_of_a_cubin_are_those_of_ptxas(arch: str, monkeypatch: pytest.Mo
     silent = toolchain.resources_of("", made.code, "own")
     assert made.resources.stack >= 256 and made.resources.shared == 1200
     assert silent == replace(made.resources, spill_stores=None, spill_loads=None)
-    assert "spill_stores" not in silent.as_dict() and silent.as_dict()["registers"] == made.resources.registers
+    assert (
+        "spill_stores" not in silent.as_dict() and silent.as_dict()["registers"] == made.resources.registers
+    )
     with pytest.raises(InternalError, match="nothing of the registers of absent"):
         toolchain.resources_of("", made.code, "absent")
 

@@ -1,4 +1,5 @@
-"""Warpgroups with code of their own: products that are one warpgroup's alone, on the emulated Hopper block."""
+"""Warpgroups with code of their own: products that are one warpgroup's alone, on the emulated Hopper
+block."""
 
 from __future__ import annotations
 
@@ -16,11 +17,15 @@ from tilescale.ops.latent_attention import decode
 
 
 def halves(rounds: int = 3, stages: int = 1, barrier: bool = False) -> Any:
-    """C = sum of (|A · B₁ᵀ| as bfloat16) · B₁ + (|A · B₂ᵀ| as bfloat16) · B₂ over pairs of tiles of B, each warpgroup with one of both
-    scores and with one half of C's columns."""
+    """C = sum of (|A · B₁ᵀ| as bfloat16) · B₁ + (|A · B₂ᵀ| as bfloat16) · B₂ over pairs of tiles of B, each
+    warpgroup with one of both scores and with one half of C's columns."""
 
     @T.prim_func
-    def halves(A: T.Tensor((64, 128), "bfloat16"), B: T.Tensor((rounds * 128, 128), "bfloat16"), C: T.Tensor((64, 128), "float32")):
+    def halves(
+        A: T.Tensor((64, 128), "bfloat16"),
+        B: T.Tensor((rounds * 128, 128), "bfloat16"),
+        C: T.Tensor((64, 128), "float32"),
+    ):
         with T.Kernel(1, threads=256):
             a, p = T.alloc_shared((64, 128), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
             tiles = [[T.alloc_shared((64, 64), "bfloat16") for _ in range(2)] for _ in range(2)]
@@ -34,7 +39,15 @@ def halves(rounds: int = 3, stages: int = 1, barrier: bool = False) -> Any:
                         T.copy(B[(2 * t + k) * 64, n * 64], tiles[k][n])
                 for k in range(2):
                     for n in range(2):
-                        T.gemm(a[:, n * 64 : n * 64 + 64], tiles[k][n], s[k], False, True, T.GemmWarpPolicy.FullRow, clear_accum=n == 0)
+                        T.gemm(
+                            a[:, n * 64 : n * 64 + 64],
+                            tiles[k][n],
+                            s[k],
+                            False,
+                            True,
+                            T.GemmWarpPolicy.FullRow,
+                            clear_accum=n == 0,
+                        )
                 for k in range(2):
                     for i, j in T.Parallel(64, 64):
                         s[k][i, j] = T.abs(s[k][i, j])
@@ -50,11 +63,15 @@ def halves(rounds: int = 3, stages: int = 1, barrier: bool = False) -> Any:
 
 
 def pairs(rounds: int = 3) -> Any:
-    """As `halves`, but C has 128 columns for each of the pair's tiles, and its half is one warpgroup's own in two accumulators, from scores
-    that stay in registers."""
+    """As `halves`, but C has 128 columns for each of the pair's tiles, and its half is one warpgroup's own in
+    two accumulators, from scores that stay in registers."""
 
     @T.prim_func
-    def pairs(A: T.Tensor((64, 128), "bfloat16"), B: T.Tensor((rounds * 128, 128), "bfloat16"), C: T.Tensor((64, 256), "float32")):
+    def pairs(
+        A: T.Tensor((64, 128), "bfloat16"),
+        B: T.Tensor((rounds * 128, 128), "bfloat16"),
+        C: T.Tensor((64, 256), "float32"),
+    ):
         with T.Kernel(1, threads=256):
             a = T.alloc_shared((64, 128), "bfloat16")
             tiles = [[T.alloc_shared((64, 64), "bfloat16") for _ in range(2)] for _ in range(2)]
@@ -70,7 +87,15 @@ def pairs(rounds: int = 3) -> Any:
                         T.copy(B[(2 * t + k) * 64, n * 64], tiles[k][n])
                 for k in range(2):
                     for n in range(2):
-                        T.gemm(a[:, n * 64 : n * 64 + 64], tiles[k][n], s[k], False, True, T.GemmWarpPolicy.FullRow, clear_accum=n == 0)
+                        T.gemm(
+                            a[:, n * 64 : n * 64 + 64],
+                            tiles[k][n],
+                            s[k],
+                            False,
+                            True,
+                            T.GemmWarpPolicy.FullRow,
+                            clear_accum=n == 0,
+                        )
                 for k in range(2):
                     T.copy(s[k], p[k])
                     for n in range(2):
@@ -84,7 +109,11 @@ def pairs(rounds: int = 3) -> Any:
 
 
 def arguments(rounds: int = 3) -> dict[str, Any]:
-    return {"A": data((64, 128), "bfloat16", 1, 0.1), "B": data((rounds * 128, 128), "bfloat16", 2, 0.1), "C": empty((64, 128), "float32")}
+    return {
+        "A": data((64, 128), "bfloat16", 1, 0.1),
+        "B": data((rounds * 128, 128), "bfloat16", 2, 0.1),
+        "C": empty((64, 128), "float32"),
+    }
 
 
 def texts(kernel: Any) -> list[str]:
@@ -106,7 +135,8 @@ def test_each_warpgroup_has_its_own_products(stages: int, seed: int):
 
 def test_waits_are_those_of_the_own_queue_and_stages():
     first, second = texts(halves())
-    # the first warpgroup reads the second pair's left tile alone, and only for c: it is awaited behind its scores' end
+    # the first warpgroup reads the second pair's left tile alone, and only for c: it is awaited behind its
+    # scores' end
     waits = [re.findall(r"mbarrier_wait\(&full(\d)|(wgmma_wait<\d)", text) for text in (first, second)]
     order = [[a or b for a, b in w] for w in waits]
     assert order[0].index("2") > order[0].index("wgmma_wait<0") and "3" not in order[0], order
@@ -116,7 +146,11 @@ def test_waits_are_those_of_the_own_queue_and_stages():
 
 def test_a_barrier_awaits_products():
     for text in texts(halves(barrier=True)):
-        tail = text[text.rindex("ts::wgmma_commit") : text.index("// T.barrier") if "// T.barrier" in text else len(text)]
+        tail = text[
+            text.rindex("ts::wgmma_commit") : text.index("// T.barrier")
+            if "// T.barrier" in text
+            else len(text)
+        ]
         assert tail.index("ts::wgmma_wait<0") < tail.index("ts::barrier_sync")
     agree(halves(barrier=True), arguments())
 
@@ -129,7 +163,8 @@ def test_accumulators_of_one_operand_in_registers_go_together():
 
 
 def test_stages_are_given_back_one_by_one():
-    """Where a ring has one stage, which the next copy waits for, behind the product that read it last and not behind all."""
+    """Where a ring has one stage, which the next copy waits for, behind the product that read it last and not
+    behind all."""
     for text in texts(pairs()):
         behind = text[text.rindex("ts::wgmma_commit") : text.index("ts::barrier_sync")]
         found = re.findall(r"wgmma_wait<\d|mbarrier_arrive", behind)
@@ -137,14 +172,17 @@ def test_stages_are_given_back_one_by_one():
 
 
 def test_a_branch_leaves_another_warpgroups_products_alone():
-    """Latent attention's second warpgroup computes its exponentials under a product, though the first one's result may shrink meanwhile."""
+    """Latent attention's second warpgroup computes its exponentials under a product, though the first one's
+    result may shrink meanwhile."""
     first, second = texts(decode(64, 128, 64, 1.0, "bfloat16", 0, 1, 64, 64))
     beside = second[second.index("m64n64k16_bf16_01") :]
     beside = beside[: beside.index("wgmma_wait")]
     assert "fast_exp2" in beside and "barrier_sync" in beside
     hears = first[first.index("one_heard[u] = two_fall") :]
     assert hears.index("wgmma_wait<0>") < hears.index("ts::any") < hears.index("m64n64k16_bf16_01")
-    assert all(text.count("shuffle_xor") == 4 for text in (first, second)), "sums stay apart until the loop's end"
+    assert all(text.count("shuffle_xor") == 4 for text in (first, second)), (
+        "sums stay apart until the loop's end"
+    )
 
 
 def test_a_wait_too_weak_for_its_queue_is_found():
@@ -159,4 +197,3 @@ def test_a_wait_too_weak_for_its_queue_is_found():
         if not (got == right).all():
             return
     pytest.fail("no schedule shows it")
-

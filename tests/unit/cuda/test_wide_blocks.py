@@ -1,5 +1,6 @@
-"""Blocks of more threads than warpgroups can share their products' rows among: some compute, the others' place is the producer's, and the
-program is the same. A program that names its threads keeps them all, and warns."""
+"""Blocks of more threads than warpgroups can share their products' rows among: some compute, the others'
+place is the producer's, and the program is the same. A program that names its threads keeps them all, and
+warns."""
 
 from __future__ import annotations
 
@@ -16,11 +17,21 @@ from tilescale.compiler.cuda.printer import print_kernel
 #: (M, N, K), options, threads that compute, seed of the schedule
 CASES = [
     ((130, 264, 136), {"BM": 128, "BN": 256, "stages": 3}, 256, 0),
-    ((130, 136, 136), {"BM": 128, "BN": 128, "stages": 3, "dtype": "float16", "out": "float32", "trans_b": True}, 256, 1),
+    (
+        (130, 136, 136),
+        {"BM": 128, "BN": 128, "stages": 3, "dtype": "float16", "out": "float32", "trans_b": True},
+        256,
+        1,
+    ),
     ((70, 264, 136), {"BM": 64, "BN": 256, "stages": 2}, 256, 2),
     ((70, 72, 200), {"BM": 64, "BN": 64, "stages": 3}, 128, 3),
     ((200, 136, 136), {"BM": 192, "BN": 128, "stages": 2, "dtype": "float16"}, 384, 4),
-    ((130, 136, 208), {"BM": 128, "BN": 128, "BK": 128, "stages": 2, "trans_b": True, "dtype": "int8", "out": "int32"}, 256, 5),
+    (
+        (130, 136, 208),
+        {"BM": 128, "BN": 128, "BK": 128, "stages": 2, "trans_b": True, "dtype": "int8", "out": "int32"},
+        256,
+        5,
+    ),
     ((300, 264, 136), {"BM": 128, "BN": 256, "stages": 3, "blocks": 2, "panel": 2}, 256, 6),
     ((260, 136, 136), {"BM": 256, "BN": 128, "stages": 2, "threads": 512}, 256, 7),
     ((70, 72, 136), {"BM": 64, "BN": 64, "stages": 2, "threads": 192}, 128, 8),
@@ -33,7 +44,9 @@ def scheduled(kernel: Any) -> tuple[Any, Any, str]:
 
 
 @pytest.mark.parametrize("shape, options, computing, seed", CASES, ids=str)
-def test_as_many_threads_compute_as_share_the_products(shape: tuple[int, int, int], options: dict[str, Any], computing: int, seed: int):
+def test_as_many_threads_compute_as_share_the_products(
+    shape: tuple[int, int, int], options: dict[str, Any], computing: int, seed: int
+):
     options = {"threads": 384, **options}
     kernel = gemm(*shape, **options)
     program, made, text = scheduled(kernel)
@@ -45,25 +58,45 @@ def test_as_many_threads_compute_as_share_the_products(shape: tuple[int, int, in
     M, N, K = shape
     dtype = options.get("dtype", "bfloat16")
     b = data((N, K) if options.get("trans_b") else (K, N), dtype, 2)
-    agree(kernel, {"A": data((M, K), dtype, 1), "B": b, "C": empty((M, N), options.get("out", dtype))}, seed=seed)
+    agree(
+        kernel,
+        {"A": data((M, K), dtype, 1), "B": b, "C": empty((M, N), options.get("out", dtype))},
+        seed=seed,
+    )
 
 
 def test_it_is_the_code_of_a_block_of_two_warpgroups():
     options = {"BM": 128, "BN": 256, "stages": 3}
-    (_, three, text), (_, two, other) = (scheduled(gemm(512, 512, 512, threads=n, **options)) for n in (384, 256))
+    (_, three, text), (_, two, other) = (
+        scheduled(gemm(512, 512, 512, threads=n, **options)) for n in (384, 256)
+    )
     assert text == other and three.threads == two.threads == 384
 
 
 def attention_like(dtype: str, scoped: str = "") -> Any:
-    """Two products with arithmetic between and behind them, on three warpgroups. ``scoped``: how the program names its threads."""
+    """Two products with arithmetic between and behind them, on three warpgroups. ``scoped``: how the program
+    names its threads."""
     M, N, D = 128, 200, 64
 
     @T.prim_func
-    def wide(Q: T.Tensor((M, D), dtype), K: T.Tensor((N, D), dtype), V: T.Tensor((N, D), dtype), bias: T.Tensor((D,), "float32"),
-             O: T.Tensor((M, D), dtype)):  # fmt: skip
+    def wide(
+        Q: T.Tensor((M, D), dtype),
+        K: T.Tensor((N, D), dtype),
+        V: T.Tensor((N, D), dtype),
+        bias: T.Tensor((D,), "float32"),
+        O: T.Tensor((M, D), dtype),
+    ):
         with T.Kernel(T.ceildiv(M, 128), threads=384) as bx:
-            q, k, v = T.alloc_shared((128, D), dtype), T.alloc_shared((64, D), dtype), T.alloc_shared((64, D), dtype)
-            s, p, acc = T.alloc_fragment((128, 64), "float32"), T.alloc_fragment((128, 64), dtype), T.alloc_fragment((128, D), "float32")
+            q, k, v = (
+                T.alloc_shared((128, D), dtype),
+                T.alloc_shared((64, D), dtype),
+                T.alloc_shared((64, D), dtype),
+            )
+            s, p, acc = (
+                T.alloc_fragment((128, 64), "float32"),
+                T.alloc_fragment((128, 64), dtype),
+                T.alloc_fragment((128, D), "float32"),
+            )
             top, total = T.alloc_fragment((128,), "float32"), T.alloc_fragment((128,), "float32")
             T.copy(Q[bx * 128, 0], q)
             T.clear(acc)
@@ -98,8 +131,13 @@ def attention_like(dtype: str, scoped: str = "") -> Any:
 def test_arithmetic_between_and_behind_products(dtype: str):
     kernel = attention_like(dtype)
     program, _, text = scheduled(kernel)
-    assert program.launch.threads == 256 and all(word in text for word in ("ts::tma_load(", "wgmma", "more_registers<240>"))
-    args = {name: data((n, 64), dtype, seed) for seed, (name, n) in enumerate({"Q": 128, "K": 200, "V": 200}.items())}
+    assert program.launch.threads == 256 and all(
+        word in text for word in ("ts::tma_load(", "wgmma", "more_registers<240>")
+    )
+    args = {
+        name: data((n, 64), dtype, seed)
+        for seed, (name, n) in enumerate({"Q": 128, "K": 200, "V": 200}.items())
+    }
     agree(kernel, args | {"bias": data((64,), "float32", 3), "O": empty((128, 64), dtype)}, seed=1)
 
 
@@ -108,4 +146,6 @@ def test_a_program_that_names_its_threads_keeps_them(scoped: str):
     program, _, text = scheduled(attention_like("float16", scoped))
     (said,) = [n for n in program.notes if isinstance(n, Advice)]
     assert program.launch.threads == 384 and "wgmma" not in text
-    assert "T.gemm of 128 × 64 × 64 on 384 threads" in said and said.hint.startswith("threads=256, whose 2 warpgroups share the rows")
+    assert "T.gemm of 128 × 64 × 64 on 384 threads" in said and said.hint.startswith(
+        "threads=256, whose 2 warpgroups share the rows"
+    )

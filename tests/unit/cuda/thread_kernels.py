@@ -1,4 +1,5 @@
-"""Thread IR written by hand, for tests of the printer and the launcher: a guarded elementwise kernel, a staged copy, one of each dtype."""
+"""Thread IR written by hand, for tests of the printer and the launcher: a guarded elementwise kernel, a
+staged copy, one of each dtype."""
 
 from __future__ import annotations
 
@@ -42,10 +43,24 @@ def ramp(base: Any, lanes: int) -> Any:
     return tirx.Ramp(base, tirx.IntImm(dtype, 1), lanes)
 
 
-def loop(name: str, extent: Any, body: Callable[[Any], Any], *, unroll: bool = False, annotations: dict[str, Any] | None = None) -> Any:
+def loop(
+    name: str,
+    extent: Any,
+    body: Callable[[Any], Any],
+    *,
+    unroll: bool = False,
+    annotations: dict[str, Any] | None = None,
+) -> Any:
     var = tirx.Var(name, I32)
     kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
-    return tirx.For(var, int32(0), extent if not isinstance(extent, int) else int32(extent), kind, body(var), annotations=annotations or {})
+    return tirx.For(
+        var,
+        int32(0),
+        extent if not isinstance(extent, int) else int32(extent),
+        kind,
+        body(var),
+        annotations=annotations or {},
+    )
 
 
 def span(line: int, file: str = "kernel.py") -> Any:
@@ -56,14 +71,26 @@ def threads(body: Any, extents: dict[str, tuple[Any, Any]]) -> Any:
     """``body`` under its thread_extent attributes: ``{"threadIdx.x": (var, extent)}``."""
     for tag, (var, extent) in reversed(extents.items()):
         e = int32(extent) if isinstance(extent, int) else extent
-        body = tirx.AttrStmt(tirx.IterVar(ir.Range.from_min_extent(0, e), var, tirx.IterVar.ThreadIndex, tag), "thread_extent", e, body)
+        body = tirx.AttrStmt(
+            tirx.IterVar(ir.Range.from_min_extent(0, e), var, tirx.IterVar.ThreadIndex, tag),
+            "thread_extent",
+            e,
+            body,
+        )
     return body
 
 
 def kernel(
-    name: str, params: Sequence[Any], body: Any, *, block: int = 128, grid: tuple[Any, Any, Any] = (1, 1, 1), **more: Any
+    name: str,
+    params: Sequence[Any],
+    body: Any,
+    *,
+    block: int = 128,
+    grid: tuple[Any, Any, Any] = (1, 1, 1),
+    **more: Any,
 ) -> ThreadKernel:
-    """A ThreadKernel whose parameters are all the kernel's own, but for those that ``sources`` names otherwise."""
+    """A ThreadKernel whose parameters are all the kernel's own, but for those that ``sources`` names
+    otherwise."""
     sources = more.pop("sources", tuple(Source("param", k) for k in range(len(params))))
     written = frozenset(more.pop("written", (len(params) - 1,)))
     return ThreadKernel(tirx.PrimFunc(list(params), body), name, grid, block, sources, written, **more)
@@ -75,19 +102,30 @@ def scale() -> ThreadKernel:
     f, n = tirx.Var("f", "float32"), tirx.Var("n", I32)
     bx, tx = tirx.Var("bx", I32), tirx.Var("tx", I32)
     i = tirx.Var("i", I32)
-    body = tirx.SeqStmt([
-        tirx.Bind(i, bx * 128 + tx, span(12)),
-        tirx.IfThenElse(i < n, store(B, wide(i), tirx.Cast("float16", tirx.Cast("float32", load(A, wide(i))) * f), span(13)), None, span(13)),
-    ])  # fmt: skip
+    body = tirx.SeqStmt(
+        [
+            tirx.Bind(i, bx * 128 + tx, span(12)),
+            tirx.IfThenElse(
+                i < n,
+                store(B, wide(i), tirx.Cast("float16", tirx.Cast("float32", load(A, wide(i))) * f), span(13)),
+                None,
+                span(13),
+            ),
+        ]
+    )
     return kernel(
-        "scale", [A, B, f, n], threads(body, {"blockIdx.x": (bx, (n + 127) // 128), "threadIdx.x": (tx, 128)}),
-        grid=((n + 127) // 128, 1, 1), sources=(Source("param", 0), Source("param", 1), Source("param", 2), Source("symbol", 0)),
+        "scale",
+        [A, B, f, n],
+        threads(body, {"blockIdx.x": (bx, (n + 127) // 128), "threadIdx.x": (tx, 128)}),
+        grid=((n + 127) // 128, 1, 1),
+        sources=(Source("param", 0), Source("param", 1), Source("param", 2), Source("symbol", 0)),
         written=(1,),
-    )  # fmt: skip
+    )
 
 
 def staged() -> ThreadKernel:
-    """A 64 × 64 tile through shared memory, transposed: vector loads, a barrier, registers, an unrolled loop."""
+    """A 64 × 64 tile through shared memory, transposed: vector loads, a barrier, registers, an unrolled
+    loop."""
     A, B = pointer("A", "bfloat16"), pointer("B", "float32")
     bx, tx = tirx.Var("bx", I32), tirx.Var("tx", I32)
     smem = arena(64 * 64 * 2)
@@ -112,7 +150,13 @@ def staged() -> ThreadKernel:
         tirx.Evaluate(tirx.call_extern("void", "__syncthreads"), span(22)),
         loop("k", 32, transpose, unroll=True),
     ])  # fmt: skip
-    return kernel("staged", [A, B], threads(body, {"blockIdx.x": (bx, 4), "threadIdx.x": (tx, 128)}), grid=(4, 1, 1), shared_bytes=8192)
+    return kernel(
+        "staged",
+        [A, B],
+        threads(body, {"blockIdx.x": (bx, 4), "threadIdx.x": (tx, 128)}),
+        grid=(4, 1, 1),
+        shared_bytes=8192,
+    )
 
 
 def expression(dtype: str, make: Callable[..., Any], *inputs: str, name: str = "k") -> ThreadKernel:

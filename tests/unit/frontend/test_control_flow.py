@@ -1,4 +1,5 @@
-"""Python's constructs in kernels: over Python values they are Python's own, over device values they become code."""
+"""Python's constructs in kernels: over Python values they are Python's own, over device values they become
+code."""
 
 from __future__ import annotations
 
@@ -296,7 +297,12 @@ def test_both_spellings_of_with_scale():
 
 def test_names_rebound_under_a_device_construct_are_refused_behind_it():
     def check(kernel: T.PrimFunc, name: str, at: str, what: str):
-        with refused(TileSyntaxError, f"'{name}' is rebound under the device {what}", at=at, write=f'{name} = T.alloc_var("int32")'):
+        with refused(
+            TileSyntaxError,
+            f"'{name}' is rebound under the device {what}",
+            at=at,
+            write=f'{name} = T.alloc_var("int32")',
+        ):
             kernel.trace()
 
     @T.prim_func
@@ -458,7 +464,9 @@ def test_return_break_continue_on_device_conditions_that_python_must_decide():
 
     with refused(TileSyntaxError, "return depends on a device value", at="return 1", write="T.alloc_var"):
         returns.trace()
-    with refused(TileSyntaxError, "break leaves a Python loop on a device condition", at="break", write="T.serial"):
+    with refused(
+        TileSyntaxError, "break leaves a Python loop on a device condition", at="break", write="T.serial"
+    ):
         breaks.trace()
     with refused(TileSyntaxError, "break has no meaning in T.Parallel", at="break", write="T.serial"):
         parallel.trace()

@@ -75,7 +75,12 @@ def test_a_block_returns_from_loops():
 
 def test_a_pipelined_product_behind_a_return():
     @T.prim_func
-    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32"), n: T.int32):
+    def kernel(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(4, threads=128) as by:
             if by * 16 >= n:
                 return
@@ -119,8 +124,12 @@ def test_a_return_that_others_would_wait_for(where: str):
     own = [lambda C, b, n, rank: b > 2, lambda C, b, n, rank: C[0] == 1, lambda C, b, n, rank: T.any_of(C)]
     message = "blocks that return here never come to line"
     for condition in own:
-        for meet, scale in ((lambda S: T.barrier(), "grid"), (lambda S: T.sync_grid(), "grid"), (lambda S: T.barrier(), "device"),
-                            (lambda S: T.all_reduce(S[0:4]), "device")):  # fmt: skip
+        for meet, scale in (
+            (lambda S: T.barrier(), "grid"),
+            (lambda S: T.sync_grid(), "grid"),
+            (lambda S: T.barrier(), "device"),
+            (lambda S: T.all_reduce(S[0:4]), "device"),
+        ):
             with refused(TileSyntaxError, message, at="return", expected="the same in all of them"):
                 kernel_of(condition, meet, scale).trace()
     with refused(TileSyntaxError, message, at="return"):
@@ -260,5 +269,10 @@ def test_loops_that_cannot_be():
                         break
 
     refuse("a loop that nothing ends", nothing_ends, write="`break` in it")
-    refuse("'k' is rebound under the device while", a_name_that_the_rounds_bind, at="k += 1", write='k = T.alloc_var("int32")')
+    refuse(
+        "'k' is rebound under the device while",
+        a_name_that_the_rounds_bind,
+        at="k += 1",
+        write='k = T.alloc_var("int32")',
+    )
     refuse("break leaves a Python loop on a device condition", of_python, at="break", write="T.serial")

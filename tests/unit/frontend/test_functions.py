@@ -1,4 +1,5 @@
-"""What a kernel may call and refer to: closures, globals, helpers, macros, methods; and where errors in them point."""
+"""What a kernel may call and refer to: closures, globals, helpers, macros, methods; and where errors in them
+point."""
 
 from __future__ import annotations
 
@@ -83,15 +84,22 @@ def test_closures_globals_helpers_and_macros():
         steps.append(count)
     r = range(8)
     assert c.tolist() == [
-        [b * 7 + 3 + 5 for b in r], [min(max(b, 2), 5) for b in r], steps, [9 * b for b in r],
-        [(b + 1) * 100 + 2 * b for b in r], [b * b + 3 * b for b in r], [4 * b + 6 for b in r], [max(b, 3) + min(b, 2) for b in r],
-    ]  # fmt: skip
+        [b * 7 + 3 + 5 for b in r],
+        [min(max(b, 2), 5) for b in r],
+        steps,
+        [9 * b for b in r],
+        [(b + 1) * 100 + 2 * b for b in r],
+        [b * b + 3 * b for b in r],
+        [4 * b + 6 for b in r],
+        [max(b, 3) + min(b, 2) for b in r],
+    ]
 
 
 def test_nested_functions_follow_device_conditions_like_the_kernel_around_them():
     @T.prim_func
     def kernel(C: T.Tensor((8,), "int32")):
         with T.Kernel(8) as b:
+
             def put(value):
                 if b % 2 == 0:
                     C[b] = value
@@ -164,8 +172,9 @@ def test_annotations_postponed_and_not():
     assert c.equal(a + 6)
 
     space: dict = {}
-    source = "import tilescale.language as T\n@T.prim_func\ndef kernel(C: T.Tensor((3,), T.int32), s: T.int32):\n" + textwrap.indent(
-        "with T.Kernel(3) as b:\n    C[b] = b + s\n", "    "
+    source = (
+        "import tilescale.language as T\n@T.prim_func\ndef kernel(C: T.Tensor((3,), T.int32), s: T.int32):\n"
+        + textwrap.indent("with T.Kernel(3) as b:\n    C[b] = b + s\n", "    ")
     )
     notebook(source, space)
     c = ints(3)
@@ -190,7 +199,10 @@ def test_errors_in_a_notebook_cell_show_its_line():
 
 def test_a_kernel_whose_source_is_lost_is_refused():
     space: dict = {}
-    exec("import tilescale.language as T\n@T.prim_func\ndef kernel(C: T.Tensor((3,), T.int32)):\n    pass\n", space)
+    exec(
+        "import tilescale.language as T\n@T.prim_func\ndef kernel(C: T.Tensor((3,), T.int32)):\n    pass\n",
+        space,
+    )
     with refused(TileSyntaxError, "the source of kernel cannot be read", write="define the kernel in a file"):
         space["kernel"].trace()
 
@@ -221,14 +233,22 @@ def test_the_truth_of_a_device_value_in_an_unmarked_helper_is_refused():
         return kernel
 
     for cell in (False, True):
-        for helper, at in ((branches, "x > 2"), (equal, "x == 2"), (unequal, "x != 2"), (variables, "x"), (contained, "x in (1, 2)")):
+        for helper, at in (
+            (branches, "x > 2"),
+            (equal, "x == 2"),
+            (unequal, "x != 2"),
+            (variables, "x"),
+            (contained, "x in (1, 2)"),
+        ):
             try:
                 make(helper, cell).trace()
             except TileSyntaxError as error:
                 assert "@T.macro" in str(error), error
                 assert error.loc is not None and error.loc.line == helper.__code__.co_firstlineno + 1, error
             else:
-                pytest.fail(f"{helper.__name__}({'variable' if cell else 'expression'}) at {at} was decided while tracing")
+                pytest.fail(
+                    f"{helper.__name__}({'variable' if cell else 'expression'}) at {at} was decided while tracing"
+                )
 
 
 def test_tvm_may_still_compare_its_own_expressions_while_a_kernel_is_traced():
@@ -238,7 +258,10 @@ def test_tvm_may_still_compare_its_own_expressions_while_a_kernel_is_traced():
     assert not (x == y) and x == x and bool(x != y)
 
     @T.prim_func
-    def kernel(A: T.Tensor((T.dynamic("m"), T.dynamic("n")), "float32"), C: T.Tensor((T.dynamic("m"), T.dynamic("n")), "float32")):
+    def kernel(
+        A: T.Tensor((T.dynamic("m"), T.dynamic("n")), "float32"),
+        C: T.Tensor((T.dynamic("m"), T.dynamic("n")), "float32"),
+    ):
         with T.Kernel(T.ceildiv(A.shape[0], 4), T.ceildiv(A.shape[1], 4)) as (x, y):
             t = T.alloc_shared((4, 4), "float32")
             T.copy(A[x * 4, y * 4], t)
@@ -286,7 +309,9 @@ def test_unknown_names_suggest_what_was_meant():
         local_typo.trace()
     with refused(TileNameError, "'SCALES' is not defined", at="SCALES", write="SCALE"):
         global_typo.trace()
-    with refused(TileNameError, "'zzz_unheard_of' is not defined", at="zzz_unheard_of", write="define 'zzz_unheard_of'"):
+    with refused(
+        TileNameError, "'zzz_unheard_of' is not defined", at="zzz_unheard_of", write="define 'zzz_unheard_of'"
+    ):
         nothing_close.trace()
     with refused(TileNameError, "'late' is not defined", at="late"):
         before_bound.trace()
@@ -330,13 +355,24 @@ def test_unknown_words_of_the_language():
 
     with refused(TileError, "the language has no T.alloc_shard", at="T.alloc_shard", write="T.alloc_shared"):
         typo.trace()
-    with refused(TileTypeError, "unexpected keyword argument 'transposeB'", at="T.gemm(a, a, a, transposeB=True)", write="transpose_B"):
+    with refused(
+        TileTypeError,
+        "unexpected keyword argument 'transposeB'",
+        at="T.gemm(a, a, a, transposeB=True)",
+        write="transpose_B",
+    ):
         keyword.trace()
-    with refused(TileTypeError, "unexpected keyword argument 'thread'", at="T.Kernel(4, thread=128)", write="threads"):
+    with refused(
+        TileTypeError, "unexpected keyword argument 'thread'", at="T.Kernel(4, thread=128)", write="threads"
+    ):
         kernel_keyword.trace()
-    with refused(TileTypeError, "unknown dtype 'flaot16'", at='T.alloc_shared((4, 4), "flaot16")', write="float16"):
+    with refused(
+        TileTypeError, "unknown dtype 'flaot16'", at='T.alloc_shared((4, 4), "flaot16")', write="float16"
+    ):
         dtype.trace()
-    with refused(TileValueError, "there is no scale 'devices'", at='T.Scale("devices")', write='T.Scale("device")'):
+    with refused(
+        TileValueError, "there is no scale 'devices'", at='T.Scale("devices")', write='T.Scale("device")'
+    ):
         scale.trace()
     with refused(TileTypeError, "T.copy takes a source and a destination, not 1", at="T.copy(A)"):
         missing.trace()
@@ -379,7 +415,9 @@ def test_kernels_that_are_none():
         two_launches.trace()
     with refused(TileSyntaxError, "kernel returns returns a value", write="tensor parameter"):
         returns.trace()
-    with refused(TileSyntaxError, "T.alloc_shared stands outside T.Kernel", at='T.alloc_shared((4,), "float32")'):
+    with refused(
+        TileSyntaxError, "T.alloc_shared stands outside T.Kernel", at='T.alloc_shared((4,), "float32")'
+    ):
         outside.trace()
     with refused(TileSyntaxError, "called outside a kernel", at="T.barrier()"):
         T.barrier()
@@ -409,7 +447,10 @@ def test_an_error_of_the_users_own_python_keeps_its_type_and_traceback():
     assert any(frame.lineno + 0 and frame.name == "broken" for frame in caught.traceback)
 
 
-@pytest.mark.parametrize(("kind", "said"), [(ZeroDivisionError, "division"), (KeyError, "KeyError: 'a'"), (IndexError, "IndexError: list index")])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(ZeroDivisionError, "division"), (KeyError, "KeyError: 'a'"), (IndexError, "IndexError: list index")],
+)
 def test_pythons_own_errors_have_the_kernels_place(kind: type[Exception], said: str):
     @T.prim_func
     def kernel(C: T.Tensor((4,), "int32")):

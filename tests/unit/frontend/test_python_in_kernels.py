@@ -34,7 +34,12 @@ def two(a: Any, b: Any) -> Any:
     [lambda x: two(*x), lambda x: (*x,), lambda x: [y + 1 for y in x], lambda x: sum(x), lambda x: list(x), lambda x: dict(zip(x, x))],
 )  # fmt: skip
 def test_values_and_tiles_are_no_sequences(take: Any):
-    for of in (lambda A, t, v, n: n, lambda A, t, v, n: n + 1, lambda A, t, v, n: A[0, 0], lambda A, t, v, n: v):
+    for of in (
+        lambda A, t, v, n: n,
+        lambda A, t, v, n: n + 1,
+        lambda A, t, v, n: A[0, 0],
+        lambda A, t, v, n: v,
+    ):
         with refused(TileTypeError, "is one value of int32, and no sequence", write="for i in T.serial(n)"):
             traced(lambda *given, of=of: take(of(*given)))
     for of in (lambda A, t, v, n: A, lambda A, t, v, n: t, lambda A, t, v, n: t[0]):
@@ -63,7 +68,12 @@ def test_recursion_ends_by_python_values_or_is_refused():
     run(kernel)(a)
     assert a[:, 0].tolist() == [10, 11, 12, 13]
     for call in (lambda A, t, v, n: countdown(A, n), lambda A, t, v, n: endless(A, n)):
-        with refused(TileSyntaxError, "call themselves without end", expected="both branches are traced", write="T.serial"):
+        with refused(
+            TileSyntaxError,
+            "call themselves without end",
+            expected="both branches are traced",
+            write="T.serial",
+        ):
             traced(call)
 
 
@@ -95,7 +105,12 @@ def test_tiles_that_swap_their_names_under_a_device_loop(kind: str):
                 T.copy(a, b)
                 a, b = b, a
 
-    with refused(TileSyntaxError, "'a' is rebound under the device for", at="T.copy(a, b)", write=f'T.alloc_{kind}((2, 8), "int32")'):
+    with refused(
+        TileSyntaxError,
+        "'a' is rebound under the device for",
+        at="T.copy(a, b)",
+        write=f'T.alloc_{kind}((2, 8), "int32")',
+    ):
         swapped.trace()
 
     @T.prim_func
@@ -132,7 +147,12 @@ def test_words_of_other_languages_say_what_to_write():
         assert word not in T.__all__, f"the language has T.{word}"
         missing = [w for w in re.findall(r"\bT\.(\w+)", instead) if w not in T.__all__]
         assert not missing, f"{word}: {missing}"
-    with refused(TileError, "the language has no T.program_id", at="T.program_id", write="with T.Kernel(gx, gy) as (bx, by):"):
+    with refused(
+        TileError,
+        "the language has no T.program_id",
+        at="T.program_id",
+        write="with T.Kernel(gx, gy) as (bx, by):",
+    ):
         traced(lambda A, t, v, n: T.program_id(0))
     with refused(TileError, "the language has no T.syncthreads", write="T.barrier()"):
         traced(lambda A, t, v, n: T.syncthreads())

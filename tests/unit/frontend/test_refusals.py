@@ -31,7 +31,9 @@ def test_a_constant_index_outside_a_constant_extent(store: bool):
             else:
                 B[0] = A[12]
 
-    with refused(TileValueError, f"index 12 lies outside axis 0 of {'B' if store else 'A'}, whose extent is 10"):
+    with refused(
+        TileValueError, f"index 12 lies outside axis 0 of {'B' if store else 'A'}, whose extent is 10"
+    ):
         run(kernel)
 
 
@@ -69,10 +71,17 @@ def test_labels_that_are_none():
         with refused(TileTypeError, message, **more):
             kernel.trace()
 
-    refuse("T.print's label is A", lambda A, n: T.print("x", A), at='T.print("x", A)', write='T.print(A, "x")')
+    refuse(
+        "T.print's label is A", lambda A, n: T.print("x", A), at='T.print("x", A)', write='T.print(A, "x")'
+    )
     refuse("T.print's label is 3", lambda A, n: T.print(A, 3), expected="what is shown, then a text")
     refuse("T.print of two texts", lambda A, n: T.print("x", "y"), write='T.print("y: x")')
-    refuse("T.device_assert of a float32", lambda A, n: T.device_assert(A[0, 0]), expected="a comparison", write="A[0, 0] != 0.0")
+    refuse(
+        "T.device_assert of a float32",
+        lambda A, n: T.device_assert(A[0, 0]),
+        expected="a comparison",
+        write="A[0, 0] != 0.0",
+    )
     refuse("T.device_assert of a float32", lambda A, n: T.device_assert(1.0))
     refuse("T.device_assert's message is A", lambda A, n: T.device_assert(n > 0, A))
 
@@ -85,7 +94,11 @@ def test_tile_operations_where_iterations_are_of_elements(kind: str):
         @T.prim_func
         def kernel(A: T.Tensor((8, 8), "float32")):
             with T.Kernel(1, threads=128):
-                a, c, r = T.alloc_shared((8, 8), "float32"), T.alloc_fragment((8, 8), "float32"), T.alloc_shared((8,), "float32")
+                a, c, r = (
+                    T.alloc_shared((8, 8), "float32"),
+                    T.alloc_fragment((8, 8), "float32"),
+                    T.alloc_shared((8,), "float32"),
+                )
                 for i in (T.Parallel if kind == "Parallel" else T.vectorized)(8):
                     statement(A, a, c, r, i)
 
@@ -147,9 +160,16 @@ def test_names_that_do_not_fit_a_loop():
             for at in T.grid(2, 4):
                 A[at[0] * 4 + at[1]] += 1
 
-    refuse("T.Parallel has 3 indices, and 2 names take them: i, j", few, at="T.Parallel(2, 2, 2)", write="for i, j, i2 in T.Parallel(…):")
+    refuse(
+        "T.Parallel has 3 indices, and 2 names take them: i, j",
+        few,
+        at="T.Parallel(2, 2, 2)",
+        write="for i, j, i2 in T.Parallel(…):",
+    )
     refuse("T.serial has 1 index, and 2 names take it: i, j", many, write="for i in T.serial(…):")
-    refuse("T.Persistent has 2 indices, and 3 names take them", persistent, write="for i, j in T.Persistent(…):")
+    refuse(
+        "T.Persistent has 2 indices, and 3 names take them", persistent, write="for i, j in T.Persistent(…):"
+    )
     a = torch.zeros(8)
     run(T.prim_func(rest))(a)
     assert a.tolist() == [2] * 8
@@ -162,5 +182,10 @@ def test_a_quotient_rounded_up_by_zero(of_device: bool):
         with T.Kernel(1):
             A[0] = T.ceildiv(n if of_device else 8, 0)
 
-    with refused(TileValueError, f"T.ceildiv({'n' if of_device else 8}, 0)", at="T.ceildiv(n if of_device else 8, 0)", expected="than zero"):
+    with refused(
+        TileValueError,
+        f"T.ceildiv({'n' if of_device else 8}, 0)",
+        at="T.ceildiv(n if of_device else 8, 0)",
+        expected="than zero",
+    ):
         kernel.trace()

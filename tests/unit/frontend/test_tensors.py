@@ -1,4 +1,5 @@
-"""Tensor parameters and their parts: symbolic shapes and strides, slices, scalars by value, indices that cannot be."""
+"""Tensor parameters and their parts: symbolic shapes and strides, slices, scalars by value, indices that
+cannot be."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ def test_dynamic_extents_and_expressions_of_them():
     M, N = T.dynamic("m, n")
 
     @T.prim_func
-    def kernel(A: T.Tensor((M, N), "int32"), B: T.Tensor((N,), "int32"), C: T.Tensor((M, N), "int32"), D: T.Tensor((6,), "int32")):
+    def kernel(
+        A: T.Tensor((M, N), "int32"),
+        B: T.Tensor((N,), "int32"),
+        C: T.Tensor((M, N), "int32"),
+        D: T.Tensor((6,), "int32"),
+    ):
         with T.Kernel(T.ceildiv(N, 16), M // 2 + 1) as (x, y):
             for i, j in T.Parallel(2, 16):
                 C[y * 2 + i, x * 16 + j] = A[y * 2 + i, x * 16 + j] + B[x * 16 + j] * M
@@ -77,7 +83,12 @@ def test_strided_tensors_constant_and_symbolic():
                     D[x * 8 + i, y * 8 + j] = A[x * 8 + i, y * 8 + j] - B[x * 8 + i, y * 8 + j]
 
     m, n = 13, 11
-    base_a, base_b, base_c, base_d = torch.randn(m, 20), torch.randn(n, 17), torch.zeros(m, 80), torch.zeros(20 * m + 17 * n)
+    base_a, base_b, base_c, base_d = (
+        torch.randn(m, 20),
+        torch.randn(n, 17),
+        torch.zeros(m, 80),
+        torch.zeros(20 * m + 17 * n),
+    )
     a, b, c = base_a[:, 3 : 3 + n], base_b.t()[:m], base_c[:, : 2 * n : 2]
     # D shares both strides with A and B, so that their symbols must agree: elements 20 i + 17 j
     d = base_d.as_strided((m, n), (20, 17))
@@ -95,7 +106,9 @@ def test_strided_tensors_constant_and_symbolic():
 
 def test_slices_drop_scalar_axes_and_negative_steps_are_refused():
     @T.prim_func
-    def kernel(A: T.Tensor((4, 6, 8), "int32"), C: T.Tensor((4, 6, 8), "int32"), D: T.Tensor((6, 4), "int32")):
+    def kernel(
+        A: T.Tensor((4, 6, 8), "int32"), C: T.Tensor((4, 6, 8), "int32"), D: T.Tensor((6, 4), "int32")
+    ):
         with T.Kernel(4) as b:
             t = T.alloc_shared((6, 8), "int32")
             u = T.alloc_shared((3, 8), "int32")
@@ -135,7 +148,11 @@ def test_slices_drop_scalar_axes_and_negative_steps_are_refused():
         (lambda A, t, b: t[1.5, 0], "an index must be an integer", "t[1.5, 0]"),
         (lambda A, t, b: t["x", 0], "'x' (str) has no meaning as an index", 't["x", 0]'),
         (lambda A, t, b: t[A, 0], "A is a tile, and a scalar is needed as an index", "t[A, 0]"),
-        (lambda A, t, b: t[T.cast(b, "float32"), 0], "an index must be an integer", 't[T.cast(b, "float32"), 0]'),
+        (
+            lambda A, t, b: t[T.cast(b, "float32"), 0],
+            "an index must be an integer",
+            't[T.cast(b, "float32"), 0]',
+        ),
     ):
         with refused(TileTypeError, message, at=at):
             bad(slicing).trace()
@@ -163,7 +180,9 @@ def test_whole_parts_are_not_assigned():
         with T.Kernel(4) as b:
             A[b, 0] = 1.5
 
-    with refused(TileSyntaxError, "a whole part of A is assigned at once", at="A[b, 0:4] = 3", write="T.Parallel"):
+    with refused(
+        TileSyntaxError, "a whole part of A is assigned at once", at="A[b, 0:4] = 3", write="T.Parallel"
+    ):
         kernel.trace()
     with refused(TileTypeError, "A is a tile, and a scalar is needed", at="A + 1", write="A[i, j]"):
         arithmetic.trace()
@@ -177,13 +196,42 @@ def test_scalar_parameters_of_every_dtype():
     @T.prim_func
     def kernel(
         C: T.Tensor((15,), "float64"),
-        p_bool: T.bool, p_int8: T.int8, p_int16: T.int16, p_int32: T.int32, p_int64: T.int64,
-        p_uint8: T.uint8, p_uint16: T.uint16, p_uint32: T.uint32, p_uint64: T.uint64,
-        p_e4m3: T.float8_e4m3fn, p_e5m2: T.float8_e5m2, p_half: T.float16, p_bf16: T.bfloat16, p_float: T.float32, p_double: T.float64,
-    ):  # fmt: skip
+        p_bool: T.bool,
+        p_int8: T.int8,
+        p_int16: T.int16,
+        p_int32: T.int32,
+        p_int64: T.int64,
+        p_uint8: T.uint8,
+        p_uint16: T.uint16,
+        p_uint32: T.uint32,
+        p_uint64: T.uint64,
+        p_e4m3: T.float8_e4m3fn,
+        p_e5m2: T.float8_e5m2,
+        p_half: T.float16,
+        p_bf16: T.bfloat16,
+        p_float: T.float32,
+        p_double: T.float64,
+    ):
         with T.Kernel(1):
-            for k, value in enumerate((p_bool, p_int8, p_int16, p_int32, p_int64, p_uint8, p_uint16, p_uint32, p_uint64,
-                                       p_e4m3, p_e5m2, p_half, p_bf16, p_float, p_double)):  # fmt: skip
+            for k, value in enumerate(
+                (
+                    p_bool,
+                    p_int8,
+                    p_int16,
+                    p_int32,
+                    p_int64,
+                    p_uint8,
+                    p_uint16,
+                    p_uint32,
+                    p_uint64,
+                    p_e4m3,
+                    p_e5m2,
+                    p_half,
+                    p_bf16,
+                    p_float,
+                    p_double,
+                )
+            ):
                 C[k] = value
 
     made = run(kernel)
@@ -197,7 +245,14 @@ def test_scalar_parameters_of_every_dtype():
             torch.tensor(sign * f, dtype=torch.float64).to(d).double().item()
             for f, d in zip(
                 floats,
-                (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+                (
+                    torch.float8_e4m3fn,
+                    torch.float8_e5m2,
+                    torch.float16,
+                    torch.bfloat16,
+                    torch.float32,
+                    torch.float64,
+                ),
                 strict=True,
             )
         ]
@@ -245,14 +300,33 @@ def test_extents_that_cannot_be():
         with refused(kind, message, **more):
             kernel.trace()
 
-    refuse(TileTypeError, "extent 0 of T.alloc_shared is n", lambda A, b: T.alloc_shared((A.shape[0],)), expected="an int")
-    refuse(TileTypeError, "extent 1 of T.alloc_fragment is b", lambda A, b: T.alloc_fragment((4, b)), at="T.alloc_fragment((4, b))")
-    refuse(TileValueError, "extent 0 of T.alloc_local is 0", lambda A, b: T.alloc_local((0,)), at="T.alloc_local((0,))")
+    refuse(
+        TileTypeError,
+        "extent 0 of T.alloc_shared is n",
+        lambda A, b: T.alloc_shared((A.shape[0],)),
+        expected="an int",
+    )
+    refuse(
+        TileTypeError,
+        "extent 1 of T.alloc_fragment is b",
+        lambda A, b: T.alloc_fragment((4, b)),
+        at="T.alloc_fragment((4, b))",
+    )
+    refuse(
+        TileValueError,
+        "extent 0 of T.alloc_local is 0",
+        lambda A, b: T.alloc_local((0,)),
+        at="T.alloc_local((0,))",
+    )
     refuse(TileValueError, "a loop with step 0", lambda A, b: T.serial(0, 4, 0), at="T.serial(0, 4, 0)")
     refuse(TileTypeError, "T.Parallel without extents", lambda A, b: T.Parallel(), write="T.Parallel(M, N)")
     refuse(TileValueError, "num_stages=-1", lambda A, b: T.Pipelined(4, num_stages=-1))
 
-    for grid, message in (((0,), "the grid has extent 0"), ((), "a grid of 0 axes"), ((1, 2, 3, 4), "a grid of 4 axes")):
+    for grid, message in (
+        ((0,), "the grid has extent 0"),
+        ((), "a grid of 0 axes"),
+        ((1, 2, 3, 4), "a grid of 4 axes"),
+    ):
 
         @T.prim_func
         def kernel(A: T.Tensor((4,), "float32")):
@@ -296,7 +370,12 @@ def test_arithmetic_of_every_dtype_follows_python():
 
     def make(dt):
         @T.prim_func
-        def kernel(A: T.Tensor((8,), dt), B: T.Tensor((8,), dt), C: T.Tensor((12, 8), "float64"), D: T.Tensor((8,), dt)):
+        def kernel(
+            A: T.Tensor((8,), dt),
+            B: T.Tensor((8,), dt),
+            C: T.Tensor((12, 8), "float64"),
+            D: T.Tensor((8,), dt),
+        ):
             with T.Kernel(1):
                 for i in T.Parallel(8):
                     x, y = A[i], B[i]
@@ -318,13 +397,31 @@ def test_arithmetic_of_every_dtype_follows_python():
 
     for name in dtypes:
         torch_dtype = getattr(torch, name)
-        values = torch.tensor([0.0, 1, 2, 3, 1, 0, 2, 3]) if name in ("bool", "uint8") else torch.tensor([0.0, 1, 2, -3, -1, 4, -2, 3])
+        values = (
+            torch.tensor([0.0, 1, 2, 3, 1, 0, 2, 3])
+            if name in ("bool", "uint8")
+            else torch.tensor([0.0, 1, 2, -3, -1, 4, -2, 3])
+        )
         a, b = values.to(torch_dtype), values.flip(0).to(torch_dtype)
         c, d = torch.zeros(12, 8, dtype=torch.float64), torch.zeros(8).to(torch_dtype)
         run(make(name))(a, b, c, d)
         x, y = a.double(), b.double()
-        want = torch.stack([x + 1, -x, x**3, x * 0.5, (x / 2).floor(), x % 3, (x < y).double(), torch.ones(8, dtype=torch.float64),
-                            x.abs(), torch.maximum(x, y) - torch.minimum(x, torch.tensor(1.0)), x / 4, 2 - x])  # fmt: skip
+        want = torch.stack(
+            [
+                x + 1,
+                -x,
+                x**3,
+                x * 0.5,
+                (x / 2).floor(),
+                x % 3,
+                (x < y).double(),
+                torch.ones(8, dtype=torch.float64),
+                x.abs(),
+                torch.maximum(x, y) - torch.minimum(x, torch.tensor(1.0)),
+                x / 4,
+                2 - x,
+            ]
+        )
         assert c.equal(want), (name, (c - want).nonzero().tolist(), c, want)
         assert d.double().equal(x), name
 
@@ -348,7 +445,9 @@ def test_a_floats_negative_zero_and_modulo():
 def test_arithmetic_that_is_not_defined():
     def refuse(kind, message, expression, **more):
         @T.prim_func
-        def kernel(A: T.Tensor((4,), "float8_e4m3fn"), B: T.Tensor((4,), "float8_e5m2"), C: T.Tensor((4,), "int32")):
+        def kernel(
+            A: T.Tensor((4,), "float8_e4m3fn"), B: T.Tensor((4,), "float8_e5m2"), C: T.Tensor((4,), "int32")
+        ):
             with T.Kernel(4) as b:
                 C[b] = expression(A, B, C, b)
 
@@ -400,7 +499,9 @@ def test_integer_division_by_what_is_only_known_at_run_time(dt):
     """Zero, and the least number by -1: the processor raises SIGFPE for them; we give zero and wrap."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((36,), dt), B: T.Tensor((36,), dt), Q: T.Tensor((36,), dt), R: T.Tensor((36,), dt)):
+    def kernel(
+        A: T.Tensor((36,), dt), B: T.Tensor((36,), dt), Q: T.Tensor((36,), dt), R: T.Tensor((36,), dt)
+    ):
         with T.Kernel(1):
             for i in T.Parallel(36):
                 Q[i] = A[i] // B[i]
@@ -416,7 +517,8 @@ def test_integer_division_by_what_is_only_known_at_run_time(dt):
 
 
 def test_stores_that_can_only_be_slips():
-    """A[-1] = v was dropped in silence, A[0, 1] called a part of A, 300 in an int8 TVM's own error without a place."""
+    """A[-1] = v was dropped in silence, A[0, 1] called a part of A, 300 in an int8 TVM's own error without a
+    place."""
 
     @T.prim_func
     def before(A: T.Tensor((6,), "int8")):
@@ -454,5 +556,7 @@ def test_functions_of_python_numbers():
             A[0] = np.exp(A[1])
 
     for func in (kernel, arrays):
-        with refused(TileTypeError, "a function of Python numbers or arrays got a device value", write="T.exp"):
+        with refused(
+            TileTypeError, "a function of Python numbers or arrays got a device value", write="T.exp"
+        ):
             run(func)

@@ -1,4 +1,5 @@
-"""A name, a tuple, a list, an argument has the value of the moment at which it was made, as in Python: what is written later changes none."""
+"""A name, a tuple, a list, an argument has the value of the moment at which it was made, as in Python: what
+is written later changes none."""
 
 from __future__ import annotations
 
@@ -41,20 +42,38 @@ CASES = {
     "three cells": (CELLS + "a, b, c = c, a, b\nO[0] = a\nO[1] = b\nO[2] = c", [3, 1, 2]),
     "by a third name": (CELLS + "t = a\na = b\nb = t\nO[0] = a\nO[1] = b", [2, 1]),
     "one cell's value in another": (CELLS + "a = b\nb = 7\nO[0] = a", [2]),
-    "fibonacci": ("a = T.alloc_var('int32', 0)\nb = T.alloc_var('int32', 1)\nfor i in T.serial(10):\n    a, b = b, a + b\nO[0] = a", [55]),
-    "gcd": ("a = T.alloc_var('int32', 48)\nb = T.alloc_var('int32', 18)\nwhile b != 0:\n    a, b = b, a % b\nO[0] = a", [6]),
+    "fibonacci": (
+        "a = T.alloc_var('int32', 0)\nb = T.alloc_var('int32', 1)\nfor i in T.serial(10):\n    a, b = b, a + b\nO[0] = a",
+        [55],
+    ),
+    "gcd": (
+        "a = T.alloc_var('int32', 48)\nb = T.alloc_var('int32', 18)\nwhile b != 0:\n    a, b = b, a % b\nO[0] = a",
+        [6],
+    ),
     "elements swapped": (TILE + "s[0], s[3] = s[3], s[0]" + OUT, [3, 1, 2, 0]),
-    "in lanes": (TILE + "for i in T.Parallel(2):\n    s[2 * i], s[2 * i + 1] = s[2 * i + 1], s[2 * i]" + OUT, [1, 0, 3, 2]),
-    "one after the other": (TILE + "for i in T.serial(3):\n    s[i], s[i + 1] = s[i + 1], s[i]" + OUT, [1, 2, 3, 0]),
+    "in lanes": (
+        TILE + "for i in T.Parallel(2):\n    s[2 * i], s[2 * i + 1] = s[2 * i + 1], s[2 * i]" + OUT,
+        [1, 0, 3, 2],
+    ),
+    "one after the other": (
+        TILE + "for i in T.serial(3):\n    s[i], s[i + 1] = s[i + 1], s[i]" + OUT,
+        [1, 2, 3, 0],
+    ),
     "an element and a name": (TILE + "s[0], x = 9, s[0]\nO[0] = x\nO[1] = s[0]", [0, 9]),
     "a list": (TILE + "l = [s[1], s[2]]\ns[1] = 7\ns[2] = 8\nO[0] = l[0]\nO[1] = l[1]", [1, 2]),
-    "made by a loop": (TILE + "l = [s[i] for i in range(1, 3)]\ns[1] = 7\nt = (l[1], l[0])\nO[0] = t[0]\nO[1] = t[1]", [2, 1]),
+    "made by a loop": (
+        TILE + "l = [s[i] for i in range(1, 3)]\ns[1] = 7\nt = (l[1], l[0])\nO[0] = t[0]\nO[1] = t[1]",
+        [2, 1],
+    ),
     "a dict": (TILE + "l = {1: s[1]}\ns[1] = 7\nO[0] = l[1]", [1]),
     "the rest": (CELLS + "x, *y = a, b\na = 7\nb = 8\nO[0] = x\nO[1] = y[0]", [1, 2]),
     "two targets": (CELLS + "p = q = a\na = 5\nO[0] = p\nO[1] = q", [1, 1]),
     "an argument": (TILE + "writes_first(s[1], s, O)", [1]),
     "an argument by name": (TILE + "writes_first(x=s[1] + 0, s=s, O=O)", [1]),
-    "where a region begins": ("v = T.alloc_var('int32', 1)\nr = A[v : v + 2]\nv = 5\nT.copy(r, O[0:2])", [1, 2]),
+    "where a region begins": (
+        "v = T.alloc_var('int32', 1)\nr = A[v : v + 2]\nv = 5\nT.copy(r, O[0:2])",
+        [1, 2],
+    ),
     "where a tile begins": ("v = T.alloc_var('int32', 1)\nx = A[v]\nv = 5\nT.copy(x, O[0:2])", [1, 2]),
     "membership": (
         "O[0] = 5 if bx in {0: 1} else 7\nO[1] = 5 if A[3] in (1, 3) else 7\nO[2] = 5 if A[3] not in range(2, 4) else 7\n"

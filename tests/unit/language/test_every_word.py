@@ -1,7 +1,9 @@
-"""Every parameter of the language changes something or is refused, or stands in the list of words that change nothing.
+"""Every parameter of the language changes something or is refused, or stands in the list of words that change
+nothing.
 
-For each function a use of it, and for each parameter another use that differs in that parameter: their tile IR, launch or refusal differ,
-else the CUDA that is printed. A parameter that is new and has no such pair fails the test; what changes nothing must indeed change nothing.
+For each function a use of it, and for each parameter another use that differs in that parameter: their tile
+IR, launch or refusal differ, else the CUDA that is printed. A parameter that is new and has no such pair
+fails the test; what changes nothing must indeed change nothing.
 """
 
 from __future__ import annotations
@@ -47,11 +49,19 @@ LAUNCH = """with T.Kernel(4, threads=128) as bx:
 DEVICE = 'with T.Scale("device") as (rank, ranks):\n    '
 THREAD = 'with T.Scale("thread") as (t, threads):\n    '
 
-#: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two uses
+#: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
+#: uses
 NOTHING = {
-    "Kernel": {"is_cpu": ("with T.Kernel(4, is_cpu=True) as bx:\n    A[bx, 0] = x", "with T.Kernel(4) as bx:\n    A[bx, 0] = x")},
+    "Kernel": {
+        "is_cpu": (
+            "with T.Kernel(4, is_cpu=True) as bx:\n    A[bx, 0] = x",
+            "with T.Kernel(4) as bx:\n    A[bx, 0] = x",
+        )
+    },
     "gemm": {"k_pack": ("T.gemm(h, g, f, k_pack=2)", "T.gemm(h, g, f)")},
-    "gemm_sp": {"k_pack": ("T.gemm_sp(h[0:64, 0:32], e, g, f, k_pack=2)", "T.gemm_sp(h[0:64, 0:32], e, g, f)")},
+    "gemm_sp": {
+        "k_pack": ("T.gemm_sp(h[0:64, 0:32], e, g, f, k_pack=2)", "T.gemm_sp(h[0:64, 0:32], e, g, f)")
+    },
     "copy": {"eviction_policy": ('T.copy(A, a, eviction_policy="evict_first")', "T.copy(A, a)")},
     "atomic_add": {
         "memory_order": ('T.atomic_add(A, a, memory_order="relaxed")', "T.atomic_add(A, a)"),
@@ -59,230 +69,477 @@ NOTHING = {
     },
     "atomic_max": {"memory_order": ('T.atomic_max(A, a, memory_order="relaxed")', "T.atomic_max(A, a)")},
     "atomic_min": {"memory_order": ('T.atomic_min(A, a, memory_order="relaxed")', "T.atomic_min(A, a)")},
-    "atomic_load": {"memory_order": ('B[0, 0] = T.atomic_load(A[0, 0], memory_order="relaxed")', "B[0, 0] = T.atomic_load(A[0, 0])")},
-    "atomic_store": {"memory_order": ('T.atomic_store(A[0, 0], x, memory_order="relaxed")', "T.atomic_store(A[0, 0], x)")},
+    "atomic_load": {
+        "memory_order": (
+            'B[0, 0] = T.atomic_load(A[0, 0], memory_order="relaxed")',
+            "B[0, 0] = T.atomic_load(A[0, 0])",
+        )
+    },
+    "atomic_store": {
+        "memory_order": ('T.atomic_store(A[0, 0], x, memory_order="relaxed")', "T.atomic_store(A[0, 0], x)")
+    },
     "Persistent": {
-        "group_size": ("for p, q in T.Persistent((8, 8), 4, bx, group_size=4):\n    A[p, q] = x",
-                       "for p, q in T.Persistent((8, 8), 4, bx):\n    A[p, q] = x"),
+        "group_size": (
+            "for p, q in T.Persistent((8, 8), 4, bx, group_size=4):\n    A[p, q] = x",
+            "for p, q in T.Persistent((8, 8), 4, bx):\n    A[p, q] = x",
+        )
     },
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
-}  # fmt: skip
+}
 
 #: function → its use, and for each parameter one that differs in it
 USES: dict[str, tuple[str, dict[str, str]]] = {
-    "Kernel": ("with T.Kernel(4) as bx:\n    A[0, 0] = x", {
-        "grid": "with T.Kernel(8) as bx:\n    A[0, 0] = x", "threads": "with T.Kernel(4, threads=64) as bx:\n    A[0, 0] = x",
-        "block": "with T.Kernel(4, block=4) as bx:\n    A[0, 0] = x", "cta_cluster": "with T.Kernel(4, cta_cluster=2) as bx:\n    A[0, 0] = x",
-        "cluster_dims": "with T.Kernel(4, cluster_dims=2) as bx:\n    A[0, 0] = x",
-        "max_blocks": "with T.Kernel(4, max_blocks=2) as bx:\n    A[0, 0] = x",
-        "ordered": "with T.Kernel(4, ordered=False) as bx:\n    A[0, 0] = x", "pdl": "with T.Kernel(4, pdl=True) as bx:\n    A[0, 0] = x",
-        "prelude": "with T.Kernel(4, prelude='x') as bx:\n    A[0, 0] = x",
-    }),
-    "Layout": ("T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 64 + q)})", {
-        "shape": "T.annotate_layout({h: T.Layout((32, 64), lambda p, q: p * 64 + q)})",
-        "forward_fn": "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 72 + q)})",
-    }),
-    "Fragment": ("T.annotate_layout({f: T.Fragment((64, 64), lambda p, q: (p * 2 + q // 32, q % 32))})", {
-        "shape": "T.annotate_layout({f: T.Fragment((32, 64), lambda p, q: (p * 4 + q // 16, q % 16))})",
-        "forward_fn": "T.annotate_layout({f: T.Fragment((64, 64), lambda p, q: (q * 2 + p // 32, p % 32))})",
-        "forward_thread_fn": "T.annotate_layout({f: T.Fragment((64, 64), forward_thread_fn=lambda p, q: p)})",
-        "forward_index_fn": "T.annotate_layout({f: T.Fragment((64, 64), forward_thread_fn=lambda p, q: p * 2 + q % 2, "
-                            "forward_index_fn=lambda p, q: 31 - q // 2)})",
-        "replicate": "T.annotate_layout({f: T.Fragment((64, 64), lambda p, q, copy: (p + 64 * copy, q), replicate=2)})",
-    }),
-    "Parallel": ("for p in T.Parallel(64):\n    A[0, p] = B[0, p]", {
-        "extents": "for p in T.Parallel(32):\n    A[0, p] = B[0, p]",
-        "coalesced_width": "for p in T.Parallel(64, coalesced_width=2):\n    A[0, p] = B[0, p]",
-        "loop_layout": "for p in T.Parallel(64, loop_layout=T.Fragment((64,), lambda p: (p // 4, p % 4))):\n    A[0, p] = B[0, p]",
-    }),
-    "Persistent": ("for p, q in T.Persistent((8, 8), 4, bx):\n    A[p, q] = x", {
-        "domain": "for p, q in T.Persistent((8, 4), 4, bx):\n    A[p, q] = x",
-        "wave_size": "for p, q in T.Persistent((8, 8), 2, bx):\n    A[p, q] = x",
-        "index": "for p, q in T.Persistent((8, 8), 4, 3 - bx):\n    A[p, q] = x",
-    }),
-    "Pipelined": ("for p in T.Pipelined(4, num_stages=2):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)", {
-        "start": "for p in T.Pipelined(3, num_stages=2):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
-        "stop": "for p in T.Pipelined(1, 4, num_stages=2):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
-        "num_stages": "for p in T.Pipelined(4, num_stages=3):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
-        "order": "for p in T.Pipelined(4, num_stages=2, order=[1, 0], stage=[0, 0]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
-        "stage": "for p in T.Pipelined(4, num_stages=2, order=[0, 1], stage=[0, 1]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
-        "sync": "for p in T.Pipelined(4, num_stages=2, sync=[[0]]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
-        "group": "for p in T.Pipelined(4, num_stages=2, order=[0], stage=[0], group=[[0, 1]]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
-    }),
-    "serial": ("for p in T.serial(8):\n    A[0, p] = x", {
-        "args": "for p in T.serial(4):\n    A[0, p] = x", "step": "for p in T.serial(0, 8, step=2):\n    A[0, p] = x",
-        "annotations": "for p in T.serial(8, annotations={'a': 1}):\n    A[0, p] = x",
-    }),
-    "unroll": ("for p in T.unroll(8):\n    A[0, p] = x", {
-        "args": "for p in T.unroll(4):\n    A[0, p] = x", "step": "for p in T.unroll(0, 8, step=2):\n    A[0, p] = x",
-        "unroll_factor": "for p in T.unroll(8, unroll_factor=2):\n    A[0, p] = x",
-        "explicit": "for p in T.unroll(8, unroll_factor=2, explicit=True):\n    A[0, p] = x",
-    }),
-    "vectorized": ("for p in T.vectorized(8):\n    A[0, p] = x", {"args": "for p in T.vectorized(4):\n    A[0, p] = x"}),
+    "Kernel": (
+        "with T.Kernel(4) as bx:\n    A[0, 0] = x",
+        {
+            "grid": "with T.Kernel(8) as bx:\n    A[0, 0] = x",
+            "threads": "with T.Kernel(4, threads=64) as bx:\n    A[0, 0] = x",
+            "block": "with T.Kernel(4, block=4) as bx:\n    A[0, 0] = x",
+            "cta_cluster": "with T.Kernel(4, cta_cluster=2) as bx:\n    A[0, 0] = x",
+            "cluster_dims": "with T.Kernel(4, cluster_dims=2) as bx:\n    A[0, 0] = x",
+            "max_blocks": "with T.Kernel(4, max_blocks=2) as bx:\n    A[0, 0] = x",
+            "ordered": "with T.Kernel(4, ordered=False) as bx:\n    A[0, 0] = x",
+            "pdl": "with T.Kernel(4, pdl=True) as bx:\n    A[0, 0] = x",
+            "prelude": "with T.Kernel(4, prelude='x') as bx:\n    A[0, 0] = x",
+        },
+    ),
+    "Layout": (
+        "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 64 + q)})",
+        {
+            "shape": "T.annotate_layout({h: T.Layout((32, 64), lambda p, q: p * 64 + q)})",
+            "forward_fn": "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 72 + q)})",
+        },
+    ),
+    "Fragment": (
+        "T.annotate_layout({f: T.Fragment((64, 64), lambda p, q: (p * 2 + q // 32, q % 32))})",
+        {
+            "shape": "T.annotate_layout({f: T.Fragment((32, 64), lambda p, q: (p * 4 + q // 16, q % 16))})",
+            "forward_fn": "T.annotate_layout({f: T.Fragment((64, 64), lambda p, q: (q * 2 + p // 32, p % 32))})",
+            "forward_thread_fn": "T.annotate_layout({f: T.Fragment((64, 64), forward_thread_fn=lambda p, q: p)})",
+            "forward_index_fn": "T.annotate_layout({f: T.Fragment((64, 64), forward_thread_fn=lambda p, q: p * 2 + q % 2, "
+            "forward_index_fn=lambda p, q: 31 - q // 2)})",
+            "replicate": "T.annotate_layout({f: T.Fragment((64, 64), lambda p, q, copy: (p + 64 * copy, q), replicate=2)})",
+        },
+    ),
+    "Parallel": (
+        "for p in T.Parallel(64):\n    A[0, p] = B[0, p]",
+        {
+            "extents": "for p in T.Parallel(32):\n    A[0, p] = B[0, p]",
+            "coalesced_width": "for p in T.Parallel(64, coalesced_width=2):\n    A[0, p] = B[0, p]",
+            "loop_layout": "for p in T.Parallel(64, loop_layout=T.Fragment((64,), lambda p: (p // 4, p % 4))):\n    A[0, p] = B[0, p]",
+        },
+    ),
+    "Persistent": (
+        "for p, q in T.Persistent((8, 8), 4, bx):\n    A[p, q] = x",
+        {
+            "domain": "for p, q in T.Persistent((8, 4), 4, bx):\n    A[p, q] = x",
+            "wave_size": "for p, q in T.Persistent((8, 8), 2, bx):\n    A[p, q] = x",
+            "index": "for p, q in T.Persistent((8, 8), 4, 3 - bx):\n    A[p, q] = x",
+        },
+    ),
+    "Pipelined": (
+        "for p in T.Pipelined(4, num_stages=2):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+        {
+            "start": "for p in T.Pipelined(3, num_stages=2):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+            "stop": "for p in T.Pipelined(1, 4, num_stages=2):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+            "num_stages": "for p in T.Pipelined(4, num_stages=3):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+            "order": "for p in T.Pipelined(4, num_stages=2, order=[1, 0], stage=[0, 0]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+            "stage": "for p in T.Pipelined(4, num_stages=2, order=[0, 1], stage=[0, 1]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+            "sync": "for p in T.Pipelined(4, num_stages=2, sync=[[0]]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+            "group": "for p in T.Pipelined(4, num_stages=2, order=[0], stage=[0], group=[[0, 1]]):\n    T.copy(R[p, :, :], a)\n    T.copy(a, B)",
+        },
+    ),
+    "serial": (
+        "for p in T.serial(8):\n    A[0, p] = x",
+        {
+            "args": "for p in T.serial(4):\n    A[0, p] = x",
+            "step": "for p in T.serial(0, 8, step=2):\n    A[0, p] = x",
+            "annotations": "for p in T.serial(8, annotations={'a': 1}):\n    A[0, p] = x",
+        },
+    ),
+    "unroll": (
+        "for p in T.unroll(8):\n    A[0, p] = x",
+        {
+            "args": "for p in T.unroll(4):\n    A[0, p] = x",
+            "step": "for p in T.unroll(0, 8, step=2):\n    A[0, p] = x",
+            "unroll_factor": "for p in T.unroll(8, unroll_factor=2):\n    A[0, p] = x",
+            "explicit": "for p in T.unroll(8, unroll_factor=2, explicit=True):\n    A[0, p] = x",
+        },
+    ),
+    "vectorized": (
+        "for p in T.vectorized(8):\n    A[0, p] = x",
+        {"args": "for p in T.vectorized(4):\n    A[0, p] = x"},
+    ),
     "grid": ("for p in T.grid(8):\n    A[0, p] = x", {"extents": "for p in T.grid(4):\n    A[0, p] = x"}),
-    "use_swizzle": ("T.use_swizzle(8)", {
-        "panel_size": "T.use_swizzle(4)", "order": "T.use_swizzle(8, order='column')", "enable": "T.use_swizzle(8, enable=False)",
-    }),
-    "annotate_layout": ("pass", {"layouts": "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 72 + q)})"}),
+    "use_swizzle": (
+        "T.use_swizzle(8)",
+        {
+            "panel_size": "T.use_swizzle(4)",
+            "order": "T.use_swizzle(8, order='column')",
+            "enable": "T.use_swizzle(8, enable=False)",
+        },
+    ),
+    "annotate_layout": (
+        "pass",
+        {"layouts": "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 72 + q)})"},
+    ),
     "annotate_safe_value": ("T.annotate_safe_value({A: 0})", {"values": "T.annotate_safe_value({A: 1})"}),
     "assume": ("T.assume(True)", {"condition": "T.assume(False)"}),
-    "alloc_shared": ("T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float32'))", {
-        "shape": "T.copy(A[0:8, 0:64], T.alloc_shared((8, 32), 'float32'))", "dtype": "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float16'))",
-        "scope": "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float32', scope='local'))",
-    }),
-    "alloc_fragment": ("T.copy(A[0:8, 0:64], T.alloc_fragment((8, 64), 'float32'))", {
-        "shape": "T.copy(A[0:8, 0:64], T.alloc_fragment((8, 32), 'float32'))",
-        "dtype": "T.copy(A[0:8, 0:64], T.alloc_fragment((8, 64), 'float16'))",
-        "scope": "T.copy(A[0:8, 0:64], T.alloc_fragment((8, 64), 'float32', scope='local'))",
-    }),
-    "alloc_local": ("v = T.alloc_local((4,), 'float32')\nv[0] = x", {
-        "shape": "v = T.alloc_local((8,), 'float32')\nv[0] = x", "dtype": "v = T.alloc_local((4,), 'float16')\nv[0] = x",
-        "scope": "v = T.alloc_local((4,), 'float32', scope='shared')\nv[0] = x",
-    }),
-    "alloc_var": ("v = T.alloc_var('int32', 1)", {
-        "dtype": "v = T.alloc_var('int64', 1)", "init": "v = T.alloc_var('int32', 2)", "scope": "v = T.alloc_var('int32', 1, scope='local')",
-    }),
+    "alloc_shared": (
+        "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float32'))",
+        {
+            "shape": "T.copy(A[0:8, 0:64], T.alloc_shared((8, 32), 'float32'))",
+            "dtype": "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float16'))",
+            "scope": "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float32', scope='local'))",
+        },
+    ),
+    "alloc_fragment": (
+        "T.copy(A[0:8, 0:64], T.alloc_fragment((8, 64), 'float32'))",
+        {
+            "shape": "T.copy(A[0:8, 0:64], T.alloc_fragment((8, 32), 'float32'))",
+            "dtype": "T.copy(A[0:8, 0:64], T.alloc_fragment((8, 64), 'float16'))",
+            "scope": "T.copy(A[0:8, 0:64], T.alloc_fragment((8, 64), 'float32', scope='local'))",
+        },
+    ),
+    "alloc_local": (
+        "v = T.alloc_local((4,), 'float32')\nv[0] = x",
+        {
+            "shape": "v = T.alloc_local((8,), 'float32')\nv[0] = x",
+            "dtype": "v = T.alloc_local((4,), 'float16')\nv[0] = x",
+            "scope": "v = T.alloc_local((4,), 'float32', scope='shared')\nv[0] = x",
+        },
+    ),
+    "alloc_var": (
+        "v = T.alloc_var('int32', 1)",
+        {
+            "dtype": "v = T.alloc_var('int64', 1)",
+            "init": "v = T.alloc_var('int32', 2)",
+            "scope": "v = T.alloc_var('int32', 1, scope='local')",
+        },
+    ),
     "alloc_signal": ("s = T.alloc_signal((2,))", {"shape": "s = T.alloc_signal((4,))"}),
     "alloc_barrier": ("m = T.alloc_barrier(128)", {"arrive_count": "m = T.alloc_barrier([128, 1])"}),
-    "view": ("v = T.view(a, (128, 32), 'float32')", {
-        "buffer": "v = T.view(b, (128, 32), 'float32')", "shape": "v = T.view(a, (32, 128), 'float32')", "dtype": "v = T.view(a, (128, 32), 'int32')",
-    }),
-    "reshape": ("v = T.reshape(a, (128, 32))", {"buffer": "v = T.reshape(b, (128, 32))", "shape": "v = T.reshape(a, (32, 128))"}),
-    "copy": (f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0])", {
-        "operands": f"{DEVICE}T.copy(B, S, dst=1, signal=sig[0])", "src": f"{DEVICE}T.copy(S, A, src=1)",
-        "dst": f"{DEVICE}T.copy(A, S, dst=2, signal=sig[0])", "signal": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[1])",
-        "value": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], value=2)", "signal_op": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], signal_op='set')",
-        "coalesced_width": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], coalesced_width=2)",
-        "disable_tma": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], disable_tma=True)",
-        "loop_layout": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], loop_layout=T.Fragment((64, 64), lambda p, q: (p * 2 + q // 32, q % 32)))",
-    }),
+    "view": (
+        "v = T.view(a, (128, 32), 'float32')",
+        {
+            "buffer": "v = T.view(b, (128, 32), 'float32')",
+            "shape": "v = T.view(a, (32, 128), 'float32')",
+            "dtype": "v = T.view(a, (128, 32), 'int32')",
+        },
+    ),
+    "reshape": (
+        "v = T.reshape(a, (128, 32))",
+        {"buffer": "v = T.reshape(b, (128, 32))", "shape": "v = T.reshape(a, (32, 128))"},
+    ),
+    "copy": (
+        f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0])",
+        {
+            "operands": f"{DEVICE}T.copy(B, S, dst=1, signal=sig[0])",
+            "src": f"{DEVICE}T.copy(S, A, src=1)",
+            "dst": f"{DEVICE}T.copy(A, S, dst=2, signal=sig[0])",
+            "signal": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[1])",
+            "value": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], value=2)",
+            "signal_op": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], signal_op='set')",
+            "coalesced_width": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], coalesced_width=2)",
+            "disable_tma": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], disable_tma=True)",
+            "loop_layout": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], loop_layout=T.Fragment((64, 64), lambda p, q: (p * 2 + q // 32, q % 32)))",
+        },
+    ),
     "fill": ("T.fill(a, 2)", {"buffer": "T.fill(b, 2)", "value": "T.fill(a, 3)"}),
     "clear": ("T.clear(a)", {"buffer": "T.clear(b)"}),
-    "gemm": ("T.gemm(h, g, f)\nT.copy(f, A)", {
-        "A": "T.gemm(g, g, f)\nT.copy(f, A)", "B": "T.gemm(h, h, f)\nT.copy(f, A)", "C": "T.gemm(h, g, c)\nT.copy(f, A)",
-        "transpose_A": "T.gemm(h, g, f, transpose_A=True)\nT.copy(f, A)", "transpose_B": "T.gemm(h, g, f, transpose_B=True)\nT.copy(f, A)",
-        "policy": "T.gemm(h, g, f, policy=T.GemmWarpPolicy.FullCol)\nT.copy(f, A)", "clear_accum": "T.gemm(h, g, f, clear_accum=True)\nT.copy(f, A)",
-        "wg_wait": "T.gemm(h, g, f, wg_wait=-1)\nT.copy(f, A)", "mbar": "T.gemm(h, g, f, mbar=1)\nT.copy(f, A)",
-        "precision": "T.gemm(h, g, f, precision='tf32')\nT.copy(f, A)",
-    }),
-    "gemm_sp": ("T.gemm_sp(h[0:64, 0:32], e, g, f)", {
-        "A_sparse": "T.gemm_sp(h[0:64, 32:64], e, g, f)", "E": "T.gemm_sp(h[0:64, 0:32], e2, g, f)", "B": "T.gemm_sp(h[0:64, 0:32], e, h, f)",
-        "C": "T.gemm_sp(h[0:64, 0:32], e, g, c)", "transpose_A": "T.gemm_sp(h[0:32, 0:64], e, g, f, transpose_A=True)",
-        "transpose_B": "T.gemm_sp(h[0:64, 0:32], e, g, f, transpose_B=True)",
-        "policy": "T.gemm_sp(h[0:64, 0:32], e, g, f, policy=T.GemmWarpPolicy.FullCol)",
-        "clear_accum": "T.gemm_sp(h[0:64, 0:32], e, g, f, clear_accum=True)", "wg_wait": "T.gemm_sp(h[0:64, 0:32], e, g, f, wg_wait=-1)",
-    }),
-    "reduce": ("T.reduce(f, r, 'sum', 1)", {
-        "buffer": "T.reduce(a, r, 'sum', 1)", "out": "T.reduce(f, k, 'sum', 1)", "reduce_type": "T.reduce(f, r, 'max', 1)",
-        "dim": "T.reduce(f, r, 'sum', 0)", "clear": "T.reduce(f, r, 'sum', 1, clear=False)",
-    }),
-    "atomic_addx2": ("T.atomic_addx2(A[0, 0], a[0, 0])", {
-        "dst": "T.atomic_addx2(B[0, 0], a[0, 0])", "value": "T.atomic_addx2(A[0, 0], b[0, 0])",
-        "return_prev": "T.atomic_addx2(A[0, 0], a[0, 0], return_prev=True)",
-    }),
-    "atomic_addx4": ("T.atomic_addx4(A[0, 0], a[0, 0])", {
-        "dst": "T.atomic_addx4(B[0, 0], a[0, 0])", "value": "T.atomic_addx4(A[0, 0], b[0, 0])",
-        "return_prev": "T.atomic_addx4(A[0, 0], a[0, 0], return_prev=True)",
-    }),
+    "gemm": (
+        "T.gemm(h, g, f)\nT.copy(f, A)",
+        {
+            "A": "T.gemm(g, g, f)\nT.copy(f, A)",
+            "B": "T.gemm(h, h, f)\nT.copy(f, A)",
+            "C": "T.gemm(h, g, c)\nT.copy(f, A)",
+            "transpose_A": "T.gemm(h, g, f, transpose_A=True)\nT.copy(f, A)",
+            "transpose_B": "T.gemm(h, g, f, transpose_B=True)\nT.copy(f, A)",
+            "policy": "T.gemm(h, g, f, policy=T.GemmWarpPolicy.FullCol)\nT.copy(f, A)",
+            "clear_accum": "T.gemm(h, g, f, clear_accum=True)\nT.copy(f, A)",
+            "wg_wait": "T.gemm(h, g, f, wg_wait=-1)\nT.copy(f, A)",
+            "mbar": "T.gemm(h, g, f, mbar=1)\nT.copy(f, A)",
+            "precision": "T.gemm(h, g, f, precision='tf32')\nT.copy(f, A)",
+        },
+    ),
+    "gemm_sp": (
+        "T.gemm_sp(h[0:64, 0:32], e, g, f)",
+        {
+            "A_sparse": "T.gemm_sp(h[0:64, 32:64], e, g, f)",
+            "E": "T.gemm_sp(h[0:64, 0:32], e2, g, f)",
+            "B": "T.gemm_sp(h[0:64, 0:32], e, h, f)",
+            "C": "T.gemm_sp(h[0:64, 0:32], e, g, c)",
+            "transpose_A": "T.gemm_sp(h[0:32, 0:64], e, g, f, transpose_A=True)",
+            "transpose_B": "T.gemm_sp(h[0:64, 0:32], e, g, f, transpose_B=True)",
+            "policy": "T.gemm_sp(h[0:64, 0:32], e, g, f, policy=T.GemmWarpPolicy.FullCol)",
+            "clear_accum": "T.gemm_sp(h[0:64, 0:32], e, g, f, clear_accum=True)",
+            "wg_wait": "T.gemm_sp(h[0:64, 0:32], e, g, f, wg_wait=-1)",
+        },
+    ),
+    "reduce": (
+        "T.reduce(f, r, 'sum', 1)",
+        {
+            "buffer": "T.reduce(a, r, 'sum', 1)",
+            "out": "T.reduce(f, k, 'sum', 1)",
+            "reduce_type": "T.reduce(f, r, 'max', 1)",
+            "dim": "T.reduce(f, r, 'sum', 0)",
+            "clear": "T.reduce(f, r, 'sum', 1, clear=False)",
+        },
+    ),
+    "atomic_addx2": (
+        "T.atomic_addx2(A[0, 0], a[0, 0])",
+        {
+            "dst": "T.atomic_addx2(B[0, 0], a[0, 0])",
+            "value": "T.atomic_addx2(A[0, 0], b[0, 0])",
+            "return_prev": "T.atomic_addx2(A[0, 0], a[0, 0], return_prev=True)",
+        },
+    ),
+    "atomic_addx4": (
+        "T.atomic_addx4(A[0, 0], a[0, 0])",
+        {
+            "dst": "T.atomic_addx4(B[0, 0], a[0, 0])",
+            "value": "T.atomic_addx4(A[0, 0], b[0, 0])",
+            "return_prev": "T.atomic_addx4(A[0, 0], a[0, 0], return_prev=True)",
+        },
+    ),
     "atomic_load": ("B[0, 0] = T.atomic_load(A[0, 0])", {"src": "B[0, 0] = T.atomic_load(A[0, 1])"}),
-    "atomic_store": ("T.atomic_store(A[0, 0], x)", {"dst": "T.atomic_store(A[0, 1], x)", "value": "T.atomic_store(A[0, 0], 1)"}),
+    "atomic_store": (
+        "T.atomic_store(A[0, 0], x)",
+        {"dst": "T.atomic_store(A[0, 1], x)", "value": "T.atomic_store(A[0, 0], 1)"},
+    ),
     "print": ("T.print(x)", {"obj": "T.print(n)", "msg": "T.print(x, 'it')"}),
-    "device_assert": ("T.device_assert(n > 0)", {"condition": "T.device_assert(n > 1)", "msg": "T.device_assert(n > 0, 'it')"}),
-    "signal": (f"{DEVICE}T.signal(sig[0])", {
-        "counter_": f"{DEVICE}T.signal(sig[1])", "value": f"{DEVICE}T.signal(sig[0], 2)", "op": f"{DEVICE}T.signal(sig[0], op='set')",
-        "dst": f"{DEVICE}T.signal(sig[0], dst=1)",
-    }),
-    "wait": (f"{DEVICE}T.wait(sig[0])", {
-        "counter_": f"{DEVICE}T.wait(sig[1])", "value": f"{DEVICE}T.wait(sig[0], 2)", "cmp": f"{DEVICE}T.wait(sig[0], cmp='eq')",
-    }),
-    "test": (f"{DEVICE}T.device_assert(T.test(sig[0]))", {
-        "counter_": f"{DEVICE}T.device_assert(T.test(sig[1]))", "value": f"{DEVICE}T.device_assert(T.test(sig[0], 2))",
-        "cmp": f"{DEVICE}T.device_assert(T.test(sig[0], cmp='eq'))",
-    }),
-    "put": (f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0])", {
-        "value": f"{DEVICE}T.put(n, S[0, 0], dst=0, signal=sig[0])", "target": f"{DEVICE}T.put(x, S[0, 1], dst=0, signal=sig[0])",
-        "dst": f"{DEVICE}T.put(x, S[0, 0], dst=1, signal=sig[0])", "signal": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[1])",
-        "signal_value": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0], signal_value=2)",
-        "signal_op": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0], signal_op='set')",
-    }),
-    "all_gather": (f"{DEVICE}T.all_gather(S, R)", {"src": f"{DEVICE}T.all_gather(a, R)", "dst": f"{DEVICE}T.all_gather(S, S)"}),
-    "all_to_all": (f"{DEVICE}T.all_to_all(R, R)", {"src": f"{DEVICE}T.all_to_all(S, R)", "dst": f"{DEVICE}T.all_to_all(R, S)"}),
-    "broadcast": (f"{DEVICE}T.broadcast(A, S)", {
-        "src": f"{DEVICE}T.broadcast(B, S)", "dst": f"{DEVICE}T.broadcast(A, B)", "root": f"{DEVICE}T.broadcast(A, S, root=1)",
-    }),
-    "reduce_scatter": (f"{DEVICE}T.reduce_scatter(R, A)", {
-        "src": f"{DEVICE}T.reduce_scatter(S, A)", "dst": f"{DEVICE}T.reduce_scatter(R, B)", "op": f"{DEVICE}T.reduce_scatter(R, A, op='max')",
-    }),
-    "all_reduce": (f"{DEVICE}T.all_reduce(S, A)", {
-        "src": f"{DEVICE}T.all_reduce(B, A)", "dst": f"{DEVICE}T.all_reduce(S)", "op": f"{DEVICE}T.all_reduce(S, A, op='max')",
-    }),
-    "sync_threads": (f"{THREAD}T.sync_threads(1, 64)", {"barrier_id": f"{THREAD}T.sync_threads(2, 64)", "arrive_count": f"{THREAD}T.sync_threads(1, 96)"}),
+    "device_assert": (
+        "T.device_assert(n > 0)",
+        {"condition": "T.device_assert(n > 1)", "msg": "T.device_assert(n > 0, 'it')"},
+    ),
+    "signal": (
+        f"{DEVICE}T.signal(sig[0])",
+        {
+            "counter_": f"{DEVICE}T.signal(sig[1])",
+            "value": f"{DEVICE}T.signal(sig[0], 2)",
+            "op": f"{DEVICE}T.signal(sig[0], op='set')",
+            "dst": f"{DEVICE}T.signal(sig[0], dst=1)",
+        },
+    ),
+    "wait": (
+        f"{DEVICE}T.wait(sig[0])",
+        {
+            "counter_": f"{DEVICE}T.wait(sig[1])",
+            "value": f"{DEVICE}T.wait(sig[0], 2)",
+            "cmp": f"{DEVICE}T.wait(sig[0], cmp='eq')",
+        },
+    ),
+    "test": (
+        f"{DEVICE}T.device_assert(T.test(sig[0]))",
+        {
+            "counter_": f"{DEVICE}T.device_assert(T.test(sig[1]))",
+            "value": f"{DEVICE}T.device_assert(T.test(sig[0], 2))",
+            "cmp": f"{DEVICE}T.device_assert(T.test(sig[0], cmp='eq'))",
+        },
+    ),
+    "put": (
+        f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0])",
+        {
+            "value": f"{DEVICE}T.put(n, S[0, 0], dst=0, signal=sig[0])",
+            "target": f"{DEVICE}T.put(x, S[0, 1], dst=0, signal=sig[0])",
+            "dst": f"{DEVICE}T.put(x, S[0, 0], dst=1, signal=sig[0])",
+            "signal": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[1])",
+            "signal_value": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0], signal_value=2)",
+            "signal_op": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0], signal_op='set')",
+        },
+    ),
+    "all_gather": (
+        f"{DEVICE}T.all_gather(S, R)",
+        {"src": f"{DEVICE}T.all_gather(a, R)", "dst": f"{DEVICE}T.all_gather(S, S)"},
+    ),
+    "all_to_all": (
+        f"{DEVICE}T.all_to_all(R, R)",
+        {"src": f"{DEVICE}T.all_to_all(S, R)", "dst": f"{DEVICE}T.all_to_all(R, S)"},
+    ),
+    "broadcast": (
+        f"{DEVICE}T.broadcast(A, S)",
+        {
+            "src": f"{DEVICE}T.broadcast(B, S)",
+            "dst": f"{DEVICE}T.broadcast(A, B)",
+            "root": f"{DEVICE}T.broadcast(A, S, root=1)",
+        },
+    ),
+    "reduce_scatter": (
+        f"{DEVICE}T.reduce_scatter(R, A)",
+        {
+            "src": f"{DEVICE}T.reduce_scatter(S, A)",
+            "dst": f"{DEVICE}T.reduce_scatter(R, B)",
+            "op": f"{DEVICE}T.reduce_scatter(R, A, op='max')",
+        },
+    ),
+    "all_reduce": (
+        f"{DEVICE}T.all_reduce(S, A)",
+        {
+            "src": f"{DEVICE}T.all_reduce(B, A)",
+            "dst": f"{DEVICE}T.all_reduce(S)",
+            "op": f"{DEVICE}T.all_reduce(S, A, op='max')",
+        },
+    ),
+    "sync_threads": (
+        f"{THREAD}T.sync_threads(1, 64)",
+        {"barrier_id": f"{THREAD}T.sync_threads(2, 64)", "arrive_count": f"{THREAD}T.sync_threads(1, 96)"},
+    ),
     "sync_warp": (f"{THREAD}T.sync_warp()", {"mask": f"{THREAD}T.sync_warp(1)"}),
-    "tma_copy": ("T.tma_copy(A, a, barrier=m)", {
-        "src": "T.tma_copy(B, a, barrier=m)", "dst": "T.tma_copy(A, b, barrier=m)", "barrier": "T.tma_copy(A, a)",
-        "reduce": "T.tma_copy(A, a, barrier=m, reduce='add')",
-    }),
-    "tma_store_wait": ("T.tma_store_wait(0)", {"count": "T.tma_store_wait(1)", "read_only": "T.tma_store_wait(0, read_only=True)"}),
+    "tma_copy": (
+        "T.tma_copy(A, a, barrier=m)",
+        {
+            "src": "T.tma_copy(B, a, barrier=m)",
+            "dst": "T.tma_copy(A, b, barrier=m)",
+            "barrier": "T.tma_copy(A, a)",
+            "reduce": "T.tma_copy(A, a, barrier=m, reduce='add')",
+        },
+    ),
+    "tma_store_wait": (
+        "T.tma_store_wait(0)",
+        {"count": "T.tma_store_wait(1)", "read_only": "T.tma_store_wait(0, read_only=True)"},
+    ),
     "mbarrier_arrive": ("T.mbarrier_arrive(m)", {"barrier": "T.mbarrier_arrive(ms[1])"}),
     "barrier_arrive": ("T.barrier_arrive(m)", {"barrier": "T.barrier_arrive(ms[1])"}),
-    "mbarrier_expect_tx": ("T.mbarrier_expect_tx(m, 64)", {"barrier": "T.mbarrier_expect_tx(ms[1], 64)", "tx": "T.mbarrier_expect_tx(m, 32)"}),
-    "mbarrier_wait_parity": ("T.mbarrier_wait_parity(m, 0)", {
-        "barrier": "T.mbarrier_wait_parity(ms[1], 0)", "parity": "T.mbarrier_wait_parity(m, 1)",
-    }),
-    "barrier_wait": ("T.barrier_wait(m)", {"barrier": "T.barrier_wait(ms[1])", "parity": "T.barrier_wait(m, 1)"}),
-    "set_max_nreg": ('with T.Scale("warpgroup"):\n    T.set_max_nreg(64, 0)', {
-        "reg_count": 'with T.Scale("warpgroup"):\n    T.set_max_nreg(128, 0)', "is_inc": 'with T.Scale("warpgroup"):\n    T.set_max_nreg(64, 1)',
-    }),
-    "inc_max_nreg": ('with T.Scale("warpgroup"):\n    T.inc_max_nreg(64)', {"reg_count": 'with T.Scale("warpgroup"):\n    T.inc_max_nreg(128)'}),
-    "dec_max_nreg": ('with T.Scale("warpgroup"):\n    T.dec_max_nreg(64)', {"reg_count": 'with T.Scale("warpgroup"):\n    T.dec_max_nreg(128)'}),
+    "mbarrier_expect_tx": (
+        "T.mbarrier_expect_tx(m, 64)",
+        {"barrier": "T.mbarrier_expect_tx(ms[1], 64)", "tx": "T.mbarrier_expect_tx(m, 32)"},
+    ),
+    "mbarrier_wait_parity": (
+        "T.mbarrier_wait_parity(m, 0)",
+        {"barrier": "T.mbarrier_wait_parity(ms[1], 0)", "parity": "T.mbarrier_wait_parity(m, 1)"},
+    ),
+    "barrier_wait": (
+        "T.barrier_wait(m)",
+        {"barrier": "T.barrier_wait(ms[1])", "parity": "T.barrier_wait(m, 1)"},
+    ),
+    "set_max_nreg": (
+        'with T.Scale("warpgroup"):\n    T.set_max_nreg(64, 0)',
+        {
+            "reg_count": 'with T.Scale("warpgroup"):\n    T.set_max_nreg(128, 0)',
+            "is_inc": 'with T.Scale("warpgroup"):\n    T.set_max_nreg(64, 1)',
+        },
+    ),
+    "inc_max_nreg": (
+        'with T.Scale("warpgroup"):\n    T.inc_max_nreg(64)',
+        {"reg_count": 'with T.Scale("warpgroup"):\n    T.inc_max_nreg(128)'},
+    ),
+    "dec_max_nreg": (
+        'with T.Scale("warpgroup"):\n    T.dec_max_nreg(64)',
+        {"reg_count": 'with T.Scale("warpgroup"):\n    T.dec_max_nreg(128)'},
+    ),
     "wait_wgmma": ("T.wait_wgmma(0)", {"count": "T.wait_wgmma(1)"}),
     "warpgroup_wait": ("T.warpgroup_wait(0)", {"count": "T.warpgroup_wait(1)"}),
-    "get_thread_binding": (f"{THREAD}A[0, T.get_thread_binding(0) % 64] = x", {"dim": f"{THREAD}A[0, T.get_thread_binding(1) % 64] = x"}),
-    "shuffle_elect": (f"{THREAD}if T.shuffle_elect(128):\n        A[0, 0] = x", {"thread_extent": f"{THREAD}if T.shuffle_elect(64):\n        A[0, 0] = x"}),
-    "cast": ("A[0, 0] = T.cast(x, 'int32')", {"value": "A[0, 0] = T.cast(n, 'int32')", "dtype": "A[0, 0] = T.cast(x, 'int64')"}),
-    "Cast": ("A[0, 0] = T.Cast('int32', x)", {"value": "A[0, 0] = T.Cast('int32', n)", "dtype": "A[0, 0] = T.Cast('int64', x)"}),
-    "reinterpret": ("I[0, 0] = T.reinterpret('int32', x)", {"a": "I[0, 0] = T.reinterpret('uint32', x)", "b": "I[0, 0] = T.reinterpret('int32', x * 2)"}),
-    "if_then_else": ("A[0, 0] = T.if_then_else(n > 0, x, 1)", {
-        "condition": "A[0, 0] = T.if_then_else(n > 1, x, 1)", "a": "A[0, 0] = T.if_then_else(n > 0, x * 2, 1)", "b": "A[0, 0] = T.if_then_else(n > 0, x, 2)",
-    }),
-    "Select": ("A[0, 0] = T.Select(n > 0, x, 1)", {
-        "condition": "A[0, 0] = T.Select(n > 1, x, 1)", "a": "A[0, 0] = T.Select(n > 0, x * 2, 1)", "b": "A[0, 0] = T.Select(n > 0, x, 2)",
-    }),
-    "clamp": ("A[0, 0] = T.clamp(x, 0, 1)", {
-        "x": "A[0, 0] = T.clamp(x * 2, 0, 1)", "low": "A[0, 0] = T.clamp(x, -1, 1)", "high": "A[0, 0] = T.clamp(x, 0, 2)",
-    }),
+    "get_thread_binding": (
+        f"{THREAD}A[0, T.get_thread_binding(0) % 64] = x",
+        {"dim": f"{THREAD}A[0, T.get_thread_binding(1) % 64] = x"},
+    ),
+    "shuffle_elect": (
+        f"{THREAD}if T.shuffle_elect(128):\n        A[0, 0] = x",
+        {"thread_extent": f"{THREAD}if T.shuffle_elect(64):\n        A[0, 0] = x"},
+    ),
+    "cast": (
+        "A[0, 0] = T.cast(x, 'int32')",
+        {"value": "A[0, 0] = T.cast(n, 'int32')", "dtype": "A[0, 0] = T.cast(x, 'int64')"},
+    ),
+    "Cast": (
+        "A[0, 0] = T.Cast('int32', x)",
+        {"value": "A[0, 0] = T.Cast('int32', n)", "dtype": "A[0, 0] = T.Cast('int64', x)"},
+    ),
+    "reinterpret": (
+        "I[0, 0] = T.reinterpret('int32', x)",
+        {"a": "I[0, 0] = T.reinterpret('uint32', x)", "b": "I[0, 0] = T.reinterpret('int32', x * 2)"},
+    ),
+    "if_then_else": (
+        "A[0, 0] = T.if_then_else(n > 0, x, 1)",
+        {
+            "condition": "A[0, 0] = T.if_then_else(n > 1, x, 1)",
+            "a": "A[0, 0] = T.if_then_else(n > 0, x * 2, 1)",
+            "b": "A[0, 0] = T.if_then_else(n > 0, x, 2)",
+        },
+    ),
+    "Select": (
+        "A[0, 0] = T.Select(n > 0, x, 1)",
+        {
+            "condition": "A[0, 0] = T.Select(n > 1, x, 1)",
+            "a": "A[0, 0] = T.Select(n > 0, x * 2, 1)",
+            "b": "A[0, 0] = T.Select(n > 0, x, 2)",
+        },
+    ),
+    "clamp": (
+        "A[0, 0] = T.clamp(x, 0, 1)",
+        {
+            "x": "A[0, 0] = T.clamp(x * 2, 0, 1)",
+            "low": "A[0, 0] = T.clamp(x, -1, 1)",
+            "high": "A[0, 0] = T.clamp(x, 0, 2)",
+        },
+    ),
     "max": ("A[0, 0] = T.max(x, 1)", {"a": "A[0, 0] = T.max(x * 2, 1)", "rest": "A[0, 0] = T.max(x, 2)"}),
     "min": ("A[0, 0] = T.min(x, 1)", {"a": "A[0, 0] = T.min(x * 2, 1)", "rest": "A[0, 0] = T.min(x, 2)"}),
-    "any_of": ("if T.any_of(n > 0, n > 3):\n    A[0, 0] = x", {"conditions": "if T.any_of(n > 0, n > 4):\n    A[0, 0] = x"}),
-    "all_of": ("if T.all_of(n > 0, n > 3):\n    A[0, 0] = x", {"conditions": "if T.all_of(n > 0, n > 4):\n    A[0, 0] = x"}),
+    "any_of": (
+        "if T.any_of(n > 0, n > 3):\n    A[0, 0] = x",
+        {"conditions": "if T.any_of(n > 0, n > 4):\n    A[0, 0] = x"},
+    ),
+    "all_of": (
+        "if T.all_of(n > 0, n > 3):\n    A[0, 0] = x",
+        {"conditions": "if T.all_of(n > 0, n > 4):\n    A[0, 0] = x"},
+    ),
     "infinity": ("A[0, 0] = T.infinity('float32')", {"dtype": "A[0, 0] = T.infinity('float16')"}),
     "max_value": ("A[0, 0] = T.max_value('float32')", {"dtype": "A[0, 0] = T.max_value('float16')"}),
     "min_value": ("A[0, 0] = T.min_value('float32')", {"dtype": "A[0, 0] = T.min_value('float16')"}),
-    "ieee_fmaf": ("A[0, 0] = T.ieee_fmaf(x, x, x)", {
-        "a": "A[0, 0] = T.ieee_fmaf(x * 2, x, x)", "b": "A[0, 0] = T.ieee_fmaf(x, x * 2, x)", "c": "A[0, 0] = T.ieee_fmaf(x, x, x * 2)",
-        "rounding_mode": "A[0, 0] = T.ieee_fmaf(x, x, x, 'rz')",
-    }),
-    "ceildiv": ("A[0, 0] = T.ceildiv(n, 3)", {"a": "A[0, 0] = T.ceildiv(n * 2, 3)", "b": "A[0, 0] = T.ceildiv(n, 4)"}),
-}  # fmt: skip
+    "ieee_fmaf": (
+        "A[0, 0] = T.ieee_fmaf(x, x, x)",
+        {
+            "a": "A[0, 0] = T.ieee_fmaf(x * 2, x, x)",
+            "b": "A[0, 0] = T.ieee_fmaf(x, x * 2, x)",
+            "c": "A[0, 0] = T.ieee_fmaf(x, x, x * 2)",
+            "rounding_mode": "A[0, 0] = T.ieee_fmaf(x, x, x, 'rz')",
+        },
+    ),
+    "ceildiv": (
+        "A[0, 0] = T.ceildiv(n, 3)",
+        {"a": "A[0, 0] = T.ceildiv(n * 2, 3)", "b": "A[0, 0] = T.ceildiv(n, 4)"},
+    ),
+}
 for _name in ("sum", "max", "min", "prod", "abssum", "absmax"):
-    USES[f"reduce_{_name}"] = (f"T.reduce_{_name}(f, r, 1)", {
-        "buffer": f"T.reduce_{_name}(a, r, 1)", "out": f"T.reduce_{_name}(f, k, 1)", "dim": f"T.reduce_{_name}(f, r, 0)",
-        "clear": f"T.reduce_{_name}(f, r, 1, clear=False)",
-    })  # fmt: skip
+    USES[f"reduce_{_name}"] = (
+        f"T.reduce_{_name}(f, r, 1)",
+        {
+            "buffer": f"T.reduce_{_name}(a, r, 1)",
+            "out": f"T.reduce_{_name}(f, k, 1)",
+            "dim": f"T.reduce_{_name}(f, r, 0)",
+            "clear": f"T.reduce_{_name}(f, r, 1, clear=False)",
+        },
+    )
 for _name in ("and", "or", "xor"):
-    USES[f"reduce_bit{_name}"] = (f"T.reduce_bit{_name}(i, k, 1)", {
-        "buffer": f"T.reduce_bit{_name}(f, k, 1)", "out": f"T.reduce_bit{_name}(i, r, 1)", "dim": f"T.reduce_bit{_name}(i, k, 0)",
-        "clear": f"T.reduce_bit{_name}(i, k, 1, clear=False)",
-    })  # fmt: skip
+    USES[f"reduce_bit{_name}"] = (
+        f"T.reduce_bit{_name}(i, k, 1)",
+        {
+            "buffer": f"T.reduce_bit{_name}(f, k, 1)",
+            "out": f"T.reduce_bit{_name}(i, r, 1)",
+            "dim": f"T.reduce_bit{_name}(i, k, 0)",
+            "clear": f"T.reduce_bit{_name}(i, k, 1, clear=False)",
+        },
+    )
 for _name in ("cumsum", "cummax"):
-    USES[_name] = (f"T.{_name}(a, b)", {
-        "src": f"T.{_name}(c, b)", "dst": f"T.{_name}(a, c)", "dim": f"T.{_name}(a, b, dim=1)", "reverse": f"T.{_name}(a, b, reverse=True)",
-    })  # fmt: skip
+    USES[_name] = (
+        f"T.{_name}(a, b)",
+        {
+            "src": f"T.{_name}(c, b)",
+            "dst": f"T.{_name}(a, c)",
+            "dim": f"T.{_name}(a, b, dim=1)",
+            "reverse": f"T.{_name}(a, b, reverse=True)",
+        },
+    )
 for _name in ("max", "min"):
-    USES[f"arg{_name}"] = (f"T.arg{_name}(a, r, k)", {
-        "src": f"T.arg{_name}(b, r, k)", "values": f"T.arg{_name}(a, a[0, 0:64], k)", "indices": f"T.arg{_name}(a, r, i[0, 0:64])",
-        "dim": f"T.arg{_name}(a, r, k, dim=0)",
-    })  # fmt: skip
+    USES[f"arg{_name}"] = (
+        f"T.arg{_name}(a, r, k)",
+        {
+            "src": f"T.arg{_name}(b, r, k)",
+            "values": f"T.arg{_name}(a, a[0, 0:64], k)",
+            "indices": f"T.arg{_name}(a, r, i[0, 0:64])",
+            "dim": f"T.arg{_name}(a, r, k, dim=0)",
+        },
+    )
 USES["topk"] = ("T.topk(a, b[0:64, 0:4], i[0:64, 0:4], 4)", {
     "src": "T.topk(f, b[0:64, 0:4], i[0:64, 0:4], 4)", "values": "T.topk(a, c[0:64, 0:4], i[0:64, 0:4], 4)",
     "indices": "T.topk(a, b[0:64, 0:4], i[0:64, 4:8], 4)", "k": "T.topk(a, b[0:64, 0:4], i[0:64, 0:4], 3)",
@@ -293,10 +550,19 @@ for _name in ("add", "max", "min"):
         "return_prev": f"B[0, 0] = T.atomic_{_name}(A[0, 0], x, return_prev=True)",
     })  # fmt: skip
 for _name in ("sync", "up", "down", "xor"):
-    _put, _to = f"{THREAD}A[0, t % 64] = T.shfl_{_name}", {"sync": "srcLane", "xor": "offset"}.get(_name, "delta")
-    USES[f"shfl_{_name}"] = (f"{_put}(x, 1)", {
-        "value": f"{_put}(x * 2, 1)", _to: f"{_put}(x, 2)", "width": f"{_put}(x, 1, width=8)", "mask": f"{_put}(x, 1, mask=3)",
-    })  # fmt: skip
+    _put, _to = (
+        f"{THREAD}A[0, t % 64] = T.shfl_{_name}",
+        {"sync": "srcLane", "xor": "offset"}.get(_name, "delta"),
+    )
+    USES[f"shfl_{_name}"] = (
+        f"{_put}(x, 1)",
+        {
+            "value": f"{_put}(x * 2, 1)",
+            _to: f"{_put}(x, 2)",
+            "width": f"{_put}(x, 1, width=8)",
+            "mask": f"{_put}(x, 1, mask=3)",
+        },
+    )
 for _name in ("add", "sub", "mul", "fdiv"):
     USES[f"ieee_{_name}"] = (f"A[0, 0] = T.ieee_{_name}(x, 3.0)", {
         "a": f"A[0, 0] = T.ieee_{_name}(x * 2, 3.0)", "b": f"A[0, 0] = T.ieee_{_name}(x, 4.0)",
@@ -313,65 +579,125 @@ BINARY = """pow power fmod atan2 copysign hypot floordiv floormod truncdiv trunc
 bitwise_xor""".split()
 #: of the host: expressions, by what they are equal to
 HOST: dict[str, tuple[str, dict[str, str]]] = {
-    "Tensor": ("T.Tensor((4, 8), 'float32')", {
-        "shape": "T.Tensor((8, 4), 'float32')", "dtype": "T.Tensor((4, 8), 'float16')", "strides": "T.Tensor((4, 8), 'float32', strides=(16, 1))",
-    }),
-    "SymmTensor": ("T.SymmTensor((4, 8), 'float32')", {
-        "shape": "T.SymmTensor((8, 4), 'float32')", "dtype": "T.SymmTensor((4, 8), 'float16')",
-        "strides": "T.SymmTensor((4, 8), 'float32', strides=(16, 1))",
-    }),
-    "StridedTensor": ("T.StridedTensor((4, 8), (8, 1), 'float32')", {
-        "shape": "T.StridedTensor((4, 4), (8, 1), 'float32')", "strides": "T.StridedTensor((4, 8), (16, 1), 'float32')",
-        "dtype": "T.StridedTensor((4, 8), (8, 1), 'float16')",
-    }),
+    "Tensor": (
+        "T.Tensor((4, 8), 'float32')",
+        {
+            "shape": "T.Tensor((8, 4), 'float32')",
+            "dtype": "T.Tensor((4, 8), 'float16')",
+            "strides": "T.Tensor((4, 8), 'float32', strides=(16, 1))",
+        },
+    ),
+    "SymmTensor": (
+        "T.SymmTensor((4, 8), 'float32')",
+        {
+            "shape": "T.SymmTensor((8, 4), 'float32')",
+            "dtype": "T.SymmTensor((4, 8), 'float16')",
+            "strides": "T.SymmTensor((4, 8), 'float32', strides=(16, 1))",
+        },
+    ),
+    "StridedTensor": (
+        "T.StridedTensor((4, 8), (8, 1), 'float32')",
+        {
+            "shape": "T.StridedTensor((4, 4), (8, 1), 'float32')",
+            "strides": "T.StridedTensor((4, 8), (16, 1), 'float32')",
+            "dtype": "T.StridedTensor((4, 8), (8, 1), 'float16')",
+        },
+    ),
     "Signal": ("T.Signal((4,))", {"shape": "T.Signal((8,))", "keep": "T.Signal((4,), keep=True)"}),
-    "dynamic": ("(T.dynamic('m'), T.dynamic('m').multiple_of, T.dynamic('m').dtype)", {
-        "name": "(T.dynamic('k'), T.dynamic('k').multiple_of, T.dynamic('m').dtype)",
-        "dtype": "(T.dynamic('m', 'int64'), T.dynamic('m').multiple_of, T.dynamic('m', 'int64').dtype)",
-        "multiple_of": "(T.dynamic('m'), T.dynamic('m', multiple_of=8).multiple_of, T.dynamic('m').dtype)",
-    }),
+    "dynamic": (
+        "(T.dynamic('m'), T.dynamic('m').multiple_of, T.dynamic('m').dtype)",
+        {
+            "name": "(T.dynamic('k'), T.dynamic('k').multiple_of, T.dynamic('m').dtype)",
+            "dtype": "(T.dynamic('m', 'int64'), T.dynamic('m').multiple_of, T.dynamic('m', 'int64').dtype)",
+            "multiple_of": "(T.dynamic('m'), T.dynamic('m', multiple_of=8).multiple_of, T.dynamic('m').dtype)",
+        },
+    ),
     "const": ("T.const('m')", {"name": "T.const('k')"}),
     "canonical": ("T.canonical('half')", {"value": "T.canonical('float')"}),
     "macro": ("T.macro(one).func", {"func": "T.macro(two).func"}),
     "prim_func": ("T.prim_func(one).func", {"func": "T.prim_func(two).func"}),
     "PrimFunc": ("T.PrimFunc(one).func", {"func": "T.PrimFunc(two).func"}),
-}  # fmt: skip
-SAME = {"Buffer": "Tensor", "symbolic": "dynamic", "inline": "macro", "Serial": "serial", "Unroll": "unroll", "Vectorized": "vectorized"}
-#: an enumeration, a dtype's class and one by indexing; T.empty, below; and T.Scale, whose team= is not read yet
+}
+SAME = {
+    "Buffer": "Tensor",
+    "symbolic": "dynamic",
+    "inline": "macro",
+    "Serial": "serial",
+    "Unroll": "unroll",
+    "Vectorized": "vectorized",
+}
+#: an enumeration, a dtype's class and one by indexing; T.empty, below; and T.Scale, whose team= is not read
+#: yet
 APART = {"GemmWarpPolicy", "dtype", "dyn", "empty", "Scale"}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
-LOOP = "with T.Kernel(1, threads=128):\n    h, g = T.alloc_shared((64, 64), 'float16'), T.alloc_shared((64, 64), 'float16')\n" \
-       "    f = T.alloc_fragment((64, 64), 'float32')\n    T.clear(f)\n    for p in {}:\n        T.copy(H, h{})\n        T.copy(H, g)\n" \
-       "        {}\n    T.copy(f, A)"
-WIDE = "with T.Kernel(1, threads=256):\n    h, f = T.alloc_shared((128, 64), 'float16'), T.alloc_fragment((128, 128), 'float32')\n    T.clear(f)\n" \
-       "    T.gemm(h, h, f, transpose_B=True, policy=T.GemmWarpPolicy.{})\n    T.copy(f[0:64, 0:64], A)"
+LOOP = (
+    "with T.Kernel(1, threads=128):\n    h, g = T.alloc_shared((64, 64), 'float16'), T.alloc_shared((64, 64), 'float16')\n"
+    "    f = T.alloc_fragment((64, 64), 'float32')\n    T.clear(f)\n    for p in {}:\n        T.copy(H, h{})\n        T.copy(H, g)\n"
+    "        {}\n    T.copy(f, A)"
+)
+WIDE = (
+    "with T.Kernel(1, threads=256):\n    h, f = T.alloc_shared((128, 64), 'float16'), T.alloc_fragment((128, 128), 'float32')\n    T.clear(f)\n"
+    "    T.gemm(h, h, f, transpose_B=True, policy=T.GemmWarpPolicy.{})\n    T.copy(f[0:64, 0:64], A)"
+)
 #: what tile IR merely notes: the code that is printed for a GPU must show it. Two uses each
 HEEDED = {
     "use_swizzle.panel_size": (TILED.format("T.use_swizzle(4)"), TILED.format("T.use_swizzle(2)")),
     "use_swizzle.order": (TILED.format("T.use_swizzle(4)"), TILED.format("T.use_swizzle(4, order='column')")),
     "use_swizzle.enable": (TILED.format("T.use_swizzle(4)"), TILED.format("T.use_swizzle(4, enable=False)")),
-    "Pipelined.num_stages": (LOOP.format("T.Pipelined(8, num_stages=2)", "", "T.gemm(h, g, f)"), LOOP.format("T.Pipelined(8, num_stages=3)", "", "T.gemm(h, g, f)")),
-    "Pipelined.stage": (LOOP.format("T.Pipelined(8, order=[0, 1, 2], stage=[0, 0, 1])", "", "T.gemm(h, g, f)"),
-                        LOOP.format("T.Pipelined(8, order=[0, 1, 2], stage=[0, 0, 2])", "", "T.gemm(h, g, f)")),
-    "copy.disable_tma": (LOOP.format("T.Pipelined(8, num_stages=2)", "", "T.gemm(h, g, f)"),
-                         LOOP.format("T.Pipelined(8, num_stages=2)", ", disable_tma=True", "T.gemm(h, g, f)")),
+    "Pipelined.num_stages": (
+        LOOP.format("T.Pipelined(8, num_stages=2)", "", "T.gemm(h, g, f)"),
+        LOOP.format("T.Pipelined(8, num_stages=3)", "", "T.gemm(h, g, f)"),
+    ),
+    "Pipelined.stage": (
+        LOOP.format("T.Pipelined(8, order=[0, 1, 2], stage=[0, 0, 1])", "", "T.gemm(h, g, f)"),
+        LOOP.format("T.Pipelined(8, order=[0, 1, 2], stage=[0, 0, 2])", "", "T.gemm(h, g, f)"),
+    ),
+    "copy.disable_tma": (
+        LOOP.format("T.Pipelined(8, num_stages=2)", "", "T.gemm(h, g, f)"),
+        LOOP.format("T.Pipelined(8, num_stages=2)", ", disable_tma=True", "T.gemm(h, g, f)"),
+    ),
     "copy.coalesced_width": ("T.copy(A, f)\nT.copy(f, B)", "T.copy(A, f)\nT.copy(f, B, coalesced_width=1)"),
-    "copy.loop_layout": ("T.copy(A, B)", "T.copy(A, B, loop_layout=T.Fragment((64, 64), lambda p, q: (q * 2 + p // 32, p % 32)))"),
-    "Parallel.coalesced_width": ("for p, q in T.Parallel(64, 64):\n    A[p, q] = B[p, q]", "for p, q in T.Parallel(64, 64, coalesced_width=1):\n    A[p, q] = B[p, q]"),
-    "Parallel.loop_layout": ("for p in T.Parallel(64):\n    A[0, p] = B[0, p]",
-                             "for p in T.Parallel(64, loop_layout=T.Fragment((64,), lambda p: (p // 4, p % 4))):\n    A[0, p] = B[0, p]"),
-    "unroll.unroll_factor": ("for p in T.unroll(8):\n    A[0, p] = x", "for p in T.unroll(8, unroll_factor=2):\n    A[0, p] = x"),
+    "copy.loop_layout": (
+        "T.copy(A, B)",
+        "T.copy(A, B, loop_layout=T.Fragment((64, 64), lambda p, q: (q * 2 + p // 32, p % 32)))",
+    ),
+    "Parallel.coalesced_width": (
+        "for p, q in T.Parallel(64, 64):\n    A[p, q] = B[p, q]",
+        "for p, q in T.Parallel(64, 64, coalesced_width=1):\n    A[p, q] = B[p, q]",
+    ),
+    "Parallel.loop_layout": (
+        "for p in T.Parallel(64):\n    A[0, p] = B[0, p]",
+        "for p in T.Parallel(64, loop_layout=T.Fragment((64,), lambda p: (p // 4, p % 4))):\n    A[0, p] = B[0, p]",
+    ),
+    "unroll.unroll_factor": (
+        "for p in T.unroll(8):\n    A[0, p] = x",
+        "for p in T.unroll(8, unroll_factor=2):\n    A[0, p] = x",
+    ),
     "gemm.policy": (WIDE.format("FullRow"), WIDE.format("FullCol")),
-    "gemm.clear_accum": ("T.clear(f)\nT.gemm(h, g, f)\nT.gemm(h, g, f)\nT.copy(f, A)", "T.clear(f)\nT.gemm(h, g, f)\nT.gemm(h, g, f, clear_accum=True)\nT.copy(f, A)"),
+    "gemm.clear_accum": (
+        "T.clear(f)\nT.gemm(h, g, f)\nT.gemm(h, g, f)\nT.copy(f, A)",
+        "T.clear(f)\nT.gemm(h, g, f)\nT.gemm(h, g, f, clear_accum=True)\nT.copy(f, A)",
+    ),
     "gemm.precision": ("T.gemm(a, b, f)\nT.copy(f, A)", "T.gemm(a, b, f, precision='tf32')\nT.copy(f, A)"),
-    "annotate_layout.layouts": ("T.copy(A, a)\nT.copy(a, B)", "T.annotate_layout({a: T.Layout((64, 64), lambda p, q: p * 72 + q)})\nT.copy(A, a)\nT.copy(a, B)"),
-    "Kernel.cta_cluster": ("with T.Kernel(4) as bx:\n    with T.Scale('cta_cluster') as (p, q):\n        A[p, q] = x",
-                           "with T.Kernel(4, cta_cluster=2) as bx:\n    with T.Scale('cta_cluster') as (p, q):\n        A[p, q] = x"),
-    "Kernel.pdl": ("with T.Kernel(4) as bx:\n    A[bx, 0] = x", "with T.Kernel(4, pdl=True) as bx:\n    A[bx, 0] = x"),
-    "Kernel.threads": ("with T.Kernel(4, threads=128) as bx:\n    A[bx, 0] = x", "with T.Kernel(4, threads=64) as bx:\n    A[bx, 0] = x"),
-}  # fmt: skip
+    "annotate_layout.layouts": (
+        "T.copy(A, a)\nT.copy(a, B)",
+        "T.annotate_layout({a: T.Layout((64, 64), lambda p, q: p * 72 + q)})\nT.copy(A, a)\nT.copy(a, B)",
+    ),
+    "Kernel.cta_cluster": (
+        "with T.Kernel(4) as bx:\n    with T.Scale('cta_cluster') as (p, q):\n        A[p, q] = x",
+        "with T.Kernel(4, cta_cluster=2) as bx:\n    with T.Scale('cta_cluster') as (p, q):\n        A[p, q] = x",
+    ),
+    "Kernel.pdl": (
+        "with T.Kernel(4) as bx:\n    A[bx, 0] = x",
+        "with T.Kernel(4, pdl=True) as bx:\n    A[bx, 0] = x",
+    ),
+    "Kernel.threads": (
+        "with T.Kernel(4, threads=128) as bx:\n    A[bx, 0] = x",
+        "with T.Kernel(4, threads=64) as bx:\n    A[bx, 0] = x",
+    ),
+}
 
 
 def table(name: str) -> tuple[str, dict[str, str]]:
@@ -385,7 +711,10 @@ def table(name: str) -> tuple[str, dict[str, str]]:
     if name in BINARY:
         one = "x" if name in ("pow", "power", "fmod", "atan2", "copysign", "hypot") else "n"
         a, b = parameters(name)
-        return f"A[0, 0] = T.{name}({one}, 3)", {a: f"A[0, 0] = T.{name}({one} * 2, 3)", b: f"A[0, 0] = T.{name}({one}, 5)"}
+        return f"A[0, 0] = T.{name}({one}, 3)", {
+            a: f"A[0, 0] = T.{name}({one} * 2, 3)",
+            b: f"A[0, 0] = T.{name}({one}, 5)",
+        }
     return USES.get(name) or HOST.get(name) or ("", {})
 
 
@@ -429,7 +758,16 @@ def tile(text: str) -> str:
         return made
     hints = {k: {b.name: v[0] for b, v in h.items()} if k == "layouts" else h for k, h in made.hints.items()}
     launch = made.launch
-    said = [launch.grid, launch.threads, launch.cluster, launch.max_blocks, launch.ordered, launch.pdl, made.returns, made.multiples]
+    said = [
+        launch.grid,
+        launch.threads,
+        launch.cluster,
+        launch.max_blocks,
+        launch.ordered,
+        launch.pdl,
+        made.returns,
+        made.multiples,
+    ]
     return f"{made.func.script()}\n{said}\n{hints}"
 
 
@@ -449,7 +787,9 @@ def test_every_parameter_of_a_word_changes_something(name: str):
     base, others = table(name)
     nothing = NOTHING.get(SAME.get(name, name), {})
     assert name in HOST or SAME.get(name) in HOST or not isinstance(traced(base), str), traced(base)
-    assert sorted([*others, *nothing]) == sorted(parameters(name)), "a parameter has no pair of uses, or a pair no parameter"
+    assert sorted([*others, *nothing]) == sorted(parameters(name)), (
+        "a parameter has no pair of uses, or a pair no parameter"
+    )
     for parameter, other in others.items():
         assert base != other
         if name in HOST or SAME.get(name) in HOST:
@@ -461,15 +801,20 @@ def test_every_parameter_of_a_word_changes_something(name: str):
 @pytest.mark.parametrize("word", HEEDED)
 def test_what_a_program_only_notes_is_heeded_by_the_code(word: str):
     one, other = HEEDED[word]
-    assert not isinstance(traced(one), str) and not isinstance(traced(other), str), (traced(one), traced(other))
+    assert not isinstance(traced(one), str) and not isinstance(traced(other), str), (
+        traced(one),
+        traced(other),
+    )
     assert cuda(one) != cuda(other)
 
 
 BOOLEANS = [
     (name, p.name)
-    for name in WORDS if not isinstance(getattr(T, name), enum.EnumMeta)
-    for p in inspect.signature(getattr(T, name)).parameters.values() if isinstance(p.default, bool) or "bool" in str(p.annotation)
-]  # fmt: skip
+    for name in WORDS
+    if not isinstance(getattr(T, name), enum.EnumMeta)
+    for p in inspect.signature(getattr(T, name)).parameters.values()
+    if isinstance(p.default, bool) or "bool" in str(p.annotation)
+]
 
 
 @pytest.mark.parametrize(("name", "word"), BOOLEANS)
@@ -477,7 +822,11 @@ def test_a_boolean_word_takes_no_other_value(name: str, word: str):
     _, others = table(name)
     nothing = NOTHING.get(SAME.get(name, name), {})
     text = others[word] if word in others else nothing[word][0]
-    text = re.sub(rf"\b{word}=(True|False)", f"{word}='no'", text) if f"{word}=" in text else re.sub(r"[01]\)$", "'no')", text)
+    text = (
+        re.sub(rf"\b{word}=(True|False)", f"{word}='no'", text)
+        if f"{word}=" in text
+        else re.sub(r"[01]\)$", "'no')", text)
+    )
     assert "'no'" in text
     on_host = name in HOST or SAME.get(name) in HOST
     for value in ("'no'", "None", "2", "x", "n > 3")[: 3 if on_host or word == "clear_accum" else None]:
@@ -493,18 +842,24 @@ def test_a_boolean_word_takes_no_other_value(name: str, word: str):
 
 
 MEANINGLESS = {
-    "a cluster, twice": ("with T.Kernel(4, cta_cluster=2, cluster_dims=4) as bx:\n    A[0, 0] = x", "the cluster is given twice"),
+    "a cluster, twice": (
+        "with T.Kernel(4, cta_cluster=2, cluster_dims=4) as bx:\n    A[0, 0] = x",
+        "the cluster is given twice",
+    ),
     "a number for no signal": ("T.copy(A, a, value=2)", "value= of T.copy without signal="),
     "an op for no signal": ("T.copy(A, a, signal_op='set')", "signal_op= of T.copy without signal="),
     "an order that there is not": ("T.use_swizzle(8, order='diagonal')", "order='diagonal' of T.use_swizzle"),
-    "an order that is off": ("T.use_swizzle(8, order='diagonal', enable=False)", "order='diagonal' of T.use_swizzle"),
+    "an order that is off": (
+        "T.use_swizzle(8, order='diagonal', enable=False)",
+        "order='diagonal' of T.use_swizzle",
+    ),
     "panels of nothing": ("T.use_swizzle(0)", "panel_size=0"),
     "no tensors to be safe in": ("T.annotate_safe_value({'A': 0})", "T.annotate_safe_value of"),
     "no tensors in the cache": ("T.annotate_l2_hit_ratio(0.5)", "T.annotate_l2_hit_ratio of 0.5"),
     "a bound below nothing": ("with T.Kernel(4, max_blocks=-1) as bx:\n    A[0, 0] = x", "max_blocks=-1"),
     "half a block": ("with T.Kernel(4, max_blocks=2.5) as bx:\n    A[0, 0] = x", "max_blocks=2.5"),
     "a truth of threads": ("with T.Kernel(4, threads=True) as bx:\n    A[0, 0] = x", "threads=True"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MEANINGLESS)
@@ -524,7 +879,9 @@ def test_a_bound_of_blocks_is_kept_on_a_gpu_or_refused():
         return main
 
     for grid in (8, T.dynamic("g")):
-        with refused(TileValueError, "main asks for max_blocks=4, and its grid may have more", write="T.Persistent"):
+        with refused(
+            TileValueError, "main asks for max_blocks=4, and its grid may have more", write="T.Persistent"
+        ):
             driver.lower(kernel(grid, 4).trace(), "cuda:sm_90a")
     driver.lower(kernel(4, 4).trace(), "cuda:sm_90a")
 
@@ -541,7 +898,11 @@ def test_outputs_of_eager_kernels():
 
         return eager(np.ones(4, np.float32))
 
-    assert (made((4,), "float32").shape, made((8,), "float32").shape, str(made((4,), "float16").dtype)) == ((4,), (8,), "float16")
+    assert (made((4,), "float32").shape, made((8,), "float32").shape, str(made((4,), "float16").dtype)) == (
+        (4,),
+        (8,),
+        "float16",
+    )
 
 
 def host(text: str) -> str:
@@ -555,7 +916,9 @@ def host(text: str) -> str:
 def test_words_that_change_nothing_do_not_and_are_listed(name: str):
     text = (ROOT / "docs/LANGUAGE.md").read_text()
     for parameter, (one, other) in NOTHING[name].items():
-        assert f"`{parameter}`" in text or f"`T.{name}`" in text, f"{parameter} of T.{name} is not listed in docs/LANGUAGE.md"
+        assert f"`{parameter}`" in text or f"`T.{name}`" in text, (
+            f"{parameter} of T.{name} is not listed in docs/LANGUAGE.md"
+        )
         if name == "annotate_l2_hit_ratio":
             assert cuda(one) == cuda(other)
         else:

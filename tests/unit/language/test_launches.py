@@ -1,4 +1,5 @@
-"""Launches and their indices: grids that are too large, the index of a block along each axis of its cluster; counters are no memory."""
+"""Launches and their indices: grids that are too large, the index of a block along each axis of its cluster;
+counters are no memory."""
 
 from __future__ import annotations
 
@@ -88,7 +89,11 @@ def test_grids_of_too_many_blocks():
         kernel.trace()
 
     for grid in ((2**31,), (2**40, 2), (2**16, 2**15), (2**11, 2**10, 2**10)):
-        with refused(TileValueError, "the grid has extent" if grid[0] >= 2**31 else "a grid of ", expected="fewer than 2³¹ blocks"):
+        with refused(
+            TileValueError,
+            "the grid has extent" if grid[0] >= 2**31 else "a grid of ",
+            expected="fewer than 2³¹ blocks",
+        ):
             trace(*grid)
     trace(2**31 - 1)
 
@@ -117,7 +122,11 @@ def test_counters_are_no_memory():
                 own = T.alloc_signal(2)
                 statement(S, own, O)
 
-        with refused(TileTypeError, f"T.atomic_{kind} of S, which is a signal" if "S[i]" in write else "which is a signal", write=write):
+        with refused(
+            TileTypeError,
+            f"T.atomic_{kind} of S, which is a signal" if "S[i]" in write else "which is a signal",
+            write=write,
+        ):
             kernel.trace()
 
     refuse("load", "T.wait(S[i]", lambda S, own, O: T.atomic_load(S[0]))

@@ -1,5 +1,5 @@
-"""What a kernel may not say is refused where it is traced, so on every target; and what other languages refuse for want of a way
-to do it (an element that another thread holds) means the same on all of ours."""
+"""What a kernel may not say is refused where it is traced, so on every target; and what other languages
+refuse for want of a way to do it (an element that another thread holds) means the same on all of ours."""
 
 from __future__ import annotations
 
@@ -42,25 +42,60 @@ def acquires(A: Any, s: Any) -> None:
 
 
 MISUSES: dict[str, tuple[str, Any, type[TileError], str]] = {
-    "another size": ("float32", lambda A, s: T.reshape(s, (8, 9)), TileValueError, "has 256 bytes, a view of (8, 9) float32 has 288"),
-    "another size by dtype": ("float32", lambda A, s: T.view(s, (8, 8), "float16"), TileValueError, "has 256 bytes"),
-    "negative extents": ("float32", lambda A, s: T.reshape(s, (-8, -8)), TileValueError, "extent 0 of a view of s is -8"),
+    "another size": (
+        "float32",
+        lambda A, s: T.reshape(s, (8, 9)),
+        TileValueError,
+        "has 256 bytes, a view of (8, 9) float32 has 288",
+    ),
+    "another size by dtype": (
+        "float32",
+        lambda A, s: T.view(s, (8, 8), "float16"),
+        TileValueError,
+        "has 256 bytes",
+    ),
+    "negative extents": (
+        "float32",
+        lambda A, s: T.reshape(s, (-8, -8)),
+        TileValueError,
+        "extent 0 of a view of s is -8",
+    ),
     "no extent": ("float32", lambda A, s: T.view(s, (0, 0)), TileValueError, "extent 0 of a view of s is 0"),
-    "a truth as extent": ("float32", lambda A, s: T.view(s, (True, 64)), TileTypeError, "extent 0 of a view of s is True"),
-    "an extent to guess": ("float32", lambda A, s: T.reshape(s, (-1, 4)), TileValueError, "extent 0 of a view of s is -1"),
+    "a truth as extent": (
+        "float32",
+        lambda A, s: T.view(s, (True, 64)),
+        TileTypeError,
+        "extent 0 of a view of s is True",
+    ),
+    "an extent to guess": (
+        "float32",
+        lambda A, s: T.reshape(s, (-1, 4)),
+        TileValueError,
+        "extent 0 of a view of s is -1",
+    ),
     "part of a tile": ("float32", reads_a_part, TileTypeError, "a view of a part of s"),
     "a number": ("float32", lambda A, s: T.view(3, (1,)), TileTypeError, "a view of 3"),
     "more than float32 holds": ("float32", stored(1e300), TileValueError, "1e+300 is no value of float32"),
     "less than float16 holds": ("float16", stored(-1e5), TileValueError, "-100000.0 is no value of float16"),
     "more than bfloat16 holds": ("bfloat16", stored(2**200), TileValueError, "is no value of bfloat16"),
-    "more than a small float holds": ("float8_e4m3fn", stored(449), TileValueError, "449 is no value of float8_e4m3fn"),
+    "more than a small float holds": (
+        "float8_e4m3fn",
+        stored(449),
+        TileValueError,
+        "449 is no value of float8_e4m3fn",
+    ),
     "a fill that does not fit": ("float16", filled, TileValueError, "1000000000.0 is no value of float16"),
-    "a variable's beginning": ("float32", lambda A, s: T.alloc_var("float32", 1e39), TileValueError, "1e+39 is no value of float32"),
+    "a variable's beginning": (
+        "float32",
+        lambda A, s: T.alloc_var("float32", 1e39),
+        TileValueError,
+        "1e+39 is no value of float32",
+    ),
     "fast functions of integers": ("int32", lambda A, s: T.__exp(A[0, 0]), TileTypeError, "T.__exp of int32"),
     "a load that releases": ("int32", loads("release"), TileTypeError, "'release' of T.atomic_load"),
     "a load that does both": ("int32", loads("acq_rel"), TileTypeError, "'acq_rel' of T.atomic_load"),
     "a store that acquires": ("int32", acquires, TileTypeError, "'acquire' of T.atomic_store"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISUSES)
@@ -101,7 +136,11 @@ def test_a_condition_that_is_computed_anew_reads_no_fragment():
                 n += 1
 
     for where in (CPU, target("sm_90a")):
-        with refused(TileSyntaxError, "the condition of this while reads f, which is spread over threads", write="a T.alloc_var"):
+        with refused(
+            TileSyntaxError,
+            "the condition of this while reads f, which is spread over threads",
+            write="a T.alloc_var",
+        ):
             pipeline.run(kernel.trace(), where)
 
 
@@ -144,7 +183,8 @@ def private(A: Any, f: Any, out: Any) -> None:
 @pytest.mark.parametrize("made_by", ["copy", "product"])
 @pytest.mark.parametrize("body", [summed, summed_by_everyone, neighbours, set_one_by_one, private])
 def test_elements_that_other_threads_hold(body: Any, made_by: str):
-    """TileLang refuses most of these. Here the fragment goes through shared memory, and the report says so."""
+    """TileLang refuses most of these. Here the fragment goes through shared memory, and the report says
+    so."""
     body = T.macro(body)
 
     @T.prim_func

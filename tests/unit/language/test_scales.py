@@ -1,4 +1,5 @@
-"""T.Scale of every kind on one rank: executors, clusters, the grid; barriers, signals, remote copies and collectives among them."""
+"""T.Scale of every kind on one rank: executors, clusters, the grid; barriers, signals, remote copies and
+collectives among them."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_executors_run_once_each_and_nest():
 
 def test_executors_have_fragments_of_their_own_and_share_shared_memory():
     @T.prim_func
-    def kernel(A: T.Tensor((4, 16), "float32"), C: T.Tensor((4, 16), "float32"), D: T.Tensor((16,), "float32")):
+    def kernel(
+        A: T.Tensor((4, 16), "float32"), C: T.Tensor((4, 16), "float32"), D: T.Tensor((16,), "float32")
+    ):
         with T.Kernel(1, threads=128):
             shared = T.alloc_shared((4, 16), "float32")
             total = T.alloc_fragment((16,), "float32")
@@ -79,13 +82,17 @@ def test_executors_that_wait_have_views_of_fragments_of_their_own():
                     halves[i] = halves[i] + w
                 T.copy(halves, C[w, 0])
 
-    a, c = torch.randint(-(1 << 30), 1 << 30, (4, 16), dtype=torch.int32), torch.zeros(4, 32, dtype=torch.int16)
+    a, c = (
+        torch.randint(-(1 << 30), 1 << 30, (4, 16), dtype=torch.int32),
+        torch.zeros(4, 32, dtype=torch.int16),
+    )
     run(kernel)(a, c)
     assert c.equal((a.view(torch.int16).int() + torch.arange(4)[:, None]).to(torch.int16))
 
 
 def test_warps_hand_tiles_over_by_signals():
-    """Producer and consumer warps through a ring of two stages; a block's barrier does not stand in their way."""
+    """Producer and consumer warps through a ring of two stages; a block's barrier does not stand in their
+    way."""
     rounds = 9
 
     @T.prim_func
@@ -139,9 +146,15 @@ def test_every_comparison_of_a_wait(cmp: str, value: int):
 
 def test_blocks_of_a_cluster_reach_each_others_shared_memory():
     @T.prim_func
-    def kernel(C: T.Tensor((8, 16), "float32"), D: T.Tensor((8, 2), "int32"), E: T.Tensor((8, 16), "float32")):
+    def kernel(
+        C: T.Tensor((8, 16), "float32"), D: T.Tensor((8, 2), "int32"), E: T.Tensor((8, 16), "float32")
+    ):
         with T.Kernel(8, cta_cluster=4, threads=64) as b:
-            own, got, put = T.alloc_shared((16,), "float32"), T.alloc_shared((16,), "float32"), T.alloc_shared((4, 4), "float32")
+            own, got, put = (
+                T.alloc_shared((16,), "float32"),
+                T.alloc_shared((16,), "float32"),
+                T.alloc_shared((4, 4), "float32"),
+            )
             arrived = T.alloc_signal((1,))
             for i in T.Parallel(16):
                 own[i] = b * 100 + i
@@ -182,7 +195,10 @@ def test_clusters_of_two_axes_and_remote_signals():
 
     c = ints(4, 4, 2)
     run(kernel)(c)
-    assert c[:, :, 0].tolist() == [[x % 2 + 2 * (y % 2) for y in range(4)] for x in range(4)] and (c[:, :, 1] == 4).all()
+    assert (
+        c[:, :, 0].tolist() == [[x % 2 + 2 * (y % 2) for y in range(4)] for x in range(4)]
+        and (c[:, :, 1] == 4).all()
+    )
 
 
 def test_collectives_in_a_cluster_and_over_lanes():
@@ -230,7 +246,8 @@ def test_collectives_in_a_cluster_and_over_lanes():
 
 
 def test_a_block_that_others_reach_into_ends_with_its_cluster():
-    """Readers are late and many clusters follow: the memory of a block that has nothing left to do must not go to the next one."""
+    """Readers are late and many clusters follow: the memory of a block that has nothing left to do must not
+    go to the next one."""
 
     @T.prim_func
     def kernel(C: T.Tensor((600, 256), "int32")):
@@ -273,7 +290,9 @@ def test_the_grid_meets_and_later_blocks_may_signal_earlier_ones():
 
     a, c, d = torch.zeros(32, dtype=torch.int32), ints(32), ints(2, 32)
     run(kernel)(a, c, d)
-    assert c.tolist() == [(i + 5) % 32 + 1 for i in range(32)] and d[0].tolist() == [-(31 - i) for i in range(32)]
+    assert c.tolist() == [(i + 5) % 32 + 1 for i in range(32)] and d[0].tolist() == [
+        -(31 - i) for i in range(32)
+    ]
 
 
 def test_executors_meet_too():
@@ -296,7 +315,9 @@ def test_executors_meet_too():
 
 def test_a_fork_sees_all_the_names_around_it():
     @T.prim_func
-    def kernel(A: T.Tensor((8,), "float32"), C: T.Tensor((4, 2), "float32"), f: T.float32, n: T.int64, flag: T.bool):
+    def kernel(
+        A: T.Tensor((8,), "float32"), C: T.Tensor((4, 2), "float32"), f: T.float32, n: T.int64, flag: T.bool
+    ):
         with T.Kernel(4, threads=64) as b:
             half = A[b] * 0.5
             wide = n + b
@@ -309,7 +330,9 @@ def test_a_fork_sees_all_the_names_around_it():
                     T.signal(s[0])
                     T.wait(s[0], 2 * (k + 1))
                     if w == k:
-                        C[b, w] = half * f + T.cast(wide, "float32") + (1.0 if on and flag else 0.0) + v * (k + 1)
+                        C[b, w] = (
+                            half * f + T.cast(wide, "float32") + (1.0 if on and flag else 0.0) + v * (k + 1)
+                        )
 
     a, c = torch.randn(8), torch.zeros(4, 2)
     run(kernel)(a, c, 3.0, 2**20, True)
@@ -364,21 +387,60 @@ def test_what_scales_signals_and_barriers_refuse():
             f()
 
     v, t = TileValueError, TileTypeError
-    refuse(t, "s is signalled at the scale of the block", lambda A, S, s, t, l, f: T.signal(s[0]), write='inside T.Scale("device")')
-    refuse(t, "is signalled at the scale of the device",
-           lambda A, S, s, t, l, f: at("device", lambda: T.wait(l[0])), write='T.Scale("cta_cluster")')  # fmt: skip
-    refuse(t, "A is a int64 tensor and no signal", lambda A, S, s, t, l, f: T.signal(A[0]), expected="A: T.Signal(shape)")
+    refuse(
+        t,
+        "s is signalled at the scale of the block",
+        lambda A, S, s, t, l, f: T.signal(s[0]),
+        write='inside T.Scale("device")',
+    )
+    refuse(
+        t,
+        "is signalled at the scale of the device",
+        lambda A, S, s, t, l, f: at("device", lambda: T.wait(l[0])),
+        write='T.Scale("cta_cluster")',
+    )
+    refuse(
+        t,
+        "A is a int64 tensor and no signal",
+        lambda A, S, s, t, l, f: T.signal(A[0]),
+        expected="A: T.Signal(shape)",
+    )
     refuse(v, "T.signal is a tile of (2,)", lambda A, S, s, t, l, f: T.signal(l), expected="one element")
     refuse(v, "T.wait with cmp='=='", lambda A, S, s, t, l, f: T.wait(l[0], 1, cmp="=="), expected="ge, eq")
-    refuse(v, "T.signal with op='sub'", lambda A, S, s, t, l, f: T.signal(l[0], 1, op="sub"), expected="add, set")
+    refuse(
+        v, "T.signal with op='sub'", lambda A, S, s, t, l, f: T.signal(l[0], 1, op="sub"), expected="add, set"
+    )
     refuse(t, "T.signal is given 3", lambda A, S, s, t, l, f: T.signal(3), expected="a counter")
-    refuse(v, "dst=5 is no block of the cluster", lambda A, S, s, t, l, f: at("cta_cluster", lambda: T.signal(l[0], dst=5)),
-           expected="0 ≤ block < 2")  # fmt: skip
-    refuse(t, "S belongs to another block (src=) and is not in shared memory",
-           lambda A, S, s, t, l, f: at("cta_cluster", lambda: T.copy(S[0, 0], t, src=1)), write="T.alloc_shared")  # fmt: skip
-    refuse(TileError, "T.all_gather has no one to meet", lambda A, S, s, t, l, f: T.all_gather(t, S), write='with T.Scale("device")')
+    refuse(
+        v,
+        "dst=5 is no block of the cluster",
+        lambda A, S, s, t, l, f: at("cta_cluster", lambda: T.signal(l[0], dst=5)),
+        expected="0 ≤ block < 2",
+    )
+    refuse(
+        t,
+        "S belongs to another block (src=) and is not in shared memory",
+        lambda A, S, s, t, l, f: at("cta_cluster", lambda: T.copy(S[0, 0], t, src=1)),
+        write="T.alloc_shared",
+    )
+    refuse(
+        TileError,
+        "T.all_gather has no one to meet",
+        lambda A, S, s, t, l, f: T.all_gather(t, S),
+        write='with T.Scale("device")',
+    )
     refuse(v, "T.all_gather: S is (4, 8) and a part",
            lambda A, S, s, t, l, f: at("device", lambda: T.all_gather(f[0:4], S)))  # fmt: skip
-    refuse(t, "the destination t cannot be reached", lambda A, S, s, t, l, f: at("device", lambda: T.broadcast(f, t)), write="T.SymmTensor")
-    refuse(v, "T.all_reduce with op='avg'", lambda A, S, s, t, l, f: at("device", lambda: T.all_reduce(S, op="avg")), expected="sum, max")
+    refuse(
+        t,
+        "the destination t cannot be reached",
+        lambda A, S, s, t, l, f: at("device", lambda: T.broadcast(f, t)),
+        write="T.SymmTensor",
+    )
+    refuse(
+        v,
+        "T.all_reduce with op='avg'",
+        lambda A, S, s, t, l, f: at("device", lambda: T.all_reduce(S, op="avg")),
+        expected="sum, max",
+    )
     refuse(v, "root=-1 is no rank", lambda A, S, s, t, l, f: at("device", lambda: T.broadcast(S, S, -1)))

@@ -1,4 +1,5 @@
-"""Teams inside a kernel: what is refused where, what the simulator and the static checks say, and results there and on emulated threads."""
+"""Teams inside a kernel: what is refused where, what the simulator and the static checks say, and results
+there and on emulated threads."""
 
 from __future__ import annotations
 
@@ -101,7 +102,15 @@ def test_what_is_no_team_is_refused(body: Any, says: str):
 
 
 @pytest.mark.parametrize("outer", [None, [3, 0, 1]])
-@pytest.mark.parametrize("empty", [lambda rank: range(3, 3), lambda rank: range(3, 1), lambda rank: T.serial(rank, rank), lambda rank: T.serial(2, 1)])
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda rank: range(3, 3),
+        lambda rank: range(3, 1),
+        lambda rank: T.serial(rank, rank),
+        lambda rank: T.serial(2, 1),
+    ],
+)
 def test_an_empty_range_is_nobody(empty: Any, outer: list[int] | None):
     def body(X, rank, n, number):
         X[0, 0] = rank
@@ -114,7 +123,9 @@ def test_an_empty_range_is_nobody(empty: Any, outer: list[int] | None):
     report = check(scaled(T.macro(body)), 4, {name: [a[name] for a in args] for name in args[0]})
     assert not report.kinds, report
     agree_on_ranks(scaled(T.macro(body)), args)
-    for rank, a in enumerate(launch(scaled(T.macro(body)), 4, {name: [a[name] for a in args] for name in args[0]}).arrays):
+    for rank, a in enumerate(
+        launch(scaled(T.macro(body)), 4, {name: [a[name] for a in args] for name in args[0]}).arrays
+    ):
         assert a["X"][0, 0] == rank and not a["X"][1:].any()
     assert not static.check(scaled(T.macro(body)).trace(), ranks=4).of("refuted")
 

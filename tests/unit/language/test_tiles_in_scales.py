@@ -1,4 +1,5 @@
-"""Tiles that are allocated inside T.Scale: each executor has its own, on the simulator, the CPU and the emulated GPU alike."""
+"""Tiles that are allocated inside T.Scale: each executor has its own, on the simulator, the CPU and the
+emulated GPU alike."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_the_warps_of_a_warpgroup_share_its_tile():
                 T.sync_threads()
                 D[g, 0, 0] = v[0] + v[1]
 
-    want = (np.arange(2)[:, None, None] * 100 + (3 - np.arange(4))[None, :, None] + np.zeros((1, 1, 32))).astype(np.int32)
+    want = (
+        np.arange(2)[:, None, None] * 100 + (3 - np.arange(4))[None, :, None] + np.zeros((1, 1, 32))
+    ).astype(np.int32)
     want[:, 0, 0] = 7 + np.arange(2) * 100
     everywhere(kernel, {"D": np.zeros((2, 4, 32), np.int32)}, {"D": want})
 
@@ -105,16 +108,26 @@ def test_each_threads_own():
                         D[w * 32 + t, i] = s[3 - i]
 
     t = np.arange(64, dtype=np.int32)[:, None]
-    everywhere(kernel, {"D": np.zeros((64, 4), np.int32)}, {"D": t % 32 * 10 + 3 - np.arange(4, dtype=np.int32) + t // 32})
+    everywhere(
+        kernel,
+        {"D": np.zeros((64, 4), np.int32)},
+        {"D": t % 32 * 10 + 3 - np.arange(4, dtype=np.int32) + t // 32},
+    )
 
 
 def test_operations_on_own_tiles_and_the_blocks_behind_them_in_the_same_bytes():
     @T.prim_func
-    def kernel(A: T.Tensor((128, 32), "float16"), D: T.Tensor((128, 16), "float32"), H: T.Tensor((4, 8), "int32")):
+    def kernel(
+        A: T.Tensor((128, 32), "float16"), D: T.Tensor((128, 16), "float32"), H: T.Tensor((4, 8), "int32")
+    ):
         with T.Kernel(1, threads=128):
             with T.Scale("warp") as (w, n):
                 s, t = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float32")
-                c, r, h = T.alloc_fragment((32, 32), "float32"), T.alloc_fragment((32,), "float32"), T.alloc_shared((8,), "int32")
+                c, r, h = (
+                    T.alloc_fragment((32, 32), "float32"),
+                    T.alloc_fragment((32,), "float32"),
+                    T.alloc_shared((8,), "int32"),
+                )
                 T.copy(A[w * 32, 0], s)
                 T.clear(c)
                 T.clear(h)
@@ -175,10 +188,15 @@ def test_signals_are_the_blocks():
 
 
 def product(scale: str, rows: int, stages: int = 3, ring: bool = False) -> Any:
-    """Every executor its own rows of A·B, by a pipelined loop of its own; ``ring``: behind one of the block's, which adds 1 + 2 + … to them."""
+    """Every executor its own rows of A·B, by a pipelined loop of its own; ``ring``: behind one of the
+    block's, which adds 1 + 2 + … to them."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((128, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+    def kernel(
+        A: T.Tensor((128, 128), "float16"),
+        B: T.Tensor((128, 64), "float16"),
+        C: T.Tensor((128, 64), "float32"),
+    ):
         with T.Kernel(1, threads=128 * 128 // rows // (4 if scale == "warp" else 1)):
             if ring:
                 t, total = T.alloc_shared((128, 64), "float16"), T.alloc_fragment((128, 64), "float32")
@@ -205,7 +223,9 @@ def product(scale: str, rows: int, stages: int = 3, ring: bool = False) -> Any:
     return kernel
 
 
-@pytest.mark.parametrize("scale, rows, ring", [("warp", 16, False), ("warpgroup", 64, False), ("warp", 32, True)])
+@pytest.mark.parametrize(
+    "scale, rows, ring", [("warp", 16, False), ("warpgroup", 64, False), ("warp", 32, True)]
+)
 def test_a_pipelined_loop_below_the_block_copies_in_turn_and_says_so(scale: str, rows: int, ring: bool):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(np.float16) for shape in ((128, 128), (128, 64)))

@@ -1,4 +1,5 @@
-"""No word of the language is taken and forgotten: a parameter is used, refused, or stands in the table of those that change nothing."""
+"""No word of the language is taken and forgotten: a parameter is used, refused, or stands in the table of
+those that change nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +20,22 @@ from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileTypeError, TileValueError
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = sorted([*(ROOT / "compiler/ops").glob("*.py"), ROOT / "compiler/frontend/launch.py", ROOT / "compiler/layout/made.py"])
+FILES = sorted(
+    [
+        *(ROOT / "compiler/ops").glob("*.py"),
+        ROOT / "compiler/frontend/launch.py",
+        ROOT / "compiler/layout/made.py",
+    ]
+)
 #: function → parameters that are accepted for TileLang's sources and change nothing, as docs/LANGUAGE.md says
 NOTHING = {
-    "Kernel": {"is_cpu"}, "gemm": {"k_pack"}, "gemm_sp": {"k_pack"}, "atomic_add": {"use_tma"}, "Persistent": {"group_size"}, "make_swizzled_layout": {"k_major"},
-}  # fmt: skip
+    "Kernel": {"is_cpu"},
+    "gemm": {"k_pack"},
+    "gemm_sp": {"k_pack"},
+    "atomic_add": {"use_tma"},
+    "Persistent": {"group_size"},
+    "make_swizzled_layout": {"k_major"},
+}
 
 
 def forgotten(path: Path) -> dict[str, set[str]]:
@@ -31,9 +43,19 @@ def forgotten(path: Path) -> dict[str, set[str]]:
     found = {}
     for node in ast.parse(path.read_text()).body:
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
-        for f in (f for f in inner if isinstance(f, ast.FunctionDef) and f.name in (getattr(node, "name", ""), "__init__")):
-            names = {a.arg for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg) if a is not None}
-            checks = [s for s in f.body if ast.unparse(s).startswith("require_bools(")]  # to look at a word is not to use it
+        for f in (
+            f
+            for f in inner
+            if isinstance(f, ast.FunctionDef) and f.name in (getattr(node, "name", ""), "__init__")
+        ):
+            names = {
+                a.arg
+                for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg)
+                if a is not None
+            }
+            checks = [
+                s for s in f.body if ast.unparse(s).startswith("require_bools(")
+            ]  # to look at a word is not to use it
             used = {n.id for s in f.body if s not in checks for n in ast.walk(s) if isinstance(n, ast.Name)}
             if hasattr(T, node.name) and not node.name.startswith("_") and names - used - {"self"}:
                 found[node.name] = names - used - {"self"}
@@ -64,7 +86,14 @@ def unrolled(**words: Any) -> Any:
     return kernel
 
 
-@pytest.mark.parametrize(("words", "pragma"), [({}, "#pragma unroll\n"), ({"explicit": True}, "#pragma unroll\n"), ({"unroll_factor": 4}, "#pragma unroll 4\n")])
+@pytest.mark.parametrize(
+    ("words", "pragma"),
+    [
+        ({}, "#pragma unroll\n"),
+        ({"explicit": True}, "#pragma unroll\n"),
+        ({"unroll_factor": 4}, "#pragma unroll 4\n"),
+    ],
+)
 def test_loops_are_unrolled_as_asked(words: dict[str, Any], pragma: str):
     kernel = unrolled(**words)
     text = print_kernel(Lowering(pipeline.run(kernel.trace(), target("sm_90a"))[0]).run()).text
@@ -95,15 +124,45 @@ def test_what_words_refuse():
 
     def sparse(A: Any, C: Any) -> None:
         a, e = T.alloc_shared((64, 32), "float16"), T.alloc_shared((64, 4), "int16")
-        T.gemm_sp(a, e, T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32"), wg_wait=-1)
+        T.gemm_sp(
+            a, e, T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32"), wg_wait=-1
+        )
 
     refuse(TileValueError, "T.gemm with mbar=", multiplied(mbar=1), write="T.wait_wgmma")
     refuse(TileValueError, "T.gemm with wg_wait=2", multiplied(wg_wait=2))
     refuse(TileValueError, "T.gemm_sp with wg_wait=-1", sparse)
-    refuse(TileValueError, "annotations={'a': 1} of T.serial", lambda A, C: T.serial(4, annotations={"a": 1}), write="T.Pipelined")
-    refuse(TileValueError, "unroll_factor=0", lambda A, C: T.unroll(4, unroll_factor=0), expected="a positive number")
-    refuse(TileValueError, "unroll_factor=2, explicit=True", lambda A, C: T.unroll(4, unroll_factor=2, explicit=True))
-    refuse(TileTypeError, "memory_order='strong'", lambda A, C: T.atomic_add(C[0, 0], 1, memory_order="strong"), expected="acq_rel")
+    refuse(
+        TileValueError,
+        "annotations={'a': 1} of T.serial",
+        lambda A, C: T.serial(4, annotations={"a": 1}),
+        write="T.Pipelined",
+    )
+    refuse(
+        TileValueError,
+        "unroll_factor=0",
+        lambda A, C: T.unroll(4, unroll_factor=0),
+        expected="a positive number",
+    )
+    refuse(
+        TileValueError,
+        "unroll_factor=2, explicit=True",
+        lambda A, C: T.unroll(4, unroll_factor=2, explicit=True),
+    )
+    refuse(
+        TileTypeError,
+        "memory_order='strong'",
+        lambda A, C: T.atomic_add(C[0, 0], 1, memory_order="strong"),
+        expected="acq_rel",
+    )
     refuse(TileTypeError, "memory_order='weak'", lambda A, C: T.atomic_load(C[0, 0], memory_order="weak"))
-    refuse(TileValueError, "T.alloc_shared with scope='local'", lambda A, C: T.alloc_shared((4,), "int32", scope="local"), expected="shared.dyn")
-    refuse(TileValueError, "T.alloc_fragment with scope='shared'", lambda A, C: T.alloc_fragment((4,), "int32", scope="shared"))
+    refuse(
+        TileValueError,
+        "T.alloc_shared with scope='local'",
+        lambda A, C: T.alloc_shared((4,), "int32", scope="local"),
+        expected="shared.dyn",
+    )
+    refuse(
+        TileValueError,
+        "T.alloc_fragment with scope='shared'",
+        lambda A, C: T.alloc_fragment((4,), "int32", scope="shared"),
+    )

@@ -15,7 +15,8 @@ from tilescale.errors import TileValueError
 
 
 def table(fragment: Fragment, place) -> None:
-    """``place(thread, slot)`` is where the ISA says that the element lies, and the fragment agrees both ways."""
+    """``place(thread, slot)`` is where the ISA says that the element lies, and the fragment agrees both
+    ways."""
     for thread in range(fragment.threads):
         for slot in range(fragment.slots):
             index = place(thread, slot)
@@ -45,17 +46,22 @@ def test_mma_operands_of_tf32_as_in_the_isa():
 @pytest.mark.parametrize("n", [8, 24, 96, 256])
 def test_wgmma_accumulator_as_in_the_isa(n):
     made = instructions.wgmma_accumulator(n)
-    table(made, lambda t, i: (16 * (t // 32) + t % 32 // 4 + 8 * (i // 2 % 2), t % 4 * 2 + i % 2 + 8 * (i // 4)))
+    table(
+        made, lambda t, i: (16 * (t // 32) + t % 32 // 4 + 8 * (i // 2 % 2), t % 4 * 2 + i % 2 + 8 * (i // 4))
+    )
     assert made.covers and made.slots == n // 2
 
 
 def test_an_accumulator_is_an_operand_without_a_shuffle():
-    """P of attention goes from S's accumulators into the A operand of the second product: 16 columns of one are 16 k of the other."""
+    """P of attention goes from S's accumulators into the A operand of the second product: 16 columns of one
+    are 16 k of the other."""
     assert instructions.wgmma_accumulator(16) == instructions.wgmma_a(16)
     assert instructions.wgmma_accumulator(32) != instructions.wgmma_a(8)
 
 
-@pytest.mark.parametrize(("m", "n", "groups"), [(128, 256, (2, 1)), (64, 256, (1, 2)), (256, 128, (2, 1)), (128, 192, (2, 1))])
+@pytest.mark.parametrize(
+    ("m", "n", "groups"), [(128, 256, (2, 1)), (64, 256, (1, 2)), (256, 128, (2, 1)), (128, 192, (2, 1))]
+)
 def test_accumulators_of_a_block(m, n, groups):
     made = instructions.accumulator(m, n, groups)
     assert made.covers and made.threads == 128 * groups[0] * groups[1]
@@ -143,7 +149,9 @@ def test_canonical_forms_are_equal_for_equal_maps_only(fragment, data):
     turned = fragment.permuted(order)
     index = np.indices(turned.shape)
     back = [index[list(order).index(k)] for k in range(len(order))]
-    assert (turned.thread(*index) == fragment.thread(*back)).all() and (turned.slot(*index) == fragment.slot(*back)).all()
+    assert (turned.thread(*index) == fragment.thread(*back)).all() and (
+        turned.slot(*index) == fragment.slot(*back)
+    ).all()
     if turned.shape == fragment.shape and turned != fragment:
         assert (turned.holders() != fragment.holders()).any()
 
@@ -164,7 +172,10 @@ def test_a_reduced_fragment_keeps_an_element_where_its_row_was(fragment, data):
     assert fragment.reduced(axis).expanded(axis, fragment.shape[axis]).shape == fragment.shape
 
 
-@pytest.mark.parametrize(("shape", "threads", "vector"), [((128, 64), 256, 8), ((64, 256), 128, 4), ((16,), 128, 1), ((8, 8), 128, 2)])
+@pytest.mark.parametrize(
+    ("shape", "threads", "vector"),
+    [((128, 64), 256, 8), ((64, 256), 128, 4), ((16,), 128, 1), ((8, 8), 128, 2)],
+)
 def test_rows_are_read_side_by_side(shape, threads, vector):
     made = row_major(shape, threads, vector)
     held = made.holders()
@@ -180,6 +191,8 @@ def test_a_turned_fragment_begins_at_another_thread():
     assert turned != plain and turned.covers
     assert turned.thread(0, 0) == 128 and turned.thread(64, 0) == 0
     assert turned.index(128, 0) == plain.index(0, 0) and turned.index(5, 3) == plain.index(133, 3)
-    assert (turned.holders()[:128] == plain.holders()[128:]).all() and (turned.holders()[128:] == plain.holders()[:128]).all()
+    assert (turned.holders()[:128] == plain.holders()[128:]).all() and (
+        turned.holders()[128:] == plain.holders()[:128]
+    ).all()
     assert turned.reduced(1).first_thread == 128 and turned.permuted((1, 0)).first_thread == 128
     assert not plain.holds(turned) and turned.holds(turned)

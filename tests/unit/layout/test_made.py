@@ -1,4 +1,5 @@
-"""Layouts that authors make, as functions of indices and by the usual names: what they become, what is refused, what kernels keep."""
+"""Layouts that authors make, as functions of indices and by the usual names: what they become, what is
+refused, what kernels keep."""
 
 from __future__ import annotations
 
@@ -55,8 +56,16 @@ def test_every_swizzle_is_found_again(bits: int):
         assert T.Layout(shape, lambda i, j, want=want: want.byte(i, j) * 8 // bits).shared(bits) == want
 
 
-@pytest.mark.parametrize("want", [instructions.mma_accumulator(), instructions.mma_a(16), instructions.wgmma_accumulator(64),
-                                  instructions.accumulator(128, 64, (2, 1)), instructions.mma_a(8).reduced(0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "want",
+    [
+        instructions.mma_accumulator(),
+        instructions.mma_a(16),
+        instructions.wgmma_accumulator(64),
+        instructions.accumulator(128, 64, (2, 1)),
+        instructions.mma_a(8).reduced(0),
+    ],
+)
 def test_functions_of_a_fragment(want: Any):
     copies = len(want.copies)
     if copies == 1:
@@ -64,9 +73,20 @@ def test_functions_of_a_fragment(want: Any):
         assert T.Fragment(want.shape, forward_thread_fn=want.thread, forward_index_fn=want.slot) == want
     else:
         far = np.asarray(want.copies)
-        made = T.Fragment(want.shape, lambda *at: (want.thread(*at[:-1]) + far[at[-1]], want.slot(*at[:-1])), replicate=copies)
+        made = T.Fragment(
+            want.shape,
+            lambda *at: (want.thread(*at[:-1]) + far[at[-1]], want.slot(*at[:-1])),
+            replicate=copies,
+        )
         assert made == want
-        assert T.Fragment(want.shape, forward_thread_fn=lambda *at: want.thread(*at[:-1]) + far[at[-1]], replicate=copies).copies == want.copies
+        assert (
+            T.Fragment(
+                want.shape,
+                forward_thread_fn=lambda *at: want.thread(*at[:-1]) + far[at[-1]],
+                replicate=copies,
+            ).copies
+            == want.copies
+        )
 
 
 def test_larger_fragments_from_smaller_ones():
@@ -75,7 +95,11 @@ def test_larger_fragments_from_smaller_ones():
     assert mma == instructions.mma_accumulator()
     assert mma.repeat([1, 8]).repeat([4, 1], repeat_on_thread=True) == instructions.wgmma_accumulator(64)
     both = mma.repeat([2, 3])
-    assert both.slot(16, 0) == 3 * 4 and both.slot(0, 8) == 4 and mma.repeat([2, 3], lower_dim_first=False).slot(16, 0) == 4
+    assert (
+        both.slot(16, 0) == 3 * 4
+        and both.slot(0, 8) == 4
+        and mma.repeat([2, 3], lower_dim_first=False).slot(16, 0) == 4
+    )
     assert mma.replicate(2).copies == (0, 32)
 
 
@@ -88,7 +112,11 @@ def test_slots_follow_the_order_of_elements():
 
 
 def test_what_is_no_layout():
-    with refused(TileValueError, "puts elements (0, 8) and (1, 0) into place 8", at="T.Layout((4, 16), lambda i, j: i * 8 + j)"):
+    with refused(
+        TileValueError,
+        "puts elements (0, 8) and (1, 0) into place 8",
+        at="T.Layout((4, 16), lambda i, j: i * 8 + j)",
+    ):
         T.Layout((4, 16), lambda i, j: i * 8 + j)
     with refused(TileValueError, "puts element (0, 15) at -15", expected="0 or more"):
         T.Layout((4, 16), lambda i, j: i * 16 - j)
@@ -96,7 +124,12 @@ def test_what_is_no_layout():
         T.Layout((4, 16), lambda i, j: i * 16 + j / 2)
     with refused(TileTypeError, "T.Layout of the shape", expected="constant extents"):
         T.Layout((4, "n"), lambda i, j: i)
-    with refused(TileValueError, "is no layout that the compiler can follow", expected="a sum of terms", write="make_swizzled_layout"):
+    with refused(
+        TileValueError,
+        "is no layout that the compiler can follow",
+        expected="a sum of terms",
+        write="make_swizzled_layout",
+    ):
         T.Layout((32, 32), lambda i, j: i * 32 + (i + j) % 32).shared(32)
     with refused(TileValueError, "elements (0, 0) and (0, 1) into slot 0 of thread 0"):
         T.Fragment((4, 8), lambda i, j: (i, j // 2))
@@ -116,7 +149,9 @@ def test_what_is_no_layout():
         T.Fragment((8, 8), lambda i, j: (i, j), replicate=0)
     made = T.Fragment((8, 8), lambda i, j: (i, j))
     for repeats in ([2], [2, 0], [1.5, 1], 2):
-        with refused(TileValueError, f"repeat({repeats!r}) of a fragment of (8, 8)", expected="2 positive numbers"):
+        with refused(
+            TileValueError, f"repeat({repeats!r}) of a fragment of (8, 8)", expected="2 positive numbers"
+        ):
             made.repeat(repeats)
     with refused(TileValueError, "replicate(0) of a fragment"):
         made.replicate(0)
@@ -132,7 +167,11 @@ def test_the_usual_names():
             assert make_quarter_bank_swizzled_layout(a) == boxed((64, 64), 16, 32)
             assert make_linear_layout(a) == strided((64, 64), 16)
             assert make_swizzled_layout(odd) == strided((60, 20), 16, (28, 1))
-            with refused(TileValueError, "make_swizzled_layout of a tile of 60 rows", at="make_swizzled_layout(odd, allow_pad=False)"):
+            with refused(
+                TileValueError,
+                "make_swizzled_layout of a tile of 60 rows",
+                at="make_swizzled_layout(odd, allow_pad=False)",
+            ):
                 make_swizzled_layout(odd, allow_pad=False)
             with refused(TileTypeError, "make_swizzled_layout of 3", expected="a tile of two axes"):
                 make_swizzled_layout(3)
@@ -144,12 +183,20 @@ def attention_like() -> Any:
     """Operands, accumulator and a tile for the result, all annotated the way they are usually written."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((256, 256), "float16"), B: T.Tensor((256, 128), "float16"), C: T.Tensor((256, 128), "float16")):
+    def kernel(
+        A: T.Tensor((256, 256), "float16"),
+        B: T.Tensor((256, 128), "float16"),
+        C: T.Tensor((256, 128), "float16"),
+    ):
         with T.Kernel(2, threads=256) as bx:
             a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
             c, out = T.alloc_fragment((128, 128), "float32"), T.alloc_shared((128, 128), "float16")
-            T.annotate_layout({a: tilescale.layout.make_swizzled_layout(a), out: tilescale.layout.make_swizzled_layout(out)})
-            T.annotate_layout({b: T.Layout(b.shape, lambda i, j: (j // 64, i, (j // 8 % 8 ^ i % 8) * 8 + j % 8))})
+            T.annotate_layout(
+                {a: tilescale.layout.make_swizzled_layout(a), out: tilescale.layout.make_swizzled_layout(out)}
+            )
+            T.annotate_layout(
+                {b: T.Layout(b.shape, lambda i, j: (j // 64, i, (j // 8 % 8 ^ i % 8) * 8 + j % 8))}
+            )
             T.clear(c)
             for k in T.Pipelined(4, num_stages=2):
                 T.copy(A[bx * 128, k * 64], a)
@@ -169,7 +216,11 @@ def printed(kernel: Any, arch: str) -> tuple[Any, str]:
 def test_what_agrees_with_the_hardware_keeps_it():
     program, text = printed(attention_like(), "sm_90a")
     assert "wgmma" in text and "tma_load" in text and not program.notes, program.notes
-    args = {"A": data((256, 256), "float16", 1), "B": data((256, 128), "float16", 2), "C": empty((256, 128), "float16")}
+    args = {
+        "A": data((256, 256), "float16", 1),
+        "B": data((256, 128), "float16", 2),
+        "C": empty((256, 128), "float16"),
+    }
     agree(attention_like(), args)
     program, text = printed(attention_like(), "sm_80")
     assert "cp_async<16>" in text and "ldmatrix" in text
@@ -178,13 +229,22 @@ def test_what_agrees_with_the_hardware_keeps_it():
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_what_does_not_agree_is_kept_and_said(arch: str):
-    """A padded tile: no TMA and no wgmma on Hopper, but copies ahead and ldmatrix all the same; a transposed one: neither."""
+    """A padded tile: no TMA and no wgmma on Hopper, but copies ahead and ldmatrix all the same; a transposed
+    one: neither."""
 
     def kernel(layout: Any) -> Any:
         @T.prim_func
-        def kernel(A: T.Tensor((128, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+        def kernel(
+            A: T.Tensor((128, 256), "float16"),
+            B: T.Tensor((256, 64), "float16"),
+            C: T.Tensor((128, 64), "float32"),
+        ):
             with T.Kernel(1, threads=128):
-                a, b, c = T.alloc_shared((128, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((128, 64), "float32")
+                a, b, c = (
+                    T.alloc_shared((128, 32), "float16"),
+                    T.alloc_shared((32, 64), "float16"),
+                    T.alloc_fragment((128, 64), "float32"),
+                )
                 T.annotate_layout({a: layout})
                 T.clear(c)
                 for k in T.Pipelined(8, num_stages=2):
@@ -195,14 +255,25 @@ def test_what_does_not_agree_is_kept_and_said(arch: str):
 
         return kernel
 
-    args = {"A": data((128, 256), "float16", 1), "B": data((256, 64), "float16", 2), "C": empty((128, 64), "float32")}
-    padded, transposed = T.Layout((128, 32), lambda i, j: i * 40 + j), T.Layout((128, 32), lambda i, j: j * 136 + i)
+    args = {
+        "A": data((128, 256), "float16", 1),
+        "B": data((256, 64), "float16", 2),
+        "C": empty((128, 64), "float32"),
+    }
+    padded, transposed = (
+        T.Layout((128, 32), lambda i, j: i * 40 + j),
+        T.Layout((128, 32), lambda i, j: j * 136 + i),
+    )
     program, text = printed(kernel(padded), arch)
     assert "wgmma" not in text and "cp_async<16>" in text and "ldmatrix" in text
-    assert any("gives a another layout than TMA writes" in n for n in program.notes) == (arch == "sm_90a"), program.notes
+    assert any("gives a another layout than TMA writes" in n for n in program.notes) == (arch == "sm_90a"), (
+        program.notes
+    )
     agree(kernel(padded), args, arch=arch)
     program, text = printed(kernel(transposed), arch)
-    assert "cp_async" not in text and any("chunks of 16 bytes that a is copied in apart" in n for n in program.notes), program.notes
+    assert "cp_async" not in text and any(
+        "chunks of 16 bytes that a is copied in apart" in n for n in program.notes
+    ), program.notes
     agree(kernel(transposed), args, arch=arch)
 
 
@@ -232,9 +303,17 @@ def test_both_demands_on_a_shared_tile_are_shown():
             T.copy(T.view(s, (64, 32), "uint32"), B)
 
     for kernel, word in ((by_hand, "T.tma_copy"), (seen, "T.view")):
-        with refused(TileValueError, f"s is wanted in two layouts: {word} here wants (64, 64)", expected="one layout for a tile") as error:
+        with refused(
+            TileValueError,
+            f"s is wanted in two layouts: {word} here wants (64, 64)",
+            expected="one layout for a tile",
+        ) as error:
             pipeline.run(kernel.trace(), target("sm_90a"))
-        assert "T.annotate_layout at" in error.text and "→ offset ×" in error.text and word in error.text.splitlines()[1]
+        assert (
+            "T.annotate_layout at" in error.text
+            and "→ offset ×" in error.text
+            and word in error.text.splitlines()[1]
+        )
 
 
 def test_what_annotations_refuse():
@@ -253,25 +332,53 @@ def test_what_annotations_refuse():
 
     full = make_full_bank_swizzled_layout(64, 64, 16)
     rows = T.Fragment((64, 64), lambda i, j: (i * 2 + j // 32, j % 32))
-    refuse(TileTypeError, "A is a tensor", lambda A, s, f: T.annotate_layout({A: full}), expected="T.alloc_shared or T.alloc_fragment")
+    refuse(
+        TileTypeError,
+        "A is a tensor",
+        lambda A, s, f: T.annotate_layout({A: full}),
+        expected="T.alloc_shared or T.alloc_fragment",
+    )
     refuse(TileTypeError, "is no tile", lambda A, s, f: T.annotate_layout({"s": full}))
-    refuse(TileTypeError, "T.annotate_layout of 3", lambda A, s, f: T.annotate_layout(3), expected="{tile: layout}")
-    refuse(TileTypeError, "gives f of (64, 64) a layout of (64, 64), a Shared", lambda A, s, f: T.annotate_layout({f: full}),
-           at="T.annotate_layout({f: full})", expected="T.Fragment of (64, 64), since f lies in registers")  # fmt: skip
-    refuse(TileTypeError, "gives s of (64, 64) a layout of (32, 64)",
-           lambda A, s, f: T.annotate_layout({s: T.Layout((32, 64), lambda i, j: (i, j))}), expected="T.Layout of (64, 64)")  # fmt: skip
+    refuse(
+        TileTypeError,
+        "T.annotate_layout of 3",
+        lambda A, s, f: T.annotate_layout(3),
+        expected="{tile: layout}",
+    )
+    refuse(
+        TileTypeError,
+        "gives f of (64, 64) a layout of (64, 64), a Shared",
+        lambda A, s, f: T.annotate_layout({f: full}),
+        at="T.annotate_layout({f: full})",
+        expected="T.Fragment of (64, 64), since f lies in registers",
+    )
+    refuse(
+        TileTypeError,
+        "gives s of (64, 64) a layout of (32, 64)",
+        lambda A, s, f: T.annotate_layout({s: T.Layout((32, 64), lambda i, j: (i, j))}),
+        expected="T.Layout of (64, 64)",
+    )
     refuse(TileTypeError, "gives s of float16 a layout for elements of 32 bits",
            lambda A, s, f: T.annotate_layout({s: make_full_bank_swizzled_layout(64, 64, 32)}))  # fmt: skip
-    refuse(TileValueError, "over 32 threads",
-           lambda A, s, f: T.annotate_layout({f: T.Fragment((64, 64), lambda i, j: (i // 2, i % 2 * 64 + j))}),
-           expected="over all 128 threads", write="replicate=4")  # fmt: skip
+    refuse(
+        TileValueError,
+        "over 32 threads",
+        lambda A, s, f: T.annotate_layout({f: T.Fragment((64, 64), lambda i, j: (i // 2, i % 2 * 64 + j))}),
+        expected="over all 128 threads",
+        write="replicate=4",
+    )
     other = T.Fragment((64, 64), lambda i, j: (i + j // 32 * 64, j % 32))
     both = lambda A, s, f: [T.annotate_layout({f: layout}) for layout in (rows, other)]  # noqa: E731
-    refuse(TileValueError, "f is given two layouts: here (64, 64) over 128 threads [i % 64 → thread × 1", both)
+    refuse(
+        TileValueError, "f is given two layouts: here (64, 64) over 128 threads [i % 64 → thread × 1", both
+    )
 
 
 def test_the_same_results_everywhere():
-    kernel, args = attention_like(), {"A": data((256, 256), "float16", 1), "B": data((256, 128), "float16", 2)}
+    kernel, args = (
+        attention_like(),
+        {"A": data((256, 256), "float16", 1), "B": data((256, 128), "float16", 2)},
+    )
     got = np.zeros((256, 128), np.float16)
     run(kernel)(args["A"].copy(), args["B"].copy(), got)
     want = args["A"].astype(np.float64) @ args["B"].astype(np.float64)
@@ -282,8 +389,13 @@ def test_pictures(tmp_path: Any):
     pytest.importorskip("matplotlib")
     with refused(TileValueError, "there is no folder", write="os.makedirs("):
         tilescale.plot_layout(T.Fragment((32, 8), lambda i, j: (i, j)), tmp_path / "none" / "f.svg")
-    assert "32×8 on 32 threads" in tilescale.plot_layout(T.Fragment((32, 8), lambda i, j: (i, j)), tmp_path / "f.svg").read_text()
-    text = tilescale.plot_layout(T.Layout((8, 32), lambda i, j: (i, (j // 4 ^ i) * 4 + j % 4)), tmp_path / "s.svg").read_text()
+    assert (
+        "32×8 on 32 threads"
+        in tilescale.plot_layout(T.Fragment((32, 8), lambda i, j: (i, j)), tmp_path / "f.svg").read_text()
+    )
+    text = tilescale.plot_layout(
+        T.Layout((8, 32), lambda i, j: (i, (j // 4 ^ i) * 4 + j % 4)), tmp_path / "s.svg"
+    ).read_text()
     assert "swizzle 128 B" in text
     if toolchain.find_nvcc() is not None:
         made = tilescale.compile(gemm(512, 512, 512, 128, 128, 64, 2), target="cuda:sm_90a")

@@ -25,7 +25,9 @@ def test_words_lie_with_the_pairs_that_are_made_of_them():
     assert words is not None and words.slots == 16
     row, word = np.indices((32, 16))
     assert (words.thread(row, word) == row % 8 * 4 + word // 4).all()
-    assert (words.slot(row, word) == row // 8 * 4 + word % 4).all()  # four neighbours of memory in four neighbouring slots
+    assert (
+        words.slot(row, word) == row // 8 * 4 + word % 4
+    ).all()  # four neighbours of memory in four neighbouring slots
     assert not isinstance(match(LOOP, indices, words, False), str)
 
 

@@ -20,7 +20,13 @@ from tilescale.layout import layouts
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
 def test_files_of_both_kinds(tmp_path, suffix, magic):
     pytest.importorskip("matplotlib")
-    for k, layout in enumerate((instructions.mma_accumulator(), boxed((16, 64), 16, 128), instructions.wgmma_accumulator(256).reduced(1))):
+    for k, layout in enumerate(
+        (
+            instructions.mma_accumulator(),
+            boxed((16, 64), 16, 128),
+            instructions.wgmma_accumulator(256).reduced(1),
+        )
+    ):
         made = plot_layout(layout, tmp_path / f"{k}.{suffix}")
         assert made.read_bytes().startswith(magic) and made.stat().st_size > 2000
 
@@ -40,10 +46,15 @@ def test_a_large_tile_is_cut_and_says_so(tmp_path):
 def test_of_a_ring_the_first_stage_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     text = plot_layout(boxed((8, 64), 16, 128).staged(3), tmp_path / "a.svg").read_text()
-    # 128-byte rows: the 16-byte chunks of row 1 are those of row 0, neighbours exchanged (PTX ISA, "Tensor Swizzling Modes")
+    # 128-byte rows: the 16-byte chunks of row 1 are those of row 0, neighbours exchanged (PTX ISA, "Tensor
+    # Swizzling Modes")
     assert "shared 3×8×64 × 16 bits, swizzle 128 B" in text and "[0]" in text
     places = re.findall(r"font-size: 6px[^>]*>(\d+)</text>", text)  # the axes have larger numbers
-    assert places[:10] == [str(k) for k in range(10)] and places[64:66] == ["72", "73"] and places[72:74] == ["64", "65"]
+    assert (
+        places[:10] == [str(k) for k in range(10)]
+        and places[64:66] == ["72", "73"]
+        and places[72:74] == ["64", "65"]
+    )
 
 
 def test_refusals(tmp_path, monkeypatch):
@@ -63,11 +74,14 @@ def kernel():
 
 def test_tiles_of_a_kernel_by_name(tmp_path, kernel):
     pytest.importorskip("matplotlib")
-    assert {"a", "b", "acc"} <= set(layouts(kernel)) and not any(name.startswith("ring") for name in layouts(kernel))
+    assert {"a", "b", "acc"} <= set(layouts(kernel)) and not any(
+        name.startswith("ring") for name in layouts(kernel)
+    )
     text = tilescale.plot_layout(kernel, "a", tmp_path / "a.svg").read_text()
     assert "a of gemm" in text and "swizzle 128 B" in text
     text = tilescale.plot_layout(kernel, "acc", tmp_path / "acc.svg").read_text()
-    # wgmma's accumulator: row 0 is held by threads 0 to 3, two neighbouring columns each (PTX ISA, "Register Fragments")
+    # wgmma's accumulator: row 0 is held by threads 0 to 3, two neighbouring columns each (PTX ISA, "Register
+    # Fragments")
     assert "128×128 on 256 threads, 64 slots each" in text
     assert tilescale.plot_layout(instructions.mma_accumulator(), tmp_path / "mine.png").stat().st_size > 2000
 
@@ -81,4 +95,8 @@ def test_what_is_no_tile_is_refused(tmp_path, kernel):
     with pytest.raises(TileTypeError, match="plot_layout of a int"):
         tilescale.plot_layout(3, tmp_path / "a.svg")
     with pytest.raises(TileTypeError, match="the target cpu, where tiles have no layouts"):
-        tilescale.plot_layout(tilescale.compile(gemm(64, 64, 64, 64, 64, 64, 1, dtype="float32"), target="cpu"), "acc", tmp_path / "a.svg")
+        tilescale.plot_layout(
+            tilescale.compile(gemm(64, 64, 64, 64, 64, 64, 1, dtype="float32"), target="cpu"),
+            "acc",
+            tmp_path / "a.svg",
+        )

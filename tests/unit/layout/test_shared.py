@@ -1,4 +1,5 @@
-"""Shared tiles: swizzles against the pictures of the PTX ISA, what they are for, and that nothing is lost by them."""
+"""Shared tiles: swizzles against the pictures of the PTX ISA, what they are for, and that nothing is lost by
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ def test_chunks_move_as_tma_writes_them(swizzle, period):
     for r in range(16):
         for chunk in range(swizzle // 16):
             line = r * swizzle // 128
-            assert tile.byte(r, chunk * 8) == r * swizzle + (chunk ^ line % period) * 16 if swizzle == 128 else True
+            assert (
+                tile.byte(r, chunk * 8) == r * swizzle + (chunk ^ line % period) * 16
+                if swizzle == 128
+                else True
+            )
             place = r * swizzle + chunk * 16
             assert tile.byte(r, chunk * 8) == place ^ ((place >> 7) % period << 4)
 
@@ -27,7 +32,11 @@ def test_chunks_move_as_tma_writes_them(swizzle, period):
 def test_a_swizzle_loses_nothing(swizzle, bits):
     tile = boxed((24, 2 * swizzle * 8 // bits), bits, swizzle)
     places = tile.byte(*np.indices(tile.shape)).ravel()
-    assert len(np.unique(places)) == places.size and places.max() < tile.bytes and (places % (bits // 8) == 0).all()
+    assert (
+        len(np.unique(places)) == places.size
+        and places.max() < tile.bytes
+        and (places % (bits // 8) == 0).all()
+    )
     stages = tile.staged(3)
     assert (stages.byte(2, *np.indices(tile.shape)).ravel() - places == 2 * tile.bytes).all()
 
@@ -40,7 +49,8 @@ def test_boxes_of_a_wide_tile_lie_behind_one_another():
 
 
 def test_a_column_of_chunks_is_free_of_conflicts_under_the_swizzle_alone():
-    """ldmatrix reads eight rows' chunks at one column: eight-way conflicts in plain rows of 128 bytes, none under the swizzle."""
+    """ldmatrix reads eight rows' chunks at one column: eight-way conflicts in plain rows of 128 bytes, none
+    under the swizzle."""
     rows = np.arange(8)
     for tile, ways in ((strided((64, 64), 16), 7), (boxed((64, 64), 16, 128), 0)):
         for column in range(0, 64, 8):
@@ -51,7 +61,11 @@ def test_a_column_of_chunks_is_free_of_conflicts_under_the_swizzle_alone():
 def test_conflicts_by_width():
     lanes = np.arange(32)
     assert [bank_conflicts(lanes * w, w) for w in (1, 2, 4, 8, 16)] == [0] * 5
-    assert bank_conflicts(lanes * 8, 4) == 1 and bank_conflicts(lanes * 128, 4) == 31 and bank_conflicts(lanes * 0, 4) == 0
+    assert (
+        bank_conflicts(lanes * 8, 4) == 1
+        and bank_conflicts(lanes * 128, 4) == 31
+        and bank_conflicts(lanes * 0, 4) == 0
+    )
 
 
 def test_an_epilogue_through_stmatrix_has_no_conflicts():

@@ -10,13 +10,23 @@ from tilescale.compiler.layout.fragment import row_major
 from tilescale.compiler.layout.instructions import accumulator, mma_a, wgmma_operand
 from tilescale.compiler.layout.viewed import viewed
 
-FRAGMENTS = [row_major((16, 32), 32, 4), mma_a(16).repeated(1, 4), accumulator(64, 64, (1, 1)), wgmma_operand(128, 64, (2, 1))]
+FRAGMENTS = [
+    row_major((16, 32), 32, 4),
+    mma_a(16).repeated(1, 4),
+    accumulator(64, 64, (1, 1)),
+    wgmma_operand(128, 64, (2, 1)),
+]
 
 
 def places(f: Fragment, bits: int) -> dict[tuple[int, int, int], tuple[int, ...]]:
     """(thread, 16 bits of its registers) → which 16 bits of the row-major tile they are."""
     each, held = bits // 16, f.holders()
-    return {(t, s * each + k, 0): (held[t, s] * each + k,) for t in range(f.threads) for s in range(f.slots) for k in range(each)}
+    return {
+        (t, s * each + k, 0): (held[t, s] * each + k,)
+        for t in range(f.threads)
+        for s in range(f.slots)
+        for k in range(each)
+    }
 
 
 @pytest.mark.parametrize("held", FRAGMENTS, ids=lambda f: f"{f.shape}")

@@ -57,11 +57,35 @@ def test_what_atomics_refuse():
         with refused(kind, message, **more):
             kernel.trace()
 
-    refuse(TileTypeError, "T.atomic_add of int8", lambda A, H, f, t: T.atomic_add(H[0], 1), expected="one of float32")
-    refuse(TileTypeError, "f is private to its executor", lambda A, H, f, t: T.atomic_add(f[0], 1.0), write="f[…] += …")
-    refuse(TileTypeError, "T.atomic_add of float16 into float32", lambda A, H, f, t: T.atomic_add(A[0:8], t), at="T.atomic_add(A[0:8], t)")
-    refuse(TileValueError, "T.atomic_max: t has a tile of (8,) and A one of (16,)", lambda A, H, f, t: T.atomic_max(A, t))
-    refuse(TileTypeError, "of a whole tile returns nothing", lambda A, H, f, t: T.atomic_add(A, f, return_prev=True), write="T.Parallel")
+    refuse(
+        TileTypeError,
+        "T.atomic_add of int8",
+        lambda A, H, f, t: T.atomic_add(H[0], 1),
+        expected="one of float32",
+    )
+    refuse(
+        TileTypeError,
+        "f is private to its executor",
+        lambda A, H, f, t: T.atomic_add(f[0], 1.0),
+        write="f[…] += …",
+    )
+    refuse(
+        TileTypeError,
+        "T.atomic_add of float16 into float32",
+        lambda A, H, f, t: T.atomic_add(A[0:8], t),
+        at="T.atomic_add(A[0:8], t)",
+    )
+    refuse(
+        TileValueError,
+        "T.atomic_max: t has a tile of (8,) and A one of (16,)",
+        lambda A, H, f, t: T.atomic_max(A, t),
+    )
+    refuse(
+        TileTypeError,
+        "of a whole tile returns nothing",
+        lambda A, H, f, t: T.atomic_add(A, f, return_prev=True),
+        write="T.Parallel",
+    )
 
 
 @pytest.mark.parametrize("load", [True, False])
@@ -82,7 +106,11 @@ def test_an_atomic_whose_value_is_asked_for_has_an_element(load: bool):
     with refused(LaunchError, "an index of A lies outside (8,)", at=f"B[0] = {at} + 1"):
         made(a, 8, b)
     (found,) = launch(kernel, 1, {"A": a.numpy(), "k": 8, "B": b.numpy()}).report.findings
-    assert found.kind == "out-of-bounds" and "A[8] lies outside A, whose shape is (8,)" in found.message and at in str(found)
+    assert (
+        found.kind == "out-of-bounds"
+        and "A[8] lies outside A, whose shape is (8,)" in found.message
+        and at in str(found)
+    )
 
 
 @pytest.mark.parametrize("target", ["cpu", "sim"])
@@ -99,7 +127,10 @@ def test_constant_indices_outside_are_refused_with_their_place(target: str):
 
     refuse(lambda A, B: T.atomic_add(A[9], 1), at="T.atomic_add(A[9], 1)")
     refuse(lambda A, B: T.atomic_load(A[9]), at="T.atomic_load(A[9])")
-    refuse(lambda A, B: T.atomic_add(A[9], 1, dst=0, return_prev=True), at="T.atomic_add(A[9], 1, dst=0, return_prev=True)")
+    refuse(
+        lambda A, B: T.atomic_add(A[9], 1, dst=0, return_prev=True),
+        at="T.atomic_add(A[9], 1, dst=0, return_prev=True)",
+    )
     refuse(lambda A, B: B.__setitem__(0, A[9] + 1), at="B.__setitem__(0, A[9] + 1)")
     refuse(lambda A, B: A.__setitem__(9, 1), at="A.__setitem__(9, 1)")
 
@@ -125,9 +156,17 @@ def test_prints_show_rank_block_place_and_value(capfd: pytest.CaptureFixture[str
     text = out + err
     line = kernel.func.__code__.co_firstlineno
     for part in (
-        f"test_atomic_print_view.py:{line + 6}: t = bfloat16(2, 3)", "[[1, 2, 3],\n [4, 5.5, -6]]", "part = bfloat16(2)", "[4, 5.5]",
-        f":{line + 8}: n * 2 = 42", "one = 2", "v = 41", "here", "two\nlines | 100 % = 1", "block (1, 0, 0)",
-    ):  # fmt: skip
+        f"test_atomic_print_view.py:{line + 6}: t = bfloat16(2, 3)",
+        "[[1, 2, 3],\n [4, 5.5, -6]]",
+        "part = bfloat16(2)",
+        "[4, 5.5]",
+        f":{line + 8}: n * 2 = 42",
+        "one = 2",
+        "v = 41",
+        "here",
+        "two\nlines | 100 % = 1",
+        "block (1, 0, 0)",
+    ):
         assert part in text, (part, text)
     assert "block (0, 0, 0)" not in text
 
@@ -162,7 +201,6 @@ def test_the_simulator_prints_like_the_cpu(capfd: pytest.CaptureFixture[str]):
     assert "\n".join(shown) + "\n" == want and "..., " in want and "[False, False, True]" in want
 
 
-
 def test_device_assertions_name_the_line():
     @T.prim_func
     def kernel(A: T.Tensor((8,), "int32"), limit: T.int32):
@@ -171,13 +209,22 @@ def test_device_assertions_name_the_line():
 
     made = run(kernel)
     made(torch.arange(8, dtype=torch.int32), 8)
-    with refused(LaunchError, "a value reached the limit", at='T.device_assert(A[b] < limit, "a value reached the limit | of all")'):
+    with refused(
+        LaunchError,
+        "a value reached the limit",
+        at='T.device_assert(A[b] < limit, "a value reached the limit | of all")',
+    ):
         made(torch.arange(8, dtype=torch.int32), 7)
 
 
 def test_views_are_the_same_memory():
     @T.prim_func
-    def kernel(A: T.Tensor((4, 8), "float32"), C: T.Tensor((2, 16), "float32"), D: T.Tensor((32,), "int32"), E: T.Tensor((8, 8), "int16")):
+    def kernel(
+        A: T.Tensor((4, 8), "float32"),
+        C: T.Tensor((2, 16), "float32"),
+        D: T.Tensor((32,), "int32"),
+        E: T.Tensor((8, 8), "int16"),
+    ):
         with T.Kernel(1):
             t = T.alloc_shared((4, 8), "float32")
             T.copy(A, t)
@@ -195,7 +242,11 @@ def test_views_are_the_same_memory():
     c, d, e = torch.zeros(2, 16), torch.zeros(32, dtype=torch.int32), torch.zeros(8, 8, dtype=torch.int16)
     run(kernel)(a, c, d, e)
     flat = (a + 1).flatten()
-    assert c.flatten().equal(flat) and d.equal(flat.view(torch.int32)) and e.flatten().equal(flat.view(torch.int16))
+    assert (
+        c.flatten().equal(flat)
+        and d.equal(flat.view(torch.int32))
+        and e.flatten().equal(flat.view(torch.int16))
+    )
 
     def refuse(kind, message, statement, **more):
         @T.prim_func
@@ -207,7 +258,12 @@ def test_views_are_the_same_memory():
         with refused(kind, message, **more):
             kernel.trace()
 
-    refuse(TileValueError, "has 128 bytes", lambda A, t: T.reshape(t, (4, 9)), expected="the same number of bytes")
+    refuse(
+        TileValueError,
+        "has 128 bytes",
+        lambda A, t: T.reshape(t, (4, 9)),
+        expected="the same number of bytes",
+    )
     refuse(TileTypeError, "a view of A, whose extents are not constants", lambda A, t: T.view(A, (4,)))
 
 
@@ -262,19 +318,31 @@ def test_a_view_of_registers_that_would_move_elements():
             T.copy(A, a)
             T.copy(T.view(a, (32, 32)), B)
 
-    with refused(TileValueError, "a view of a of (16, 64) float32 as (32, 32)", at="T.view(a, (32, 32))", expected="last axis alone"):
+    with refused(
+        TileValueError,
+        "a view of a of (16, 64) float32 as (32, 32)",
+        at="T.view(a, (32, 32))",
+        expected="last axis alone",
+    ):
         agree(kernel, {"A": data((16, 64), "float32"), "B": empty((32, 32), "float32")})
 
 
 def test_reinterpret_and_bits():
     @T.prim_func
-    def kernel(A: T.Tensor((16,), "float32"), H: T.Tensor((16,), "float16"), C: T.Tensor((3, 16), "int32"), D: T.Tensor((16,), "float32")):
+    def kernel(
+        A: T.Tensor((16,), "float32"),
+        H: T.Tensor((16,), "float16"),
+        C: T.Tensor((3, 16), "int32"),
+        D: T.Tensor((16,), "float32"),
+    ):
         with T.Kernel(1):
             for i in T.Parallel(16):
                 C[0, i] = T.reinterpret(A[i], "int32")
                 C[1, i] = T.popcount(T.reinterpret(A[i], "int32"))
                 C[2, i] = T.cast(T.reinterpret(H[i], "int16"), "int32") & 0x7FFF
-                D[i] = T.reinterpret(T.bitwise_xor(T.reinterpret(A[i], "int32"), T.shift_left(1, 31)), "float32")
+                D[i] = T.reinterpret(
+                    T.bitwise_xor(T.reinterpret(A[i], "int32"), T.shift_left(1, 31)), "float32"
+                )
 
     a, h = torch.randn(16), torch.randn(16).half()
     c, d = torch.zeros(3, 16, dtype=torch.int32), torch.zeros(16)

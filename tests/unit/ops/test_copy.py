@@ -1,4 +1,5 @@
-"""T.copy, T.fill, T.clear: automatic bounds, conversions, axes of extent one, symbolic extents, ranks 1 to 4, strides."""
+"""T.copy, T.fill, T.clear: automatic bounds, conversions, axes of extent one, symbolic extents, ranks 1 to 4,
+strides."""
 
 from __future__ import annotations
 
@@ -11,7 +12,20 @@ import tilescale.language as T
 from tests.kernels import refused, run
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
-DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+DTYPES = (
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
 
 
 def some(shape: tuple[int, ...], name: str, seed: int = 0) -> torch.Tensor:
@@ -36,7 +50,13 @@ def test_ragged_edges_and_negative_starts(name: str):
     M, N = T.dynamic("m, n")
 
     @T.prim_func
-    def kernel(A: T.Tensor((M, N), name), C: T.Tensor((M, N), name), D: T.Tensor((6, 8, 16), name), r: T.int32, c: T.int32):
+    def kernel(
+        A: T.Tensor((M, N), name),
+        C: T.Tensor((M, N), name),
+        D: T.Tensor((6, 8, 16), name),
+        r: T.int32,
+        c: T.int32,
+    ):
         with T.Kernel(T.ceildiv(N, 16), T.ceildiv(M, 8)) as (x, y):
             t = T.alloc_shared((8, 16), name)
             T.copy(A[y * 8, x * 16], t)
@@ -96,8 +116,12 @@ def test_conversions(source: str):
 
     def make(targets):
         @T.prim_func
-        def kernel(A: T.Tensor((5, 33), source), C0: T.Tensor((5, 33), targets[0]), C1: T.Tensor((5, 33), targets[1]),
-                   C2: T.Tensor((5, 33), targets[2])):  # fmt: skip
+        def kernel(
+            A: T.Tensor((5, 33), source),
+            C0: T.Tensor((5, 33), targets[0]),
+            C1: T.Tensor((5, 33), targets[1]),
+            C2: T.Tensor((5, 33), targets[2]),
+        ):
             with T.Kernel(1):
                 for target, C in zip(targets, (C0, C1, C2), strict=True):
                     a, b = T.alloc_shared((5, 40), source), T.alloc_fragment((5, 40), target)
@@ -108,7 +132,13 @@ def test_conversions(source: str):
 
         return kernel
 
-    values = torch.cat([torch.arange(-20, 21) * 0.75, torch.tensor([0.1, 448.0, -1e-3, 100.25, 3.5, -2.5]), torch.randn(118) * 30])
+    values = torch.cat(
+        [
+            torch.arange(-20, 21) * 0.75,
+            torch.tensor([0.1, 448.0, -1e-3, 100.25, 3.5, -2.5]),
+            torch.randn(118) * 30,
+        ]
+    )
     a = values.reshape(5, 33).to(torch.float64)
     a = (a != 0) if source == "bool" else a.abs() if source == "uint8" else a
     a = a.to(getattr(torch, source))
@@ -126,7 +156,11 @@ def test_conversions(source: str):
                 keep = torch.ones_like(want, dtype=torch.bool)
             if target == "float8_e4m3fn":
                 keep = want.abs() <= 448
-            want = a.to(torch.float32).to(getattr(torch, target)) if source != "float64" else a.to(getattr(torch, target))
+            want = (
+                a.to(torch.float32).to(getattr(torch, target))
+                if source != "float64"
+                else a.to(getattr(torch, target))
+            )
             if source == "float64" and target in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
                 continue  # torch rounds twice there; test_convert.py holds the exact check
             assert same(got[keep], want[keep]), (source, target)
@@ -137,9 +171,13 @@ def test_ranks_one_to_four_unit_axes_and_symbolic_extents():
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((B, S, H, 12), "float32"), C: T.Tensor((B, H, S, 12), "float32"), D: T.Tensor((S, 12), "float32"),
-        E: T.Tensor((B, 1, H), "float32"), F: T.Tensor((1,), "float32"), n: T.int32,
-    ):  # fmt: skip
+        A: T.Tensor((B, S, H, 12), "float32"),
+        C: T.Tensor((B, H, S, 12), "float32"),
+        D: T.Tensor((S, 12), "float32"),
+        E: T.Tensor((B, 1, H), "float32"),
+        F: T.Tensor((1,), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(T.ceildiv(S, 4), H, B) as (x, y, z):
             t = T.alloc_shared((4, 12), "float32")
             u = T.alloc_fragment((1, 4, 1, 12), "float32")
@@ -204,8 +242,16 @@ def test_fill_and_clear_of_every_dtype():
         run(make(name))(c, d, 2.0)
         want = torch.full((4, 37), float(torch.tensor(2.0).to(torch_dtype)), dtype=torch.float64)
         want[1] = 0
-        top = 1 if name == "bool" else (torch.finfo if torch_dtype.is_floating_point else torch.iinfo)(torch_dtype).max
-        want[2, 5:9] = float(torch.tensor(top, dtype=torch.float64 if torch_dtype.is_floating_point else torch.int64).to(torch_dtype))
+        top = (
+            1
+            if name == "bool"
+            else (torch.finfo if torch_dtype.is_floating_point else torch.iinfo)(torch_dtype).max
+        )
+        want[2, 5:9] = float(
+            torch.tensor(top, dtype=torch.float64 if torch_dtype.is_floating_point else torch.int64).to(
+                torch_dtype
+            )
+        )
         assert same(c, want), name
         assert d.double().tolist() == [[1, 0, 0]] + [[1, 1, 1]] * 4, name
 
@@ -231,7 +277,12 @@ def test_a_tile_can_overwrite_part_of_itself_by_way_of_another():
 def test_what_copies_refuse():
     def refuse(kind, message, statement, **more):
         @T.prim_func
-        def kernel(A: T.Tensor((16, 16), "float32"), S: T.SymmTensor((16, 16), "float32"), s: T.Signal((4,)), n: T.int32):
+        def kernel(
+            A: T.Tensor((16, 16), "float32"),
+            S: T.SymmTensor((16, 16), "float32"),
+            s: T.Signal((4,)),
+            n: T.int32,
+        ):
             with T.Kernel(4) as b:
                 t = T.alloc_shared((4, 8), "float32")
                 with T.Scale("device") as (rank, world):
@@ -251,22 +302,59 @@ def test_what_copies_refuse():
             run(kernel)
 
     v, t, x = TileValueError, TileTypeError, TileSyntaxError
-    refuse(v, "T.copy: A has a tile of (4, 4) and t one of (4, 8)", lambda A, S, s, t, b, n: T.copy(A[0:4, 0:4], t),
-           at="T.copy(A[0:4, 0:4], t)", expected="the same shape")  # fmt: skip
+    refuse(
+        v,
+        "T.copy: A has a tile of (4, 4) and t one of (4, 8)",
+        lambda A, S, s, t, b, n: T.copy(A[0:4, 0:4], t),
+        at="T.copy(A[0:4, 0:4], t)",
+        expected="the same shape",
+    )
     refuse(v, "A has a tile of (4, n) and t one of (4, 8)", lambda A, S, s, t, b, n: T.copy(A[0:4, 0:n], t))
     refuse(v, "T.copy: A has a tile of (16, 16) and t one of (4, 8)", lambda A, S, s, t, b, n: T.copy(A, t))
-    refuse(v, "both sides of the copy are remote", lambda A, S, s, t, b, n: T.copy(S, S, src=0, dst=1),
-           at="T.copy(S, S, src=0, dst=1)", expected="at most one", write="copy into a local tile first")  # fmt: skip
-    refuse(t, "A is remote (dst=) and is not in symmetric memory", lambda A, S, s, t, b, n: T.copy(t, A[0, 0], dst=1),
-           at="T.copy(t, A[0, 0], dst=1)", expected="A: T.SymmTensor(shape, dtype)")  # fmt: skip
-    refuse(t, "t is remote (src=) and is not in symmetric memory", lambda A, S, s, t, b, n: T.copy(t, A[0, 0], src=1))
+    refuse(
+        v,
+        "both sides of the copy are remote",
+        lambda A, S, s, t, b, n: T.copy(S, S, src=0, dst=1),
+        at="T.copy(S, S, src=0, dst=1)",
+        expected="at most one",
+        write="copy into a local tile first",
+    )
+    refuse(
+        t,
+        "A is remote (dst=) and is not in symmetric memory",
+        lambda A, S, s, t, b, n: T.copy(t, A[0, 0], dst=1),
+        at="T.copy(t, A[0, 0], dst=1)",
+        expected="A: T.SymmTensor(shape, dtype)",
+    )
+    refuse(
+        t,
+        "t is remote (src=) and is not in symmetric memory",
+        lambda A, S, s, t, b, n: T.copy(t, A[0, 0], src=1),
+    )
     refuse(v, "dst=-1 is no rank", lambda A, S, s, t, b, n: T.copy(t, S[0, 0], dst=-1), expected="0 ≤ rank")
     refuse(x, "signal= goes with dst=", lambda A, S, s, t, b, n: T.copy(t, S[0, 0], signal=s[0]))
-    refuse(v, "signal_op='mul'", lambda A, S, s, t, b, n: T.copy(t, S[0, 0], dst=1, signal=s[0], signal_op="mul"), expected="add, set")
+    refuse(
+        v,
+        "signal_op='mul'",
+        lambda A, S, s, t, b, n: T.copy(t, S[0, 0], dst=1, signal=s[0], signal_op="mul"),
+        expected="add, set",
+    )
     refuse(x, "T.copy of a signal", lambda A, S, s, t, b, n: T.copy(s, A[0, 0:4]), write="T.signal(")
-    refuse(t, "the source is 3 (int)", lambda A, S, s, t, b, n: T.copy(3, t), expected="a tensor, an allocation")
-    refuse(v, "3:7 lies outside axis 0", lambda A, S, s, t, b, n: T.copy(A[0:4, 0:8], t[3, 0]), at="T.copy(A[0:4, 0:8], t[3, 0])")
-    outside_scale(x, "src= reaches another rank outside T.Scale", lambda S, t: T.copy(S[0, 0], t, src=1), write='with T.Scale("device")')
+    refuse(
+        t, "the source is 3 (int)", lambda A, S, s, t, b, n: T.copy(3, t), expected="a tensor, an allocation"
+    )
+    refuse(
+        v,
+        "3:7 lies outside axis 0",
+        lambda A, S, s, t, b, n: T.copy(A[0:4, 0:8], t[3, 0]),
+        at="T.copy(A[0:4, 0:8], t[3, 0])",
+    )
+    outside_scale(
+        x,
+        "src= reaches another rank outside T.Scale",
+        lambda S, t: T.copy(S[0, 0], t, src=1),
+        write='with T.Scale("device")',
+    )
 
 
 def test_a_tile_written_outside_by_a_run_time_index_fails_the_launch():

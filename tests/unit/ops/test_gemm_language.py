@@ -1,4 +1,5 @@
-"""T.gemm as the language has it: shapes, transposes, dtypes, accumulation; and pipelined loops around it at several ring depths."""
+"""T.gemm as the language has it: shapes, transposes, dtypes, accumulation; and pipelined loops around it at
+several ring depths."""
 
 from __future__ import annotations
 
@@ -15,10 +16,19 @@ from tilescale.errors import TileTypeError, TileValueError
 
 #: (operands, accumulator): which products the language has
 PAIRS = [
-    ("float64", "float64"), ("float32", "float32"), ("float16", "float32"), ("float16", "float16"), ("bfloat16", "float32"),
-    ("bfloat16", "bfloat16"), ("float8_e4m3fn", "float32"), ("float8_e5m2", "float32"), ("float8_e4m3fn", "float16"),
-    ("int8", "int32"), ("uint8", "int32"), ("int32", "int32"),
-]  # fmt: skip
+    ("float64", "float64"),
+    ("float32", "float32"),
+    ("float16", "float32"),
+    ("float16", "float16"),
+    ("bfloat16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("float8_e4m3fn", "float32"),
+    ("float8_e5m2", "float32"),
+    ("float8_e4m3fn", "float16"),
+    ("int8", "int32"),
+    ("uint8", "int32"),
+    ("int32", "int32"),
+]
 
 
 def small(shape: tuple[int, ...], name: str) -> torch.Tensor:
@@ -32,9 +42,12 @@ def test_transposes_and_dtypes(operand: str, accumulator: str):
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((M, K), operand), At: T.Tensor((K, M), operand), B: T.Tensor((K, N), operand), Bt: T.Tensor((N, K), operand),
+        A: T.Tensor((M, K), operand),
+        At: T.Tensor((K, M), operand),
+        B: T.Tensor((K, N), operand),
+        Bt: T.Tensor((N, K), operand),
         C: T.Tensor((4, M, N), accumulator),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             for k, (ta, tb) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
                 a = T.alloc_shared((K, M) if ta else (M, K), operand)
@@ -48,7 +61,13 @@ def test_transposes_and_dtypes(operand: str, accumulator: str):
 
     a, b = small((M, K), operand), small((K, N), operand)
     c = torch.zeros(4, M, N, dtype=getattr(torch, accumulator))
-    run(kernel)(a, a.to(torch.float64).t().contiguous().to(a.dtype), b, b.to(torch.float64).t().contiguous().to(b.dtype), c)
+    run(kernel)(
+        a,
+        a.to(torch.float64).t().contiguous().to(a.dtype),
+        b,
+        b.to(torch.float64).t().contiguous().to(b.dtype),
+        c,
+    )
     want = a.double() @ b.double() + 2
     for k in range(4):
         assert c[k].double().equal(want), (k, operand, accumulator)
@@ -57,8 +76,11 @@ def test_transposes_and_dtypes(operand: str, accumulator: str):
 def test_clear_accum_and_mixed_fp8_and_parts_of_tiles():
     @T.prim_func
     def kernel(
-        A: T.Tensor((32, 32), "float8_e4m3fn"), B: T.Tensor((32, 32), "float8_e5m2"), C: T.Tensor((4, 32, 32), "float32"), n: T.int32
-    ):  # fmt: skip
+        A: T.Tensor((32, 32), "float8_e4m3fn"),
+        B: T.Tensor((32, 32), "float8_e5m2"),
+        C: T.Tensor((4, 32, 32), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(1):
             a, b = T.alloc_shared((2, 32, 32), "float8_e4m3fn"), T.alloc_shared((32, 32), "float8_e5m2")
             c = T.alloc_fragment((32, 32), "float32")
@@ -89,9 +111,15 @@ def test_clear_accum_and_mixed_fp8_and_parts_of_tiles():
 
 def test_half_accumulators_round_once_a_call():
     @T.prim_func
-    def kernel(A: T.Tensor((16, 64), "float16"), B: T.Tensor((64, 16), "float16"), C: T.Tensor((16, 16), "float16")):
+    def kernel(
+        A: T.Tensor((16, 64), "float16"), B: T.Tensor((64, 16), "float16"), C: T.Tensor((16, 16), "float16")
+    ):
         with T.Kernel(1):
-            a, b, c = T.alloc_shared((16, 64), "float16"), T.alloc_shared((64, 16), "float16"), T.alloc_fragment((16, 16), "float16")
+            a, b, c = (
+                T.alloc_shared((16, 64), "float16"),
+                T.alloc_shared((64, 16), "float16"),
+                T.alloc_fragment((16, 16), "float16"),
+            )
             T.copy(A, a)
             T.copy(B, b)
             T.gemm(a, b, c, clear_accum=True)
@@ -109,7 +137,9 @@ def test_pipelined_gemm_at_every_depth_of_its_ring(stages: int):
     M, N, K = T.dynamic("m"), 80, T.dynamic("k")
 
     @T.prim_func
-    def kernel(A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")):
+    def kernel(
+        A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")
+    ):
         with T.Kernel(T.ceildiv(N, 32), T.ceildiv(M, 32), threads=128) as (bx, by):
             T.use_swizzle(panel_size=4)
             a, b = T.alloc_shared((32, 16), "float32"), T.alloc_shared((16, 32), "float32")
@@ -133,7 +163,8 @@ def test_pipelined_gemm_at_every_depth_of_its_ring(stages: int):
 
 
 def test_pipelined_loops_with_other_statements_keep_their_meaning_at_every_depth():
-    """Readers between the copies, buffers used behind the loop, conditional copies, nested pipelines, a start other than zero."""
+    """Readers between the copies, buffers used behind the loop, conditional copies, nested pipelines, a start
+    other than zero."""
 
     @T.prim_func
     def kernel(A: T.Tensor((8, 16), "int32"), C: T.Tensor((6, 16), "int32"), n: T.int32):
@@ -210,33 +241,74 @@ def test_what_gemm_refuses():
         @T.prim_func
         def kernel(A: T.Tensor((16, 16), "float16")):
             with T.Kernel(1):
-                a, b, c = T.alloc_shared((16, 8), "float16"), T.alloc_shared((8, 32), "float16"), T.alloc_fragment((16, 32), "float32")
+                a, b, c = (
+                    T.alloc_shared((16, 8), "float16"),
+                    T.alloc_shared((8, 32), "float16"),
+                    T.alloc_fragment((16, 32), "float32"),
+                )
                 statement(A, a, b, c)
 
         with refused(kind, message, **more):
             kernel.trace()
 
     v, t = TileValueError, TileTypeError
-    refuse(v, "T.gemm of A (16, 8), B (8, 32)ᵀ into C (16, 32)", lambda A, a, b, c: T.gemm(a, b, c, transpose_B=True),
-           at="T.gemm(a, b, c, transpose_B=True)", expected="here K is 8 and 32, C should be (16, 8)")  # fmt: skip
-    refuse(v, "into C (16, 16)", lambda A, a, b, c: T.gemm(a, b, c[0:16, 0:16]), expected="C should be (16, 32)")
-    refuse(v, "A of T.gemm is a, a tile of (16,)", lambda A, a, b, c: T.gemm(a[0:16, 0], b, c), expected="two constant extents")
-    refuse(t, "A of T.gemm is A, which lies in global memory", lambda A, a, b, c: T.gemm(A, b, c), write="T.alloc_shared")
-    refuse(t, "T.gemm of float16 by float16 into int32", lambda A, a, b, c: T.gemm(a, b, T.alloc_fragment((16, 32), "int32")),
-           expected="into float32")  # fmt: skip
-    refuse(t, "T.gemm of float16 by float32", lambda A, a, b, c: T.gemm(a, T.alloc_shared((8, 32), "float32"), c))
-    refuse(v, "precision='tf32' in T.gemm of float16", lambda A, a, b, c: T.gemm(a, b, c, precision="tf32"), expected="operands of float32")
+    refuse(
+        v,
+        "T.gemm of A (16, 8), B (8, 32)ᵀ into C (16, 32)",
+        lambda A, a, b, c: T.gemm(a, b, c, transpose_B=True),
+        at="T.gemm(a, b, c, transpose_B=True)",
+        expected="here K is 8 and 32, C should be (16, 8)",
+    )
+    refuse(
+        v, "into C (16, 16)", lambda A, a, b, c: T.gemm(a, b, c[0:16, 0:16]), expected="C should be (16, 32)"
+    )
+    refuse(
+        v,
+        "A of T.gemm is a, a tile of (16,)",
+        lambda A, a, b, c: T.gemm(a[0:16, 0], b, c),
+        expected="two constant extents",
+    )
+    refuse(
+        t,
+        "A of T.gemm is A, which lies in global memory",
+        lambda A, a, b, c: T.gemm(A, b, c),
+        write="T.alloc_shared",
+    )
+    refuse(
+        t,
+        "T.gemm of float16 by float16 into int32",
+        lambda A, a, b, c: T.gemm(a, b, T.alloc_fragment((16, 32), "int32")),
+        expected="into float32",
+    )
+    refuse(
+        t, "T.gemm of float16 by float32", lambda A, a, b, c: T.gemm(a, T.alloc_shared((8, 32), "float32"), c)
+    )
+    refuse(
+        v,
+        "precision='tf32' in T.gemm of float16",
+        lambda A, a, b, c: T.gemm(a, b, c, precision="tf32"),
+        expected="operands of float32",
+    )
     refuse(v, "precision='bf16x3'", lambda A, a, b, c: T.gemm(a, b, c, precision="bf16x3"), expected='"tf32"')
 
 
 def test_precision_allows_operands_to_be_cut():
-    """What is asked for by name: the simulator cuts both to 10 bits of mantissa; without a word it does not."""
+    """What is asked for by name: the simulator cuts both to 10 bits of mantissa; without a word it does
+    not."""
 
     def kernel(precision):
         @T.prim_func
-        def product(A: T.Tensor((16, 32), "float32"), B: T.Tensor((32, 16), "float32"), C: T.Tensor((16, 16), "float32")):
+        def product(
+            A: T.Tensor((16, 32), "float32"),
+            B: T.Tensor((32, 16), "float32"),
+            C: T.Tensor((16, 16), "float32"),
+        ):
             with T.Kernel(1, threads=32):
-                a, b, c = T.alloc_shared((16, 32), "float32"), T.alloc_shared((32, 16), "float32"), T.alloc_fragment((16, 16), "float32")
+                a, b, c = (
+                    T.alloc_shared((16, 32), "float32"),
+                    T.alloc_shared((32, 16), "float32"),
+                    T.alloc_fragment((16, 16), "float32"),
+                )
                 T.copy(A, a)
                 T.copy(B, b)
                 T.gemm(a, b, c, clear_accum=True, precision=precision)
@@ -245,7 +317,11 @@ def test_precision_allows_operands_to_be_cut():
         return product
 
     draw = np.random.default_rng(0)
-    args = {"A": draw.standard_normal((16, 32), "float32"), "B": draw.standard_normal((32, 16), "float32"), "C": np.zeros((16, 16), "float32")}
+    args = {
+        "A": draw.standard_normal((16, 32), "float32"),
+        "B": draw.standard_normal((32, 16), "float32"),
+        "C": np.zeros((16, 16), "float32"),
+    }
     cut = {n: (x.view("uint32") >> 13 << 13).view("float32").astype("float64") for n, x in args.items()}
     plain = launch(kernel(""), 1, args).arrays[0]["C"]
     less = launch(kernel("tf32"), 1, args).arrays[0]["C"]

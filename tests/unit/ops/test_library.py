@@ -1,4 +1,5 @@
-"""tilescale.ops on the simulator and on the CPU: every operation on its small cases against float64; imports; what is refused."""
+"""tilescale.ops on the simulator and on the CPU: every operation on its small cases against float64; imports;
+what is refused."""
 
 from __future__ import annotations
 
@@ -15,14 +16,21 @@ from tilescale.ops import HOME, MODULES, load, w4a16
 from tilescale.ops import rows as cuts
 from tilescale.ops.case import Case, Op, as_tuple, worst
 
-SMALL = [pytest.param(load(m), c, id=f"{load(m).name}: {c}") for m in MODULES for c in load(m).cases if c.small]
+SMALL = [
+    pytest.param(load(m), c, id=f"{load(m).name}: {c}") for m in MODULES for c in load(m).cases if c.small
+]
 
 
 def poisoned(like: tuple[torch.Tensor, ...]) -> tuple[Any, list[torch.Tensor]]:
-    """Outputs that hold NaN (or their dtype's least number), each in the middle of memory that must stay as it is."""
+    """Outputs that hold NaN (or their dtype's least number), each in the middle of memory that must stay as
+    it is."""
     rooms, outs = [], []
     for t in like:
-        bits = torch.full((t.numel() + 256,), 0x55, dtype=torch.uint8).repeat_interleave(t.element_size()).view(t.dtype)
+        bits = (
+            torch.full((t.numel() + 256,), 0x55, dtype=torch.uint8)
+            .repeat_interleave(t.element_size())
+            .view(t.dtype)
+        )
         out = bits[128 : 128 + t.numel()].view(t.shape)
         out.fill_(float("nan") if t.is_floating_point() else torch.iinfo(t.dtype).min)
         rooms.append(bits)
@@ -33,13 +41,16 @@ def poisoned(like: tuple[torch.Tensor, ...]) -> tuple[Any, list[torch.Tensor]]:
 @pytest.mark.parametrize("target", ["sim", "cpu"])
 @pytest.mark.parametrize("op, case", SMALL)
 def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatch):
-    """Into memory of its own and into poisoned memory: within what rounding explains, the same bits, nothing beside it touched."""
+    """Into memory of its own and into poisoned memory: within what rounding explains, the same bits, nothing
+    beside it touched."""
     monkeypatch.setenv("TILESCALE_TARGET", target)
     arguments = op.draw(**case.shape)
     got, want = as_tuple(op.run(**arguments)), op.reference(**arguments)
     assert len(got) == len(want)
     for k, (g, w) in enumerate(zip(got, want, strict=True)):
-        assert g.shape == w.value.shape and worst(g, w) <= 1, f"result {k} of {case}: {worst(g, w)} times what rounding explains"
+        assert g.shape == w.value.shape and worst(g, w) <= 1, (
+            f"result {k} of {case}: {worst(g, w)} times what rounding explains"
+        )
     out, rooms = poisoned(got)
     again = as_tuple(op.run(**arguments, out=out))
     for g, a, w, room in zip(got, again, want, rooms, strict=True):
@@ -50,8 +61,8 @@ def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("n", [19, 3001, 9000, 9001, 262145])
 def test_infinities_in_a_softmax(n: int):
-    """However rows are cut: minus infinities are zeros, also where all that a block or a turn has are some; rows of them alone and rows with
-    an infinity or a NaN are NaN."""
+    """However rows are cut: minus infinities are zeros, also where all that a block or a turn has are some;
+    rows of them alone and rows with an infinity or a NaN are NaN."""
     rows = torch.randn(5, n)
     rows[0, n // 5 :] = -torch.inf
     rows[1, : n - 3] = -torch.inf
@@ -61,13 +72,29 @@ def test_infinities_in_a_softmax(n: int):
     for x in (rows, rows.bfloat16()):
         got, want = tilescale.ops.softmax(x), x.double().softmax(-1)
         assert got[2:].isnan().all() and want[2:].isnan().all()
-        assert torch.allclose(got[:2].double(), want[:2], rtol=2.0**-7 if x.dtype == torch.bfloat16 else 2.0**-14, atol=0)
+        assert torch.allclose(
+            got[:2].double(), want[:2], rtol=2.0**-7 if x.dtype == torch.bfloat16 else 2.0**-14, atol=0
+        )
         assert (got[:2][want[:2] == 0] == 0).all()
 
 
-@pytest.mark.parametrize("columns, rows", [(7, 1), (19, 5000), (1000, 3), (3001, 200), (9001, 2), (33000, 60), (131056, 1), (262128, 999), (300001, 4)])
+@pytest.mark.parametrize(
+    "columns, rows",
+    [
+        (7, 1),
+        (19, 5000),
+        (1000, 3),
+        (3001, 200),
+        (9001, 2),
+        (33000, 60),
+        (131056, 1),
+        (262128, 999),
+        (300001, 4),
+    ],
+)
 def test_cuts_have_every_column(columns: int, rows: int):
-    """Of every dtype: all columns are somewhere, a thread has no more of them than registers, words are whole."""
+    """Of every dtype: all columns are somewhere, a thread has no more of them than registers, words are
+    whole."""
     for dtype, size in cuts.BYTES.items():
         each, word = (16 if size == 8 else 32), 16 // size
         cut = cuts.cut(columns, dtype, rows, 132)
@@ -75,13 +102,20 @@ def test_cuts_have_every_column(columns: int, rows: int):
         blocks = cuts.shared(columns, dtype, rows, 132)
         share = cuts.share(columns + word - 1, dtype, blocks) if blocks > 1 else None
         if share is not None:
-            assert share.blocks * share.width >= columns + word - 1 and share.width % (share.threads * word) == 0
-            assert share.width <= share.threads * (each if share.threads == 1024 else each * 3 // 2) and share.threads <= 1024 and blocks in (2, 4, 8)
+            assert (
+                share.blocks * share.width >= columns + word - 1 and share.width % (share.threads * word) == 0
+            )
+            assert (
+                share.width <= share.threads * (each if share.threads == 1024 else each * 3 // 2)
+                and share.threads <= 1024
+                and blocks in (2, 4, 8)
+            )
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_lists(module: str):
-    """Each operation is tested small and ragged and has something to be measured against where it is measured."""
+    """Each operation is tested small and ragged and has something to be measured against where it is
+    measured."""
     op = load(module)
     assert len({str(c) for c in op.cases}) == len(op.cases), "a case stands in the list twice"
     assert any(c.small for c in op.cases)
@@ -101,7 +135,9 @@ def test_names():
 
 def test_torch_comes_with_the_first_operation(clean_env: dict[str, str]):
     code = "import sys, tilescale.ops; a = 'torch' in sys.modules; tilescale.ops.matmul; print(a, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "False True"), done.stderr
 
 
@@ -141,7 +177,8 @@ def test_matrices_that_lie_neither_way_are_copied():
 
 
 def test_sequences_that_fill_no_wave_are_cut_finer(monkeypatch: pytest.MonkeyPatch):
-    """200 sequences of two blocks on 132 multiprocessors: three waves of 198, and two sequences in parts; the same on a small scale."""
+    """200 sequences of two blocks on 132 multiprocessors: three waves of 198, and two sequences in parts; the
+    same on a small scale."""
     from tilescale.ops import host
     from tilescale.ops.latent_attention import plan
 
@@ -158,7 +195,11 @@ def test_sequences_that_fill_no_wave_are_cut_finer(monkeypatch: pytest.MonkeyPat
 
 def test_what_rows_and_attention_refuse():
     ops, x = tilescale.ops, torch.zeros(4, 8)
-    q, cache, n = torch.zeros(2, 16, 80, dtype=torch.bfloat16), torch.zeros(2, 100, 80, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int32)
+    q, cache, n = (
+        torch.zeros(2, 16, 80, dtype=torch.bfloat16),
+        torch.zeros(2, 100, 80, dtype=torch.bfloat16),
+        torch.ones(2, dtype=torch.int32),
+    )
     page, table = torch.zeros(5, 64, 80, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.int32)
     g = load("attention_backward").draw(1, 2, 20, 16, kv_heads=1)
     for wrong in (
@@ -197,13 +238,18 @@ def test_what_is_no_tensor_is_refused():
     from tilescale import ops
 
     x = torch.ones(8, 8)
-    for call in (lambda: ops.softmax([1.0]), lambda: ops.matmul(x.numpy(), x), lambda: ops.matmul(x, x, bias=[1.0])):
+    for call in (
+        lambda: ops.softmax([1.0]),
+        lambda: ops.matmul(x.numpy(), x),
+        lambda: ops.matmul(x, x, bias=[1.0]),
+    ):
         with pytest.raises(TileTypeError, match="of (softmax|matmul) is (list|ndarray)"):
             call()
 
 
 def test_tiles_of_attention():
-    """Short queries, few keys and few tiles under a causal mask get blocks of one warpgroup; keys of no more than a tile get one stage."""
+    """Short queries, few keys and few tiles under a causal mask get blocks of one warpgroup; keys of no more
+    than a tile get one stage."""
     from tilescale.ops.attention import Tile, keys_of_tile, tile_of
 
     assert tile_of(200, queries=3, keys=3) == tile_of(256, True, 1, 132, 3, 3, 744) == Tile(64, 16, 128, 0)
@@ -220,13 +266,18 @@ def test_tiles_of_attention():
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
 @pytest.mark.parametrize("tokens, tile", [(150, (64, 64, 128, 1)), (4000, (64, 128, 128, 2))])
-def test_packed_keys_are_tokens(tokens: int, tile: tuple[int, ...], kv_heads: int, monkeypatch: pytest.MonkeyPatch):
+def test_packed_keys_are_tokens(
+    tokens: int, tile: tuple[int, ...], kv_heads: int, monkeypatch: pytest.MonkeyPatch
+):
     """As many as the queries' tokens: the queries' own. Others may all be one sequence's."""
     from tilescale.ops import attention, host
 
     taken: list[attention.Tile] = []
     monkeypatch.setattr(host, "launch", lambda factory, args, **constants: taken.append(constants["tile"]))
-    starts, k = torch.tensor([0, 50, 100, 150], dtype=torch.int32), torch.zeros(tokens, kv_heads, 16, dtype=torch.bfloat16)
+    starts, k = (
+        torch.tensor([0, 50, 100, 150], dtype=torch.int32),
+        torch.zeros(tokens, kv_heads, 16, dtype=torch.bfloat16),
+    )
     q = torch.zeros(150, 4, 16, dtype=torch.bfloat16)
     tilescale.ops.flash_attention(q, k, k, q_starts=starts, k_starts=starts, longest=50)
     assert taken == [attention.Tile(*tile)]

@@ -1,4 +1,5 @@
-"""T.any_of and T.all_of of tiles, and operands that only run where they are asked for: simulator, CPU and emulated GPU alike."""
+"""T.any_of and T.all_of of tiles, and operands that only run where they are asked for: simulator, CPU and
+emulated GPU alike."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def test_of_a_tile(memory: str, dtype: str, shape: tuple[int, int], word: str):
             if memory == "tensor":
                 whole, part = M[b], M[b, 1, 1:3]
             else:
-                alloc = {"shared": T.alloc_shared, "fragment": T.alloc_fragment, "local": T.alloc_local}[memory]
+                alloc = {"shared": T.alloc_shared, "fragment": T.alloc_fragment, "local": T.alloc_local}[
+                    memory
+                ]
                 tile = alloc(shape, dtype)
                 if memory == "local":
                     for i, j in T.grid(*shape):
@@ -88,7 +91,10 @@ def test_a_pipelined_product_of_the_blocks_that_a_mask_keeps():
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), mask: T.Tensor((2, 4, 2), "bool"), C: T.Tensor((M, N), "float32")
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        mask: T.Tensor((2, 4, 2), "bool"),
+        C: T.Tensor((M, N), "float32"),
     ):
         with T.Kernel(2, threads=128) as by:
             a, b = T.alloc_shared((32, 16), "float16"), T.alloc_shared((16, N), "float16")
@@ -123,12 +129,25 @@ def test_what_has_no_elements_to_ask_for():
         with refused(kind, message, **more):
             kernel.trace()
 
-    refuse(TileTypeError, "T.any_of of S, which is a signal", lambda S, A, f, n, i: T.any_of(S), write="T.wait(S[i]")
     refuse(
-        TileSyntaxError, "T.all_of of a fragment in T.Parallel", lambda S, A, f, n, i: T.all_of(f[i, :]), at="T.all_of(f[i, :])",
+        TileTypeError,
+        "T.any_of of S, which is a signal",
+        lambda S, A, f, n, i: T.any_of(S),
+        write="T.wait(S[i]",
+    )
+    refuse(
+        TileSyntaxError,
+        "T.all_of of a fragment in T.Parallel",
+        lambda S, A, f, n, i: T.all_of(f[i, :]),
+        at="T.all_of(f[i, :])",
         write="in front of the loop",
-    )  # fmt: skip
-    refuse(TileTypeError, "A is a tile, and a scalar is needed as a condition", lambda S, A, f, n, i: bool(A), write="T.any_of(A)")
+    )
+    refuse(
+        TileTypeError,
+        "A is a tile, and a scalar is needed as a condition",
+        lambda S, A, f, n, i: bool(A),
+        write="T.any_of(A)",
+    )
 
 
 def test_a_region_taken_for_a_scalar_is_told_as_it_was_written():

@@ -43,7 +43,10 @@ def polled(*, guarded: bool = True, sent: bool = True, reach: str = "device") ->
 
 
 def arguments() -> list[dict[str, Any]]:
-    return [{"X": np.full(S, r + 1, "float32"), "s": np.zeros(2, "int64"), "O": np.zeros(S, "float32")} for r in range(2)]
+    return [
+        {"X": np.full(S, r + 1, "float32"), "s": np.zeros(2, "int64"), "O": np.zeros(S, "float32")}
+        for r in range(2)
+    ]
 
 
 def test_what_was_released_is_there_once_it_holds():
@@ -55,7 +58,9 @@ def test_what_was_released_is_there_once_it_holds():
     agree_on_ranks(polled(), arguments(), seeds=4)
 
 
-@pytest.mark.parametrize("options, kind", [({"guarded": False}, "race"), ({"reach": "grid"}, "race"), ({"sent": False}, "endless")])
+@pytest.mark.parametrize(
+    "options, kind", [({"guarded": False}, "race"), ({"reach": "grid"}, "race"), ({"sent": False}, "endless")]
+)
 def test_a_look_that_fails_orders_nothing(options: dict[str, Any], kind: str):
     found = check(polled(**options), 2, by_name(arguments()), schedule="exhaustive", bound=12).findings
     assert [f.kind for f in found] == [kind], found

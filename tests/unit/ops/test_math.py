@@ -1,4 +1,5 @@
-"""T.exp and its kin as kernels use them, against float64: exact ones within 2 units in the last place, fast ones within their bounds."""
+"""T.exp and its kin as kernels use them, against float64: exact ones within 2 units in the last place, fast
+ones within their bounds."""
 
 from __future__ import annotations
 
@@ -22,23 +23,51 @@ def root(x: torch.Tensor) -> torch.Tensor:
 UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 #: name → (reference, range, greatest error in units of the last place)
 UNARY = {
-    "exp": (torch.exp, (-8, 8), 2), "exp2": (torch.exp2, (-8, 8), 2), "exp10": (lambda x: 10.0**x, (-4, 4), 2),
-    "log": (torch.log, (0.01, 90), 2), "log2": (torch.log2, (0.01, 90), 2), "log10": (torch.log10, (0.01, 90), 2),
-    "log1p": (torch.log1p, (-0.5, 9), 2), "sqrt": (root, (0, 90), 0.5001), "rsqrt": (torch.rsqrt, (0.01, 90), 2),
-    "sin": (torch.sin, (-6, 6), 2), "cos": (torch.cos, (-6, 6), 2), "tan": (torch.tan, (-1.4, 1.4), 4),
+    "exp": (torch.exp, (-8, 8), 2),
+    "exp2": (torch.exp2, (-8, 8), 2),
+    "exp10": (lambda x: 10.0**x, (-4, 4), 2),
+    "log": (torch.log, (0.01, 90), 2),
+    "log2": (torch.log2, (0.01, 90), 2),
+    "log10": (torch.log10, (0.01, 90), 2),
+    "log1p": (torch.log1p, (-0.5, 9), 2),
+    "sqrt": (root, (0, 90), 0.5001),
+    "rsqrt": (torch.rsqrt, (0.01, 90), 2),
+    "sin": (torch.sin, (-6, 6), 2),
+    "cos": (torch.cos, (-6, 6), 2),
+    "tan": (torch.tan, (-1.4, 1.4), 4),
     "tanh": (torch.tanh, (-4, 4), 2.1),
-    "sigmoid": (torch.sigmoid, (-8, 8), 3), "erf": (torch.erf, (-3, 3), 3), "floor": (torch.floor, (-9, 9), 0),
+    "sigmoid": (torch.sigmoid, (-8, 8), 3),
+    "erf": (torch.erf, (-3, 3), 3),
+    "floor": (torch.floor, (-9, 9), 0),
     "ceil": (torch.ceil, (-9, 9), 0),
-    "trunc": (torch.trunc, (-9, 9), 0), "round": (torch.round, (-9, 9), 0), "abs": (torch.abs, (-9, 9), 0),
+    "trunc": (torch.trunc, (-9, 9), 0),
+    "round": (torch.round, (-9, 9), 0),
+    "abs": (torch.abs, (-9, 9), 0),
     "asin": (torch.asin, (-1, 1), 3),
-    "acos": (torch.acos, (-1, 1), 3), "atan": (torch.atan, (-9, 9), 3), "sinh": (torch.sinh, (-4, 4), 3), "cosh": (torch.cosh, (-4, 4), 3),
-    "ieee_sqrt": (root, (0, 90), 0.5001), "ieee_frcp": (torch.reciprocal, (0.1, 90), 0.5001), "ieee_frsqrt": (torch.rsqrt, (0.1, 90), 2),
-}  # fmt: skip
-FAST = {"__exp": 16, "__exp2": 16, "__exp10": 32, "__log": 32, "__log2": 32, "__log10": 32, "__sin": 16, "__cos": 16, "__tan": 32}
+    "acos": (torch.acos, (-1, 1), 3),
+    "atan": (torch.atan, (-9, 9), 3),
+    "sinh": (torch.sinh, (-4, 4), 3),
+    "cosh": (torch.cosh, (-4, 4), 3),
+    "ieee_sqrt": (root, (0, 90), 0.5001),
+    "ieee_frcp": (torch.reciprocal, (0.1, 90), 0.5001),
+    "ieee_frsqrt": (torch.rsqrt, (0.1, 90), 2),
+}
+FAST = {
+    "__exp": 16,
+    "__exp2": 16,
+    "__exp10": 32,
+    "__log": 32,
+    "__log2": 32,
+    "__log10": 32,
+    "__sin": 16,
+    "__cos": 16,
+    "__tan": 32,
+}
 
 
 def worst(got: torch.Tensor, want: torch.Tensor, name: str) -> float:
-    """The greatest error in units of the last place of the wanted value (absolute near zero, where the fast ones are)."""
+    """The greatest error in units of the last place of the wanted value (absolute near zero, where the fast
+    ones are)."""
     unit = UNIT[name] * torch.exp2(torch.floor(torch.log2(want.abs().clamp_min(2.0**-14))))
     return float(((got.double() - want).abs() / unit).max())
 
@@ -56,7 +85,9 @@ def test_functions_of_one_argument(name: str):
 
     low_high = [UNARY[f.removeprefix("__")][1] for f in functions]
     g = torch.Generator().manual_seed(0)
-    a = torch.stack([torch.rand(500, generator=g, dtype=torch.float64) * (h - l) + l for l, h in low_high]).to(getattr(torch, name))
+    a = torch.stack(
+        [torch.rand(500, generator=g, dtype=torch.float64) * (h - l) + l for l, h in low_high]
+    ).to(getattr(torch, name))
     c = torch.zeros_like(a)
     run(kernel)(a, c)
     for k, function in enumerate(functions):
@@ -69,8 +100,11 @@ def test_functions_of_one_argument(name: str):
 def test_functions_of_several_arguments_and_special_values():
     @T.prim_func
     def kernel(
-        A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((10, 64), "float32"), D: T.Tensor((6, 64), "bool")
-    ):  # fmt: skip
+        A: T.Tensor((64,), "float32"),
+        B: T.Tensor((64,), "float32"),
+        C: T.Tensor((10, 64), "float32"),
+        D: T.Tensor((6, 64), "bool"),
+    ):
         with T.Kernel(1):
             for i in T.Parallel(64):
                 x, y = A[i], B[i]
@@ -84,7 +118,9 @@ def test_functions_of_several_arguments_and_special_values():
                 C[7, i] = T.max(x, y, 0.25)
                 C[8, i] = T.min(x, -y)
                 C[9, i] = T.ieee_fdiv(x, y)
-                big = T.if_then_else(i % 3 == 0, T.infinity("float32"), T.if_then_else(i % 3 == 1, x / 0.0 * 0.0, x))
+                big = T.if_then_else(
+                    i % 3 == 0, T.infinity("float32"), T.if_then_else(i % 3 == 1, x / 0.0 * 0.0, x)
+                )
                 D[0, i] = T.isinf(big)
                 D[1, i] = T.isnan(big)
                 D[2, i] = T.isfinite(big)
@@ -96,20 +132,39 @@ def test_functions_of_several_arguments_and_special_values():
     c, d = torch.zeros(10, 64), torch.zeros(6, 64, dtype=torch.bool)
     run(kernel)(a, b, c, d)
     x, y = a.double(), b.double()
-    want = [(x.abs() + 0.1) ** y, torch.fmod(x, y), torch.atan2(x, y), torch.copysign(x, y), torch.hypot(x, y), x * y + 1.5,
-            x.clamp(-0.5, 0.5), torch.maximum(torch.maximum(x, y), torch.tensor(0.25)), torch.minimum(x, -y), x / y]  # fmt: skip
+    want = [
+        (x.abs() + 0.1) ** y,
+        torch.fmod(x, y),
+        torch.atan2(x, y),
+        torch.copysign(x, y),
+        torch.hypot(x, y),
+        x * y + 1.5,
+        x.clamp(-0.5, 0.5),
+        torch.maximum(torch.maximum(x, y), torch.tensor(0.25)),
+        torch.minimum(x, -y),
+        x / y,
+    ]
     for k, w in enumerate(want):
         assert worst(c[k], w, "float32") <= 3, k
     assert c[9].equal(a / b), "division is correctly rounded"
     third = torch.arange(64) % 3
     assert d[0].equal(third == 0) and d[1].equal(third == 1) and d[2].equal(third == 2)
-    assert d[3].equal(third == 1) and d[4].equal(third != 1) and d[5].equal((third == 1) | (third == 2) & (a <= 0))
+    assert (
+        d[3].equal(third == 1)
+        and d[4].equal(third != 1)
+        and d[5].equal((third == 1) | (third == 2) & (a <= 0))
+    )
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_what_is_written_ieee_is_never_contracted(name: str):
     @T.prim_func
-    def kernel(X: T.Tensor((512,), name), Y: T.Tensor((512,), name), Z: T.Tensor((512,), name), C: T.Tensor((3, 512), name)):
+    def kernel(
+        X: T.Tensor((512,), name),
+        Y: T.Tensor((512,), name),
+        Z: T.Tensor((512,), name),
+        C: T.Tensor((3, 512), name),
+    ):
         with T.Kernel(4, threads=128) as bx:
             for i in T.Parallel(128):
                 at = bx * 128 + i
@@ -127,7 +182,9 @@ def test_python_values_stay_pythons():
     @T.prim_func
     def kernel(C: T.Tensor((6,), "float64")):
         with T.Kernel(1):
-            for k, value in enumerate((T.exp(1.0), T.max(2, 7), T.pow(2, 10), T.ceildiv(7, 2), T.clamp(5, 0, 3), T.abs(-4))):
+            for k, value in enumerate(
+                (T.exp(1.0), T.max(2, 7), T.pow(2, 10), T.ceildiv(7, 2), T.clamp(5, 0, 3), T.abs(-4))
+            ):
                 C[k] = T.cast(value, "float64") if isinstance(value, int) else value * 1.0
 
     c = torch.zeros(6, dtype=torch.float64)
@@ -136,7 +193,18 @@ def test_python_values_stay_pythons():
 
 
 def test_limits_of_dtypes():
-    dtypes = ("int8", "uint8", "int16", "int32", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+    dtypes = (
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+    )
 
     @T.prim_func
     def kernel(C: T.Tensor((len(dtypes), 2), "float64"), D: T.Tensor((2,), "int64")):

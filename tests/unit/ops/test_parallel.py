@@ -1,4 +1,5 @@
-"""T.Parallel with any index expressions: gather, scatter, transposed, strided, modulo, guarded, dependent on data."""
+"""T.Parallel with any index expressions: gather, scatter, transposed, strided, modulo, guarded, dependent on
+data."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ def test_index_expressions():
     N = T.dynamic("n")
 
     @T.prim_func
-    def kernel(A: T.Tensor((N, 24), "float32"), I: T.Tensor((N,), "int32"), C: T.Tensor((9, N, 24), "float32")):
+    def kernel(
+        A: T.Tensor((N, 24), "float32"), I: T.Tensor((N,), "int32"), C: T.Tensor((9, N, 24), "float32")
+    ):
         with T.Kernel(T.ceildiv(N, 8)) as b:
             t, u = T.alloc_shared((8, 24), "float32"), T.alloc_fragment((24, 8), "float32")
             T.copy(A[b * 8, 0], t)
@@ -74,7 +77,12 @@ def test_index_expressions():
 
 def test_bools_with_names_and_masks():
     @T.prim_func
-    def kernel(A: T.Tensor((64,), "float32"), M: T.Tensor((64,), "bool"), C: T.Tensor((4, 64), "float32"), D: T.Tensor((2, 64), "bool")):
+    def kernel(
+        A: T.Tensor((64,), "float32"),
+        M: T.Tensor((64,), "bool"),
+        C: T.Tensor((4, 64), "float32"),
+        D: T.Tensor((2, 64), "bool"),
+    ):
         with T.Kernel(1):
             mask = T.alloc_fragment((64,), "bool")
             for i in T.Parallel(64):
@@ -117,14 +125,20 @@ def test_local_memory_belongs_to_one_iteration():
                         best = row[j]
                 D[b * 8 + i] = best
 
-    a, c, d = torch.randint(-9, 9, (16, 8), dtype=torch.int32), torch.zeros(16, 8, dtype=torch.int32), torch.zeros(16, dtype=torch.int32)
+    a, c, d = (
+        torch.randint(-9, 9, (16, 8), dtype=torch.int32),
+        torch.zeros(16, 8, dtype=torch.int32),
+        torch.zeros(16, dtype=torch.int32),
+    )
     run(kernel)(a, c, d)
     assert c.equal(a.flip(1) * 2) and d.equal((a * 2).max(1).values)
 
 
 def test_extents_known_only_at_run_time_and_nested_parallel():
     @T.prim_func
-    def kernel(A: T.Tensor((T.dynamic("n"), 8), "int32"), C: T.Tensor((T.dynamic("n"), 8), "int32"), k: T.int32):
+    def kernel(
+        A: T.Tensor((T.dynamic("n"), 8), "int32"), C: T.Tensor((T.dynamic("n"), 8), "int32"), k: T.int32
+    ):
         with T.Kernel(1):
             for i, j in T.Parallel(A.shape[0], k):
                 C[i, j] = A[i, j] + i
@@ -163,7 +177,18 @@ def test_dependences_on_the_same_element_are_kept():
     assert c.equal(want)
 
 
-EIGHT_AND_MORE = ["bool", "int8", "uint8", "int16", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float64"]
+EIGHT_AND_MORE = [
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "int64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float16",
+    "bfloat16",
+    "float64",
+]
 
 
 @pytest.mark.parametrize("name", EIGHT_AND_MORE)

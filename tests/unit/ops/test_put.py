@@ -21,7 +21,12 @@ def exchange(wait: bool = True) -> Any:
     """Every rank tells all of them how much it has: the sizes of a ragged exchange."""
 
     @T.prim_func
-    def main(sizes: T.SymmTensor((R, 2), "int32"), halves: T.SymmTensor((R,), "float16"), s: T.Signal((2,)), O: T.Tensor((R, 2), "int32")):
+    def main(
+        sizes: T.SymmTensor((R, 2), "int32"),
+        halves: T.SymmTensor((R,), "float16"),
+        s: T.Signal((2,)),
+        O: T.Tensor((R, 2), "int32"),
+    ):
         with T.Kernel(1, threads=64), T.Scale("device") as (rank, n):
             for k in T.serial(n):
                 T.put(rank * 10 + k, sizes[rank, 1], dst=k, signal=s[0])
@@ -37,17 +42,31 @@ def exchange(wait: bool = True) -> Any:
 
 
 def arguments() -> list[dict[str, Any]]:
-    return [{"sizes": np.zeros((R, 2), "int32"), "halves": np.zeros(R, "float16"), "s": np.zeros(2, "int64"), "O": np.zeros((R, 2), "int32")}
-            for _ in range(R)]  # fmt: skip
+    return [
+        {
+            "sizes": np.zeros((R, 2), "int32"),
+            "halves": np.zeros(R, "float16"),
+            "s": np.zeros(2, "int64"),
+            "O": np.zeros((R, 2), "int32"),
+        }
+        for _ in range(R)
+    ]
 
 
 def test_sizes_of_a_ragged_exchange():
     arrays = launch(exchange(), R, by_name(arguments())).arrays
     for rank, got in enumerate(arrays):
-        assert got["O"][:, 1].tolist() == [k * 10 + rank for k in range(R)] and got["halves"].tolist() == [0.5, 1.5, 2.5]
+        assert got["O"][:, 1].tolist() == [k * 10 + rank for k in range(R)] and got["halves"].tolist() == [
+            0.5,
+            1.5,
+            2.5,
+        ]
     report = check(exchange(), R, by_name(arguments()), schedule="adversary", seeds=6)
     assert report, report
-    assert any(f.kind == "race" for f in check(exchange(wait=False), R, by_name(arguments()), schedule="adversary", seeds=6).findings)
+    assert any(
+        f.kind == "race"
+        for f in check(exchange(wait=False), R, by_name(arguments()), schedule="adversary", seeds=6).findings
+    )
     agree_on_ranks(exchange(), arguments(), seeds=3)
 
 

@@ -10,18 +10,40 @@ from tests.kernels import refused, run
 from tilescale.errors import TileTypeError, TileValueError
 
 OPS = {
-    "sum": lambda x, d: x.sum(d), "max": lambda x, d: x.amax(d), "min": lambda x, d: x.amin(d), "prod": lambda x, d: x.prod(d),
-    "abssum": lambda x, d: x.abs().sum(d), "absmax": lambda x, d: x.abs().amax(d),
-}  # fmt: skip
+    "sum": lambda x, d: x.sum(d),
+    "max": lambda x, d: x.amax(d),
+    "min": lambda x, d: x.amin(d),
+    "prod": lambda x, d: x.prod(d),
+    "abssum": lambda x, d: x.abs().sum(d),
+    "absmax": lambda x, d: x.abs().amax(d),
+}
 JOIN = {
-    "sum": torch.add, "max": torch.maximum, "min": torch.minimum, "prod": torch.mul, "abssum": torch.add, "absmax": torch.maximum,
-}  # fmt: skip
-DTYPES = ("int8", "uint8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+    "prod": torch.mul,
+    "abssum": torch.add,
+    "absmax": torch.maximum,
+}
+DTYPES = (
+    "int8",
+    "uint8",
+    "int16",
+    "int32",
+    "int64",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
 
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_axis_with_and_without_clear(name: str):
-    """(3, 8, 20) along each of its axes into int64 or float64 results; integers, so that every order of addition agrees."""
+    """(3, 8, 20) along each of its axes into int64 or float64 results; integers, so that every order of
+    addition agrees."""
     shape = (3, 8, 20)
     result = "float64" if "float" in name else "int64"
     narrow = ("int8", "uint8", "int16", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
@@ -38,10 +60,10 @@ def test_every_axis_with_and_without_clear(name: str):
                 for k, op in enumerate(ops):
                     out = T.alloc_fragment(left, name)
                     T.reduce(t, out, op, dim=axis)
-                    T.copy(out, C[k, 0, 0:left[0], 0:left[1]])
+                    T.copy(out, C[k, 0, 0 : left[0], 0 : left[1]])
                     T.fill(out, 1)
                     T.reduce(t, out, op, dim=axis - 3, clear=False)
-                    T.copy(out, C[k, 1, 0:left[0], 0:left[1]])
+                    T.copy(out, C[k, 1, 0 : left[0], 0 : left[1]])
 
         return kernel, left
 
@@ -164,12 +186,27 @@ def test_what_reductions_refuse():
             kernel.trace()
 
     v, t = TileValueError, TileTypeError
-    refuse(v, "reducing t (4, 8) along axis 1 gives (4,), and row has (8,)", lambda A, t, row: T.reduce_sum(t, row, dim=1),
-           at="T.reduce_sum(t, row, dim=1)")  # fmt: skip
-    refuse(v, "axis 2 of t, which has 2", lambda A, t, row: T.reduce_max(t, row, dim=2), expected="-2 ≤ dim < 2")
-    refuse(v, "there is no reduction 'mean'", lambda A, t, row: T.reduce(t, row, "mean", dim=0), expected="sum, max")
-    refuse(t, "A is not a tile of this block", lambda A, t, row: T.reduce_sum(A, row), write="T.alloc_fragment")
-    refuse(t, "reduce_bitor of float32", lambda A, t, row: T.reduce_bitor(t, row, dim=0), expected="an integer")
+    refuse(
+        v,
+        "reducing t (4, 8) along axis 1 gives (4,), and row has (8,)",
+        lambda A, t, row: T.reduce_sum(t, row, dim=1),
+        at="T.reduce_sum(t, row, dim=1)",
+    )
+    refuse(
+        v, "axis 2 of t, which has 2", lambda A, t, row: T.reduce_max(t, row, dim=2), expected="-2 ≤ dim < 2"
+    )
+    refuse(
+        v,
+        "there is no reduction 'mean'",
+        lambda A, t, row: T.reduce(t, row, "mean", dim=0),
+        expected="sum, max",
+    )
+    refuse(
+        t, "A is not a tile of this block", lambda A, t, row: T.reduce_sum(A, row), write="T.alloc_fragment"
+    )
+    refuse(
+        t, "reduce_bitor of float32", lambda A, t, row: T.reduce_bitor(t, row, dim=0), expected="an integer"
+    )
     refuse(v, "axis 3 of t", lambda A, t, row: T.cumsum(t, dim=3))
     refuse(v, "T.cumsum: t has a tile of (4, 8) and row one of (8,)", lambda A, t, row: T.cumsum(t, row))
     refuse(t, "A is not a tile", lambda A, t, row: T.cummax(A))

@@ -1,4 +1,5 @@
-"""Atomic updates of a peer's memory: their values, what they order, what is refused; on the simulator and on emulated GPUs."""
+"""Atomic updates of a peer's memory: their values, what they order, what is refused; on the simulator and on
+emulated GPUs."""
 
 from __future__ import annotations
 
@@ -39,14 +40,19 @@ def tickets(dtype: str) -> Any:
 
 
 def tickets_of(dtype: str) -> list[dict[str, Any]]:
-    return [{"count": np.zeros(2, dtype), "row": np.zeros(8, "int32"), "P": np.zeros(2, dtype)} for _ in range(R)]
+    return [
+        {"count": np.zeros(2, dtype), "row": np.zeros(8, "int32"), "P": np.zeros(2, dtype)} for _ in range(R)
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
 def test_places_are_handed_out_once(dtype: str):
     report = check(tickets(dtype), R, by_name(tickets_of(dtype)), schedule="adversary", seeds=6)
     assert report, report
-    for arrays in (launch(tickets(dtype), R, by_name(tickets_of(dtype))).arrays, emulated(tickets(dtype), tickets_of(dtype))):
+    for arrays in (
+        launch(tickets(dtype), R, by_name(tickets_of(dtype))).arrays,
+        emulated(tickets(dtype), tickets_of(dtype)),
+    ):
         assert arrays[0]["count"][0] == 2 * R and sorted(arrays[0]["row"][: 2 * R]) == [1, 1, 2, 2, 3, 3]
         assert sorted(p for a in arrays for p in a["P"]) == list(range(2 * R))
 
@@ -73,9 +79,15 @@ def test_every_kind():
             O[0] = T.atomic_load(A[2], src=nxt)
             O[1] = T.atomic_max(A[3], 5, dst=rank, return_prev=True)
 
-    args = [{"A": np.zeros(4, "int32"), "F": np.zeros(2, "float16"), "O": np.zeros(2, "int32")} for _ in range(R)]
+    args = [
+        {"A": np.zeros(4, "int32"), "F": np.zeros(2, "float16"), "O": np.zeros(2, "int32")} for _ in range(R)
+    ]
     arrays = launch(main, R, by_name(args)).arrays
-    assert arrays[0]["A"].tolist() == [2, -2, 20, 5] and [a["O"].tolist() for a in arrays] == [[0, 0], [10, 0], [20, 0]]
+    assert arrays[0]["A"].tolist() == [2, -2, 20, 5] and [a["O"].tolist() for a in arrays] == [
+        [0, 0],
+        [10, 0],
+        [20, 0],
+    ]
     assert all(a["F"][0] == 1.5 for a in arrays)
     assert check(main, R, by_name(args), schedule="adversary", seeds=6)
     agree_on_ranks(main, args, seeds=3)
@@ -106,7 +118,10 @@ def handed_over(*, peer: bool = True, load: bool = True) -> Any:
 
 
 def handed() -> list[dict[str, Any]]:
-    return [{"X": np.full(8, r + 1, "float32"), "f": np.zeros(1, "int32"), "O": np.zeros(8, "float32")} for r in range(2)]
+    return [
+        {"X": np.full(8, r + 1, "float32"), "f": np.zeros(1, "int32"), "O": np.zeros(8, "float32")}
+        for r in range(2)
+    ]
 
 
 def test_an_update_releases_and_a_load_acquires():
@@ -120,7 +135,9 @@ def test_an_update_releases_and_a_load_acquires():
 def test_what_is_atomic_within_a_rank_alone():
     (found,) = check(handed_over(peer=False), 2, by_name(handed()), seeds=5).findings
     assert found.kind == "race" and "atomic within its rank alone" in found.message
-    assert any(f.kind == "race" for f in check(handed_over(load=False), 2, by_name(handed()), seeds=5).findings)
+    assert any(
+        f.kind == "race" for f in check(handed_over(load=False), 2, by_name(handed()), seeds=5).findings
+    )
 
 
 def test_a_rank_that_is_not_there():
@@ -153,7 +170,10 @@ def test_an_element_that_is_not_there(asked: bool):
         ("T.atomic_add has no src=", lambda A, B, t, s: T.atomic_add(A[0], 1, src=1)),
         ("T.atomic_load has no dst=", lambda A, B, t, s: T.atomic_load(A[0], dst=1)),
         ("T.atomic_addx2 has no dst=", lambda A, B, t, s: T.atomic_addx2(A[0], t[0], dst=1)),
-        ("B is remote (dst=) and is not in symmetric memory", lambda A, B, t, s: T.atomic_add(B[0], 1, dst=1)),
+        (
+            "B is remote (dst=) and is not in symmetric memory",
+            lambda A, B, t, s: T.atomic_add(B[0], 1, dst=1),
+        ),
         ("T.atomic_add of a peer's memory is of one element", lambda A, B, t, s: T.atomic_add(A, t, dst=1)),
         ("T.atomic_max of the signal s", lambda A, B, t, s: T.atomic_max(s[0], 1, dst=1)),
     ],
@@ -188,9 +208,14 @@ def test_what_gpus_are_told():
 def test_nvcc_takes_every_kind_of_every_dtype(arch: str = "sm_75"):
     @T.prim_func
     def main(
-        A: T.SymmTensor((4,), "float16"), B: T.SymmTensor((4,), "bfloat16"), C: T.SymmTensor((4,), "float64"),
-        D: T.SymmTensor((4,), "uint32"), E: T.SymmTensor((4,), "int64"), s: T.Signal((2,)), O: T.Tensor((4,), "float32"),
-    ):  # fmt: skip
+        A: T.SymmTensor((4,), "float16"),
+        B: T.SymmTensor((4,), "bfloat16"),
+        C: T.SymmTensor((4,), "float64"),
+        D: T.SymmTensor((4,), "uint32"),
+        E: T.SymmTensor((4,), "int64"),
+        s: T.Signal((2,)),
+        O: T.Tensor((4,), "float32"),
+    ):
         with T.Kernel(1, threads=32), T.Scale("device"):
             for X in (A, B, C, D, E):
                 T.atomic_add(X[0], 1, dst=0)

@@ -1,5 +1,6 @@
-"""Casts to float8 by a scale: each operation rounds once, as it is written, on every target. ``x / s`` is IEEE's quotient, nearest even
-decides the cast, and ``x * (448 / amax)``, which rounds in other places, is another program."""
+"""Casts to float8 by a scale: each operation rounds once, as it is written, on every target. ``x / s`` is
+IEEE's quotient, nearest even decides the cast, and ``x * (448 / amax)``, which rounds in other places, is
+another program."""
 
 from __future__ import annotations
 
@@ -20,8 +21,10 @@ ROWS, GROUP, MOST = 32, 128, 448.0
 
 @T.prim_func
 def divided(
-    X: T.Tensor((ROWS, GROUP), "bfloat16"), Q: T.Tensor((ROWS, GROUP), "float8_e4m3fn"), S: T.Tensor((ROWS,), "float32"),
-):  # fmt: skip
+    X: T.Tensor((ROWS, GROUP), "bfloat16"),
+    Q: T.Tensor((ROWS, GROUP), "float8_e4m3fn"),
+    S: T.Tensor((ROWS,), "float32"),
+):
     with T.Kernel(1, threads=128):
         x = T.alloc_fragment((ROWS, GROUP), "float32")
         q = T.alloc_fragment((ROWS, GROUP), "float8_e4m3fn")
@@ -74,8 +77,8 @@ def test_every_target_rounds_by_the_rules(target: str):
 
 
 def test_what_multiplies_by_a_rounded_reciprocal_differs_at_ties_alone():
-    """Where the real quotient lies halfway between two numbers of float8, as those of 16-bit floats often do, the last bit of what was
-    rounded before decides. Nowhere else do the two differ by what float32 loses."""
+    """Where the real quotient lies halfway between two numbers of float8, as those of 16-bit floats often do,
+    the last bit of what was rounded before decides. Nowhere else do the two differ by what float32 loses."""
     x = inputs()["X"]
     wide, (q, _) = x.astype(np.float32), by_the_rules(x)
     most = np.maximum(np.abs(wide).max(1, keepdims=True), np.float32(1e-4))

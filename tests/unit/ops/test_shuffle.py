@@ -1,4 +1,5 @@
-"""Shuffles and meetings by number: on the CPU and the simulator as on emulated threads; what each of them refuses and finds."""
+"""Shuffles and meetings by number: on the CPU and the simulator as on emulated threads; what each of them
+refuses and finds."""
 
 from __future__ import annotations
 
@@ -42,10 +43,14 @@ def shuffles(dtype: str, width: int = 32) -> Any:
 def wanted(a: Any, width: int) -> Any:
     lane, first = np.arange(64) % 32, np.arange(64) // 32 * 32
     by = (5, 3, 2, 1, np.arange(64) * 7 % 32)
-    return np.stack([a[first + taken_from(k, lane, b, width)] for k, b in zip((*KINDS, "from"), by, strict=True)])
+    return np.stack(
+        [a[first + taken_from(k, lane, b, width)] for k, b in zip((*KINDS, "from"), by, strict=True)]
+    )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint16", "int32", "int64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint16", "int32", "int64"]
+)
 def test_values_of_every_size(dtype: str):
     args = {"A": data((64,), dtype, 1), "C": empty((5, 64), dtype)}
     got = agree(shuffles(dtype), args, exact=True)["C"]
@@ -64,9 +69,13 @@ def test_groups_of_lanes(width: int):
 def test_where_lanes_come_from():
     """By the table of PTX ISA 9.0, "shfl.sync": what lies outside the group is one's own."""
     lanes = np.arange(32)
-    assert taken_from("up", lanes, 1, 8).tolist() == [max(k - 1, k // 8 * 8) if k % 8 else k for k in range(32)]
+    assert taken_from("up", lanes, 1, 8).tolist() == [
+        max(k - 1, k // 8 * 8) if k % 8 else k for k in range(32)
+    ]
     assert taken_from("down", lanes, 8, 32).tolist() == [k + 8 if k < 24 else k for k in range(32)]
-    assert taken_from("xor", lanes, 8, 8).tolist() == [k ^ 8 if k & 8 else k for k in range(32)]  # earlier groups can be reached
+    assert taken_from("xor", lanes, 8, 8).tolist() == [
+        k ^ 8 if k & 8 else k for k in range(32)
+    ]  # earlier groups can be reached
     assert taken_from("from", lanes, 9, 8).tolist() == [k // 8 * 8 + 1 for k in range(32)]
 
 
@@ -195,7 +204,11 @@ def test_a_warp_meets():
     got = agree(kernel, args, exact=True)["C"]
     out = args["C"].copy()
     run(kernel)(args["A"].copy(), out)
-    assert "__syncwarp();" in print_kernel(lowered(kernel)[0]).text and (out == got).all() and kernel.check(args=args, seeds=3)
+    assert (
+        "__syncwarp();" in print_kernel(lowered(kernel)[0]).text
+        and (out == got).all()
+        and kernel.check(args=args, seeds=3)
+    )
 
 
 def test_what_they_refuse():
@@ -209,17 +222,65 @@ def test_what_they_refuse():
         with refused(kind, message, **more):
             kernel.trace()
 
-    refuse(TileSyntaxError, "T.shfl_xor is a thread's", lambda A, i: T.shfl_xor(i, 1), "warp", write='T.Scale("thread")')
-    refuse(TileValueError, "T.shfl_down by 32 lanes", lambda A, i: T.shfl_down(i, 32), at="T.shfl_down(i, 32)", expected="0 ≤ lanes < 32")
-    refuse(TileValueError, "T.shfl_sync with width=12", lambda A, i: T.shfl_sync(i, 1, 12), expected="1, 2, 4, 8, 16 or 32")
-    refuse(TileValueError, "T.shfl_up with mask=255", lambda A, i: T.shfl_up(i, 1, mask=255), expected="leave mask out")
+    refuse(
+        TileSyntaxError,
+        "T.shfl_xor is a thread's",
+        lambda A, i: T.shfl_xor(i, 1),
+        "warp",
+        write='T.Scale("thread")',
+    )
+    refuse(
+        TileValueError,
+        "T.shfl_down by 32 lanes",
+        lambda A, i: T.shfl_down(i, 32),
+        at="T.shfl_down(i, 32)",
+        expected="0 ≤ lanes < 32",
+    )
+    refuse(
+        TileValueError,
+        "T.shfl_sync with width=12",
+        lambda A, i: T.shfl_sync(i, 1, 12),
+        expected="1, 2, 4, 8, 16 or 32",
+    )
+    refuse(
+        TileValueError,
+        "T.shfl_up with mask=255",
+        lambda A, i: T.shfl_up(i, 1, mask=255),
+        expected="leave mask out",
+    )
     refuse(TileTypeError, "a tile", lambda A, i: T.shfl_up(A, 1))
-    refuse(TileValueError, "T.sync_threads at barrier 16", lambda A, i: T.sync_threads(16), expected="0 ≤ barrier < 16")
-    refuse(TileValueError, "T.sync_threads of 48 threads", lambda A, i: T.sync_threads(1, 48), expected="a multiple of 32, at most the block's 128")
+    refuse(
+        TileValueError,
+        "T.sync_threads at barrier 16",
+        lambda A, i: T.sync_threads(16),
+        expected="0 ≤ barrier < 16",
+    )
+    refuse(
+        TileValueError,
+        "T.sync_threads of 48 threads",
+        lambda A, i: T.sync_threads(1, 48),
+        expected="a multiple of 32, at most the block's 128",
+    )
     refuse(TileValueError, "T.sync_threads of 256 threads", lambda A, i: T.sync_threads(1, 256))
-    refuse(TileValueError, "T.sync_threads of 64 threads at barrier 0", lambda A, i: T.sync_threads(0, 64), write="T.sync_threads(1, 64)")
-    refuse(TileTypeError, "T.sync_threads with the barrier", lambda A, i: T.sync_threads(i), expected="a constant")
-    refuse(TileSyntaxError, "T.get_warp_idx is a thread's", lambda A, i: T.get_warp_idx(), "warp", write='T.Scale("warp") as (w, n)')
+    refuse(
+        TileValueError,
+        "T.sync_threads of 64 threads at barrier 0",
+        lambda A, i: T.sync_threads(0, 64),
+        write="T.sync_threads(1, 64)",
+    )
+    refuse(
+        TileTypeError,
+        "T.sync_threads with the barrier",
+        lambda A, i: T.sync_threads(i),
+        expected="a constant",
+    )
+    refuse(
+        TileSyntaxError,
+        "T.get_warp_idx is a thread's",
+        lambda A, i: T.get_warp_idx(),
+        "warp",
+        write='T.Scale("warp") as (w, n)',
+    )
     refuse(TileSyntaxError, "T.sync_warp is a thread's", lambda A, i: T.sync_warp(), "warpgroup")
 
     @T.prim_func
@@ -227,7 +288,12 @@ def test_what_they_refuse():
         with T.Kernel(1, threads=128):
             T.sync_threads(1, 64)
 
-    with refused(TileValueError, "of 64 threads where all 128 come", at="T.sync_threads(1, 64)", write='T.Scale("warpgroup")'):
+    with refused(
+        TileValueError,
+        "of 64 threads where all 128 come",
+        at="T.sync_threads(1, 64)",
+        write='T.Scale("warpgroup")',
+    ):
         all_come.trace()
 
 

@@ -18,7 +18,10 @@ S = 8
 
 
 def counters(ranks: int, **more: Any) -> list[dict[str, Any]]:
-    return [{"X": np.full(S, r, "float32"), "s": np.zeros(3, "int64"), **{k: v.copy() for k, v in more.items()}} for r in range(ranks)]
+    return [
+        {"X": np.full(S, r, "float32"), "s": np.zeros(3, "int64"), **{k: v.copy() for k, v in more.items()}}
+        for r in range(ranks)
+    ]
 
 
 def by_name(args: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -54,7 +57,9 @@ def test_a_watermark(op: str):
 
 @pytest.mark.parametrize("op", ["max", "min"])
 def test_a_watermark_that_another_reaches_too_orders_nothing(op: str):
-    (found,) = check(watermark(op, enough=False), 3, by_name(counters(3, O=np.zeros(S, "float32"))), seeds=20).findings
+    (found,) = check(
+        watermark(op, enough=False), 3, by_name(counters(3, O=np.zeros(S, "float32"))), seeds=20
+    ).findings
     assert found.kind == "race"
 
 
@@ -75,7 +80,12 @@ def test_a_block_signals_its_own_executors():
 
 
 @pytest.mark.parametrize(
-    "one, other, said", [("max", "add", "raises it to 5 at least"), ("set", "min", "stores 5"), ("min", "max", "lowers it to 5 at most")]
+    "one, other, said",
+    [
+        ("max", "add", "raises it to 5 at least"),
+        ("set", "min", "stores 5"),
+        ("min", "max", "lowers it to 5 at most"),
+    ],
 )
 def test_two_kinds_on_one_counter(one: str, other: str, said: str):
     @T.prim_func
@@ -86,7 +96,9 @@ def test_two_kinds_on_one_counter(one: str, other: str, said: str):
             else:
                 T.signal(s[0], 1, op=other, dst=0)
 
-    found = [f for f in check(main, 2, {"s": [np.zeros(1, "int64")] * 2}, seeds=10).findings if f.kind == "race"]
+    found = [
+        f for f in check(main, 2, {"s": [np.zeros(1, "int64")] * 2}, seeds=10).findings if f.kind == "race"
+    ]
     assert any(said in f.message and "nothing that orders the two" in f.message for f in found), found
 
 
@@ -104,13 +116,18 @@ def all_of_three(several: Any) -> Any:
 
 @pytest.mark.parametrize("several", [lambda s, n: s, lambda s, n: s[0:3], lambda s, n: s[0:n]])
 def test_a_wait_for_several_counters(several: Any):
-    args = [{"X": np.full((3, S), r, "float32"), "s": np.zeros(3, "int64"), "O": np.zeros((3, S), "float32")} for r in range(3)]
+    args = [
+        {"X": np.full((3, S), r, "float32"), "s": np.zeros(3, "int64"), "O": np.zeros((3, S), "float32")}
+        for r in range(3)
+    ]
     for arrays in launch(all_of_three(several), 3, by_name(args)).arrays:
         assert (arrays["O"][:, 0] == [0, 1, 2]).all()
     report = check(all_of_three(several), 3, by_name(args), schedule="adversary", seeds=8)
     assert report, report
     agree_on_ranks(all_of_three(several), args)
-    (short,) = check(all_of_three(lambda s, n: s[0:2]), 3, by_name(args), schedule="adversary", seeds=8).findings
+    (short,) = check(
+        all_of_three(lambda s, n: s[0:2]), 3, by_name(args), schedule="adversary", seeds=8
+    ).findings
     assert short.kind == "race"
 
 

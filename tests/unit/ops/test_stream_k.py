@@ -1,4 +1,5 @@
-"""Stream-K and kernels for any number of rows: every step is taken once, by whichever block, in one order, and none is compiled twice."""
+"""Stream-K and kernels for any number of rows: every step is taken once, by whichever block, in one order,
+and none is compiled twice."""
 
 from __future__ import annotations
 
@@ -21,13 +22,24 @@ TILE = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "panel": 2}
 
 
 def kernel(M: int, N: int, K: int, blocks: int) -> Any:
-    how = {"swap": False, "dtype": "float16", "out": "float32", "trans_a": False, "trans_b": False, "bias": False, "activation": ""}
+    how = {
+        "swap": False,
+        "dtype": "float16",
+        "out": "float32",
+        "trans_a": False,
+        "trans_b": False,
+        "bias": False,
+        "activation": "",
+    }
     return streamed(None, N, K, **TILE, blocks=blocks, **how)
 
 
 def arguments(M: int, N: int, K: int, blocks: int) -> dict[str, Any]:
     a, b = data((M, K), "float16", 1), data((K, N), "float16", 2)
-    zeros = {"P": torch.full((blocks, 64, 64), float("nan")).numpy(), "ready": torch.zeros(blocks, dtype=torch.int32).numpy()}
+    zeros = {
+        "P": torch.full((blocks, 64, 64), float("nan")).numpy(),
+        "ready": torch.zeros(blocks, dtype=torch.int32).numpy(),
+    }
     return {"A": a, "B": b, **zeros, "C": torch.zeros(M, N).numpy()}
 
 
@@ -35,11 +47,20 @@ def arguments(M: int, N: int, K: int, blocks: int) -> dict[str, Any]:
 def test_who_shares_a_tile_agrees_on_it_under_any_schedule(level: str):
     """Three blocks, four tiles of five steps; the same bits whoever comes first."""
     shape = (120, 104, 160, 3)
-    report = check(kernel(*shape), 1, arguments(*shape), level=level, seeds=6, **({"arch": "sm_90a"} if level == "both" else {}))
+    report = check(
+        kernel(*shape),
+        1,
+        arguments(*shape),
+        level=level,
+        seeds=6,
+        **({"arch": "sm_90a"} if level == "both" else {}),
+    )
     assert report, report
     assert "C" not in {str(name).partition(" ")[0] for name in report.varying}
     if level == "both":
-        assert [r.form for r in gpu_scheduled(tile_level(kernel(*shape)), target("sm_90a")).schedule.rings] == ["roles"]
+        assert [
+            r.form for r in gpu_scheduled(tile_level(kernel(*shape)), target("sm_90a")).schedule.rings
+        ] == ["roles"]
 
 
 def test_a_block_that_does_not_wait_is_found():
@@ -47,13 +68,21 @@ def test_a_block_that_does_not_wait_is_found():
     program = tile_level(kernel(*shape))
     one = lambda c: isinstance(c, ir.Call) and c.op.name == "ts.atomic" and str(c.attrs["kind"]) == "load"  # noqa: E731
     hasty = lambda s: tirx.Bind(s.var, tirx.IntImm("int32", 1), s.span) if one(s.value) else s  # noqa: E731
-    report = check(program.with_body(structural_map(program.func.body, (tirx.Bind, hasty))), 1, arguments(*shape), seeds=4)
+    report = check(
+        program.with_body(structural_map(program.func.body, (tirx.Bind, hasty))),
+        1,
+        arguments(*shape),
+        seeds=4,
+    )
     assert not report and {f.kind for f in report.findings} <= {"race", "uninitialised"}, report
 
 
-@pytest.mark.parametrize("M, N, K, blocks", [(64, 64, 200, 7), (300, 64, 32, 4), (130, 200, 96, 5), (64, 192, 64, 3), (1, 1, 1, 9)])
+@pytest.mark.parametrize(
+    "M, N, K, blocks", [(64, 64, 200, 7), (300, 64, 32, 4), (130, 200, 96, 5), (64, 192, 64, 3), (1, 1, 1, 9)]
+)
 def test_shares_of_all_kinds(M: int, N: int, K: int, blocks: int, monkeypatch: pytest.MonkeyPatch):
-    """One tile of several blocks, several tiles of a block with a step each, cut and whole tiles, whole tiles alone, one step."""
+    """One tile of several blocks, several tiles of a block with a step each, cut and whole tiles, whole tiles
+    alone, one step."""
     monkeypatch.setenv("TILESCALE_TARGET", "sim")
     a, b = torch.randn(M, K), torch.randn(K, N)
     got = tilescale.ops.matmul(a, b, config=gemm.Config(**TILE, blocks=blocks, stream=True))
@@ -62,12 +91,18 @@ def test_shares_of_all_kinds(M: int, N: int, K: int, blocks: int, monkeypatch: p
 
 def test_one_kernel_serves_a_class_of_rows(monkeypatch: pytest.MonkeyPatch):
     made: set[str] = set()
-    monkeypatch.setattr(host, "launch", lambda factory, args, /, **constants: made.add(f"{factory.__name__} {constants}"))
+    monkeypatch.setattr(
+        host, "launch", lambda factory, args, /, **constants: made.add(f"{factory.__name__} {constants}")
+    )
 
     def kernels(rows: tuple[int, ...], trans_a: bool = False) -> int:
         made.clear()
         for m in rows:
-            a = torch.zeros(64, m, dtype=torch.float16).T if trans_a else torch.zeros(m, 64, dtype=torch.float16)
+            a = (
+                torch.zeros(64, m, dtype=torch.float16).T
+                if trans_a
+                else torch.zeros(m, 64, dtype=torch.float16)
+            )
             tilescale.ops.matmul(a, torch.zeros(64, 96, dtype=torch.float16))
         return len(made)
 
@@ -78,6 +113,12 @@ def test_one_kernel_serves_a_class_of_rows(monkeypatch: pytest.MonkeyPatch):
 def test_configurations_that_there_are_not():
     a, b = torch.zeros(8, 8), torch.zeros(8, 8)
     more = ({"blocks": 3, "cluster": 2}, {"blocks": 4, "cluster": 2, "stream": True})
-    for wrong in ({"stream": True}, {"blocks": 4, "split": 2}, {"blocks": 4, "swap": True}, {"blocks": 4, "stream": True, "split": 2}, *more):
+    for wrong in (
+        {"stream": True},
+        {"blocks": 4, "split": 2},
+        {"blocks": 4, "swap": True},
+        {"blocks": 4, "stream": True, "split": 2},
+        *more,
+    ):
         with pytest.raises(TileValueError):
             tilescale.ops.matmul(a, b, config=gemm.Config(**wrong))

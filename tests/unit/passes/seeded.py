@@ -1,6 +1,7 @@
 """Faults seeded into scheduled programs: what a wrong scheduling pass might leave behind, one at a time.
 
-A fault is an edit of one sequence of statements (that of a ring's tokens, copies and readers) or of the plan beside the program.
+A fault is an edit of one sequence of statements (that of a ring's tokens, copies and readers) or of the plan
+beside the program.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Case:
 
 def gemm() -> Any:
     @T.prim_func
-    def main(A: T.Tensor((32, 112), "float32"), B: T.Tensor((112, 32), "float32"), C: T.Tensor((32, 32), "float32")):
+    def main(
+        A: T.Tensor((32, 112), "float32"), B: T.Tensor((112, 32), "float32"), C: T.Tensor((32, 32), "float32")
+    ):
         with T.Kernel(2) as bx:
             a, b = T.alloc_shared((32, 16), "float32"), T.alloc_shared((16, 16), "float32")
             acc = T.alloc_fragment((32, 16), "float32")
@@ -65,7 +68,9 @@ def gemm() -> Any:
 
 def persistent_gemm() -> Any:
     @T.prim_func
-    def main(A: T.Tensor((64, 80), "float32"), B: T.Tensor((80, 48), "float32"), C: T.Tensor((64, 48), "float32")):
+    def main(
+        A: T.Tensor((64, 80), "float32"), B: T.Tensor((80, 48), "float32"), C: T.Tensor((64, 48), "float32")
+    ):
         with T.Kernel(2) as block:
             a, b = T.alloc_shared((32, 16), "float32"), T.alloc_shared((16, 16), "float32")
             acc = T.alloc_fragment((32, 16), "float32")
@@ -84,9 +89,18 @@ def attention() -> Any:
     """The running softmax, its scores and products; keys and values in one ring."""
 
     @T.prim_func
-    def main(Q: T.Tensor((32, 16), "float32"), K: T.Tensor((80, 16), "float32"), V: T.Tensor((80, 16), "float32"), O: T.Tensor((32, 16), "float32")):
+    def main(
+        Q: T.Tensor((32, 16), "float32"),
+        K: T.Tensor((80, 16), "float32"),
+        V: T.Tensor((80, 16), "float32"),
+        O: T.Tensor((32, 16), "float32"),
+    ):
         with T.Kernel(2) as bx:
-            q, k, v = T.alloc_shared((16, 16), "float32"), T.alloc_shared((16, 16), "float32"), T.alloc_shared((16, 16), "float32")
+            q, k, v = (
+                T.alloc_shared((16, 16), "float32"),
+                T.alloc_shared((16, 16), "float32"),
+                T.alloc_shared((16, 16), "float32"),
+            )
             s, o = T.alloc_fragment((16, 16), "float32"), T.alloc_fragment((16, 16), "float32")
             top, before, total = (T.alloc_fragment((16,), "float32") for _ in range(3))
             T.copy(Q[bx * 16, 0], q)
@@ -116,14 +130,17 @@ def attention() -> Any:
 
 
 def ag_gemm() -> Any:
-    """All-gather and GEMM in one: each rank puts its rows to the others a chunk at a time; the copies of a chunk wait for it."""
+    """All-gather and GEMM in one: each rank puts its rows to the others a chunk at a time; the copies of a
+    chunk wait for it."""
     n, chunks = 2, 5
 
     @T.prim_func
     def main(
-        X: T.SymmTensor((n, 16, chunks * 16), "float32"), W: T.Tensor((chunks * 16, 16), "float32"), here: T.Signal((n, chunks)),
+        X: T.SymmTensor((n, 16, chunks * 16), "float32"),
+        W: T.Tensor((chunks * 16, 16), "float32"),
+        here: T.Signal((n, chunks)),
         C: T.Tensor((n, 16, 16), "float32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             x, w = T.alloc_shared((16, 16), "float32"), T.alloc_shared((16, 16), "float32")
             acc = T.alloc_fragment((16, 16), "float32")
@@ -147,7 +164,8 @@ def ag_gemm() -> Any:
 
 
 def ag_gemm_rows() -> Any:
-    """All-gather and GEMM in one, as in example 08: a tile of other ranks' rows waits once, in front of its loop."""
+    """All-gather and GEMM in one, as in example 08: a tile of other ranks' rows waits once, in front of its
+    loop."""
     n = 2
 
     @T.prim_func
@@ -215,7 +233,9 @@ Edits = Iterator[tuple[str, str, Callable[[], Any]]]
 def _sequences(program: Any) -> list[Any]:
     """The sequences in which tokens of the ring stand."""
     found: list[Any] = []
-    structural_walk(program.func.body, (tirx.SeqStmt, lambda s: found.append(s) if any(_kind(x) for x in s.seq) else None))
+    structural_walk(
+        program.func.body, (tirx.SeqStmt, lambda s: found.append(s) if any(_kind(x) for x in s.seq) else None)
+    )
     return found
 
 
@@ -252,7 +272,9 @@ def _reads(program: Any, s: Any) -> bool:
     """Whether a statement reads the ring's buffers."""
     found: list[Any] = []
     names = program.schedule.rings[0].buffers
-    structural_walk(s, ((ir.TensorRegion, ir.TensorLoad), lambda n: found.append(n) if n.source.name in names else None))
+    structural_walk(
+        s, ((ir.TensorRegion, ir.TensorLoad), lambda n: found.append(n) if n.source.name in names else None)
+    )
     return bool(found) and not _contains(s, _fills)
 
 
@@ -263,7 +285,11 @@ def _contains(s: Any, what: Callable[[Any], bool]) -> bool:
 
 
 def _advances(s: Any) -> bool:
-    return isinstance(s, tirx.BufferStore) and s.buffer.name.startswith("ring") and not isinstance(s.value, tirx.IntImm)
+    return (
+        isinstance(s, tirx.BufferStore)
+        and s.buffer.name.startswith("ring")
+        and not isinstance(s.value, tirx.IntImm)
+    )
 
 
 def _where(seqs: list[Any], seq: Any, k: int) -> str:
@@ -281,7 +307,12 @@ def _tokens(program: Any) -> Edits:
             at = _where(seqs, seq, k)
             yield f"{kind} dropped", at, _with(program, seq, items[:k] + items[k + 1 :])
             yield f"{kind} twice", at, _with(program, seq, [*items[: k + 1], *items[k:]])
-            for name, by in (("one round late", 1), ("one round early", -1), ("a phase late", depth), ("a phase early", -depth)):
+            for name, by in (
+                ("one round late", 1),
+                ("one round early", -1),
+                ("a phase late", depth),
+                ("a phase early", -depth),
+            ):
                 counter = s.value.args[0] + tirx.IntImm("int32", by)
                 other = with_args(s, counter, *list(s.value.args)[1:])
                 yield f"{kind} {name}", at, _with(program, seq, [*items[:k], other, *items[k + 1 :]])
@@ -293,9 +324,13 @@ def _stages(program: Any) -> Edits:
     names = program.schedule.rings[0].buffers
     changes: dict[str, Callable[[Any], Any]] = {
         "the next stage": lambda n: tirx.floormod(n + ONE, tirx.IntImm("int32", depth)),
-        "the stage before": lambda n: tirx.floormod(n + tirx.IntImm("int32", depth - 1), tirx.IntImm("int32", depth)),
+        "the stage before": lambda n: tirx.floormod(
+            n + tirx.IntImm("int32", depth - 1), tirx.IntImm("int32", depth)
+        ),
         "a stage too many": lambda n: tirx.floormod(n, tirx.IntImm("int32", depth + 1)),
-        "a stage too few": lambda n: tirx.floormod(n, tirx.IntImm("int32", depth - 1)) if depth > 2 else tirx.IntImm("int32", 0),
+        "a stage too few": lambda n: (
+            tirx.floormod(n, tirx.IntImm("int32", depth - 1)) if depth > 2 else tirx.IntImm("int32", 0)
+        ),
     }
     for seq in seqs:
         items = list(seq.seq)
@@ -308,12 +343,19 @@ def _stages(program: Any) -> Edits:
                     def region(r: Any, buffer: str = buffer, change: Any = change) -> Any:
                         if r.source.name != buffer:
                             return r
-                        return tirx.BufferRegion(r.source, [ir.Range.from_min_extent(change(r.region[0].min.a), 1), *list(r.region)[1:]])
+                        return tirx.BufferRegion(
+                            r.source,
+                            [ir.Range.from_min_extent(change(r.region[0].min.a), 1), *list(r.region)[1:]],
+                        )
 
                     other = structural_map(s, (ir.TensorRegion, region))
                     if not other.same_as(s):
                         what = "a copy into" if _fills(s) else "a read of"
-                        yield f"{what} {how}", f"{_where(seqs, seq, k)}, {buffer}", _with(program, seq, [*items[:k], other, *items[k + 1 :]])
+                        yield (
+                            f"{what} {how}",
+                            f"{_where(seqs, seq, k)}, {buffer}",
+                            _with(program, seq, [*items[:k], other, *items[k + 1 :]]),
+                        )
 
 
 def _moves(program: Any) -> Edits:
@@ -354,22 +396,49 @@ def _counters(program: Any) -> Edits:
             if _advances(s):
                 at = _where(seqs, seq, k)
                 yield "counter not advanced", at, _with(program, seq, items[:k] + items[k + 1 :])
-                yield "counter advanced by two", at, _with(program, seq, [*items[: k + 1], s, *items[k + 1 :]])
+                yield (
+                    "counter advanced by two",
+                    at,
+                    _with(program, seq, [*items[: k + 1], s, *items[k + 1 :]]),
+                )
                 first = min(j for j, x in enumerate(items) if _kind(x))
-                yield "counter advanced too early", at, _with(program, seq, [*items[: first + 1], s, *items[first + 1 : k], *items[k + 1 :]])
+                yield (
+                    "counter advanced too early",
+                    at,
+                    _with(program, seq, [*items[: first + 1], s, *items[first + 1 : k], *items[k + 1 :]]),
+                )
     starts: list[Any] = []
     structural_walk(
         program.func.body,
-        (tirx.BufferStore, lambda s: starts.append(s) if s.buffer.name.startswith("ring") and isinstance(s.value, tirx.IntImm) else None),
+        (
+            tirx.BufferStore,
+            lambda s: (
+                starts.append(s)
+                if s.buffer.name.startswith("ring") and isinstance(s.value, tirx.IntImm)
+                else None
+            ),
+        ),
     )
     for s in starts:
         other = tirx.BufferStore(s.buffer, ONE, list(s.indices), s.span)
-        body = structural_map(program.func.body, (tirx.BufferStore, lambda x, s=s, other=other: other if x.same_as(s) else x))
+        body = structural_map(
+            program.func.body, (tirx.BufferStore, lambda x, s=s, other=other: other if x.same_as(s) else x)
+        )
         yield "counter begins at one", s.buffer.name, _again(program, body)
         for loop in _tile_loops(program, s.buffer):
             anew = tirx.SeqStmt([s, loop.body])
-            new = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, anew, annotations=dict(loop.annotations), span=loop.span)
-            body = structural_map(program.func.body, (tirx.For, lambda x, loop=loop, new=new: new if x.same_as(loop) else x))
+            new = tirx.For(
+                loop.loop_var,
+                loop.min,
+                loop.extent,
+                loop.kind,
+                anew,
+                annotations=dict(loop.annotations),
+                span=loop.span,
+            )
+            body = structural_map(
+                program.func.body, (tirx.For, lambda x, loop=loop, new=new: new if x.same_as(loop) else x)
+            )
             yield "counter reset between tiles", s.buffer.name, _again(program, body)
 
 
@@ -388,8 +457,14 @@ def _tile_loops(program: Any, counter: Any) -> list[Any]:
 
     def look(loop: Any) -> None:
         inner: list[Any] = []
-        structural_walk(loop.body, (tirx.BufferStore, lambda s: inner.append(s) if s.buffer.same_as(counter) else None))
-        if inner and str((loop.annotations or {}).get("ts.kind", "")) in ("persistent", "serial") and _nests(loop):
+        structural_walk(
+            loop.body, (tirx.BufferStore, lambda s: inner.append(s) if s.buffer.same_as(counter) else None)
+        )
+        if (
+            inner
+            and str((loop.annotations or {}).get("ts.kind", "")) in ("persistent", "serial")
+            and _nests(loop)
+        ):
             found.append(loop)
 
     structural_walk(program.func.body, (tirx.For, look))
@@ -403,7 +478,8 @@ def _nests(loop: Any) -> bool:
 
 
 def _copies(program: Any) -> Edits:
-    """Copies that are missing, doubled, of another round; loops of one role that make a round more or less."""
+    """Copies that are missing, doubled, of another round; loops of one role that make a round more or
+    less."""
     seqs = _sequences(program)
     for seq in seqs:
         items = list(seq.seq)
@@ -421,12 +497,25 @@ def _copies(program: Any) -> Edits:
                 late.insert(next(j for j, x in enumerate(late) if _fills(x)) + 1, s)
                 yield "guard behind its copy", at, _with(program, seq, late)
     loops: list[Any] = []
-    structural_walk(program.func.body, (tirx.For, lambda s: loops.append(s) if _contains(s, lambda e: bool(_kind(e))) else None))
+    structural_walk(
+        program.func.body,
+        (tirx.For, lambda s: loops.append(s) if _contains(s, lambda e: bool(_kind(e))) else None),
+    )
     for loop in loops:
         for name, by in (("a round more", 1), ("a round less", -1)):
             extent = loop.extent + tirx.IntImm("int32", by)
-            new = tirx.For(loop.loop_var, loop.min, extent, loop.kind, loop.body, annotations=dict(loop.annotations), span=loop.span)
-            body = structural_map(program.func.body, (tirx.For, lambda x, loop=loop, new=new: new if x.same_as(loop) else x))
+            new = tirx.For(
+                loop.loop_var,
+                loop.min,
+                extent,
+                loop.kind,
+                loop.body,
+                annotations=dict(loop.annotations),
+                span=loop.span,
+            )
+            body = structural_map(
+                program.func.body, (tirx.For, lambda x, loop=loop, new=new: new if x.same_as(loop) else x)
+            )
             yield f"a loop with {name}", loop.loop_var.name, _again(program, body)
 
 
@@ -441,13 +530,21 @@ def _guards(program: Any) -> Edits:
                 nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
                 parts = [nothing if is_guard(b) else b for b in branches]
                 new = tirx.IfThenElse(s.condition, parts[0], parts[1] if len(parts) > 1 else None, s.span)
-                body = structural_map(program.func.body, (tirx.IfThenElse, lambda x, s=s, new=new: new if x.same_as(s) else x))
-                yield "guard left to the other role", ("producer", "consumer")[k] + " without", _again(program, body)
+                body = structural_map(
+                    program.func.body, (tirx.IfThenElse, lambda x, s=s, new=new: new if x.same_as(s) else x)
+                )
+                yield (
+                    "guard left to the other role",
+                    ("producer", "consumer")[k] + " without",
+                    _again(program, body),
+                )
 
 
 def _regions(program: Any) -> list[Any]:
     found: list[Any] = []
-    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.role" else None))
+    structural_walk(
+        program.func.body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.role" else None)
+    )
     return found if len(found) > 1 else []
 
 
@@ -457,7 +554,9 @@ def _plan(program: Any) -> Edits:
 
     def of_depth(depth: int) -> Any:
         done = copy(program)
-        done.schedule = replace(program.schedule, rings=[replace(ring, depth=depth), *program.schedule.rings[1:]])
+        done.schedule = replace(
+            program.schedule, rings=[replace(ring, depth=depth), *program.schedule.rings[1:]]
+        )
         return done
 
     yield "tokens of a deeper ring", "", lambda: of_depth(ring.depth + 1)
@@ -483,8 +582,16 @@ def _across(program: Any) -> Edits:
         without = fills[:k] + fills[k + 1 :]
         if _fills(s):
             first = reads.index(next(x for x in reads if _kind(x) == "wait"))
-            yield "a copy in the consumer", "in front of its wait", both(without, [*reads[:first], theirs, *reads[first:]])
-            yield "a copy in the consumer", "behind its wait", both(without, [*reads[: first + 1], theirs, *reads[first + 1 :]])
+            yield (
+                "a copy in the consumer",
+                "in front of its wait",
+                both(without, [*reads[:first], theirs, *reads[first:]]),
+            )
+            yield (
+                "a copy in the consumer",
+                "behind its wait",
+                both(without, [*reads[: first + 1], theirs, *reads[first + 1 :]]),
+            )
         elif _kind(s) in ("acquire", "commit"):
             yield f"{_kind(s)} in the consumer", "", both(without, [theirs, *reads])
         elif is_guard(s):
@@ -513,8 +620,8 @@ ORDERS = (("round_robin", 0), ("adversary", 0), ("random", 1), ("adversary", 1))
 
 @dataclass
 class Verdict:
-    """What was found: by anything, and by races, deadlocks and results alone, without the rules of tokens (their order, and
-    that stages are touched between them)."""
+    """What was found: by anything, and by races, deadlocks and results alone, without the rules of tokens
+    (their order, and that stages are touched between them)."""
 
     finding: Any = None
     without_order: Any = None
@@ -526,17 +633,28 @@ class Judge:
     def __init__(self, case: Case):
         self.case = case
         self.program = tile_level(case.build())
-        self.tile = {order: launch(self.program, case.ranks, case.args(), order=order[0], seed=order[1]) for order in ORDERS}
-        assert all(r.report for r in self.tile.values()), next(str(r.report) for r in self.tile.values() if not r.report)
+        self.tile = {
+            order: launch(self.program, case.ranks, case.args(), order=order[0], seed=order[1])
+            for order in ORDERS
+        }
+        assert all(r.report for r in self.tile.values()), next(
+            str(r.report) for r in self.tile.values() if not r.report
+        )
 
     def scheduled(self, plan: dict[str, Any]) -> Any:
-        return gpu_scheduled(self.program, target(plan["arch"])) if "arch" in plan else schedule(self.program, **plan)
+        return (
+            gpu_scheduled(self.program, target(plan["arch"]))
+            if "arch" in plan
+            else schedule(self.program, **plan)
+        )
 
     def judge(self, program: Any, *, thorough: bool = False) -> Verdict:
         """``thorough``: beyond the first finding, also what is found without the rules of tokens."""
         verdict = Verdict()
         for order in ORDERS:
-            done = launch(program, self.case.ranks, self.case.args(), order=order[0], seed=order[1], limit=20_000)
+            done = launch(
+                program, self.case.ranks, self.case.args(), order=order[0], seed=order[1], limit=20_000
+            )
             found = [*done.report.findings]
             if not found:
                 found = list(compare(self.program, self.tile[order].arrays, done.arrays))
@@ -554,11 +672,27 @@ class Judge:
 
 #: faults that change nothing, and why, by plan ("ahead" or "roles"), name and place
 HARMLESS = {
-    ("ahead", "a copy into a stage too many", "sequence 0"): "the loop is entered once: its first rounds have the same stage either way",
-    ("ahead", "a copy into a stage too few", "sequence 0"): "the loop is entered once: its first rounds have the same stage either way",
-    ("roles", "guard left to the other role", "consumer without"): "what this consumer reads of others comes through the ring, whose rounds"
+    (
+        "ahead",
+        "a copy into a stage too many",
+        "sequence 0",
+    ): "the loop is entered once: its first rounds have the same stage either way",
+    (
+        "ahead",
+        "a copy into a stage too few",
+        "sequence 0",
+    ): "the loop is entered once: its first rounds have the same stage either way",
+    (
+        "roles",
+        "guard left to the other role",
+        "consumer without",
+    ): "what this consumer reads of others comes through the ring, whose rounds"
     " are committed behind the producer's wait",
-    ("ahead", "a loop with a round more", "i0_n"): "the tile loop of the whole block, not of the pass: a tile beyond all reads zero, writes nothing",
+    (
+        "ahead",
+        "a loop with a round more",
+        "i0_n",
+    ): "the tile loop of the whole block, not of the pass: a tile beyond all reads zero, writes nothing",
 }
 
 

@@ -1,5 +1,5 @@
-"""Faults seeded into what GPUs' schedules make of programs: those of tokens, stages, counters and copies (seeded.py), and those of products
-and stores in flight."""
+"""Faults seeded into what GPUs' schedules make of programs: those of tokens, stages, counters and copies
+(seeded.py), and those of products and stores in flight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def two_products() -> Any:
     """Both of a round are in flight together, into accumulators of their own."""
 
     @T.prim_func
-    def main(A: T.Tensor((64, 320), "float16"), B: T.Tensor((320, 64), "float16"), C: T.Tensor((64, 128), "float32")):
+    def main(
+        A: T.Tensor((64, 320), "float16"),
+        B: T.Tensor((320, 64), "float16"),
+        C: T.Tensor((64, 128), "float32"),
+    ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             x, y = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
@@ -45,7 +49,9 @@ def awaited_at_once() -> Any:
     """Other work between the products of a round: each is awaited where it stands."""
 
     @T.prim_func
-    def main(A: T.Tensor((64, 320), "float16"), B: T.Tensor((320, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+    def main(
+        A: T.Tensor((64, 320), "float16"), B: T.Tensor((320, 64), "float16"), C: T.Tensor((64, 64), "float32")
+    ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
             x = T.alloc_fragment((64, 64), "float32")
@@ -62,15 +68,28 @@ def awaited_at_once() -> Any:
 
 
 def attention() -> Any:
-    """The products of a round in two of the schedule's: the last one runs under the next round's softmax; keys and values in rings of
-    their own."""
+    """The products of a round in two of the schedule's: the last one runs under the next round's softmax;
+    keys and values in rings of their own."""
     n = 64
 
     @T.prim_func
-    def main(Q: T.Tensor((n, n), "float16"), K: T.Tensor((5 * n, n), "float16"), V: T.Tensor((5 * n, n), "float16"), O: T.Tensor((n, n), "float16")):
+    def main(
+        Q: T.Tensor((n, n), "float16"),
+        K: T.Tensor((5 * n, n), "float16"),
+        V: T.Tensor((5 * n, n), "float16"),
+        O: T.Tensor((n, n), "float16"),
+    ):
         with T.Kernel(1, threads=128):
-            q, k, v = T.alloc_shared((n, n), "float16"), T.alloc_shared((n, n), "float16"), T.alloc_shared((n, n), "float16")
-            s, p, o = T.alloc_fragment((n, n), "float32"), T.alloc_fragment((n, n), "float16"), T.alloc_fragment((n, n), "float32")
+            q, k, v = (
+                T.alloc_shared((n, n), "float16"),
+                T.alloc_shared((n, n), "float16"),
+                T.alloc_shared((n, n), "float16"),
+            )
+            s, p, o = (
+                T.alloc_fragment((n, n), "float32"),
+                T.alloc_fragment((n, n), "float16"),
+                T.alloc_fragment((n, n), "float32"),
+            )
             top, before, total = (T.alloc_fragment((n,), "float32") for _ in range(3))
             T.copy(Q, q)
             T.clear(o)
@@ -102,7 +121,22 @@ def attention() -> Any:
 CASES = (
     Case("gemm", lambda: gemm(128, 64, 448, BM=64, BN=64, threads=128, stages=3)),
     Case("stored in parts", lambda: gemm(128, 256, 384, out="float32", trans_b=True)),
-    Case("persistent", lambda: gemm(200, 136, 320, BM=64, BN=64, threads=128, stages=3, blocks=2, panel=2, dtype="float16", out="float32")),
+    Case(
+        "persistent",
+        lambda: gemm(
+            200,
+            136,
+            320,
+            BM=64,
+            BN=64,
+            threads=128,
+            stages=3,
+            blocks=2,
+            panel=2,
+            dtype="float16",
+            out="float32",
+        ),
+    ),
     Case("two products", two_products),
     Case("awaited at once", awaited_at_once),
     Case("attention", attention),
@@ -126,17 +160,24 @@ def _name(s: Any) -> str:
 
 def _sequences(program: Any, *names: str) -> list[Any]:
     found: list[Any] = []
-    structural_walk(program.func.body, (tirx.SeqStmt, lambda s: found.append(s) if any(_name(x) in names for x in s.seq) else None))
+    structural_walk(
+        program.func.body,
+        (tirx.SeqStmt, lambda s: found.append(s) if any(_name(x) in names for x in s.seq) else None),
+    )
     return found
 
 
 def _replaced(program: Any, old: Any, new: Any) -> Callable[[], Any]:
-    return rings._again(program, structural_map(program.func.body, (tirx.Evaluate, lambda s: new if s.same_as(old) else s)))
+    return rings._again(
+        program, structural_map(program.func.body, (tirx.Evaluate, lambda s: new if s.same_as(old) else s))
+    )
 
 
 def _statements(program: Any, name: str) -> list[Any]:
     found: list[Any] = []
-    structural_walk(program.func.body, (tirx.Evaluate, lambda s: found.append(s) if _name(s) == name else None))
+    structural_walk(
+        program.func.body, (tirx.Evaluate, lambda s: found.append(s) if _name(s) == name else None)
+    )
     return found
 
 
@@ -145,11 +186,27 @@ def _products(program: Any) -> Edits:
     for k, s in enumerate(_statements(program, "wgmma")):
         pending, args = int(s.value.attrs["pending"]), list(s.value.args)
         if pending >= 0:
-            yield "a product awaited a group later", f"product {k}", _replaced(program, s, with_args(s, *args, pending=pending + 1))
-            yield "a product not awaited", f"product {k}", _replaced(program, s, with_args(s, *args, pending=-1))
+            yield (
+                "a product awaited a group later",
+                f"product {k}",
+                _replaced(program, s, with_args(s, *args, pending=pending + 1)),
+            )
+            yield (
+                "a product not awaited",
+                f"product {k}",
+                _replaced(program, s, with_args(s, *args, pending=-1)),
+            )
         clears = tirx.const(not bool(args[3].value), "bool")
-        yield "a product that begins elsewhere", f"product {k}", _replaced(program, s, with_args(s, *args[:3], clears))
-        yield "a product left out", f"product {k}", _replaced(program, s, tirx.Evaluate(tirx.IntImm("int32", 0)))
+        yield (
+            "a product that begins elsewhere",
+            f"product {k}",
+            _replaced(program, s, with_args(s, *args[:3], clears)),
+        )
+        yield (
+            "a product left out",
+            f"product {k}",
+            _replaced(program, s, tirx.Evaluate(tirx.IntImm("int32", 0))),
+        )
 
 
 def _awaits(program: Any) -> Edits:
@@ -173,26 +230,45 @@ def _displaced(program: Any, name: str) -> Edits:
                 made = [*without[: k + down], s, *without[k + down :]]
                 yield f"{name} {down} statements later", at, rings._with(program, seq, made)
             if k and rings._contains(items[k - 1], lambda x: _name(x) in ("gemm", "wgmma", "tma_store")):
-                yield f"{name} a statement earlier", at, rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]])
+                yield (
+                    f"{name} a statement earlier",
+                    at,
+                    rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]]),
+                )
 
 
 def _may_wait(program: Any, seq: Any, k: int) -> bool:
     """Whether stores may be in flight where a wait for them stands: in a loop, or behind one."""
     loops: list[Any] = []
-    structural_walk(program.func.body, (tirx.For, lambda f: loops.append(f) if rings._contains(f, lambda s: s.same_as(seq.seq[k])) else None))
+    structural_walk(
+        program.func.body,
+        (
+            tirx.For,
+            lambda f: loops.append(f) if rings._contains(f, lambda s: s.same_as(seq.seq[k])) else None,
+        ),
+    )
     return bool(loops) or any(_name(s) == "tma_store" for s in list(seq.seq)[:k])
 
 
 def _late(program: Any) -> Edits:
-    """Late releases that come in the first round too, never, or for the round whose products are in flight."""
+    """Late releases that come in the first round too, never, or for the round whose products are in
+    flight."""
     for k, s in enumerate(_statements(program, "ring_release")):
         args = list(s.value.args)
         if len(args) < 2:
             continue
         known = isinstance(args[1], tirx.IntImm)
         if not known:
-            yield "a late release in the first round", f"release {k}", _replaced(program, s, with_args(s, args[0], TRUE))
-        yield "a late release that never comes", f"release {k}", _replaced(program, s, with_args(s, args[0], FALSE))
+            yield (
+                "a late release in the first round",
+                f"release {k}",
+                _replaced(program, s, with_args(s, args[0], TRUE)),
+            )
+        yield (
+            "a late release that never comes",
+            f"release {k}",
+            _replaced(program, s, with_args(s, args[0], FALSE)),
+        )
         yield "a release of the round in flight", f"release {k}", _replaced(program, s, with_args(s, args[0]))
 
 
@@ -207,7 +283,11 @@ def _stores(program: Any) -> Edits:
                 continue
             at, without = rings._where(seqs, seq, k), items[:k] + items[k + 1 :]
             yield "a store left out", at, rings._with(program, seq, without)
-            yield "a store before its tile is written", at, rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]])
+            yield (
+                "a store before its tile is written",
+                at,
+                rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]]),
+            )
             yield "a tile not written", at, rings._with(program, seq, items[: k - 1] + items[k:])
             for other in items:
                 if other is not s and _name(other) == "tma_store":
@@ -219,17 +299,31 @@ def _stores(program: Any) -> Edits:
 LAST = "the last round's stage is filled no more: its release is for tiles to come"
 #: faults that change nothing, and why, by case and name; how many of that name
 HARMLESS: dict[tuple[str, str], tuple[int, str]] = {
-    **{(case, name): (1, LAST) for case in ("gemm", "stored in parts", "two products") for name in ("release dropped", "a late release that never comes")},
-    ("persistent", "await_stores 2 statements later"): (1, "right behind the store: it is awaited before the next tile all the same"),
+    **{
+        (case, name): (1, LAST)
+        for case in ("gemm", "stored in parts", "two products")
+        for name in ("release dropped", "a late release that never comes")
+    },
+    ("persistent", "await_stores 2 statements later"): (
+        1,
+        "right behind the store: it is awaited before the next tile all the same",
+    ),
     ("attention", "release dropped"): (2, LAST),  # of values, and of the query, whose ring has one round
     ("attention", "counter not advanced"): (3, "the last round's: nothing is counted behind it"),
     ("attention", "counter advanced by two"): (3, "the last round's: nothing is counted behind it"),
-    ("attention", "a read of a stage too many"): (1, "the first round, which stands alone: its stage is 0 either way"),
-    ("attention", "a read of a stage too few"): (1, "the first round, which stands alone: its stage is 0 either way"),
+    ("attention", "a read of a stage too many"): (
+        1,
+        "the first round, which stands alone: its stage is 0 either way",
+    ),
+    ("attention", "a read of a stage too few"): (
+        1,
+        "the first round, which stands alone: its stage is 0 either way",
+    ),
 }
 
 
 def harmless(case: Case, fault: Fault, seen: int = 1) -> str | None:
-    """Why a fault changes nothing; None where it must be found. ``seen``: so many faults of that name have survived in this case."""
+    """Why a fault changes nothing; None where it must be found. ``seen``: so many faults of that name have
+    survived in this case."""
     most, why = HARMLESS.get((case.name, fault.name), (0, ""))
     return why if seen <= most else None

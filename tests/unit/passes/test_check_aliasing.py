@@ -1,4 +1,5 @@
-"""What an operation reads and what it writes share no elements: every target would make something else of it, so all refuse it."""
+"""What an operation reads and what it writes share no elements: every target would make something else of it,
+so all refuse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Products read the tensor itself where a tile is only a copy of it for them, and the tile wherever that could be seen."""
+"""Products read the tensor itself where a tile is only a copy of it for them, and the tile wherever that
+could be seen."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ def product(n, k, *, trans=False, also_read=False, written=False, aliasing=False
     width = 1024 if aliasing else (k if trans else n)
 
     @T.prim_func
-    def kernel(A: T.Tensor((32, k), "float32"), B: T.Tensor((n if trans else k, width), "float32"), C: T.Tensor((32, n), "float32")):
+    def kernel(
+        A: T.Tensor((32, k), "float32"),
+        B: T.Tensor((n if trans else k, width), "float32"),
+        C: T.Tensor((32, n), "float32"),
+    ):
         with T.Kernel(T.ceildiv(n, 48)) as bx:
             a, c = T.alloc_shared((32, 16), "float32"), T.alloc_fragment((32, 48), "float32")
             b = T.alloc_shared((48, 16) if trans else (16, 48), "float32")

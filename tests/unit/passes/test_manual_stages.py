@@ -26,7 +26,9 @@ def product(**words: Any) -> Any:
     """A GEMM with a name among its statements."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((64, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+    def kernel(
+        A: T.Tensor((64, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float32")
+    ):
         with T.Kernel(1, threads=128):
             a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
             c = T.alloc_fragment((64, 64), "float32")
@@ -45,7 +47,9 @@ def scaled(**words: Any) -> Any:
     """Rows added up, with statements that may change places: 0 copy, 1 copy, 2 sum, 3 sum, 4 count."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((8, 128), "float32"), B: T.Tensor((8, 128), "float32"), C: T.Tensor((2, 128), "float32")):
+    def kernel(
+        A: T.Tensor((8, 128), "float32"), B: T.Tensor((8, 128), "float32"), C: T.Tensor((2, 128), "float32")
+    ):
         with T.Kernel(1, threads=64):
             a, b = T.alloc_shared((128,), "float32"), T.alloc_shared((128,), "float32")
             s, t = T.alloc_fragment((128,), "float32"), T.alloc_fragment((128,), "float32")
@@ -67,7 +71,11 @@ def scaled(**words: Any) -> Any:
     return kernel
 
 
-PRODUCT = {"A": data((64, 256), "float16", 1), "B": data((256, 64), "float16", 2), "C": empty((64, 64), "float32")}
+PRODUCT = {
+    "A": data((64, 256), "float16", 1),
+    "B": data((256, 64), "float16", 2),
+    "C": empty((64, 64), "float32"),
+}
 SUMS = {"A": data((8, 128), "float32", 1), "B": data((8, 128), "float32", 2), "C": empty((2, 128), "float32")}
 
 
@@ -78,7 +86,10 @@ def scheduled(kernel: Any, arch: str) -> Any:
 def body_of(kernel: Any) -> list[Any]:
     """The statements of the one pipelined loop behind the pass, and its annotations."""
     loops: list[Any] = []
-    structural_walk(manual_stages(kernel.trace()).func.body, (tirx.For, lambda s: loops.append(s) if "ts.num_stages" in s.annotations else None))
+    structural_walk(
+        manual_stages(kernel.trace()).func.body,
+        (tirx.For, lambda s: loops.append(s) if "ts.num_stages" in s.annotations else None),
+    )
     (loop,) = loops
     return [loop, *flat(loop.body)]
 
@@ -98,7 +109,9 @@ def test_copies_of_an_earlier_stage_run_ahead(words: dict[str, Any], depth: int,
         words = words | {"group": [[0], [1, 2]]}
     program = scheduled(product(**words), arch)
     rings = program.schedule.rings
-    assert all(r.form == (ROLES if arch == "sm_90a" else AHEAD) and r.depth == (depth or 2) for r in rings), program.notes
+    assert all(r.form == (ROLES if arch == "sm_90a" else AHEAD) and r.depth == (depth or 2) for r in rings), (
+        program.notes
+    )
     assert sorted(b for r in rings for b in r.buffers) == (["a", "b"] if depth else ["a"])
     agree(product(**words), PRODUCT, arch=arch)
 
@@ -114,18 +127,24 @@ def test_copies_are_issued_where_the_order_has_them():
 def test_statements_of_a_stage_run_in_their_order():
     loop, *stmts = body_of(scaled(order=[1, 0, 2, 4, 3], stage=[0, 0, 1, 1, 1]))
     assert [name_of(s) or type(s).__name__ for s in stmts] == ["copy", "copy", "For", "BufferStore", "For"]
-    assert [s.value.args[0].source.name for s in stmts[:2]] == ["B", "A"] and int(loop.annotations["ts.num_stages"]) == 2
+    assert [s.value.args[0].source.name for s in stmts[:2]] == ["B", "A"] and int(
+        loop.annotations["ts.num_stages"]
+    ) == 2
     for arch in ("sm_90a", "sm_80"):
         agree(scaled(order=[1, 0, 2, 4, 3], stage=[0, 0, 1, 1, 1]), SUMS, arch=arch, exact=True)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
-@pytest.mark.parametrize("words", [{"order": [2, 0, 1], "stage": [0, 2, 2]}, {"order": [9, 0, 1, 2], "stage": [9, 0, 1, 1]}])
+@pytest.mark.parametrize(
+    "words", [{"order": [2, 0, 1], "stage": [0, 2, 2]}, {"order": [9, 0, 1, 2], "stage": [9, 0, 1, 1]}]
+)
 def test_a_range_with_a_beginning_and_an_allocation_inside(words: dict[str, Any], arch: str):
     """Neither has an entry; the name in front of the copy may."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((10, 128), "float32"), at: T.Tensor((10,), "int32"), C: T.Tensor((128,), "float32")):
+    def kernel(
+        A: T.Tensor((10, 128), "float32"), at: T.Tensor((10,), "int32"), C: T.Tensor((128,), "float32")
+    ):
         with T.Kernel(1, threads=64):
             s = T.alloc_fragment((128,), "float32")
             T.clear(s)
@@ -142,7 +161,12 @@ def test_a_range_with_a_beginning_and_an_allocation_inside(words: dict[str, Any]
 
     assert [r.form for r in scheduled(kernel, "sm_80").schedule.rings] == [AHEAD]
     where = np.arange(10, dtype=np.int32)[::-1].copy()
-    agree(kernel, {"A": data((10, 128), "float32"), "at": where, "C": empty((128,), "float32")}, arch=arch, exact=True)
+    agree(
+        kernel,
+        {"A": data((10, 128), "float32"), "at": where, "C": empty((128,), "float32")},
+        arch=arch,
+        exact=True,
+    )
 
 
 def test_one_stage_runs_nothing_ahead():
@@ -178,9 +202,16 @@ def refuse(kernel: Any, message: str, **more: Any) -> None:
 
 
 def test_orders_that_would_change_results():
-    refuse(scaled(order=[0, 1, 3, 2, 4], stage=[0, 0, 1, 1, 1]), "in front of the loop", at="T.Parallel(128)",
-           expected="in the order in which it is written", write="order=[0, 1, 2, 3, 4], stage=[0, 0, 1, 1, 1]")  # fmt: skip
-    refuse(product(order=[0, 2, 1], stage=[0, 0, 0]), "b is written there and read here", at="T.gemm(a, b, c)")
+    refuse(
+        scaled(order=[0, 1, 3, 2, 4], stage=[0, 0, 1, 1, 1]),
+        "in front of the loop",
+        at="T.Parallel(128)",
+        expected="in the order in which it is written",
+        write="order=[0, 1, 2, 3, 4], stage=[0, 0, 1, 1, 1]",
+    )
+    refuse(
+        product(order=[0, 2, 1], stage=[0, 0, 0]), "b is written there and read here", at="T.gemm(a, b, c)"
+    )
 
     @T.prim_func
     def behind(A: T.Tensor((8, 128), "float32"), C: T.Tensor((8, 128), "float32")):
@@ -206,12 +237,35 @@ def test_orders_that_would_change_results():
 
 
 def test_stages_that_nothing_can_run_ahead_in():
-    refuse(product(order=[0, 1, 2], stage=[0, 1, 0]), "stage= has T.gemm", at="T.gemm(a, b, c)", expected="copies from global memory",
-           write="order=[0, 1, 2], stage=[0, 0, 1]")  # fmt: skip
-    refuse(product(order=[0, 1, 2], stage=[0, 1, 2]), "in the stages 0, 1", at="T.Pipelined(8, **words)", expected="one stage for all copies")
-    refuse(product(order=[0, 1, 2], stage=[0, 0, 3], num_stages=3), "3 rounds ahead, and num_stages=3", expected="num_stages=4 or more")
-    refuse(product(order=[0, 1], stage=[0, 1]), "have 2 entries for 3 statements", expected="an entry for each", write="2: T.gemm (line")
-    refuse(product(order=[0, 1], stage=[0, 1], group=[[0, 1], [1, 2]]), "of a loop of 3 statements", expected="each statement once")
+    refuse(
+        product(order=[0, 1, 2], stage=[0, 1, 0]),
+        "stage= has T.gemm",
+        at="T.gemm(a, b, c)",
+        expected="copies from global memory",
+        write="order=[0, 1, 2], stage=[0, 0, 1]",
+    )
+    refuse(
+        product(order=[0, 1, 2], stage=[0, 1, 2]),
+        "in the stages 0, 1",
+        at="T.Pipelined(8, **words)",
+        expected="one stage for all copies",
+    )
+    refuse(
+        product(order=[0, 1, 2], stage=[0, 0, 3], num_stages=3),
+        "3 rounds ahead, and num_stages=3",
+        expected="num_stages=4 or more",
+    )
+    refuse(
+        product(order=[0, 1], stage=[0, 1]),
+        "have 2 entries for 3 statements",
+        expected="an entry for each",
+        write="2: T.gemm (line",
+    )
+    refuse(
+        product(order=[0, 1], stage=[0, 1], group=[[0, 1], [1, 2]]),
+        "of a loop of 3 statements",
+        expected="each statement once",
+    )
 
     @T.prim_func
     def elsewhere(A: T.Tensor((8, 128), "float32"), C: T.Tensor((128,), "float32")):
@@ -225,17 +279,25 @@ def test_stages_that_nothing_can_run_ahead_in():
             for i in T.Parallel(128):
                 C[i] = s[i] + a[i]
 
-    refuse(elsewhere, "and a is used elsewhere too", at="T.copy(A[k, 0], a)", expected="this copy alone writes")
+    refuse(
+        elsewhere, "and a is used elsewhere too", at="T.copy(A[k, 0], a)", expected="this copy alone writes"
+    )
 
 
 def test_words_that_are_no_schedule():
     for words, message in (
-        ({"order": [0, 1, 2]}, "stage=None"), ({"stage": [0, 0, 1]}, "order=None"), ({"group": [[0]]}, "order=None"),
-        ({"order": [0, 1, 2], "stage": [0, 1]}, "order=[0, 1, 2] and stage=[0, 1]"), ({"order": [-1, 0, 1], "stage": [0, 0, 1]}, "order=[-1, 0, 1]"),
-        ({"order": [0, 0, 1], "stage": [0, 0, 1]}, "two statements in one place"), ({"order": [0, 1, -2], "stage": [0, 0, 1]}, "order=[0, 1, -2]"),
-        ({"order": "012", "stage": [0, 0, 1]}, "order='012'"), ({"order": [0, 1, 2], "stage": [0, 0, 1], "group": 3}, "group=3"),
-        ({"sync": [[0, 1]]}, "sync=[[0, 1]]"), ({"num_stages": -1}, "num_stages=-1"),
-    ):  # fmt: skip
+        ({"order": [0, 1, 2]}, "stage=None"),
+        ({"stage": [0, 0, 1]}, "order=None"),
+        ({"group": [[0]]}, "order=None"),
+        ({"order": [0, 1, 2], "stage": [0, 1]}, "order=[0, 1, 2] and stage=[0, 1]"),
+        ({"order": [-1, 0, 1], "stage": [0, 0, 1]}, "order=[-1, 0, 1]"),
+        ({"order": [0, 0, 1], "stage": [0, 0, 1]}, "two statements in one place"),
+        ({"order": [0, 1, -2], "stage": [0, 0, 1]}, "order=[0, 1, -2]"),
+        ({"order": "012", "stage": [0, 0, 1]}, "order='012'"),
+        ({"order": [0, 1, 2], "stage": [0, 0, 1], "group": 3}, "group=3"),
+        ({"sync": [[0, 1]]}, "sync=[[0, 1]]"),
+        ({"num_stages": -1}, "num_stages=-1"),
+    ):
         refuse(product(**words), message, at="T.Pipelined(8, **words)")
 
 
@@ -245,6 +307,7 @@ def test_words_that_are_no_schedule():
     {"order": [0, 1, 2, 3, 4], "stage": [0, 1, 1, 1, 1]},
 ])  # fmt: skip
 def test_the_simulator_finds_nothing(words: dict[str, Any], arch: str):
-    """The schedule that it becomes leaves the bits of the program as written, and nothing in flight is touched."""
+    """The schedule that it becomes leaves the bits of the program as written, and nothing in flight is
+    touched."""
     report = check(scaled(**words), 1, SUMS, level="both", seeds=2, arch=arch)
     assert report, report

@@ -1,4 +1,5 @@
-"""The compiler's mechanisms that make some kernels faster: each fires for a kernel, can be left out by name, and changes no result."""
+"""The compiler's mechanisms that make some kernels faster: each fires for a kernel, can be left out by name,
+and changes no result."""
 
 from __future__ import annotations
 
@@ -40,8 +41,17 @@ def attention() -> Case:
 
 def packed_attention() -> Case:
     starts = [np.cumsum([0, *n]).astype("int32") for n in ((70, 1, 33), (50, 3, 0))]
-    made = {n: data((int(s[-1]), 1, 16), "bfloat16", ord(n)) for n, s in (("Q", starts[0]), ("K", starts[1]), ("V", starts[1]))}
-    made |= {"O": empty((104, 1, 16), "bfloat16"), "Lse": empty((1, 104), "float32"), "Starts": starts[0], "Begins": starts[1], "most": 70}
+    made = {
+        n: data((int(s[-1]), 1, 16), "bfloat16", ord(n))
+        for n, s in (("Q", starts[0]), ("K", starts[1]), ("V", starts[1]))
+    }
+    made |= {
+        "O": empty((104, 1, 16), "bfloat16"),
+        "Lse": empty((1, 104), "float32"),
+        "Starts": starts[0],
+        "Begins": starts[1],
+        "most": 70,
+    }
     return test_attention.kernel(1, 1, 16, False, Tile(64, 64, 128, 1), packed=True), made
 
 
@@ -51,8 +61,14 @@ def gradients() -> Case:
 
 def float8_product() -> Case:
     cut = {"BM": 128, "BN": 64, "stages": 2, "threads": 256, "panel": 1, "stay": 1, "parts": 1}
-    made = by_tensor(256, 64, 512, **cut, left="float8_e4m3fn", right="float8_e4m3fn", out="float32", fast=False)
-    args = {"A": data((256, 512), "float8_e4m3fn", 1), "B": data((64, 512), "float8_e4m3fn", 2), "C": empty((256, 64), "float32")}
+    made = by_tensor(
+        256, 64, 512, **cut, left="float8_e4m3fn", right="float8_e4m3fn", out="float32", fast=False
+    )
+    args = {
+        "A": data((256, 512), "float8_e4m3fn", 1),
+        "B": data((64, 512), "float8_e4m3fn", 2),
+        "C": empty((256, 64), "float32"),
+    }
     return made, args | {name: np.ones(1, "float32") for name in ("SA", "SB")}
 
 
@@ -115,4 +131,8 @@ def test_every_step_is_shown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     assert "wgmma(" not in steps["schedule"].text and "wgmma(" in steps["select_wgmma"].text
     assert "of shared memory" in steps["allocate_shared"].text and "thread × 4" in steps["infer_layouts"].text
     texts = {path.name.split(".")[2]: path.read_text() for path in tmp_path.iterdir()}
-    assert set(texts) == set(steps) and "nothing changed" in texts["multicast"] and "nothing changed" not in texts["release_late"]
+    assert (
+        set(texts) == set(steps)
+        and "nothing changed" in texts["multicast"]
+        and "nothing changed" not in texts["release_late"]
+    )

@@ -1,4 +1,5 @@
-"""Blocks that wait for other blocks must fit on the nominal device: refused at compile time where the grid is static."""
+"""Blocks that wait for other blocks must fit on the nominal device: refused at compile time where the grid is
+static."""
 
 from __future__ import annotations
 
@@ -81,13 +82,21 @@ def test_the_limit(limit: int, launch: dict):
 
     scheduled(make_at(limit))
     message = f"blocks of kernel wait for others here, its grid has {limit + step} blocks, and {limit} are resident at once"
-    with refused(TileValueError, message, at="T.barrier()", expected=f"at most {limit} blocks where", write="T.Persistent"):
+    with refused(
+        TileValueError,
+        message,
+        at="T.barrier()",
+        expected=f"at most {limit} blocks where",
+        write="T.Persistent",
+    ):
         scheduled(make_at(limit + step))
 
 
 def test_who_waits():
     for statement, at in ((wait, "T.wait(s[0], 0)"), (collective_free_barrier, "T.barrier()")):
-        with refused(TileValueError, "blocks of kernel wait for others here, its grid has 3000 blocks, and 2112", at=at):
+        with refused(
+            TileValueError, "blocks of kernel wait for others here, its grid has 3000 blocks, and 2112", at=at
+        ):
             run(make(3000, statement))
     for statement in (nothing, roles):  # nobody waits for another block
         run(make(3000, statement))

@@ -31,14 +31,23 @@ def forms(kernel: Any, **plan: Any) -> tuple[list[str], list[str]]:
 
 def roles_of(program: Any) -> list[str]:
     found: list[str] = []
-    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: found.append(str(s.node.value)) if s.attr_key == "ts.role" else None))
+    structural_walk(
+        program.func.body,
+        (tirx.AttrStmt, lambda s: found.append(str(s.node.value)) if s.attr_key == "ts.role" else None),
+    )
     return found
 
 
-def refused(kernel: Any, reason: str, args: dict[str, Any] | None = None, ranks: int = 1, **plan: Any) -> None:
-    """The kernel's one ring stays in turn for that reason (below the block there is none), and runs without a finding."""
+def refused(
+    kernel: Any, reason: str, args: dict[str, Any] | None = None, ranks: int = 1, **plan: Any
+) -> None:
+    """The kernel's one ring stays in turn for that reason (below the block there is none), and runs without a
+    finding."""
     rings, reasons = forms(kernel, **plan)
-    assert rings == ([] if kernel is each_warp else ["in_order"]) and any(reason in r for r in reasons), (rings, reasons)
+    assert rings == ([] if kernel is each_warp else ["in_order"]) and any(reason in r for r in reasons), (
+        rings,
+        reasons,
+    )
     report = check(kernel, ranks, args, level="both", depth=3, seeds=2, **{"roles": ("all",), **plan})
     assert report, report
 
@@ -167,7 +176,9 @@ def test_one_role_copies_in_turn_where_its_copies_cannot_run_ahead():
     refused(follows, "depends on", {"A": _rows()}, **ahead)
     refused(in_place, "A is written in the loop and copied in it", {"A": _rows()}, **ahead)
     refused(steps("ge"), "the copies wait for others, who may wait for a signal of this loop", **ahead)
-    refused(polling(T.Tensor), "an atomic operation that is looked at", {"flag": np.zeros(1, np.int32)}, **ahead)
+    refused(
+        polling(T.Tensor), "an atomic operation that is looked at", {"flag": np.zeros(1, np.int32)}, **ahead
+    )
     refused(each_warp, "once for each executor below the block", **ahead)
     refused(late_wait, "a wait in the loop that does not stand directly in front of the copies", **ahead)
     refused(hands_over, "a wait among the copies", **ahead)
@@ -189,7 +200,10 @@ def test_a_wait_in_front_of_the_copies_goes_to_the_producer_alone():
         def region(s: Any) -> None:
             if s.attr_key == "ts.role":
                 calls: list[Any] = []
-                structural_walk(s.body, (ir.Call, lambda c: calls.append(c) if getattr(c.op, "name", "") == "ts.wait" else None))
+                structural_walk(
+                    s.body,
+                    (ir.Call, lambda c: calls.append(c) if getattr(c.op, "name", "") == "ts.wait" else None),
+                )
                 found[str(s.node.value)] = len(calls)
 
         structural_walk(program.func.body, (tirx.AttrStmt, region))
@@ -204,14 +218,18 @@ def test_regions_end_where_the_block_writes_what_it_copies():
     made = schedule(tile_level(two_phases), 3, BOTH)
     assert roles_of(made) == ["producer", "consumer"] * 2
     assert [r.form for r in made.schedule.rings] == ["roles", "roles"]
-    assert [k.reason for k in made.schedule.kept] == ["B is written here and copied into a ring, which would run ahead of it"]
+    assert [k.reason for k in made.schedule.kept] == [
+        "B is written here and copied into a ring, which would run ahead of it"
+    ]
     report = check(two_phases, level="both", depth=3, seeds=3)
     assert report, report
 
 
 def test_what_nobody_writes_is_copied_ahead_of_polls():
     assert forms(polling(T.Tensor), roles=BOTH) == (["roles"], [])
-    report = check(polling(T.Tensor), 1, {"flag": np.zeros(1, np.int32)}, level="both", depth=3, seeds=2, roles=BOTH)
+    report = check(
+        polling(T.Tensor), 1, {"flag": np.zeros(1, np.int32)}, level="both", depth=3, seeds=2, roles=BOTH
+    )
     assert report, report
 
 
@@ -235,7 +253,8 @@ def test_one_loop_that_cannot_be_cut_does_not_keep_the_others():
 
 
 def test_tile_variables_are_copied_to_the_producer():
-    """A tile's row comes from a variable that a while loop changes, and from a tensor that the kernel only reads."""
+    """A tile's row comes from a variable that a while loop changes, and from a tensor that the kernel only
+    reads."""
 
     @T.prim_func
     def main(A: T.Tensor((8, S), "int32"), rows: T.Tensor((8,), "int32"), C: T.Tensor((8, S), "int32")):
@@ -256,7 +275,9 @@ def test_tile_variables_are_copied_to_the_producer():
     assert report, report
 
 
-@pytest.mark.parametrize("plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"])
+@pytest.mark.parametrize(
+    "plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"]
+)
 def test_a_tile_that_is_allocated_in_its_loop(plan: dict[str, Any]):
     @T.prim_func
     def main(A: T.Tensor((8, S), "int32"), C: T.Tensor((8, S), "int32")):
@@ -308,7 +329,10 @@ def test_the_verifier_knows_roles_and_tokens():
 
     def without(name: str) -> Any:
         nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
-        return replaced(tirx.Evaluate, lambda s: nothing if getattr(getattr(s.value, "op", None), "name", "") == name else s)
+        return replaced(
+            tirx.Evaluate,
+            lambda s: nothing if getattr(getattr(s.value, "op", None), "name", "") == name else s,
+        )
 
     def role(old: str, new: str) -> Any:
         def change(s: Any) -> Any:
@@ -323,9 +347,13 @@ def test_the_verifier_knows_roles_and_tokens():
     assert "a role that there is not" in _broken(role("producer", "driver"), roles=BOTH)
     assert "a producer without its consumer" in _broken(role("producer", "all"), roles=BOTH)
     assert "a role region in another one" in _broken(
-        replaced(tirx.For, lambda s: tirx.AttrStmt(ir.StringImm("all"), "ts.role", tirx.IntImm("int32", 0), s)), roles=BOTH
+        replaced(
+            tirx.For, lambda s: tirx.AttrStmt(ir.StringImm("all"), "ts.role", tirx.IntImm("int32", 0), s)
+        ),
+        roles=BOTH,
     )
     constant = token("wait", 0, tirx.IntImm("int32", 0), None).value
     assert "a ring token without a counter" in _broken(
-        replaced(ir.Call, lambda c: constant if getattr(c.op, "name", "") == "ts.ring_wait" else c), roles=BOTH
+        replaced(ir.Call, lambda c: constant if getattr(c.op, "name", "") == "ts.ring_wait" else c),
+        roles=BOTH,
     )

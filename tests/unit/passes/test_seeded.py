@@ -1,5 +1,5 @@
-"""A wrong schedule is found without a GPU: faults seeded into scheduled programs, one of each sort here; all of them are in
-tests/bench/bench_seeded.py, whose figures are kept."""
+"""A wrong schedule is found without a GPU: faults seeded into scheduled programs, one of each sort here; all
+of them are in tests/bench/bench_seeded.py, whose figures are kept."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def test_seeded_faults_are_named(plan: str, judges: dict[str, Judge]):
     for k, (name, faults) in enumerate(sorted(sorts.items())):
         case, fault = faults[7 * k % len(faults)]
         finding = judges[case.name].judge(fault.program()).finding
-        assert finding is not None or harmless(plan, fault), f"{name} in {case.name} ({fault.at}) is not found"
+        assert finding is not None or harmless(plan, fault), (
+            f"{name} in {case.name} ({fault.at}) is not found"
+        )
         found.append(finding is not None)
     assert sum(found) >= 0.95 * len(found)

@@ -1,5 +1,6 @@
-"""What GPUs' schedules make of programs is right, and a wrong one is found without a GPU: faults of products and stores in flight, one of each
-sort here; all of them are in tests/bench/bench_seeded_gpu.py, whose figures are kept."""
+"""What GPUs' schedules make of programs is right, and a wrong one is found without a GPU: faults of products
+and stores in flight, one of each sort here; all of them are in tests/bench/bench_seeded_gpu.py, whose figures
+are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A tile belongs to the block or to the executors of the T.Scale that allocates it: every other use is refused, on all targets alike."""
+"""A tile belongs to the block or to the executors of the T.Scale that allocates it: every other use is
+refused, on all targets alike."""
 
 from __future__ import annotations
 
@@ -82,7 +83,11 @@ def test_a_fragment_of_the_block_is_no_warpgroups(name: str):
 
 def test_nor_a_warps_nor_a_threads():
     for scale, threads in (("warp", 32), ("thread", 1)):
-        with refused(TileValueError, f"f is spread over 256 threads and touched by a {scale} of {threads}", at="T.clear(f)"):
+        with refused(
+            TileValueError,
+            f"f is spread over 256 threads and touched by a {scale} of {threads}",
+            at="T.clear(f)",
+        ):
             tilescale.compile(within(WHOLE["clear"], scale), target="cuda:sm_90a")
 
 
@@ -96,7 +101,11 @@ def test_a_destination_of_a_reduction_is_looked_at_too():
                 T.copy(A, f)
                 T.reduce_sum(f, r, dim=1)
 
-    with refused(TileValueError, "r is spread over 256 threads and touched by a warpgroup of 128", at="T.reduce_sum(f, r, dim=1)"):
+    with refused(
+        TileValueError,
+        "r is spread over 256 threads and touched by a warpgroup of 128",
+        at="T.reduce_sum(f, r, dim=1)",
+    ):
         kernel.check(ranks=1, seeds=1)
 
 
@@ -121,7 +130,9 @@ def test_single_elements_and_numbers_may_be_read_where_all_threads_hold_them():
                         D[w, i] = r[0] * v + w
 
     args = {"A": np.arange(64, dtype=np.float32), "D": np.zeros((4, 32), np.float32)}
-    assert np.array_equal(agree(kernel, args)["D"], np.repeat(63 * 3 + np.arange(4, dtype=np.float32)[:, None], 32, 1))
+    assert np.array_equal(
+        agree(kernel, args)["D"], np.repeat(63 * 3 + np.arange(4, dtype=np.float32)[:, None], 32, 1)
+    )
 
 
 def one_read(extent: int, product: bool = False):
@@ -162,7 +173,12 @@ def test_a_variable_of_the_block_is_not_set_below_it():
                 C[w] = v
 
     for target in TARGETS:
-        with refused(TileValueError, 'v belongs to the block and is set in T.Scale("warp")', at="v = 9", write="allocate v inside"):
+        with refused(
+            TileValueError,
+            'v belongs to the block and is set in T.Scale("warp")',
+            at="v = 9",
+            write="allocate v inside",
+        ):
             tilescale.compile(kernel, target=target)
 
 
@@ -179,7 +195,9 @@ def test_nor_a_local_tile():
                     u[0] = 1.0
                 T.copy(u, C)
 
-    with refused(TileValueError, 'u belongs to T.Scale("warp") and is set in T.Scale("thread")', at="u[0] = 1.0"):
+    with refused(
+        TileValueError, 'u belongs to T.Scale("warp") and is set in T.Scale("thread")', at="u[0] = 1.0"
+    ):
         tilescale.compile(kernel, target="cpu")
 
 
@@ -214,7 +232,12 @@ def test_a_tile_of_a_scale_is_not_used_behind_it():
 
     for allocate in (T.alloc_fragment, T.alloc_shared, T.alloc_local):
         for target in TARGETS:
-            with refused(TileValueError, 'f is allocated inside T.Scale("warpgroup")', at="T.copy(f, D)", write="in front of the T.Scale"):
+            with refused(
+                TileValueError,
+                'f is allocated inside T.Scale("warpgroup")',
+                at="T.copy(f, D)",
+                write="in front of the T.Scale",
+            ):
                 tilescale.compile(make(allocate), target=target)
     with refused(TileValueError, 'f is allocated inside T.Scale("warpgroup")', at="T.copy(f, D)"):
         make(T.alloc_shared).check(ranks=1, seeds=1)
@@ -234,7 +257,11 @@ def test_nor_a_name():
 
     for name, value in (("w", lambda w, x: w), ("x", lambda w, x: x * 2)):
         for target in TARGETS:
-            with refused(TileValueError, f'{name} is another value for each warp of T.Scale("warp")', at="D[0] = value(w, x)"):
+            with refused(
+                TileValueError,
+                f'{name} is another value for each warp of T.Scale("warp")',
+                at="D[0] = value(w, x)",
+            ):
                 tilescale.compile(make(value), target=target)
 
 
@@ -249,7 +276,12 @@ def test_nor_in_the_next_scale_of_that_name():
                 if w == 0:
                     T.copy(f, D)
 
-    with refused(TileValueError, "f is allocated inside", at="T.copy(f, D)", expected='every use inside that T.Scale("warpgroup")'):
+    with refused(
+        TileValueError,
+        "f is allocated inside",
+        at="T.copy(f, D)",
+        expected='every use inside that T.Scale("warpgroup")',
+    ):
         tilescale.compile(kernel, target="cpu")
 
 
@@ -271,4 +303,6 @@ def test_results_of_reductions_are_read_by_every_warp():
     a = np.random.default_rng(1).integers(-9, 9, (64, 8)).astype(np.float32)
     sums = a.sum(0)
     got = agree(kernel, {"A": a, "D": np.zeros((4, 2), np.float32), "E": np.zeros(8, np.float32)}, exact=True)
-    assert np.array_equal(got["D"], np.stack([sums[:4] + sums[:3:-1], sums[:4] > sums[7]], 1)) and np.array_equal(got["E"], sums * 2)
+    assert np.array_equal(
+        got["D"], np.stack([sums[:4] + sums[:3:-1], sums[:4] > sums[7]], 1)
+    ) and np.array_equal(got["E"], sums * 2)

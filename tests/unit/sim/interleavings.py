@@ -19,7 +19,9 @@ Outcome = tuple[Any, ...]
 
 
 def outcome(done: Result) -> Outcome:
-    arrays = tuple(sorted((r, name, a.tobytes()) for r, named in enumerate(done.arrays) for name, a in named.items()))
+    arrays = tuple(
+        sorted((r, name, a.tobytes()) for r, named in enumerate(done.arrays) for name, a in named.items())
+    )
     return arrays, frozenset(f.key for f in done.report.findings)
 
 
@@ -74,13 +76,17 @@ def reduced(launch: Launch) -> tuple[set[Outcome], Report]:
 
 
 def blocks_of(programs: list[list[tuple[Any, ...]]]) -> Any:
-    """A kernel whose block k runs the k-th list of operations on counters, flags and elements that all share; what it reads is kept."""
+    """A kernel whose block k runs the k-th list of operations on counters, flags and elements that all share;
+    what it reads is kept."""
     count = len(programs)
 
     @T.prim_func
     def main(
-        c: T.Signal((2,)), x: T.Tensor((2,), "int32"), y: T.Tensor((2,), "int32"), kept: T.Tensor((count, 8), "int32"),
-    ):  # fmt: skip
+        c: T.Signal((2,)),
+        x: T.Tensor((2,), "int32"),
+        y: T.Tensor((2,), "int32"),
+        kept: T.Tensor((count, 8), "int32"),
+    ):
         with T.Kernel(count) as b, T.Scale("grid"):
             seen = T.alloc_var("int32")
             for k in range(count):
@@ -137,13 +143,17 @@ def drawn(seed: int, count: int, length: int) -> list[list[tuple[Any, ...]]]:
 
 
 def ranks_of(programs: list[list[tuple[Any, ...]]]) -> Any:
-    """A kernel whose rank k runs the k-th list of remote operations on symmetric memory; what it reads is kept."""
+    """A kernel whose rank k runs the k-th list of remote operations on symmetric memory; what it reads is
+    kept."""
     count = len(programs)
 
     @T.prim_func
     def main(
-        A: T.Tensor((2,), "int32"), x: T.SymmTensor((2, 2), "int32"), c: T.Signal((2,)), kept: T.Tensor((8, 2), "int32"),
-    ):  # fmt: skip
+        A: T.Tensor((2,), "int32"),
+        x: T.SymmTensor((2, 2), "int32"),
+        c: T.Signal((2,)),
+        kept: T.Tensor((8, 2), "int32"),
+    ):
         with T.Kernel(1), T.Scale("device") as rank, world:
             for k in range(count):
                 if rank == k:

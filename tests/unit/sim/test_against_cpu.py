@@ -34,7 +34,9 @@ def draw(dtype: str, *shape: int) -> Any:
 def ulps(got: Any, want: Any) -> float:
     """The largest difference in places of ``want``'s dtype."""
     wide, near = got.astype(np.float64), want.astype(np.float64)
-    places = ml_dtypes.finfo(want.dtype).eps * np.maximum(np.abs(near), float(ml_dtypes.finfo(want.dtype).tiny))
+    places = ml_dtypes.finfo(want.dtype).eps * np.maximum(
+        np.abs(near), float(ml_dtypes.finfo(want.dtype).tiny)
+    )
     return float(np.max(np.abs(wide - near) / places))
 
 
@@ -45,7 +47,9 @@ def test_elementwise_floats(dtype: str):
         with T.Kernel(2) as b:
             for i, j in T.Parallel(5, 40):
                 x, y = A[b * 5 + i, j], B[b * 5 + i, j]
-                C[b * 5 + i, j] = T.if_then_else(x > y, T.exp(x - y * T.cast(0.5, dtype)), T.max(x, y) / (T.abs(x) + T.cast(1, dtype)))
+                C[b * 5 + i, j] = T.if_then_else(
+                    x > y, T.exp(x - y * T.cast(0.5, dtype)), T.max(x, y) / (T.abs(x) + T.cast(1, dtype))
+                )
 
     a, b = draw(dtype, 9, 40), draw(dtype, 40, 9).reshape(9, 40)[::-1].copy()
     sim, cpu = both(main, A=a, B=b, C=np.zeros((9, 40), a.dtype))
@@ -63,16 +67,26 @@ def test_elementwise_integers(dtype: str):
                 C[2, i] = (A[i] & B[i]) ^ (A[i] | B[i])
                 C[3, i] = T.min(A[i], B[i]) >> 1
 
-    a, b = (np.random.default_rng(s).integers(0 if dtype[0] == "u" else -20, 20, 64).astype(dtype) for s in range(2))
+    a, b = (
+        np.random.default_rng(s).integers(0 if dtype[0] == "u" else -20, 20, 64).astype(dtype)
+        for s in range(2)
+    )
     sim, cpu = both(main, A=a, B=b, C=np.zeros((4, 64), dtype))
     assert (sim["C"] == cpu["C"]).all()
 
 
-@pytest.mark.parametrize(("dtype", "acc"), [("float32", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("int8", "int32")])
+@pytest.mark.parametrize(
+    ("dtype", "acc"),
+    [("float32", "float32"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("int8", "int32")],
+)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products(dtype: str, acc: str, transposed: bool):
     @T.prim_func
-    def main(A: T.Tensor((32, 48), dtype), B: T.Tensor((16, 48) if transposed else (48, 16), dtype), C: T.Tensor((32, 16), acc)):
+    def main(
+        A: T.Tensor((32, 48), dtype),
+        B: T.Tensor((16, 48) if transposed else (48, 16), dtype),
+        C: T.Tensor((32, 16), acc),
+    ):
         with T.Kernel(1):
             a = T.alloc_shared((32, 48), dtype)
             b = T.alloc_shared((16, 48) if transposed else (48, 16), dtype)
@@ -89,7 +103,9 @@ def test_products(dtype: str, acc: str, transposed: bool):
         assert (sim["C"] == cpu["C"]).all()
         return
     wide = [x.astype(np.float64) for x in (a, b.T if transposed else b, c, sim["C"], cpu["C"])]
-    summed = 48 * 2.0**-24 * (np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2]))  # of a float32 sum in any order
+    summed = (
+        48 * 2.0**-24 * (np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2]))
+    )  # of a float32 sum in any order
     rounded = float(ml_dtypes.finfo(c.dtype).eps) * np.abs(wide[3])
     assert (np.abs(wide[3] - wide[4]) <= summed + rounded).all()
 
@@ -110,6 +126,11 @@ def test_reductions_and_scans(op: str, dtype: str):
     zeros = np.zeros((12,), numerics.storage(dtype)), np.zeros((12, 50), numerics.storage(dtype))
     sim, cpu = both(main, A=draw(dtype, 12, 50), R=zeros[0], S=zeros[1])
     for name in ("R", "S"):
-        np.testing.assert_allclose(sim[name].astype(np.float64), cpu[name].astype(np.float64), rtol=2e-3 if dtype == "float16" else 1e-4, atol=1e-3)
+        np.testing.assert_allclose(
+            sim[name].astype(np.float64),
+            cpu[name].astype(np.float64),
+            rtol=2e-3 if dtype == "float16" else 1e-4,
+            atol=1e-3,
+        )
     if op in ("max", "min", "absmax") or dtype == "int32":
         assert (sim["R"] == cpu["R"]).all()

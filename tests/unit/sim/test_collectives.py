@@ -40,7 +40,9 @@ def test_a_root_that_is_one():
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_a_part_for_each_rank(op: str, ranks: int):
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), G: T.SymmTensor((3, S), "float32"), H: T.SymmTensor((3, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"), G: T.SymmTensor((3, S), "float32"), H: T.SymmTensor((3, S), "float32")
+    ):
         with T.Kernel(1), T.Scale("device"):
             for k in T.serial(3):
                 T.copy(A, H[k, 0:S])
@@ -110,7 +112,11 @@ def test_one_collective_in_two_branches():
 @pytest.mark.parametrize("what", ["op", "kind", "tensor", "place", "extent"])
 def test_two_branches_with_collectives_that_differ(what: str):
     @T.prim_func
-    def main(A: T.SymmTensor((2 * S,), "float32"), C: T.SymmTensor((2 * S,), "float32"), B: T.Tensor((2 * S,), "float32")):
+    def main(
+        A: T.SymmTensor((2 * S,), "float32"),
+        C: T.SymmTensor((2 * S,), "float32"),
+        B: T.Tensor((2 * S,), "float32"),
+    ):
         with T.Kernel(1), T.Scale("device") as rank, world:
             T.clear(A)
             T.clear(C)

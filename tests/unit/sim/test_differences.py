@@ -1,4 +1,5 @@
-"""Differences between the simulator and the CPU target that the fuzzer found, made small. Each runs on both and must agree to the bit."""
+"""Differences between the simulator and the CPU target that the fuzzer found, made small. Each runs on both
+and must agree to the bit."""
 
 from __future__ import annotations
 
@@ -50,7 +51,16 @@ def test_unsigned_integers_wrap(dtype: str):
     a, b = (draw.integers(0, np.iinfo(dtype).max, 64, dtype, endpoint=True) for _ in range(2))
     c = agree(main, {"A": a, "B": b, "C": zeros(7, 64, dtype=dtype)})["C"]
     with np.errstate(over="ignore"):
-        assert (c[:5] == [(a * np.array(4, dtype)) // np.array(4, dtype), a + b, a - b, a * b - b * np.array(3, dtype), -a]).all()
+        assert (
+            c[:5]
+            == [
+                (a * np.array(4, dtype)) // np.array(4, dtype),
+                a + b,
+                a - b,
+                a * b - b * np.array(3, dtype),
+                -a,
+            ]
+        ).all()
     assert c[5, 0] == (int(b[0]) - 2) % 2 ** (8 * b.itemsize)
 
 
@@ -98,7 +108,9 @@ def test_a_nan_wins_in_max_and_min(dtype: str):
 
     some = [np.nan, np.inf, -np.inf, -3.0]
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    a, b = (np.array(v).astype(kind) for v in ([x for x in some for _ in some], [y for _ in some for y in some]))
+    a, b = (
+        np.array(v).astype(kind) for v in ([x for x in some for _ in some], [y for _ in some for y in some])
+    )
     c = agree(main, {"A": a, "B": b, "C": zeros(5, 16, dtype=kind)})["C"].astype(np.float64)
     either = np.isnan(a.astype(np.float64)) | np.isnan(b.astype(np.float64))
     assert (np.isnan(c[:2]) == either).all() and (np.isnan(c[3:]) == np.isnan(a.astype(np.float64))).all()
@@ -152,19 +164,35 @@ def test_a_named_product_of_a_converted_index():
     def main(C: T.Tensor((8, 4), "float32")):
         with T.Kernel(3) as b:
             for i, j in T.Parallel(8, 4):
-                x = T.max(T.if_then_else(i < j, T.cast(b, "float32"), T.cast(b, "float32")), T.cast(i, "float32") * T.cast(b, "float32"))
-                C[i, j] = (T.max(x, T.cast(j, "float32")) + T.cast(j, "float32") * x) * T.if_then_else(i == j, x, T.cast(i, "float32"))
+                x = T.max(
+                    T.if_then_else(i < j, T.cast(b, "float32"), T.cast(b, "float32")),
+                    T.cast(i, "float32") * T.cast(b, "float32"),
+                )
+                C[i, j] = (T.max(x, T.cast(j, "float32")) + T.cast(j, "float32") * x) * T.if_then_else(
+                    i == j, x, T.cast(i, "float32")
+                )
 
     done = launch(main, 1, {"C": zeros(8, 4)})
-    assert done.report.kinds <= {"race"}  # three blocks write the same elements; what is asked here is that it compiles
+    assert done.report.kinds <= {
+        "race"
+    }  # three blocks write the same elements; what is asked here is that it compiles
     run(main)
 
 
 def test_products_and_reductions_of_parts_at_run_time_offsets():
     @T.prim_func
-    def main(A: T.Tensor((8, 8), "float32"), C: T.Tensor((4,), "float32"), D: T.Tensor((8, 8), "float32"), n: T.int32):
+    def main(
+        A: T.Tensor((8, 8), "float32"),
+        C: T.Tensor((4,), "float32"),
+        D: T.Tensor((8, 8), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(1):
-            a, r, s = T.alloc_shared((8, 8), "float32"), T.alloc_shared((4, 8), "float32"), T.alloc_fragment((4,), "float32")
+            a, r, s = (
+                T.alloc_shared((8, 8), "float32"),
+                T.alloc_shared((4, 8), "float32"),
+                T.alloc_fragment((4,), "float32"),
+            )
             T.copy(A, a)
             T.clear(r)
             T.reduce_sum(a[n : n + 4, 0:8], s, dim=1)
@@ -229,7 +257,13 @@ def test_signed_results_out_of_range_are_findings():
     """Targets take signed arithmetic of 32 and 64 bits for exact; unsigned and narrow integers wrap."""
 
     @T.prim_func
-    def main(A: T.Tensor((16,), "int32"), B: T.Tensor((16,), "int64"), C: T.Tensor((16,), "int32"), D: T.Tensor((16,), "int64"), n: T.int32):
+    def main(
+        A: T.Tensor((16,), "int32"),
+        B: T.Tensor((16,), "int64"),
+        C: T.Tensor((16,), "int32"),
+        D: T.Tensor((16,), "int64"),
+        n: T.int32,
+    ):
         with T.Kernel(1):
             for i in T.Parallel(16):
                 C[i] = A[i] + n
@@ -239,7 +273,9 @@ def test_signed_results_out_of_range_are_findings():
     a, b = np.arange(16, dtype=np.int32), np.arange(16, dtype=np.int64) << 30
     assert launch(main, 1, {"A": a, "B": b, "n": 2**31 - 16}).report  # the products that overflow are masked
     found = launch(main, 1, {"A": a, "B": b, "n": 2**31 - 5}).report
-    assert found.kinds == {"arithmetic"} and "5 + 2147483643 is 2147483648, which int32 does not hold" in str(found)
+    assert found.kinds == {"arithmetic"} and "5 + 2147483643 is 2147483648, which int32 does not hold" in str(
+        found
+    )
 
 
 def test_a_choice_between_two_numbers_keeps_its_dtype():
@@ -247,7 +283,9 @@ def test_a_choice_between_two_numbers_keeps_its_dtype():
     def main(A: T.Tensor((8,), "int32"), C: T.Tensor((8,), "uint64")):
         with T.Kernel(1) as b:
             for i in T.Parallel(8):
-                C[i] = T.if_then_else(i != A[0], T.cast(b, "uint64"), T.cast(3, "uint64")) | T.cast(i, "uint64")
+                C[i] = T.if_then_else(i != A[0], T.cast(b, "uint64"), T.cast(3, "uint64")) | T.cast(
+                    i, "uint64"
+                )
 
     agree(main, {"A": np.arange(8, dtype=np.int32), "C": zeros(8, dtype=np.uint64)})
 
@@ -274,12 +312,20 @@ def test_conversions_of_constants(dtype: str):
     def main(C: T.Tensor((8, 4), dtype)):
         with T.Kernel(1) as b:
             for i in T.Parallel(4):
-                one, least, float_ = T.cast(1, dtype), T.cast(T.cast(-7, "int16"), dtype), T.cast(T.cast(-1.0, "float32"), dtype)
+                one, least, float_ = (
+                    T.cast(1, dtype),
+                    T.cast(T.cast(-7, "int16"), dtype),
+                    T.cast(T.cast(-1.0, "float32"), dtype),
+                )
                 C[6, i] = T.truncmod(T.cast(b, dtype) ^ T.cast(i, dtype), T.max(least, one))
-                C[7, i] = T.truncdiv(T.truncmod(T.cast(b, dtype), T.max(T.cast(b, dtype), one)), T.max(float_, one))
+                C[7, i] = T.truncdiv(
+                    T.truncmod(T.cast(b, dtype), T.max(T.cast(b, dtype), one)), T.max(float_, one)
+                )
                 C[0, i] = T.max(T.cast(T.cast(-7, "int16"), dtype), T.cast(1, dtype))
                 C[1, i] = T.max(T.cast(T.cast(-1.0, "float32"), dtype), T.cast(1, dtype))
-                C[2, i] = T.truncmod(T.cast(T.cast(-7, "int64"), dtype), T.cast(T.cast(5.5, "float64"), dtype))
+                C[2, i] = T.truncmod(
+                    T.cast(T.cast(-7, "int64"), dtype), T.cast(T.cast(5.5, "float64"), dtype)
+                )
                 C[3, i] = T.cast(T.cast(-1e30, "float32"), dtype)
                 C[4, i] = T.cast(T.cast(1e30, "float64"), dtype)
                 C[5, i] = T.cast(T.cast(T.cast(-1, "int32"), "uint8"), dtype)
@@ -288,7 +334,14 @@ def test_conversions_of_constants(dtype: str):
     seven = -7 % 2**info.bits if info.min == 0 else -7
     c = agree(main, {"C": zeros(8, 4, dtype=dtype)})["C"]
     byte = 255 if info.max >= 255 else -1
-    assert c[:6, 0].tolist() == [max(seven, 1), 1, int(np.fmod(seven, 5)) if seven < 0 else seven % 5, info.min, info.max, byte]
+    assert c[:6, 0].tolist() == [
+        max(seven, 1),
+        1,
+        int(np.fmod(seven, 5)) if seven < 0 else seven % 5,
+        info.min,
+        info.max,
+        byte,
+    ]
 
 
 @pytest.mark.parametrize("lanes", [3, 16])
@@ -300,7 +353,9 @@ def test_converted_integers_that_turn_out_to_be_zero(lanes: int):
         with T.Kernel(2, threads=64) as b:
             t, u = T.alloc_fragment((lanes,), "float16"), T.alloc_fragment((lanes,), "float32")
             for i in T.Parallel(lanes):
-                t[i] = T.cast((T.cast(i, "int32") // 32) % T.max(T.cast(b, "int32"), T.cast(1, "int32")), "float16")
+                t[i] = T.cast(
+                    (T.cast(i, "int32") // 32) % T.max(T.cast(b, "int32"), T.cast(1, "int32")), "float16"
+                )
                 u[i] = T.cast(i // 32, "float32") + T.reinterpret(i // 64, "float32")
             T.copy(t, C[b, 0:lanes])
             T.copy(u, D[b, 0:lanes])
@@ -310,26 +365,47 @@ def test_converted_integers_that_turn_out_to_be_zero(lanes: int):
 
 
 def test_functions_in_branches_in_functions():
-    """Bindings within bindings within a branch: TVM's analyses bind them twice and refuse values that have become simpler."""
+    """Bindings within bindings within a branch: TVM's analyses bind them twice and refuse values that have
+    become simpler."""
 
     @T.prim_func
-    def main(A: T.Tensor((8, 4), "float16"), C: T.Tensor((8, 4), "float16"), D: T.Tensor((8, 4), "float16"), E: T.Tensor((8, 4), "bool")):
+    def main(
+        A: T.Tensor((8, 4), "float16"),
+        C: T.Tensor((8, 4), "float16"),
+        D: T.Tensor((8, 4), "float16"),
+        E: T.Tensor((8, 4), "bool"),
+    ):
         with T.Kernel(1, threads=64):
             t = T.alloc_shared((64, 4), "float16")
             with T.Scale("thread") as (w, n):
                 for j in T.serial(4):
                     least = T.min(T.exp2(T.cast(-1.25, "float16")), T.sin(T.cast(1.5, "float16")))
-                    t[w, j] = T.if_then_else(w % 2 == 0, T.atan(T.cast(T.cast(j, "float32"), "float16")), least)
+                    t[w, j] = T.if_then_else(
+                        w % 2 == 0, T.atan(T.cast(T.cast(j, "float32"), "float16")), least
+                    )
             T.copy(t[0:8, 0:4], D)
             for i, j in T.Parallel(8, 4):
                 x = T.floor(A[i, j])
                 inner = T.if_then_else(A[7 - i, j] < x, T.max(T.ceil(A[i, j]), A[i + j, 0]), T.sqrt(T.abs(x)))
-                C[i, j] = T.max(T.if_then_else(x > T.cast(0, "float16"), T.floor(T.max(inner, x)), T.max(x, A[i - 3, j])), x)
+                C[i, j] = T.max(
+                    T.if_then_else(x > T.cast(0, "float16"), T.floor(T.max(inner, x)), T.max(x, A[i - 3, j])),
+                    x,
+                )
                 E[i, j] = T.if_then_else(i < j, T.isnan(T.sqrt(A[i, j - 9])), T.floor(T.max(inner, x)) > x)
 
     a = (np.random.default_rng(0).integers(-16, 17, (8, 4)) / 4).astype(np.float16)
-    out = agree(main, {"A": a, "C": zeros(8, 4, dtype=np.float16), "D": zeros(8, 4, dtype=np.float16), "E": zeros(8, 4, dtype=bool)})
-    assert np.allclose(out["D"], np.where(np.arange(8)[:, None] % 2 == 0, np.arctan(np.arange(4)), 2**-1.25), rtol=1e-3)
+    out = agree(
+        main,
+        {
+            "A": a,
+            "C": zeros(8, 4, dtype=np.float16),
+            "D": zeros(8, 4, dtype=np.float16),
+            "E": zeros(8, 4, dtype=bool),
+        },
+    )
+    assert np.allclose(
+        out["D"], np.where(np.arange(8)[:, None] % 2 == 0, np.arctan(np.arange(4)), 2**-1.25), rtol=1e-3
+    )
     assert out["E"].any() and not out["E"].all()
 
 
@@ -343,7 +419,10 @@ def test_a_constant_index_outside_is_refused_by_all():
                 for i in T.Parallel(4):
                     C[i] = T.if_then_else(i < 0, A[k - 1], 2)
 
-    for attempt in (lambda: launch(main, 1, {"A": np.ones(4, np.int32), "C": zeros(4, dtype=np.int32)}), lambda: run(main)):
+    for attempt in (
+        lambda: launch(main, 1, {"A": np.ones(4, np.int32), "C": zeros(4, dtype=np.int32)}),
+        lambda: run(main),
+    ):
         with refused(TileValueError, "index -1 lies outside axis 0 of A, whose extent is 4"):
             attempt()
 
@@ -352,7 +431,12 @@ def test_kept_counters_go_on_from_launch_to_launch():
     """What a launch leaves behind is what the next one is given."""
 
     @T.prim_func
-    def main(S: T.SymmTensor((4,), "int32"), k: T.Signal((1,), keep=True), C: T.Tensor((4,), "int32"), launch: T.int32):
+    def main(
+        S: T.SymmTensor((4,), "int32"),
+        k: T.Signal((1,), keep=True),
+        C: T.Tensor((4,), "int32"),
+        launch: T.int32,
+    ):
         with T.Kernel(1):
             with T.Scale("device") as (rank, world):
                 t = T.alloc_shared((4,), "int32")
@@ -373,13 +457,16 @@ def test_kept_counters_go_on_from_launch_to_launch():
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
 def test_named_quotients_by_what_may_be_negative(dtype: str):
-    """A quotient under a name, by numbers that are negative, zero, the least there is, or known to the call alone."""
+    """A quotient under a name, by numbers that are negative, zero, the least there is, or known to the call
+    alone."""
     least = int(np.iinfo(dtype).min)
     divisors = (-3, 4, -4, least, 7)
     n = len(divisors)
 
     @T.prim_func
-    def main(A: T.Tensor((9,), dtype), by: T.int32, C: T.Tensor((2 * n + 4, 9), dtype), D: T.Tensor((5,), dtype)):
+    def main(
+        A: T.Tensor((9,), dtype), by: T.int32, C: T.Tensor((2 * n + 4, 9), dtype), D: T.Tensor((5,), dtype)
+    ):
         with T.Kernel(1):
             for i in T.Parallel(5):
                 bounded = T.cast(i, dtype) // T.cast(-3, dtype)
@@ -398,7 +485,9 @@ def test_named_quotients_by_what_may_be_negative(dtype: str):
 
     values = np.array([0, 1, -1, 7, -7, least, -least - 1, 100, -100], dtype)
     for by in (-3, 5):
-        got = agree(main, {"A": values, "by": by, "C": zeros(2 * n + 4, 9, dtype=dtype), "D": zeros(5, dtype=dtype)})
+        got = agree(
+            main, {"A": values, "by": by, "C": zeros(2 * n + 4, 9, dtype=dtype), "D": zeros(5, dtype=dtype)}
+        )
         assert got["D"].tolist() == [i // -3 + i % -3 for i in range(5)]
         wide = values.astype(object)
         for k, d in enumerate((*divisors, by)):

@@ -1,4 +1,5 @@
-"""The examples on the simulator: right results and no finding, on one to eight ranks, in turn and against the adversary."""
+"""The examples on the simulator: right results and no finding, on one to eight ranks, in turn and against the
+adversary."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def runs(kernel: Any, ranks: int, args: dict[str, Any]) -> Any:
 
 
 def close(got: Any, want: Any, tolerance: float = 1e-5) -> None:
-    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(want).max())))
+    np.testing.assert_allclose(
+        got, want, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(want).max()))
+    )
 
 
 def softmax(x: Any) -> Any:
@@ -73,7 +76,9 @@ def test_flash_attention(causal: bool, monkeypatch: pytest.MonkeyPatch):
     q, k, v = (normal(1, 2, 150, 32, seed=s) for s in range(3))
     scores = q @ k.swapaxes(-1, -2) / 32**0.5
     scores = np.where(np.tril(np.ones((150, 150), bool)), scores, -np.inf) if causal else scores
-    for out in runs(example("04", monkeypatch).kernel.get_tir(1, 2, 150, 32, causal), 1, {"Q": q, "K": k, "V": v}):
+    for out in runs(
+        example("04", monkeypatch).kernel.get_tir(1, 2, 150, 32, causal), 1, {"Q": q, "K": k, "V": v}
+    ):
         close(out[0]["O"], softmax(scores) @ v)
 
 
@@ -116,7 +121,9 @@ def test_hierarchical_all_reduce(n: int, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("n", RANKS)
 def test_ag_gemm(n: int, monkeypatch: pytest.MonkeyPatch):
     x, w = normal(n, 70, 96), normal(96, 100, seed=1)
-    for out in runs(example("08", monkeypatch).kernel.get_tir(70, 100, 96, n), n, {"X": lambda r: only(r, x, r), "W": w}):
+    for out in runs(
+        example("08", monkeypatch).kernel.get_tir(70, 100, 96, n), n, {"X": lambda r: only(r, x, r), "W": w}
+    ):
         for o in out:
             close(o["C"], x @ w)
 
@@ -124,7 +131,9 @@ def test_ag_gemm(n: int, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("n", RANKS)
 def test_gemm_rs(n: int, monkeypatch: pytest.MonkeyPatch):
     x, w = normal(n, n, 70, 40), normal(n, 40, 90, seed=1)
-    for out in runs(example("09", monkeypatch).kernel.get_tir(70, 90, 40, n), n, {"X": list(x), "W": list(w)}):
+    for out in runs(
+        example("09", monkeypatch).kernel.get_tir(70, 90, 40, n), n, {"X": list(x), "W": list(w)}
+    ):
         for rank, o in enumerate(out):
             close(o["C"], sum(x[r, rank] @ w[r] for r in range(n)))
 
@@ -159,19 +168,30 @@ def test_ring_attention(causal: bool, n: int, monkeypatch: pytest.MonkeyPatch):
 
 
 def routed(n: int, tokens: int, topk: int, local: int) -> dict[str, Any]:
-    """Which experts each rank's tokens chose, and in which order their slots lie: by expert, so that those for a rank are a run."""
+    """Which experts each rank's tokens chose, and in which order their slots lie: by expert, so that those
+    for a rank are a run."""
     gate = np.random.default_rng(5).random((n, tokens, topk)).astype(np.float32)
-    expert = np.stack([np.random.default_rng([6, k]).permutation(n * local)[:topk] for k in range(n * tokens)]).reshape(n, tokens, topk)
+    expert = np.stack(
+        [np.random.default_rng([6, k]).permutation(n * local)[:topk] for k in range(n * tokens)]
+    ).reshape(n, tokens, topk)
     order = np.argsort(expert.reshape(n, -1), axis=1, kind="stable")
-    counts = np.stack([np.bincount(e.ravel(), minlength=n * local) for e in expert]).reshape(n, n, local).astype(np.int32)
+    counts = (
+        np.stack([np.bincount(e.ravel(), minlength=n * local) for e in expert])
+        .reshape(n, n, local)
+        .astype(np.int32)
+    )
     start = np.concatenate([np.zeros((n, 1), np.int32), counts.sum(-1).cumsum(-1)], axis=1).astype(np.int32)
     place = np.zeros((n, tokens * topk), np.int32)  # the row of a slot among those for its rank
     for r in range(n):
         place[r, order[r]] = np.arange(tokens * topk) - start[r, expert[r].ravel()[order[r]] // local]
     return {
-        "gate": gate, "expert": expert, "token": (order // topk).astype(np.int32), "counts": counts, "start": start,
+        "gate": gate,
+        "expert": expert,
+        "token": (order // topk).astype(np.int32),
+        "counts": counts,
+        "start": start,
         "place": place.reshape(n, tokens, topk),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -179,7 +199,12 @@ def test_all_to_all(n: int, monkeypatch: pytest.MonkeyPatch):
     """Dispatch, the experts in NumPy between the launches, combine."""
     tokens, topk, dim, local, blocks = 10, 2, 12, 2, 3
     x, module, plan = normal(n, tokens, dim), example("11", monkeypatch), routed(n, tokens, topk, local)
-    given = {"X": list(x), "token": list(plan["token"]), "start": list(plan["start"]), "counts": list(plan["counts"])}
+    given = {
+        "X": list(x),
+        "token": list(plan["token"]),
+        "start": list(plan["start"]),
+        "counts": list(plan["counts"]),
+    }
     scale = normal(n * local, seed=9)
     want = (plan["gate"] * scale[plan["expert"]]).sum(-1, keepdims=True) * x
     for out in runs(module.dispatch.get_tir(tokens, topk, dim, local, n, blocks=blocks), n, given):
@@ -192,7 +217,13 @@ def test_all_to_all(n: int, monkeypatch: pytest.MonkeyPatch):
                 rows[r, source] = len(experts)
                 answers[r, source, : len(experts)] = o["inbox"][source, : len(experts)] * scale[experts, None]
     owner, gate, place = (plan["expert"] // local).astype(np.int32), plan["gate"], plan["place"]
-    given = {"answers": list(answers), "rows": list(rows), "gate": list(gate), "owner": list(owner), "place": list(place)}
+    given = {
+        "answers": list(answers),
+        "rows": list(rows),
+        "gate": list(gate),
+        "owner": list(owner),
+        "place": list(place),
+    }
     for out in runs(module.combine.get_tir(tokens, topk, dim, n, blocks=blocks), n, given):
         for r, o in enumerate(out):
             close(o["Y"], want[r])

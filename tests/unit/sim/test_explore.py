@@ -1,4 +1,5 @@
-"""Exhaustive exploration: the same outcomes as enumeration, known numbers of classes, faults that one interleaving shows, replay."""
+"""Exhaustive exploration: the same outcomes as enumeration, known numbers of classes, faults that one
+interleaving shows, replay."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
-from tests.unit.sim.interleavings import blocks_of, drawn, drawn_for_ranks, enumerated, made, ranks_of, reduced
+from tests.unit.sim.interleavings import (
+    blocks_of,
+    drawn,
+    drawn_for_ranks,
+    enumerated,
+    made,
+    ranks_of,
+    reduced,
+)
 from tilescale.compiler.checks.run import check, launch
 from tilescale.errors import TileValueError
 
@@ -77,11 +86,15 @@ def test_readers_of_one_element_see_its_writer_or_not(n: int):
 @pytest.mark.parametrize("n,enough", [(2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (4, 4)])
 def test_additions_commute_and_a_wait_sees_any_that_are_enough(n: int, enough: int):
     waiter = [("wait", 0, enough, "ge")]
-    assert explored([[("signal", 0, 1, "add")]] * n + [waiter]) == (sum(math.comb(n, k) for k in range(enough, n + 1)), True)
+    assert explored([[("signal", 0, 1, "add")]] * n + [waiter]) == (
+        sum(math.comb(n, k) for k in range(enough, n + 1)),
+        True,
+    )
 
 
 def test_stored_signals_come_in_every_order():
-    """Three stores of one counter, and a wait for the value of one: the wait stands behind that store and before the next."""
+    """Three stores of one counter, and a wait for the value of one: the wait stands behind that store and
+    before the next."""
     stores = [[("signal", 0, value, "set")] for value in (1, 2, 3)]
     assert explored(stores) == (6, True)
     # with the wait: in each of the six orders it comes behind store 1 and before the next, or never
@@ -109,10 +122,16 @@ def test_the_last_zero(n: int, classes: int):
 
 
 def test_what_is_ordered_is_one_class():
-    """Puts, signals and waits of a ring of three ranks, barriers, and remote writes that must have landed by then."""
+    """Puts, signals and waits of a ring of three ranks, barriers, and remote writes that must have landed by
+    then."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "int32"), box: T.SymmTensor((2, S), "int32"), got: T.Signal((2,)), B: T.Tensor((2, S), "int32")):
+    def main(
+        A: T.Tensor((S,), "int32"),
+        box: T.SymmTensor((2, S), "int32"),
+        got: T.Signal((2,)),
+        B: T.Tensor((2, S), "int32"),
+    ):
         with T.Kernel(1), T.Scale("device") as rank, world:
             T.copy(A, box[0, 0:S], dst=(rank + 1) % world)
             T.copy(A, box[1, 0:S], dst=(rank + 2) % world, signal=got[1])
@@ -179,8 +198,14 @@ def test_other_processes_explore_alike():
     )
     texts = set()
     for seed in ("1", "2"):
-        environ = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        made = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+        environ = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        }
+        made = subprocess.run(
+            [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+        )
         texts.add(made.stdout)
     assert len(texts) == 1 and "exhaustive:" in texts.pop()
 
@@ -230,7 +255,10 @@ def test_a_loop_that_polls_is_run_until_nothing_new_can_come_of_it():
 def test_a_loop_that_polls_for_ever():
     report = check(polling(False), 1, {"flag": np.zeros(1, np.int32)}, schedule="exhaustive", limit=2000)
     assert report.kinds == {"endless"} and report.complete
-    assert any("nobody is left who could change what it reads" in f.message for f in report.findings) or len(report.findings) == 1
+    assert (
+        any("nobody is left who could change what it reads" in f.message for f in report.findings)
+        or len(report.findings) == 1
+    )
 
 
 # ---- remote writes on their way
@@ -240,7 +268,12 @@ def seen_by_two():
     """Rank 0 puts to both others and then signals itself; they look without waiting."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "int32"), box: T.SymmTensor((S,), "int32"), got: T.Signal((1,)), B: T.Tensor((S,), "int32")):
+    def main(
+        A: T.Tensor((S,), "int32"),
+        box: T.SymmTensor((S,), "int32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "int32"),
+    ):
         with T.Kernel(1), T.Scale("device") as rank, world:
             if rank == 0:
                 T.copy(A, box, dst=1)
@@ -259,7 +292,11 @@ def seen_by_two():
 def test_writes_land_early_and_late_at_each_peer():
     kernel, args = seen_by_two()
     outcomes, report = reduced(made(kernel, 3, args))
-    values = {n: np.frombuffer(data, np.int32)[0] for arrays, _ in outcomes for n, data in [((r, k), d) for r, k, d in arrays if k == "B"]}
+    values = {
+        n: np.frombuffer(data, np.int32)[0]
+        for arrays, _ in outcomes
+        for n, data in [((r, k), d) for r, k, d in arrays if k == "B"]
+    }
     assert set(values) == {(0, "B"), (1, "B"), (2, "B")}
     pairs = set()
     for arrays, _ in outcomes:
@@ -295,10 +332,16 @@ def test_a_pull_sees_what_its_executor_put_there():
 
 
 def test_news_passed_on_brings_the_writes_along():
-    """Rank 0 puts to rank 2 and signals rank 1, which signals rank 2: a release orders the writes to all peers."""
+    """Rank 0 puts to rank 2 and signals rank 1, which signals rank 2: a release orders the writes to all
+    peers."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "int32"), box: T.SymmTensor((S,), "int32"), got: T.Signal((1,)), B: T.Tensor((S,), "int32")):
+    def main(
+        A: T.Tensor((S,), "int32"),
+        box: T.SymmTensor((S,), "int32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "int32"),
+    ):
         with T.Kernel(1), T.Scale("device") as rank, world:
             if rank == 0:
                 T.copy(A, box, dst=2)
@@ -336,7 +379,12 @@ def test_a_load_orders_nothing_behind_it():
     """Block 1 stores where block 0 has loaded: that says nothing of what block 0 did before its load."""
 
     @T.prim_func
-    def main(flag: T.Tensor((1,), "int32"), X: T.Tensor((S,), "int32"), Y: T.Tensor((S,), "int32"), B: T.Tensor((1,), "int32")):
+    def main(
+        flag: T.Tensor((1,), "int32"),
+        X: T.Tensor((S,), "int32"),
+        Y: T.Tensor((S,), "int32"),
+        B: T.Tensor((1,), "int32"),
+    ):
         with T.Kernel(2) as b:
             if b == 0:
                 T.fill(X, 1)

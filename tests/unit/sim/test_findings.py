@@ -13,10 +13,16 @@ SCHEDULES = pytest.mark.parametrize("schedule", ["round_robin", "random", "adver
 
 
 def exchange(*, sent: int = S, wait: bool = False, right: int = 1, late: bool = True):
-    """Everyone puts ``sent`` elements to its right neighbour, signals ``right`` ranks further, and reads all S of what it got."""
+    """Everyone puts ``sent`` elements to its right neighbour, signals ``right`` ranks further, and reads all
+    S of what it got."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A[0:sent], inbox[0:sent], dst=(rank + 1) % world)
@@ -32,7 +38,8 @@ def exchange(*, sent: int = S, wait: bool = False, right: int = 1, late: bool = 
 
 @SCHEDULES
 def test_a_read_before_the_write_is_one_race(schedule: str):
-    """Whoever comes first: the read that finds nothing written, and the write that comes later, are one fault."""
+    """Whoever comes first: the read that finds nothing written, and the write that comes later, are one
+    fault."""
     report = check(exchange(), 3, schedule=schedule, seeds=10)
     assert [f.kind for f in report.findings] == ["race"], report
 
@@ -41,12 +48,19 @@ def test_a_read_too_early_says_what_it_did_not_await():
     reports = [launch(exchange(), 2, order="random", seed=s).report for s in range(20)]
     (early, *_) = [f for report in reports for f in report.findings if "before rank" in f.message]
     assert early.where.what == "T.copy" and early.where.region == "inbox[0:16]"
-    assert "signals got[0] behind it" in early.message and "no wait for that comes before this" in early.message
-    assert early.hint.startswith("T.wait(got[0], …) of line ") and early.fix is not None and early.fix.how == "move before"
+    assert (
+        "signals got[0] behind it" in early.message and "no wait for that comes before this" in early.message
+    )
+    assert (
+        early.hint.startswith("T.wait(got[0], …) of line ")
+        and early.fix is not None
+        and early.fix.how == "move before"
+    )
 
 
 def test_a_read_of_old_values_that_awaits_the_news_nowhere_is_too_early_as_well():
-    """What lies there before says nothing: the writer tells the reader's rank, and the reader does not listen."""
+    """What lies there before says nothing: the writer tells the reader's rank, and the reader does not
+    listen."""
     old = {"inbox": np.zeros(S, np.float32)}
     reports = [launch(exchange(late=False), 2, old, order="random", seed=k).report for k in range(20)]
     races = [f for report in reports for f in report.findings if f.kind == "race"]
@@ -60,7 +74,9 @@ def test_a_read_of_old_values_in_front_of_the_wait_may_be_meant():
     old = {"inbox": np.zeros(S, np.float32)}
     found = [f for k in range(20) for f in launch(exchange(), 2, old, order="random", seed=k).report.findings]
     late = next(f for f in found if f.message.startswith("this writes"))
-    assert late.hint.startswith("T.wait(got[0], …) in front of that read, if it is to see what is written here; else T.signal(s[i], dst=")
+    assert late.hint.startswith(
+        "T.wait(got[0], …) in front of that read, if it is to see what is written here; else T.signal(s[i], dst="
+    )
 
 
 def test_what_nobody_ever_writes_is_told_beside_the_race():
@@ -78,7 +94,12 @@ def test_a_signal_for_someone_else():
 
 def test_a_wait_that_ends_without_the_signal():
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((3, S), "float32"), got: T.Signal((1,)), B: T.Tensor((3, S), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        parts: T.SymmTensor((3, S), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((3, S), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 for r in T.serial(world):
@@ -91,8 +112,12 @@ def test_a_wait_that_ends_without_the_signal():
     assert "as many signals as must have come" in found.hint
 
 
-@pytest.mark.parametrize(("op", "sign", "cmp", "awaits"), [("max", 1, "ge", 2), ("max", 1, "gt", 2), ("min", -1, "le", None)])
-def test_of_maxima_the_hint_is_the_value_that_one_signal_alone_brings(op: str, sign: int, cmp: str, awaits: int | None):
+@pytest.mark.parametrize(
+    ("op", "sign", "cmp", "awaits"), [("max", 1, "ge", 2), ("max", 1, "gt", 2), ("min", -1, "le", None)]
+)
+def test_of_maxima_the_hint_is_the_value_that_one_signal_alone_brings(
+    op: str, sign: int, cmp: str, awaits: int | None
+):
     """Their sum says nothing. A wait for less than a value is none that the edit could be made of."""
     value = 0 if cmp == "gt" else sign
 
@@ -106,13 +131,28 @@ def test_of_maxima_the_hint_is_the_value_that_one_signal_alone_brings(op: str, s
                 T.wait(got[0], value, cmp=cmp)
                 Y[0] = X[1]
 
-    report = check(raised, ranks=3, args={"Y": np.zeros(1, np.int32), "X": np.zeros(2, np.int32)}, schedule="random", seeds=5)
+    report = check(
+        raised,
+        ranks=3,
+        args={"Y": np.zeros(1, np.int32), "X": np.zeros(2, np.int32)},
+        schedule="random",
+        seeds=5,
+    )
     races = [f for f in report.findings if f.kind == "race"]
-    assert races and all("a value that rank 1, block 0's signal alone brings" in f.hint for f in races), report
+    assert races and all("a value that rank 1, block 0's signal alone brings" in f.hint for f in races), (
+        report
+    )
     assert {f.fix and f.fix.text for f in races} == {awaits and f"T.wait(got[0], {awaits})"}
 
 
-@pytest.mark.parametrize(("scale", "who", "says"), [("warp", 1, "T.sync_threads(1, 64)"), ("thread", 1, "T.sync_warp()"), ("thread", 40, "T.sync_threads(1, 64)")])
+@pytest.mark.parametrize(
+    ("scale", "who", "says"),
+    [
+        ("warp", 1, "T.sync_threads(1, 64)"),
+        ("thread", 1, "T.sync_warp()"),
+        ("thread", 40, "T.sync_threads(1, 64)"),
+    ],
+)
 def test_a_race_within_a_block_says_where_its_executors_can_meet(scale: str, who: int, says: str):
     @T.prim_func
     def shares(Y: T.Tensor((1,), "int32")):
@@ -132,7 +172,12 @@ def test_a_race_within_a_block_says_where_its_executors_can_meet(scale: str, who
 def test_one_counter_of_two_is_never_awaited():
     def kernel(both: bool):
         @T.prim_func
-        def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((2, S), "float32"), got: T.Signal((2,)), B: T.Tensor((2, S), "float32")):
+        def main(
+            A: T.Tensor((S,), "float32"),
+            inbox: T.SymmTensor((2, S), "float32"),
+            got: T.Signal((2,)),
+            B: T.Tensor((2, S), "float32"),
+        ):
             with T.Kernel(1):
                 with T.Scale("device") as rank, world:
                     T.copy(A, inbox[0, 0:S], dst=(rank + 1) % world, signal=got[0])
@@ -146,7 +191,11 @@ def test_one_counter_of_two_is_never_awaited():
         return main
 
     (found,) = check(kernel(False), 2, seeds=3).findings
-    assert found.kind == "unawaited" and found.message.startswith("got[0] is signalled") and "signal=got[0]" in str(found)
+    assert (
+        found.kind == "unawaited"
+        and found.message.startswith("got[0] is signalled")
+        and "signal=got[0]" in str(found)
+    )
     assert check(kernel(True), 2, seeds=3)
 
 
@@ -185,7 +234,10 @@ def test_who_did_not_come_to_a_barrier():
                 T.sync_grid()
 
     (found,) = launch(main).report.findings
-    assert found.kind == "deadlock" and "4 must come to T.barrier, 3 have come, and rank 0, block 2 ended without it" in found.message
+    assert (
+        found.kind == "deadlock"
+        and "4 must come to T.barrier, 3 have come, and rank 0, block 2 ended without it" in found.message
+    )
 
 
 def test_a_cluster_waits_for_its_own_blocks_alone():
@@ -244,7 +296,9 @@ def test_an_operation_reads_before_it_writes():
             T.copy(top, B)
 
     (found,) = launch(main).report.findings
-    assert found.kind == "uninitialised" and found.where.region == "top[0:16]" and "T.clear(top)" in found.hint
+    assert (
+        found.kind == "uninitialised" and found.where.region == "top[0:16]" and "T.clear(top)" in found.hint
+    )
 
 
 def test_a_rank_read_from_a_tensor():
@@ -252,16 +306,22 @@ def test_a_rank_read_from_a_tensor():
 
     @T.prim_func
     def main(
-        A: T.Tensor((S,), "int32"), to: T.Tensor((1,), "int32"), inbox: T.SymmTensor((S,), "int32"), got: T.Signal((1,)),
+        A: T.Tensor((S,), "int32"),
+        to: T.Tensor((1,), "int32"),
+        inbox: T.SymmTensor((S,), "int32"),
+        got: T.Signal((1,)),
         B: T.Tensor((S,), "int32"),
-    ):  # fmt: skip
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=to[0], signal=got[0])
                 T.wait(got[0])
                 T.copy(inbox, B, src=to[0])
 
-    given = {"A": [np.full(S, r, np.int32) for r in range(3)], "to": [np.array([(r + 1) % 3], np.int32) for r in range(3)]}
+    given = {
+        "A": [np.full(S, r, np.int32) for r in range(3)],
+        "to": [np.array([(r + 1) % 3], np.int32) for r in range(3)],
+    }
     done = launch(main, 3, given)
     assert done.report, done.report
     assert [int(a["inbox"][0]) for a in done.arrays] == [2, 0, 1]
@@ -272,10 +332,16 @@ def test_a_rank_read_from_a_tensor():
 @pytest.mark.parametrize("stores", [False, True])
 @pytest.mark.parametrize("scale", ["grid", "device"])
 def test_a_wait_acquires_at_its_own_scale(scale: str, stores: bool, schedule: str):
-    """A wait at the scale of the grid ends by another rank's signal, and makes nothing of that rank visible."""
+    """A wait at the scale of the grid ends by another rank's signal, and makes nothing of that rank
+    visible."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=(rank + 1) % world)
@@ -290,14 +356,22 @@ def test_a_wait_acquires_at_its_own_scale(scale: str, stores: bool, schedule: st
     else:
         (found,) = report.findings
         assert found.kind == "race" and "the wait for got[0] ≥ 1 at line" in found.message
-        assert "stands at the scale of the grid" in found.message and found.hint.startswith('the wait inside T.Scale("device")')
+        assert "stands at the scale of the grid" in found.message and found.hint.startswith(
+            'the wait inside T.Scale("device")'
+        )
 
 
 def test_a_wait_of_the_grid_hears_its_own_rank():
-    """One block awaits the other rank and tells its neighbour, which hears all of that at the scale of the grid."""
+    """One block awaits the other rank and tells its neighbour, which hears all of that at the scale of the
+    grid."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((2,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((2,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(2) as b:
             if b == 0:
                 with T.Scale("device") as rank, world:
@@ -351,12 +425,16 @@ def test_shifts_by_less_than_nothing_or_by_all_bits(count: int):
     made = launch(main, 1, {"n": count, "A": a, "B": np.zeros(8, np.int32)})
     bad = [not 0 <= n < 32 for n in (count, count, *range(count, count + 3), *range(count, count + 3))]
     want = [int(a[0]), int(a[1]), *map(int, a[:3]), *[int(a[1])] * 3]
-    for k, (n, out) in enumerate(zip((count, count, *range(count, count + 3), *range(count, count + 3)), bad, strict=True)):
+    for k, (n, out) in enumerate(
+        zip((count, count, *range(count, count + 3), *range(count, count + 3)), bad, strict=True)
+    ):
         left = k == 0 or 2 <= k < 5
         want[k] = ((0 if left else -1) if out else want[k] << n if left else want[k] >> n) & 0xFFFFFFFF
     assert (made.arrays[0]["B"].astype(np.int64) & 0xFFFFFFFF).tolist() == want
     found = made.report.findings
-    assert made.report.kinds == ({"arithmetic"} if any(bad) else set()) and len(found) == len({f.loc for f in found})
+    assert made.report.kinds == ({"arithmetic"} if any(bad) else set()) and len(found) == len(
+        {f.loc for f in found}
+    )
     assert all("int32 has 32 bits and is shifted by" in f.message and "0 ≤ n < 32" in f.hint for f in found)
 
 

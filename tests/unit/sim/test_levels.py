@@ -1,4 +1,5 @@
-"""The scheduled level of every example: roles, rings and copies ahead give what the tile program says, and no finding."""
+"""The scheduled level of every example: roles, rings and copies ahead give what the tile program says, and no
+finding."""
 
 from __future__ import annotations
 
@@ -27,21 +28,36 @@ PLANS = {
 
 def _ag_gemm(m: Any, n: int) -> Any:
     x = normal(n, 70, 96)
-    return m.kernel.get_tir(70, 100, 96, n, blocks=3), {"X": lambda r: only(r, x, r), "W": normal(96, 100, seed=1)}
+    return m.kernel.get_tir(70, 100, 96, n, blocks=3), {
+        "X": lambda r: only(r, x, r),
+        "W": normal(96, 100, seed=1),
+    }
 
 
 def _gemm_rs(m: Any, n: int) -> Any:
-    return m.kernel.get_tir(70, 90, 40, n, BK=16, blocks=3), {"X": list(normal(n, n, 70, 40)), "W": list(normal(n, 40, 90, seed=1))}
+    return m.kernel.get_tir(70, 90, 40, n, BK=16, blocks=3), {
+        "X": list(normal(n, n, 70, 40)),
+        "W": list(normal(n, 40, 90, seed=1)),
+    }
 
 
 def _gemm_ar(m: Any, n: int) -> Any:
-    return m.kernel.get_tir(70, 40, 100, BK=32), {"X": list(normal(n, 70, 100)), "W": list(normal(n, 100, 40, seed=1))}
+    return m.kernel.get_tir(70, 40, 100, BK=32), {
+        "X": list(normal(n, 70, 100)),
+        "W": list(normal(n, 100, 40, seed=1)),
+    }
 
 
 #: examples with pipelined loops: their kernel and arguments on n ranks, and how many rings it has
 PIPELINED: dict[str, Callable[[Any, int], Any]] = {
-    "02": lambda m, n: (m.kernel.get_tir(70, 80), {"A": normal(100, 80), "B": normal(80, 70, seed=1), "C": np.zeros((100, 70), np.float32)}),
-    "04": lambda m, n: (m.kernel.get_tir(1, 1, 130, 16, True, BM=32, BN=32), {k: normal(1, 1, 130, 16, seed=s) for s, k in enumerate("QKV")}),
+    "02": lambda m, n: (
+        m.kernel.get_tir(70, 80),
+        {"A": normal(100, 80), "B": normal(80, 70, seed=1), "C": np.zeros((100, 70), np.float32)},
+    ),
+    "04": lambda m, n: (
+        m.kernel.get_tir(1, 1, 130, 16, True, BM=32, BN=32),
+        {k: normal(1, 1, 130, 16, seed=s) for s, k in enumerate("QKV")},
+    ),
     "08": _ag_gemm,
     "09": _gemm_rs,
     "10": _gemm_ar,
@@ -61,14 +77,18 @@ def test_pipelined_examples_at_every_depth(name: str, plan: dict[str, Any], monk
     form = "roles" if plan["roles"] == BOTH else "ahead" if "ahead" in plan else "in_order"
     assert [r.form for r in made.schedule.rings] == [form], made.schedule.kept
     assert made.schedule.roles == list(plan["roles"])
-    # a barrier with other blocks ends a role region: 10 has one a tile, and a region a tile; the others run ahead across tiles
+    # a barrier with other blocks ends a role region: 10 has one a tile, and a region a tile; the others run
+    # ahead across tiles
     assert bool(made.schedule.kept) == (name == "10" and form == "roles")
 
 
 def _attend(m: Any, n: int) -> Any:
     kv = np.zeros((2, 2, 1, 70, 16), np.float32)
     kv[0] = normal(2, 1, 70, 16)
-    return m.kernel.get_tir(1, 70, 16, n, True, BM=32), {"Q": list(normal(n, 1, 70, 16)), "KV": only(0, kv, 0)}
+    return m.kernel.get_tir(1, 70, 16, n, True, BM=32), {
+        "Q": list(normal(n, 1, 70, 16)),
+        "KV": only(0, kv, 0),
+    }
 
 
 #: the others: nothing to pipeline, and the same at both levels
@@ -125,21 +145,34 @@ def test_all_to_all(monkeypatch: pytest.MonkeyPatch):
             want = x[source, route[source]["token"][first : first + rows[source]]]
             assert (arrays[rank]["inbox"][source, : rows[source]] == want).all()
         answers.append(2 * arrays[rank]["inbox"])  # every expert doubles
-    sent = {"answers": answers, "rows": [a["got"].sum(1).astype(np.int32) for a in arrays], "gate": list(gate)}
+    sent = {
+        "answers": answers,
+        "rows": [a["got"].sum(1).astype(np.int32) for a in arrays],
+        "gate": list(gate),
+    }
     sent |= {k: [r[k] for r in route] for k in ("owner", "place")}
     kernel = module.combine.get_tir(tokens, topk, dim, n, blocks=4)
     report = check(kernel, n, sent, level="both", seeds=3)
     assert report, report
-    for rank, out in enumerate(launch(schedule(tile_level(kernel), 2, BOTH), n, sent, order="adversary").arrays):
-        np.testing.assert_allclose(out["Y"], 2 * x[rank] * gate[rank].sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
+    for rank, out in enumerate(
+        launch(schedule(tile_level(kernel), 2, BOTH), n, sent, order="adversary").arrays
+    ):
+        np.testing.assert_allclose(
+            out["Y"], 2 * x[rank] * gate[rank].sum(1, keepdims=True), rtol=1e-5, atol=1e-5
+        )
 
 
 @T.prim_func
 def odd(A: T.Tensor((8, 16), "int32"), C: T.Tensor((6, 16), "int32"), n: T.int32):
-    """Readers between the copies, a tile read behind its loop, nested pipelines, a start other than zero, copies on some rounds only."""
+    """Readers between the copies, a tile read behind its loop, nested pipelines, a start other than zero,
+    copies on some rounds only."""
     with T.Kernel(1):
         a, b, c, d = (T.alloc_shared((16,), "int32") for _ in range(4))
-        e, f, g = T.alloc_shared((4,), "int32"), T.alloc_shared((16,), "int32"), T.alloc_shared((16,), "int32")
+        e, f, g = (
+            T.alloc_shared((4,), "int32"),
+            T.alloc_shared((16,), "int32"),
+            T.alloc_shared((16,), "int32"),
+        )
         s = T.alloc_fragment((16,), "int32")
         T.clear(s)
         for k in T.Pipelined(n, num_stages=3):
@@ -200,7 +233,10 @@ def test_a_difference_is_found_and_shown():
     (finding,) = compare(program, want, got)
     assert finding.kind == "schedule"
     text = str(finding)
-    assert f"B[2:4, 3:6] of rank 0 differs between the tile program and the scheduled one in 2 of 32 elements: B[2, 3] is {want[0]['B'][2, 3]} and 7.0" in text
+    assert (
+        f"B[2:4, 3:6] of rank 0 differs between the tile program and the scheduled one in 2 of 32 elements: B[2, 3] is {want[0]['B'][2, 3]} and 7.0"
+        in text
+    )
     got[0]["B"] = want[0]["B"].copy()
     got[0]["B"][0, 0] = np.nextafter(want[0]["B"][0, 0], np.float32(9))
     assert len(list(compare(program, want, got))) == 1  # bit for bit
@@ -208,7 +244,12 @@ def test_a_difference_is_found_and_shown():
 
 def test_sums_in_order_of_arrival_agree_within_rounding():
     @T.prim_func
-    def main(A: T.Tensor((4, 8), "float32"), B: T.Tensor((8,), "float32"), out: T.Tensor((4,), "int32"), n: T.Tensor((1,), "int32")):
+    def main(
+        A: T.Tensor((4, 8), "float32"),
+        B: T.Tensor((8,), "float32"),
+        out: T.Tensor((4,), "int32"),
+        n: T.Tensor((1,), "int32"),
+    ):
         with T.Kernel(4) as bx:
             T.atomic_add(B, A[bx, 0:8])
             out[bx] = T.atomic_add(n[0], 1, return_prev=True)
@@ -237,12 +278,18 @@ def test_levels_that_there_are_not():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"])
+@pytest.mark.parametrize(
+    "plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"]
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_the_corpus_at_the_scheduled_level(case: Case, plan: dict[str, Any]):
     """A schedule hides no fault, and adds none to a repaired twin."""
     args = case.args(case.ranks)
-    report = check(case.build(case.ranks, True), case.ranks, args, seeds=2, limit=case.limit, level="scheduled", **plan)
+    report = check(
+        case.build(case.ranks, True), case.ranks, args, seeds=2, limit=case.limit, level="scheduled", **plan
+    )
     assert case.named(report), report
-    report = check(case.build(case.ranks, False), case.ranks, args, seeds=2, limit=case.limit, level="both", **plan)
+    report = check(
+        case.build(case.ranks, False), case.ranks, args, seeds=2, limit=case.limit, level="both", **plan
+    )
     assert report, report

@@ -22,7 +22,12 @@ def gossip(n: int, wait_for: int):
     """Everyone puts a part to everyone and counts it; rank 0 goes on behind ``wait_for`` of them."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "int32"), parts: T.SymmTensor((n, S), "int32"), got: T.Signal((1,)), order: T.Tensor((n,), "int32")):
+    def main(
+        A: T.Tensor((S,), "int32"),
+        parts: T.SymmTensor((n, S), "int32"),
+        got: T.Signal((1,)),
+        order: T.Tensor((n,), "int32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, parts[rank, 0:S], dst=0)
@@ -49,12 +54,15 @@ def test_one_seed_is_one_run(order: str):
 
 
 def test_seeds_are_different_runs():
-    runs = {str(launch(gossip(4, 1), 4, args(4), order="random", seed=s).arrays[0]["order"]) for s in range(20)}
+    runs = {
+        str(launch(gossip(4, 1), 4, args(4), order="random", seed=s).arrays[0]["order"]) for s in range(20)
+    }
     assert len(runs) > 1
 
 
 def test_a_wait_acquires_no_more_than_it_waits_for():
-    """Whatever the order: behind one of three signals two parts are unordered, though they may be there by luck."""
+    """Whatever the order: behind one of three signals two parts are unordered, though they may be there by
+    luck."""
     for seed in range(10):
         report = launch(gossip(3, 1), 3, args(3), order="random", seed=seed).report
         assert "race" in report.kinds, report
@@ -65,7 +73,12 @@ def test_the_adversary_delivers_late():
     """In turn the copy is there when it is read too early; against the adversary it is not."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "int32"), inbox: T.SymmTensor((S,), "int32"), got: T.Signal((1,)), B: T.Tensor((S,), "int32")):
+    def main(
+        A: T.Tensor((S,), "int32"),
+        inbox: T.SymmTensor((S,), "int32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "int32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A, inbox, dst=(rank + 1) % world)
@@ -117,8 +130,12 @@ def test_a_loop_that_polls_forever_is_endless():
                 x = T.atomic_load(flag[0])
             B[0] = x
 
-    (found,) = launch(main, 1, {"flag": np.zeros(1, np.int32)}).report.findings  # far below the limit of steps
-    assert found.kind == "endless" and "polls for ever flag[0] (memory of rank 0), which is 0" in found.message
+    (found,) = launch(
+        main, 1, {"flag": np.zeros(1, np.int32)}
+    ).report.findings  # far below the limit of steps
+    assert (
+        found.kind == "endless" and "polls for ever flag[0] (memory of rank 0), which is 0" in found.message
+    )
     assert "T.wait" in found.hint and found.loc.line == main.func.__code__.co_firstlineno + 4
 
 
@@ -184,7 +201,9 @@ def test_a_limit_of_steps_ends_what_changes_for_ever():
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_schedule_says_what_the_program_says(depth: int):
     @T.prim_func
-    def main(A: T.Tensor((40, 100), "float16"), B: T.Tensor((100, 48), "float16"), C: T.Tensor((40, 48), "float32")):
+    def main(
+        A: T.Tensor((40, 100), "float16"), B: T.Tensor((100, 48), "float16"), C: T.Tensor((40, 48), "float32")
+    ):
         with T.Kernel(T.ceildiv(48, 32), T.ceildiv(40, 32), threads=128) as (bx, by):
             a, b = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float16")
             acc = T.alloc_fragment((32, 32), "float32")
@@ -269,7 +288,8 @@ def test_a_view_shares_what_is_known_of_its_elements():
 
 
 def test_the_adversary_chooses_whom_a_look_at_everybody_would_choose():
-    """Beside it a plain one: the least of all that are ready, by intent and priority. Executors come, go, and change their intent outside."""
+    """Beside it a plain one: the least of all that are ready, by intent and priority. Executors come, go, and
+    change their intent outside."""
 
     @dataclass(eq=False)
     class One:
@@ -283,7 +303,9 @@ def test_the_adversary_chooses_whom_a_look_at_everybody_would_choose():
             for ex in ready:
                 if ex.number not in self.priority:
                     self.priority[ex.number] = self.draw.random()
-            best = min(ready, key=lambda ex: ({"resume": 0, "signal": 2}.get(ex.intent, 1), self.priority[ex.number]))
+            best = min(
+                ready, key=lambda ex: ({"resume": 0, "signal": 2}.get(ex.intent, 1), self.priority[ex.number])
+            )
             self.queue = [(0, 0.0, 0, best)]
             self.ranked = {ex.number: self.queue[0] if ex is best else (0, 0.0, 0, ex) for ex in ready}
             self.known = len(ready)

@@ -1,4 +1,5 @@
-"""Barriers with phases and copies by TMA on the simulator: right programs have no finding, wrong ones have one."""
+"""Barriers with phases and copies by TMA on the simulator: right programs have no finding, wrong ones have
+one."""
 
 from __future__ import annotations
 
@@ -18,9 +19,14 @@ ROUNDS, STAGES = 5, 2
 
 
 def relay(
-    full_wait: bool = True, empty_wait: bool = True, count: int = 32, size: int = 256, arrive: bool = True, early: bool = False,
+    full_wait: bool = True,
+    empty_wait: bool = True,
+    count: int = 32,
+    size: int = 256,
+    arrive: bool = True,
+    early: bool = False,
     fence: str = "in front",
-) -> Any:  # fmt: skip
+) -> Any:
     """One warp fills stages by TMA, the other doubles them into C."""
 
     @T.prim_func
@@ -55,7 +61,10 @@ def relay(
 
 
 def args() -> dict[str, Any]:
-    return {"A": np.arange(ROUNDS * 64, dtype=np.float32).reshape(ROUNDS, 64), "C": np.full((ROUNDS, 64), np.nan, np.float32)}
+    return {
+        "A": np.arange(ROUNDS * 64, dtype=np.float32).reshape(ROUNDS, 64),
+        "C": np.full((ROUNDS, 64), np.nan, np.float32),
+    }
 
 
 def test_a_relay():
@@ -96,7 +105,9 @@ def test_what_is_no_barrier_is_refused():
         with pytest.raises(TileError, match=message):
             kernel.trace()
 
-    refuse(lambda A, t, h, b: T.mbarrier_arrive(t[0, 0]), "barrier of T.alloc_barrier|T.mbarrier_arrive is given")
+    refuse(
+        lambda A, t, h, b: T.mbarrier_arrive(t[0, 0]), "barrier of T.alloc_barrier|T.mbarrier_arrive is given"
+    )
     refuse(lambda A, t, h, b: T.alloc_barrier(0), "alloc_barrier")
     refuse(lambda A, t, h, b: T.tma_copy(A, t), "without barrier=")
     refuse(lambda A, t, h, b: T.tma_copy(t, A, barrier=b[0]), "with barrier=")
@@ -140,8 +151,13 @@ def test_a_store_is_awaited_before_its_tile_is_written_again():
     assert check(stored(), 1, args()).findings == []
     for faulty in ({"wait": "nowhere"}, {"wait": "behind the write"}, {"group": False}):
         (*found, first) = reversed(check(stored(**faulty), 1, args()).findings)
-        assert first.kind == "schedule" and "is written while the store by TMA of line" in str(first), (faulty, str(first))
-        assert "T.tma_store_wait(0, read_only=True)" in first.hint and {w.what for w in first.others} == {"T.tma_copy"}
+        assert first.kind == "schedule" and "is written while the store by TMA of line" in str(first), (
+            faulty,
+            str(first),
+        )
+        assert "T.tma_store_wait(0, read_only=True)" in first.hint and {w.what for w in first.others} == {
+            "T.tma_copy"
+        }
     (found,) = check(stored(last=False), 1, args()).findings
     assert "may still read its tile when the block ends" in str(found)
 
@@ -155,11 +171,27 @@ def test_the_proxy_fence_is_told_where_it_belongs():
 @pytest.mark.parametrize(
     "fault, kind, hint",
     [
-        ("the reader does not wait", "race", "T.mbarrier_wait_parity(full[0], 0) in front of this, with the parity of the round"),
-        ("the writer does not wait", "race", "T.mbarrier_wait_parity(empty[0], 0) in front of this, with the parity of the round"),
-        ("a stage is released before it is read", "race", "T.mbarrier_arrive(empty[0]) at line {early} behind that access"),
+        (
+            "the reader does not wait",
+            "race",
+            "T.mbarrier_wait_parity(full[0], 0) in front of this, with the parity of the round",
+        ),
+        (
+            "the writer does not wait",
+            "race",
+            "T.mbarrier_wait_parity(empty[0], 0) in front of this, with the parity of the round",
+        ),
+        (
+            "a stage is released before it is read",
+            "race",
+            "T.mbarrier_arrive(empty[0]) at line {early} behind that access",
+        ),
         ("nobody releases", "deadlock", "T.mbarrier_arrive(empty[0]) by 32 threads more"),
-        ("a phase expects more threads", "deadlock", "T.mbarrier_arrive(empty[0]) by 32 threads more, or T.alloc_barrier for as many"),
+        (
+            "a phase expects more threads",
+            "deadlock",
+            "T.mbarrier_arrive(empty[0]) by 32 threads more, or T.alloc_barrier for as many",
+        ),
     ],
 )
 def test_a_hint_names_the_barrier_and_its_phase(fault: str, kind: str, hint: str):
@@ -181,7 +213,10 @@ def test_bytes_that_do_not_come_have_a_hint():
             T.copy(tile, C)
 
     (found,) = check(kernel, 1, {}).findings
-    assert "0 arrivals and 256 bytes are missing" in str(found) and "T.mbarrier_expect_tx for as many bytes as come" in found.hint
+    assert (
+        "0 arrivals and 256 bytes are missing" in str(found)
+        and "T.mbarrier_expect_tx for as many bytes as come" in found.hint
+    )
 
 
 def test_a_tile_of_tma_that_nobody_awaits_is_not_to_be_cleared():

@@ -16,8 +16,12 @@ SMALL = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 def test_float64_rounds_once(dtype: str):
     """Just above and below the middle of two neighbours, nearer to it than float32 can tell."""
     low, high = (float(numerics.decode(np.asarray(v, numerics.storage(dtype)), dtype)) for v in (1.0, 1.0))
-    step = next(2.0**-k for k in range(1, 12) if float(numerics.scalar(1 + 2.0**-k - 2.0**-40, dtype)) <= 1 + 2.0**-k and
-                float(numerics.scalar(1 + 2.0 ** -(k + 1), dtype)) == 1.0)  # fmt: skip
+    step = next(
+        2.0**-k
+        for k in range(1, 12)
+        if float(numerics.scalar(1 + 2.0**-k - 2.0**-40, dtype)) <= 1 + 2.0**-k
+        and float(numerics.scalar(1 + 2.0 ** -(k + 1), dtype)) == 1.0
+    )
     middle = low + step / 2
     assert float(numerics.scalar(middle + 2.0**-40, dtype)) == high + step
     assert float(numerics.scalar(middle - 2.0**-40, dtype)) == low
@@ -55,7 +59,10 @@ def test_fma_rounds_once():
             c = fraction(-a * b) * fraction(1 + draw.integers(0, 3) * 2.0**-20)
             exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
             got = numerics.function("fma", [a, b, c], dtype)
-            near = min(abs(Fraction(float(n)) - exact) for n in (got, np.nextafter(got, fraction(-np.inf)), np.nextafter(got, fraction(np.inf))))
+            near = min(
+                abs(Fraction(float(n)) - exact)
+                for n in (got, np.nextafter(got, fraction(-np.inf)), np.nextafter(got, fraction(np.inf)))
+            )
             assert abs(Fraction(float(got)) - exact) == near
 
 

@@ -1,4 +1,5 @@
-"""Rings and roles on the simulator: what is said where an order is missing, by ring, stage and both statements."""
+"""Rings and roles on the simulator: what is said where an order is missing, by ring, stage and both
+statements."""
 
 from __future__ import annotations
 
@@ -44,27 +45,45 @@ def test_a_stage_that_is_read_before_it_is_full():
     for name in ("wait dropped", "wait one round early", "commit before the last copy"):
         text = one(fault(name), "race", "of ring 0 is read before it is full", "T.copy", "T.gemm")
         assert "wait in front of its first reader" in text
-    text = one(fault("wait dropped", ahead=True), "race", "is read before it is full")  # one role: its own copy is in flight
+    text = one(
+        fault("wait dropped", ahead=True), "race", "is read before it is full"
+    )  # one role: its own copy is in flight
     assert "rank 0, block 0" in text
 
 
 def test_a_ring_that_nobody_empties_is_a_deadlock():
-    text = one(fault("release dropped"), "deadlock", "stage 0 of ring 0 to be empty: round 2 fills it behind the release of round 0")
+    text = one(
+        fault("release dropped"),
+        "deadlock",
+        "stage 0 of ring 0 to be empty: round 2 fills it behind the release of round 0",
+    )
     assert "producer" in text
     one(fault("release dropped", ahead=True), "deadlock", "of ring 0 to be empty")
-    text = one(fault("commit dropped"), "deadlock", "stage 0 of ring 0 to be full: round 0 has not been committed")
+    text = one(
+        fault("commit dropped"), "deadlock", "stage 0 of ring 0 to be full: round 0 has not been committed"
+    )
     assert "consumer" in text
 
 
 def test_a_round_that_nobody_reads():
     findings = fault("a loop with a round more")
-    assert "round 7 is filled, and nobody waits for it before the block ends" in one(findings, "schedule", "ring 0")
+    assert "round 7 is filled, and nobody waits for it before the block ends" in one(
+        findings, "schedule", "ring 0"
+    )
 
 
 def test_a_stage_is_touched_between_the_tokens_of_its_round():
-    one(fault("a read of the next stage"), "schedule", "ring 0: a[1, 0:32, 0:16] is read in round 0, whose stage is 0")
+    one(
+        fault("a read of the next stage"),
+        "schedule",
+        "ring 0: a[1, 0:32, 0:16] is read in round 0, whose stage is 0",
+    )
     one(fault("release before all readers"), "schedule", "is read outside wait and release")
-    one(fault("acquire behind the first copy", ahead=True), "schedule", "is written outside acquire and commit")
+    one(
+        fault("acquire behind the first copy", ahead=True),
+        "schedule",
+        "is written outside acquire and commit",
+    )
 
 
 def in_place() -> Any:
@@ -81,8 +100,12 @@ def in_place() -> Any:
     return main
 
 
-@pytest.mark.parametrize("plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"])
-def test_the_source_of_a_copy_in_flight_is_not_to_change(plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"]
+)
+def test_the_source_of_a_copy_in_flight_is_not_to_change(
+    plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
     """A pass that forgets to look for it lets copies run ahead of what the loop itself writes."""
     monkeypatch.setattr(prefetch, "unfit", lambda *_: None)
     monkeypatch.setattr(roles._Cutter, "_check", lambda self, s: None)
@@ -100,7 +123,9 @@ def test_copies_move_when_their_round_is_awaited_and_not_before():
     arrays = launch(tile_level(gemm())).arrays[0]
     given = {name: arrays[name] for name in "AB"}
     assert (launch(program, 1, given, order="adversary").arrays[0]["C"] == arrays["C"]).all()
-    assert (launch(dropped, 1, given, order="adversary", limit=20_000).arrays[0]["C"] == 0).all()  # nothing ever came
+    assert (
+        launch(dropped, 1, given, order="adversary", limit=20_000).arrays[0]["C"] == 0
+    ).all()  # nothing ever came
 
 
 def test_clocks_of_blocks_with_roles_are_apart():

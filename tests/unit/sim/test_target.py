@@ -1,4 +1,5 @@
-"""``target="sim"``: the kernel object's face over the simulator; findings as errors; symmetric memory of one rank."""
+"""``target="sim"``: the kernel object's face over the simulator; findings as errors; symmetric memory of one
+rank."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ from tests.kernels import refused
 from tilescale.errors import FindingError, LaunchError, TileTypeError, TileValueError
 
 m, s0, s1 = T.dynamic("m"), T.dynamic("s0"), T.dynamic("s1")
-SMALL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+SMALL = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
 
 
 @T.prim_func
-def add(
-    A: T.Tensor((m, 8), "float32"),
-    B: T.Tensor((m, 8), "float32"),
-    C: T.Tensor((m, 8), "float32"),
-):
+def add(A: T.Tensor((m, 8), "float32"), B: T.Tensor((m, 8), "float32"), C: T.Tensor((m, 8), "float32")):
     with T.Kernel(T.ceildiv(m, 4), threads=32) as bx:
         for i, j in T.Parallel(4, 8):
             C[bx * 4 + i, j] = A[bx * 4 + i, j] + B[bx * 4 + i, j]
@@ -52,12 +54,19 @@ def kernel() -> tilescale.Kernel:
 def test_the_face_is_that_of_a_kernel(kernel):
     a, b, c = torch.randn(10, 8), torch.randn(10, 8), torch.full((10, 8), float("nan"))
     assert kernel(a, C=c, B=b) is None and c.equal(a + b)
-    assert kernel.target == "sim" and kernel.inputs == ["A", "B", "C"] and kernel.symbols == ["m"] and not kernel.collective
+    assert (
+        kernel.target == "sim"
+        and kernel.inputs == ["A", "B", "C"]
+        and kernel.symbols == ["m"]
+        and not kernel.collective
+    )
     assert repr(kernel) == repr(tilescale.compile(add))
     assert [{k: v for k, v in p.items() if k != "loc"} for p in kernel.params] == [
         {k: v for k, v in p.items() if k != "loc"} for p in tilescale.compile(add).params
     ]
-    assert "T.prim_func" in kernel.get_kernel_source() and "T.prim_func" in kernel.get_kernel_source("scheduled")
+    assert "T.prim_func" in kernel.get_kernel_source() and "T.prim_func" in kernel.get_kernel_source(
+        "scheduled"
+    )
     with refused(TileValueError, "get_kernel_source('llvm') of the target sim"):
         kernel.get_kernel_source("llvm")
     steps = [name for name, _ in kernel.trace()]
@@ -73,7 +82,10 @@ def test_outputs_are_allocated_and_returned():
     assert type(n) is np.ndarray and (n == c.numpy()).all()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint16", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "int8", "uint16", "int64", "bool"],
+)
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 def test_dtypes_of_both_libraries(dtype: str, library: str):
     @T.prim_func
@@ -106,7 +118,9 @@ def test_small_floats_round_as_the_language_says(name: str):
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 def test_strided_tensors(library: str):
     @T.prim_func
-    def transposed(A: T.StridedTensor((m, 8), (s0, s1), "bfloat16"), B: T.StridedTensor((m, 8), (8, 1), "bfloat16")):
+    def transposed(
+        A: T.StridedTensor((m, 8), (s0, s1), "bfloat16"), B: T.StridedTensor((m, 8), (8, 1), "bfloat16")
+    ):
         with T.Kernel(m) as i:
             for j in T.Parallel(8):
                 B[i, j] = A[i, j]
@@ -144,9 +158,20 @@ def test_refusals_are_those_of_the_cpu_target(kernel):
     cpu = tilescale.compile(add)
     meta = torch.empty(6, 8, device="meta")
     bad = [
-        (a, b), (a, b, c, c), (a, b, 3), (a, b, None), (a, b.double(), c), (a, b, c[0]), (a, b[:, :7], c), (a, b[:5], c),
-        (torch.zeros(8, 6).T, b, c), (a, b, b), (a, c[:], c), (a, b, torch.zeros(6, 16)[:, ::2]), (a, b.to_sparse(), c),
-    ]  # fmt: skip
+        (a, b),
+        (a, b, c, c),
+        (a, b, 3),
+        (a, b, None),
+        (a, b.double(), c),
+        (a, b, c[0]),
+        (a, b[:, :7], c),
+        (a, b[:5], c),
+        (torch.zeros(8, 6).T, b, c),
+        (a, b, b),
+        (a, c[:], c),
+        (a, b, torch.zeros(6, 16)[:, ::2]),
+        (a, b.to_sparse(), c),
+    ]
     for args in bad:
         texts = []
         for call in (cpu, kernel):
@@ -168,7 +193,10 @@ def test_a_finding_is_an_error_with_the_report():
     with pytest.raises(FindingError, match="race: this writes B") as caught:
         tilescale.compile(everyone_writes, target="sim")(torch.ones(16), b)
     assert isinstance(caught.value, LaunchError)
-    assert caught.value.report.kinds == {"race"} and caught.value.loc.line == caught.value.report.findings[0].loc.line
+    assert (
+        caught.value.report.kinds == {"race"}
+        and caught.value.loc.line == caught.value.report.findings[0].loc.line
+    )
     assert b.equal(torch.ones(16))  # what it computed is there to look at
 
 
@@ -187,7 +215,11 @@ def test_outputs_are_unwritten_memory_and_arguments_are_written():
 
 
 def test_check_of_kernels_and_prim_funcs():
-    for subject in (everyone_writes, tilescale.compile(everyone_writes), tilescale.compile(everyone_writes, target="sim")):
+    for subject in (
+        everyone_writes,
+        tilescale.compile(everyone_writes),
+        tilescale.compile(everyone_writes, target="sim"),
+    ):
         report = subject.check()
         assert report.kinds == {"race"} and report.runs == 11
     assert add.check(args={"A": torch.ones(4, 8)}, schedule="random", seeds=2).runs == 3
@@ -197,14 +229,23 @@ def test_check_of_kernels_and_prim_funcs():
 
 def test_check_takes_tensors_of_every_rank():
     @T.prim_func
-    def shift(A: T.Tensor((8,), "bfloat16"), inbox: T.SymmTensor((8,), "bfloat16"), got: T.Signal((1,)), B: T.Tensor((8,), "bfloat16")):
+    def shift(
+        A: T.Tensor((8,), "bfloat16"),
+        inbox: T.SymmTensor((8,), "bfloat16"),
+        got: T.Signal((1,)),
+        B: T.Tensor((8,), "bfloat16"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, n:
                 T.copy(A, inbox, dst=(rank + 1) % n, signal=got[0])
                 T.wait(got[0])
                 T.copy(inbox, B)
 
-    for a in (torch.ones(8).bfloat16(), [torch.ones(8).bfloat16()] * 3, lambda rank: torch.full((8,), rank).bfloat16()):
+    for a in (
+        torch.ones(8).bfloat16(),
+        [torch.ones(8).bfloat16()] * 3,
+        lambda rank: torch.full((8,), rank).bfloat16(),
+    ):
         assert shift.check(3, {"A": a}), shift.check(3, {"A": a})
     with refused(TileValueError, "A is a list of 2", expected="3, one a rank"):
         shift.check(3, {"A": [torch.ones(8).bfloat16()] * 2})
@@ -266,7 +307,11 @@ def test_the_environment_chooses_and_no_c_compiler_or_cache_is_needed(clean_env,
     script = tmp_path / "one.py"
     script.write_text(ONE_RANK)
     cache = tmp_path / "cache"
-    env = clean_env | {"TILESCALE_TARGET": "sim", "TILESCALE_CC": "no-such-compiler", "TILESCALE_CACHE_DIR": str(cache)}
+    env = clean_env | {
+        "TILESCALE_TARGET": "sim",
+        "TILESCALE_CC": "no-such-compiler",
+        "TILESCALE_CACHE_DIR": str(cache),
+    }
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.split() == ["sim", "False"], done.stderr
     assert not cache.exists()
@@ -296,6 +341,11 @@ def test_a_kernels_check_says_what_is_proven():
 
     kernel = tilescale.compile(picks, target="sim")
     report = kernel.check(args={"A": np.zeros(8, "float32"), "at": 7}, seeds=1)
-    assert report and report.static.counts["bounds"]["refuted"] == 0 and "(static: " in str(report) and "bounds" in report.static.table()
+    assert (
+        report
+        and report.static.counts["bounds"]["refuted"] == 0
+        and "(static: " in str(report)
+        and "bounds" in report.static.table()
+    )
     (found,) = kernel.check(args={"A": np.zeros(8, "float32"), "at": 8}, seeds=1).findings
     assert found.kind == "out-of-bounds" and not found.schedule.startswith("no run")

@@ -18,7 +18,12 @@ def exchange():
     """Every rank puts its vector to the next, pulls the one of the next but one, and waits."""
 
     @T.prim_func
-    def main(A: T.SymmTensor((S,), "float32"), box: T.SymmTensor((S,), "float32"), got: T.Signal((2,)), B: T.Tensor((2, S), "float32")):
+    def main(
+        A: T.SymmTensor((S,), "float32"),
+        box: T.SymmTensor((S,), "float32"),
+        got: T.Signal((2,)),
+        B: T.Tensor((2, S), "float32"),
+    ):
         with T.Kernel(1), T.Scale("device") as rank, world:
             T.copy(A, box, dst=(rank + 1) % world, signal=got[1])
             T.copy(A, B[0, 0:S], src=(rank + 2) % world)
@@ -45,7 +50,11 @@ def test_traffic_by_pairs_of_ranks():
     # rank r puts to r+1, with a signal; what it pulls from r+2 goes from there to r, which is r+2's next
     for r in range(3):
         after, before = (r + 1) % 3, (r + 2) % 3
-        assert traffic.bytes[r, after] == put + pull and traffic.messages[r, after] == 3 and traffic.pulls[r, after] == 1
+        assert (
+            traffic.bytes[r, after] == put + pull
+            and traffic.messages[r, after] == 3
+            and traffic.pulls[r, after] == 1
+        )
         assert traffic.bytes[r, before] == traffic.messages[r, before] == 0 and traffic.bytes[r, r] == 0
     assert "rank 2  520 (3)    0 (0)        ·" in str(traffic)
 
@@ -58,7 +67,9 @@ def test_nothing_is_recorded_unless_asked():
 @pytest.mark.parametrize("order", ["random", "adversary", "exhaustive:-"])
 def test_logical_time_does_not_depend_on_the_schedule(order: str):
     def seen(timeline: Timeline):
-        slices = sorted((s.rank, s.thread, s.start, s.duration, s.kind, s.name, s.line) for s in timeline.slices)
+        slices = sorted(
+            (s.rank, s.thread, s.start, s.duration, s.kind, s.name, s.line) for s in timeline.slices
+        )
         return slices, sorted((a.source, a.target) for a in timeline.arrows), sorted(timeline.flight)
 
     assert seen(recorded(exchange(), 3, A3)) == seen(recorded(exchange(), 3, A3, order=order, seed=2))
@@ -66,7 +77,12 @@ def test_logical_time_does_not_depend_on_the_schedule(order: str):
 
 def test_waits_last_until_their_signal_is_sent():
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), box: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        box: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1), T.Scale("device") as rank, world:
             if rank == 0:
                 T.copy(A, box, dst=1)
@@ -78,17 +94,26 @@ def test_waits_last_until_their_signal_is_sent():
     timeline = recorded(main, 2, {"A": np.zeros(S, np.float32)})
     kinds = {(s.rank, s.kind): s for s in timeline.slices}
     put, signal, wait, copy = kinds[0, "copy"], kinds[0, "signal"], kinds[1, "wait"], kinds[1, "copy"]
-    assert (put.start, put.duration) == (0, S * 4 // REMOTE) and put.more["bytes"] == S * 4 and put.name == "box[0:64]"
+    assert (
+        (put.start, put.duration) == (0, S * 4 // REMOTE)
+        and put.more["bytes"] == S * 4
+        and put.name == "box[0:64]"
+    )
     assert (signal.start, signal.duration) == (put.end, 1)
     assert (wait.start, wait.end) == (0, signal.end + 1) and wait.more["condition"] == "ge 1"
-    assert (copy.start, copy.duration) == (wait.end, -(-2 * S * 4 // LOCAL)) and copy.more["bytes"] == S * 4  # read and written, moved once
+    assert (copy.start, copy.duration) == (wait.end, -(-2 * S * 4 // LOCAL)) and copy.more[
+        "bytes"
+    ] == S * 4  # read and written, moved once
     (arrow,) = timeline.arrows
     assert arrow.source == (0, 0, signal.start) and arrow.target == (1, 0, signal.end)
     assert timeline.waits == [wait]
     assert wait.line == signal.line + 2 and wait.file == __file__
     assert sorted(timeline.flight) == [(0, 0, S * 4), (0, signal.start, -S * 4)]
     said = timeline.summary()
-    assert f"got at {__file__}:{wait.line}: {wait.duration} steps in 1 wait, at most {wait.duration} for got[0] (rank 1, block 0)" in said
+    assert (
+        f"got at {__file__}:{wait.line}: {wait.duration} steps in 1 wait, at most {wait.duration} for got[0] (rank 1, block 0)"
+        in said
+    )
 
 
 def test_of_several_additions_the_last_that_is_needed_ends_a_wait():
@@ -123,10 +148,14 @@ def test_barriers_end_together_and_warps_have_threads():
 
     timeline = recorded(main, 1, {"A": np.zeros((2, S), np.float32)})
     barriers = [s for s in timeline.slices if s.kind == "barrier"]
-    assert len(barriers) == 2 and len({s.end for s in barriers}) == 1 and len({s.start for s in barriers}) == 2
+    assert (
+        len(barriers) == 2 and len({s.end for s in barriers}) == 1 and len({s.start for s in barriers}) == 2
+    )
     assert {"block 0", "block 0, warp 0", "block 0, warp 1", "block 1"} <= set(timeline.threads.values())
     warp = next(s for s in timeline.slices if timeline.threads[0, s.thread] == "block 0, warp 0")
-    after = next(s for s in timeline.slices if s.kind == "copy" and timeline.threads[0, s.thread] == "block 0")
+    after = next(
+        s for s in timeline.slices if s.kind == "copy" and timeline.threads[0, s.thread] == "block 0"
+    )
     assert after.start == warp.end  # the block goes on when its warps have ended
     validated(chrome([timeline]))
 
@@ -138,7 +167,9 @@ def test_atomics_follow_one_another():
             T.atomic_add(x[0], 1)
 
     timeline = recorded(main, 1, {"x": np.zeros(1, np.int32)})
-    assert sorted(s.start for s in timeline.slices) == [0, 1, 2] and {s.kind for s in timeline.slices} == {"atomic"}
+    assert sorted(s.start for s in timeline.slices) == [0, 1, 2] and {s.kind for s in timeline.slices} == {
+        "atomic"
+    }
 
 
 def test_the_file_is_what_viewers_expect(tmp_path):
@@ -151,8 +182,16 @@ def test_the_file_is_what_viewers_expect(tmp_path):
     second = slices[len(slices) // 2 :]
     assert min(e["ts"] for e in second) == timeline.end + 10
     put = next(e for e in slices if e["args"].get("direction") == "put")
-    assert put["args"]["bytes"] == S * 4 and put["args"]["at"].startswith(f"{__file__}:") and put["args"]["kernel"] == "main"
-    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1", "rank 2"}
+    assert (
+        put["args"]["bytes"] == S * 4
+        and put["args"]["at"].startswith(f"{__file__}:")
+        and put["args"]["kernel"] == "main"
+    )
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    }
     levels = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == 0]
     assert max(levels) >= S * 4 and levels[-1] == 0
 

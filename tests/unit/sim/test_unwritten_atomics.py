@@ -24,13 +24,19 @@ def updating(kind: str):
 @pytest.mark.parametrize("given", ["nothing", "masked", "zeros"])
 def test_an_update_reads(kind: str, given: str):
     zeros = np.zeros(2, np.float32)
-    args = {"nothing": {}, "masked": {"O": np.ma.MaskedArray(zeros, [True, False])}, "zeros": {"O": zeros}}[given]
+    args = {"nothing": {}, "masked": {"O": np.ma.MaskedArray(zeros, [True, False])}, "zeros": {"O": zeros}}[
+        given
+    ]
     report = check(updating(kind), 1, args, seeds=3)
     if given == "zeros":
         assert report, report
     else:
         (found,) = report.findings
-        assert found.kind == "uninitialised" and found.where.what == f"T.atomic_{kind}" and found.where.region == "O[0]"
+        assert (
+            found.kind == "uninitialised"
+            and found.where.what == f"T.atomic_{kind}"
+            and found.where.region == "O[0]"
+        )
 
 
 @pytest.mark.parametrize("clear", [False, True])
@@ -57,7 +63,9 @@ def test_a_tile_added_to_unwritten_memory():
         with T.Kernel(2):
             T.atomic_add(B[0:8], A[0:8])
 
-    (found,) = check(main, 1, {"B": np.ma.MaskedArray(np.zeros(8, np.float32), np.arange(8) >= 6)}, seeds=3).findings
+    (found,) = check(
+        main, 1, {"B": np.ma.MaskedArray(np.zeros(8, np.float32), np.arange(8) >= 6)}, seeds=3
+    ).findings
     assert found.kind == "uninitialised" and found.where.region == "B[6:8]"
 
 

@@ -1,4 +1,5 @@
-"""The examples: at least nine in ten of their obligations are proven, none is refuted; within a compilation's budget and without."""
+"""The examples: at least nine in ten of their obligations are proven, none is refuted; within a compilation's
+budget and without."""
 
 from __future__ import annotations
 

@@ -126,14 +126,21 @@ def test_an_index_outside_a_tile_is_refused_with_its_counterexample():
                 tile[i + b] = A[i]
             T.copy(tile, A)
 
-    with refused(TileValueError, "tile[34] with b = 3, i = 31", at="tile[i + b] = A[i]", expected="an access lies inside its tile"):
+    with refused(
+        TileValueError,
+        "tile[34] with b = 3, i = 31",
+        at="tile[i + b] = A[i]",
+        expected="an access lies inside its tile",
+    ):
         run(main)
 
 
 def test_a_number_of_the_callers_refutes_nothing_until_it_is_known():
     kernel = nest(lambda i, b, k: i + k, lanes=32, extent=32)
     open_ = the(kernel, "bounds", UNKNOWN)
-    assert open_.reason == "fails for k = 1, and not for all arguments" and "tile[32]" in str(open_.counterexample)
+    assert open_.reason == "fails for k = 1, and not for all arguments" and "tile[32]" in str(
+        open_.counterexample
+    )
     run(kernel)  # compiles
     assert "tile[34]" in str(the(kernel, "bounds", REFUTED, values={"k": 3}).counterexample)
     assert all(o.status == PROVEN for o in of(kernel, "bounds", values={"k": 0}))
@@ -231,7 +238,12 @@ def test_a_product_that_clears_in_its_first_round_reads_nothing():
 
 def ring(step: Any, needed: Any = lambda n: 1) -> Any:
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"),
+        inbox: T.SymmTensor((S,), "float32"),
+        got: T.Signal((1,)),
+        B: T.Tensor((S,), "float32"),
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, n:
                 T.copy(A, inbox, dst=step(rank, n), signal=got[0])
@@ -241,7 +253,9 @@ def ring(step: Any, needed: Any = lambda n: 1) -> Any:
     return main
 
 
-@pytest.mark.parametrize("step", [lambda r, n: (r + 1) % n, lambda r, n: (r + n - 1) % n, lambda r, n: n - 1 - r])
+@pytest.mark.parametrize(
+    "step", [lambda r, n: (r + 1) % n, lambda r, n: (r + n - 1) % n, lambda r, n: n - 1 - r]
+)
 def test_rings_are_proven_for_every_number_of_ranks(step: Any):
     assert {o.status for o in check(ring(step))} == {PROVEN}
 
@@ -251,7 +265,11 @@ def test_a_rank_that_is_not_there():
     found = the(kernel, "peer", REFUTED)
     assert str(found.counterexample) == "dst=2 of 2 with n = 2, rank = 1"
     assert "dst=5 of 5" in str(the(kernel, "peer", REFUTED, ranks=5).counterexample)
-    with refused(TileValueError, "names a rank that is not there", at="T.copy(A, inbox, dst=step(rank, n), signal=got[0])"):
+    with refused(
+        TileValueError,
+        "names a rank that is not there",
+        at="T.copy(A, inbox, dst=step(rank, n), signal=got[0])",
+    ):
         require(kernel)
 
 
@@ -274,10 +292,15 @@ def test_a_ranks_part_that_is_not_there_is_told_and_stops_nothing(write: bool):
                 T.copy(B[rank, 0:4], A, src=(rank + 1) % n)
 
     made = the(main, "part", REFUTED, ranks=3)
-    assert str(made.counterexample).startswith("B[2, 0:4]") and ("is dropped" if write else "gives zeros") in made.text
+    assert (
+        str(made.counterexample).startswith("B[2, 0:4]")
+        and ("is dropped" if write else "gives zeros") in made.text
+    )
     assert the(main, "part", PROVEN, ranks=2)
     assert driver.on_ranks(main.trace(), 3) == {"3": None}
-    assert [f.kind for f in main.check(ranks=3, args={}, seeds=1).findings if f.kind == "out-of-bounds"] == ["out-of-bounds"]
+    assert [f.kind for f in main.check(ranks=3, args={}, seeds=1).findings if f.kind == "out-of-bounds"] == [
+        "out-of-bounds"
+    ]
 
 
 def test_waits_are_counted():
@@ -286,7 +309,9 @@ def test_waits_are_counted():
     nobody = the(ring(lambda r, n: n - 1), "wait", REFUTED, ranks=4)
     assert nobody.counterexample.values["rank"] == 0
     assert the(ring(lambda r, n: (r + 1) % n, lambda n: n), "wait", REFUTED, ranks=2)
-    assert not check(ring(lambda r, n: (r + 1) % n, lambda n: n)).of(REFUTED)  # one rank alone gets what it sends
+    assert not check(ring(lambda r, n: (r + 1) % n, lambda n: n)).of(
+        REFUTED
+    )  # one rank alone gets what it sends
 
 
 def test_two_writers_of_one_region():
@@ -327,10 +352,21 @@ def test_writes_between_which_a_meeting_stands():
 # ---- the corpus, the report, the budget
 
 SEEN = {
-    "a_counter_that_is_not_there", "a_producer_whose_empty_signal_is_missing", "a_stencil_in_place", "a_transpose_in_place",
-    "accumulator_not_cleared", "everyone_is_the_root", "iterations_share_an_element", "off_by_one_peer", "one_stage_too_few",
-    "running_maximum_not_initialised", "tiles_wider_than_their_distance", "two_ranks_own_the_border", "two_writers", "waits_for_too_many",
-}  # fmt: skip
+    "a_counter_that_is_not_there",
+    "a_producer_whose_empty_signal_is_missing",
+    "a_stencil_in_place",
+    "a_transpose_in_place",
+    "accumulator_not_cleared",
+    "everyone_is_the_root",
+    "iterations_share_an_element",
+    "off_by_one_peer",
+    "one_stage_too_few",
+    "running_maximum_not_initialised",
+    "tiles_wider_than_their_distance",
+    "two_ranks_own_the_border",
+    "two_writers",
+    "waits_for_too_many",
+}
 #: where the text shows what follows from the fault, and a run the fault itself
 OTHERWISE = {"everyone_is_the_root": "race"}
 
