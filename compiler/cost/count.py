@@ -444,8 +444,8 @@ class _Counting:
             rows, columns = (int(r.extent) for r in c.region[-2:])
             shape = Gemm(str(a.source.ty.dtype), rows, columns, prod(int(r.extent) for r in a.region) // rows)
             work.matrix[shape] = work.matrix.get(shape, 0.0) + weight
-        elif op.name in ("reduce", "cumsum", "cummax"):
-            work.element = work.element + weight * prod(int(r.extent) for r in call.args[0].region)
+        elif lanes := op.work(call):
+            work.element = work.element + weight * lanes
 
     def say(self, node: Any, text: str) -> None:
         loc = loc_of(node.span)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any, ClassVar
 
 from tilescale.compiler.tvm_compat import ir, register_op
@@ -56,10 +57,36 @@ class TileOp:
     completes: ClassVar[bool] = False
     #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
     in_lanes: ClassVar[bool] = False
+    #: an iteration of T.Parallel may do it, with single elements as operands
+    in_iterations: ClassVar[bool] = False
+    #: it does what its effects say and nothing else, with no order among its elements: it may change places with whatever its effects leave
+    #: alone, and what it writes lies apart from what it reads
+    plain: ClassVar[bool] = False
+    #: of a plain one: where it writes all that it reads, each element is read in its place before it is written
+    in_place: ClassVar[bool] = False
+    #: it folds its first operand into the second by ``attrs["op"]``, along ``attrs["axis"]``, counted from the back
+    folds: ClassVar[bool] = False
+    #: behind it accesses of other executors may be known to have happened
+    acquires: ClassVar[bool] = False
+    #: what ``simulate`` gives says of each element itself, to the run's observers, what it did
+    observed: ClassVar[bool] = False
+
+    def written(self, call: Any) -> str:
+        """What the author wrote, for people."""
+        return f"T.{self.spelling}"
+
+    def work(self, call: Any) -> int:
+        """How many operations of single lanes the call takes, one for each element that it computes with; 0 where it only moves them, or
+        multiplies tiles (``multiplies``)."""
+        return 0
 
     def meets(self, call: Any) -> str:
         """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where they need not."""
         return ""
+
+    def tells(self, call: Any) -> bool:
+        """Whether it signals a counter, so that others go on who waited for it."""
+        return False
 
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
@@ -105,10 +132,15 @@ def register(cls: type[TileOp]) -> type[TileOp]:
     return cls
 
 
-def spelling(call: Any) -> str:
-    """The word of the language that a call comes from."""
+def written(call: Any) -> str:
+    """What a call comes from, as the author wrote it."""
     op = find(call)
-    return call.op.name.removeprefix("ts.") if op is None else op.spelling
+    return f"T.{call.op.name.removeprefix('ts.')}" if op is None else op.written(call)
+
+
+def elements(region: Any) -> int:
+    """How many elements a region of constant extents has."""
+    return prod(int(r.extent) for r in region.region)
 
 
 def find(call: Any) -> TileOp | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import REGISTRY, find
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.target import Target
@@ -218,7 +218,7 @@ class Solver:
                     axes = [x for x, e in enumerate(mine[0].indices) if (loops.plain_index(e, u.nest.vars) or (-1, 0))[0] == k]
                     if axes:  # in elements of the memory: a float32 tile of half floats has eight neighbours to an access, not four
                         along, widest = axes[0], max(1, min(widest or run, run))
-            elif u.call is not None and u.call.op.name.startswith("ts.reduce") and u.call.args[0].source.same_as(buffer):
+            elif u.call is not None and REGISTRY[u.call.op.name].folds and u.call.args[0].source.same_as(buffer):
                 reduced.append(int(u.call.attrs["axis"]) % len(shape))
         return best(shape, self.uses.owners[buffer].threads, bits, along, widest or 128 // bits, tuple(reduced))
 

@@ -34,7 +34,7 @@ _HINT = "arguments for which it holds, or a kernel that makes it hold"
 @register
 class Assert(TileOp):
     name = "assert"
-    in_lanes = True
+    in_lanes = in_iterations = True
 
     def effects(self, call: Any) -> list[Access]:
         return []

@@ -140,7 +140,8 @@ def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
                 f"{what} of {r.name} with a tile of {show(r.shape)}", loc=source.current(), expected=f"{count} neighbours of its last axis"
             )
     if not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
-        return _atomic("add", to, frm, False)
+        _atomic("add", to, frm, False)
+        return
     for k in range(count):
         at, of = (r.buffer.__getitem__((*r.mins[:-1], binary("+", r.mins[-1], k))) for r in (to, frm))
         _atomic("add", at, of, False, count)
@@ -181,7 +182,10 @@ def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
 class Atomic(TileOp):
     name = "atomic"
     attributes: ClassVar[tuple[str, ...]] = ("kind", "neighbours?")
-    in_lanes = True
+    in_lanes = in_iterations = acquires = observed = True
+
+    def written(self, call: Any) -> str:
+        return f"T.atomic_{call.attrs['kind']}"
 
     def effects(self, call: Any) -> list[Access]:
         kind = str(call.attrs["kind"])

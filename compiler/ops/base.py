@@ -8,12 +8,9 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Poison, Region, Variable, difference
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.operations import REGISTRY, VOID
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
-
-#: what an iteration of T.Parallel may do beside computing elements
-_OF_ITERATIONS = ("atomic", "assert", "print")
 
 
 def of_iterations() -> str:
@@ -22,19 +19,18 @@ def of_iterations() -> str:
     return next((names[frame.kind] for frame in reversed(bld.current().frames) if frame.kind in names), "")
 
 
-def _refuse_tiles(name: str, args: list[Any], attrs: dict[str, Any]) -> None:
+def _refuse_tiles(call: Any) -> None:
     """An iteration of T.Parallel belongs to one thread (of a GPU) or lane, a tile operation to all of an executor's.
 
     Raises:
         TileSyntaxError: a tile operation in T.Parallel or T.vectorized.
     """
-    loop = of_iterations()
-    single = all(constant(r.extent) == 1 for a in args if isinstance(a, ir.TensorRegion) for r in a.region)
-    if not loop or (name in _OF_ITERATIONS and single):
+    loop, op = of_iterations(), REGISTRY[call.op.name]
+    single = all(constant(r.extent) == 1 for a in call.args if isinstance(a, ir.TensorRegion) for r in a.region)
+    if not loop or (op.in_iterations and single):
         return
-    spelled = {"reduce": f"reduce_{attrs.get('op')}", "cumsum": f"cum{attrs.get('op')}", "atomic": f"atomic_{attrs.get('kind')}"}
     raise TileSyntaxError(
-        f"T.{spelled.get(name, name)} of a tile in {loop}, whose iterations are of elements: one thread runs each", loc=source.current(),
+        f"{op.written(call)} of a tile in {loop}, whose iterations are of elements: one thread runs each", loc=source.current(),
         expected="elements (D[i, j] = A[i, j], T.atomic_add of one), T.print and T.device_assert",
         hint="for i in T.serial(n), where each round has a tile of its own, or one operation on the whole tile outside the loop",
     )  # fmt: skip
@@ -47,10 +43,11 @@ def emit(name: str, args: list[Any], attrs: dict[str, Any] | None = None) -> Non
         TileSyntaxError: a tile operation in T.Parallel or T.vectorized.
     """
     b = bld.current()
-    _refuse_tiles(name, args, attrs or {})
     where = {"executor": b.executor, "reach": b.reach, **(attrs or {})}
     span = b.span()
-    b.emit(tirx.Evaluate(ir.Call(f"ts.{name}", args, attrs=where, ret_ty=VOID, span=span), span))
+    call = ir.Call(f"ts.{name}", args, attrs=where, ret_ty=VOID, span=span)
+    _refuse_tiles(call)
+    b.emit(tirx.Evaluate(call, span))
 
 
 def is_tile(value: Any) -> bool:

@@ -154,7 +154,7 @@ class Copy(TileOp):
 
     name = "copy"
     attributes: ClassVar[tuple[str, ...]] = ("width?", "layout?", "by_threads?", "stays?")
-    moves = True
+    moves = plain = in_place = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
@@ -190,6 +190,7 @@ class RemoteCopy(Copy):
 
     name = "remote_copy"
     attributes = (*Copy.attributes, "side", "signal_op?")
+    plain = False
 
     def effects(self, call: Any) -> list[Access]:
         side, owner = self.side(call), call.args[2]
@@ -237,6 +238,7 @@ class Filling(Copy):
     levels = ("scheduled",)
     attributes = (*Copy.attributes, "ring")
     fills = True
+    plain = False
 
     def effects(self, call: Any) -> list[Access]:
         owner = call.args[2] if len(call.args) > 2 else None

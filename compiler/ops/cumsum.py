@@ -8,7 +8,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.nests import Nest, indexed
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.operations import Access, TileOp, elements, register
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.base import emit, region, require_same_shape
@@ -49,6 +49,13 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> No
 class CumSum(TileOp):
     name = "cumsum"
     attributes = ("op", "axis", "reverse")
+    plain = in_place = True
+
+    def written(self, call: Any) -> str:
+        return f"T.cum{call.attrs['op']}"
+
+    def work(self, call: Any) -> int:
+        return elements(call.args[0])
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
@@ -86,7 +93,10 @@ def lines(call: Any) -> Nest:
     total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
     now = tirx.BufferLoad(total, [ZERO])
     element = tirx.BufferLoad(src.source, indexed(src, [source[k] for k in kept], kept))
-    cast = lambda v, dt: v if str(v.ty) == dt else tirx.Cast(dt, v)  # noqa: E731
+
+    def cast(v: Any, dt: str) -> Any:
+        return v if str(v.ty) == dt else tirx.Cast(dt, v)
+
     put = tirx.BufferStore(dst.source, cast(now, element_dtype(dst.source)), indexed(dst, [source[k] for k in kept], to_axes), call.span)
     step = sequence([tirx.BufferStore(total, fold(op, now, cast(element, acc)), [ZERO], call.span), put])
     body = sequence(

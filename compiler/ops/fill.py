@@ -24,6 +24,7 @@ def clear(buffer: Any) -> None:
 @register
 class Fill(TileOp):
     name = "fill"
+    plain = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "write")]

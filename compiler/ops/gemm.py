@@ -136,7 +136,7 @@ class Gemm(TileOp):
 
     name = "gemm"
     attributes: ClassVar[tuple[str, ...]] = ("trans_a", "trans_b", "policy", "precision?", "wg_wait?")
-    multiplies = True
+    multiplies = plain = True
 
     def queue(self, call: Any) -> str:
         return "product" if "wg_wait" in call.attrs else ""

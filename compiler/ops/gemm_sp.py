@@ -81,7 +81,7 @@ def gemm_sp(
 class GemmSp(TileOp):
     name = "gemm_sp"
     attributes: ClassVar[tuple[str, ...]] = ("trans_a", "trans_b", "policy")
-    multiplies = True
+    multiplies = plain = True
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears, e = call.args
@@ -140,21 +140,24 @@ def as_gemm(call: Any, dense: Any) -> list[Any]:
     a, b, c, clears, e = call.args
     m, k = dense_shape(call)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-    int32 = lambda value: tirx.IntImm("int32", value)  # noqa: E731
     each = COVERED[_dtype(e)]
     word = tirx.Cast("int32", _element(e, i, j // each))
-    four = tirx.bitwise_and(tirx.shift_right(word, j % each // 4 * 4), int32(15))
+    four = tirx.bitwise_and(tirx.shift_right(word, j % each // 4 * 4), _int32(15))
     pair = j // 4 * 2
     kept = [_element(a, *((pair + h, i) if call.attrs["trans_a"] else (i, pair + h))) for h in (0, 1)]
     zero = tirx.const(0, str(kept[0].ty))
-    second = tirx.Select(tirx.EQ(tirx.shift_right(four, int32(2)), j % 4), kept[1], zero)
-    value = tirx.Select(tirx.EQ(tirx.bitwise_and(four, int32(3)), j % 4), kept[0], second)
+    second = tirx.Select(tirx.EQ(tirx.shift_right(four, _int32(2)), j % 4), kept[1], zero)
+    value = tirx.Select(tirx.EQ(tirx.bitwise_and(four, _int32(3)), j % 4), kept[0], second)
     store = tirx.BufferStore(dense.source, value, [i, j], call.span)
     parallel = {"ts.kind": "parallel"}
-    inner = tirx.For(j, int32(0), int32(k), tirx.ForKind.PARALLEL, store, annotations={"ts.depth": 1}, span=call.span)
-    nest = tirx.For(i, int32(0), int32(m), tirx.ForKind.PARALLEL, inner, annotations={"ts.depth": 2, **parallel}, span=call.span)
+    inner = tirx.For(j, _int32(0), _int32(k), tirx.ForKind.PARALLEL, store, annotations={"ts.depth": 1}, span=call.span)
+    nest = tirx.For(i, _int32(0), _int32(m), tirx.ForKind.PARALLEL, inner, annotations={"ts.depth": 2, **parallel}, span=call.span)
     attrs = {**dict(call.attrs), "trans_a": 0}
     return [nest, tirx.Evaluate(ir.Call("ts.gemm", [dense, b, c, clears], attrs=attrs, ret_ty=VOID, span=call.span), call.span)]
+
+
+def _int32(value: int) -> Any:
+    return tirx.IntImm("int32", value)
 
 
 def _dtype(region: Any) -> str:

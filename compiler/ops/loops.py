@@ -130,12 +130,16 @@ def Pipelined(
     return LoopNest("pipelined", [_range(args)], notes)
 
 
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
 def _by_hand(order: Any, stage: Any, group: Any) -> dict[str, Any]:
     """A schedule by hand as annotations."""
-    loc, number = source.current(), lambda x: isinstance(x, int) and not isinstance(x, bool)
+    loc = source.current()
     given = {"order": order, "stage": stage}
     for name, entries in given.items():
-        if not isinstance(entries, (list, tuple)) or not all(number(x) and x >= -1 for x in entries):
+        if not isinstance(entries, (list, tuple)) or not all(_is_number(x) and x >= -1 for x in entries):
             raise TileValueError(
                 f"{name}={entries!r} of T.Pipelined", loc=loc, expected="order= and stage=, a list of numbers each, an entry a statement",
                 hint="order=[0, 1, 2], stage=[0, 0, 1]",
@@ -148,7 +152,7 @@ def _by_hand(order: Any, stage: Any, group: Any) -> dict[str, Any]:
     if len(set(places)) != len(places):
         raise TileValueError(f"order={list(order)} has two statements in one place", loc=loc, expected="a place of its own for each")
     groups = group or []
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) and g and all(map(number, g)) for g in groups):
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) and g and all(map(_is_number, g)) for g in groups):
         raise TileValueError(f"group={group!r}", loc=loc, expected="a list of statements' numbers for each entry")
     return {"ts.order": list(order), "ts.stage": list(stage), "ts.group": [list(g) for g in groups]}
 

@@ -58,6 +58,7 @@ def print(obj: Any, msg: str = "") -> None:  # the language's name
 class Print(TileOp):
     name = "print"
     attributes = ("msg", "dropped?")
+    in_iterations = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")] if isinstance(call.args[0], ir.TensorRegion) else []

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.operations import Access, TileOp, elements, register
 from tilescale.compiler.ops.base import emit, region, same_extent, show, squeeze
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
@@ -81,6 +81,13 @@ def reduce_absmax(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> N
 class Reduce(TileOp):
     name = "reduce"
     attributes = ("op", "axis", "clear", "lanes?")
+    plain = folds = True
+
+    def written(self, call: Any) -> str:
+        return f"T.reduce_{call.attrs['op']}"
+
+    def work(self, call: Any) -> int:
+        return elements(call.args[0])
 
     def effects(self, call: Any) -> list[Access]:
         src, dst = call.args
@@ -107,6 +114,7 @@ class ReducePart(TileOp):
     name = "reduce_part"
     levels = ("scheduled",)
     attributes = ("op", "axis", "clear", "lanes?")
+    folds = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]

@@ -62,6 +62,10 @@ def remote(
 class RemoteAtomic(TileOp):
     name = "remote_atomic"
     attributes = ("kind",)
+    acquires = observed = True
+
+    def written(self, call: Any) -> str:
+        return f"T.atomic_{call.attrs['kind']}"
 
     def effects(self, call: Any) -> list[Access]:
         kind = str(call.attrs["kind"])

@@ -155,7 +155,7 @@ def is_global(region: Any) -> bool:
 class Barrier(TileOp):
     name = "barrier"
     attributes = ("names?", "agreed?", "team?", "team_operands?")
-    waits = True
+    waits = acquires = True
 
     def meets(self, call: Any) -> str:
         return str(call.attrs["reach"]) if str(call.attrs["reach"]) in REACHES else ""
@@ -177,7 +177,10 @@ class Barrier(TileOp):
 class TeamSync(TileOp):
     name = "team_sync"
     attributes = ("names?", "agreed?", "team?", "team_operands?")
-    waits = True
+    waits = acquires = True
+
+    def written(self, call: Any) -> str:
+        return "the collective"
 
     def meets(self, call: Any) -> str:
         return "device"
@@ -211,6 +214,9 @@ class Signal(TileOp):
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, False
 
+    def tells(self, call: Any) -> bool:
+        return True
+
     def simulate(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
         signal = cx.signalling(call, call.args[0], call.args[1], str(call.attrs["op"]), peer)
@@ -221,7 +227,7 @@ class Signal(TileOp):
 class Wait(TileOp):
     name = "wait"
     attributes = ("cmp",)
-    waits = True
+    waits = acquires = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]

@@ -282,7 +282,7 @@ class Exists(Assert):
     """What must hold of a team when the kernel runs. Operands: condition, text, count, lowest and highest rank, how many there are."""
 
     name = "team"
-    in_lanes = False
+    in_lanes = in_iterations = False
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.findings import Finding

@@ -40,6 +40,7 @@ def test(counter_: Any, value: Any = 1, cmp: str = "ge") -> Any:
 class Test(TileOp):
     name = "test"
     attributes = ("cmp",)
+    acquires = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]

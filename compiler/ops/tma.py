@@ -54,6 +54,7 @@ class TmaStore(Copy):
     name = "tma_store"
     levels = ("scheduled",)
     attributes = ("groups?",)
+    plain = False
 
     def queue(self, call: Any) -> str:
         return "store"
@@ -85,7 +86,7 @@ class TmaReduce(Atomic):
     name = "tma_reduce"
     levels = ("scheduled",)
     attributes = ("kind",)
-    in_lanes = False
+    in_lanes = in_iterations = False
 
     def queue(self, call: Any) -> str:
         return "store"

@@ -43,6 +43,7 @@ class _RunsOn(TileOp):
     the first thread of the one warpgroup that has the accumulator."""
 
     levels = ("scheduled",)
+    plain = False
 
     def queue(self, call: Any) -> str:
         return "product"

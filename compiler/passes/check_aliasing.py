@@ -16,12 +16,6 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym
 from tilescale.errors import TileValueError
 
-#: name → how an author calls it, and whether the same region may be read and written
-OPERATIONS = {
-    "copy": ("T.copy", True), "cumsum": ("a scan", True), "reduce": ("a reduction", False), "gemm": ("T.gemm", False),
-    "gemm_sp": ("T.gemm_sp", False),
-}  # fmt: skip
-
 
 def check_aliasing(program: Any) -> Any:
     """The program as it is.
@@ -33,17 +27,16 @@ def check_aliasing(program: Any) -> Any:
 
     def note(c: Any) -> None:
         op = find(c)
-        if op is not None and op.name in OPERATIONS:
+        if op is not None and op.plain:
             calls.append((op, c))
 
     structural_walk(program.func.body, (ir.Call, note))  # raised behind the walk: an error of a callback would come out as TVM's
     for op, call in calls:
-        name, in_place = OPERATIONS[op.name]
         accesses = op.effects(call)
         for w in (a for a in accesses if a.mode == "write"):
             for r in (a for a in accesses if a.mode == "read" and a.region is not w.region):
-                if w.owner is None and r.owner is None and shared(r.region, w.region, in_place):
-                    raise _refusal(w.region.source.name, name, in_place, loc_of(call.span))
+                if w.owner is None and r.owner is None and shared(r.region, w.region, op.in_place):
+                    raise _refusal(w.region.source.name, op.written(call), op.in_place, loc_of(call.span))
     return program
 
 

@@ -39,7 +39,7 @@ class _Lanes:
 
     def look(self, s: Any) -> None:
         op = find(s.value)
-        if op is None or op.name != "reduce":
+        if op is None or not op.folds:
             return
         tile, masks = s.value.args[1].source, self.masks(s.value)
         self.sums[tile] = masks if self.sums.get(tile, masks) == masks else ()
@@ -97,7 +97,7 @@ def _cleared(s: Any) -> Any:
 def _adds(s: Any, tile: Any) -> bool:
     """Whether a statement adds a reduction to a tile; what is reduced is another one."""
     op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    return op is not None and op.name == "reduce" and bool(s.value.args[1].source.same_as(tile))
+    return op is not None and op.folds and bool(s.value.args[1].source.same_as(tile))
 
 
 def _computed_beside(s: Any, tile: Any) -> bool:

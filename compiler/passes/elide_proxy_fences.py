@@ -20,14 +20,15 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 
 
 def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
-    """The numbers of the rings whose tiles threads read in a statement: element by element, by copies into registers, or by mma.sync."""
+    """The numbers of the rings whose tiles threads read in a statement: element by element, or by operations that no engine
+    does, as their effects say."""
     found: set[int] = set()
 
     def operation(c: Any) -> None:
-        if c.op.name in ("ts.copy", "ts.remote_copy", "ts.gemm"):
-            found.update(ring_of[r.source] for r in c.args[:2] if r.source in ring_of)
-        if c.op.name in ("ts.gemm_sp", "ts.wgmma_sp") and c.args[4].source in ring_of:  # the places go through registers
-            found.add(ring_of[c.args[4].source])
+        op = find(c)
+        if op is not None and not op.completes:
+            mine = [a.region.source for a in op.effects(c) if a.mode == "read" and a.proxy != "async"]
+            found.update(ring_of[tile] for tile in mine if tile in ring_of)
 
     structural_walk(node, (ir.TensorLoad, lambda e: found.add(ring_of[e.source]) if e.source in ring_of else None))
     structural_walk(node, (ir.Call, operation))

@@ -60,7 +60,7 @@ def expert_products(program: Any) -> Any:
 
 
 def _is_plain(call: Any) -> bool:
-    return call.op.name == "ts.gemm"
+    return bool(call.op.name == "ts.gemm")
 
 
 def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:

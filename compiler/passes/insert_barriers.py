@@ -148,7 +148,7 @@ class _Walk:
         if a not in self.arena or b not in self.arena:
             return False
         (first, length), (second, other) = self.arena[a], self.arena[b]
-        return first < second + other and second < first + length
+        return bool(first < second + other and second < first + length)
 
     def memory(self, buffer: Any) -> Any:
         """What an access touches: tiles of the arena that share bytes are one memory, tensors are one each."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.buffers import buffer_uses
+from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes import schedule as rings
@@ -25,8 +26,6 @@ from tilescale.errors import TileError, TileValueError
 
 #: the annotations of a loop that this takes away
 ENTRIES = ("ts.stage", "ts.order", "ts.group", "ts.as_needed")
-#: operations that order nothing but what they read and write themselves
-PLAIN = ("copy", "fill", "gemm", "gemm_sp", "reduce", "cumsum")
 
 
 @dataclass
@@ -170,7 +169,7 @@ class _Reordering:
             read |= {self._root(b) for b in r}
             written |= {self._root(b) for b in w}
             used |= _variables(s)
-        ordered = any(c.op.name.removeprefix("ts.") not in PLAIN for s in unit.stmts for c in calls(s))
+        ordered = not all(REGISTRY[c.op.name].plain for s in unit.stmts for c in calls(s))
         return read, written, ordered, used, {s.var for s in unit.stmts if isinstance(s, tirx.Bind)}
 
     def _root(self, buffer: Any) -> Any:

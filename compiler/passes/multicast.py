@@ -103,7 +103,7 @@ class _Shares:
         """Whether a tile has a share of whole boxes for each block; a part of a row is not worth sharing."""
         shape = call.args[1].source.ty.shape
         rows = int(shape[1]) if len(shape) == 3 else 1
-        return rows % (ROWS * prod(self.dims[AXES.index(a)] for a in axes)) == 0
+        return bool(rows % (ROWS * prod(self.dims[AXES.index(a)] for a in axes)) == 0)
 
     def visit(self, s: Any) -> None:
         if isinstance(s, tirx.SeqStmt):

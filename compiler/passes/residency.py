@@ -98,4 +98,4 @@ def resident_blocks(program: Any) -> int:
     per_sm = min(SM_BLOCKS, SM_THREADS // launch.threads, SM_SHARED // (shared_bytes(program) + BLOCK_SHARED))
     total = min(SMS * per_sm, launch.max_blocks or SMS * per_sm)
     cluster = prod(launch.cluster)
-    return total // cluster * cluster
+    return int(total // cluster * cluster)

@@ -60,7 +60,7 @@ def calls(stmt: Any) -> list[Any]:
 
 def meets(call: Any) -> bool:
     """Whether a call is a barrier with other blocks."""
-    return call.op.name == "ts.team_sync" or call.op.name == "ts.barrier" and str(call.attrs["reach"]) not in EXECUTORS
+    return REGISTRY[call.op.name].meets(call) != ""
 
 
 def waits(stmt: Any) -> bool:
@@ -69,9 +69,7 @@ def waits(stmt: Any) -> bool:
 
 def releases(stmt: Any) -> bool:
     """Whether others may go on behind a statement who waited for it."""
-    return any(
-        c.op.name in ("ts.signal", "ts.atomic") or c.op.name == "ts.remote_copy" and len(c.args) > 3 or meets(c) for c in calls(stmt)
-    )
+    return any(c.op.name == "ts.atomic" or REGISTRY[c.op.name].tells(c) or meets(c) for c in calls(stmt))
 
 
 def is_guard(stmt: Any) -> bool:
@@ -85,7 +83,8 @@ def is_guard(stmt: Any) -> bool:
 
 def polls(call: Any) -> bool:
     """Whether a call tells its executor what others did, without waiting for it."""
-    return call.op.name in ("ts.atomic", "ts.remote_atomic", "ts.test") and str(call.ty) != str(VOID)
+    op = REGISTRY[call.op.name]
+    return op.acquires and not op.waits and str(call.ty) != str(VOID)
 
 
 def steady(program: Any, wait: Any) -> bool:

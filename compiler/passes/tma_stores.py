@@ -26,6 +26,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.statements import sequence
@@ -90,7 +91,7 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 def _tells_others(call: Any) -> bool:
     """Whether a call meets other blocks, or signals."""
-    return meets(call) or call.op.name == "ts.signal" or call.op.name == "ts.remote_copy" and len(call.args) > 3
+    return meets(call) or REGISTRY[call.op.name].tells(call)
 
 
 def _updates(s: Any) -> list[Any]:
@@ -192,8 +193,8 @@ def _width(rows: int, cols: int, bits: int, room: int) -> int:
 
 
 def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:
-    number = lambda x: tirx.IntImm("int32", x) if isinstance(x, int) else x  # noqa: E731
-    return tirx.BufferRegion(var, [ir.Range.from_min_extent(number(m), number(e)) for m, e in zip(mins, extents, strict=True)])
+    first, count = ([tirx.IntImm("int32", x) if isinstance(x, int) else x for x in part] for part in (mins, extents))
+    return tirx.BufferRegion(var, [ir.Range.from_min_extent(m, e) for m, e in zip(first, count, strict=True)])
 
 
 def _parts(call: Any, tile: Any) -> Iterator[Any]:

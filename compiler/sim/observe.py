@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.operations import TileOp
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.machine import Executor, Meeting
     from tilescale.compiler.sim.memory import Site, Storage
@@ -23,7 +24,7 @@ class Observer:
     def landed(self, ex: Executor, peer: int) -> None:
         """The oldest remote write of ``ex`` on its way to ``peer`` lands."""
 
-    def performed(self, ex: Executor, name: str, site: Site, owner: int | None, accesses: list[Any]) -> None:
+    def performed(self, ex: Executor, op: TileOp, site: Site, owner: int | None, accesses: list[Any]) -> None:
         """An operation of the language is about to be done: its effect table as (view, mode, remote) of what it touches."""
 
     def signalled(self, ex: Executor, counter: Counter, amount: int, op: str) -> None:

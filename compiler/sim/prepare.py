@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
-from tilescale.compiler.ir.operations import VOID, find, spelling
+from tilescale.compiler.ir.operations import VOID, find, written
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.sim import flights, nest, rings
@@ -203,12 +203,12 @@ class Preparation(Expressions):
         return View(self, region, reach, self._site_of(call))
 
     def _site_of(self, call: Any) -> Site:
-        return self.current if self.current is not None else self.site(call, f"T.{spelling(call)}")
+        return self.current if self.current is not None else self.site(call, written(call))
 
     def signalling(self, call: Any, region: Any, amount: Any, op: str, peer: Value | None) -> Callable[[Any, int | None], None]:
         """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the executor posted has landed
         by then."""
-        flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{spelling(call)}")
+        flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, written(call))
         self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer, _constant(region)))
         if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
             self.made.ordered.add(flag.slot)
@@ -340,8 +340,7 @@ class Preparation(Expressions):
 
     def performed(self, op: Any, call: Any) -> Any:
         """The operation between what it reads and writes being recorded: a function, a generator where the operation waits."""
-        atomic = op.spelling in ("atomic", "remote_atomic")
-        site = self.current = self.site(call, f"T.atomic_{call.attrs['kind']}" if atomic else f"T.{op.spelling}")
+        site = self.current = self.site(call, op.written(call))
         effects = op.effects(call)
         owner = next((self.scalar(a.owner) for a in effects if a.owner is not None), None)
         reach = str(call.attrs["reach"]) if "reach" in call.attrs else "block"
@@ -373,7 +372,7 @@ class Preparation(Expressions):
                 if when is None or when(ex):
                     view.record(ex, mode, whose if remote else None, reads if mode == "read" else writes)
             for observer in ex.machine.observers:
-                observer.performed(ex, op.spelling, site, whose, accesses)
+                observer.performed(ex, op, site, whose, accesses)
             return simulate(ex, reads) if kind else simulate(ex)
 
         if not op.stops(call):

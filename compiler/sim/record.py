@@ -19,14 +19,13 @@ from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Arrow, Slice, Timeline
 from tilescale.language.dtypes import BITS
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.operations import TileOp
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
     from tilescale.compiler.sim.memory import Site, Storage
 
 #: what a step moves within a rank and between ranks, in bytes, and what it multiplies, in operations
 LOCAL, REMOTE, FLOPS = 24, 4, 8192
-#: operations that other methods of the recorder tell of
-_TOLD = frozenset(("wait", "signal", "barrier", "team_sync", "atomic", "remote_atomic", "test"))
 
 
 class Recorder(Observer):
@@ -65,9 +64,9 @@ class Recorder(Observer):
         self.clock[ex.number] = start + duration
 
     # -- operations -----------------------------------------------------------------------------------------------
-    def performed(self, ex: Executor, name: str, site: Site, owner: int | None, accesses: list[Any]) -> None:
+    def performed(self, ex: Executor, op: TileOp, site: Site, owner: int | None, accesses: list[Any]) -> None:
         self.site[ex.number] = site
-        if name in _TOLD or ex.lanes is not None or name.startswith("ring"):
+        if op.observed or ex.lanes is not None:
             return
         start = self._now(ex)
         owned = [(view, mode, owner if remote else None) for view, mode, remote, _ in accesses]
@@ -76,18 +75,18 @@ class Recorder(Observer):
             return
         far = next((m for m in moved if m[2] is not None and m[0].reach == "device" and m[2] != ex.rank.number), None)
         if far is not None:
-            self._transfer(ex, site, far, start, name)
+            self._transfer(ex, site, far, start, op.spelling)
             return
         counts = [count for *_, count, _ in moved]
         nbytes = sum(count * width(view) for view, _, _, count, _ in moved)
         cost = -(-nbytes // LOCAL)
-        if name == "copy":  # memory reads and writes them, and they move once; told of the side that a copy between ranks tells
+        if op.moves:  # memory reads and writes them, and they move once; told of the side that a copy between ranks tells
             view, _, _, count, _ = max(moved, key=lambda m: (m[2] is not None, m[1] == "read"))
             nbytes = count * width(view)
-        if name == "gemm" and len(counts) >= 3:  # |A||B||C| = (MNK)²
-            cost = int(2 * math.sqrt(math.prod(float(c) for c in counts[:3]))) // FLOPS
+        if op.multiplies and len(counts) >= 3:  # |A||B||C| = (MNK)²; C is written, which comes last
+            cost = int(2 * math.sqrt(math.prod(float(c) for c in (*counts[:2], counts[-1])))) // FLOPS
         regions = ", ".join(f"{'reads' if mode == 'read' else 'writes'} {region}" for _, mode, _, _, region in moved)
-        self._slice(ex, name, moved[-1][-1], site, start, max(1, cost), bytes=nbytes, regions=regions)
+        self._slice(ex, op.spelling, moved[-1][-1], site, start, max(1, cost), bytes=nbytes, regions=regions)
 
     def _transfer(self, ex: Executor, site: Site, far: tuple[Any, ...], start: int, name: str) -> None:
         view, mode, peer, count, region = far

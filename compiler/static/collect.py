@@ -21,9 +21,6 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
-#: operations behind which another executor's accesses may be known to have happened
-_ORDERING = ("wait", "test", "atomic", "remote_atomic", "team_sync", "barrier")
-
 
 @dataclass
 class Memory:
@@ -397,8 +394,7 @@ class Collector(Reading):
                     self.visit(r.extent)
             elif not isinstance(arg, ir.StringImm):
                 self.visit(arg)
-        name = op.spelling if op.name not in ("atomic", "remote_atomic") else f"atomic_{call.attrs['kind']}"
-        at = self.place(call, f"T.{name}" if op.name != "team_sync" else "the collective")
+        at = self.place(call, op.written(call))
         reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
         owner: Poly | None = None
         named: Any = None
@@ -449,7 +445,7 @@ class Collector(Reading):
     def _meet(self, op: Any, reach: str, everyone: bool) -> None:
         """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, a team's meeting too, none is
         known."""
-        if op.name not in _ORDERING or (op.name == "barrier" and reach == "block"):
+        if not op.acquires or (op.name == "barrier" and reach == "block"):
             return
         alone = self.loops or self.terms.nest or self.endless or self.executors or self._under_a_condition()
         straight = everyone and not alone
@@ -486,7 +482,7 @@ def _acquires(body: Any) -> bool:
 
     def look(call: Any) -> None:
         op = find(call)
-        if op is None or op.name not in _ORDERING:
+        if op is None or not op.acquires:
             return
         if op.name != "barrier" or str(call.attrs["reach"]) != "block":
             found.append(call)

@@ -34,6 +34,7 @@ _EXPORTS: dict[str, str] = {
     "ops.gemm_sp": "gemm_sp",
     "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod reduce_bitand reduce_bitor "
     "reduce_bitxor",
+    "ops.argmax": "argmax argmin topk",
     "ops.logical": "any_of all_of",
     "ops.cumsum": "cumsum cummax",
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",

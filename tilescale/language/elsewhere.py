@@ -7,7 +7,6 @@ _EXTENTS = "the extents that T.Kernel was given"
 _RANGE = "for i in T.Parallel(n): whose i goes through the range"
 _LOAD = "A[i, j] for an element, T.copy(A[i, j], tile) for a tile"
 _STORE = "C[i, j] = x for an element, T.copy(tile, C[i, j]) for a tile"
-_ARG = "T.reduce_max (T.reduce_min) of the values, then T.reduce_min of the indices where they reach it"
 _THREAD = 'with T.Scale("thread") as (tid, threads):'
 _ORDER = "T.signal(s[i]) and T.wait(s[i]), which release and acquire; T.barrier()"
 _REGISTERS = "T.alloc_fragment(shape, dtype), then T.fill(tile, value)"
@@ -40,8 +39,6 @@ INSTEAD: dict[str, str] = {
     "constexpr": _CONSTANT,
     "maximum": "T.max(a, b)",
     "minimum": "T.min(a, b)",
-    "argmax": _ARG,
-    "argmin": _ARG,
     "sum": "T.reduce_sum(tile, out, dim)",
     "xor_sum": "T.reduce_bitxor(tile, out, dim)",
     "cumprod": "T.cumsum of the logarithms",

@@ -278,6 +278,15 @@ for _name in ("cumsum", "cummax"):
     USES[_name] = (f"T.{_name}(a, b)", {
         "src": f"T.{_name}(c, b)", "dst": f"T.{_name}(a, c)", "dim": f"T.{_name}(a, b, dim=1)", "reverse": f"T.{_name}(a, b, reverse=True)",
     })  # fmt: skip
+for _name in ("max", "min"):
+    USES[f"arg{_name}"] = (f"T.arg{_name}(a, r, k)", {
+        "src": f"T.arg{_name}(b, r, k)", "values": f"T.arg{_name}(a, a[0, 0:64], k)", "indices": f"T.arg{_name}(a, r, i[0, 0:64])",
+        "dim": f"T.arg{_name}(a, r, k, dim=0)",
+    })  # fmt: skip
+USES["topk"] = ("T.topk(a, b[0:64, 0:4], i[0:64, 0:4], 4)", {
+    "src": "T.topk(f, b[0:64, 0:4], i[0:64, 0:4], 4)", "values": "T.topk(a, c[0:64, 0:4], i[0:64, 0:4], 4)",
+    "indices": "T.topk(a, b[0:64, 0:4], i[0:64, 4:8], 4)", "k": "T.topk(a, b[0:64, 0:4], i[0:64, 0:4], 3)",
+})  # fmt: skip
 for _name in ("add", "max", "min"):
     USES[f"atomic_{_name}"] = (f"T.atomic_{_name}(A[0, 0], x)", {
         "dst": f"T.atomic_{_name}(A[0, 1], x)", "value": f"T.atomic_{_name}(A[0, 0], x * 2)",

@@ -70,7 +70,7 @@ def product(s, A):
     [
         (shifted, "T.copy writes elements of s that it also reads"), (shifted_along_both, "T.copy writes elements of s"),
         (shifted_in_a_loop, "T.copy writes elements of s"), (within_a_tensor, "T.copy writes elements of A"),
-        (scanned, "a scan writes elements of s"), (reduced, "a reduction writes elements of s"), (product, "T.gemm writes elements of s"),
+        (scanned, "T.cumsum writes elements of s"), (reduced, "T.reduce_sum writes elements of s"), (product, "T.gemm writes elements of s"),
     ],
 )  # fmt: skip
 def test_overlaps_are_refused(statement, what, target):
