@@ -310,9 +310,9 @@ def _static(machine: Machine, blocks: int) -> bool:
     kept = {p.name for p in made.program.params if getattr(p.spec, "keep", False)}
     for name, sendings in made.signalled.items():
         awaited = made.awaited.get(name, set())
-        unheard = [s for s in sendings if not awaited or not ({s.index, None} & awaited or s.index is None)]
-        if unheard and name not in kept:
-            site, index = unheard[0].site, unheard[0].index
+        unacquired = [s for s in sendings if not awaited or not ({s.index, None} & awaited or s.index is None)]
+        if unacquired and name not in kept:
+            site, index = unacquired[0].site, unacquired[0].index
             counter = f"{name}[{', '.join(map(str, index))}]" if index else f"{name}[…]"
             text = f"{counter if awaited else name} is signalled, and no statement of {made.program.name} waits for it"
             hint = f"T.wait({counter}) where its news is needed"

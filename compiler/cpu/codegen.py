@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tilescale.compiler.cpu.lets import bind_lets
+from tilescale.compiler.cpu.opaque_calls import hide_from_analysis, show_again
 from tilescale.compiler.cpu.ramps import fold_ramps
-from tilescale.compiler.cpu.veil import unveil, veil
 from tilescale.compiler.tvm_compat import transform, tvm
 from tilescale.errors import InternalError, utf8
 from tilescale.native import compiler as c_compiler
@@ -66,9 +66,9 @@ def passes() -> list[Any]:
         bind_lets(),  # before vectorisation, which refuses an expression that holds the same Let twice
         transform.VectorizeLoop(),  # loops marked VECTORIZED become vector expressions
         fold_ramps(),  # what became of their indices: LLVM is shown contiguous accesses
-        veil(),
+        hide_from_analysis(),
         transform.LowerIntrin(),  # what LLVM has an intrinsic for, floordiv to C's division
-        unveil(),
+        show_again(),
     ]
 
 

@@ -442,7 +442,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
             floats = floats or (isinstance(node, tirx.Cast) and "float" in str(node.value.ty))
 
         structural_walk(known, (object, count))
-        if floats:  # of which TVM's interval analysis knows too little (cpu/veil.py)
+        if floats:  # of which TVM's interval analysis knows too little (cpu/opaque_calls.py)
             return
         if size <= SMALL_VALUE:
             self.analyzer.bind(var, known)

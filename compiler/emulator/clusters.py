@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.engines import EmulationError, arrived, byte, one, synced, usable
+from tilescale.compiler.emulator.async_units import EmulationError, arrived, byte, one, synced, usable
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.signals import OPS
 
@@ -28,7 +28,7 @@ def barrier_arrive_blocks(blocks: int) -> Callable[..., None]:
         at, rank = byte(m, where), np.broadcast_to(rank, m.shape)
         for w in np.flatnonzero(warps.all(1)) if one(m, when) else []:
             for lane in range(blocks):
-                arrived(usable(b, m, b.engines.peer(int(rank[w * WARP + lane])).barrier(at)), b)
+                arrived(usable(b, m, b.units.peer(int(rank[w * WARP + lane])).barrier(at)), b)
 
     return run
 
@@ -41,12 +41,12 @@ def cluster_sync(b: Any, m: Any) -> None:
         if b.clocks is not None:
             b.clocks.meet(np.arange(len(b.everyone)))
 
-    b.engines.interleaving.meet("cluster", len(b.everyone), int(m.sum()), met)
+    b.units.interleaving.meet("cluster", len(b.everyone), int(m.sum()), met)
 
 
 def peer_arena(b: Any, m: Any, rank: Any) -> Any:
     """The shared memory of another block of the cluster."""
-    arena = b.engines.peer(int(one(m, rank))).arena
+    arena = b.units.peer(int(one(m, rank))).arena
     if arena is None:
         raise EmulationError("a block reaches into another that has not begun")
     return arena
@@ -61,9 +61,9 @@ def shared_signal(op: str) -> Callable[..., None]:
             amount = int(np.broadcast_to(value, m.shape)[who])
             tile.data[at] = OPS[op](int(tile.data[at]), amount)
             handed, key = b.clocks.release(np.array([who + b.first])), (id(tile.arena), tile.offset + at * tile.size)
-            before = b.engines.interleaving.handed.get(key)
-            b.engines.interleaving.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
-        b.engines.yields()
+            before = b.units.interleaving.handed.get(key)
+            b.units.interleaving.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
+        b.units.yields()
 
     return run
 
@@ -72,8 +72,8 @@ def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, record: An
     """Waits until a counter compares with a value, with acquire."""
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
     holds = COMPARED[int(one(m, compare))]
-    b.engines.yields(lambda: holds(int(tile.data[at]), want))
-    handed = b.engines.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    b.units.yields(lambda: holds(int(tile.data[at]), want))
+    handed = b.units.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
     if handed is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
     return np.ones(m.shape, bool)
@@ -82,9 +82,9 @@ def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, record: An
 def shared_test(b: Any, m: Any, where: Any, value: Any, compare: Any) -> Any:
     """Looks at a counter once, with acquire where it compares."""
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
-    b.engines.yields()
+    b.units.yields()
     holds = COMPARED[int(one(m, compare))](int(tile.data[at]), want)
-    handed = b.engines.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    handed = b.units.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
     if holds and handed is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
     return np.full(m.shape, int(holds), np.int32)
@@ -95,13 +95,13 @@ def tma_load_multicast(b: Any, m: Any, to: Any, tmap: Any, where: Any, mask: Any
         raise EmulationError(f"{m.sum()} threads make one copy")
     b.late_enough(m)
     at, mask = [int(one(m, c)) for c in coordinates], int(one(m, mask))
-    if not mask or mask >> len(b.engines.cluster):
-        raise EmulationError(f"a copy into the blocks {mask:b} of a cluster of {len(b.engines.cluster)}")
-    for rank in range(len(b.engines.cluster)):
+    if not mask or mask >> len(b.units.cluster):
+        raise EmulationError(f"a copy into the blocks {mask:b} of a cluster of {len(b.units.cluster)}")
+    for rank in range(len(b.units.cluster)):
         if mask >> rank & 1:
-            other = b.engines.peer(rank)
-            other.load(byte(m, to), tmap, other.barrier(byte(m, where)), at, other is b.engines)
-    b.engines.yields()
+            other = b.units.peer(rank)
+            other.load(byte(m, to), tmap, other.barrier(byte(m, where)), at, other is b.units)
+    b.units.yields()
 
 
 def find(name: str) -> Callable[..., Any] | None:

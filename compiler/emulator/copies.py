@@ -95,7 +95,7 @@ class Copies:
         for p in done:
             if not np.array_equal(p.again(), p.data):
                 raise EmulationError("the source of a copy changed while it was under way")
-            arena = b.engines.arena
+            arena = b.units.arena
             b.touch(arena, p.cells, np.broadcast_to(p.who[:, None], p.cells.shape), True)
             arena.data[p.cells] = p.data
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import clusters, engines, interleaving, matrices, ranks, threads
-from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator import async_units, clusters, interleaving, matrices, ranks, threads
+from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.emulator.maps import TensorMap
 from tilescale.compiler.emulator.memory import (
     Block,
@@ -137,18 +137,18 @@ class Emulator:
         if len(made) == 1:
             self._block(made[0])
         else:
-            made[0].engines.interleaving.together([partial(self._block, b) for b in made])
+            made[0].units.interleaving.together([partial(self._block, b) for b in made])
 
     def _made(self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], order: Any) -> list[Block]:
         """The blocks of a cluster, by rank, before they begin."""
         n = self.kernel.threads
         everyone = np.zeros((n * len(blocks), 5), np.int64)
-        cluster: list[engines.Engines] = []
+        cluster: list[async_units.AsyncUnits] = []
         told = any(name.startswith("ts::shared_") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
         clocks, moments = Clocks(everyone[:, 4]) if told else None, Moments(everyone)
         made = []
         for rank, at in enumerate(blocks):
-            cluster.append(engines.Engines(order, cluster))
+            cluster.append(async_units.AsyncUnits(order, cluster))
             b = Block(n, dict(values), dict(memory), moments, rank * n, order.draw, cluster[-1], clocks)
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
@@ -161,7 +161,7 @@ class Emulator:
             self._split(b)
         else:
             self.body(b, np.ones(b.threads, bool))
-        b.engines.finish()
+        b.units.finish()
         if b.failed:
             raise EmulationError(f"the launch failed: {self.kernel.sites[b.failed[0]]}")
 
@@ -173,7 +173,7 @@ class Emulator:
             own = replace(b, values=dict(b.values), memory=dict(b.memory), split=True)
             mine = np.arange(b.threads) // width == g
             parts.append(lambda own=own, mine=mine: self.body(own, mine))
-        b.engines.interleaving.together(parts)
+        b.units.interleaving.together(parts)
 
     # -- statements
     def stmt(self, s: Any) -> Callable[[Block, Any], None]:
@@ -245,7 +245,7 @@ class Emulator:
                     own = replace(b, values=dict(b.values), memory=dict(b.memory))
                     mine = mask & (np.arange(b.threads) // WARPGROUP == g)
                     parts.append(lambda body=body, own=own, mine=mine: body(own, mine))
-            b.engines.interleaving.together(parts)
+            b.units.interleaving.together(parts)
 
         return run
 
@@ -270,10 +270,10 @@ class Emulator:
         if s.buffer.ty.storage_scope == "shared":
 
             def arena(b: Block, m: Any) -> None:
-                if b.engines.arena is None:
-                    b.engines.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
-                    b.engines.arena.watched = self.watches
-                b.memory[buf] = b.engines.arena
+                if b.units.arena is None:
+                    b.units.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+                    b.units.arena.watched = self.watches
+                b.memory[buf] = b.units.arena
 
             return arena
 
@@ -398,7 +398,7 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
-            function = FUNCTIONS.get(name) or ranks.FUNCTIONS.get(name) or engines.find(name) or clusters.find(name)
+            function = FUNCTIONS.get(name) or ranks.FUNCTIONS.get(name) or async_units.find(name) or clusters.find(name)
             args = [self.expr(a) for a in e.args[1:]]
             if function is None:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
@@ -459,7 +459,7 @@ def _meet(column: int, width: int) -> Callable[..., None]:
             if m[mine].all():
                 b.met(mine, column)
             elif b.split:
-                b.engines.interleaving.meet((b.engines, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
+                b.units.interleaving.meet((b.units, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
             else:
                 raise EmulationError("a barrier that not all of its threads reach")
 
@@ -484,7 +484,7 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     if len(numbers) > 1 and (which in TURNS or CONSUMERS in numbers):
         raise EmulationError(f"threads of one instruction meet at different barriers: {numbers}")
     if which in TURNS:
-        b.engines.interleaving.meet((b.engines, which), count, int(m.sum()), lambda: None)
+        b.units.interleaving.meet((b.units, which), count, int(m.sum()), lambda: None)
         return
     if which != CONSUMERS:
         _meet(1, WARPGROUP)(b, m)
@@ -493,12 +493,12 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     def met() -> None:
         b.met(np.arange(b.threads) < count, 0)
 
-    b.engines.interleaving.meet((b.engines, CONSUMERS), count, int(m.sum()), met)
+    b.units.interleaving.meet((b.units, CONSUMERS), count, int(m.sum()), met)
 
 
 def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
-    b.engines.interleaving.arrive((b.engines, int(engines.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum()))
-    b.engines.yields()
+    b.units.interleaving.arrive((b.units, int(async_units.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum()))
+    b.units.yields()
 
 
 def _waits(s: Any) -> bool:

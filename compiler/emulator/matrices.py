@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import engines
-from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator import async_units
+from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, encoded, load, store
 from tilescale.compiler.emulator.products import factors
 from tilescale.compiler.emulator.threads import whole_warps
@@ -122,6 +122,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
     "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
     "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
-    **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
+    **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(async_units.DTYPES[x], async_units.DTYPES[y], 8)
        for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
 }

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
 
-#: readers of a cell: several threads of more than one block (-2 - n: of block n alone)
+#: readers of a cell: several threads of more than one block
 OF_SEVERAL = -(1 << 20)
+#: those of one unit (`Block._units`) are -2 - unit * UNIT - its number
+UNIT = 1 << 16
 
 
 class Memory:
@@ -139,7 +141,7 @@ class Block:
     moments: Moments
     first: int
     draw: Any
-    engines: Any
+    units: Any
     clocks: Clocks | None = None
     split: bool = False
     #: the threads that have not awaited the launches in front yet; None where there are none
@@ -196,12 +198,31 @@ class Block:
             others = np.flatnonzero((last != -1) & (last != who))
             if len(others):
                 others = others[~self._before(mem, cells[others], last[others], who[others])]
-                last, own = last[others], -2 - self.first // self.threads
                 made = who.copy()
-                made[others] = np.where(np.where(last >= 0, -2 - last // self.threads, last) == own, own, OF_SEVERAL)
+                made[others] = self._several(last[others], who[others])
             mem.reader[cells], mem.read[cells] = made, now
             if self.clocks is not None:
                 mem.times(-(-len(self.everyone) // WARP))[cells, who // WARP] = self.everyone[who, 4]
+
+    def _units(self) -> list[tuple[int, int]]:
+        """The parts of a block that may meet, the widest first: which of the stamps (`met`) counts it, and its threads."""
+        return [(0, self.threads), *((unit, size) for unit, size in ((1, WARPGROUP), (2, WARP)) if size < self.threads)]
+
+    def _several(self, last: Any, who: Any) -> Any:
+        """What stands for who has read a cell when ``who`` reads it behind ``last``: the narrowest unit that has them all."""
+        made = np.full_like(who, OF_SEVERAL)
+        for unit, size in self._units():
+            made = np.where(self._unit_of(last, size) == who // size, -2 - unit * UNIT - who // size, made)
+        return made
+
+    def _unit_of(self, last: Any, size: int) -> Any:
+        """The number of the unit of ``size`` threads that all lie in who have read a cell; -1 where there is none."""
+        found = np.where(last >= 0, last // size, -1)
+        for unit, inner in self._units():
+            if inner <= size:
+                number = -2 - unit * UNIT - last
+                found = np.where((last < -1) & (number >= 0) & (number < UNIT), number * inner // size, found)
+        return found
 
     def _unordered(self, first: Any, second: Any, moments: Any, cells: Any) -> Any:
         """Which accesses of threads ``second`` follow another thread's, ``first``, without a meeting of the two behind its moment."""
@@ -213,9 +234,9 @@ class Block:
     def _before(self, mem: Memory, cells: Any, last: Any, who: Any) -> Any:
         """Whether all who read a cell have met this block's threads since, or ``who`` knows of it."""
         then, stamps = mem.read[cells], self.moments.stamps
-        now, own = self.everyone[self.first], self.first // self.threads
-        block = np.where(last >= 0, last // self.threads, -2 - last)
-        met = (stamps[3][then] != now[3]) | ((block == own) & (stamps[0][then] != now[0]))
+        met = stamps[3][then] != self.everyone[self.first][3]
+        for unit, size in self._units():
+            met |= (self._unit_of(last, size) == who // size) & (stamps[unit][then] != self.everyone[who, unit])
         return met if self.clocks is None else met | self.clocks.before(who, mem.times(-(-len(self.everyone) // WARP))[cells])
 
     def ordered(self, first: Any, second: Any, then: Any) -> Any:
@@ -310,8 +331,8 @@ def touched(b: Block, mem: Any, index: Any, at: Any, who: Any, writes: bool) -> 
         return
     bytes_ = at.shape[1] * mem.size
     cells = (mem.offset + index * mem.size)[:, None] + np.arange(bytes_)
-    b.engines.copies.touched(cells)
-    for other in b.engines.cluster:
+    b.units.copies.touched(cells)
+    for other in b.units.cluster:
         if writes and other.arena is mem.arena:
             other.overwritten(cells)
     b.touch(mem.arena, cells, np.repeat(who, bytes_), writes)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.emulator.interleaving import Interleaving
 from tilescale.compiler.emulator.memory import Block, Memory, Pointer
 from tilescale.compiler.ir.signals import OPS
@@ -34,7 +34,7 @@ class Cells:
 
 
 @dataclass
-class Heard:
+class Acquired:
     """What a thread learnt: of each block, all that it did before its threads met so often."""
 
     thread: int
@@ -50,7 +50,7 @@ class Task:
     rank: int
     block: int
     known: Any
-    heard: list[Heard] = field(default_factory=list)
+    acquired: list[Acquired] = field(default_factory=list)
     rounds: dict[Any, int] = field(default_factory=dict)
     views: dict[tuple[int, str], Memory] = field(default_factory=dict)
 
@@ -82,11 +82,11 @@ class World:
         """What a thread knows of all blocks: what it heard itself, and what any heard before the threads met."""
         task: Task = b.task
         now = int(b.stamps[thread, 0])
-        for h in [h for h in task.heard if h.stamp < int(b.stamps[:, 0].min())]:
+        for h in [h for h in task.acquired if h.stamp < int(b.stamps[:, 0].min())]:
             task.known = np.maximum(task.known, h.clock)
-            task.heard.remove(h)
+            task.acquired.remove(h)
         clock = task.known
-        for h in task.heard:
+        for h in task.acquired:
             if h.thread == thread or h.stamp < now:
                 clock = np.maximum(clock, h.clock)
         return clock
@@ -98,10 +98,10 @@ class World:
         before = self.clocks.get(key)
         self.clocks[key] = clock if before is None else np.maximum(before, clock)
 
-    def hear(self, b: Block, thread: int, key: Any) -> None:
+    def acquire(self, b: Block, thread: int, key: Any) -> None:
         """An acquire."""
         if key in self.clocks:
-            b.task.heard.append(Heard(thread, int(b.stamps[thread, 0]), self.clocks[key].copy()))
+            b.task.acquired.append(Acquired(thread, int(b.stamps[thread, 0]), self.clocks[key].copy()))
 
     def touched(self, b: Block, memory: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Looks for accesses of other blocks that nothing orders before these, and remembers these."""
@@ -139,7 +139,7 @@ class World:
         self.tell(b, thread, round_)
         self.counts[round_] = self.counts.get(round_, 0) + 1
         self.until(lambda: self.counts[round_] >= of)
-        self.hear(b, thread, round_)
+        self.acquire(b, thread, round_)
 
 
 # ---- instructions
@@ -194,7 +194,7 @@ def _wait(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, value: Any,
     rank, name = b.world.place(b.task, pointer.memory)
     data, holds = b.world.arrays[rank][name], _HOLDS[_scalar(compare, m)]
     b.world.until(lambda: holds(int(data[at]), wanted))
-    b.world.hear(b, thread, (rank, name, at))
+    b.world.acquire(b, thread, (rank, name, at))
 
 
 def _test(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, inside: Any, value: Any, compare: Any, site: Any) -> Any:
@@ -207,7 +207,7 @@ def _test(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, inside: Any
         b.world.until(lambda: True)  # others may come first
         out[thread] = holds(int(b.world.arrays[rank][name][at]), wanted)
         if out[thread]:
-            b.world.hear(b, int(thread), (rank, name, at))
+            b.world.acquire(b, int(thread), (rank, name, at))
     return out
 
 
@@ -228,7 +228,7 @@ def _system(kind: str) -> Callable[..., Any]:
             if kind == "store":
                 b.world.clocks.pop(key, None)
             else:
-                b.world.hear(b, int(thread), key)
+                b.world.acquire(b, int(thread), key)
             if kind != "load":
                 b.world.tell(b, int(thread), key)
         return out

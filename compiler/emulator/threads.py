@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import engines
-from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator import async_units
+from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, load
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops.shuffle import taken_from
@@ -18,15 +18,15 @@ from tilescale.compiler.sim import numerics
 def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:
     """Some of the block's threads meet, whole warps of them."""
     whole_warps(b, m, "a named barrier")
-    count, which = int(np.asarray(threads).ravel()[0]), int(engines.one(m, number))
-    came = b.engines.named.setdefault(which, [])
+    count, which = int(np.asarray(threads).ravel()[0]), int(async_units.one(m, number))
+    came = b.units.named.setdefault(which, [])
     came.append(m.copy())
 
     def met() -> None:
         b.clocks.meet(np.flatnonzero(np.logical_or.reduce(came)) + b.first)  # type: ignore[union-attr]
         came.clear()
 
-    b.engines.interleaving.meet((b.engines, "named", which), count, int(m.sum()), met)
+    b.units.interleaving.meet((b.units, "named", which), count, int(m.sum()), met)
 
 
 def uniform(b: Block, m: Any, value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import operations
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
@@ -38,16 +38,7 @@ def read_buffers(body: Any) -> set[Any]:
 
 def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:
     """What operations touch in such a mode."""
-    touched: set[Any] = set()
-
-    def look(call: Any) -> None:
-        op = find(call)
-        for access in op.effects(call) if op is not None else ():
-            if wanted(access.mode):
-                touched.add(access.region.source)
-
-    structural_walk(body, (ir.Call, look))
-    return touched
+    return {access.region.source for call, op in operations(body) for access in op.effects(call) if wanted(access.mode)}
 
 
 def _bases(body: Any, touched: set[Any]) -> set[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from tilescale.compiler.tvm_compat import ir, register_op
+from tilescale.compiler.tvm_compat import ir, register_op, structural_walk
 from tilescale.errors import InternalError
 
 VOID = ir.PrimType("void")
@@ -66,8 +66,6 @@ class TileOp:
     in_place: ClassVar[bool] = False
     #: it folds its first operand into the second by ``attrs["op"]``, along ``attrs["axis"]``, counted from the back
     folds: ClassVar[bool] = False
-    #: behind it accesses of other executors may be known to have happened
-    acquires: ClassVar[bool] = False
     #: what ``simulate`` gives says of each element itself, to the run's observers, what it did
     observed: ClassVar[bool] = False
 
@@ -87,6 +85,10 @@ class TileOp:
     def tells(self, call: Any) -> bool:
         """Whether it signals a counter, so that others go on who waited for it."""
         return False
+
+    def acquires(self, call: Any) -> bool:
+        """Whether accesses of other blocks or ranks may be known to have happened behind it."""
+        return self.meets(call) != ""
 
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
@@ -141,6 +143,13 @@ def written(call: Any) -> str:
 def elements(region: Any) -> int:
     """How many elements a region of constant extents has."""
     return prod(int(r.extent) for r in region.region)
+
+
+def operations(body: Any) -> list[tuple[Any, TileOp]]:
+    """Every operation's call in a statement, with what it is, innermost first."""
+    found: list[Any] = []
+    structural_walk(body, (ir.Call, found.append))
+    return [(c, op) for c in found if (op := REGISTRY.get(getattr(c.op, "name", ""))) is not None]
 
 
 def find(call: Any) -> TileOp | None:

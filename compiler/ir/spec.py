@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.ir.operations import REGISTRY, find
+from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.tokens import counter_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, tirx
@@ -172,7 +172,7 @@ def _roles_and_rings(func: Any, after: str) -> None:
         if name in RING_OPS:
             tokens.setdefault(int(call.attrs["ring"]), {}).setdefault(name, set()).add(role)
             counters.setdefault(counter_of(call), set()).add(role)
-        elif (op := find(call)) is not None and op.fills:
+        elif (op := REGISTRY.get(name)) is not None and op.fills:
             tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
 
     for s in regions:

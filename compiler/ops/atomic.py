@@ -182,7 +182,10 @@ def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
 class Atomic(TileOp):
     name = "atomic"
     attributes: ClassVar[tuple[str, ...]] = ("kind", "neighbours?")
-    in_lanes = in_iterations = acquires = observed = True
+    in_lanes = in_iterations = observed = True
+
+    def acquires(self, call: Any) -> bool:
+        return True
 
     def written(self, call: Any) -> str:
         return f"T.atomic_{call.attrs['kind']}"

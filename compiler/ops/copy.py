@@ -153,7 +153,7 @@ class Copy(TileOp):
     """``ts.copy(src, dst)``: both sides are the executor's own."""
 
     name = "copy"
-    attributes: ClassVar[tuple[str, ...]] = ("width?", "layout?", "by_threads?", "stays?")
+    attributes: ClassVar[tuple[str, ...]] = ("width?", "layout?", "by_threads?", "pinned?")
     moves = plain = in_place = True
 
     def effects(self, call: Any) -> list[Access]:

@@ -62,7 +62,10 @@ def remote(
 class RemoteAtomic(TileOp):
     name = "remote_atomic"
     attributes = ("kind",)
-    acquires = observed = True
+    observed = True
+
+    def acquires(self, call: Any) -> bool:
+        return True
 
     def written(self, call: Any) -> str:
         return f"T.atomic_{call.attrs['kind']}"

@@ -155,7 +155,7 @@ def is_global(region: Any) -> bool:
 class Barrier(TileOp):
     name = "barrier"
     attributes = ("names?", "agreed?", "team?", "team_operands?")
-    waits = acquires = True
+    waits = True
 
     def meets(self, call: Any) -> str:
         return str(call.attrs["reach"]) if str(call.attrs["reach"]) in REACHES else ""
@@ -177,7 +177,7 @@ class Barrier(TileOp):
 class TeamSync(TileOp):
     name = "team_sync"
     attributes = ("names?", "agreed?", "team?", "team_operands?")
-    waits = acquires = True
+    waits = True
 
     def written(self, call: Any) -> str:
         return "the collective"
@@ -227,7 +227,10 @@ class Signal(TileOp):
 class Wait(TileOp):
     name = "wait"
     attributes = ("cmp",)
-    waits = acquires = True
+    waits = True
+
+    def acquires(self, call: Any) -> bool:
+        return True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]

@@ -40,7 +40,9 @@ def test(counter_: Any, value: Any = 1, cmp: str = "ge") -> Any:
 class Test(TileOp):
     name = "test"
     attributes = ("cmp",)
-    acquires = True
+
+    def acquires(self, call: Any) -> bool:
+        return True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import find, operations
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import flat, name_of
 from tilescale.compiler.passes.stage_operands import again
@@ -22,17 +22,10 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
     """The numbers of the rings whose tiles threads read in a statement: element by element, or by operations that no engine
     does, as their effects say."""
-    found: set[int] = set()
-
-    def operation(c: Any) -> None:
-        op = find(c)
-        if op is not None and not op.completes:
-            mine = [a.region.source for a in op.effects(c) if a.mode == "read" and a.proxy != "async"]
-            found.update(ring_of[tile] for tile in mine if tile in ring_of)
-
-    structural_walk(node, (ir.TensorLoad, lambda e: found.add(ring_of[e.source]) if e.source in ring_of else None))
-    structural_walk(node, (ir.Call, operation))
-    return found
+    loads: list[Any] = []
+    structural_walk(node, (ir.TensorLoad, loads.append))
+    touched = [a for c, op in operations(node) if not op.completes for a in op.effects(c) if a.mode == "read" and a.proxy != "async"]
+    return {ring_of[b] for b in (*(e.source for e in loads), *(a.region.source for a in touched)) if b in ring_of}
 
 
 def elide_proxy_fences(program: Any) -> Any:

@@ -143,7 +143,7 @@ def _with_roles(program: Any, limit: int) -> Any:
         raise Unfit(reason("its tiles fill shared memory, whole", "smaller tiles in shared memory"))
     made = _scheduled(program, depth)
     if any(r.single for r in made.schedule.rings):
-        made = _aside(program, depth, limit) or made
+        made = _double_buffered(program, depth, limit) or made
     made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
@@ -171,7 +171,7 @@ def _depth(limit: int, one: Any) -> int:
     return int((limit - rest - BESIDE) // ring) if ring else limit  # no ring wants room
 
 
-def _aside(program: Any, depth: int, limit: int) -> Any | None:
+def _double_buffered(program: Any, depth: int, limit: int) -> Any | None:
     """The program with two stages for tiles that are filled anew in every round of a loop around, where they fit beside the results on
     their way out; else None. A block that stays then copies what its next tile needs while it works on this one."""
     made = _scheduled(program, depth, 2)
@@ -179,13 +179,13 @@ def _aside(program: Any, depth: int, limit: int) -> Any | None:
     return made if fits and any(r.single and r.depth == 2 for r in made.schedule.rings) else None
 
 
-def _scheduled(program: Any, depth: int, aside: int = 1) -> Any:
+def _scheduled(program: Any, depth: int, single_depth: int = 1) -> Any:
     written, names = written_buffers(program), bound_in(program.func.body)
 
     def alone(call: Any) -> bool:
         return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
 
-    return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, aside=aside)
+    return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, single_depth=single_depth)
 
 
 # ---- what it takes

@@ -20,7 +20,7 @@ import numpy as np
 
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import find, operations
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -228,9 +228,9 @@ class _Walk:
             other = None if s.else_case is None else self.visit(s.else_case, ex)
             self.pending = _union(after, self.pending)
             return sequence([*before, tirx.IfThenElse(s.condition, then, other, s.span)])
-        tells, hears = _order(s)
-        if tells or hears:
-            return self._ordered(s, ex, tells, hears)
+        releases, acquires = _order(s)
+        if releases or acquires:
+            return self._ordered(s, ex, releases, acquires)
         if _is_barrier(s):
             self.pending = self._behind(False)
             return s
@@ -256,15 +256,15 @@ class _Walk:
         self.pending = _union(self.pending, touches)
         return out
 
-    def _ordered(self, s: Any, ex: Executor, tells: bool, hears: bool) -> Any:
+    def _ordered(self, s: Any, ex: Executor, releases: bool, acquires: bool) -> Any:
         """What one thread does for its executor: the threads meet in front where it tells others of what they did, and behind where they
         may go on only because of what it heard."""
         what = find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
         before, behind = self.meet(self.touches(s, ex), ex, whole=True), []
-        if tells and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
+        if releases and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
             before = [fence(ex.name, f"the {what} tells of what all threads did", s.span)]
             self.pending = self._behind(False)
-        if hears and ex.threads > 1:
+        if acquires and ex.threads > 1:
             behind = [fence(ex.name, f"behind the {what}", s.span)]
             self.pending = self._behind(False)
         return sequence([*before, s, *behind])
@@ -329,13 +329,13 @@ class _Walk:
         pair = next((p for p in pairs if _crosses(*p)), pairs[0] if pairs else None)
         crossing = pair is not None and _crosses(*pair)
         before = [fence(ex.name, _reason(*pair), s.span, crossing)] if pair is not None else []
-        tells, hears = _orders(s.body)
-        if tells and not before and self.pending and ex.threads > 1:
+        releases, acquires = _orders(s.body)
+        if releases and not before and self.pending and ex.threads > 1:
             before = [fence(ex.name, f"a {name} tells of what all threads did", s.span)]
         outer = self._behind(crossing) if before else self.pending
         self.pending = []
         body = self.visit(s.body, inner)
-        behind = [fence(ex.name, f"behind what a {name} heard", s.span)] if hears and ex.threads > 1 else []
+        behind = [fence(ex.name, f"behind what a {name} heard", s.span)] if acquires and ex.threads > 1 else []
         if behind:
             self.pending = self._behind(False)
             return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span), *behind])
@@ -403,15 +403,7 @@ def _crosses(a: Touch, b: Touch) -> bool:
 
 def _has_engines(program: Any) -> bool:
     """Whether anything in a kernel touches memory by the asynchronous proxy outside its rings."""
-    found: list[Any] = []
-
-    def look(c: Any) -> None:
-        op = find(c)
-        if op is not None and any(a.proxy == "async" for a in op.effects(c)):
-            found.append(c)
-
-    structural_walk(program.func.body, (ir.Call, look))
-    return bool(found)
+    return any(a.proxy == "async" for c, op in operations(program.func.body) for a in op.effects(c))
 
 
 def _by_hand(program: Any) -> set[Any]:
@@ -435,7 +427,7 @@ def _order(s: Any) -> tuple[bool, bool]:
 def _orders(body: Any) -> tuple[bool, bool]:
     found = [(False, False)]
     structural_walk(body, ((tirx.Evaluate, tirx.Bind, tirx.BufferStore), lambda s: found.append(_order(s))))
-    return any(tells for tells, _ in found), any(hears for _, hears in found)
+    return any(releases for releases, _ in found), any(acquires for _, acquires in found)
 
 
 def _is_barrier(s: Any) -> bool:

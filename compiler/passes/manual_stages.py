@@ -239,4 +239,4 @@ def _staying(s: Any) -> Any:
     if rings.filled_tile(s) is None:
         return s
     c = s.value
-    return tirx.Evaluate(ir.Call(c.op.name, list(c.args), attrs={**dict(c.attrs), "stays": True}, ret_ty=c.ty, span=c.span), s.span)
+    return tirx.Evaluate(ir.Call(c.op.name, list(c.args), attrs={**dict(c.attrs), "pinned": True}, ret_ty=c.ty, span=c.span), s.span)

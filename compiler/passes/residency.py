@@ -10,10 +10,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import TileOp, operations
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import canonical
 
@@ -46,19 +46,12 @@ def residency(program: Any) -> Any:
 
 def waits_for_blocks(body: Any) -> list[Any]:
     """The operations of a kernel that wait for blocks other than those of the own cluster."""
-    found: list[Any] = []
 
-    def look(call: Any) -> None:
-        op = find(call)
-        if op is None:
-            return
-        if op.name == "team_sync" or op.name == "barrier" and str(call.attrs["reach"]) in ("grid", "device"):
-            found.append(call)
-        elif op.name in ("wait", "test") and call.args[0].source.ty.storage_scope == "global.signal":
-            found.append(call)
+    def waits(call: Any, op: TileOp) -> bool:
+        looks = op.acquires(call) and any(a.region.source.ty.storage_scope == "global.signal" for a in op.effects(call))
+        return looks or op.meets(call) in ("grid", "device")
 
-    structural_walk(body, (ir.Call, look))
-    return found
+    return [call for call, op in operations(body) if waits(call, op)]
 
 
 def meets_ranks(body: Any) -> bool:
@@ -69,17 +62,8 @@ def meets_ranks(body: Any) -> bool:
 def reaches_ranks(body: Any) -> bool:
     """Whether a kernel touches other ranks' memory or meets them, as its blocks or as participants of a collective: only then its launch
     meets theirs."""
-    found: list[Any] = []
-
-    def look(call: Any) -> None:
-        op = find(call)
-        if op is None or call.attrs is None or str(call.attrs.get("reach", "")) != "device":
-            return
-        if op.name in ("barrier", "team_sync") or any(a.owner is not None for a in op.effects(call)):
-            found.append(call)
-
-    structural_walk(body, (ir.Call, look))
-    return bool(found)
+    far = [(call, op) for call, op in operations(body) if call.attrs is not None and str(call.attrs.get("reach", "")) == "device"]
+    return any(op.meets(call) or any(a.owner is not None for a in op.effects(call)) for call, op in far)
 
 
 def shared_bytes(program: Any) -> int:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.buffers import written_buffers
-from tilescale.compiler.ir.operations import REGISTRY, VOID, find
+from tilescale.compiler.ir.operations import REGISTRY, VOID, find, operations
 from tilescale.compiler.ir.scales import EXECUTORS, SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -53,9 +53,7 @@ class Unfit(Exception):
 
 def calls(stmt: Any) -> list[Any]:
     """The operations of the language in a statement."""
-    found: list[Any] = []
-    structural_walk(stmt, (ir.Call, lambda c: found.append(c) if find(c) is not None else None))
-    return found
+    return [c for c, _ in operations(stmt)]
 
 
 def meets(call: Any) -> bool:
@@ -84,7 +82,7 @@ def is_guard(stmt: Any) -> bool:
 def polls(call: Any) -> bool:
     """Whether a call tells its executor what others did, without waiting for it."""
     op = REGISTRY[call.op.name]
-    return op.acquires and not op.waits and str(call.ty) != str(VOID)
+    return op.acquires(call) and not op.waits and str(call.ty) != str(VOID)
 
 
 def steady(program: Any, wait: Any) -> bool:

@@ -10,7 +10,7 @@ leading stage axis. A schedule is data (`Schedule`), asked for by a target in th
 and in a fourth, which goes with a producer: ``by_reader``, where a loop has a ring for the copies of each first reader, awaited in
 front of it and released behind their last one, so that a tile that is read early gives its stage back early. Otherwise one ring has
 all of a loop's copies. ``alone`` says of a copy outside such loops whether it may go through a ring of its own, as a tile does that is
-filled once and read by many products: of one stage, or where it is filled again and again of ``aside``, so that the next tile is
+filled once and read by many products: of one stage, or where it is filled again and again of ``single_depth``, so that the next tile is
 under way while this one is read.
 
 The loop's body becomes, where order alone is the guard (form "in_order", all that the CPU asks for, since its copies are not asynchronous),
@@ -95,9 +95,9 @@ class Schedule:
 
 def schedule(
     program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False, by_reader: bool = False,
-    alone: Callable[[Any], bool] | None = None, aside: int = 1,
+    alone: Callable[[Any], bool] | None = None, single_depth: int = 1,
 ) -> Any:  # fmt: skip
-    """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and ``aside``: see above.
+    """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and ``single_depth``: see above.
 
     Raises:
         ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader`` without one.
@@ -110,7 +110,7 @@ def schedule(
     while True:
         draft = _Draft(program, depth, wanted, reasons, by_reader)
         body = structural_map(program.func.body, (tirx.For, draft.visit))
-        body = body if alone is None else draft.singles(body, alone, aside)
+        body = body if alone is None else draft.singles(body, alone, single_depth)
         if wanted != ROLES:
             break
         body, failed, notes = splitting.split(program, body, draft)
@@ -235,21 +235,21 @@ class _Draft:
         out = [t for i in range(len(compute) + 1) for t in (*before[i], *compute[i : i + 1], *behind[i])]
         return _loop(p.loop, [*p.stmts[: p.first], *fill, *out])
 
-    def singles(self, s: Any, alone: Callable[[Any], bool], aside: int, again: bool = False) -> Any:
+    def singles(self, s: Any, alone: Callable[[Any], bool], single_depth: int, again: bool = False) -> Any:
         """A statement in which copies outside pipelined loops fill rings of their own, where ``alone`` allows it and nothing but products,
         of which one has its other operand in a ring, reads what they fill, behind them in their sequence. ``again``: a loop stands around
-        it, so that such a ring may have ``aside`` stages; else it has one."""
+        it, so that such a ring may have ``single_depth`` stages; else it has one."""
         if isinstance(s, tirx.AttrStmt) and s.attr_key != "ts.scale":
-            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.singles(s.body, alone, aside, again), s.span)
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.singles(s.body, alone, single_depth, again), s.span)
         if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) in ("serial", "persistent"):
-            return _loop(s, [self.singles(s.body, alone, aside, True)])
+            return _loop(s, [self.singles(s.body, alone, single_depth, True)])
         if not isinstance(s, tirx.SeqStmt):
             return s
-        stmts = [self.singles(x, alone, aside, again) for x in s.seq]
+        stmts = [self.singles(x, alone, single_depth, again) for x in s.seq]
         for k in reversed(range(len(stmts))):
             buffer = filled_tile(stmts[k])
             if buffer is not None and buffer not in self.views and alone(stmts[k].value) and self._only_products(stmts[k:], buffer):
-                stmts[k:] = self._single(stmts[k], stmts[k + 1 :], buffer, aside if again else 1)
+                stmts[k:] = self._single(stmts[k], stmts[k + 1 :], buffer, single_depth if again else 1)
         return sequence(stmts)
 
     def _only_products(self, stmts: list[Any], buffer: Any) -> bool:
@@ -464,11 +464,11 @@ def _touches(stmt: Any) -> set[Any]:
 def filled_tile(stmt: Any) -> Any:
     """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else,
     and for copies that the author keeps where they stand."""
-    if not isinstance(stmt, tirx.Evaluate) or find(stmt.value) is None or stmt.value.op.name not in ("ts.copy", "ts.remote_copy"):
+    call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
+    if not isinstance(call, ir.Call) or call.op.name not in ("ts.copy", "ts.remote_copy"):
         return None
-    call = stmt.value
     src, dst = call.args[:2]
-    if "stays" in call.attrs or "layout" in call.attrs or str(call.attrs.get("side", "")) == "dst":
+    if "pinned" in call.attrs or "layout" in call.attrs or str(call.attrs.get("side", "")) == "dst":
         return None
     if dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
         return None

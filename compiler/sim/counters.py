@@ -37,7 +37,7 @@ class Sent:
     where: Where | None = None
     block: Block | None = None
 
-    def heard(self, ex: Executor, reach: str) -> bool:
+    def acquired(self, ex: Executor, reach: str) -> bool:
         """Whether a wait at the scale ``reach`` acquires what it releases. Release and acquire pair up only where the scope of each takes
         in the other: a wait at the scale of the grid makes what its own rank released visible, and no other rank's."""
         mine, its = ex.block, self.block
@@ -105,7 +105,7 @@ class Counter:
             ex.acquire(self.history[last].joined)
             return True
         for sent in reversed(self.history[: last + 1]):  # its release sequence, those of it whom the wait hears
-            if sent.heard(ex, reach):
+            if sent.acquired(ex, reach):
                 ex.acquire(sent.clock)
             if sent.op == "set":
                 break
@@ -115,7 +115,7 @@ class Counter:
         """Of maxima (of minima) one that is enough by itself must have come: one that already happened before this wait, else the first of
         this run."""
         found = [sent for sent in self.history if enough(sent.amount)]
-        if all(sent.at > ex.vc[sent.who] for sent in found) and found[0].heard(ex, reach):
+        if all(sent.at > ex.vc[sent.who] for sent in found) and found[0].acquired(ex, reach):
             ex.acquire(found[0].clock)
 
     def _acquire_fewest(self, ex: Executor, enough: Callable[[int], bool], reach: str) -> None:
@@ -130,7 +130,7 @@ class Counter:
         for sent in others:
             if enough(total):
                 return
-            if sent.heard(ex, reach):
+            if sent.acquired(ex, reach):
                 ex.acquire(sent.clock)
             total += sent.amount
 

@@ -144,7 +144,7 @@ def _waits_of(machine: Machine, event: int, sent: Note) -> list[Note]:
     its = machine.of(me)
     each = its.prepared.executors
     first = me - (me - its.first) % each
-    near = range(first, first + each) if (me - first) in its.prepared.engines.values() else (me,)
+    near = range(first, first + each) if (me - first) in its.prepared.units.values() else (me,)
     return [w for k in near for w in machine.waits.get(k, []) if (w.counter, w.home) == (sent.counter, sent.home)]
 
 
@@ -153,12 +153,12 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str, Fix | None
     other = int(machine.events.who[found.other])
     mine = machine.events.said[found.event][0][:2]
     sent = [s for s in machine.signals.get(other, []) if s.when > found.other]
-    heard = [s for s in sent if s.home == mine[: len(s.home)]]
+    acquired = [s for s in sent if s.home == mine[: len(s.home)]]
     if not sent:
         return "", "", None
-    signal = (heard or sent)[0]
+    signal = (acquired or sent)[0]
     line = f" at line {signal.loc.line}" if signal.loc else ""
-    if not heard:
+    if not acquired:
         text = f"; {who} signals {signal.counter}{_of(signal.home)} behind it{line}, and nobody tells {_of(mine)[4:]}"
         return text, "", None
     here_loc = machine.events.said[found.event][1].loc

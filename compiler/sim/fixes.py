@@ -31,11 +31,11 @@ def _early_release(machine: Machine, found: Race) -> Hint | None:
     last = max((w for w in machine.waits.get(other, []) if w.when <= found.other), key=lambda w: w.when, default=None)
     mine = events.said[found.event][0][:2]
     behind = {s.counter for s in machine.signals.get(other, []) if s.when > found.other and s.home == mine[: len(s.home)]}
-    heard = {(w.counter, w.home) for w in machine.waits.get(this, []) if w.when <= found.event}
+    acquired = {(w.counter, w.home) for w in machine.waits.get(this, []) if w.when <= found.event}
     for sent in reversed(machine.signals.get(other, [])):
         if last is not None and (sent.when < last.when or not _in_front(last.loc, sent.loc)):
             return None
-        told = (sent.counter, sent.home) in heard and not behind - {sent.counter}  # else another one tells of the access
+        told = (sent.counter, sent.home) in acquired and not behind - {sent.counter}  # else another one tells of the access
         if sent.when <= found.other and told and _in_front(sent.loc, loc):
             text = f"the signal of {sent.counter} at line {sent.loc.line} behind line {loc.line}: it is sent before that access"
             return text, Fix("move behind", loc, what=sent.loc)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.findings import Finding, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe
-from tilescale.compiler.sim.rings import Engine, stages_of
+from tilescale.compiler.sim.rings import AsyncUnit, stages_of
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.diagnose import Race
@@ -64,19 +64,19 @@ def queue(ex: Executor, kind: str) -> Queue:
     return made
 
 
-def engines(ex: Executor, kind: str, offset: int) -> tuple[Engine, Engine]:
+def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit, AsyncUnit]:
     """Who reads and who writes for the operation that ``ex`` issues now. Only who awaits complete stores comes behind their writes."""
     q, number = queue(ex, kind), ex.root + offset + ex.linear
     q.now, q.number = q.now + 2, number
     clock = ex.vc.copy()
     if kind == PRODUCT:
         clock[number] = q.now - 1  # behind the products before it
-    reads = Engine(ex.machine, number, q.now - 1, clock, ex.name)
-    return reads, reads if kind == PRODUCT else Engine(ex.machine, number, q.now, clock, ex.name)
+    reads = AsyncUnit(ex.machine, number, q.now - 1, clock, ex.name)
+    return reads, reads if kind == PRODUCT else AsyncUnit(ex.machine, number, q.now, clock, ex.name)
 
 
 def start(
-    ex: Executor, kind: str, engine: Engine, site: Site, reads: tuple[Placed, ...], to: Placed | None, move: Callable[[], None],
+    ex: Executor, kind: str, engine: AsyncUnit, site: Site, reads: tuple[Placed, ...], to: Placed | None, move: Callable[[], None],
 ) -> None:  # fmt: skip
     """An operation is issued; what it touches has been recorded."""
     flight = Flight(engine.number, engine.now, ex.where(site), reads, to, move if ex.machine.late else _nothing)

@@ -129,15 +129,15 @@ def race(machine: Machine, found: Race) -> tuple[str, str, Fix | None] | None:
     if any(events.said[e][0][:2] != events.said[found.event][0][:2] for e in (found.event, found.other)):
         return None
     pairs = [(found.other, found.event), (found.event, found.other)]  # who tells, and who is to wait
-    heard = [(tells, waits, told) for tells, waits in pairs for told in _behind(machine, tells)]
-    unheard = [(tells, waits, told) for tells, waits, told in heard if not _awaits(machine, waits, told.barrier)]
-    if unheard:
-        tells, waits, told = unheard[0]
+    acquired = [(tells, waits, told) for tells, waits in pairs for told in _behind(machine, tells)]
+    unacquired = [(tells, waits, told) for tells, waits, told in acquired if not _awaits(machine, waits, told.barrier)]
+    if unacquired:
+        tells, waits, told = unacquired[0]
     elif (early := _early(machine, found)) is not None:
         line = f" at line {early.loc.line}" if early.loc else ""
         return "", f"T.mbarrier_arrive({early.barrier}){line} behind that access: it is sent before it", None
-    elif heard:
-        tells, waits, told = heard[0]
+    elif acquired:
+        tells, waits, told = acquired[0]
     else:
         return None
     site = events.said[waits][1]
@@ -145,7 +145,7 @@ def race(machine: Machine, found: Race) -> tuple[str, str, Fix | None] | None:
     where = "this" if waits == found.event else "that access"
     wait = f"T.mbarrier_wait_parity({told.barrier}, {told.phase & 1})"
     at = made.nest_of.get(site.number, site.loc)
-    once = not made.loops_of.get(site.number) and not made.loops_of.get(told.site) and bool(unheard)
+    once = not made.loops_of.get(site.number) and not made.loops_of.get(told.site) and bool(unacquired)
     whose = events.said[tells][1]
     text = f"; behind {'this' if tells == found.event else 'the other'} access ({whose.what}) comes an arrival at {told.barrier}{line}"
     hint = f"{wait} in front of {where}" + ("" if once else ", with the parity of the round")
@@ -167,9 +167,9 @@ def _awaits(machine: Machine, event: int, barrier: str) -> bool:
 def _early(machine: Machine, found: Race) -> Phase | None:
     """The arrival that the later executor has awaited, and that stands in front of the access it should tell of."""
     this, other = (machine.phases.get(int(machine.events.who[e]), ()) for e in (found.event, found.other))
-    heard = {p.barrier for p in this if p.waited and p.when <= found.event}
+    acquired = {p.barrier for p in this if p.waited and p.when <= found.event}
     last = next((p for p in reversed(other) if p.when <= found.other), None)
-    return last if last is not None and not last.waited and last.barrier in heard else None
+    return last if last is not None and not last.waited and last.barrier in acquired else None
 
 
 def copy(call: Any, cx: Any) -> Any:

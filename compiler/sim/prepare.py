@@ -61,7 +61,7 @@ class Prepared:
     #: executors of a block, those of all its scales
     executors: int = 1
     #: ring with asynchronous copies → its engine's place among the executors of a block; (ring, token) → where it stands
-    engines: dict[int, int] = field(default_factory=dict)
+    units: dict[int, int] = field(default_factory=dict)
     #: those of operations beside their executors (flights.py): their kind, and where their places begin and how many they are
     beside: list[tuple[str, int, int]] = field(default_factory=list)
     tokens: dict[tuple[int, str], list[Site]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Preparation(Expressions):
         func, program = self.program.func, self.program
         written, read = written_buffers(program), read_buffers(func.body)
         self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1)
-        self._engines(func.body)
+        self._units(func.body)
         cell_bits = _cell_bits(func.body)
         for p in program.params:
             if hasattr(p.spec, "shape"):
@@ -141,7 +141,7 @@ class Preparation(Expressions):
         self.made.variables = len(self.made.names)
         return self.made
 
-    def _engines(self, body: Any) -> None:
+    def _units(self, body: Any) -> None:
         """A place among a block's executors for whoever performs the asynchronous copies of a ring."""
 
         def look(call: Any) -> None:
@@ -149,8 +149,8 @@ class Preparation(Expressions):
             if op is None or not any(a.asynchronous for a in op.effects(call)):
                 return
             beside.append(call)
-            if op.fills and int(call.attrs["ring"]) not in self.made.engines:
-                self.made.engines[int(call.attrs["ring"])] = self.made.executors
+            if op.fills and int(call.attrs["ring"]) not in self.made.units:
+                self.made.units[int(call.attrs["ring"])] = self.made.executors
                 self.made.executors += 1
 
         beside: list[Any] = []
@@ -366,8 +366,8 @@ class Preparation(Expressions):
                 return nothing
             if pulled is not None and whose is not None:
                 ex.flush(pulled.peer(whose))  # it sees what it wrote there itself
-            by = None if ring is None else rings.engine(ex, ring)
-            reads, writes = flights.engines(ex, kind, offset) if kind else (by, by)
+            by = None if ring is None else rings.unit(ex, ring)
+            reads, writes = flights.units(ex, kind, offset) if kind else (by, by)
             for view, mode, remote, when in accesses:
                 if when is None or when(ex):
                     view.record(ex, mode, whose if remote else None, reads if mode == "read" else writes)

@@ -32,7 +32,7 @@ FILLS, READS = ("acquire", "commit"), ("wait", "release")
 
 
 @dataclass
-class Engine:
+class AsyncUnit:
     """Who performs one asynchronous copy, in the place of an executor where accesses are recorded."""
 
     machine: Machine
@@ -53,7 +53,7 @@ class Ring:
     def __init__(self, block: Block, number: int):
         made = block.machine.prepared
         self.number, self.depth = number, made.program.schedule.rings[number].depth
-        self.offset = made.engines.get(number)
+        self.offset = made.units.get(number)
         self.now = 0  # copies issued so far
         self.full: dict[int, Any] = {}  # round → what its commit releases
         self.empty: dict[int, Any] = {}
@@ -96,7 +96,7 @@ class Ring:
         else:
             self.held[side].remove(n)
 
-    def touched(self, ex: Executor | Engine, storage: Storage, key: Any, mode: str, site: Site) -> None:
+    def touched(self, ex: Executor | AsyncUnit, storage: Storage, key: Any, mode: str, site: Site) -> None:
         """A stage is touched between the tokens of its round."""
         side = READS if mode == "read" else FILLS
         held, (first, end) = self.held[side], stages_of(key)
@@ -135,11 +135,11 @@ def unread(machine: Machine) -> None:
                 machine.report.add(Finding("schedule", text, Where(site.what, site.loc, block.rank.number, block.shown)))
 
 
-def engine(ex: Executor, number: int) -> Engine:
+def unit(ex: Executor, number: int) -> AsyncUnit:
     """Who performs the copy that ``ex`` issues into a ring now."""
     ring = of(ex.block, number)
     ring.now += 1
-    return Engine(ex.machine, ex.root + ring.offset, ring.now, ex.vc.copy(), ex.name)
+    return AsyncUnit(ex.machine, ex.root + ring.offset, ring.now, ex.vc.copy(), ex.name)
 
 
 def start(ex: Executor, number: int, move: Callable[[], None]) -> None:
@@ -227,7 +227,7 @@ def race(machine: Machine, found: Race) -> tuple[str, str] | None:
     ring = storage.ring
     if ring is None:
         places = [(int(events.who[e]) - machine.first) % made.executors for e in (found.event, found.other)]
-        flying = [r for r, offset in made.engines.items() if offset in places]
+        flying = [r for r, offset in made.units.items() if offset in places]
         apart = events.said[found.event][0][:2] != events.said[found.other][0][:2]
         if not flying or mode == "read" and (apart or found.too_early):  # what it did not await says more
             return None

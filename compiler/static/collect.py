@@ -432,7 +432,7 @@ class Collector(Reading):
             self.found.peers += [Peer(rank, ranks, "device", "team", where) for rank in (lowest, highest)]
         if op.name in ("assert", "team"):
             self.conds += [c for c in (self.cond(call.args[0]),) if c.kind != "true"]
-        self._meet(op, reach, everyone=call.attrs is None or "team" not in call.attrs)
+        self._meet(op, call, reach, everyone=call.attrs is None or "team" not in call.attrs)
 
     def _counter(self, region: Any) -> tuple[Memory, list[Poly]]:
         return self.memories[region.source], [self.term(r.min) for r in region.region]
@@ -442,10 +442,10 @@ class Collector(Reading):
         self.found.signals.append(Signal(memory, index, self.term(amount), op, at, owner, reach))
 
     # -- what orders blocks and ranks -----------------------------------------------------------------------------
-    def _meet(self, op: Any, reach: str, everyone: bool) -> None:
+    def _meet(self, op: Any, call: Any, reach: str, everyone: bool) -> None:
         """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, a team's meeting too, none is
         known."""
-        if not op.acquires or (op.name == "barrier" and reach == "block"):
+        if not op.acquires(call):
             return
         alone = self.loops or self.terms.nest or self.endless or self.executors or self._under_a_condition()
         straight = everyone and not alone
@@ -482,9 +482,7 @@ def _acquires(body: Any) -> bool:
 
     def look(call: Any) -> None:
         op = find(call)
-        if op is None or not op.acquires:
-            return
-        if op.name != "barrier" or str(call.attrs["reach"]) != "block":
+        if op is not None and op.acquires(call):
             found.append(call)
 
     structural_walk(body, (ir.Call, look))

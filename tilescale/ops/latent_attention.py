@@ -51,12 +51,12 @@ class Half(NamedTuple):
     p: Any
     #: the score from which exponents count, before this tile and with it; how much what was summed before shrinks by it, and by the
     #: other's; the exponentials' sum
-    was: Any
-    top: Any
+    prev_max: Any
+    row_max: Any
     shrink: Any
-    heard: Any
+    peer_scale: Any
     total: Any
-    #: for the other half, in shared memory: ``top``, ``shrink``, the whole sum
+    #: for the other half, in shared memory: ``row_max``, ``shrink``, the whole sum
     most: Any
     fall: Any
     sums: Any
@@ -81,20 +81,20 @@ def hide(s, at, length):
 @T.macro
 def rise(h, before, factor):
     """From which score exponents count, and how much what was summed before shrinks by it."""
-    T.copy(before.most, h.was)
-    T.reduce_max(h.s, h.top, dim=1)
+    T.copy(before.most, h.prev_max)
+    T.reduce_max(h.s, h.row_max, dim=1)
     for i in T.Parallel(h.s.shape[0]):
-        h.top[i] = T.if_then_else((h.top[i] - h.was[i]) * factor > SLACK, h.top[i], h.was[i])
-        h.shrink[i] = T.__exp2((h.was[i] - h.top[i]) * factor)
-        h.total[i] *= h.shrink[i] * h.heard[i]
+        h.row_max[i] = T.if_then_else((h.row_max[i] - h.prev_max[i]) * factor > SLACK, h.row_max[i], h.prev_max[i])
+        h.shrink[i] = T.__exp2((h.prev_max[i] - h.row_max[i]) * factor)
+        h.total[i] *= h.shrink[i] * h.peer_scale[i]
         h.fall[i] = h.shrink[i]
-        h.most[i] = h.top[i]
+        h.most[i] = h.row_max[i]
 
 
 @T.macro
 def weigh(h, factor):
     for i, j in T.Parallel(*h.s.shape):
-        h.s[i, j] = T.__exp2(h.s[i, j] * factor - h.top[i] * factor)
+        h.s[i, j] = T.__exp2(h.s[i, j] * factor - h.row_max[i] * factor)
     T.copy(h.s, h.w)
     T.copy(h.w, h.p)
 
@@ -138,7 +138,7 @@ def decode(
                     T.copy(Q[b, group * BH, latent - n * kept], h.q[n])
                 T.clear(h.o)
                 T.clear(h.total)
-                T.fill(h.heard, 1.0)
+                T.fill(h.peer_scale, 1.0)
             T.barrier()
             for t in T.Pipelined(rounds, num_stages=1):
                 now = 2 * (first + t) * BN
@@ -158,13 +158,13 @@ def decode(
                 weigh(one, factor)
                 shrink(one.o, one.shrink)
                 T.gemm(one.w, one.kv[0], one.o, policy=alone)
-                T.copy(one.fall, two.heard)
+                T.copy(one.fall, two.peer_scale)
                 rise(two, one, factor)
-                shrink(two.o, two.heard)
+                shrink(two.o, two.peer_scale)
                 T.gemm(one.p, one.kv[1], two.o, policy=alone)
-                T.copy(two.fall, one.heard)
-                shrink(one.o, one.heard)
-                T.copy(two.most, two.top)  # so that exponentials stand behind the product
+                T.copy(two.fall, one.peer_scale)
+                shrink(one.o, one.peer_scale)
+                T.copy(two.most, two.row_max)  # so that exponentials stand behind the product
                 weigh(two, factor)
                 shrink(two.o, two.shrink)
                 T.gemm(two.p, two.kv[0], one.o, policy=alone)
@@ -173,7 +173,7 @@ def decode(
                     T.reduce_sum(h.s, h.total, dim=1, clear=False)
             for h in halves:
                 for i in T.Parallel(BH):
-                    h.sums[i] = h.total[i] * (one.heard[i] if h is one else 1.0)
+                    h.sums[i] = h.total[i] * (one.peer_scale[i] if h is one else 1.0)
             for i in T.Parallel(BH):  # nothing for a sequence without tokens
                 one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
             for k in range(2):

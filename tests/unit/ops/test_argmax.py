@@ -231,3 +231,28 @@ def test_no_single_iteration_of_a_nest_has_a_line():
 
     with refused(TileSyntaxError, "T.argmax of a tile in T.Parallel, whose iterations are of elements"):
         kernel.trace()
+
+
+@pytest.mark.parametrize("scale", ["block", "warpgroup", "warp"])
+def test_a_tile_that_was_looked_through_is_written_again(scale: str):
+    """Threads of an executor have met in between, and the emulator knows it of several who read one element."""
+    each = {"block": 1, "warpgroup": 2, "warp": 8}[scale]
+
+    @T.prim_func
+    def kernel(A: T.Tensor((3, each, 2, 20), "float32"), V: T.Tensor((3, each, 2, 3), "float32"), I: T.Tensor((3, each, 2, 3), "int32")):
+        with T.Kernel(1, threads=256), T.Scale(scale) as (n, _):
+            a, v, i = T.alloc_shared((2, 20), "float32"), T.alloc_shared((2, 3), "float32"), T.alloc_shared((2, 3), "int32")
+            for k in T.serial(3):
+                T.copy(A[k, n, 0:2, 0:20], a)
+                T.topk(a, v, i, 3)
+                for r, c in T.Parallel(2, 20):
+                    a[r, c] = 0 - a[r, c]
+                T.topk(a, v, i, 3)
+                T.copy(v, V[k, n, 0:2, 0:3])
+                T.copy(i, I[k, n, 0:2, 0:3])
+
+    a = emulated.data((3, each, 2, 20), "float32")
+    for target in ("sim", "sm_80", "sm_90a"):
+        got = run(kernel, {"A": a, "V": emulated.empty((3, each, 2, 3), "float32"), "I": emulated.empty((3, each, 2, 3), "int32")}, target)
+        values, indices = picks(-a, 3, 3)
+        assert got["V"].tobytes() == values.tobytes() and (got["I"] == indices).all()

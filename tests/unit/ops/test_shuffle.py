@@ -236,3 +236,25 @@ def test_nvcc_takes_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
     for kernel in (shuffles("bfloat16"), shuffles("int8"), shuffles("float64"), halves()):
         compiled(kernel, "sm_80")
+
+
+@pytest.mark.parametrize("writer, found", [(3, False), (40, True)])
+def test_several_readers_of_a_warp_have_met_their_warp_alone(writer: int, found: bool):
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((4,), "int32")
+            T.fill(s, 1)
+            T.sync_threads()
+            with T.Scale("thread") as (t, n):
+                if t < 32:
+                    A[t] = s[0]
+                T.sync_warp()
+                if t == writer:
+                    s[0] = 2
+
+    if found:
+        with pytest.raises(emulator.EmulationError, match="race in"):
+            agree(kernel, {"A": empty((64,), "int32")})
+    else:
+        agree(kernel, {"A": empty((64,), "int32")})

@@ -63,7 +63,7 @@ class Barrier:
 class Load:
     """A copy under way: its bytes and where each goes. ``own``: it was issued by the block that it goes to."""
 
-    engines: Any
+    units: Any
     own: bool
     handed: Any
     barrier: Barrier
@@ -73,8 +73,8 @@ class Load:
     def arrive(self) -> None:
         """A copy's bytes are there. Those that another block sent may come before this block has announced them, though not once its phase
         expects nothing else."""
-        self.engines.arena.data[self.cells] = self.data
-        self.engines.arena.unfenced[self.cells] = -1
+        self.units.arena.data[self.cells] = self.data
+        self.units.arena.unfenced[self.cells] = -1
         barrier = self.barrier
         barrier.release(self.handed)
         barrier.bytes -= self.data.size
@@ -129,10 +129,10 @@ class Group:
     committed: list[list[Product]] = field(default_factory=list)
 
 
-class Engines:
+class AsyncUnits:
     """Those of one block. ``cluster``: of all its blocks, by rank; one list, which they share."""
 
-    def __init__(self, interleaving: Interleaving, cluster: list[Engines] | None = None):
+    def __init__(self, interleaving: Interleaving, cluster: list[AsyncUnits] | None = None):
         self.interleaving, self.draw = interleaving, interleaving.draw
         self.cluster = [self] if cluster is None else cluster
         self.arena: Any = None
@@ -151,7 +151,7 @@ class Engines:
     def yields(self, ready: Callable[[], bool] | None = None) -> None:
         self.interleaving.yields(ready)
 
-    def peer(self, rank: int) -> Engines:
+    def peer(self, rank: int) -> AsyncUnits:
         """The engines of another block of the cluster, which has begun and not ended."""
         if not 0 <= rank < len(self.cluster):
             raise EmulationError(f"block {rank} of a cluster of {len(self.cluster)}")
@@ -164,7 +164,7 @@ class Engines:
         """The block is over."""
         self.ended = True
         self.copies.finish()
-        if any(x.engines is self for x in self.interleaving.loads):
+        if any(x.units is self for x in self.interleaving.loads):
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
@@ -193,7 +193,7 @@ class Engines:
         cells = tmap.cells(to)
         self.overwritten(cells)
         for other in self.interleaving.loads:
-            if other.engines is self and overlap(cells, other.cells):
+            if other.units is self and overlap(cells, other.cells):
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
@@ -322,11 +322,11 @@ def barrier_init(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads initialise a barrier")
     n, owner = int(one(m, count)), int(np.flatnonzero(m)[0]) + b.first
-    b.engines.barriers[byte(m, where)] = Barrier(n, n, owner, b.moments.now()[owner])
+    b.units.barriers[byte(m, where)] = Barrier(n, n, owner, b.moments.now()[owner])
 
 
 def fence_init(b: Any, m: Any) -> None:
-    for made in b.engines.barriers.values():
+    for made in b.units.barriers.values():
         made.fenced |= bool(np.isin(made.owner - b.first, np.flatnonzero(m)))
 
 
@@ -342,37 +342,37 @@ def usable(b: Any, m: Any, made: Barrier) -> Barrier:
 def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads expect a stage's bytes")
-    made = usable(b, m, b.engines.barrier(byte(m, where)))
+    made = usable(b, m, b.units.barrier(byte(m, where)))
     made.pending -= 1
     made.bytes += int(one(m, count))
     if made.pending < 0:
         raise EmulationError("more arrivals than a phase expects")
     made.settle()
-    b.engines.yields()
+    b.units.yields()
 
 
 def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
-    made, p = usable(b, m, b.engines.barrier(byte(m, where))), int(one(m, parity))
-    b.engines.yields(lambda: made.phases & 1 != p)
+    made, p = usable(b, m, b.units.barrier(byte(m, where))), int(one(m, parity))
+    b.units.yields(lambda: made.phases & 1 != p)
     if b.clocks is not None and made.over is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, made.over)
 
 
 def barrier_arrive(b: Any, m: Any, where: Any) -> None:
     """One arrival of each thread."""
-    made = b.engines.barrier(byte(m, where))
+    made = b.units.barrier(byte(m, where))
     made.release(b.clocks.release(np.flatnonzero(m) + b.first))
     made.pending -= int(m.sum())
     if made.pending < 0:
         raise EmulationError("more arrivals than a phase expects")
     made.settle()
-    b.engines.yields()
+    b.units.yields()
 
 
 def barrier_expect_tx(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads expect bytes")
-    b.engines.barrier(byte(m, where)).bytes += int(one(m, count))
+    b.units.barrier(byte(m, where)).bytes += int(one(m, count))
 
 
 def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
@@ -380,7 +380,7 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
     synced(b, warps)
-    made = usable(b, m, b.engines.barrier(byte(m, where)))
+    made = usable(b, m, b.units.barrier(byte(m, where)))
     for _ in range(0 if not one(m, when) else int(warps.all(1).sum())):
         arrived(made, b)
 
@@ -396,24 +396,24 @@ def arrived(made: Barrier, b: Any) -> None:
     if made.pending < 0:
         raise EmulationError("more arrivals than a phase expects")
     made.settle()
-    b.engines.yields()
+    b.units.yields()
 
 
 def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
     b.late_enough(m)
-    looked, own = b.engines.arena.looked, slice(b.first // WARP, -(-(b.first + len(m)) // WARP))
+    looked, own = b.units.arena.looked, slice(b.first // WARP, -(-(b.first + len(m)) // WARP))
     if looked is not None and looked[own, tmap.cells(byte(m, to))].any():
         raise EmulationError("TMA writes what threads of the block have read, and they have made no proxy fence since")
     at, handed = [int(one(m, c)) for c in coordinates], None
     if b.clocks is not None:  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
-        who, arena, cells = np.flatnonzero(m), b.engines.arena, tmap.cells(byte(m, to))
+        who, arena, cells = np.flatnonzero(m), b.units.arena, tmap.cells(byte(m, to))
         b.touch(arena, cells, np.full(cells.shape, who[0]), True)
         arena.unfenced[cells] = -1
         handed = b.clocks.release(who + b.first)
-    b.engines.load(byte(m, to), tmap, b.engines.barrier(byte(m, where)), at, handed=handed)
-    b.engines.yields()
+    b.units.load(byte(m, to), tmap, b.units.barrier(byte(m, where)), at, handed=handed)
+    b.units.yields()
 
 
 def storing(reduce: str) -> Callable[..., None]:
@@ -429,31 +429,31 @@ def storing(reduce: str) -> Callable[..., None]:
             seen.add((start, *where))
             cells = tmap.cells(start)
             b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
-            b.engines.store(start, tmap, where, who, reduce)
-        b.engines.yields()
+            b.units.store(start, tmap, where, who, reduce)
+        b.units.yields()
 
     return tma_store
 
 
 def bulk_commit(b: Any, m: Any) -> None:
     for who in np.flatnonzero(m):
-        b.engines.commit_stores(int(who))
+        b.units.commit_stores(int(who))
 
 
 def bulk_wait(pending: int, complete: bool) -> Callable[..., None]:
     def run(b: Any, m: Any) -> None:
         for who in np.flatnonzero(m):
-            b.engines.await_stores(int(who), pending, complete)
+            b.units.await_stores(int(who), pending, complete)
 
     return run
 
 
 def fence_proxy(b: Any, m: Any) -> None:
-    unfenced = b.engines.arena.unfenced
+    unfenced = b.units.arena.unfenced
     fences = np.zeros(len(b.everyone) + 1, bool)  # the last one is of cells that nobody wrote: -1
     fences[np.flatnonzero(m) + b.first] = True
     unfenced[fences[unfenced]] = -1
-    if (looked := b.engines.arena.looked) is not None:
+    if (looked := b.units.arena.looked) is not None:
         whole = np.flatnonzero(m[: len(m) // WARP * WARP].reshape(-1, WARP).all(1))
         looked[whole + b.first // WARP] = False
 
@@ -492,7 +492,7 @@ def product(name: str) -> Callable[..., None]:
                 left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index))
             else:
                 left = (int(one(mine, a)), 64, trans[0] == "1")
-            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b))
+            b.units.issue(g, d.memory.data, base, n, Product(key, left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b))
 
     return run
 
@@ -516,7 +516,7 @@ def sparse_product(name: str) -> Callable[..., None]:
             left, right = (int(one(mine, a)), 64, trans[0] == "1"), (int(one(mine, bb)), n, trans[1] == "1")
             made = Product((id(d.memory), g, base), left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b)
             made.places = lambda words=words: kept_places(words(), size, pair)
-            b.engines.issue(g, d.memory.data, base, n, made)
+            b.units.issue(g, d.memory.data, base, n, made)
 
     return run
 
@@ -533,20 +533,20 @@ def kept_places(words: Any, size: int, pair: int) -> Any:
 
 def copy(size: int) -> Callable[..., None]:
     def run(b: Any, m: Any, to: Any, source: Any, count: Any = size) -> None:
-        b.engines.arena = to.memory.arena
-        b.engines.copies.issue(b, m, size, to, source, count)
+        b.units.arena = to.memory.arena
+        b.units.copies.issue(b, m, size, to, source, count)
 
     return run
 
 
 def fence(b: Any, m: Any) -> None:
     for g in _groups(b, m):
-        b.engines.group(g).fenced = True
+        b.units.group(g).fenced = True
 
 
 def commit(b: Any, m: Any) -> None:
     for g in _groups(b, m):
-        group = b.engines.group(g)
+        group = b.units.group(g)
         group.committed.append(group.open)
         group.open = []
 
@@ -554,7 +554,7 @@ def commit(b: Any, m: Any) -> None:
 def waited(pending: int) -> Callable[..., None]:
     def run(b: Any, m: Any) -> None:
         for g in _groups(b, m):
-            b.engines.wait(g, pending)
+            b.units.wait(g, pending)
 
     return run
 
@@ -575,7 +575,7 @@ def find(name: str) -> Callable[..., Any] | None:
     if plain == "ts::cp_async":
         return copy(int(number))
     if plain == "ts::cp_async_wait":
-        return lambda b, m: b.engines.copies.wait(b, m, int(number))
+        return lambda b, m: b.units.copies.wait(b, m, int(number))
     if plain in ("ts::bulk_wait", "ts::bulk_wait_read"):
         return bulk_wait(int(number), plain == "ts::bulk_wait")
     if plain.startswith("ts::tma_reduce_"):
@@ -583,7 +583,7 @@ def find(name: str) -> Callable[..., Any] | None:
     if plain == "ts::wgmma_wait":
         return waited(int(number.partition(",")[0]))
     plain_ones: dict[str, Callable[..., Any]] = {
-        "ts::cp_async_commit": lambda b, m: b.engines.copies.commit(m),
+        "ts::cp_async_commit": lambda b, m: b.units.copies.commit(m),
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,

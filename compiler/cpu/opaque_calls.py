@@ -38,9 +38,9 @@ def _holds_let(e: Any) -> bool:
     return bool(found)
 
 
-def veil() -> Any:
+def hide_from_analysis() -> Any:
     """The pass that hides them: the integer of a conversion behind a reinterpretation as itself, which is no instruction and stays; a
-    condition with a Let behind an operation of its own, until ``unveil``."""
+    condition with a Let behind an operation of its own, until ``show_again``."""
 
     def call(node: Any, mutator: Any) -> Any:
         made = mutator.default_mutate(node)
@@ -60,7 +60,7 @@ def veil() -> Any:
         tvm_ffi.structural_walk(func.body, (tirx.Cast, lambda c: found.append(c) if _odd(c) else None))
         return func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)])) if found else func
 
-    return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.veil")
+    return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.hide_from_analysis")
 
 
 _REINTERPRET = tirx.reinterpret("int32", tirx.Var("x", "float32")).op
@@ -74,7 +74,7 @@ def _zero(e: Any) -> bool:
 _NUMBERS = (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
 
 
-def unveil() -> Any:
+def show_again() -> Any:
     """The pass that shows the conditions again, and of hidden integers those that turned out to be 0."""
 
     def call(node: Any, mutator: Any) -> Any:
@@ -91,4 +91,4 @@ def unveil() -> Any:
         tvm_ffi.structural_walk(func.body, (ir.Call, lambda c: found.append(c) if _called(c, CHOSEN) or _zero(c) else None))
         return func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)])) if found else func
 
-    return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.unveil")
+    return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.show_again")
