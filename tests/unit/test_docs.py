@@ -10,7 +10,7 @@ import pytest
 
 DOCS = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
 COLUMNS, WORDS = 110, 40
-_ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
+_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
