@@ -15,7 +15,7 @@ from tilescale.errors import TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
-#: The runtime's contract (docs/ARCHITECTURE.md): kinds of parameters, rules of extents, flags of a kernel.
+#: The runtime's contract (docs/RUNTIME.md): kinds of parameters, rules of extents, flags of a kernel.
 KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4}
 SIGNAL_KEPT = 5
 EQUALS, DEFINES, SAME, UNCHECKED, DEFINES_MULTIPLE = 0, 1, 2, 3, 4

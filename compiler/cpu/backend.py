@@ -14,7 +14,7 @@ from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.residency import waits_for_blocks
 
-#: flags of a kernel (docs/ARCHITECTURE.md, "The runtime's contract")
+#: flags of a kernel (docs/RUNTIME.md, "The runtime's contract")
 WAITS, DEVICE, UNORDERED, CLUSTER, INSTRUMENTED, LOCAL = 1, 2, 4, 8, 16, 32
 
 

@@ -1,7 +1,7 @@
 """The small C runtime: threads, fibers, waits, launches, symmetric memory of the CPU target; launches of the
 CUDA target.
 
-``make_kernel`` turns a compiled kernel into a function; ``docs/ARCHITECTURE.md`` says what kernels may call.
+``make_kernel`` turns a compiled kernel into a function; ``docs/RUNTIME.md`` says what kernels may call.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str
     """A launcher for the compiled kernel in the shared object ``path``: a ``tvm_ffi.Function`` that takes
     tensors and scalars.
 
-    ``desc`` and ``sites`` are docs/ARCHITECTURE.md's, "The runtime's contract". Lines ``param|NAME|||`` at
+    ``desc`` and ``sites`` are docs/RUNTIME.md's, "The runtime's contract". Lines ``param|NAME|||`` at
     the end of ``sites`` name the parameters in order, for reports. ``name`` is the kernel's; constants in
     parentheses after it, as in ``gemm(BM=64)``, let ranks that launched different constants be told so.
 

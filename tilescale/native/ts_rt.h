@@ -1,4 +1,4 @@
-/* The CPU runtime's shared declarations. docs/ARCHITECTURE.md, "The runtime's contract", says what kernels may rely on.
+/* The CPU runtime's shared declarations. docs/RUNTIME.md, "The runtime's contract", says what kernels may rely on.
  *
  * Who owns what:
  *   report.c    messages of failures, prints, the event log
