@@ -24,12 +24,10 @@ class Team:
     rank: int
     slot: int
     calls: int = 0  # collective calls so far
-    dropped: deque[Allocation] = field(
-        default_factory=deque, repr=False
-    )  # since the last call; finalizers append
-    stamped: list[Allocation] = field(
-        default_factory=list, repr=False
-    )  # dropped here, perhaps not everywhere
+    # Since the last call; finalizers append.
+    dropped: deque[Allocation] = field(default_factory=deque, repr=False)
+    # Dropped here, perhaps not everywhere.
+    stamped: list[Allocation] = field(default_factory=list, repr=False)
     freed: list[Allocation] = field(default_factory=list, repr=False)  # decided in the last call
 
     @property

@@ -363,9 +363,8 @@ def absent(me: World) -> set[int]:
             continue
         pid = int(entry.name)
         try:
-            environ = (
-                b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-            )  # empty where it has ended and nobody has taken note
+            # Empty where it has ended and nobody has taken note.
+            environ = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
             parents[pid] = int(_stat(pid)[1])
             if mark in environ:
                 numbers[pid] = int(environ.partition(mark)[2].partition(b"\0")[0])

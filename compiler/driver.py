@@ -67,9 +67,8 @@ def compile_program(
     """
     with _lock:
         lowered = lower(program, target, instrument=instrument)
-        static.require(
-            program, world=world
-        )  # behind the refusals of the passes, which say the same of constants, and before the code
+        # Behind the refusals of the passes, which say the same of constants, and before the code.
+        static.require(program, world=world)
         made = backend(target)
         number = _own_fingerprint(program) if fingerprint is None else fingerprint
         artifact = made.describe(lowered, instrument=instrument, fingerprint=number)

@@ -54,9 +54,8 @@ def kernel(batch, heads, S, D, causal=False, BM=64, BN=64, dtype="float32"):
                 for i, j in T.Parallel(BM, BN):
                     s[i, j] = T.__exp2((s[i, j] - top[i]) * scale)
                 for i in T.Parallel(BM):
-                    before[i] = T.__exp2(
-                        (before[i] - top[i]) * scale
-                    )  # how much what was summed so far shrinks
+                    # How much what was summed so far shrinks.
+                    before[i] = T.__exp2((before[i] - top[i]) * scale)
                     total[i] *= before[i]
                 T.reduce_sum(s, total, dim=1, clear=False)
                 for i, j in T.Parallel(BM, D):

@@ -46,9 +46,8 @@ def puts(N, world, block=1024):
                     )
                 if bx == 0:
                     for source in T.serial(n):
-                        T.wait(
-                            arrived[source], tiles
-                        )  # acquires all tiles of the source: G is whole when block 0 ends
+                        # Acquires all tiles of the source: G is whole when block 0 ends.
+                        T.wait(arrived[source], tiles)
 
     return put_gather
 

@@ -63,9 +63,8 @@ def combine(tokens, topk, D, world, blocks=16):
                     peer = (rank + 1 + step) % n
                     for s in T.serial(b, rows[peer], step=blocks):
                         T.copy(answers[peer, s, 0:D], back[rank, s, 0:D], dst=peer)
-                    T.signal(
-                        returned[rank], dst=peer
-                    )  # releases all that this block put to the peer; each block counts once
+                    # Releases all that this block put to the peer; each block counts once.
+                    T.signal(returned[rank], dst=peer)
                 for source in T.serial(n):
                     T.wait(returned[source], blocks)  # acquires all answers from this source
                 for t in T.serial(b, tokens, step=blocks):
@@ -107,9 +106,8 @@ def run(tokens, D, local=2, topk=2, seed=0, launches=1):
     for launch in range(launches):
         x = common.randn(tokens, D, seed=seed + launch, rank=rank)
         weights = common.randn(experts, D, D, seed=seed + launch + 1000, scale=D**-0.5)
-        liked = common.randn(
-            1, experts, seed=seed + launch + 2000, scale=2
-        )  # some experts are liked by all: uneven counts
+        # Some experts are liked by all: uneven counts.
+        liked = common.randn(1, experts, seed=seed + launch + 2000, scale=2)
         logits = common.randn(tokens, experts, seed=seed + launch + 3000, rank=rank) + liked
         gate, expert, (token, start, counts, owner, place) = route(logits, topk, world)
         for t in (inbox, back, y, answers):

@@ -45,19 +45,16 @@ def kernel(heads, S, D, world, causal=False, BM=64):
                     slot = step % 2
                     owner = (rank + n - step) % n  # whose keys these are
                     if step > 0:
-                        T.wait(
-                            arrived[step, h], tiles
-                        )  # acquires this head's keys and values, which the left rank's blocks put
+                        # Acquires this head's keys and values, which the left rank's blocks put.
+                        T.wait(arrived[step, h], tiles)
                     if step + 1 < n:
                         if step > 0:
-                            T.wait(
-                                free[step - 1, h], tiles
-                            )  # acquires the right rank's other slot: all its readers are done
+                            # Acquires the right rank's other slot: all its readers are done.
+                            T.wait(free[step - 1, h], tiles)
                         piece = KV[slot, 0:2, h, bx * BM : (bx + 1) * BM, 0:D]
                         there = KV[1 - slot, 0:2, h, bx * BM : (bx + 1) * BM, 0:D]
-                        T.copy(
-                            piece, there, dst=(rank + 1) % n, signal=arrived[step + 1, h]
-                        )  # releases a piece to the right rank
+                        # Releases a piece to the right rank.
+                        T.copy(piece, there, dst=(rank + 1) % n, signal=arrived[step + 1, h])
                     visible = (
                         T.if_then_else(owner > rank, 0, T.if_then_else(owner == rank, bx + 1, tiles))
                         if causal
@@ -84,9 +81,8 @@ def kernel(heads, S, D, world, causal=False, BM=64):
                         for i, j in T.Parallel(BM, D):
                             o[i, j] *= before[i]
                         T.gemm(s, v, o)
-                    T.signal(
-                        free[step, h], dst=(rank + n - 1) % n
-                    )  # releases this slot to the left rank: read, and passed on
+                    # Releases this slot to the left rank: read, and passed on.
+                    T.signal(free[step, h], dst=(rank + n - 1) % n)
             for i, j in T.Parallel(BM, D):
                 o[i, j] /= total[i]
             T.copy(o, O[h, bx * BM, 0])

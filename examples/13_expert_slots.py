@@ -73,9 +73,8 @@ def run(tokens, D, local=2, topk=2, seed=0, launches=1):
     for launch in range(launches):
         x = common.randn(tokens, D, seed=seed + launch, rank=rank)
         weights = common.randn(local * world, D, D, seed=seed + launch + 1000, scale=D**-0.5)
-        liked = common.randn(
-            1, local * world, seed=seed + launch + 2000, scale=2
-        )  # some experts are liked by all
+        # Some experts are liked by all.
+        liked = common.randn(1, local * world, seed=seed + launch + 2000, scale=2)
         logits = common.randn(tokens, local * world, seed=seed + launch + 3000, rank=rank) + liked
         gate, expert = logits.softmax(-1).topk(topk)
         owner, which = ((expert // local).to(torch.int32), (expert % local).to(torch.int32))

@@ -19,9 +19,8 @@ class Timeline:
     first_product: list[float]
     last_product: list[float]
     last_put: list[float]
-    early_products: list[
-        float
-    ]  # the share of a rank's products that began before the last put of all ranks ended
+    # The share of a rank's products that began before the last put of all ranks ended.
+    early_products: list[float]
     sent: list[list[int]]
 
     @property

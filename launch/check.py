@@ -208,9 +208,8 @@ class Check:
         sys.meta_path.insert(0, watch)
         self.hook, threading.excepthook = threading.excepthook, self._thread_ended
         broken: sim.Broken | None = None
-        interrupts = signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a shell's background jobs begin with interrupts ignored
+        # A shell's background jobs begin with interrupts ignored.
+        interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             with personas.sleeping():
                 endings = self.world.run(self._rank)

@@ -149,9 +149,8 @@ class Persona:
         for name in list(sys.modules):
             if self._is_own(name):
                 self.modules[name] = sys.modules.pop(name)
-                locks.pop(
-                    name, None
-                )  # a module that waits in its import is no reason for other ranks to wait for theirs
+                # A module that waits in its import is no reason for other ranks to wait for theirs.
+                locks.pop(name, None)
         for name, (state, _, _) in _RANDOMS.items():
             if _draws(name):
                 self.randoms[name] = state()

@@ -150,15 +150,12 @@ class _Merging:
 
         self.timeline = Timeline(name, Traffic(count), "µs")
         self.start, self.threads = start, threads
-        self.open: dict[tuple[int, int, int], list[dict[str, Any]]] = defaultdict(
-            list
-        )  # (rank, block, site) → its begun operations
-        self.busy: dict[tuple[int, int], list[float]] = defaultdict(
-            list
-        )  # (rank, block) → until when each of its threads is
-        self.signals: dict[tuple[int, str], list[tuple[float, tuple[int, int, float]]]] = defaultdict(
-            list
-        )  # (rank, counter) → when, who
+        # (rank, block, site) → its begun operations.
+        self.open: dict[tuple[int, int, int], list[dict[str, Any]]] = defaultdict(list)
+        # (rank, block) → until when each of its threads is.
+        self.busy: dict[tuple[int, int], list[float]] = defaultdict(list)
+        # (rank, counter) → when, who.
+        self.signals: dict[tuple[int, str], list[tuple[float, tuple[int, int, float]]]] = defaultdict(list)
 
     def of(self, events: list[tuple[int, dict[str, Any]]]) -> Timeline:
         waits = []

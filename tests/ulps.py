@@ -24,9 +24,10 @@ def ulps(a: Any, b: Any) -> Any:
         return np.abs(a.astype(np.float64) - b.astype(np.float64))
     nan_a, nan_b = (np.isnan(x.astype(np.float64)) for x in (a, b))
     x, y = _ordinal(a), _ordinal(b)
+    # No overflow.
     apart = np.where(
         (x < 0) == (y < 0), np.abs(x - y).astype(np.float64), np.abs(x).astype(np.float64) + np.abs(y)
-    )  # no overflow
+    )
     return np.where(nan_a & nan_b, 0.0, np.where(nan_a | nan_b, np.inf, apart))
 
 

@@ -64,9 +64,8 @@ def _tell_at_exit() -> None:
     def tell() -> None:
         text = native.cuda_failure()
         if text:
-            print(
-                f"tilescale.errors.LaunchError: {failure(text)}", file=sys.stderr
-            )  # as Python would: the launcher repeats it
+            # As Python would: the launcher repeats it.
+            print(f"tilescale.errors.LaunchError: {failure(text)}", file=sys.stderr)
 
     atexit.register(tell)
 

@@ -111,16 +111,14 @@ class Hosts:
         )
         self.starts: list[int] = []  # where memory lies, in order; beside it whose it is
         self.ranges: list[tuple[int, weakref.ref[sim.Twins], int]] = []
-        self.unseen: weakref.WeakKeyDictionary[sim.SimBlock, Any] = (
-            weakref.WeakKeyDictionary()
-        )  # memory that is compared → as it was
+        # Memory that is compared → as it was.
+        self.unseen: weakref.WeakKeyDictionary[sim.SimBlock, Any] = weakref.WeakKeyDictionary()
         self.recent: dict[
             int, dict[Any, tuple[sim.Twins, int, Access]]
         ] = {}  # rank → what its host touched since it last met others
         self.meets: Callable[[Sequence[int]], None] = lambda ranks: None
-        self.stale: set[tuple[int, int]] = (
-            set()
-        )  # (its address, owner): others have written there, so it is not its owner's doing
+        # (its address, owner): others have written there, so it is not its owner's doing.
+        self.stale: set[tuple[int, int]] = set()
 
     # -- order
     # ----------------------------------------------------------------------------------------------------

@@ -376,9 +376,8 @@ def compare(what: str, got: Any, want: Any, rtol: float | None = None, atol: flo
     a, b = as_float64(got), as_float64(want)
     if a.shape != b.shape:
         raise AssertionError(f"{what} has shape {a.shape}, the reference's {b.shape}")
-    whole = (
-        a.dtype.kind in "iub" and b.dtype.kind in "iub" and rtol == atol == 0
-    )  # float64 would not tell large ones apart
+    # Float64 would not tell large ones apart.
+    whole = a.dtype.kind in "iub" and b.dtype.kind in "iub" and rtol == atol == 0
     close = a == b if whole else numpy.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
     if close.all():
         return

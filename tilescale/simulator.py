@@ -169,9 +169,8 @@ class Checking:
     spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
     limit: int = STEPS
     windows: Windows | None = None  # of launches that run overlapped
-    disagreed: list[BaseException] = field(
-        default_factory=list
-    )  # what ranks that waited for one another for ever were told
+    # What ranks that waited for one another for ever were told.
+    disagreed: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.report is None:

@@ -217,9 +217,8 @@ def _readable(code: types.CodeType, scope: dict[str, Any]) -> Iterator[_Text]:
             given = None
         if given:
             yield _Text(_lines(given))
-    by_code = getattr(
-        linecache, "_getlines_from_code", None
-    )  # Python 3.13 keeps what a REPL compiled by code object
+    # Python 3.13 keeps what a REPL compiled by code object.
+    by_code = getattr(linecache, "_getlines_from_code", None)
     lines = by_code(code) if by_code is not None else None
     if lines:
         yield _Text(list(lines))

@@ -137,9 +137,8 @@ def binary(op: str, a: Any, b: Any) -> Any:
         return BINARY[op](a, b)
     if op in ("&", "|", "^"):
         return _operate(op, a, b)
-    a, b = (
-        tirx.Cast("int32", x) if is_expr(x) and str(x.ty) == "bool" else x for x in (a, b)
-    )  # True counts as one, as in Python
+    # True counts as one, as in Python.
+    a, b = (tirx.Cast("int32", x) if is_expr(x) and str(x.ty) == "bool" else x for x in (a, b))
     if op in ("min", "max"):
         return (tirx.min if op == "min" else tirx.max)(a, b)
     if is_expr(a) and is_expr(b) and str(a.ty) != str(b.ty) and {str(a.ty), str(b.ty)} <= _SMALL_FLOATS:

@@ -27,15 +27,17 @@ from tilescale.language.dtypes import canonical
 
 CLOCK = 1.65e9  # hertz under load
 BUSY = 1.25  # how much longer products take where all tensor cores work
+# Seconds of a load that L2 holds, and what memory adds to it where every block reads its own.
 LATENCY, FAR = (
     1.0e-6,
     0.84e-6,
-)  # seconds of a load that L2 holds, and what memory adds to it where every block reads its own
+)
 LATE = 0.24  # of a stage that waits to be released while its products are in flight
+# Read by a launch: below the one L2 holds it, above the other it does not.
 NEAR_BYTES, FAR_BYTES = (
     25e6,
     125e6,
-)  # read by a launch: below the one L2 holds it, above the other it does not
+)
 LAUNCH, TILE = 1.0e-6, 0.6e-6  # seconds of a launch, and of a tile beside its loads and stores
 L2_LANE = 62  # bytes a clock that reach a multiprocessor
 STORE = 64  # bytes a clock that a block's results leave at
@@ -156,9 +158,8 @@ def _together(count: Count, machine: Machine, block: _Block, n: int, busy: float
         one = _round(loop.work, lines, machine, block, count.threads, 1.0 + (BUSY - 1.0) * busy)
         waiting = (latency + one) / (loop.stages - LATE if loop.stages > 1 else 1)
         seconds += loop.entries * loop.rounds * max(n * one, waiting)
-        seconds += (
-            latency if loop.entries <= 1 else latency + (loop.entries - 1) * 0.2 * latency
-        )  # a producer runs ahead across tiles
+        # A producer runs ahead across tiles.
+        seconds += latency if loop.entries <= 1 else latency + (loop.entries - 1) * 0.2 * latency
         outside.add(loop.work, -loop.entries * loop.rounds)
     tiles = max([1.0, *(loop.entries for loop in count.loops)])
     stored = sum(outside.written.values()) / STORE / CLOCK

@@ -224,9 +224,8 @@ def _float_to_int(value: Expr, dst: str) -> Expr:
     one is scalar."""
     width, signed = tvm.DataType(dst).bits, dst.startswith("int")
     low = -(2 ** (width - 1)) if signed else 0
-    top = (
-        2 ** (width - 1) if signed else 2**width
-    )  # the first value above the range: a power of two, so exact in float
+    # The first value above the range: a power of two, so exact in float.
+    top = 2 ** (width - 1) if signed else 2**width
     # x86 converts vectors to int32 and int64 at full speed; narrower ones are cut out of an int32.
     through = dst if width >= 32 else "int32"
     if isinstance(value, tirx.FloatImm):

@@ -177,9 +177,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
         if scope == "local.var" and not self.forks:
             self.header.append(tirx.AllocBuffer(buf))
             return
-        copies = (
-            self.executor_count() if self.forks else 1
-        )  # forked executors live at once, each with its own
+        # Forked executors live at once, each with its own.
+        copies = self.executor_count() if self.forks else 1
         if copies > 1:
             flat: Any = lit(0, "int32")
             for _, index, n in self.executors:
@@ -387,9 +386,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
     @contextlib.contextmanager
     def given(self, condition: Any) -> Iterator[None]:
         """Inside, ``condition`` holds."""
-        never = self.proven(
-            tirx.Not(condition)
-        )  # from there anything follows, also that an index lies outside
+        # From there anything follows, also that an index lies outside.
+        never = self.proven(tirx.Not(condition))
         outer, self.unreachable = self.unreachable, self.unreachable or never
         with (
             contextlib.nullcontext()

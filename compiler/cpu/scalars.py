@@ -158,9 +158,8 @@ class Scalars:
         yes, no = self.scalar(e.args[1]), self.scalar(e.args[2])
         if _speculable(yes) and _speculable(no):
             return tirx.Select(test, yes, no)
-        del (self._hoist or [])[
-            hoisted:
-        ]  # the condition protects these accesses, not a test in front of the nest
+        # The condition protects these accesses, not a test in front of the nest.
+        del (self._hoist or [])[hoisted:]
         with self.given(test):  # type: ignore[attr-defined]
             yes = self.scalar(e.args[1])
         with self.given(tirx.Not(test)):  # type: ignore[attr-defined]
@@ -319,9 +318,8 @@ def _floored(op: Any, a: Any, b: Any) -> Expr:
     if op in (tirx.Div, tirx.Mod):
         return op(a, b)
     rest = tirx.Mod(a, b)
-    below = tirx.And(
-        tirx.NE(rest, zero), (rest ^ b) < zero
-    )  # of unlike signs: the exact quotient lies below the truncated one
+    # Of unlike signs: the exact quotient lies below the truncated one.
+    below = tirx.And(tirx.NE(rest, zero), (rest ^ b) < zero)
     if op is tirx.FloorMod:
         return rest + tirx.Select(below, b, zero)
     return tirx.Div(a, b) - tirx.Select(below, one, zero)

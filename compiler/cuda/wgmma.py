@@ -182,9 +182,8 @@ def awaited(
     """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is
     computed in front of it. ``straight``: what follows reads them in no branch."""
     out = []
-    sums = [
-        t for t in tiles if isinstance(cx.places[t.source], Registers) and bits_of(t.source) == 32
-    ]  # other tiles are operands
+    # Other tiles are operands.
+    sums = [t for t in tiles if isinstance(cx.places[t.source], Registers) and bits_of(t.source) == 32]
     product = max((cx.places[t.source].layout.slots for t in sums), default=0)
     for tile in behind:
         held = cx.places[tile.source]

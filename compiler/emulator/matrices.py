@@ -36,10 +36,11 @@ def _ldmatrix(trans: bool) -> Callable[..., None]:
             raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
         each = 4 // row.memory.size
         rows = load(b, m, row.memory, row.index, 4 * each)
+        # Each lane has so many of each of four matrices.
         lanes, elements = (
             np.flatnonzero(m)[:, None],
             np.arange(4 * each),
-        )  # each lane has so many of each of four matrices
+        )
         beside, below = each * (lanes % 4) + elements % each, lanes % WARP // 4
         line, col = (beside, below) if trans else (below, beside)
         to.memory.data[lanes, to.index[m][:, None] + elements] = rows[

@@ -91,9 +91,8 @@ class Moments:
         """The moment of each thread of the cluster."""
         if not np.array_equal(self.known, self.everyone):
             self.known = self.everyone.copy()
-            begins = np.append(
-                True, (self.known[1:] != self.known[:-1]).any(1)
-            )  # neighbours are mostly at the same stamps
+            # Neighbours are mostly at the same stamps.
+            begins = np.append(True, (self.known[1:] != self.known[:-1]).any(1))
             self.of = (self.count - 1 + begins.cumsum()).astype(np.int32)
             first, self.count = self.count, self.count + int(begins.sum())
             if self.count > self.stamps.shape[1]:
@@ -305,9 +304,8 @@ def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
     who = np.flatnonzero(m)
     if len(who) == len(m):
         found = mem.data[_place(b, m, mem, index, who, lanes, False)]
-        out = (
-            found.copy() if isinstance(mem, Registers) else found
-        )  # a slice of registers would change with them
+        # A slice of registers would change with them.
+        out = found.copy() if isinstance(mem, Registers) else found
     else:
         out = np.zeros((len(m), lanes), mem.data.dtype)
         if len(who):

@@ -174,9 +174,8 @@ class Rewriter(ast.NodeTransformer):
         names = _assigned(n.body)
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
         elements = n.target.elts if isinstance(n.target, (ast.Tuple, ast.List)) else [n.target]
-        plain = len(elements) == len(targets) and all(
-            isinstance(e, ast.Name) for e in elements
-        )  # no (i, (j, k)), no *rest
+        # No (i, (j, k)), no *rest.
+        plain = len(elements) == len(targets) and all(isinstance(e, ast.Name) for e in elements)
         made = self.hook(
             "loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, at=n.iter
         )

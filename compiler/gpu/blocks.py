@@ -59,9 +59,8 @@ class Blocks(State):
             [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3],
             self.program.launch.cluster,
         )
-        across, down = (
-            (0, 1) if order == "row" else (1, 0)
-        )  # the axis along a panel, the one that is cut into panels
+        # The axis along a panel, the one that is cut into panels.
+        across, down = (0, 1) if order == "row" else (1, 0)
         if panel < 2 or grid[2] != 1:
             return []
         # blocks of a cluster stay together: what is ordered is clusters, as high as they are

@@ -59,9 +59,8 @@ class Scalars(State):
                 and e.a.source in self.rounds
                 and int(e.b) & (int(e.b) - 1)
             ):
-                return tirx.truncmod(
-                    a, b
-                )  # a ring's rounds are counted from zero, which the printer does not know
+                # A ring's rounds are counted from zero, which the printer does not know.
+                return tirx.truncmod(a, b)
             return type(e)(a, b)
         if kind == "Cast":
             return tirx.Cast(str(e.ty), self.scalar(e.value))

@@ -71,9 +71,8 @@ def _only_written(body: Any) -> set[Any]:
     )
     structural_walk(body, (ir.TensorLoad, lambda e: count(e, 1)))
     structural_walk(body, (tirx.BufferStore, store))
-    structural_walk(
-        body, (tirx.DeclBuffer, lambda s: structural_walk(s.data, (ir.Var, kept.add)))
-    )  # read under another name
+    # Read under another name.
+    structural_walk(body, (tirx.DeclBuffer, lambda s: structural_walk(s.data, (ir.Var, kept.add))))
     return {b for b in made if loads.get(b, 0) == 0} - kept
 
 

@@ -36,9 +36,8 @@ def is_ours(filename: str) -> bool:
     """Whether a file belongs to TileScale, TVM or Python rather than to the user (whose notebook cells have
     names in <…> too)."""
     if filename.startswith(("<frozen", "<string", "<__array")):
-        return not source_text.is_known(
-            filename
-        )  # of `python -c`, whose functions are called <string> as what Python makes itself
+        # Of `python -c`, whose functions are called <string> as what Python makes itself.
+        return not source_text.is_known(filename)
     if filename.startswith(OURS):
         return True
     return filename.startswith(_STDLIB) and "-packages/" not in filename

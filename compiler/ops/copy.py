@@ -106,9 +106,8 @@ def copy(
             )
         extra = [counter(signal, "signal").ir(), as_expr(value, "int64")]
     if base.of_iterations() and not side and all(constant(e) == 1 for r in (frm, to) for e in r.extents):
-        to.buffer.store(
-            tuple(to.mins), frm.buffer[tuple(frm.mins)]
-        )  # an element of each: an assignment, as in TileLang
+        # An element of each: an assignment, as in TileLang.
+        to.buffer.store(tuple(to.mins), frm.buffer[tuple(frm.mins)])
         return
     words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
     if side:

@@ -98,10 +98,11 @@ class AwaitProducts(TileOp):
     def effects(self, call: Any) -> list[Access]:
         count = int(call.attrs["tiles"])
         made = [Access(tile, mode) for tile in call.args[:count] for mode in ("read", "write")]
+        # Until here they must stay as they are.
         return [
             *made,
             *(Access(o, "read") for o in call.args[count:]),
-        ]  # until here they must stay as they are
+        ]
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights

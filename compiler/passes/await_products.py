@@ -161,9 +161,8 @@ class _Awaiting:
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
-        by = {
-            self.alone.get(f.result) for f in done
-        }  # what other warpgroups compute beside their products says nothing
+        # What other warpgroups compute beside their products says nothing.
+        by = {self.alone.get(f.result) for f in done}
         others = {b for b, first in self.alone.items() if by.isdisjoint((first, None))}
         beside = [] if flying else [whole(b) for b in _beside(since, others)[: None if self.alone else 1]]
         parts = self._apart(done)

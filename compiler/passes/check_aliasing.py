@@ -31,9 +31,8 @@ def check_aliasing(program: Any) -> Any:
         if op is not None and op.plain:
             calls.append((op, c))
 
-    structural_walk(
-        program.func.body, (ir.Call, note)
-    )  # raised behind the walk: an error of a callback would come out as TVM's
+    # Raised behind the walk: an error of a callback would come out as TVM's.
+    structural_walk(program.func.body, (ir.Call, note))
     for op, call in calls:
         accesses = op.effects(call)
         for w in (a for a in accesses if a.mode == "write"):

@@ -182,6 +182,5 @@ class _Shares:
         for rank, n in zip(self.ranks, self.dims, strict=True):
             if n > 1:
                 own, stride = own + rank * stride, stride * n
-        return (
-            own if str(call.args[0].value) == "cta_cluster" else own * call
-        )  # of another scale: it depends on all of them
+        # Of another scale: it depends on all of them.
+        return own if str(call.args[0].value) == "cta_cluster" else own * call

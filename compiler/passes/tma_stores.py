@@ -86,9 +86,8 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
     if s in staged:
         to = _ends(s.value)[1]
         others = [x for x in writers[to.source] if not x.same_as(s) and x in staged]
-        free = name_of(s) == "atomic" or all(
-            _apart(to, _ends(x.value)[1]) for x in others
-        )  # updates may come in any order
+        # Updates may come in any order.
+        free = name_of(s) == "atomic" or all(_apart(to, _ends(x.value)[1]) for x in others)
         return [
             *([] if free else [await_stores(whole(staged[s]), s.span, complete=True)]),
             *_parts(s.value, staged[s]),
@@ -207,10 +206,11 @@ def _staging(call: Any, tiles: dict[Any, Any], room: int) -> Any:
     None where it has no place."""
     src, dst = _ends(call)
     rows, cols = (int(e) for e in src.source.ty.shape)
+    # Parts of an update would wait for one another in a loop.
     kind, whole_rows = (
         element_dtype(dst.source),
         call.op.name == "ts.atomic",
-    )  # parts of an update would wait for one another in a loop
+    )
     for (high, wide, dtype), tile in tiles.items():
         if (high, dtype) == (rows, kind) and cols % wide == 0 and (wide == cols or not whole_rows):
             return tile

@@ -47,9 +47,8 @@ def _early_release(machine: Machine, found: Race) -> Hint | None:
     for sent in reversed(machine.signals.get(other, [])):
         if last is not None and (sent.when < last.when or not _in_front(last.loc, sent.loc)):
             return None
-        told = (sent.counter, sent.home) in acquired and not behind - {
-            sent.counter
-        }  # else another one tells of the access
+        # Else another one tells of the access.
+        told = (sent.counter, sent.home) in acquired and not behind - {sent.counter}
         if sent.when <= found.other and told and _in_front(sent.loc, loc):
             text = (
                 f"the signal of {sent.counter} at line {sent.loc.line} behind line {loc.line}: it is "
@@ -132,9 +131,8 @@ def barrier(machine: Machine, scale: str, found: Race) -> Fix | None:
     wide: tuple[str, ...] = (
         ("device", "team") if scale == "device" else ("device", "team", "grid", "cta_cluster")
     )
-    wide += ("some ranks",) * (
-        site.number in machine.prepared.team_of
-    )  # outside of a team its meeting lacks some
+    # Outside of a team its meeting lacks some.
+    wide += ("some ranks",) * (site.number in machine.prepared.team_of)
     met = machine.met.get(int(machine.events.who[found.event]), set())
     between = any(kind in wide and _in_front(other.loc, at) and _in_front(at, loc) for kind, at in met)
     return Fix("behind" if between else "before", loc, f'with T.Scale("{scale}"):\n    T.barrier()')

@@ -123,10 +123,11 @@ class Executor:
     ):
         self.machine, self.number, self.block, self.rank = machine, number, block, block.rank
         self.path = path
+        # A block's first executor, and the own place among those of the same scales.
         self.root, self.linear = (
             number,
             0,
-        )  # a block's first executor, and the own place among those of the same scales
+        )
         self.name = (block.rank.number, block.shown, path)
         self.v: list[Any] = []
         self.mem: list[Any] = []

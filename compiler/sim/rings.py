@@ -187,9 +187,8 @@ def commit(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None
     ring.expect(ex, "commit", n, site)
     clock = ex.release()
     if ring.offset is not None:
-        clock[ex.root + ring.offset] = (
-            ring.now
-        )  # who awaits this round comes behind all copies issued so far, and behind their issuer
+        # Who awaits this round comes behind all copies issued so far, and behind their issuer.
+        clock[ex.root + ring.offset] = ring.now
     ring.full[n] = clock
     ring.flying[n], ring.issued = ring.issued, []
     ring.wake(ex.machine)

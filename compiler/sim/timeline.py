@@ -185,9 +185,8 @@ def chrome(timelines: Iterable[Timeline], *, apart: float = 0) -> dict[str, Any]
                     "pid": rank,
                     "tid": thread,
                 }
-                events.append(
-                    {**event, "bp": "e"} if phase == "f" else event
-                )  # bound to the wait around it, not to what follows
+                # Bound to the wait around it, not to what follows.
+                events.append({**event, "bp": "e"} if phase == "f" else event)
         events += _flight(timeline, shift)
         offset = max(offset, timeline.end + shift + apart)
     return {"traceEvents": [*_names(threads), *events], "displayTimeUnit": "ns", "otherData": {"unit": unit}}

@@ -88,9 +88,8 @@ def _pair(judge: Judge, nest: Nest, a: Access, b: Access) -> Verdict:
     one, two = element(judge, a), element(judge, b)
     same = [equals(x, t.replace(y, by)) for x, y in zip(one, two, strict=True)]
     conds = list(dict.fromkeys([*a.at.conds, *(t.replace_cond(c, by) for c in b.at.conds)]))
-    conds.append(
-        inside(one, [ONE] * len(one), a.memory.shape)
-    )  # outside, a tensor's elements are dropped, and a tile's are another fault
+    # Outside, a tensor's elements are dropped, and a tile's are another fault.
+    conds.append(inside(one, [ONE] * len(one), a.memory.shape))
 
     def proven() -> bool:
         known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)

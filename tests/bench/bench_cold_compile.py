@@ -68,9 +68,8 @@ def samples(compiler: str, count: int) -> dict[str, Any]:
     held: list[dict[str, Any]] = []
     for _ in range(count):
         with tempfile.TemporaryDirectory() as cache:
-            built = (
-                native.library_path().parent
-            )  # the runtime is built once a machine, and not what is measured
+            # The runtime is built once a machine, and not what is measured.
+            built = native.library_path().parent
             Path(cache, "native").symlink_to(built)
             root = str(Path(__file__).resolve().parents[2])
             env = os.environ | {"TILESCALE_CUDA_COMPILER": compiler, "TILESCALE_CACHE_DIR": cache}

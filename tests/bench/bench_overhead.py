@@ -95,9 +95,8 @@ def seconds(tmp_path: Path, clean_env: dict[str, str]) -> Callable[..., float]:
             folder = tmp_path / (cache or f"empty{k}")
             folder.mkdir(exist_ok=True)
             if native.exists() and not (folder / "native").exists():
-                (folder / "native").symlink_to(
-                    native
-                )  # the runtime is built once a machine, not once a kernel
+                # The runtime is built once a machine, not once a kernel.
+                (folder / "native").symlink_to(native)
             environ = {
                 **clean_env,
                 "TILESCALE_CACHE_DIR": str(folder),

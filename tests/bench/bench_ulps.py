@@ -81,10 +81,11 @@ def test_ulps(monkeypatch: pytest.MonkeyPatch) -> None:
     def normal(*shape: int) -> Any:
         return draw.standard_normal(shape).astype(np.float32)
 
+    # Of one sign: a sum that cancels has no last place to speak of.
     a, b = (
         np.abs(normal(100, 80)),
         np.abs(normal(80, 70)),
-    )  # of one sign: a sum that cancels has no last place to speak of
+    )
     figures["02_gemm"] = between(
         example("02").kernel.get_tir(70, 80), {"A": a, "B": b, "C": np.zeros((100, 70), np.float32)}, "C"
     )

@@ -129,9 +129,8 @@ class Peer:
 
 
 def main() -> None:
-    answers = os.fdopen(
-        os.dup(1), "w"
-    )  # the channel is ours alone: what anybody prints goes to standard error
+    # The channel is ours alone: what anybody prints goes to standard error.
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer = Peer()
     for line in sys.stdin:

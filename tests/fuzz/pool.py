@@ -109,9 +109,8 @@ def run_seeds(
     """All seeds on ``jobs`` processes, or as many as ``minutes`` allow; ``show`` hears of each as it is
     done."""
     if ranks > 1:
-        importlib.import_module(
-            "torch"
-        )  # once, here: each group of ranks would load it anew, within its time limit
+        # Once, here: each group of ranks would load it anew, within its time limit.
+        importlib.import_module("torch")
     start, done = time.monotonic(), Summary()
     waiting = [list(seeds[k : k + PORTION]) for k in range(0, len(seeds), PORTION)][::-1]
     sel = selectors.DefaultSelector()

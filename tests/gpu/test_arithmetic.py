@@ -189,9 +189,8 @@ def test_fast_functions():
     got = run(kernel, {"X": x, "Y": np.zeros((n, m), "float32")})["Y"]
     for k, name in enumerate(names):
         want = numerics.function(name, [x], "float32").astype(np.float64)
-        over = (
-            np.abs(got[k] - want) - FAST[name](x.astype(np.float64), want) - ulp(want)
-        )  # one more for the rounding of `want`
+        # One more for the rounding of `want`.
+        over = np.abs(got[k] - want) - FAST[name](x.astype(np.float64), want) - ulp(want)
         worst = int(over.argmax())
         assert over[worst] <= 0, f"{name}({x[worst]}) = {got[k][worst]}, not {want[worst]}"
 

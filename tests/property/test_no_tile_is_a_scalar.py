@@ -20,7 +20,22 @@ from tilescale.compiler.builder import state as bld
 from tilescale.errors import TileError
 
 #: parameters that take tiles, counters or barriers, by name; and those of single words
-TILES = {"src", "dst", "buffer", "out", "A", "B", "C", "A_sparse", "E", "counter_", "barrier", "tile"}
+TILES = {
+    "src",
+    "values",
+    "indices",
+    "dst",
+    "buffer",
+    "out",
+    "A",
+    "B",
+    "C",
+    "A_sparse",
+    "E",
+    "counter_",
+    "barrier",
+    "tile",
+}
 OF_WORDS = {
     "any_of": {"conditions"},
     "all_of": {"conditions"},
@@ -103,6 +118,7 @@ class Things:
         self.shared, self.half = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
         self.fragment, self.row = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
         self.ints, self.int_row = T.alloc_fragment((64, 64), "int32"), T.alloc_fragment((64,), "int32")
+        self.best, self.best_index = T.alloc_fragment((64, 1), "float32"), T.alloc_fragment((64, 1), "int32")
         self.places = T.alloc_fragment((64, 8), "uint8")
         self.barrier = T.alloc_barrier(1)
         self.tensor, self.counters, self.symmetric, self.number = A, S, P, n
@@ -130,6 +146,8 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "copy": {"operands": (t.symmetric[0, :, :], t.symmetric[1, :, :]), "dst": 0, "signal": t.counters[0]},
         "gemm_sp": {"A_sparse": t.half[:, 0:32], "E": t.places, "B": t.half, "C": t.fragment},
         "gemm": {"A": t.half, "B": t.half, "C": t.fragment},
+        **{word: {"src": t.fragment, "values": t.row, "indices": t.int_row} for word in ("argmax", "argmin")},
+        "topk": {"src": t.fragment, "values": t.best, "indices": t.best_index, "k": 1},
         "cumsum": {"src": t.shared},
         "cummax": {"src": t.shared},
         "fill": {"buffer": t.shared, "value": t.scalar},

@@ -189,9 +189,8 @@ def test_where_ranks_are_forked(
         monkeypatch.setenv(name, value)
     assert fork.is_possible(Program("script", str(tmp_path / "main.py"))) is possible
     assert not fork.is_possible(Program("executable", "echo"))
-    assert not fork.is_possible(
-        Program("script", str(tmp_path))
-    )  # a folder with a __main__.py: Python's own business
+    # A folder with a __main__.py: Python's own business.
+    assert not fork.is_possible(Program("script", str(tmp_path)))
 
 
 def test_a_process_with_threads_is_not_forked(tmp_path: Path):

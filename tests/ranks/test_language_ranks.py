@@ -33,9 +33,8 @@ def test_puts_gets_and_signals_of_every_kind():
         with T.Kernel(2, threads=64) as b:
             with T.Scale("device") as rank, num:
                 nxt, prev = (rank + 1) % num, (rank + num - 1) % num
-                T.copy(
-                    A[b * 4 : b * 4 + 4, 0:16], S[0, b * 4, 0], dst=nxt, signal=s[b]
-                )  # a put with its signal
+                # A put with its signal.
+                T.copy(A[b * 4 : b * 4 + 4, 0:16], S[0, b * 4, 0], dst=nxt, signal=s[b])
                 T.wait(s[b])
                 T.copy(S[0, b * 4, 0], C[0, b * 4 : b * 4 + 4, 0:16])
                 t = T.alloc_shared((4, 16), "float32")

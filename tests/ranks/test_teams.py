@@ -55,9 +55,8 @@ def failing(make: Any, n: int, message: str) -> None:
         comm.init()
         x = comm.zeros((4,), "int32")
         if comm.rank() == 3:
-            time.sleep(
-                0.7
-            )  # its own wait, for the launch's end, begins later and is not the first to last too long
+            # Its own wait, for the launch's end, begins later and is not the first to last too long.
+            time.sleep(0.7)
         made(x, comm.rank())
 
     with pytest.raises(RanksFailed, match=message):
@@ -103,9 +102,8 @@ def test_who_does_not_come_to_a_teams_barrier_is_named():
         comm.init()
         x = comm.zeros((4,), "int32")
         if comm.rank() == 3:
-            time.sleep(
-                0.7
-            )  # its own wait, for the launch's end, begins later and is not the first to last too long
+            # Its own wait, for the launch's end, begins later and is not the first to last too long.
+            time.sleep(0.7)
         made(x, comm.rank())
 
     with pytest.raises(

@@ -78,9 +78,8 @@ def test_the_choice_outlives_the_process(latencies: dict[str, float]):
     latencies["block=8"], latencies["block=4"] = 5.0, 0.5
     again = tilescale.autotune(copy_factory(), configs=BLOCKS)(32)
     assert again.config == {"block": 8} and again.latency == 1.0 and latencies["calls"] == 3
-    assert tilescale.autotune(copy_factory(), configs=BLOCKS[:2])(32).config == {
-        "block": 4
-    }  # another list, another search
+    # Another list, another search.
+    assert tilescale.autotune(copy_factory(), configs=BLOCKS[:2])(32).config == {"block": 4}
 
 
 def test_a_damaged_choice_is_searched_again(latencies: dict[str, float], cache: Path):

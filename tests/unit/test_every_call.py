@@ -238,9 +238,8 @@ PAIRS: dict[str, dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_words_change_what_comes_out(name: str):
-    nothing = {"tilescale.jit": {"pass_configs"}}.get(
-        name, set()
-    )  # is told in the log, as docs/LANGUAGE.md says
+    # Is told in the log, as docs/LANGUAGE.md says.
+    nothing = {"tilescale.jit": {"pass_configs"}}.get(name, set())
     assert {*PAIRS[name], *nothing} == {p for p in inspect.signature(PUBLIC[name]).parameters if p != "self"}
     for parameter, (first, second) in PAIRS[name].items():
         assert str(Said(first)) != str(Said(second)), f"{parameter} of {name} changes nothing"

@@ -216,9 +216,8 @@ def test_recursion_and_cycles_end():
     a.x, b.x = b, a
     assert digest(a)
     one = Plain(1)
-    assert digest((one, one)) != digest(
-        (one, Plain(1))
-    )  # sharing shows: what is done to one is done to the other
+    # Sharing shows: what is done to one is done to the other.
+    assert digest((one, one)) != digest((one, Plain(1)))
 
 
 def test_what_has_no_value_is_refused_by_name():

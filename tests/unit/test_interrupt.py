@@ -21,9 +21,8 @@ from tilescale import native
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TILESCALE_NUM_THREADS", request.param)
     native.configure()
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # jobs in a shell's background begin with it ignored
+    # Jobs in a shell's background begin with it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
     monkeypatch.undo()

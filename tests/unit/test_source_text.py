@@ -49,9 +49,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def edit(text: str) -> Path:
         path = tmp_path / f"{name}.py"
         path.write_text(HEAD + text)
-        os.utime(
-            path, (time.time() + 10 * next(count),) * 2
-        )  # whatever the clock's grain, the file is another one
+        # Whatever the clock's grain, the file is another one.
+        os.utime(path, (time.time() + 10 * next(count),) * 2)
         importlib.invalidate_caches()
         return path
 
@@ -165,9 +164,8 @@ def test_an_annotation_edited_between_import_and_decoration(write: Any, bits: st
     module = write.load()
     with refused(TileSyntaxError, f"{path} changed since it was imported", write="reload the module"):
         module.twice.compile()
-    os.utime(
-        path, (time.time() + 100,) * 2
-    )  # else Python itself takes the .pyc of this second for the edited file's
+    # Else Python itself takes the .pyc of this second for the edited file's.
+    os.utime(path, (time.time() + 100,) * 2)
     module = importlib.reload(module)
     assert f"float{bits}" in module.twice.compile().get_kernel_source("tile")
 

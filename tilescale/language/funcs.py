@@ -105,9 +105,8 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
                     except ValueError:
                         continue
             try:
-                given = eval(
-                    given, scope
-                )  # the user's own annotation, postponed by `from __future__ import annotations`
+                # The user's own annotation, postponed by `from __future__ import annotations`.
+                given = eval(given, scope)
             except NameError as error:
                 raise TileSyntaxError(
                     f"the annotation of {name} uses {error.name!r}, which cannot be seen from here",

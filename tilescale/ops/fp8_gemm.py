@@ -113,10 +113,11 @@ def by_block(
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
     count, deep = min(stay or high * wide, high * wide), parts * BLOCK
+    # Blocks of b that a tile's columns are of; sums of a round.
     sides, rounds = (
         range(ceil_div(BN, BLOCK)),
         range(parts),
-    )  # blocks of b that a tile's columns are of; sums of a round
+    )
 
     @T.prim_func
     def fp8_gemm_blocks(

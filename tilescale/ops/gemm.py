@@ -111,9 +111,8 @@ def timed(M: int, N: int, K: int, units: int, trans_a: bool, trans_b: bool) -> t
         )
         time, split = shares(M, N, K, ceil_div(N if swap else M, 64), 128, NARROW, units)
         # as many of a's bytes as of b's: two blocks fetch them together
-        narrow = replace(
-            narrow, stages=max(2, min(8, ceil_div(ceil_div(K, 128), split)))
-        )  # short ones: several blocks beside each other
+        # Short ones: several blocks beside each other.
+        narrow = replace(narrow, stages=max(2, min(8, ceil_div(ceil_div(K, 128), split))))
         pairs = narrow.BM == 64 and swap and not trans_b and split == 1 and ceil_div(N, 64) % 2 == 0
         return time, replace(narrow, split=split, cluster=2 if pairs else 1)
     found: list[tuple[float, Config]] = []
@@ -369,9 +368,8 @@ def run(
     if cluster > 1 and (stream or blocks % cluster):
         raise TileValueError(f"{how}", expected="cluster=1, or blocks in whole clusters, without stream")
     if stream:
-        blocks = min(
-            blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK)
-        )  # a step for each, however few rows
+        # A step for each, however few rows.
+        blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))
         partial = torch.empty(
             blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device
         )
@@ -505,10 +503,11 @@ def _cases() -> tuple[Case, ...]:
         {"M": 150, "N": 72, "K": 1003, "trans_b": True},
         {"M": 130, "N": 30, "K": 136, "trans_b": True, "out": "float32"},
     ]
+    # Fewer steps than a tile has.
     small += [
         {"M": 27, "N": 77, "K": 21},
         {"M": 150, "N": 71, "K": 42, "trans_b": True},
-    ]  # fewer steps than a tile has
+    ]
     small += [{"M": 70, "N": 9, "K": 1001, "bias": True, "activation": "relu"}]
     # few rows or columns that begin anywhere: every order of both operands, whole and in shares
     for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
@@ -613,12 +612,13 @@ def _cases() -> tuple[Case, ...]:
     few = [(16, 8192, 8192), (64, 8192, 8192), (256, 8192, 8192)]
     bench = [{"M": m, "N": n, "K": k} for m, n, k in large]
     bench += [{"M": m, "N": n, "K": k, "trans_b": tb} for m, n, k in few for tb in (False, True)]
+    # Tiles that fill no whole waves.
     waves = [
         (384, 8192, 8192),
         (640, 8192, 8192),
         (1024, 4096, 8192),
         (3000, 3000, 3000),
-    ]  # tiles that fill no whole waves
+    ]
     bench += [
         {"M": m, "N": n, "K": k}
         for m, n, k in (*waves, (128, 2048, 16384), (16, 1024, 16384), (16, 4096, 4096))

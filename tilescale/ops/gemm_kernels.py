@@ -75,9 +75,8 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
             x = acc[i, j] if bias is None else acc[i, j] + bias[col + (i if swap else j)]
             acc[i, j] = activated(x, activation)
     if swap and acc.shape[1] > WHOLE and acc.shape[0] % PART == 0 and str(C.dtype) != "float32":
-        tile = T.alloc_shared(
-            (acc.shape[1], PART + 8), C.dtype
-        )  # eight neighbours of a column lie in all banks
+        # Eight neighbours of a column lie in all banks.
+        tile = T.alloc_shared((acc.shape[1], PART + 8), C.dtype)
         for part in range(0, acc.shape[0], PART):
             for i, j in T.Parallel(PART, acc.shape[1]):
                 tile[j, i] = acc[part + i, j]

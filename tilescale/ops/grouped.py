@@ -58,9 +58,8 @@ def grouped(
             # the group that has come, its first row and first tile, its rows
             group, row, before, size = (T.alloc_var("int32") for _ in range(4))
             size = sizes[0]
-            most = T.min(
-                M, T.ceildiv(M, BM) + G
-            )  # rows of tiles: a group has less than one tile that is not full
+            # Rows of tiles: a group has less than one tile that is not full.
+            most = T.min(M, T.ceildiv(M, BM) + G)
             for tile in T.Persistent(most * wide, blocks, block):
                 while group < G and tile >= before + T.ceildiv(size, BM) * wide:
                     before = before + T.ceildiv(size, BM) * wide

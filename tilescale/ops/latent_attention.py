@@ -141,9 +141,8 @@ def decode(
     and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
     factor, wide, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
-    kept = (
-        KEPT if BN == BH == TILE and wide > KEPT and not page else 0
-    )  # with pages, who copies needs registers
+    # With pages, who copies needs registers.
+    kept = KEPT if BN == BH == TILE and wide > KEPT and not page else 0
     held = (rows, page, width) if page else (batch, rows, width)
     made, made_type = (
         ((batch, heads, latent), dtype) if parts == 1 else ((parts, batch, heads, latent), "float32")
@@ -182,9 +181,8 @@ def decode(
             for t in T.Pipelined(rounds, num_stages=1):
                 now = 2 * (first + t) * BN
                 for k, n in ((0, 2), (1, 2), (0, 0), (0, 1), (1, 1), (1, 0)):  # as their memory is free again
-                    at = T.if_then_else(
-                        now + k * BN < length, now + k * BN, now
-                    )  # behind the last: it again, masked
+                    # Behind the last: it again, masked.
+                    at = T.if_then_else(now + k * BN < length, now + k * BN, now)
                     T.copy(
                         KV[((Table[b, at // page], at % page) if page else (b, at)) + (n * wide,)],
                         halves[k].kv[n],

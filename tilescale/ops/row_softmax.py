@@ -242,9 +242,8 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
         what, how = {"columns": n, "dtype": dtype}, ragged(n, dtype, m, units)
         given = (x.view(m, n), y.view(m, n)) if how is None else (*halves(x), *halves(y), m)
         if (blocks := shared(n, dtype, m, units) if host.has_clusters(x.device) else 1) > 1:
-            most = (
-                n if how is None else n + 16 // x.element_size() - 1
-            )  # a word more, where the row begins within one
+            # A word more, where the row begins within one.
+            most = n if how is None else n + 16 // x.element_size() - 1
             host.launch(
                 softmax_shared_rows,
                 given,

@@ -215,19 +215,15 @@ def shapes(small: bool) -> Iterator[dict[str, Any]]:
         yield from ({"m": m, "n": n} for m, n in ((1, 1), (33, 16), (3, 1100), (2, 4096)))
         yield {"m": 2, "n": 33000}
         yield {"m": 1, "n": 16640, "dtype": "float64"}
-        yield from (
-            {"m": m, "n": n} for m, n in ((3, 1101), (8, 1027), (3, 33001))
-        )  # rows that begin anywhere, whole and in turns
+        # Rows that begin anywhere, whole and in turns.
+        yield from ({"m": m, "n": n} for m, n in ((3, 1101), (8, 1027), (3, 33001)))
         yield from ({"m": 3, "n": 1030, "dtype": d} for d in ("float16", "float8_e4m3fn"))
-        yield from (
-            {"m": 133, "n": n, "dtype": d} for n, d in ((1030, "float16"), (1099, "float8_e4m3fn"))
-        )  # as many as to move in words
-        yield from (
-            {"m": m, "n": n} for m, n in ((2, 9000), (2, 9001), (2, 16411))
-        )  # several blocks to a row
-        yield from (
-            {"m": 1, "n": n} for n in (262144, 262145)
-        )  # turns, where even eight blocks do not hold a row
+        # As many as to move in words.
+        yield from ({"m": 133, "n": n, "dtype": d} for n, d in ((1030, "float16"), (1099, "float8_e4m3fn")))
+        # Several blocks to a row.
+        yield from ({"m": m, "n": n} for m, n in ((2, 9000), (2, 9001), (2, 16411)))
+        # Turns, where even eight blocks do not hold a row.
+        yield from ({"m": 1, "n": n} for n in (262144, 262145))
         yield from ({"m": 1, "n": n, "dtype": d} for n, d in ((17000, "float32"), (9003, "float8_e4m3fn")))
         yield from ({"m": m, "n": 19} for m in (1, 300, 5000))  # four lanes to 32 for a row
         yield from ({"m": m, "n": 56, "dtype": "float32"} for m in (2, 1100))

@@ -158,10 +158,11 @@ def vectors(
                     for u in range(ahead):
                         k = ((bz * turns + t) * ahead + u) * step + (l if along else g) * WORD
                         keep = kept(K, k)
+                        # Each word a name: loaded once, all of them before the first is needed.
                         some, given = (
                             [],
                             [],
-                        )  # each word a name: loaded once, all of them before the first is needed
+                        )
                         for i in range(few):
                             v = (
                                 word(S, S_end, k * few + i * WORD, False)

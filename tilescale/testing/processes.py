@@ -85,9 +85,8 @@ def _child(
     os.environ.setdefault("TILESCALE_HEAP_SIZE", "64M")
     os.environ.update(env)
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(
-            1
-        )  # the parent's OpenMP threads do not exist here, and cores are shared
+        # The parent's OpenMP threads do not exist here, and cores are shared.
+        sys.modules["torch"].set_num_threads(1)
     from tilescale import comm
     from tilescale.comm import bootstrap
 

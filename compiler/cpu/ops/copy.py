@@ -13,9 +13,8 @@ from tilescale.compiler.ir.statements import sequence
 def lower_copy(call: Any, cx: Any) -> Any:
     site = cx.site("copy", cx.name_of(call.args[1]), call, "")
     src, dst = (cx.view(r, reach=call.attrs["reach"], site=site) for r in call.args)
-    return sequence(
-        [] if cx.forward(call.args[1], src) else [move.copy(cx, src, dst)]
-    )  # else products behind it read the tensor itself
+    # Else products behind it read the tensor itself.
+    return sequence([] if cx.forward(call.args[1], src) else [move.copy(cx, src, dst)])
 
 
 @lowers("cpu", "remote_copy")

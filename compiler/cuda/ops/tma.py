@@ -155,9 +155,8 @@ def boxes(
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
     wide, blocks = layout.swizzle * 8 // layout.bits or cols, cx.cluster_size(shared)
     which, parts = part
-    by_columns = (
-        parts == 1 and cols % (wide * blocks) == 0
-    )  # a part is some of the boxes side by side, or of those one below the other
+    # A part is some of the boxes side by side, or of those one below the other.
+    by_columns = parts == 1 and cols % (wide * blocks) == 0
     down = box_rows(rows, 1 if by_columns else blocks * parts)
     high, broad = (rows, cols // blocks) if by_columns else (rows // (blocks * parts), cols)
     own = which if parts > 1 else cx.cluster_rank(shared)

@@ -347,12 +347,12 @@ def tiles_wider_than_their_distance(n, bug):
     ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
-                T.copy(
+                T.copy(  # here
                     A[0 : S if bug else step],
                     inbox[rank * step : rank * step + (S if bug else step)],
                     dst=0,
                     signal=got[0],
-                )  # here
+                )
                 if rank == 0:
                     T.wait(got[0], world)
                     T.copy(inbox[0 : step * n], B)

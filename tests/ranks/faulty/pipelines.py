@@ -112,9 +112,9 @@ def pipelined_slots_given_back_too_early(n, bug):
                 if b == 0:
                     for k in T.serial(4):
                         T.wait(free[0], k - 1)
-                        T.copy(
+                        T.copy(  # here
                             A[k, 0:S, 0:S], slots[k % 2, 0:S, 0:S], dst=(rank + 1) % world, signal=full[0]
-                        )  # here
+                        )
                 else:
                     T.clear(acc)
                     for k in T.Pipelined(4, num_stages=2):

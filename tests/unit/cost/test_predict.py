@@ -67,10 +67,11 @@ def test_spills_and_waves_cost():
         predicted(4096, 4096, 4096, 256, 256, 32, 2, 128).seconds
         > 2 * predicted(4096, 4096, 4096, 128, 256, 32, 2, 256).seconds
     )
+    # 132 blocks, 144 blocks.
     one, two = (
         predicted(128 * 11, 256 * 12, 4096),
         predicted(128 * 12, 256 * 12, 4096),
-    )  # 132 blocks, 144 blocks
+    )
     assert two.seconds > 1.7 * one.seconds
 
 

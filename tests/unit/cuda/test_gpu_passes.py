@@ -47,9 +47,8 @@ def test_copies_walk_memory_in_wide_steps():
     program = scheduled(kernel)
     held = layout_of(program, "f")
     lanes = held.pieces[[p.unit for p in held.pieces].index(8)]
-    assert (
-        held.vector(1) % 8 == 0 and lanes.to == "thread" and lanes.extent >= 8
-    )  # 128 bytes of a row at once
+    # 128 bytes of a row at once.
+    assert held.vector(1) % 8 == 0 and lanes.to == "thread" and lanes.extent >= 8
     assert "uint4" in print_kernel(Lowering(program).run()).text
 
 

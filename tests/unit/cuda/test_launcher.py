@@ -120,9 +120,8 @@ def test_refusals_of_the_driver(seen: dict[str, Any]):
 
 
 def test_calls_that_come_again_are_graphs(seen: dict[str, Any]):
-    got = seen[
-        "graphs"
-    ]  # launches; graphs made, given other arguments, launched, destroyed; whether the last call's arguments arrived
+    # Launches; graphs made, given other arguments, launched, destroyed; whether the last call's arguments arrived.
+    got = seen["graphs"]
     assert got["twice"] == [2, [0, 0, 0, 0], True]
     assert got["often"] == [2, [1, 0, 2, 0], True]
     assert got["other number"] == [1, [0, 1, 1, 0], True]
@@ -205,6 +204,7 @@ def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, A
 def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
     got = seen["team"]
     assert got["first"] == [["enter", 0], ["kernel", 0], ["leave", 0]]
+    # Rank, size, ordered, limit in ns, control words, arenas.
     assert got["view"] == [
         1,
         2,
@@ -213,7 +213,7 @@ def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
         4096,
         True,
         True,
-    ]  # rank, size, ordered, limit in ns, control words, arenas
+    ]
     assert got["counters"] == [1, True], "what is kept is not zeroed"
     assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["enter", 0], ["leave", 0]], (
         "the others wait for this rank all the same"
@@ -243,9 +243,8 @@ def test_a_launch_without_order_only_counts(seen: dict[str, Any]):
 
 
 def test_blocks_that_wait_must_be_resident_together(seen: dict[str, Any]):
-    assert seen["team"]["resident"] == [
-        "ValueError: TS:resident:-1:-1:40:41"
-    ]  # ten multiprocessors, four blocks each
+    # Ten multiprocessors, four blocks each.
+    assert seen["team"]["resident"] == ["ValueError: TS:resident:-1:-1:40:41"]
 
 
 def test_what_a_launch_says_that_failed(seen: dict[str, Any]):

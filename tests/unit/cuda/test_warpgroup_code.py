@@ -178,7 +178,7 @@ def test_a_branch_leaves_another_warpgroups_products_alone():
     beside = second[second.index("m64n64k16_bf16_01") :]
     beside = beside[: beside.index("wgmma_wait")]
     assert "fast_exp2" in beside and "barrier_sync" in beside
-    hears = first[first.index("one_heard[u] = two_fall") :]
+    hears = first[first.index("one_peer_scale[u] = two_fall") :]
     assert hears.index("wgmma_wait<0>") < hears.index("ts::any") < hears.index("m64n64k16_bf16_01")
     assert all(text.count("shuffle_xor") == 4 for text in (first, second)), (
         "sums stay apart until the loop's end"

@@ -53,9 +53,8 @@ def forgotten(path: Path) -> dict[str, set[str]]:
                 for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg)
                 if a is not None
             }
-            checks = [
-                s for s in f.body if ast.unparse(s).startswith("require_bools(")
-            ]  # to look at a word is not to use it
+            # To look at a word is not to use it.
+            checks = [s for s in f.body if ast.unparse(s).startswith("require_bools(")]
             used = {n.id for s in f.body if s not in checks for n in ast.walk(s) if isinstance(n, ast.Name)}
             if hasattr(T, node.name) and not node.name.startswith("_") and names - used - {"self"}:
                 found[node.name] = names - used - {"self"}

@@ -110,13 +110,14 @@ def check(
     ):
         for name, want in zip(names, (values, indices), strict=True):
             want = np.ascontiguousarray(want.reshape(got[name].shape))
+            # -0.0 and NaN too, to the bit.
             assert np.asarray(got[name]).tobytes() == want.tobytes(), (
                 target,
                 dtype,
                 name,
                 got[name],
                 want,
-            )  # -0.0 and NaN too, to the bit
+            )
 
 
 def hard(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:

@@ -73,9 +73,8 @@ def test_where_lanes_come_from():
         max(k - 1, k // 8 * 8) if k % 8 else k for k in range(32)
     ]
     assert taken_from("down", lanes, 8, 32).tolist() == [k + 8 if k < 24 else k for k in range(32)]
-    assert taken_from("xor", lanes, 8, 8).tolist() == [
-        k ^ 8 if k & 8 else k for k in range(32)
-    ]  # earlier groups can be reached
+    # Earlier groups can be reached.
+    assert taken_from("xor", lanes, 8, 8).tolist() == [k ^ 8 if k & 8 else k for k in range(32)]
     assert taken_from("from", lanes, 9, 8).tolist() == [k // 8 * 8 + 1 for k in range(32)]
 
 

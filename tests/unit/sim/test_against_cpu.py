@@ -103,9 +103,8 @@ def test_products(dtype: str, acc: str, transposed: bool):
         assert (sim["C"] == cpu["C"]).all()
         return
     wide = [x.astype(np.float64) for x in (a, b.T if transposed else b, c, sim["C"], cpu["C"])]
-    summed = (
-        48 * 2.0**-24 * (np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2]))
-    )  # of a float32 sum in any order
+    # Of a float32 sum in any order.
+    summed = 48 * 2.0**-24 * (np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2]))
     rounded = float(ml_dtypes.finfo(c.dtype).eps) * np.abs(wide[3])
     assert (np.abs(wide[3] - wide[4]) <= summed + rounded).all()
 

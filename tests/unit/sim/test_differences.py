@@ -173,9 +173,8 @@ def test_a_named_product_of_a_converted_index():
                 )
 
     done = launch(main, 1, {"C": zeros(8, 4)})
-    assert done.report.kinds <= {
-        "race"
-    }  # three blocks write the same elements; what is asked here is that it compiles
+    # Three blocks write the same elements; what is asked here is that it compiles.
+    assert done.report.kinds <= {"race"}
     run(main)
 
 

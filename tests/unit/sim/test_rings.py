@@ -45,9 +45,8 @@ def test_a_stage_that_is_read_before_it_is_full():
     for name in ("wait dropped", "wait one round early", "commit before the last copy"):
         text = one(fault(name), "race", "of ring 0 is read before it is full", "T.copy", "T.gemm")
         assert "wait in front of its first reader" in text
-    text = one(
-        fault("wait dropped", ahead=True), "race", "is read before it is full"
-    )  # one role: its own copy is in flight
+    # One role: its own copy is in flight.
+    text = one(fault("wait dropped", ahead=True), "race", "is read before it is full")
     assert "rank 0, block 0" in text
 
 

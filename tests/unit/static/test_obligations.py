@@ -309,9 +309,8 @@ def test_waits_are_counted():
     nobody = the(ring(lambda r, n: n - 1), "wait", REFUTED, ranks=4)
     assert nobody.counterexample.values["rank"] == 0
     assert the(ring(lambda r, n: (r + 1) % n, lambda n: n), "wait", REFUTED, ranks=2)
-    assert not check(ring(lambda r, n: (r + 1) % n, lambda n: n)).of(
-        REFUTED
-    )  # one rank alone gets what it sends
+    # One rank alone gets what it sends.
+    assert not check(ring(lambda r, n: (r + 1) % n, lambda n: n)).of(REFUTED)
 
 
 def test_two_writers_of_one_region():
