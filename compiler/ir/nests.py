@@ -34,8 +34,10 @@ class Nest:
     node: Any
     #: which operation it stands for; T.Parallel for the author's own
     what: str = "T.Parallel"
-    #: an iteration may run only once: its values come from what it does to memory, or it reads what it writes
+    #: an iteration may run only once: its values come from what it does to memory
     alone: bool = False
+    #: it writes memory that it reads: who has its results in registers must have run it before anybody else
+    rereads: bool = False
     #: which thread runs which iteration, where the author fixed it (layout/asked.py)
     layout: str = ""
     #: the most neighbours that one access to memory may take, where the author bounds them
@@ -45,6 +47,9 @@ class Nest:
     def __post_init__(self) -> None:
         self.accesses = list(accesses(self.body))
         self.alone = self.alone or _takes_results(self.body)
+        memory = [a for a in self.accesses if not a.buffer.ty.storage_scope.startswith("local")]
+        read, written = ({a.buffer for a in memory if (a.mode == "read") is reads} for reads in (True, False))
+        self.rereads = bool(read & written)
 
     @property
     def is_static(self) -> bool:

@@ -260,7 +260,7 @@ def choose(
             fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")
             if isinstance(fits, str):
                 bad.append((a, fits))
-            elif nest.alone and a.mode != "read" and loop.fragment.copies != (0,):
+            elif (nest.alone or nest.rereads) and a.mode != "read" and loop.fragment.copies != (0,):
                 bad.append((a, "an iteration runs once, and more threads have a copy of the element"))
         if found[0] is None or len(bad) < len(found[1]):
             found = loop, bad
