@@ -148,10 +148,16 @@ class LoopNest:
 
     def __iter__(self) -> Iterator[Any]:
         raise TileSyntaxError(
-            f"T.{self.kind} is used outside a `for` of a kernel",
+            f"{self.word} is used outside a `for` of a kernel",
             loc=source.current(),
-            hint=f"for i in T.{self.kind}(…):",
+            hint=f"for i in {self.word}(…): in a kernel, or in a helper under @T.macro",
         )
+
+    @property
+    def word(self) -> str:
+        """As the author writes it."""
+        titled = self.kind in ("parallel", "pipelined", "persistent")
+        return f"T.{self.kind.capitalize() if titled else self.kind}"
 
     def trace(self, targets: tuple[str, ...]) -> Iterator[Any]:
         b = bld.current()
@@ -185,8 +191,7 @@ class LoopNest:
         """
         if len(targets) > 1 and len(targets) != count:
             names = [*targets, *(f"i{k}" for k in range(len(targets), count))][:count]
-            titled = self.kind in ("parallel", "pipelined", "persistent")
-            what = f"T.{self.kind.capitalize() if titled else self.kind}"
+            what = self.word
             indices = "1 index" if count == 1 else f"{count} indices"
             raise TileSyntaxError(
                 f"{what} has {indices}, and {len(targets)} names take {'it' if count == 1 else 'them'}: "

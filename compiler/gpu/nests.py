@@ -364,8 +364,8 @@ class NestLowering(State):
         return sequence([*binds, body])
 
     def _body(self, nest: Nest) -> Any:
-        """The body of an iteration; by one of the threads that hold it where it may run only once, or where the
-        others would read what it writes."""
+        """The body of an iteration; by one of the threads that hold it where it may run only once, or where
+        the others would read what it writes."""
         copied = self.loop is not None and self.loop.fragment.copies != (0,)
         if not nest.alone and not (nest.rereads and copied):
             return self.stmt(nest.body)

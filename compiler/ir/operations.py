@@ -68,8 +68,8 @@ class TileOp:
     #: it does what its effects say and nothing else, with no order among its elements: it may change places
     #: with whatever its effects leave alone, and what it writes lies apart from what it reads
     plain: ClassVar[bool] = False
-    #: of a plain one: where it writes all that it reads, each element is read in its place before it is
-    #: written
+    #: of a plain one: where a region that it writes is one that it reads, each element is read in its place
+    #: before it is written
     in_place: ClassVar[bool] = False
     #: it folds its first operand into the second by ``attrs["op"]``, along ``attrs["axis"]``, counted from
     #: the back

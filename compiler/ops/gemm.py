@@ -60,7 +60,8 @@ def check_operands(a: str, b: str, c: str, what: str, loc: Any) -> None:
         raise TileTypeError(
             f"{what} of {a} by {b} into {c}",
             loc=loc,
-            expected="equal floating operands into float32 (float64 into float64), 8-bit integers into int32",
+            expected="equal floating operands, or two of float8, into float32 or a 16-bit float of theirs "
+            "(float64 into float64), 8-bit integers or int32 into int32",
         )
 
 

@@ -36,7 +36,7 @@ def check_aliasing(program: Any) -> Any:
     for op, call in calls:
         accesses = op.effects(call)
         for w in (a for a in accesses if a.mode == "write"):
-            for r in (a for a in accesses if a.mode == "read" and a.region is not w.region):
+            for r in (a for a in accesses if a.mode == "read" and not a.region.same_as(w.region)):
                 if w.owner is None and r.owner is None and shared(r.region, w.region, op.in_place):
                     raise _refusal(w.region.source.name, op.written(call), op.in_place, loc_of(call.span))
     return program

@@ -283,7 +283,7 @@ def test_operations_that_meet_are_refused_in_a_parallel_loop():
             for i in list(T.Parallel(4)):
                 A[i] = 0
 
-    with refused(TileSyntaxError, "T.parallel is used outside a `for`", at="list(T.Parallel(4))"):
+    with refused(TileSyntaxError, "T.Parallel is used outside a `for`", at="list(T.Parallel(4))"):
         not_looped.trace()
 
 
