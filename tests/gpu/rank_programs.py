@@ -153,7 +153,7 @@ def told_early(ring: Ring) -> int:
         tilescale.cuda.synchronize()
     except tilescale.errors.LaunchError as error:
         print(
-            f"after {'less' if time.monotonic() - began < 10 else 'more'} than 10 s: {error.message}",
+            f"after {'less' if time.monotonic() - began < 60 else 'more'} than 60 s: {error.message}",
             flush=True,
         )
     return 0
