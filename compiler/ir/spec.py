@@ -189,25 +189,45 @@ KINDS = (
 )
 
 
+class Verifier:
+    """Checks a program behind each pass. The rules of single nodes are asked once a level of each node: what
+    a pass leaves as it is has been judged."""
+
+    def __init__(self) -> None:
+        # node by address; the nodes stay alive with it, so that no other gets the address of one
+        self._judged: dict[str, dict[int, Any]] = {}
+
+    def verify(self, func: Any, level: str, after: str) -> None:
+        """Checks every node of a function against the table.
+
+        Raises:
+            InternalError: names the pass that broke it, the rule and the place.
+        """
+        nodes: list[Any] = []
+        structural_walk(func.body, (KINDS, nodes.append))
+        judged = self._judged.setdefault(level, {})
+        fresh = [n for n in nodes if hash(n) not in judged]
+        for rule in (r for r in RULES if level in r.levels):
+            bad = next((n for n in fresh if isinstance(n, rule.kind) and not rule.holds(n)), None)
+            if bad is not None:
+                place = loc_of(getattr(bad, "span", None))
+                raise InternalError(
+                    f"after {after}: {rule.says} at the {level} level: {str(bad)[:200]}", loc=place
+                )
+        judged |= {hash(n): n for n in fresh}
+        if level != THREAD:
+            _defined_once(func, nodes, level, after)
+        if level == SCHEDULED:
+            _roles_and_rings(func, after)
+
+
 def verify(func: Any, level: str, after: str) -> None:
-    """Checks every node of a function against the table.
+    """Checks every node of a function against the table, once.
 
     Raises:
         InternalError: names the pass that broke it, the rule and the place.
     """
-    nodes: list[Any] = []
-    structural_walk(func.body, (KINDS, nodes.append))
-    for rule in (r for r in RULES if level in r.levels):
-        bad = next((n for n in nodes if isinstance(n, rule.kind) and not rule.holds(n)), None)
-        if bad is not None:
-            place = loc_of(getattr(bad, "span", None))
-            raise InternalError(
-                f"after {after}: {rule.says} at the {level} level: {str(bad)[:200]}", loc=place
-            )
-    if level != THREAD:
-        _defined_once(func, nodes, level, after)
-    if level == SCHEDULED:
-        _roles_and_rings(func, after)
+    Verifier().verify(func, level, after)
 
 
 def _defined_once(func: Any, nodes: list[Any], level: str, after: str) -> None:
@@ -243,14 +263,6 @@ def _roles_and_rings(func: Any, after: str) -> None:
             f"after {after}: {what} at the {SCHEDULED} level", loc=loc_of(getattr(node, "span", None))
         )
 
-    def look(role: str, call: Any) -> None:
-        name = getattr(call.op, "name", "")
-        if name in RING_OPS:
-            tokens.setdefault(int(call.attrs["ring"]), {}).setdefault(name, set()).add(role)
-            counters.setdefault(counter_of(call), set()).add(role)
-        elif (op := REGISTRY.get(name)) is not None and op.fills:
-            tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
-
     for s in regions:
         inner: list[Any] = []
         structural_walk(
@@ -259,7 +271,15 @@ def _roles_and_rings(func: Any, after: str) -> None:
         )
         if inner:
             raise broken("a role region in another one", inner[0])
-        structural_walk(s.body, (ir.Call, lambda c, role=str(s.node.value): look(role, c)))
+        role, calls = str(s.node.value), list[Any]()
+        structural_walk(s.body, (ir.Call, calls.append))
+        for call in calls:
+            name = getattr(call.op, "name", "")
+            if name in RING_OPS:
+                tokens.setdefault(int(call.attrs["ring"]), {}).setdefault(name, set()).add(role)
+                counters.setdefault(counter_of(call), set()).add(role)
+            elif (op := REGISTRY.get(name)) is not None and op.fills:
+                tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
     roles = [str(s.node.value) for s in regions]
     if roles.count("producer") != roles.count("consumer"):
         raise broken("a producer without its consumer", func.body)

@@ -29,7 +29,7 @@ from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.cp_async_rings import copies_ahead
 from tilescale.compiler.passes.remove_unused import remove_unused
-from tilescale.compiler.passes.room import BESIDE, tile_bytes
+from tilescale.compiler.passes.room import BESIDE, WHOLE, tile_bytes
 from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
 from tilescale.compiler.passes.select_wgmma import ROWS, is_narrow, unfit_parts, unfit_product
 from tilescale.compiler.passes.stage_operands import stage_operands
@@ -174,10 +174,13 @@ def _with_roles(program: Any, limit: int) -> Any:
         why = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
         hint = "threads=128, 256 or 384, and tiles of T.gemm that so many threads hold in registers"
         raise Unfit(reason(why, hint) if multiplies else why, loc=program.launch.loc, threads=multiplies)
-    depth = _depth(limit, _scheduled(program, 1))
+    asked = _stages(program.func.body)
+    made = _scheduled(program, asked)
+    depth = _depth(limit, made)
     if depth < 1:
         raise Unfit(reason("its tiles fill shared memory, whole", "smaller tiles in shared memory"))
-    made = _scheduled(program, depth)
+    if depth < asked:
+        made = _scheduled(program, depth)
     if any(r.single for r in made.schedule.rings):
         made = _double_buffered(program, depth, limit) or made
     made = remove_unused(made)  # names that only the producer reads
@@ -190,7 +193,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_readers(made)
     if (refused := annotated.unfit(made)) is not None:
         raise Unfit(refused[0], loc=refused[1])
-    if depth < (asked := _stages(program.func.body)):
+    if depth < asked:
         where = next(r.loc for r in plan.rings if r.asked == asked)
         room = f"no more fit into {limit:,} bytes of shared memory"
         said = f"{program.name} has {depth} stages where {asked} were asked for: {room}"
@@ -198,16 +201,14 @@ def _with_roles(program: Any, limit: int) -> Any:
     return made
 
 
-def _depth(limit: int, one: Any) -> int:
-    """The most stages that fit beside everything else that the block has in shared memory, which is ``one``
-    with a single stage."""
-    sizes = tile_bytes(one.func.body)
-    rings = one.schedule.rings
-    ring = sum(
-        n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single
-    )
-    rest = sum(sizes.values()) - ring
-    return int((limit - rest - BESIDE) // ring) if ring else limit  # no ring wants room
+def _depth(limit: int, made: Any) -> int:
+    """The most stages that every ring of loops can have, beside everything else that the block has in shared
+    memory, by a schedule of any depth."""
+    sizes, rings = tile_bytes(made.func.body), made.schedule.rings
+    staged = {b: rings[n] for b, n in made.schedule.ring_of.items() if b in sizes and not rings[n].single}
+    one = sum(-(-(sizes[b] // r.depth) // WHOLE) * WHOLE for b, r in staged.items())
+    rest = sum(n for b, n in sizes.items() if b not in staged)
+    return int((limit - rest - BESIDE) // one) if one else limit  # no ring wants room
 
 
 def _double_buffered(program: Any, depth: int, limit: int) -> Any | None:

@@ -191,7 +191,8 @@ def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any,
     """
     trace = Trace()
     folder = DUMP.get()
-    spec.verify(program.func, spec.TILE, "trace")
+    verify = spec.Verifier().verify
+    verify(program.func, spec.TILE, "trace")
     program = replace(program, target=target, without=WITHOUT.get())
     shown = _show(trace, program, "trace", 0.0, "", keep, folder)
     fired: list[str] = []
@@ -199,7 +200,7 @@ def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any,
         start, before = time.perf_counter(), program.func.body
         program = step.run(program)
         took = (time.perf_counter() - start) * 1e3
-        spec.verify(program.func, step.level, step.name)
+        verify(program.func, step.level, step.name)
         if (
             step.optional
             and not before.same_as(program.func.body)

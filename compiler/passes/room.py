@@ -8,19 +8,20 @@ from typing import Any
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 
+#: bytes that swizzled tiles are aligned to, and take in whole
+WHOLE = 1024
 #: bytes of shared memory beside the tiles: barriers
 BESIDE = 1024
 
 
 def tile_bytes(body: Any) -> dict[Any, int]:
-    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned
-    to; rows of numbers in less."""
+    """The bytes of each tile in shared memory, in units of ``WHOLE``; rows of numbers in less."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:
         shape = [int(e) for e in s.buffer.ty.shape]
         if s.buffer.ty.storage_scope.startswith("shared"):
-            unit = 1024 if len(shape) > 1 else 128
+            unit = WHOLE if len(shape) > 1 else 128
             sizes[s.buffer] = -(-prod(shape) * bits_of(s.buffer) // 8 // unit) * unit
 
     structural_walk(body, (tirx.AllocBuffer, size))
