@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
@@ -475,7 +475,7 @@ class _Counting:
                 self.operations(s.value, weight, work)
             return
         call = s.value
-        for access in op.effects(call):
+        for access in effects_of(call):
             region = access.region
             if not isinstance(region, ir.TensorRegion) or region.source not in self.shapes:
                 continue

@@ -21,12 +21,12 @@ from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import call
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.nests import nest_of
-from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.operations import effects_of, name_of
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
-from tilescale.compiler.passes.products import flat, name_of, touched
+from tilescale.compiler.passes.products import flat, touched
 from tilescale.compiler.passes.roles import calls, inside
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -111,9 +111,7 @@ class Apart(lower.Lowering):
         rings, everyone = self.program.schedule.ring_of, range(self.threads // WARPGROUP)
         found: dict[int, set[int]] = {}
         for c in calls(consumer):
-            mine = {
-                rings[a.region.source] for a in REGISTRY[c.op.name].effects(c) if a.region.source in rings
-            }
+            mine = {rings[a.region.source] for a in effects_of(c) if a.region.source in rings}
             for group in everyone if mine else ():
                 self.group = group
                 self.lane = tirx.Var("lane", "int32")

@@ -26,7 +26,7 @@ from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -335,7 +335,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         if op is None:
             return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
         made = lowering(s.value, self.program.target).lower(s.value, self)
-        mine = [a for a in op.effects(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
+        mine = [a for a in effects_of(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
         self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
         return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.compiler.ir.operations import operations
+from tilescale.compiler.ir.operations import effects_of, operations
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
@@ -44,7 +44,7 @@ def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:
     return {
         access.region.source
         for call, op in operations(body)
-        for access in op.effects(call)
+        for access in effects_of(call)
         if wanted(access.mode)
     }
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.operations import VOID, effects_of, find
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
@@ -80,7 +80,7 @@ def is_nest(s: Any) -> bool:
     return isinstance(s, tirx.For) and s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=4096)
 def nest_of(s: Any) -> Nest | None:
     """The nest that a statement is: a T.Parallel loop with its inner ones, or an operation that is a loop
     over elements. Statements never change and are compared by identity, and every pass asks again, so the
@@ -148,8 +148,7 @@ def reads(e: Any, conditional: bool = False) -> Iterator[Element]:
     )
 
     def call(c: Any) -> None:
-        op = find(c)
-        for a in op.effects(c) if op is not None else ():
+        for a in effects_of(c):
             found.append(
                 Element(a.region.source, tuple(r.min for r in a.region.region), a.mode, conditional, c)
             )

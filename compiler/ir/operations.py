@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from tilescale.compiler.tvm_compat import ir, register_op, structural_walk
+from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
 from tilescale.errors import InternalError
 
 VOID = ir.PrimType("void")
@@ -157,11 +158,42 @@ def elements(region: Any) -> int:
     return prod(int(r.extent) for r in region.region)
 
 
-def operations(body: Any) -> list[tuple[Any, TileOp]]:
-    """Every operation's call in a statement, with what it is, innermost first."""
+@functools.lru_cache(maxsize=4096)
+def operations(body: Any) -> tuple[tuple[Any, TileOp], ...]:
+    """Every operation's call in a statement, with what it is, innermost first. Statements never change, are
+    compared by identity, and many passes ask: the answer is kept."""
     found: list[Any] = []
     structural_walk(body, (ir.Call, found.append))
-    return [(c, op) for c in found if (op := REGISTRY.get(getattr(c.op, "name", ""))) is not None]
+    return tuple((c, op) for c in found if (op := REGISTRY.get(getattr(c.op, "name", ""))) is not None)
+
+
+def effects_of(call: Any) -> tuple[Access, ...]:
+    """What an operation's call reads and writes; nothing for any other. Every pass asks; the operation itself
+    is asked once for each call."""
+    known = _EFFECTS.get(hash(call))
+    if known is not None:
+        return known[1]
+    op = find(call)
+    made = () if op is None else tuple(op.effects(call))
+    if len(_EFFECTS) >= _MOST_EFFECTS:
+        _EFFECTS.clear()
+    _EFFECTS[hash(call)] = call, made
+    return made
+
+
+#: a call's address → the call, so that no other gets its address, and its effects
+_EFFECTS: dict[int, tuple[Any, tuple[Access, ...]]] = {}
+_MOST_EFFECTS = 8192
+
+
+def name_of(s: Any) -> str:
+    """The operation that a statement is, without its prefix; empty where it is none."""
+    name = (
+        getattr(s.value.op, "name", "")
+        if isinstance(s, tirx.Evaluate) and isinstance(s.value, ir.Call)
+        else ""
+    )
+    return name.removeprefix("ts.") if name in REGISTRY else ""
 
 
 def find(call: Any) -> TileOp | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,22 +36,24 @@ def walk(s: Any, ex: Executor) -> Iterator[tuple[Any, Executor]]:
         yield s, ex
 
 
-def scalar_reads(s: Any) -> list[Element]:
-    """What a scalar statement reads of its own: of a loop or an If only extent and condition."""
+@functools.lru_cache(maxsize=4096)
+def scalar_reads(s: Any) -> tuple[Element, ...]:
+    """What a scalar statement reads of its own: of a loop or an If only extent and condition. Kept, as
+    `operations` are."""
     if isinstance(s, tirx.For):
-        return list(reads(s.extent))
+        return tuple(reads(s.extent))
     if isinstance(s, (tirx.IfThenElse, tirx.While)):
-        return list(reads(s.condition))
+        return tuple(reads(s.condition))
     if isinstance(s, tirx.Bind):
-        return list(reads(s.value))
+        return tuple(reads(s.value))
     if isinstance(s, tirx.Evaluate):  # the scalars that an operation takes beside its tiles
         found: list[Element] = []
         structural_walk(
             s.value,
             (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", False, x))),
         )
-        return found
-    return []
+        return tuple(found)
+    return ()
 
 
 def mentions(e: Any, var: Any) -> bool:

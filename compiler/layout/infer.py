@@ -10,7 +10,7 @@ another thread's element.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -57,7 +57,7 @@ class Use:
     stmt: Any
     nest: Nest | None = None
     call: Any = None
-    reads: list[Element] = field(default_factory=list)
+    reads: Sequence[Element] = ()
 
 
 @dataclass

@@ -15,10 +15,11 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.wgmma import await_products
-from tilescale.compiler.passes.products import flat, has_producer, is_product, name_of, operands_of, touched
+from tilescale.compiler.passes.products import flat, has_producer, is_product, operands_of, touched
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.stage_operands import whole
 from tilescale.compiler.tvm_compat import structural_walk, tirx

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym
 from tilescale.errors import TileValueError
@@ -34,7 +34,7 @@ def check_aliasing(program: Any) -> Any:
     # Raised behind the walk: an error of a callback would come out as TVM's.
     structural_walk(program.func.body, (ir.Call, note))
     for op, call in calls:
-        accesses = op.effects(call)
+        accesses = effects_of(call)
         for w in (a for a in accesses if a.mode == "write"):
             for r in (a for a in accesses if a.mode == "read" and not a.region.same_as(w.region)):
                 if w.owner is None and r.owner is None and shared(r.region, w.region, op.in_place):

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import find, name_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.folds import axis_of, digits_across
@@ -103,8 +103,7 @@ class _Lanes:
 
 def _cleared(s: Any) -> Any:
     """The tile that a statement fills with zeros; None where it does not."""
-    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    if op is None or op.name != "fill" or not is_whole(s.value.args[0]):
+    if name_of(s) != "fill" or not is_whole(s.value.args[0]):
         return None
     value = s.value.args[1]
     zero = isinstance(value, tirx.FloatImm) and float(value.value) == 0.0 or constant(value) == 0
@@ -119,8 +118,7 @@ def _adds(s: Any, tile: Any) -> bool:
 
 def _computed_beside(s: Any, tile: Any) -> bool:
     """Whether a statement is a wait for products that only names a tile as what is computed beside them."""
-    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    if op is None or op.name != "await_products":
+    if name_of(s) != "await_products":
         return False
     return all(
         not r.source.same_as(tile) for r in s.value.args[: len(s.value.args) - int(s.value.attrs["behind"])]

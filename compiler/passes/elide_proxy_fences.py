@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ir.operations import find, operations
+from tilescale.compiler.ir.operations import effects_of, find, name_of, operations
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes.products import flat, name_of
+from tilescale.compiler.passes.products import flat
 from tilescale.compiler.passes.stage_operands import again
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -30,7 +30,7 @@ def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
         a
         for c, op in operations(node)
         if not op.completes
-        for a in op.effects(c)
+        for a in effects_of(c)
         if a.mode == "read" and a.proxy != "async"
     ]
     return {

@@ -19,7 +19,7 @@ from typing import Any
 from tilescale.compiler.advice import Advice, note, reason
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import bound_in
-from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.operations import REGISTRY, effects_of
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.fragment import Fragment
@@ -307,13 +307,11 @@ def _check_readers(program: Any) -> None:
     )
     for s in scaled:
         structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
-        if views or any(
-            a.region.source in rings for c in splitting.calls(s) for a in REGISTRY[c.op.name].effects(c)
-        ):
+        if views or any(a.region.source in rings for c in splitting.calls(s) for a in effects_of(c)):
             raise Unfit("a tile of a ring is read inside a T.Scale", s)
     for call in splitting.calls(program.func.body):
         op = REGISTRY[call.op.name]
-        touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
+        touched = [a.region.source.name for a in effects_of(call) if a.region.source in rings]
         if not touched or op.fills:
             continue
         if op.moves and in_registers(call.args[1].source) or op.name == "gemm" and is_narrow(call):

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes.products import flat, has_producer, name_of, touched
+from tilescale.compiler.passes.products import flat, has_producer, touched
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import structural_map, tirx
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
-from tilescale.compiler.ir.operations import find, operations
+from tilescale.compiler.ir.operations import effects_of, find, name_of, operations
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -210,7 +210,7 @@ class _Walk:
                     owners = owners_of(nest, loop, a, self.analyzer, by)
                     found.append((a.buffer, a.mode, owners, nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := find(s.value)) is not None:
-            for access in op.effects(s.value):
+            for access in effects_of(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
                 if not in_registers(buffer) and not op.guarded and buffer not in self.ringed:
@@ -257,23 +257,18 @@ class _Walk:
         releases, acquires = _order(s)
         if releases or acquires:
             return self._ordered(s, ex, releases, acquires)
-        if _is_barrier(s):
+        name = name_of(s)
+        if name in ("barrier", "sync_threads"):
             self.pending = self._behind(False)
             return s
-        if isinstance(s, tirx.Evaluate) and (where := self._arrival(s.value)) is not None:
+        if name == "ring_wait" and (ring := int(s.value.attrs["ring"])) in self.ahead:
+            # Each thread waited for its own copies of the round: now all see all of them; and all have read
+            # the stage of the round before, which the next copies overwrite.
+            where = f"ring {ring}: this round's stage has arrived, the one before has been read"
             self.pending = self._behind(False)
             return sequence([s, fence(ex.name, where, s.span)])
         before = self.meet(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
-
-    def _arrival(self, call: Any) -> str | None:
-        """What the meeting behind a wait for copies that run ahead is for; None for anything else. Each
-        thread waited for its own copies of the round: now all see all of them; and all have read the stage of
-        the round before, which the next copies overwrite."""
-        op = find(call)
-        if op is None or op.name != "ring_wait" or int(call.attrs["ring"]) not in self.ahead:
-            return None
-        return f"ring {int(call.attrs['ring'])}: this round's stage has arrived, the one before has been read"
 
     def meet(self, touches: list[Touch], ex: Executor, whole: bool = False) -> list[Any]:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here.
@@ -440,8 +435,7 @@ def published(program: Any) -> set[Any]:
             for a in nest.accesses:
                 note(a.buffer, a.mode)
             continue
-        op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-        for access in op.effects(s.value) if op is not None else ():
+        for access in effects_of(s.value) if isinstance(s, tirx.Evaluate) else ():
             note(access.region.source, access.mode)
         for r in scalar_reads(s):
             note(r.buffer, r.mode)
@@ -460,7 +454,7 @@ def _crosses(a: Touch, b: Touch) -> bool:
 
 def _has_engines(program: Any) -> bool:
     """Whether anything in a kernel touches memory by the asynchronous proxy outside its rings."""
-    return any(a.proxy == "async" for c, op in operations(program.func.body) for a in op.effects(c))
+    return any(a.proxy == "async" for c, op in operations(program.func.body) for a in effects_of(c))
 
 
 def _by_hand(program: Any) -> set[Any]:
@@ -485,14 +479,6 @@ def _orders(body: Any) -> tuple[bool, bool]:
     found = [(False, False)]
     structural_walk(body, ((tirx.Evaluate, tirx.Bind, tirx.BufferStore), lambda s: found.append(_order(s))))
     return any(releases for releases, _ in found), any(acquires for _, acquires in found)
-
-
-def _is_barrier(s: Any) -> bool:
-    return (
-        isinstance(s, tirx.Evaluate)
-        and find(s.value) is not None
-        and s.value.op.name in ("ts.barrier", "ts.sync_threads")
-    )
 
 
 def _defined(body: Any, index: Any) -> frozenset[Any]:

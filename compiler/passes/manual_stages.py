@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.buffers import buffer_uses
-from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.operations import REGISTRY, name_of
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes import schedule as rings
-from tilescale.compiler.passes.products import flat, name_of, touched
+from tilescale.compiler.passes.products import flat, touched
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileError, TileValueError

@@ -17,7 +17,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import has_producer
@@ -151,7 +151,7 @@ class _Shares:
             self.visit(s.body)
         elif isinstance(s, tirx.BufferStore):
             self.decides(s.value)  # a variable of the producer: it may decide what follows
-        elif isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name == "ts.tma_load":
+        elif name_of(s) == "tma_load":
             self.found[s.value] = self.differs([r.min for r in s.value.args[0].region])
 
     def decides(self, e: Any) -> None:

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes.products import flat, has_producer, is_product, name_of, touched
+from tilescale.compiler.passes.products import flat, has_producer, is_product, touched
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
-from tilescale.compiler.ir.operations import REGISTRY, find
+from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -27,12 +27,6 @@ def operands_of(call: Any) -> list[Any]:
     return [*call.args[:2], *call.args[4:]]
 
 
-def name_of(s: Any) -> str:
-    """The operation that a statement is; empty where it is none."""
-    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    return "" if op is None else op.name
-
-
 def flat(s: Any) -> list[Any]:
     """The statements of a sequence, those of sequences in it among them, without those that do nothing."""
     if isinstance(s, tirx.SeqStmt):
@@ -52,7 +46,7 @@ def touched(s: Any) -> tuple[set[Any], set[Any]]:
     structural_walk(s, (ir.TensorLoad, lambda x: read.add(x.source)))
     structural_walk(s, (tirx.BufferStore, lambda x: written.add(x.buffer)))
     for call in calls(s):
-        for a in REGISTRY[call.op.name].effects(call):
+        for a in effects_of(call):
             (read if a.mode == "read" else written).add(a.region.source)
     return read, written
 

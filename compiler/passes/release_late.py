@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.tokens import late_release
 from tilescale.compiler.ops.wgmma import await_products, wgmma
-from tilescale.compiler.passes.products import flat, has_producer, is_product, name_of, operands_of
+from tilescale.compiler.passes.products import flat, has_producer, is_product, operands_of
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.ir.operations import TileOp, operations
+from tilescale.compiler.ir.operations import TileOp, effects_of, operations
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.tvm_compat import tirx
@@ -53,7 +53,7 @@ def waits_for_blocks(body: Any) -> list[Any]:
 
     def waits(call: Any, op: TileOp) -> bool:
         looks = op.acquires(call) and any(
-            a.region.source.ty.storage_scope == "global.signal" for a in op.effects(call)
+            a.region.source.ty.storage_scope == "global.signal" for a in effects_of(call)
         )
         return looks or op.meets(call) in ("grid", "device")
 
@@ -75,7 +75,7 @@ def reaches_ranks(body: Any) -> bool:
         for call, op in operations(body)
         if call.attrs is not None and str(call.attrs.get("reach", "")) == "device"
     ]
-    return any(op.meets(call) or any(a.owner is not None for a in op.effects(call)) for call, op in far)
+    return any(op.meets(call) or any(a.owner is not None for a in effects_of(call)) for call, op in far)
 
 
 def shared_bytes(program: Any) -> int:

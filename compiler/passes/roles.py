@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.buffers import written_buffers
-from tilescale.compiler.ir.operations import REGISTRY, VOID, find, operations
+from tilescale.compiler.ir.operations import REGISTRY, VOID, effects_of, name_of, operations
 from tilescale.compiler.ir.scales import EXECUTORS, SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -83,9 +83,7 @@ def is_guard(stmt: Any) -> bool:
         return is_guard(stmt.then_case) and (stmt.else_case is None or is_guard(stmt.else_case))
     if isinstance(stmt, tirx.SeqStmt):
         return all(is_guard(s) for s in stmt.seq)
-    return (
-        isinstance(stmt, tirx.Evaluate) and find(stmt.value) is not None and stmt.value.op.name == "ts.wait"
-    )
+    return name_of(stmt) == "wait"
 
 
 def polls(call: Any) -> bool:
@@ -133,7 +131,7 @@ def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
             found.append(whole)
 
     for call in calls(stmt):
-        for access in REGISTRY[call.op.name].effects(call):
+        for access in effects_of(call):
             if access.mode != "read" and access.owner is None:
                 note(access.region.source)
     structural_walk(stmt, (tirx.BufferStore, lambda s: note(s.buffer)))
@@ -345,7 +343,7 @@ class _Cutter:
         if isinstance(s, tirx.BufferStore):
             return s if s.buffer in part.needed and s.buffer.ty.storage_scope == "local.var" else None
         if isinstance(s, tirx.Evaluate):
-            return s if find(s.value) is not None and self._produces(s.value) else None
+            return s if name_of(s) and self._produces(s.value) else None
         if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
             if waits(s):
                 raise Unfit(
@@ -402,9 +400,7 @@ class _Cutter:
 
     def ring_of(self, s: Any, kind: str) -> int | None:
         """The ring of which a statement is this token; None where it is none."""
-        if isinstance(s, tirx.Evaluate) and find(s.value) is not None and self._token(s.value, (kind,)):
-            return int(s.value.attrs["ring"])
-        return None
+        return int(s.value.attrs["ring"]) if name_of(s) and self._token(s.value, (kind,)) else None
 
     def _token(self, call: Any, kinds: tuple[str, ...]) -> bool:
         return call.op.name in [f"ts.ring_{k}" for k in kinds] and int(call.attrs["ring"]) in self.numbers
@@ -424,7 +420,7 @@ def _stores(stmt: Any, variable: Any) -> int:
 
 def _operated(stmt: Any, variable: Any) -> bool:
     """Whether an operation writes a variable."""
-    effects = [a for c in calls(stmt) for a in REGISTRY[c.op.name].effects(c)]
+    effects = [a for c in calls(stmt) for a in effects_of(c)]
     return any(a.mode != "read" and a.region.source.same_as(variable) for a in effects)
 
 

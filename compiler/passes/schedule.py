@@ -36,7 +36,7 @@ from typing import Any
 
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir.buffers import buffer_uses
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -581,7 +581,7 @@ def _writes(stmt: Any, buffer: Any) -> bool:
     def look(call: Any) -> None:
         op = find(call)
         if op is not None and any(
-            a.region.source.same_as(buffer) and a.mode != "read" for a in op.effects(call)
+            a.region.source.same_as(buffer) and a.mode != "read" for a in effects_of(call)
         ):
             found.append(call)
 

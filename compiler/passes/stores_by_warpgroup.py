@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.scales import WARPGROUP, Executor
 from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import choose
@@ -63,17 +63,14 @@ def stores_by_warpgroup(program: Any) -> Any:
 
 def _outward(s: Any) -> bool:
     """Whether a statement stores a tile by TMA, or waits until that is read."""
-    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    return op is not None and op.name in ("await_stores", "tma_store")
+    return name_of(s) in ("await_stores", "tma_store")
 
 
 def _is_ordered(s: Any) -> bool:
     """Whether a statement is an update by TMA, or a wait for what stores wrote: the block's first thread does
     all of them then."""
-    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    if op is None:
-        return False
-    return op.name == "await_stores" and bool(int(s.value.attrs["complete"])) or op.name == "tma_reduce"
+    name = name_of(s)
+    return name == "await_stores" and bool(int(s.value.attrs["complete"])) or name == "tma_reduce"
 
 
 def _own_rows(owners: Any, share: int) -> bool:

@@ -18,7 +18,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.ir.nests import is_nest
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import effects_of
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.infer import REPLICATED
@@ -134,8 +134,7 @@ class _Owners:
         here = loc_of(getattr(s, "span", None))
 
         def call(c: Any) -> None:
-            op = find(c)
-            for a in op.effects(c) if op is not None else ():
+            for a in effects_of(c):
                 found.append(Use(a.region.source, a.mode != "read", True, loc_of(c.span) or here))
 
         def load(e: Any) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.operations import REGISTRY, name_of
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.statements import sequence
@@ -38,7 +38,7 @@ from tilescale.compiler.layout.shared import widest_swizzle
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, fence_writes, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
-from tilescale.compiler.passes.products import has_producer, name_of, touched
+from tilescale.compiler.passes.products import has_producer, touched
 from tilescale.compiler.passes.roles import calls, meets
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole

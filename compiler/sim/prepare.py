@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
-from tilescale.compiler.ir.operations import VOID, find, written
+from tilescale.compiler.ir.operations import VOID, effects_of, find, written
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.sim import flights, nest, rings
@@ -157,7 +157,7 @@ class Preparation(Expressions):
 
         def look(call: Any) -> None:
             op = find(call)
-            if op is None or not any(a.asynchronous for a in op.effects(call)):
+            if op is None or not any(a.asynchronous for a in effects_of(call)):
                 return
             beside.append(call)
             if op.fills and int(call.attrs["ring"]) not in self.made.units:
@@ -365,7 +365,7 @@ class Preparation(Expressions):
     def _pulled(self, op: Any, call: Any) -> Value | None:
         """Whose memory (see View.peer) an operation reads; None for the own, and where finding that out reads
         memory itself."""
-        access = next((a for a in op.effects(call) if a.owner is not None and a.mode == "read"), None)
+        access = next((a for a in effects_of(call) if a.owner is not None and a.mode == "read"), None)
         loads: list[Any] = []
         if (
             access is None
@@ -380,7 +380,7 @@ class Preparation(Expressions):
         """The operation between what it reads and writes being recorded: a function, a generator where the
         operation waits."""
         site = self.current = self.site(call, op.written(call))
-        effects = op.effects(call)
+        effects = effects_of(call)
         owner = next((self.scalar(a.owner) for a in effects if a.owner is not None), None)
         reach = str(call.attrs["reach"]) if "reach" in call.attrs else "block"
         accesses = [

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.static.prove import Clock
@@ -429,7 +429,7 @@ class Collector(Reading):
         reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
         owner: Poly | None = None
         named: Any = None
-        for a in op.effects(call):
+        for a in effects_of(call):
             whose = None if a.owner is None else self.term(a.owner)
             owner, named = (whose, a.owner) if whose is not None else (owner, named)
             memory = self.memories[a.region.source]
