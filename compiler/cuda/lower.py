@@ -71,6 +71,10 @@ class Lowering(Clusters, Apart, MatrixStores):
             self.by_hand.append((self.places[b].buf, [int(n) for n in s.annotations["ts.counts"]]))
         return made
 
+    def holder(self) -> Any:
+        """One thread alone runs the producer's part."""
+        return None if self.role == "producer" else super().holder()
+
     # -- meetings
     # -------------------------------------------------------------------------------------------------
     def meeting(self, scope: str) -> Any:

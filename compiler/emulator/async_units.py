@@ -48,12 +48,20 @@ class Barrier:
     phases: int = 0
     coming: Any = None
     over: Any = None
+    #: the same of what several ranks' blocks know (`ranks`): of all phases that ended
+    told: Any = None
+    heard: Any = None
 
     def settle(self) -> None:
         if self.pending == 0 and self.bytes == 0:
             self.phases += 1
             self.pending = self.count
             self.over, self.coming = self.coming, None
+            self.heard = self.told
+
+    def tell(self, clock: Any) -> None:
+        if clock is not None:
+            self.told = clock if self.told is None else np.maximum(self.told, clock)
 
     def release(self, handed: Any) -> None:
         if handed is not None:
@@ -71,6 +79,7 @@ class Load:
     barrier: Barrier
     cells: Any
     data: Any
+    clock: Any = None
 
     def arrive(self) -> None:
         """A copy's bytes are there. Those that another block sent may come before this block has announced
@@ -79,6 +88,7 @@ class Load:
         self.units.arena.unfenced[self.cells] = -1
         barrier = self.barrier
         barrier.release(self.handed)
+        barrier.tell(self.clock)
         barrier.bytes -= self.data.size
         if barrier.bytes < 0 and (self.own or barrier.pending == 0):
             raise EmulationError("a copy brings more bytes than its barrier expects")
@@ -99,6 +109,8 @@ class Store:
     committed: int = 0
     #: whether it has read what it stores; what it writes may come much later
     read: bool = False
+    #: where several ranks run: what to do when it has been awaited (`ranks.World.stored`)
+    awaited: Callable[[], None] | None = None
 
     def land(self) -> None:
         """What was stored is there."""
@@ -197,6 +209,7 @@ class AsyncUnits:
         coordinates: list[int],
         own: bool = True,
         handed: Any = None,
+        clock: Any = None,
     ) -> None:
         """A box of a tensor on its way to byte ``to`` of this block's shared memory."""
         if not barrier.fenced:
@@ -219,13 +232,21 @@ class AsyncUnits:
                         "a copy overwrites a stage that products still read: it was released too early"
                     )
         self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
-        self.interleaving.loads.append(Load(self, own, handed, barrier, cells, data))
+        self.interleaving.loads.append(Load(self, own, handed, barrier, cells, data, clock))
 
-    def store(self, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int, reduce: str) -> None:
+    def store(
+        self,
+        frm: int,
+        tmap: TensorMap,
+        coordinates: list[int],
+        issuer: int,
+        reduce: str,
+        awaited: Callable[[], None] | None = None,
+    ) -> None:
         cells = tmap.cells(frm)
         self.fenced(cells)
         self.stores.setdefault(issuer, []).append(
-            Store(cells, self.arena.data[cells].copy(), tmap, coordinates, reduce)
+            Store(cells, self.arena.data[cells].copy(), tmap, coordinates, reduce, awaited=awaited)
         )
 
     def overwritten(self, cells: Any) -> None:
@@ -250,6 +271,8 @@ class AsyncUnits:
             s.read = True
             if complete:
                 s.land()
+                if s.awaited is not None:
+                    s.awaited()
                 self.stores[issuer].remove(s)
 
     def fenced(self, cells: Any) -> None:
@@ -384,6 +407,8 @@ def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
     b.units.yields(lambda: made.phases & 1 != p)
     if b.clocks is not None and made.over is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, made.over)
+    if b.world is not None and made.heard is not None:
+        b.world.hear(b, np.flatnonzero(m), made.heard)
 
 
 def barrier_arrive(b: Any, m: Any, where: Any) -> None:
@@ -444,7 +469,10 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
         b.touch(arena, cells, np.full(cells.shape, who[0]), True)
         arena.unfenced[cells] = -1
         handed = b.clocks.release(who + b.first)
-    b.units.load(byte(m, to), tmap, b.units.barrier(byte(m, where)), at, handed=handed)
+    clock = None
+    if b.world is not None:
+        clock = b.world.loaded(b, int(np.flatnonzero(m)[0]), tmap.memory, tmap.elements(at))
+    b.units.load(byte(m, to), tmap, b.units.barrier(byte(m, where)), at, handed=handed, clock=clock)
     b.units.yields()
 
 
@@ -461,7 +489,10 @@ def storing(reduce: str) -> Callable[..., None]:
             seen.add((start, *where))
             cells = tmap.cells(start)
             b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
-            b.units.store(start, tmap, where, who, reduce)
+            awaited = None
+            if b.world is not None:
+                awaited = b.world.stored(b, who, tmap.memory, tmap.elements(where))
+            b.units.store(start, tmap, where, who, reduce, awaited)
         b.units.yields()
 
     return tma_store
@@ -488,6 +519,13 @@ def fence_proxy(b: Any, m: Any) -> None:
     if (looked := b.units.arena.looked) is not None:
         whole = np.flatnonzero(m[: len(m) // WARP * WARP].reshape(-1, WARP).all(1))
         looked[whole + b.first // WARP] = False
+
+
+def fence_global(b: Any, m: Any) -> None:
+    """Stores by TMA land when they are awaited, which comes before threads' writes: it matters to what TMA
+    reads."""
+    if b.world is not None:
+        b.world.fence(b, np.flatnonzero(m))
 
 
 def descriptor(swizzle: int) -> Callable[..., Any]:
@@ -645,9 +683,7 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::tma_store": storing(""),
         "ts::bulk_commit": bulk_commit,
         "ts::fence_proxy_async": fence_proxy,
-        "ts::fence_proxy_async_global": lambda b, m: (
-            None
-        ),  # stores land when they are awaited, which comes before threads' writes
+        "ts::fence_proxy_async_global": fence_global,
         "ts::wgmma_fence": fence,
         "ts::wgmma_commit": commit,
         "ts::wgmma_arrived": _nothing,

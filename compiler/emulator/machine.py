@@ -118,7 +118,7 @@ class Emulator:
         """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
-        world = ranks.World(args, len(blocks), draw)
+        world = ranks.World(args, len(blocks), draw, seed)
 
         def run(task: Any) -> None:
             values: dict[int, Any] = {}
@@ -133,7 +133,8 @@ class Emulator:
                 elif source.kind == "map":
                     m = self.kernel.maps[source.index]
                     name = self.names[m.param]
-                    values[of] = TensorMap(args[task.rank][name].reshape(shapes[name]), m.box, m.swizzle)
+                    array = args[task.rank][name].reshape(shapes[name])
+                    values[of] = TensorMap(array, m.box, m.swizzle, world.view(task, task.rank, name))
                 else:
                     own = {
                         "param": args[task.rank].get(name),
@@ -143,7 +144,7 @@ class Emulator:
                     }
                     value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
                     values[of] = value if value is None else _typed(value, str(var.ty))
-            (b,) = self._made([blocks[task.block]], values, memory, interleaving.Interleaving(draw, seed))
+            (b,) = self._made([blocks[task.block]], values, memory, world.interleaving)
             b.world, b.task = world, task
             self._block(b)
 
@@ -259,7 +260,7 @@ class Emulator:
         test, then = self.expr(s.condition), self.stmt(s.then_case)
         other = None if s.else_case is None else self.stmt(s.else_case)
         if other is not None and _waits(s.then_case) and _waits(s.else_case):
-            return self._roles(test, then, other)
+            return self._roles(test, then, other, "ts::mbarrier_expect" in _called(s.then_case))
 
         def run(b: Block, m: Any) -> None:
             holds = spread(test(b, m), m)
@@ -270,15 +271,17 @@ class Emulator:
 
         return run
 
-    def _roles(self, test: Value, then: Any, other: Any) -> Any:
-        """Both branches at once, each warpgroup on its own: they wait for one another."""
+    def _roles(self, test: Value, then: Any, other: Any, produces: bool) -> Any:
+        """Both branches at once, each warpgroup on its own: they wait for one another. ``produces``: the
+        first one fills rings for the other."""
 
         def run(b: Block, m: Any) -> None:
             holds = spread(test(b, m), m)
             parts = []
             for body, mask in ((then, m & holds), (other, m & ~holds)):
+                actor = ranks.PRODUCER if produces and body is then else b.actor
                 for g in np.unique(np.flatnonzero(mask) // WARPGROUP):
-                    own = replace(b, values=dict(b.values), memory=dict(b.memory))
+                    own = replace(b, values=dict(b.values), memory=dict(b.memory), actor=actor)
                     mine = mask & (np.arange(b.threads) // WARPGROUP == g)
                     parts.append(lambda body=body, own=own, mine=mine: body(own, mine))
             b.units.interleaving.together(parts)

@@ -26,6 +26,8 @@ class TensorMap:
     array: Any
     box: tuple[int, ...]
     swizzle: int
+    #: where several ranks run: the tensor as the block sees it
+    memory: Any = None
 
     def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
         """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
@@ -41,6 +43,12 @@ class TensorMap:
             return None
         box = tuple(slice(a - s, z - s) for (a, z), s in zip(parts, starts, strict=True))
         return box, tuple(slice(a, z) for a, z in parts)
+
+    def elements(self, coordinates: list[int]) -> Any:
+        """The numbers of a box's elements that lie inside the tensor."""
+        parts = self.inside(coordinates)
+        flat = np.arange(self.array.size).reshape(self.array.shape)
+        return flat[parts[1]].ravel() if parts is not None else flat[:0].ravel()
 
     def cells(self, at: int) -> Any:
         """The bytes of shared memory of a box that begins at byte ``at``, in the box's order."""

@@ -155,6 +155,8 @@ class Block:
     #: where several blocks run in turns: all ranks, and which block this is (`ranks`)
     world: Any = None
     task: Any = None
+    #: who of it this is, by whether it has a producer (`ranks.ACTORS`)
+    actor: int = 0
 
     @property
     def everyone(self) -> Any:

@@ -7,6 +7,9 @@ access that conflicts with another block's must know of that by signals, waits a
 (include/ts/team.cuh). A release tells what the block's threads did before they met last, an acquire serves
 all of them once they have met behind it: the meetings that passes/insert_barriers.py puts around both. The
 flags at the ends of a launch are not run.
+
+A block's producer is somebody of its own: what it acquired the consumers do not know, and what it copied they
+know of behind the ring's barrier. TMA knows what its thread knew at its last proxy fence.
 """
 
 from __future__ import annotations
@@ -25,21 +28,27 @@ from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.tiles import updated
 
+#: who of a block acts for itself: its threads that meet, and its producer
+THREADS, PRODUCER = ACTORS = range(2)
+#: later than all that anybody knows of
+UNDER_WAY = 1 << 60
+
 
 class Cells:
     """Who touched each element of a rank's tensor, and when: for every block how often its threads had met by
-    then; -1: never."""
+    then, and for its producer how many copies it had made; -1: never."""
 
     def __init__(self, blocks: int, size: int):
-        self.wrote = np.full((blocks, size), -1, np.int64)
-        self.read = np.full((blocks, size), -1, np.int64)
+        self.wrote = np.full((blocks * len(ACTORS), size), -1, np.int64)
+        self.read = np.full((blocks * len(ACTORS), size), -1, np.int64)
 
 
 @dataclass
 class Acquired:
-    """What a thread learnt: of each block, all that it did before its threads met so often."""
+    """What threads learnt: of each actor, all that it did before its threads met so often."""
 
-    thread: int
+    actor: int
+    threads: frozenset[int]
     stamp: int
     clock: Any
 
@@ -55,12 +64,27 @@ class Task:
     acquired: list[Acquired] = field(default_factory=list)
     rounds: dict[Any, int] = field(default_factory=dict)
     views: dict[tuple[int, str], Memory] = field(default_factory=dict)
+    #: how many copies the producer has made
+    copies: int = 0
+    #: what a thread knew at its last proxy fence
+    fenced: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def actors(self) -> slice:
+        """Its places in a clock."""
+        return slice(self.number * len(ACTORS), (self.number + 1) * len(ACTORS))
+
+    def actor(self, b: Block) -> int:
+        return self.number * len(ACTORS) + b.actor
+
+    def stamp(self, b: Block, thread: int) -> int:
+        return self.copies if b.actor == PRODUCER else int(b.stamps[thread, 0])
 
 
 class World:
     """The ranks of one launch. ``arrays``: for each rank its flat tensors by name."""
 
-    def __init__(self, arrays: list[dict[str, Any]], blocks: int, draw: Any):
+    def __init__(self, arrays: list[dict[str, Any]], blocks: int, draw: Any, seed: int = 0):
         self.arrays, self.blocks = arrays, blocks
         total = len(arrays) * blocks
         self.cells = [
@@ -69,8 +93,9 @@ class World:
         ]
         self.clocks: dict[Any, Any] = {}
         self.counts: dict[Any, int] = {}
-        self.interleaving = Interleaving(draw, 0)
-        self.tasks = [Task(k, k // blocks, k % blocks, np.zeros(total, np.int64)) for k in range(total)]
+        self.interleaving = Interleaving(draw, seed)
+        none = np.zeros(total * len(ACTORS), np.int64)
+        self.tasks = [Task(k, k // blocks, k % blocks, none.copy()) for k in range(total)]
 
     def view(self, task: Task, rank: int, name: str) -> Memory:
         """A rank's tensor as one block sees it: the data are everyone's, what its threads touched since they
@@ -89,53 +114,112 @@ class World:
         """What a thread knows of all blocks: what it heard itself, and what any heard before the threads
         met."""
         task: Task = b.task
-        now = int(b.stamps[thread, 0])
-        for h in [h for h in task.acquired if h.stamp < int(b.stamps[:, 0].min())]:
+        now, all_met = task.stamp(b, thread), int(b.stamps[:, 0].min())
+        for h in [h for h in task.acquired if h.actor == THREADS and h.stamp < all_met]:
             task.known = np.maximum(task.known, h.clock)
             task.acquired.remove(h)
         clock = task.known
         for h in task.acquired:
-            if h.thread == thread or h.stamp < now:
+            if h.actor == b.actor and (thread in h.threads or b.actor == THREADS and h.stamp < now):
                 clock = np.maximum(clock, h.clock)
         return clock
 
     def tell(self, b: Block, thread: int, key: Any) -> None:
         """A release by a thread, kept with what it releases to."""
         clock = self.knowledge(b, thread).copy()
-        clock[b.task.number] = b.stamps[thread, 0]
+        clock[b.task.actor(b)] = b.task.stamp(b, thread)
         before = self.clocks.get(key)
         self.clocks[key] = clock if before is None else np.maximum(before, clock)
 
     def acquire(self, b: Block, thread: int, key: Any) -> None:
         """An acquire."""
         if key in self.clocks:
-            b.task.acquired.append(Acquired(thread, int(b.stamps[thread, 0]), self.clocks[key].copy()))
+            self.hear(b, [thread], self.clocks[key].copy())
+
+    def hear(self, b: Block, threads: Any, clock: Any) -> None:
+        """Threads that have met equally often learn what a clock says."""
+        who = frozenset(int(t) for t in threads)
+        stamp = b.task.stamp(b, min(who))
+        for h in b.task.acquired:
+            if (h.actor, h.threads, h.stamp) == (b.actor, who, stamp):
+                h.clock = np.maximum(h.clock, clock)
+                return
+        b.task.acquired.append(Acquired(b.actor, who, stamp, clock))
+
+    def fence(self, b: Block, threads: Any) -> None:
+        """A proxy fence of global memory by each of these threads."""
+        b.task.fenced.update({int(t): self.knowledge(b, int(t)) for t in threads})
+
+    def loaded(self, b: Block, thread: int, memory: Memory, cells: Any) -> Any:
+        """TMA reads elements of a tensor for a thread; gives what is known behind the barrier that it
+        completes."""
+        task: Task = b.task
+        known = task.fenced.get(thread, np.zeros_like(task.known))
+        self._ordered(task, memory, cells, known, writes=False, by="TMA for ")
+        record = self._record(task, memory)
+        if record is not None:
+            record.read[task.actor(b), cells.ravel()] = task.stamp(b, thread)
+        clock = self.knowledge(b, thread).copy()
+        if b.actor == PRODUCER:
+            task.copies += 1
+            clock[task.actor(b)] = task.copies
+        return clock
 
     def touched(self, b: Block, memory: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Looks for accesses of other blocks that nothing orders before these, and remembers these."""
         task: Task = b.task
-        where = next((key for key, m in task.views.items() if m is memory), None)
-        if where is None:
-            return  # the block's own
-        record = self.cells[where[0]][where[1]]
+        record = self._record(task, memory)
+        if record is None:
+            return
         flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
         for thread in np.unique(threads):
-            at = flat[threads == thread]
             known = self.knowledge(b, int(thread))
-            for seen, verb in ((record.wrote, "writes"), *(((record.read, "reads"),) if writes else ())):
-                stamps = seen[:, at]
-                stamps[task.number] = -1
-                bad = stamps >= np.maximum(known, 0)[:, None]
-                bad &= stamps >= 0
-                if bad.any():
-                    other, cell = (int(x[0]) for x in np.nonzero(bad))
-                    them = self.tasks[other]
-                    raise EmulationError(
-                        f"race in {memory.name} of rank {where[0]} at {at[cell]}: block {them.block} of "
-                        f"rank {them.rank} {verb} it, block "
-                        f"{task.block} of rank {task.rank} touches it, and nothing orders the two"
-                    )
-        (record.wrote if writes else record.read)[task.number, flat] = b.stamps[threads, 0]
+            self._ordered(task, memory, flat[threads == thread], known, writes)
+        stamps = b.stamps[threads, 0] if b.actor == THREADS else task.copies
+        (record.wrote if writes else record.read)[task.actor(b), flat] = stamps
+
+    def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
+        """TMA begins to write elements of a tensor for a thread. Nobody else may know of that before the
+        thread has awaited it, as it does by calling what this gives."""
+        task: Task = b.task
+        self._ordered(task, memory, cells, self.knowledge(b, thread), writes=True, by="TMA for ")
+        record = self._record(task, memory)
+        at, actor = cells.ravel(), task.actor(b)
+        if record is None:
+            return lambda: None
+        record.wrote[actor, at] = UNDER_WAY
+
+        def awaited() -> None:
+            record.wrote[actor, at] = task.stamp(b, thread)
+
+        return awaited
+
+    def _record(self, task: Task, memory: Memory) -> Cells | None:
+        """Who touched a tensor; None where it is the block's own."""
+        where = next((key for key, m in task.views.items() if m is memory), None)
+        return None if where is None else self.cells[where[0]][where[1]]
+
+    def _ordered(
+        self, task: Task, memory: Memory, cells: Any, known: Any, writes: bool, by: str = ""
+    ) -> None:
+        """Raises for accesses of other blocks that are not ``known`` to come before these."""
+        record, at = self._record(task, memory), cells.ravel()
+        if record is None:
+            return
+        for seen, verb in ((record.wrote, "writes"), *(((record.read, "reads"),) if writes else ())):
+            stamps = seen[:, at]
+            stamps[task.actors] = -1
+            bad = stamps >= np.maximum(known, 0)[:, None]
+            bad &= stamps >= 0
+            if bad.any():
+                other, cell = (int(x[0]) for x in np.nonzero(bad))
+                them = self.tasks[other // len(ACTORS)]
+                rank = self.place(task, memory)[0]
+                raise EmulationError(
+                    f"race in {memory.name} of rank {rank} at {at[cell]}: block {them.block} of "
+                    f"rank {them.rank} {verb} it, {by}block "
+                    f"{task.block} of rank {task.rank} touches it, and nothing orders the two"
+                )
 
     # -- waiting
     # ------------------------------------------------------------------------------------------------------

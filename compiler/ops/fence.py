@@ -20,6 +20,29 @@ def fence(scope: str, why: str, span: Any, proxy: bool = False) -> Any:
     return tirx.Evaluate(ir.Call("ts.sync", [], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
+def proxy_fence(why: str, span: Any) -> Any:
+    """``ts.proxy_fence()``: between what threads do to tensors, or know that others did, and what TMA does
+    there behind it (PTX ISA, "fence.proxy.async", of global memory).
+
+    why: what it orders, for people.
+    """
+    attrs = {"executor": "block", "why": why}
+    return tirx.Evaluate(ir.Call("ts.proxy_fence", [], attrs=attrs, ret_ty=VOID, span=span), span)
+
+
+@register
+class ProxyFence(TileOp):
+    name = "proxy_fence"
+    levels = ("scheduled",)
+    attributes = ("why",)
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None  # one statement of an executor follows the other there
+
+
 @register
 class Sync(TileOp):
     name = "sync"

@@ -36,14 +36,6 @@ def await_stores(tile: Any, span: Any, complete: bool = False) -> Any:
     return tirx.Evaluate(ir.Call("ts.await_stores", [tile], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
-def fence_writes(span: Any) -> Any:
-    """``ts.fence_writes()``: what threads wrote to tensors comes before what TMA stores there behind their
-    next meeting."""
-    return tirx.Evaluate(
-        ir.Call("ts.fence_writes", [], attrs={"executor": "block"}, ret_ty=VOID, span=span), span
-    )
-
-
 @register
 class TmaLoad(Filling):
     """Made by one thread. ``multicast``: the cluster's axes along which blocks share the tile, each copying
@@ -149,15 +141,3 @@ class AwaitStores(TileOp):
 
         complete = bool(int(call.attrs["complete"]))
         return lambda ex: flights.wait(ex, flights.STORE, complete=complete)
-
-
-@register
-class FenceWrites(TileOp):
-    name = "fence_writes"
-    levels = ("scheduled",)
-
-    def effects(self, call: Any) -> list[Access]:
-        return []
-
-    def simulate(self, call: Any, cx: Any) -> Any:
-        return lambda ex: None  # one statement of an executor follows the other there

@@ -17,12 +17,15 @@ from tilescale.compiler.layout.loops import bits_of
 MOST_AXES, CHUNK = 5, 16
 
 
-def unfit(region: Any, tile: Sequence[int], params: Any, names: Mapping[Any, Any]) -> str | None:
+def unfit(
+    region: Any, tile: Sequence[int], params: Any, names: Mapping[Any, Any], *, symmetric: bool = False
+) -> str | None:
     """Why TMA cannot copy between a region and a tile of these extents in shared memory; None where it can.
-    ``params``: the kernel's. ``names``: what names stand for. A box that begins elsewhere than at a multiple
-    of 16 bytes of a row is an illegal instruction."""
+    ``params``: the kernel's. ``names``: what names stand for. ``symmetric``: the region may be this rank's
+    part of symmetric memory. A box that begins elsewhere than at a multiple of 16 bytes of a row is an
+    illegal instruction."""
     var, name = region.source, region.source.name
-    if (why := _unfit_shape(region, tile, params)) is not None:
+    if (why := _unfit_shape(region, tile, params, symmetric)) is not None:
         return why
     if is_multiple(spelt_out(region.region[-1].min, names), CHUNK * 8 // bits_of(var)):
         return None
@@ -31,10 +34,11 @@ def unfit(region: Any, tile: Sequence[int], params: Any, names: Mapping[Any, Any
     return reason(f"the first column of {name}'s tile is not known to be a multiple of {CHUNK} bytes", hint)
 
 
-def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:
+def _unfit_shape(region: Any, tile: Sequence[int], params: Any, symmetric: bool) -> str | None:
     """The same, wherever the box begins."""
     var, name = region.source, region.source.name
-    if all(not p.var.same_as(var) for p in params) or var.ty.storage_scope != "global":
+    scopes = ("global", "global.symm") if symmetric else ("global",)
+    if all(not p.var.same_as(var) for p in params) or var.ty.storage_scope not in scopes:
         return f"{name} is no tensor of this rank alone"
     shape, axes = list(var.ty.shape), long_axes(region)
     if len(shape) > MOST_AXES or list(var.ty.strides):

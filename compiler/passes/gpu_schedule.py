@@ -125,14 +125,8 @@ def _on_other_threads(program: Any, limit: int) -> Any | None:
 def sees_threads(program: Any) -> bool:
     """Whether a program says which of its threads do what, or how many: parts of the block, layouts over its
     threads, arrivals that are counted. Any other means the same on fewer."""
-    body, found = program.func.body, list[Any]()
-    structural_walk(
-        body,
-        (
-            tirx.AttrStmt,
-            lambda s: found.append(s) if s.attr_key == "ts.scale" and _scale(s) in splitting.BELOW else None,
-        ),
-    )
+    body = program.func.body
+    found = _below(body)
     structural_walk(
         body, (tirx.AllocBuffer, lambda s: found.append(s) if s.buffer.ty.storage_scope == BARRIERS else None)
     )
@@ -146,6 +140,13 @@ def sees_threads(program: Any) -> bool:
 
 def _scale(s: Any) -> str:
     return SCALES[int(s.value.value)]
+
+
+def _below(body: Any) -> list[Any]:
+    """Every T.Scale whose executors are parts of a block."""
+    found: list[Any] = []
+    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" else None))
+    return [s for s in found if _scale(s) in splitting.BELOW]
 
 
 def _threads_hint(threads: int) -> str:
@@ -241,7 +242,7 @@ def _check_place(program: Any) -> None:
     """One region, the whole kernel: what stands around it is variables alone."""
     body = program.func.body
     while isinstance(body, tirx.AttrStmt) and body.attr_key != "ts.role":
-        if body.attr_key == "ts.scale":
+        if body.attr_key == "ts.scale" and _scale(body) in splitting.BELOW:
             raise Unfit("its loops stand inside a T.Scale", body)
         body = body.body
     stmts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
@@ -258,9 +259,6 @@ def _check_place(program: Any) -> None:
             "what its loops copy and what they compute cannot be taken apart for the kernel as a whole",
             program.launch,
         )
-    for call in splitting.calls(roles[0]):
-        if call.op.name == "ts.wait":
-            raise Unfit("copies wait for signals", call)
 
 
 def _check_copies(program: Any) -> None:
@@ -287,7 +285,7 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any
             "fragment"
         )
         return reason(f"the copy of {name} changes the dtype", hint)
-    return boxes.unfit(src, [int(e) for e in extents], params, names)
+    return boxes.unfit(src, [int(e) for e in extents], params, names, symmetric=True)
 
 
 def _check_readers(program: Any) -> None:
@@ -301,10 +299,7 @@ def _check_readers(program: Any) -> None:
     )
     if views:
         raise Unfit("a tile of a ring is viewed", views[0])
-    scaled: list[Any] = []
-    structural_walk(
-        program.func.body, (tirx.AttrStmt, lambda s: scaled.append(s) if s.attr_key == "ts.scale" else None)
-    )
+    scaled = _below(program.func.body)
     for s in scaled:
         structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
         if views or any(a.region.source in rings for c in splitting.calls(s) for a in effects_of(c)):

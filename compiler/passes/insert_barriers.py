@@ -29,9 +29,9 @@ from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import matrices, writers
-from tilescale.compiler.ops.fence import fence
+from tilescale.compiler.ops.fence import fence, proxy_fence
 from tilescale.compiler.passes.schedule import AHEAD
-from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
@@ -365,6 +365,8 @@ class _Walk:
 
     def _attribute(self, s: Any, ex: Executor) -> Any:
         name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
+        if s.attr_key == "ts.role" and str(s.node.value) == "producer":
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self._produced(s.body), s.span)
         if name not in WIDTHS:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
         inner = ex.within(name)
@@ -390,6 +392,22 @@ class _Walk:
         apart = [replace(t, owners=None) for t in every]
         self.pending = _union(outer, apart)
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
+
+    def _produced(self, s: Any) -> Any:
+        """The producer's part: one thread, which meets nobody. It fills rings, whose barriers guard their
+        tiles, from tensors that the block itself does not write (passes/roles.py).
+
+        What others wrote is there behind its waits: their release and its acquire, both by threads. TMA reads
+        by another proxy, so a proxy fence stands behind each wait: what the thread acquired comes before the
+        copies that it issues behind the fence (PTX ISA, "Memory Consistency Model", "Proxy-preserved base
+        causality order"). Its other scalars are its own registers, or tensors that nobody writes."""
+
+        def fenced(x: Any) -> Any:
+            if not _order(x)[1]:
+                return x
+            return sequence([x, proxy_fence("what the wait acquired comes before the copies", x.span)])
+
+        return structural_map(s, (tirx.Evaluate, fenced))
 
     def _all(self, s: Any, ex: Executor) -> list[Touch]:
         """Everything that is touched in a statement."""

@@ -14,10 +14,10 @@ with a proxy fence. The tile takes what the ring leaves of shared memory; where 
 where TMA cannot store the tensor, threads store directly.
 
 TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole
-store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way, in
-kernels that tell other ranks nothing and meet no other blocks. Such a wait stands in front of an atomic
-update by the block's first thread, which tells blocks of what came before it, in front of what threads write
-to the same tensor, and in front of a store that may touch what another statement stores.
+store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way. Such
+a wait stands in front of a signal to other blocks or ranks and of a meeting with them, and in front of an
+atomic update by the block's first thread, which tell of what came before them; in front of what threads write
+to the same tensor; and in front of a store that may touch what another statement stores.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import widest_swizzle
+from tilescale.compiler.ops.fence import proxy_fence
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
-from tilescale.compiler.ops.tma import await_stores, fence_writes, tma_reduce, tma_store
+from tilescale.compiler.ops.tma import await_stores, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.products import has_producer, touched
 from tilescale.compiler.passes.roles import calls, meets
@@ -47,7 +48,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, s
 
 def tma_stores(program: Any) -> Any:
     """The program with the results that TMA can store staged, in what its tiles leave of shared memory."""
-    if not has_producer(program) or any(_tells_others(c) for c in calls(program.func.body)):
+    if not has_producer(program):
         return program
     room = program.target.shared_bytes - BESIDE - sum(tile_bytes(program.func.body).values())
     every = Executor("block", program.launch.threads)
@@ -65,14 +66,14 @@ def tma_stores(program: Any) -> Any:
                 staged[s] = tile
     if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
         return program
+    if any(_tells_others(s) and ex.name != "block" for s, ex in statements):
+        return program  # nothing orders the thread that awaits stores before those who tell
     body = rebuild(program.func.body, every, lambda s, ex: _in_order(s, staged, writers))
     return program.with_body(_around(body, list(tiles.values())))
 
 
 def staged_bytes(program: Any) -> int:
     """The shared memory that results take on their way out where none of them goes in parts."""
-    if any(_tells_others(c) for c in calls(program.func.body)):
-        return 0
     statements = [s for s, _ in walk(program.func.body, Executor("block", program.launch.threads))]
     writers, names = _writers(program, statements), _names(statements)
     found = [_ends(c) for c in calls(program.func.body) if _fits(c, program, writers, names)]
@@ -92,17 +93,23 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
             *([] if free else [await_stores(whole(staged[s]), s.span, complete=True)]),
             *_parts(s.value, staged[s]),
         ]
+    if _tells_others(s):
+        tiles = [await_stores(whole(tile), s.span, complete=True) for tile in dict.fromkeys(staged.values())]
+        return [*tiles, proxy_fence("what TMA stored comes before what the others are told", s.span), s]
     if _updates(s):
         return [await_stores(whole(next(iter(staged.values()))), s.span, complete=True), s]
     for other, tile in staged.items():
         if any(s.same_as(x) for x in writers[_ends(other.value)[1].source]):
-            return [await_stores(whole(tile), s.span, complete=True), s, fence_writes(s.span)]
+            why = "what threads write comes before what TMA stores there later"
+            return [await_stores(whole(tile), s.span, complete=True), s, proxy_fence(why, s.span)]
     return None
 
 
-def _tells_others(call: Any) -> bool:
-    """Whether a call meets other blocks, or signals."""
-    return meets(call) or REGISTRY[call.op.name].tells(call)
+def _tells_others(s: Any) -> bool:
+    """Whether a statement meets other blocks, or signals: they come behind all that the block stored."""
+    if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
+        return False  # those inside are statements of their own
+    return any(meets(c) or REGISTRY[c.op.name].tells(c) for c in calls(s))
 
 
 def _updates(s: Any) -> list[Any]:

@@ -124,11 +124,6 @@ def lower_await_stores(call: Any, cx: Any) -> Any:
     return tirx.IfThenElse(_issuer(cx, int(call.attrs.get("groups", 1))), wait, None, call.span)
 
 
-@lowers("cuda", "fence_writes")
-def lower_fence_writes(call: Any, cx: Any) -> Any:
-    return tirx.Evaluate(tirx.call_extern("void", "ts::fence_proxy_async_global"), call.span)
-
-
 def _issuer(cx: Any, groups: int) -> Any:
     return tirx.EQ(cx.tid % WARPGROUP if groups > 1 else cx.tid, tirx.IntImm("int32", 0))
 

@@ -14,9 +14,10 @@ from tilescale.compiler.checks.run import check
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.manual_stages import manual_stages
-from tilescale.compiler.passes.products import flat, name_of
+from tilescale.compiler.passes.products import flat
 from tilescale.compiler.passes.schedule import AHEAD, ROLES
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError

@@ -12,8 +12,8 @@ from tests.unit.cuda.emulated import empty
 from tests.unit.cuda.test_attention import arguments, chained, kernel
 from tilescale.compiler.checks.run import check
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
-from tilescale.compiler.passes.products import name_of
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.ops.attention import Tile

@@ -19,10 +19,10 @@ from tests.unit.passes.seeded_gpu import HOPPER, seeded, two_products
 from tilescale.arrays import as_numpy
 from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ops.tma import tma_store
 from tilescale.compiler.ops.wgmma import FREE, wgmma
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
-from tilescale.compiler.passes.products import name_of
 from tilescale.compiler.tvm_compat import structural_map, tirx
 from tilescale.ops import MODULES, host, load
 from tilescale.ops.case import Case, Op
