@@ -27,6 +27,7 @@ def copy(
     signal: Any = None,
     value: Any = None,
     signal_op: str | None = None,
+    blocking: bool = True,
     coalesced_width: int | None = None,
     disable_tma: bool = False,
     eviction_policy: str | None = None,
@@ -43,9 +44,13 @@ def copy(
             being the caller's; or, given memory instead of an integer, the operands themselves.
         signal: a counter of the destination's rank that is signalled when the copy is complete (with
         ``dst``). value, signal_op: what is done to it, as in ``T.signal``: 1 and "add" where they are left
-        out. coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside.
-        A layout says that threads copy, no
-            engine beside them; a width bounds what threads move (cp.async too), not TMA.
+        out.
+        blocking: False: the copy, from one tensor to another with ``dst`` and ``signal``, begins here and
+            goes on beside the statements behind it. It is complete where its signal is seen, and the signal
+            tells of it and of the executor's non-blocking copies before it, of nothing else.
+        coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside. A
+            layout says that threads copy, no engine beside them; a width bounds what threads move (cp.async
+            too), not TMA.
         disable_tma: TMA does not make this copy.
         eviction_policy: a hint for the cache, which is not given yet.
 
@@ -53,7 +58,7 @@ def copy(
         TileValueError: shapes that differ, both sides remote, a rank that cannot be.
         TileTypeError: a remote side that is not declared ``T.SymmTensor``.
     """
-    require_bools(disable_tma=disable_tma)
+    require_bools(disable_tma=disable_tma, blocking=blocking)
     args = list(operands)
     # behind two operands both words name ranks, also where an element of a tensor says which: dst=expert[t]
     if len(args) < 2 and (base.is_tile(src) or (src is not None and not args)):
@@ -110,6 +115,9 @@ def copy(
         to.buffer.store(tuple(to.mins), frm.buffer[tuple(frm.mins)])
         return
     words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
+    if not blocking:
+        _require_nonblocking(frm, to, side, signal)
+        words["nonblocking"] = True
     if side:
         emit(
             "remote_copy",
@@ -118,6 +126,33 @@ def copy(
         )
     else:
         emit("copy", [frm.ir(), to.ir()], words)
+
+
+def _require_nonblocking(frm: Region, to: Region, side: str, signal: Any) -> None:
+    """Refuses what cannot go on beside its executor."""
+    loc, b = source.current(), bld.current()
+    if side != "dst" or signal is None:
+        raise TileSyntaxError(
+            "blocking=False of a copy that nobody is told of",
+            loc=loc,
+            expected="dst= and signal=: its end is known by its signal alone",
+            hint="T.copy(A[i, 0], B[i, 0], dst=rank, signal=s[i], blocking=False)",
+        )
+    if b.reach != "device" or b.executor != "block":
+        raise TileSyntaxError(
+            f"a non-blocking copy of a {b.executor.name if b.reach == 'device' else b.reach}",
+            loc=loc,
+            expected="one of a block's, to another rank",
+            hint='T.copy(…, blocking=False) inside T.Scale("device"), outside of smaller scales',
+        )
+    for r in (frm, to):
+        if not r.buffer.scope.startswith("global"):
+            raise TileTypeError(
+                f"a non-blocking copy of {r.name}, which is no tensor",
+                loc=loc,
+                expected="a tensor on both sides: a tile may have other contents before it is read",
+                hint="blocking=True, or a T.copy of the tile to a tensor first",
+            )
 
 
 def _by_hand(
@@ -231,15 +266,15 @@ class RemoteCopy(Copy):
     ``attrs["signal_op"]`` does to it."""
 
     name = "remote_copy"
-    attributes = (*Copy.attributes, "side", "signal_op?")
+    attributes = (*Copy.attributes, "side", "signal_op?", "nonblocking?")
     plain = False
 
     def effects(self, call: Any) -> list[Access]:
-        side, owner = self.side(call), call.args[2]
+        side, owner, beside = self.side(call), call.args[2], self.queue(call) != ""
         told = [Access(call.args[3], "update", owner)] if self.tells(call) else []
         return [
-            Access(call.args[0], "read", owner if side == "src" else None),
-            Access(call.args[1], "write", owner if side == "dst" else None),
+            Access(call.args[0], "read", owner if side == "src" else None, asynchronous=beside),
+            Access(call.args[1], "write", owner if side == "dst" else None, asynchronous=beside),
             *told,
         ]
 
@@ -250,11 +285,14 @@ class RemoteCopy(Copy):
         """Whether it signals."""
         return len(call.args) > 4
 
+    def queue(self, call: Any) -> str:
+        return "put" if "nonblocking" in call.attrs and self.tells(call) else ""
+
     def stops(self, call: Any) -> bool:
         return self.tells(call)  # the signal is a step of its own: what was copied may land long before it
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import tiles
+        from tilescale.compiler.sim import flights, tiles
 
         side = self.side(call)
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
@@ -275,7 +313,15 @@ class RemoteCopy(Copy):
             assert signal is not None
             signal(ex, peer(ex))
 
-        return run if signal is None else with_signal
+        def beside(ex: Any, unit: Any) -> Iterator[str]:
+            run(ex)
+            yield "signal"
+            assert signal is not None
+            signal(ex, peer(ex), flights.Put(ex, unit))
+
+        if signal is None:
+            return run
+        return beside if self.queue(call) else with_signal
 
 
 class Filling(Copy):

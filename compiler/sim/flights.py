@@ -1,7 +1,8 @@
 """What runs beside the executor that issued it: products of the tensor cores and stores by TMA, in the
 scheduled programs of GPUs.
 
-An executor has a queue of each kind. What is in flight begins behind what its issuer did before and reads its
+An executor has a queue of each kind (``PUT``: a non-blocking copy to another rank, whose own signal says that
+it is complete; it moves when it is issued, and is nobody's to await). What is in flight begins behind what its issuer did before and reads its
 operands until it is awaited; an accumulator is nobody's until then. Products of one queue are complete in
 their order, so that one may add to what the one before it leaves. Stores are not ordered among each other,
 and waiting for them means that they have read what they store: what they write stays unordered to all else of
@@ -30,7 +31,25 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.rings import Ring
     from tilescale.compiler.sim.view import Placed
 
-PRODUCT, STORE = "product", "store"
+PRODUCT, STORE, PUT = "product", "store", "put"
+
+
+class Put:
+    """Who performs an executor's non-blocking puts, in the place of the executor where it signals: others
+    learn of the puts, and of what the executor had heard when it issued them, not of what it did itself."""
+
+    def __init__(self, ex: Executor, unit: AsyncUnit):
+        self.ex, self.unit = ex, unit
+        self.machine, self.number, self.now, self.block = ex.machine, unit.number, unit.now, ex.block
+        self.vc = unit.vc
+
+    def release(self) -> Any:
+        clock = self.unit.vc.copy()
+        clock[self.ex.number], clock[self.number] = 0, self.now
+        return clock
+
+    def where(self, site: Site, region: str = "") -> Where:
+        return self.unit.where(site, region)
 
 
 @dataclass
@@ -80,10 +99,10 @@ def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit, AsyncUnit]:
     q, number = queue(ex, kind), ex.root + offset + ex.linear
     q.now, q.number = q.now + 2, number
     clock = ex.vc.copy()
-    if kind == PRODUCT:
-        clock[number] = q.now - 1  # behind the products before it
+    if kind in (PRODUCT, PUT):
+        clock[number] = q.now - 1  # behind those before it
     reads = AsyncUnit(ex.machine, number, q.now - 1, clock, ex.name)
-    return reads, reads if kind == PRODUCT else AsyncUnit(ex.machine, number, q.now, clock, ex.name)
+    return reads, reads if kind in (PRODUCT, PUT) else AsyncUnit(ex.machine, number, q.now, clock, ex.name)
 
 
 def start(

@@ -219,9 +219,9 @@ class Preparation(Expressions):
 
     def signalling(
         self, call: Any, region: Any, amount: Any, op: str, peer: Value | None
-    ) -> Callable[[Any, int | None], None]:
+    ) -> Callable[..., None]:
         """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the
-        executor posted has landed by then."""
+        executor posted has landed by then. A third argument is who signals in the executor's place."""
         flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, written(call))
         self.made.signalled.setdefault(flag.info.name, []).append(
             Sending(site, flag, peer, _constant(region))
@@ -229,11 +229,11 @@ class Preparation(Expressions):
         if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
             self.made.ordered.add(flag.slot)
 
-        def run(ex: Any, owner: int | None) -> None:
+        def run(ex: Any, owner: int | None, by: Any = None) -> None:
             counter = flag.counter(ex, owner)
             if counter is not None:
                 ex.flush()
-                counter.signal(ex, value(ex), op, site)
+                counter.signal(ex if by is None else by, value(ex), op, site)
 
         return run
 
