@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import async_units, clusters, interleaving, matrices, ranks, threads
+from tilescale.compiler.emulator import async_units, clusters, interleaving, isa, matrices, ranks, threads
 from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.emulator.maps import TensorMap
 from tilescale.compiler.emulator.memory import (
@@ -454,6 +454,7 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
+            isa.check(name)
             function = (
                 FUNCTIONS.get(name)
                 or ranks.FUNCTIONS.get(name)
