@@ -14,7 +14,7 @@ class Target:
     all lowerings but those that it registers itself; "gpu": blocks are threads that share registers and
     shared memory. shared_bytes: what a block may have of it. wave: so many threads run in step. async_copies:
     threads copy from global to shared memory beside what they compute (PTX ISA, "cp.async"). tensor_copies:
-    one thread has boxes of tensors copied, which tell a barrier (PTX ISA, "cp.async.bulk.tensor").
+    one thread has boxes of tensors copied, and signal a barrier (PTX ISA, "cp.async.bulk.tensor").
     matrix_products: a warp multiplies fragments (PTX ISA, "mma"; of sparse operands "mma.sp").
     group_products: warpgroups multiply tiles in shared memory beside what they compute (PTX ISA, "wgmma").
     counting_barriers: barriers in shared memory count bytes that come (PTX ISA, "mbarrier.expect_tx").

@@ -227,7 +227,7 @@ class Copy(TileOp):
 @register
 class RemoteCopy(Copy):
     """``ts.remote_copy(src, dst, owner)``: a rank (block of the cluster) owns the side that ``attrs["side"]``
-    names, "src" or "dst". With two operands more, ``dst``'s owner is told of it: a counter and what
+    names, "src" or "dst". With two operands more, ``dst``'s owner is signalled: a counter and what
     ``attrs["signal_op"]`` does to it."""
 
     name = "remote_copy"
@@ -236,22 +236,22 @@ class RemoteCopy(Copy):
 
     def effects(self, call: Any) -> list[Access]:
         side, owner = self.side(call), call.args[2]
-        told = [Access(call.args[3], "update", owner)] if self.tells(call) else []
+        signalled = [Access(call.args[3], "update", owner)] if self.signals(call) else []
         return [
             Access(call.args[0], "read", owner if side == "src" else None),
             Access(call.args[1], "write", owner if side == "dst" else None),
-            *told,
+            *signalled,
         ]
 
     def side(self, call: Any) -> str:
         return str(call.attrs["side"])
 
-    def tells(self, call: Any) -> bool:
+    def signals(self, call: Any) -> bool:
         """Whether it signals."""
         return len(call.args) > 4
 
     def stops(self, call: Any) -> bool:
-        return self.tells(call)  # the signal is a step of its own: what was copied may land long before it
+        return self.signals(call)  # the signal is a step of its own: what was copied may land long before it
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import tiles
@@ -260,7 +260,7 @@ class RemoteCopy(Copy):
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
         signal = (
             cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer)
-            if self.tells(call)
+            if self.signals(call)
             else None
         )
 

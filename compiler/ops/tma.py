@@ -38,7 +38,7 @@ def await_stores(tile: Any, span: Any, complete: bool = False) -> Any:
 
 def fence_writes(span: Any) -> Any:
     """``ts.fence_writes()``: what threads wrote to tensors comes before what TMA stores there behind their
-    next meeting."""
+    next barrier."""
     return tirx.Evaluate(
         ir.Call("ts.fence_writes", [], attrs={"executor": "block"}, ret_ty=VOID, span=span), span
     )
@@ -141,7 +141,7 @@ class AwaitStores(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         # The thread that issued the stores waits for them. To everyone else they are its reads: who writes
-        # the tile behind this meets it.
+        # the tile behind this conflicts with it.
         return [Access(call.args[0], "read")]
 
     def simulate(self, call: Any, cx: Any) -> Any:

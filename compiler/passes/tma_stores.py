@@ -15,8 +15,8 @@ where TMA cannot store the tensor, threads store directly.
 
 TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole
 store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way, in
-kernels that tell other ranks nothing and meet no other blocks. Such a wait stands in front of an atomic
-update by the block's first thread, which tells blocks of what came before it, in front of what threads write
+kernels that signal no other ranks and synchronize with no other blocks. Such a wait stands in front of an
+atomic update by the block's first thread, which releases what came before it, in front of what threads write
 to the same tensor, and in front of a store that may touch what another statement stores.
 """
 
@@ -39,7 +39,7 @@ from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, fence_writes, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.products import has_producer, name_of, touched
-from tilescale.compiler.passes.roles import calls, meets
+from tilescale.compiler.passes.roles import calls, synchronizes
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -101,12 +101,12 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 
 def _tells_others(call: Any) -> bool:
-    """Whether a call meets other blocks, or signals."""
-    return meets(call) or REGISTRY[call.op.name].tells(call)
+    """Whether a call synchronizes with other blocks, or signals."""
+    return synchronizes(call) or REGISTRY[call.op.name].signals(call)
 
 
 def _updates(s: Any) -> list[Any]:
-    """The atomic updates of tensors in a statement, loads aside, which tell nobody anything."""
+    """The atomic updates of tensors in a statement, loads aside, which release nothing."""
     if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
         return []  # those inside are statements of their own
     found = [c for c in calls(s) if c.op.name == "ts.atomic" and str(c.attrs["kind"]) != "load"]

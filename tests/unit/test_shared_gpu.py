@@ -92,7 +92,7 @@ def test_it_refuses_by_name():
     program, _ = pipeline.run(kernel.trace(), PLAIN)
     with pytest.raises(
         TileSyntaxError,
-        match="a meeting of a warpgroup is not there on the gpu target: it needs barriers of part of a block",
+        match="a barrier of a warpgroup is not there on the gpu target: it needs barriers of part of a block",
     ):
         Lowering(program).run()
 
