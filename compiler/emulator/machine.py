@@ -181,6 +181,7 @@ class Emulator:
         for rank, at in enumerate(blocks):
             cluster.append(async_units.AsyncUnits(order, cluster))
             b = Block(n, dict(values), dict(memory), moments, rank * n, order.draw, cluster[-1], clocks)
+            b.wave = self.kernel.wave
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
                 b.values[var] = (

@@ -440,6 +440,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             device=self.device,
             ordered=launch.ordered,
             widths=self.widths,
+            wave=self.target.wave,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )
 

@@ -316,7 +316,8 @@ class _Walk:
             or t.memory in self.sent
             for t in self.pending
         )
-        if not whole and ex.name == "block" and ex.threads > WARPGROUP and all(a.within(b) for a, b in pairs):
+        parts = self.program.target.named_barriers and ex.name == "block" and ex.threads > WARPGROUP
+        if parts and not whole and all(a.within(b) for a, b in pairs):
             self.pending = [
                 t if t.owners is None else replace(t, grouped=True, fenced=t.fenced or fenced)
                 for t in self.pending
