@@ -10,7 +10,7 @@ from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.source import location
 from tilescale.compiler.ops.participants import as_meta, demands
 from tilescale.compiler.ops.print import dtype_code
-from tilescale.compiler.passes.residency import meets_ranks, shared_bytes
+from tilescale.compiler.passes.residency import shared_bytes, synchronizes_ranks
 from tilescale.errors import TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -88,7 +88,8 @@ def metadata(program: Any) -> dict[str, Any]:
         "returns": list(program.returns),
         "loc": location(program.loc),
         "launch_loc": location(launch.loc),
-        "collective": any(p["kind"] in ("symm", "signal") for p in params) or meets_ranks(program.func.body),
+        "collective": any(p["kind"] in ("symm", "signal") for p in params)
+        or synchronizes_ranks(program.func.body),
         "threads": launch.threads,
         "shared_bytes": shared_bytes(program),
         "demands": [as_meta(d) for d in demands(program)],

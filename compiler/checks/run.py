@@ -18,7 +18,7 @@ from tilescale.compiler.checks.explore import exhaust
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir.scales import MOST_BLOCKS
 from tilescale.compiler.passes.pipeline import tile_level
-from tilescale.compiler.passes.residency import meets_ranks, resident_blocks, waits_for_blocks
+from tilescale.compiler.passes.residency import resident_blocks, synchronizes_ranks, waits_for_blocks
 from tilescale.compiler.sim import numerics, schedule
 from tilescale.compiler.sim.counters import Counters
 from tilescale.compiler.sim.interleave import Interleaving
@@ -190,9 +190,9 @@ def unchecked(made: Prepared) -> set[str]:
     """What no run of a kernel says anything of: a launch begins and ends here as an ordered one does, alone
     and with all ranks."""
     program = made.program
-    alone = all(getattr(p.spec, "kind", "tensor") == "tensor" for p in program.params) and not meets_ranks(
-        program.func.body
-    )
+    alone = all(
+        getattr(p.spec, "kind", "tensor") == "tensor" for p in program.params
+    ) and not synchronizes_ranks(program.func.body)
     if program.launch.ordered or alone:
         return set()
     text = (

@@ -74,7 +74,7 @@ class Scales:
         self.executors.append((name, var, n))
         body = self.stmt(s.body)
         self.executors.pop()
-        if meets(s.body):
+        if synchronizes(s.body):
             return self._fork(var, n, body)
         return tirx.For(var, lit(0, "int32"), lit(n, "int32"), tirx.ForKind.SERIAL, body)
 
@@ -137,13 +137,13 @@ class Scales:
             self.tables[storage] = buf
         return self.tables[storage]
 
-    def numbered_meeting(self, number: Any, executors: int, site: Any) -> Any:
-        """So many executors of the block meet at one of its barriers."""
+    def numbered_barrier(self, number: Any, executors: int, site: Any) -> Any:
+        """So many executors of the block synchronize at one of its barriers."""
         self.waits = True
         return self.call("ts_barrier", -number, lit(executors, "int32"), site)
 
 
-def meets(body: Any) -> bool:
+def synchronizes(body: Any) -> bool:
     """Whether executors of a block may wait for one another (or for others) in a statement."""
     found: list[Any] = []
 
@@ -162,7 +162,7 @@ def any_fork(body: Any) -> bool:
     found: list[Any] = []
 
     def look(s: Any) -> None:
-        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS and meets(s.body):
+        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS and synchronizes(s.body):
             found.append(s)
 
     structural_walk(body, (tirx.AttrStmt, look))

@@ -67,17 +67,19 @@ class Clusters(lower.Lowering):
         address = tirx.call_extern("handle", "ts::cluster_address", tirx.buffer_data(buffer), number)
         return tirx.reinterpret(ir.PointerType(ir.PrimType(str(buffer.ty.dtype)), "shared"), address)
 
-    # -- counters and meetings
+    # -- counters and barriers
     # ----------------------------------------------------------------------------------------
     def cluster_barrier(self, call: Any) -> Any:
         """``T.barrier`` of the cluster's blocks: of all their threads, as each executor comes here."""
         return do("cluster_sync", span=call.span)
 
     def around(self) -> tuple[list[Any], list[Any]]:
-        """What a block does before and behind all else: counters are zero, and the cluster meets where its
-        blocks reach each other."""
+        """What a block does before and behind all else: counters are zero, and the cluster synchronizes where
+        its blocks reach each other."""
         # before sm_90 blocks of a cluster are blocks like others, unless they have to do with each other
-        call = next(iter(meets_cluster(self.program.func.body)), None) if not self.target.clusters else None
+        call = (
+            next(iter(cluster_operations(self.program.func.body)), None) if not self.target.clusters else None
+        )
         if call is not None:
             raise TileSyntaxError(
                 f"clusters need sm_90, and this is {self.target.arch}",
@@ -90,7 +92,7 @@ class Clusters(lower.Lowering):
         return ([*begins, tirx.Evaluate(tirx.call_extern("void", "__syncthreads"))] if begins else []), []
 
 
-def meets_cluster(body: Any) -> list[Any]:
+def cluster_operations(body: Any) -> list[Any]:
     """The operations of a kernel at the scale of the cluster that have to do with its other blocks."""
     found: list[Any] = []
 

@@ -25,7 +25,7 @@ from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import TileValueError
 
-#: the barrier at which consumers meet; 0 is that of __syncthreads, warpgroups have those behind it
+#: the barrier of the consumers; 0 is that of __syncthreads, warpgroups have those behind it
 CONSUMERS = 15
 
 
@@ -75,9 +75,9 @@ class Lowering(Clusters, Apart, MatrixStores):
         """One thread alone runs the producer's part."""
         return None if self.role == "producer" else super().holder()
 
-    # -- meetings
+    # -- barriers
     # -------------------------------------------------------------------------------------------------
-    def meeting(self, scope: str) -> Any:
+    def barrier_call(self, scope: str) -> Any:
         if scope == "warpgroup":
             number = self.tid // WARPGROUP + 1  # 0 is that of __syncthreads
             return tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WARPGROUP))
@@ -88,9 +88,9 @@ class Lowering(Clusters, Apart, MatrixStores):
                 tirx.IntImm("int32", CONSUMERS),
                 tirx.IntImm("int32", self.threads),
             )
-        return super().meeting(scope)
+        return super().barrier_call(scope)
 
-    def named_meeting(self, number: int, count: int) -> Any:
+    def named_barrier(self, number: int, count: int) -> Any:
         """At the author's number where this kernel does not use it itself."""
         if number not in self.named:
             groups, plan = self.threads // WARPGROUP, self.program.schedule

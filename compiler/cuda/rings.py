@@ -131,7 +131,7 @@ def release(cx: Any, token: Any) -> Any:
 
 def initialised(cx: Any) -> list[Any]:
     """One thread sets up all barriers. The fences make that visible to TMA (the asynchronous proxy) and the
-    meeting behind them to all threads, before anyone waits or arrives."""
+    barrier behind them to all threads, before anyone waits or arrives."""
     made = []
     for b in cx.barriers.values():
         threads = cx.threads if b.readers is None else len(b.readers) * WARPGROUP
@@ -147,8 +147,8 @@ def initialised(cx: Any) -> list[Any]:
     one = tirx.IfThenElse(
         tirx.EQ(cx.tid, widened(0, "int32")), tirx.SeqStmt([*made, call("fence_mbarrier_init")]), None
     )
-    meeting = "ts::cluster_begins" if any(b.shared for b in cx.barriers.values()) else "__syncthreads"
-    return [one, tirx.Evaluate(tirx.call_extern("void", meeting))]
+    barrier = "ts::cluster_begins" if any(b.shared for b in cx.barriers.values()) else "__syncthreads"
+    return [one, tirx.Evaluate(tirx.call_extern("void", barrier))]
 
 
 def ended(cx: Any, producer: Any) -> list[Any]:

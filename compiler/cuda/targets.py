@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import re
 
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.target import Target
 from tilescale.errors import TileError, TileValueError
 
@@ -65,7 +66,8 @@ def target(arch: str = DEFAULT_ARCH) -> Target:
         arch,
         "gpu",
         shared_bytes=SHARED[number],
-        wave=32,
+        wave=WARP,
+        named_barriers=True,
         async_copies=number >= 80,
         matrix_products=number >= 80,
         tensor_copies=hopper,

@@ -2,9 +2,9 @@
 
 Where a product has fewer rows than a block's warpgroups could take, one of them runs it and what is computed
 over its accumulator, and the others skip both (layout.Fragment.first_thread says which). With one text for
-all of them these are branches, and ptxas awaits every product where ways meet. So each warpgroup gets a copy
+all of them these are branches, and ptxas awaits every product where ways join. So each warpgroup gets a copy
 of the consumers' text: what it skips is not in it, and what it issues stays under way across what others do.
-Meetings stand in all copies in the same order, since they stand outside of what is skipped.
+Barriers stand in all copies in the same order, since they stand outside of what is skipped.
 
 A wait for products names how many of those issued later may still run. That number is the warpgroup's own:
 what it skipped is not in its queue (`Apart.await_own`).
@@ -58,7 +58,7 @@ class Apart(lower.Lowering):
     flying: list[bool]
     #: whether this warpgroup may have written shared memory since its last proxy fence
     wrote: bool = True
-    #: the last large tile in registers that it computed since it last met others
+    #: the last large tile in registers that it computed since its last barrier with others
     computed: Any = None
 
     def apart(self, consumer: Any) -> Any:
@@ -180,8 +180,8 @@ class Apart(lower.Lowering):
                 self.computed = a.buffer
             self.wrote = self.wrote or not in_registers(a.buffer)
 
-    def before_meeting(self, proxy: bool) -> list[Any]:
-        """What stands in front of a meeting: a proxy fence, where it asks for one and this warpgroup wrote
+    def before_barrier(self, proxy: bool) -> list[Any]:
+        """What stands in front of a barrier: a proxy fence, where it asks for one and this warpgroup wrote
         since its last. ptxas moves arithmetic behind a barrier, where others wait for it; in front of it it
         fills the time that this warpgroup waits. (Not while products are under way, each of which would be
         awaited where a block ends.)"""

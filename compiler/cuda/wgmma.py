@@ -77,7 +77,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     issued = [do("wgmma_fence", span=call.span), *steps, do("wgmma_commit", span=call.span)]
     if (
         own_m * down > m and cx.group is None
-    ):  # some warpgroups have padding alone; nothing is in flight where their ways meet
+    ):  # some warpgroups have padding alone; nothing is in flight where their ways join
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
         mine = digit(group, 1, down, across == 1) < m // own_m
         return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])
@@ -221,9 +221,9 @@ def computed(held: Any) -> list[Any]:
 
 def ping_pong(cx: Any, what: str, span: Any) -> Any:
     """A turn at the tensor cores taken or given (`ops.wgmma.PingPongBarrier`): a named barrier for each
-    warpgroup, at which it meets the one before it in the circle, which arrives without waiting. Each barrier
-    sees as many arrivals as waits: "first" arrives for the last warpgroup, whose last "pass" it is that
-    "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes what
+    warpgroup, at which it waits for the one before it in the circle, which arrives without waiting. Each
+    barrier sees as many arrivals as waits: "first" arrives for the last warpgroup, whose last "pass" it is
+    that "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes what
     follows, such as matrix descriptors, in each lane."""
     groups = cx.threads // WARPGROUP
     number = lambda x: tirx.IntImm("int32", x)  # noqa: E731

@@ -31,11 +31,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tilescale.compiler.cuda.ops import gemm
 from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, wait_asked
 from tilescale.compiler.gpu.build import at
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.kernel import placed
+from tilescale.compiler.gpu.ops.gemm import operand, unrolled
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
@@ -49,8 +49,8 @@ from tilescale.compiler.tvm_compat import tirx
 def emit(cx: Any, call: Any) -> Any:
     """C += A · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for."""
     k, n = dense_shape(call)[1], int(call.args[2].region[matrix_axes(call.args[2])[1]].extent)
-    a = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"]))
-    b = gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
+    a = operand(cx, call.args[0], bool(call.attrs["trans_a"]))
+    b = operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
     held = cx.places[call.args[2].source]
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
@@ -123,10 +123,10 @@ def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) ->
     if wide == 16:
         value = tirx.bitwise_or(value, tirx.shift_left(read(8), tirx.const(16, "uint32")))
     store = tirx.BufferStore(into, value, [block * words + word], call.span)
-    loads = [tirx.Bind(first, begin), gemm.unrolled(block, blocks, gemm.unrolled(word, words, store))]
+    loads = [tirx.Bind(first, begin), unrolled(block, blocks, unrolled(word, words, store))]
     u = tirx.Var("u", "int32")
     cx.head += [
         tirx.AllocBuffer(into, {}, call.span),
-        gemm.unrolled(u, blocks * words, tirx.BufferStore(into, tirx.const(0, "uint32"), [u])),
+        unrolled(u, blocks * words, tirx.BufferStore(into, tirx.const(0, "uint32"), [u])),
     ]
     return loads

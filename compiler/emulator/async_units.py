@@ -17,18 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.emulator import isa
 from tilescale.compiler.emulator.copies import Copies, EmulationError, overlap
 from tilescale.compiler.emulator.interleaving import Interleaving
 from tilescale.compiler.emulator.maps import TensorMap
-from tilescale.compiler.emulator.products import SWIZZLE_OF, Held, Product, factors, in_memory
+from tilescale.compiler.emulator.products import SWIZZLE_OF, Held, Product, accumulates, factors, in_memory
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
-from tilescale.compiler.layout.tensor_cores import KINDS
 from tilescale.compiler.ops.gemm_sp import expanded
 from tilescale.compiler.sim import numerics
+from tilescale.errors import InternalError
 
-#: an instruction's word for an operand's dtype
-DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 #: what an accumulator holds while products are under way
 UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
@@ -543,52 +542,55 @@ def descriptor(swizzle: int) -> Callable[..., Any]:
 
 def product(name: str) -> Callable[..., None]:
     """``ts::wgmma_m64n256k16_bf16_01``, ``ts::wgmma_m64n256k32_e4m3_e5m2_00``."""
-    shape, *kinds, trans = name.removeprefix("ts::wgmma_").split("_")
-    n = int(shape.partition("n")[2].partition("k")[0])
-    dtypes = DTYPES[kinds[0]], DTYPES[kinds[-1]]
-    sums = "int32" if dtypes[0] in ("int8", "uint8") else "float32"
+    made = isa.wgmma(name)
+    dtypes, sums = _types(made, name)
 
     def run(b: Any, m: Any, d: Any, a: Any, bb: Any, keep: Any) -> None:
+        accumulates(d, sums, name)
         for g in _groups(b, m):
             mine = np.zeros(m.shape, bool)
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
             base = int(one(mine, d.index))
             key = (id(d.memory), g, base)
-            right = (int(one(mine, bb)), n, trans[1] == "1")
+            right = (int(one(mine, bb)), made.n, made.across[1])
             left: Any = None
-            if trans[0] == "r":
+            if made.held:
                 f = wgmma_a(8 * np.dtype(numerics.storage(dtypes[0])).itemsize)
                 index = np.indices(f.shape)
                 left = Held(
                     a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index)
                 )
             else:
-                left = (int(one(mine, a)), 64, trans[0] == "1")
+                left = (int(one(mine, a)), 64, made.across[0])
             b.units.issue(
                 g,
                 d.memory.data,
                 base,
-                n,
+                made.n,
                 Product(key, left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b),
             )
 
     return run
 
 
+def _types(made: isa.Wgmma, name: str) -> tuple[tuple[str, str], str]:
+    """The dtypes of an instruction's operands and of its accumulator."""
+    if made.sums == "f16":
+        raise InternalError(f"the emulator has no accumulators of 16 bits ({name})")
+    return (isa.DTYPES[made.a], isa.DTYPES[made.b]), isa.SUMS[made.sums]
+
+
 def sparse_product(name: str) -> Callable[..., None]:
     """``ts::wgmma_sp_m64n256k32_bf16_01_s0``."""
-    shape, *kinds, trans, selector = name.removeprefix("ts::wgmma_sp_").split("_")
-    n, dtypes, pair = (
-        int(shape.partition("n")[2].partition("k")[0]),
-        (DTYPES[kinds[0]], DTYPES[kinds[-1]]),
-        int(selector[1:]),
-    )
-    sums = "int32" if dtypes[0] in ("int8", "uint8") else "float32"
+    instruction = isa.wgmma(name)
+    dtypes, sums = _types(instruction, name)
+    n, across, pair = instruction.n, instruction.across, instruction.selector or 0
     size = numerics.storage(dtypes[0]).itemsize
-    if size == 4 or size == 1 and pair:
-        raise EmulationError(f"{name} is no instruction")
+    if size == 4 or instruction.held:  # of tf32 one in each two is kept, which T.gemm_sp does not have
+        raise InternalError(f"the emulator does not know {name}")
 
     def run(b: Any, m: Any, d: Any, a: Any, bb: Any, places: Any, keep: Any) -> None:
+        accumulates(d, sums, name)
         for g in _groups(b, m):
             mine = np.zeros(m.shape, bool)
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
@@ -598,7 +600,7 @@ def sparse_product(name: str) -> Callable[..., None]:
             def words(who: Any = who, at: int = at) -> Any:
                 return places.memory.data[who, at].reshape(4, 8, 4)  # warp, lane // 4, lane % 4
 
-            left, right = (int(one(mine, a)), 64, trans[0] == "1"), (int(one(mine, bb)), n, trans[1] == "1")
+            left, right = (int(one(mine, a)), 64, across[0]), (int(one(mine, bb)), n, across[1])
             made = Product(
                 (id(d.memory), g, base), left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b
             )

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import async_units, clusters, interleaving, matrices, ranks, threads
+from tilescale.compiler.emulator import async_units, clusters, interleaving, isa, matrices, ranks, threads
 from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.emulator.maps import TensorMap
 from tilescale.compiler.emulator.memory import (
@@ -182,6 +182,7 @@ class Emulator:
         for rank, at in enumerate(blocks):
             cluster.append(async_units.AsyncUnits(order, cluster))
             b = Block(n, dict(values), dict(memory), moments, rank * n, order.draw, cluster[-1], clocks)
+            b.wave = self.kernel.wave
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
                 b.values[var] = (
@@ -457,6 +458,7 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
+            isa.check(name)
             function = (
                 FUNCTIONS.get(name)
                 or ranks.FUNCTIONS.get(name)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import async_units
+from tilescale.compiler.emulator import isa
 from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, encoded, load, store
-from tilescale.compiler.emulator.products import factors
+from tilescale.compiler.emulator.products import accumulates, factors
 from tilescale.compiler.emulator.threads import whole_warps
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
@@ -93,9 +93,10 @@ def _each(b: Block, m: Any, what: str) -> Any:
 
 def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     a_at, b_at, c_at = _Places(mma_a(bits)), _Places(mma_b(bits)), _Places(mma_accumulator())
-    wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
+    wide, sums = (np.float64, "float32") if a_dtype in numerics.FLOATS else (np.int64, "int32")
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
+        accumulates(d, sums, f"mma.sync of {a_dtype}")
         warps = _each(b, m, "mma")
         x = factors(pa.memory.data[a_at.of(pa, warps)], a_dtype).astype(wide)
         y = factors(pb.memory.data[b_at.of(pb, warps)], b_dtype).astype(wide)
@@ -111,6 +112,7 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
     a_at, b_at, c_at = _Places(mma_a(16)), _Places(mma_b(16)), _Places(mma_accumulator())
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
+        accumulates(d, "float32", f"mma.sp of {dtype}")
         words = np.broadcast_to(where, m.shape).astype(np.uint32)
         for w in whole_warps(b, m, "mma.sp"):
             get = lambda f, p, w=w: factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)  # noqa: E731
@@ -145,9 +147,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
     "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
     **{
-        f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(
-            async_units.DTYPES[x], async_units.DTYPES[y], 8
-        )
+        f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(isa.DTYPES[x], isa.DTYPES[y], 8)
         for kinds in (("s8", "u8"), ("e4m3", "e5m2"))
         for x in kinds
         for y in kinds

@@ -152,6 +152,8 @@ class Block:
     #: the threads that have not awaited the launches in front yet; None where there are none
     early: Any = None
     failed: list[int] = field(default_factory=list)
+    #: threads that run in step and give each other values
+    wave: int = WARP
     #: where several blocks run in turns: all ranks, and which block this is (`ranks`)
     world: Any = None
     task: Any = None

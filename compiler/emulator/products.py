@@ -64,6 +64,15 @@ def factors(stored: Any, dtype: str) -> Any:
     return tiles.tf32(stored) if dtype == "float32" else numerics.decode(stored, dtype)
 
 
+def accumulates(d: Any, sums: str, name: str) -> None:
+    """
+    Raises:
+        EmulationError: an accumulator has another dtype than its instruction writes.
+    """
+    if d.memory.data.dtype != sums:
+        raise EmulationError(f"{name} writes {sums}, and its accumulator is of {d.memory.data.dtype}")
+
+
 def operand(p: Product, which: int) -> Any:
     """The first byte of each element of an operand, 32 bytes of each row (64 beside one that keeps two in
     four), by its descriptor (PTX ISA, "Matrix Descriptor Format", "Strides"). Across rows there are 16-bit

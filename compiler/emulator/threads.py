@@ -30,33 +30,33 @@ def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:
 
 
 def uniform(b: Block, m: Any, value: Any) -> Any:
-    """A value that the program says is the same in all lanes of a warp."""
+    """A value that the program says is the same in all lanes of a wave."""
     v = np.broadcast_to(value, m.shape)
-    for w in range(0, b.threads, WARP):
-        here = m[w : w + WARP]
-        if here.any() and not here.all() or len(set(v[w : w + WARP][here])) > 1:
+    for w in range(0, b.threads, b.wave):
+        here = m[w : w + b.wave]
+        if here.any() and not here.all() or len(set(v[w : w + b.wave][here])) > 1:
             raise EmulationError("a value is not the same in all lanes of a warp")
     return value
 
 
 def vote(b: Block, m: Any, test: Any) -> Any:
-    """Whether one of a warp's lanes says so, all of which must be there."""
+    """Whether one of a wave's lanes says so, all of which must be there."""
     said, found = np.broadcast_to(test, m.shape) & m, np.zeros(b.threads, bool)
     for w in whole_warps(b, m, "a vote"):
-        found[w * WARP : (w + 1) * WARP] = said[w * WARP : (w + 1) * WARP].any()
+        found[w * b.wave : (w + 1) * b.wave] = said[w * b.wave : (w + 1) * b.wave].any()
     return found
 
 
 def shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
-    """The instruction names all lanes of the warp, so all that the block has must be there, partners or
-    not."""
+    """A lane's partner must run it too. NVIDIA's instruction names all lanes of the warp: all that the block
+    has must be there, partners or not."""
     lanes = np.arange(b.threads)
-    warps = lanes // WARP
-    if not m[np.isin(warps, warps[m])].all():
-        raise EmulationError("a shuffle in part of a warp")
+    waves = lanes // b.wave
     there = lanes ^ int(np.asarray(mask).ravel()[0])
-    if there.max() >= b.threads or (there // WARP != warps).any():
+    if there.max() >= b.threads or (there // b.wave != waves).any():
         raise EmulationError("a shuffle with a lane that there is not")
+    if not m[np.isin(waves, waves[m]) if b.wave == WARP else there[m]].all():
+        raise EmulationError("a shuffle in part of a warp")
     return np.broadcast_to(value, m.shape)[there]
 
 
@@ -74,7 +74,7 @@ def lane(kind: str) -> Callable[..., Any]:
 
 
 def whole_warps(b: Block, m: Any, what: str) -> list[int]:
-    warps = m.reshape(-1, WARP) if b.threads % WARP == 0 else np.zeros((0, WARP), bool)
+    warps = m.reshape(-1, b.wave) if b.threads % b.wave == 0 else np.zeros((0, b.wave), bool)
     if not (warps.all(1) | ~warps.any(1)).all() or not len(warps):
         raise EmulationError(f"{what} in part of a warp")
     return [w for w in range(len(warps)) if warps[w].all()]

@@ -183,9 +183,9 @@ class Scale:
     """Says at which scale the statements inside act: ``with T.Scale("device") as (rank, n):``.
 
     thread, warp, warpgroup and block name the executor: statements run once for each. cta_cluster, grid and
-    device name the reach: with whom a barrier meets, whose memory a copy touches. The two values are the own
-    index and the count; of a cluster the index may be one along each axis: ``with T.Scale("cta_cluster") as
-    (x, y), n:``.
+    device name the reach: with whom a barrier synchronizes, whose memory a copy touches. The two values are
+    the own index and the count; of a cluster the index may be one along each axis: ``with
+    T.Scale("cta_cluster") as (x, y), n:``.
 
     Args:
         team: with "device", some ranks of what encloses this: a list of ints, or a range, also of device

@@ -2,7 +2,7 @@
 
 No block ends early. The rest becomes the other side of the ``if``, or is guarded by a flag where the
 ``return`` stands deeper, so that what a target puts at a kernel's end (an exit flag, the end of a cluster
-whose blocks reach into each other) is still done by all blocks. What is left out must not be a meeting with
+whose blocks reach into each other) is still done by all blocks. What is left out must not be a barrier with
 other blocks, which would wait for ever. That is refused, unless all blocks decide alike.
 """
 
@@ -148,7 +148,7 @@ class _Guard:
 
 
 class _Meetings:
-    """Refuses a return that other blocks would wait for: behind it, or in a loop around it, stands a meeting
+    """Refuses a return that other blocks would wait for: behind it, or in a loop around it, stands a barrier
     of blocks, and the conditions under which it stands may hold in some blocks and not in others."""
 
     def __init__(self, block_vars: list[Any]):
@@ -177,13 +177,13 @@ class _Meetings:
             ]
             self.visit(s.body, inner)
             if _returns(s.body):  # the next round comes behind the return, too
-                self.meets(s.body)
+                self.check_barriers(s.body)
         elif isinstance(s, tirx.AttrStmt):
             self.visit(s.body, conditions)
         elif _is_return(s):
             self.pending.append((s, min(conditions, key=ALIKE.index, default="device")))
         else:
-            self.meets(s)
+            self.check_barriers(s)
 
     def scale_of(self, e: Any) -> str:
         found = ["device"]
@@ -201,14 +201,14 @@ class _Meetings:
             "" if name.startswith("ts.") and not name.startswith(("ts.math.", "ts.scale_count")) else "device"
         )
 
-    def meets(self, s: Any) -> None:
+    def check_barriers(self, s: Any) -> None:
         from tilescale.compiler.ir.operations import find
 
         calls: list[Any] = []
         structural_walk(s, (ir.Call, calls.append))
         for call in calls:
             op = find(call)
-            reach = op.meets(call) if op is not None else ""
+            reach = op.synchronizes(call) if op is not None else ""
             left = [
                 at
                 for at, alike in self.pending
@@ -218,9 +218,9 @@ class _Meetings:
                 there = source.loc_of(call.span)
                 raise TileSyntaxError(
                     f"blocks that return here never come to line {there.line if there else '?'}, where all "
-                    f"blocks of the {reach} meet",
+                    f"blocks of the {reach} synchronize",
                     loc=source.loc_of(left[0].span),
                     expected="a condition that is the same in all of them, of the kernel's numbers and "
                     "extents alone",
-                    hint="an `if` around what a block leaves out, and the meeting behind it",
+                    hint="an `if` around what a block leaves out, and the barrier behind it",
                 )

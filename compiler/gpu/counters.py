@@ -1,10 +1,10 @@
 """Counters in shared memory (T.alloc_signal), and the shared memory of other blocks, where a target reaches
 it.
 
-Order. A counter is added to, or set, by one thread for its executor, whose threads meet in front of that
-(passes/insert_barriers.py): what all of them did happens before the release, by cumulativity. One thread
-waits, with acquire, and the executor's threads meet behind it. The scope is the block's for counters that a
-block signals itself, the cluster's inside ``T.Scale("cta_cluster")``, on both sides.
+Order. A counter is added to, or set, by one thread for its executor, whose threads synchronize in front of
+that (passes/insert_barriers.py): what all of them did happens before the release, by cumulativity. One thread
+waits, with acquire, and the executor's threads synchronize behind it. The scope is the block's for counters
+that a block signals itself, the cluster's inside ``T.Scale("cta_cluster")``, on both sides.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
@@ -36,7 +37,7 @@ class ThreadKernel:
     flags at both ends of the launch; those are left out where it is not ``ordered``. team: the code holds
     ts_enter and ts_leave. maps: what the launcher makes of parameters beside passing them on; on NVIDIA's
     GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled program) that threads make in vectors →
-    the bytes of one.
+    the bytes of one. wave: threads that run in step (`Target.wave`).
     """
 
     func: Any
@@ -55,6 +56,7 @@ class ThreadKernel:
     device: bool = False
     ordered: bool = True
     team: bool = False
+    wave: int = WARP
     widths: dict[Any, int] = field(default_factory=dict, compare=False)
 
 

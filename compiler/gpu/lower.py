@@ -242,31 +242,31 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
     # -- instructions
     # ---------------------------------------------------------------------------------------------
     def sync(self, scope: str, why: str, proxy: bool = False) -> Any:
-        """The threads of an executor meet. ``proxy``: each makes its own writes of shared memory visible to
-        the asynchronous proxy first; whoever starts an engine behind the meeting then comes after all of them
-        (PTX ISA, "Memory Consistency Model", "Proxies")."""
-        ahead = self.before_meeting(proxy)
+        """The threads of an executor synchronize. ``proxy``: each makes its own writes of shared memory
+        visible to the asynchronous proxy first; whoever starts an engine behind the barrier then comes after
+        all of them (PTX ISA, "Memory Consistency Model", "Proxies")."""
+        ahead = self.before_barrier(proxy)
         if self.executor.threads == 1:
             return sequence(ahead)
-        made = self.meeting(scope)
+        made = self.barrier_call(scope)
         return sequence(
             [*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))]
         )
 
-    def meeting(self, scope: str) -> Any:
-        """The call by which threads meet."""
+    def barrier_call(self, scope: str) -> Any:
+        """The call by which threads synchronize."""
         if scope not in ("block", "warp"):
-            raise self.refused(f"a meeting of a {scope}", "barriers of part of a block")
+            raise self.refused(f"a barrier of a {scope}", "barriers of part of a block")
         return tirx.call_extern("void", "__syncthreads" if scope == "block" else "__syncwarp")
 
-    def numbered_meeting(self, number: int, count: int) -> Any:
-        """Threads of the block meet at one of its barriers."""
+    def numbered_barrier(self, number: int, count: int) -> Any:
+        """Threads of the block synchronize at one of its barriers."""
         if number == OF_WARPS or number == 0 and count == self.threads:
-            return tirx.Evaluate(self.meeting("warp" if number == OF_WARPS else "block"))
-        return self.named_meeting(number, count)
+            return tirx.Evaluate(self.barrier_call("warp" if number == OF_WARPS else "block"))
+        return self.named_barrier(number, count)
 
-    def named_meeting(self, number: int, count: int) -> Any:
-        """A meeting of some of its threads."""
+    def named_barrier(self, number: int, count: int) -> Any:
+        """A barrier of some of its threads."""
         raise self.refused(
             f"T.sync_threads of {count} threads of {self.threads}", "barriers of part of a block"
         )
@@ -311,8 +311,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
     def did(self, accesses: Sequence[Any], made: Any) -> None:
         """A statement, with its accesses, stands behind what was made so far."""
 
-    def before_meeting(self, proxy: bool) -> list[Any]:
-        """What stands in front of a meeting."""
+    def before_barrier(self, proxy: bool) -> list[Any]:
+        """What stands in front of a barrier."""
         return []
 
     # -- statements
@@ -403,7 +403,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
     def around(self) -> tuple[list[Any], list[Any]]:
         """What a block does before and behind all else: counters are zero."""
         begins = self.zeroing()
-        return ([*begins, tirx.Evaluate(self.meeting("block"))] if begins else []), []
+        return ([*begins, tirx.Evaluate(self.barrier_call("block"))] if begins else []), []
 
     def own_params(self, body: Any) -> list[tuple[Any, Source]]:
         """The parameters for the kernel's own."""
@@ -440,6 +440,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             device=self.device,
             ordered=launch.ordered,
             widths=self.widths,
+            wave=self.target.wave,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )
 

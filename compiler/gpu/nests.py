@@ -85,7 +85,7 @@ class NestLowering(State):
 
     def _deciding(self, nest: Nest, loop: Loop) -> list[bool] | None:
         """Which digits of the slots decide about the condition around a nest's whole body, where the others
-        are so many that a branch is worth its while and the condition is one of whole warps' registers; None
+        are so many that a branch is worth its while and the condition is one of whole waves' registers; None
         where there is no such condition."""
         s = nest.body
         if (
@@ -112,7 +112,7 @@ class NestLowering(State):
     def _decided(
         self, nest: Nest, loop: Loop, starts: list[Any], around: list[tuple[Any, int]], outer: list[bool]
     ) -> Any:
-        """The loops, those of the deciding digits outside, and a branch in them that a warp takes if one of
+        """The loops, those of the deciding digits outside, and a branch in them that a wave takes if one of
         its lanes does."""
         zero = tirx.IntImm("int32", 0)
         counters = [v for v, _ in around]
@@ -129,9 +129,9 @@ class NestLowering(State):
         return self.loops(nest, body, [a for a, o in zip(around, outer, strict=True) if o])
 
     def by_those(self, loop: Loop, body: Any) -> Any:
-        """The body for the warps that have any of a nest's iterations."""
+        """The body for the waves that have any of a nest's iterations."""
         for axis in range(len(loop.vars)):
-            p = idle(loop, axis)
+            p = idle(loop, axis, self.target.wave)
             if p is not None:
                 mine = digit(
                     self.thread(), p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads
@@ -338,7 +338,9 @@ class NestLowering(State):
             extent, reach = loop.extents[axis], loop.fragment.shape[axis]
             mine = [total >= 0] if loop.shifts[axis] else []
             mine += (
-                [total < extent] if reach - loop.shifts[axis] > extent and idle(loop, axis) is None else []
+                [total < extent]
+                if reach - loop.shifts[axis] > extent and idle(loop, axis, self.target.wave) is None
+                else []
             )
             tests += [t for t in mine if not self.analyzer.can_prove(t)]
             if isinstance(total, tirx.IntImm) or not hasattr(total, "a"):

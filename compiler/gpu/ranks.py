@@ -1,8 +1,8 @@
-"""What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and meetings
+"""What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and barriers
 (include/ts/team.cuh).
 
-One thread of an executor signals, waits or meets for all of its threads, which meet in front of it (signal)
-or behind it (wait): those meetings are statements of their own (passes/insert_barriers.py). Symmetric memory
+One thread of an executor signals or waits for all of its threads, which synchronize in front of it (signal)
+or behind it (wait): those barriers are statements of their own (passes/insert_barriers.py). Symmetric memory
 is read and written by plain loads and stores, never by TMA or through the non-coherent cache.
 """
 
@@ -135,7 +135,7 @@ class Ranks(State):
     # -----------------------------------------------------------------------------------------------
     def remote_atomic(self, call: Any) -> Any:
         """An update of a rank's memory at the scope of the system: a statement, or the value before it. The
-        executor's threads have met in front of it and meet behind it (`TileOp.order`), so its release and
+        executor's threads synchronize in front of it and behind it (`TileOp.order`), so its release and
         acquire are those of all of them."""
         region, value, peer = call.args
         site = self.site("atomic", region.source.name, call)
@@ -161,7 +161,7 @@ class Ranks(State):
     def _long(self, value: Any) -> Any:
         return widened(self.scalar(value), "int64")
 
-    # -- meetings
+    # -- barriers
     # -----------------------------------------------------------------------------------------------------
     def barrier(self, call: Any) -> Any:
         """``T.barrier`` of all blocks of this rank, or of all ranks."""
@@ -181,7 +181,7 @@ class Ranks(State):
         """The same block of every rank."""
         if self.executor.name != "block":
             raise self.refused(
-                f"a collective of ranks inside T.Scale({self.executor.name!r})", "one meeting a block"
+                f"a collective of ranks inside T.Scale({self.executor.name!r})", "one barrier a block"
             )
         self.device = True
         site = self.site("collective", "", call)
@@ -190,7 +190,8 @@ class Ranks(State):
         return self.once(do("team_sync", self.of_launch("team"), site, span=call.span))
 
     def _among(self, call: Any) -> Any:
-        """The members of the team inside the kernel that meets in ``call``; None where it is everyone."""
+        """The members of the team inside the kernel that synchronizes in ``call``; None where it is
+        everyone."""
         among, _ = team_of_call(call)
         if among is None:
             return None

@@ -63,7 +63,7 @@ class State:
         self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
         self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
         self.raw = self.block
-        #: blocks can tell each other something through tensors: atomic updates carry what was written before
+        #: blocks can signal each other through tensors: atomic updates carry what was written before
         #: them
         self.publishes = bool(published(program))
         self.arena = arena(max(1, program.arena_bytes))

@@ -49,8 +49,8 @@ class Lowering:
         return False
 
     def exchange(self, call: Any, cx: Any) -> list[Any] | None:
-        """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is
-        a :class:`tilescale.compiler.passes.convert_layouts.Exchange`, which knows all layouts."""
+        """On GPUs: the call as several, the parts between which threads synchronize; None where it is one.
+        ``cx`` is a :class:`tilescale.compiler.passes.convert_layouts.Exchange`, which knows all layouts."""
         return None
 
 

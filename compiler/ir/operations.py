@@ -55,7 +55,7 @@ class TileOp:
     #: it moves a part of a tensor into a stage of the ring ``attrs["ring"]``, and is complete where its round
     #: is awaited
     fills: ClassVar[bool] = False
-    #: the ring's own barriers order what it writes: no meeting of threads has to
+    #: the ring's own barriers order what it writes: no barrier of threads has to
     guarded: ClassVar[bool] = False
     #: what ``simulate`` gives is a generator, which stops where it has to wait for others
     waits: ClassVar[bool] = False
@@ -87,18 +87,18 @@ class TileOp:
         where it only moves them, or multiplies tiles (``multiplies``)."""
         return 0
 
-    def meets(self, call: Any) -> str:
-        """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where
-        they need not."""
+    def synchronizes(self, call: Any) -> str:
+        """The scale, from the cluster outward, whose blocks all come to this call before one goes on; ""
+        where they need not."""
         return ""
 
-    def tells(self, call: Any) -> bool:
-        """Whether it signals a counter, so that others go on who waited for it."""
+    def signals(self, call: Any) -> bool:
+        """Whether it updates a counter for which others wait."""
         return False
 
     def acquires(self, call: Any) -> bool:
         """Whether accesses of other blocks or ranks may be known to have happened behind it."""
-        return self.meets(call) != ""
+        return self.synchronizes(call) != ""
 
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between
@@ -120,8 +120,8 @@ class TileOp:
         return None
 
     def order(self, call: Any) -> tuple[bool, bool]:
-        """On GPUs, of what one thread does for all of its executor: whether it tells others (what all threads
-        did comes before it), and whether it hears of them (what all threads do comes behind it)."""
+        """On GPUs, of what one thread does for all of its executor: whether it releases (what all threads did
+        comes before it), and whether it acquires (what all threads do comes behind it)."""
         return False, False
 
     def simulate(self, call: Any, cx: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout import Fragment, Piece
 
 
@@ -12,17 +11,18 @@ def axis_of(call: Any) -> int:
     return int(call.attrs["axis"]) % len(call.args[0].region)
 
 
-def digits_across(held: Fragment, axis: int) -> tuple[list[Piece], list[Piece]]:
-    """The digits of an axis that are folded by shuffles, and those that go through shared memory."""
+def digits_across(held: Fragment, axis: int, wave: int) -> tuple[list[Piece], list[Piece]]:
+    """The digits of an axis that are folded by shuffles, which reach the threads of a ``wave``, and those
+    that go through shared memory."""
     mine = [p for p in held.pieces if p.axis == axis and p.to == "thread"]
     power = lambda n: n & (n - 1) == 0  # noqa: E731
     near, far = [], []
     for p in sorted(mine, key=lambda p: p.stride):
-        whole_warps = held.threads % WARP == 0 or held.threads < WARP and power(held.threads)
-        if not whole_warps or not power(p.stride) or not power(p.extent) or p.stride >= WARP:
+        whole = held.threads % wave == 0 or held.threads < wave and power(held.threads)
+        if not whole or not power(p.stride) or not power(p.extent) or p.stride >= wave:
             far.append(p)
-        elif p.stride * p.extent > WARP:
-            low, high = p.split(WARP // p.stride)
+        elif p.stride * p.extent > wave:
+            low, high = p.split(wave // p.stride)
             near.append(low)
             far.append(high)
         else:

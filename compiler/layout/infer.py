@@ -251,9 +251,8 @@ class Solver:
                 and u.call.args[0].source.same_as(buffer)
             ):
                 reduced.append(int(u.call.attrs["axis"]) % len(shape))
-        return best(
-            shape, self.uses.owners[buffer].threads, bits, along, widest or 128 // bits, tuple(reduced)
-        )
+        threads, wave = self.uses.owners[buffer].threads, self.uses.target.wave
+        return best(shape, threads, bits, along, widest or 128 // bits, tuple(reduced), wave)
 
     def misfits(self) -> float:
         """How many elements the accesses name that need another thread's: what has to go through shared

@@ -22,8 +22,6 @@ from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece, canonical, radix
 from tilescale.compiler.tvm_compat import ir, tirx
 
-WARP = 32
-
 
 @dataclass(frozen=True)
 class Loop:
@@ -91,9 +89,9 @@ class Slots:
     dynamic: tuple[tuple[Any, int, int, int], ...] = ()
 
 
-def idle(loop: Loop, axis: int) -> Any | None:
+def idle(loop: Loop, axis: int, wave: int) -> Any | None:
     """The digit of the threads of which some have nothing but padding along an axis, and all others none;
-    None where padding lies otherwise, or inside a warp."""
+    None where padding lies otherwise, or inside a ``wave``, whose threads run in step."""
     extent, reach = loop.extents[axis], loop.fragment.shape[axis]
     top = max((p for p in loop.thread_digits if p.axis == axis), key=lambda p: p.unit, default=None)
     if (
@@ -101,7 +99,7 @@ def idle(loop: Loop, axis: int) -> Any | None:
         or loop.shifts[axis]
         or reach <= extent
         or top.unit * top.extent != reach
-        or top.stride < WARP
+        or top.stride < wave
         or extent % top.unit
     ):
         return None

@@ -78,7 +78,7 @@ def matrices(nest: Nest, loop: Loop | None, layout: Any, target: Target) -> Matr
     if axes is None or any(loop.shifts) or loop.fragment.first_thread % WARP:
         return None
     if any(
-        n != reach and idle(loop, k) is None
+        n != reach and idle(loop, k, WARP) is None
         for k, (n, reach) in enumerate(zip(loop.extents, loop.fragment.shape, strict=True))
     ):
         return None  # padding, other than whole warps'

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.errors import InternalError
@@ -82,9 +81,11 @@ def _waste(extent: int, share: int) -> float:
     return ceil_div(extent, share) * share / extent
 
 
-def cost(fragment: Fragment, vector: int, bits: int, along: int, reduced: Sequence[int] = ()) -> float:
-    """Registers, accesses to memory and the bytes that they waste, and exchanges between warps for the axes
-    that are reduced."""
+def cost(
+    fragment: Fragment, vector: int, bits: int, along: int, reduced: Sequence[int] = (), wave: int = 0
+) -> float:
+    """Registers, accesses to memory and the bytes that they waste, and exchanges between waves (of so many
+    threads) for the axes that are reduced."""
     registers = ceil_div(fragment.slots * bits, 32)
     sweeps = fragment.slots / vector
     run = vector * bits / 8 * prod(p.extent for p in fragment.pieces if p.axis == along and p.to == "thread")
@@ -93,7 +94,7 @@ def cost(fragment: Fragment, vector: int, bits: int, along: int, reduced: Sequen
         8.0
         for axis in reduced
         for p in fragment.pieces
-        if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP
+        if p.axis == axis and p.to == "thread" and p.stride * p.extent > wave
     )
     shuffles = sum(0.5 * len(fragment.across(axis)) for axis in reduced)
     return registers + sweeps + scattered + exchanges + shuffles
@@ -106,15 +107,17 @@ def best(
     along: int = -1,
     widest: int = 16,
     reduced: Sequence[int] = (),
+    wave: int = 0,
 ) -> Fragment:
-    """The cheapest way to spread a tile."""
+    """The cheapest way to spread a tile. ``wave``: threads that give each other values by shuffles, which
+    only what is ``reduced`` asks for."""
     if not shape:
         return replicated(shape, threads)
     along %= len(shape)
     found: Fragment | None = None
     least = 0.0
     for made, vector in candidates(shape, threads, bits, along, widest):
-        price = cost(made, vector, bits, along, reduced)
+        price = cost(made, vector, bits, along, reduced, wave)
         if found is None or price < least:
             found, least = made, price
     if found is None:

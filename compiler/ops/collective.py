@@ -1,10 +1,10 @@
 """Collectives as tile operations: the same block of every rank (or all blocks of a cluster, or the lanes of
 an executor) takes part.
 
-At device scale they are made of remote copies between two meetings (``team_sync``), in
-passes/expand_collectives.py. The first meeting says that every rank's source is written and its destination
+At device scale they are made of remote copies between two barriers (``team_sync``), in
+passes/expand_collectives.py. The first barrier says that every rank's source is written and its destination
 free; the second that all parts have arrived. Reductions add in rank order, so that all ranks get the same
-bits. Participants meet in any statement; what they must have alike goes with the meetings.
+bits. Participants synchronize in any statement; what they must have alike goes with the barriers.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _emit(name: str, src: Region, dst: Region, attrs: dict[str, Any], *more: Any
     """Adds the call; which axes a scalar index dropped is kept, since the expansion has to find the leading
     axis again."""
     dropped = {"src_dropped": [int(d) for d in src.dropped], "dst_dropped": [int(d) for d in dst.dropped]}
-    operands, among = team.meeting_operands(bld.current().team if attrs["place"] == "device" else None)
+    operands, among = team.member_operands(bld.current().team if attrs["place"] == "device" else None)
     emit(name, [src.ir(), dst.ir(), *more, *operands], {**attrs, **dropped, **among})
 
 
@@ -196,7 +196,7 @@ class _Collective(TileOp):
     reaches: ClassVar[str] = "dst"
     parted: ClassVar[bool] = False
 
-    def meets(self, call: Any) -> str:
+    def synchronizes(self, call: Any) -> str:
         return str(call.attrs["place"]) if str(call.attrs["place"]) in REACHES else ""
 
     def effects(self, call: Any) -> list[Access]:
@@ -204,14 +204,14 @@ class _Collective(TileOp):
 
     def expand(self, call: Any, src: Region, dst: Region, regions: Regions) -> None:
         """The operation in smaller ones, traced with the scales of the call open: what it moves, between two
-        meetings."""
+        barriers."""
         place = str(call.attrs["place"])
         me, count = _who(place)
         lie = self.lie(src, dst, me, regions)
         moved = self.staged(call, src, me) if self.reaches == "dst" and lie == MIXED else src
-        _meet(place, self.agreed(call, src, dst))
+        _barrier(place, self.agreed(call, src, dst))
         self.move(call, moved, dst, me, count, lie)
-        _meet(place, [("collective", f"the end of T.{self.name}")])
+        _barrier(place, [("collective", f"the end of T.{self.name}")])
 
     def lie(self, src: Region, dst: Region, me: Any, regions: Regions) -> str:
         """How what is read of a participant's memory lies to what is written there: APART, SAME (in place:
@@ -219,7 +219,7 @@ class _Collective(TileOp):
         return regions.relation(src, dst)
 
     def staged(self, call: Any, src: Region, me: Any) -> Region:
-        """A copy of the own source, made before the first meeting: behind that the others write into this
+        """A copy of the own source, made before the first barrier: behind that the others write into this
         memory."""
         from tilescale.compiler.ops.copy import copy
 
@@ -249,7 +249,7 @@ class _Collective(TileOp):
         return out
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
-        """What happens between the meetings; ``me`` of ``count`` participants. lie: how source and
+        """What happens between the barriers; ``me`` of ``count`` participants. lie: how source and
         destination do."""
         raise NotImplementedError
 
@@ -259,7 +259,7 @@ class _Collective(TileOp):
         from tilescale.compiler.ops.copy import copy
 
         if lie != APART:
-            _meet(
+            _barrier(
                 str(call.attrs["place"]),
                 [("collective", f"T.{self.name} in place, between reading and writing")],
             )
@@ -288,10 +288,10 @@ def _tile(shape: tuple[Any, ...], dtype: str, what: str = "a collective") -> Buf
     return alloc_shared(tuple(sizes) or (1,), dtype)
 
 
-def _meet(place: str, agreed: list[tuple[str, Any]]) -> None:
-    from tilescale.compiler.ops.sync import collective_meeting
+def _barrier(place: str, agreed: list[tuple[str, Any]]) -> None:
+    from tilescale.compiler.ops.sync import collective_barrier
 
-    collective_meeting(place, agreed)
+    collective_barrier(place, agreed)
 
 
 def _who(place: str) -> tuple[Any, Any]:

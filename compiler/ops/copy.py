@@ -140,7 +140,7 @@ def _require_nonblocking(frm: Region, to: Region, side: str, signal: Any) -> Non
         )
     if b.reach != "device" or b.executor != "block":
         raise TileSyntaxError(
-            f"a non-blocking copy of a {b.executor.name if b.reach == 'device' else b.reach}",
+            f"a non-blocking copy of a {b.executor if b.reach == 'device' else b.reach}",
             loc=loc,
             expected="one of a block's, to another rank",
             hint='T.copy(…, blocking=False) inside T.Scale("device"), outside of smaller scales',
@@ -262,7 +262,7 @@ class Copy(TileOp):
 @register
 class RemoteCopy(Copy):
     """``ts.remote_copy(src, dst, owner)``: a rank (block of the cluster) owns the side that ``attrs["side"]``
-    names, "src" or "dst". With two operands more, ``dst``'s owner is told of it: a counter and what
+    names, "src" or "dst". With two operands more, ``dst``'s owner is signalled: a counter and what
     ``attrs["signal_op"]`` does to it."""
 
     name = "remote_copy"
@@ -271,7 +271,7 @@ class RemoteCopy(Copy):
 
     def effects(self, call: Any) -> list[Access]:
         side, owner, beside = self.side(call), call.args[2], self.queue(call) != ""
-        told = [Access(call.args[3], "update", owner)] if self.tells(call) else []
+        told = [Access(call.args[3], "update", owner)] if self.signals(call) else []
         return [
             Access(call.args[0], "read", owner if side == "src" else None, asynchronous=beside),
             Access(call.args[1], "write", owner if side == "dst" else None, asynchronous=beside),
@@ -281,15 +281,15 @@ class RemoteCopy(Copy):
     def side(self, call: Any) -> str:
         return str(call.attrs["side"])
 
-    def tells(self, call: Any) -> bool:
+    def signals(self, call: Any) -> bool:
         """Whether it signals."""
         return len(call.args) > 4
 
     def queue(self, call: Any) -> str:
-        return "put" if "nonblocking" in call.attrs and self.tells(call) else ""
+        return "put" if "nonblocking" in call.attrs and self.signals(call) else ""
 
     def stops(self, call: Any) -> bool:
-        return self.tells(call)  # the signal is a step of its own: what was copied may land long before it
+        return self.signals(call)  # the signal is a step of its own: what was copied may land long before it
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights, tiles
@@ -298,7 +298,7 @@ class RemoteCopy(Copy):
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
         signal = (
             cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer)
-            if self.tells(call)
+            if self.signals(call)
             else None
         )
 

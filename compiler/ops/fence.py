@@ -10,8 +10,8 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 
 def fence(scope: str, why: str, span: Any, proxy: bool = False) -> Any:
-    """``ts.sync()``: the threads of an executor meet, and see what each wrote to shared and global memory
-    before.
+    """``ts.sync()``: the threads of an executor synchronize, and see what each wrote to shared and global
+    memory before.
 
     scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people. proxy: what
     they wrote to shared memory is visible to the asynchronous proxy too (TMA, wgmma).

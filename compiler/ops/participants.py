@@ -3,7 +3,7 @@ them.
 
 A launcher knows the number and refuses a launch that does not fit before anything runs, of all collectives
 that every launch comes to and whose parts are a number or a symbol of a shape. All others look for
-themselves, in their first meeting (`misfits`).
+themselves, in their first barrier (`misfits`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Demand:
 
 
 def demands_of(call: Any, symbols: dict[str, Any] | None = None) -> list[Demand]:
-    """The demands of one meeting of a collective: those of its first; none of a T.barrier."""
+    """The demands of one barrier of a collective: those of its first; none of a T.barrier."""
     if call.attrs is None or "agreed" not in call.attrs:
         return []
     texts = dict(str(text).split(": ", 1) for text in call.attrs["agreed"])
@@ -93,7 +93,7 @@ def demands(program: Any) -> list[Demand]:
 
 
 def _straight(s: Any) -> Iterator[Any]:
-    """The meetings of ranks that stand under no condition."""
+    """The barriers of ranks that stand under no condition."""
     if isinstance(s, tirx.SeqStmt):
         for x in s.seq:
             yield from _straight(x)
@@ -104,7 +104,7 @@ def _straight(s: Any) -> Iterator[Any]:
 
 
 def misfits(call: Any, cx: Any) -> list[tuple[Any, str]]:
-    """For each demand of a meeting that no launcher looks at: the condition under which the launch fails, and
+    """For each demand of a barrier that no launcher looks at: the condition under which the launch fails, and
     what is wrong then. ``cx`` is a target's lowering."""
     if call.attrs is None or "agreed" not in call.attrs:
         return []
@@ -138,7 +138,7 @@ def as_meta(d: Demand) -> dict[str, Any]:
 
 
 def behind_misfits(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
-    """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part
+    """``met``, the barrier, behind what fails the launch where a collective does not fit those who take part
     and no launcher saw that."""
     from tilescale.compiler.ops.participants import misfits
 

@@ -1,7 +1,7 @@
-"""Threads of a warp that exchange values, and threads of a block that meet by number; inside ``T.Scale``,
-below the block.
+"""Threads of a warp that exchange values, and threads of a block that synchronize by number; inside
+``T.Scale``, below the block.
 
-A shuffle orders nothing but its own values (PTX ISA 9.0, "shfl.sync"); a meeting orders what its threads did
+A shuffle orders nothing but its own values (PTX ISA 9.0, "shfl.sync"); a barrier orders what its threads did
 before it in front of what they do behind it (PTX ISA 9.0, "bar, barrier").
 """
 
@@ -140,16 +140,16 @@ class Shuffle(TileOp):
         return run
 
 
-# ---- meetings by number
+# ---- barriers by number
 
 
 def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None) -> None:
-    """The block's threads meet, also inside ``T.Scale``; by number so many of them: ``T.sync_threads(1,
-    256)`` in two warpgroups.
+    """The block's threads synchronize, also inside ``T.Scale``; by number so many of them:
+    ``T.sync_threads(1, 256)`` in two warpgroups.
 
     Args:
         barrier_id: which of the block's barriers, 0 to 15 (0 is that of all threads).
-        arrive_count: how many threads meet there, a multiple of 32; all of the block's without.
+        arrive_count: how many threads synchronize there, a multiple of 32; all of the block's without.
 
     Raises:
         TileTypeError, TileValueError: no constants, a barrier that a block does not have, a count that is no
@@ -193,7 +193,8 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
 
 
 def sync_warp(mask: int | None = None) -> None:
-    """The threads of a warp meet, in ``T.Scale("thread")``; in ``T.Scale("warp")`` it is ``T.barrier()``.
+    """The threads of a warp synchronize, in ``T.Scale("thread")``; in ``T.Scale("warp")`` it is
+    ``T.barrier()``.
 
     Raises:
         TileSyntaxError: elsewhere. TileValueError: fewer lanes than a warp has.
@@ -215,8 +216,8 @@ def sync_warp(mask: int | None = None) -> None:
 
 @register
 class SyncThreads(TileOp):
-    """Executors of a block below it meet: ``count`` threads of them, at one of its barriers, or (`OF_WARPS`)
-    those of each warp."""
+    """Executors of a block below it synchronize: ``count`` threads of them, at one of its barriers, or
+    (`OF_WARPS`) those of each warp."""
 
     name = "sync_threads"
     attributes = ("barrier", "count")

@@ -1,4 +1,4 @@
-"""Barriers, signals and waits: who meets whom, and what is ordered before what.
+"""Barriers, signals and waits: who synchronizes with whom, and what is ordered before what.
 
 Order (docs/LANGUAGE.md): a signal follows the completion of all earlier accesses of its executor; a wait
 precedes the issue of all later ones. Signals release and waits acquire at exactly the scope of the reach.
@@ -77,19 +77,19 @@ def not_in_parallel(what: str) -> None:
 
 
 def barrier() -> None:
-    """Everyone at the open scale meets: the executor's threads, the cluster's blocks, the grid, or all blocks
-    of all ranks.
+    """Everyone at the open scale synchronizes: the executor's threads, the cluster's blocks, the grid, or all
+    blocks of all ranks.
 
     What was written before it, remote memory included, may be read by all of them after it.
     """
     not_in_parallel("T.barrier")
     b = bld.current()
-    operands, attrs = team.meeting_operands(b.team if b.reach == "device" else None)
+    operands, attrs = team.member_operands(b.team if b.reach == "device" else None)
     emit("barrier", operands, attrs)
 
 
-def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
-    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of
+def collective_barrier(place: str, agreed: list[tuple[str, Any]]) -> None:
+    """One barrier of a collective at the scale ``place``: at device scale this block and the same block of
     every rank of the open team, else everyone at the open scale.
 
     Args:
@@ -104,7 +104,7 @@ def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
     }
     operands: list[Any] = []
     if place == "device":
-        operands, more = team.meeting_operands(bld.current().team)
+        operands, more = team.member_operands(bld.current().team)
         attrs.update(more, reach="device")
     emit(
         "team_sync" if place == "device" else "barrier",
@@ -114,7 +114,7 @@ def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
 
 
 def _agreement(call: Any, cx: Any) -> Any:
-    """What a participant of a meeting believes that it is, by name; nothing where it is no collective's."""
+    """What a participant of a barrier believes that it is, by name; nothing where it is no collective's."""
     if call.attrs is None or "agreed" not in call.attrs:
         return lambda ex: {}
     texts = dict(str(text).split(": ", 1) for text in call.attrs["agreed"])
@@ -131,7 +131,7 @@ def _agreement(call: Any, cx: Any) -> Any:
 
 
 def sync_grid() -> None:
-    """All blocks of this rank meet."""
+    """All blocks of this rank synchronize."""
     not_in_parallel("T.sync_grid")
     emit("barrier", [], {"reach": "grid"})
 
@@ -191,7 +191,7 @@ class Barrier(TileOp):
     attributes = ("names?", "agreed?", "team?", "team_operands?")
     waits = True
 
-    def meets(self, call: Any) -> str:
+    def synchronizes(self, call: Any) -> str:
         return str(call.attrs["reach"]) if str(call.attrs["reach"]) in REACHES else ""
 
     def effects(self, call: Any) -> list[Access]:
@@ -216,7 +216,7 @@ class TeamSync(TileOp):
     def written(self, call: Any) -> str:
         return "the collective"
 
-    def meets(self, call: Any) -> str:
+    def synchronizes(self, call: Any) -> str:
         return "device"
 
     def effects(self, call: Any) -> list[Access]:
@@ -248,7 +248,7 @@ class Signal(TileOp):
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, False
 
-    def tells(self, call: Any) -> bool:
+    def signals(self, call: Any) -> bool:
         return True
 
     def simulate(self, call: Any, cx: Any) -> Any:

@@ -1,9 +1,9 @@
 """Teams inside a kernel: ``T.Scale("device", team=…)``.
 
 A team is some of the launch's ranks. All that names a rank inside it (``dst=``, ``src=``, roots) becomes a
-rank of the launch when the kernel is traced, so that passes and lowerings know launch ranks alone; what meets
-(T.barrier, the meetings of collectives) says who does in its last operands. So a team within a team is
-nothing new: its members are found among those of the outer one.
+rank of the launch when the kernel is traced, so that passes and lowerings know launch ranks alone; what
+synchronizes (T.barrier, the barriers of collectives) says who does in its last operands. So a team within a
+team is nothing new: its members are found among those of the outer one.
 """
 
 from __future__ import annotations
@@ -128,14 +128,14 @@ class Team:
             ret_ty=ir.PrimType("int32"),
         )
 
-    # -- as operands of those who meet
+    # -- as operands
     # ----------------------------------------------------------------------------
     def operands(self) -> list[Any]:
         return [as_expr(t) for t in self.terms]
 
 
-def meeting_operands(team: Team | None) -> tuple[list[Any], dict[str, Any]]:
-    """What a call says of who takes part: its last operands, and the attributes that tell of them. Nothing
+def member_operands(team: Team | None) -> tuple[list[Any], dict[str, Any]]:
+    """What a call says of who takes part: its last operands, and the attributes that name them. Nothing
     where it is everyone."""
     if team is None:
         return [], {}
@@ -368,8 +368,8 @@ def checked_rank(cx: Any, call: Any) -> Any:
 
 
 def ranks_of(call: Any, cx: Any, in_order: bool = False) -> Callable[[Any], tuple[int, ...] | None]:
-    """For the simulator: who meets in ``call``, as ranks of the launch (those that it has); None where it is
-    everyone."""
+    """For the simulator: who synchronizes in ``call``, as ranks of the launch (those that it has); None where
+    it is everyone."""
     among, _ = team_of_call(call)
     if among is None:
         return lambda ex: None

@@ -133,7 +133,7 @@ class AwaitStores(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         # The thread that issued the stores waits for them. To everyone else they are its reads: who writes
-        # the tile behind this meets it.
+        # the tile behind this conflicts with it.
         return [Access(call.args[0], "read")]
 
     def simulate(self, call: Any, cx: Any) -> Any:

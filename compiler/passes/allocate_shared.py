@@ -1,5 +1,5 @@
 """Shared memory of a block as one arena: tiles that are never alive together share bytes, small ones aside,
-since sharing costs a meeting of the threads.
+since sharing costs a barrier of the threads.
 
 A tile lives from its first use to its last; a use inside a loop that does not hold the tile's allocation
 makes it live through the whole loop, since its value may be wanted in the next round. Executors below the

@@ -3,7 +3,7 @@
 A product is issued where it stands, and awaited in front of the first statement that touches its accumulator
 or writes what it reads. Products are complete in the order of their issue, so the wait names how many of the
 later ones may still run. A ring's release behind a product means that its stage has been read: it goes behind
-that product's wait. Nothing is in flight where ways part or meet (loops, branches), since ptxas awaits every
+that product's wait. Nothing is in flight where ways part or join (loops, branches), since ptxas awaits every
 product there (warning C7515). What is computed between issue and wait should run beside the product: the wait
 names the largest tile among it, so that the machine's compiler does not move it up.
 """
@@ -127,7 +127,7 @@ class _Awaiting:
             and nest_of(s) is None
         ):
             return len(flying)
-        if name_of(s) == "barrier":  # what stands in front of a meeting that the author wrote is done there
+        if name_of(s) == "barrier":  # what stands in front of a barrier that the author wrote is done there
             return len(flying)
         if (nest := nest_of(s)) is not None and any(
             a.conditional and a.mode == "write" for a in nest.accesses

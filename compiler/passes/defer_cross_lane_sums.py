@@ -27,7 +27,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 
 def defer_cross_lane_sums(program: Any) -> Any:
     """The program with the sums of which this is true kept by lanes."""
-    lanes = _Lanes(program.layouts)
+    lanes = _Lanes(program.layouts, program.target.wave)
     structural_walk(program.func.body, (tirx.Evaluate, lanes.look))
     return (
         program.with_body(structural_map(program.func.body, (tirx.SeqStmt, lanes.sequence)))
@@ -37,8 +37,8 @@ def defer_cross_lane_sums(program: Any) -> Any:
 
 
 class _Lanes:
-    def __init__(self, layouts: Any):
-        self.layouts = layouts
+    def __init__(self, layouts: Any, wave: int):
+        self.layouts, self.wave = layouts, wave
         #: tiles that reductions add to → between which lanes, as the masks of the shuffles; () where they
         #: differ
         self.sums: dict[Any, tuple[int, ...]] = {}
@@ -62,7 +62,7 @@ class _Lanes:
         )
         if not plain or not isinstance(held, Fragment) or src.source.same_as(dst.source):
             return ()
-        near, far = digits_across(held, axis_of(call))
+        near, far = digits_across(held, axis_of(call), self.wave)
         return () if far else tuple(p.stride << k for p in near for k in range(p.extent.bit_length() - 1))
 
     def sequence(self, s: Any) -> Any:

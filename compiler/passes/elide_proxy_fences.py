@@ -3,7 +3,7 @@
 What threads read of a stage themselves is of another proxy than TMA's next write of it (PTX ISA 9.0,
 "Proxies"), so each thread puts a proxy fence between its reads and its warp's arrival. That fence waits for
 all that the thread has under way in shared memory. Where every thread has made one anyway since those reads,
-in front of a meeting or of another release, the arrival needs none: a fence orders all accesses before it,
+in front of a barrier or of another release, the arrival needs none: a fence orders all accesses before it,
 whatever it was put there for.
 
 Only what stands in one sequence is looked at: at its head, of a loop's body among them, everything counts as

@@ -1,4 +1,4 @@
-"""Collectives become remote copies and meetings, traced in place of the call with its scales open and at its
+"""Collectives become remote copies and barriers, traced in place of the call with its scales open and at its
 line."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a loop awaits what TMA still reads of the round before (passes/tma_stores.py): in front of a meeting
+"""Where a loop awaits what TMA still reads of the round before (passes/tma_stores.py): in front of a barrier
 that there is anyway."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def hoist_store_waits(program: Any) -> Any:
 
 def _hoisted(loop: Any, staged: set[Any]) -> Any:
     """A loop whose stores of a round before are awaited in front of what threads write to shared memory last
-    before this round's, and of the meeting with its readers: that one then orders TMA's reads before the next
+    before this round's, and of the barrier with its readers: that one then orders TMA's reads before the next
     writes of their tile too, which need none of their own. Where the last such write stands behind the
     stores, in the round before, the first round's wait is in front of the loop."""
     if not isinstance(loop.body, tirx.SeqStmt) or nest_of(loop) is not None:

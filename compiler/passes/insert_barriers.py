@@ -1,13 +1,13 @@
-"""Every meeting of a block's threads, derived: two statements that touch the same memory, one of them
+"""Every barrier of a block's threads, derived: two statements that touch the same memory, one of them
 writing, need one between them unless each thread touches only what it touched itself.
 
-The pass walks the program with the list of accesses since the last meeting. In front of a statement that
-conflicts with one of them it puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those
-of its next round: its body is walked until the list at its end brings nothing new; a meeting that only what
-stands in front of a loop asks for goes there, and not into each round. Conditions are uniform among an
-executor's threads (they compute them from the same values), so a meeting may stand in a branch. Inside
+The pass walks the program with the list of accesses since the last barrier. In front of a statement that
+conflicts with one of them it puts ``ts.sync`` with the reason, and starts over. A loop's accesses conflict
+with those of its next round: its body is walked until the list at its end brings nothing new; a barrier that
+only what stands in front of a loop asks for goes there, and not into each round. Conditions are uniform among
+an executor's threads (they compute them from the same values), so a barrier may stand in a branch. Inside
 T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
-what the author wrote, and by a meeting of the block in front of and behind the scale.
+what the author wrote, and by a barrier of the block in front of and behind the scale.
 """
 
 from __future__ import annotations
@@ -79,23 +79,23 @@ class Touch:
     node: Any
     key: tuple[Any, int]
     stale: frozenset[Any] = frozenset()
-    #: by an engine beside the threads; the threads have met since, without a proxy fence
+    #: by an engine beside the threads; the threads have synchronized since, without a proxy fence
     engine: bool = False
-    met: bool = False
-    #: the threads of each warpgroup have met since; they have made what they wrote visible to engines in
-    #: front of that
+    synchronized: bool = False
+    #: the threads of each warpgroup have synchronized since; they have made what they wrote visible to
+    #: engines in front of that
     grouped: bool = False
     fenced: bool = False
 
     def conflicts(self, other: Touch) -> bool:
         """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of
-        them writing, and the threads have not met since."""
+        them writing, and the threads have not synchronized since."""
         if not self._collides(other):
             return False
         return not (self.grouped and (self.fenced or not _crosses(self, other)) and self.within(other))
 
     def within(self, other: Touch) -> bool:
-        """Whether each byte that both touch is touched by threads of one warpgroup alone: its meeting is
+        """Whether each byte that both touch is touched by threads of one warpgroup alone: its barrier is
         enough."""
         mine, theirs = self.owners, other.owners
         if (
@@ -112,7 +112,7 @@ class Touch:
     def _collides(self, other: Touch) -> bool:
         if self.memory is not other.memory or (self.mode == "read" and other.mode == "read"):
             return False
-        if self.met or other.engine or self.engine:
+        if self.synchronized or other.engine or self.engine:
             return self.engine != other.engine  # engines are ordered among themselves by what they are given
         if self.mode == other.mode == "update":
             return False  # atomic: any order is right
@@ -124,7 +124,7 @@ class Touch:
 
 
 def insert_barriers(program: Any) -> Any:
-    """The program with every meeting that its accesses ask for."""
+    """The program with every barrier that its accesses ask for."""
     done = program.with_body(_Walk(program).run())
     return done
 
@@ -181,10 +181,10 @@ class _Walk:
         return buffer
 
     def clash(self, a: Touch, b: Touch) -> bool:
-        if a.met and not b.engine:
+        if a.synchronized and not b.engine:
             return False
         if a.memory in self.staged and a.memory.same_as(b.memory):
-            return False  # guarded by the meeting behind each wait of the ring
+            return False  # guarded by the barrier behind each wait of the ring
         if a.memory is b.memory or a.memory.same_as(b.memory):
             return replace(a, memory=b.memory).conflicts(b)
         if _publishes(a, b, self.published) or _publishes(b, a, self.published):
@@ -231,23 +231,23 @@ class _Walk:
         if isinstance(s, tirx.AttrStmt):
             return self._attribute(s, ex)
         if nest_of(s) is None and isinstance(s, tirx.For):
-            before = self.meet(self.touches(s, ex), ex)
+            before = self.in_front(self.touches(s, ex), ex)
             notes = dict(s.annotations) if s.annotations else {}
             runs = isinstance(s.extent, tirx.IntImm) and int(s.extent.value) > 0
             start = list(self.pending)
             body = self._rounds(s.body, ex, [], runs, s.loop_var)
             if (pairs := self._outside(s, ex, start, body)) is not None:
                 self.pending = start
-                before += self._meeting(pairs, ex)
+                before += self._barrier(pairs, ex)
                 body = self._rounds(s.body, ex, [], runs, s.loop_var)
             made = tirx.For(s.loop_var, s.min, s.extent, s.kind, body, annotations=notes, span=s.span)
             return sequence([*before, made])
         if isinstance(s, tirx.While):
-            before = self.meet(self.touches(s, ex), ex)
+            before = self.in_front(self.touches(s, ex), ex)
             body = self._rounds(s.body, ex, self.touches(s, ex), False)
             return sequence([*before, tirx.While(s.condition, body, s.span)])
         if isinstance(s, tirx.IfThenElse):
-            before = self.meet(self.touches(s, ex), ex)
+            before = self.in_front(self.touches(s, ex), ex)
             start = list(self.pending)
             then = self.visit(s.then_case, ex)
             after, self.pending = self.pending, start
@@ -267,25 +267,25 @@ class _Walk:
             where = f"ring {ring}: this round's stage has arrived, the one before has been read"
             self.pending = self._behind(False)
             return sequence([s, fence(ex.name, where, s.span)])
-        before = self.meet(self.touches(s, ex), ex)
+        before = self.in_front(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
 
-    def meet(self, touches: list[Touch], ex: Executor, whole: bool = False) -> list[Any]:
-        """The meeting in front of a statement, if it needs one; its accesses are pending from here.
+    def in_front(self, touches: list[Touch], ex: Executor, whole: bool = False) -> list[Any]:
+        """The barrier in front of a statement, if it needs one; its accesses are pending from here.
         ``whole``: of all threads."""
         out: list[Any] = []
         if ex.threads > 1:
-            out = self._meeting(
+            out = self._barrier(
                 [(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex, whole
             )
         self.pending = _union(self.pending, touches)
         return out
 
     def _ordered(self, s: Any, ex: Executor, releases: bool, acquires: bool) -> Any:
-        """What one thread does for its executor: the threads meet in front where it tells others of what they
-        did, and behind where they may go on only because of what it heard."""
+        """What one thread does for its executor: the threads synchronize in front where it releases what
+        they did, and behind where they may go on only because of what it acquired."""
         what = find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
-        before, behind = self.meet(self.touches(s, ex), ex, whole=True), []
+        before, behind = self.in_front(self.touches(s, ex), ex, whole=True), []
         if releases and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
             before = [fence(ex.name, f"the {what} tells of what all threads did", s.span)]
             self.pending = self._behind(False)
@@ -294,14 +294,14 @@ class _Walk:
             self.pending = self._behind(False)
         return sequence([*before, s, *behind])
 
-    def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor, whole: bool = False) -> list[Any]:
-        """The meeting that pairs of accesses ask for, behind which none of them is pending; of each warpgroup
+    def _barrier(self, pairs: list[tuple[Touch, Touch]], ex: Executor, whole: bool = False) -> list[Any]:
+        """The barrier that pairs of accesses ask for, behind which none of them is pending; of each warpgroup
         where that is enough."""
         if not pairs:
             return []
         crossing = next((p for p in pairs if _crosses(*p)), None)
         first = crossing or pairs[0]
-        # A product that reads what is written in front of this meeting would have one of its own behind it,
+        # A product that reads what is written in front of this barrier would have one of its own behind it,
         # for the proxy fence alone.
         fenced = crossing is not None or any(
             t.mode != "read"
@@ -311,7 +311,8 @@ class _Walk:
             or t.memory in self.sent
             for t in self.pending
         )
-        if not whole and ex.name == "block" and ex.threads > WARPGROUP and all(a.within(b) for a, b in pairs):
+        parts = self.program.target.named_barriers and ex.name == "block" and ex.threads > WARPGROUP
+        if parts and not whole and all(a.within(b) for a, b in pairs):
             self.pending = [
                 t if t.owners is None else replace(t, grouped=True, fenced=t.fenced or fenced)
                 for t in self.pending
@@ -323,8 +324,8 @@ class _Walk:
     def _outside(
         self, loop: Any, ex: Executor, start: list[Touch], made: Any
     ) -> list[tuple[Touch, Touch]] | None:
-        """The pairs for which a loop has a meeting in each round that it would not have if threads met in
-        front of it."""
+        """The pairs for which a loop has a barrier in each round that it would not have if threads
+        synchronized in front of it."""
         pairs = (
             [(a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)]
             if ex.threads > 1
@@ -333,18 +334,18 @@ class _Walk:
         if not pairs:
             return None
         after, self.pending = self.pending, start
-        self._meeting(pairs, ex)
+        self._barrier(pairs, ex)
         alone = self._rounds(loop.body, ex, [], False, loop.loop_var)
         self.pending = after
-        return pairs if _meetings(alone) < _meetings(made) else None
+        return pairs if _count(alone) < _count(made) else None
 
     def _behind(self, fenced: bool) -> list[Touch]:
-        """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not
+        """What is pending behind a barrier: without a proxy fence what threads wrote to shared memory is not
         there for engines yet."""
         if fenced or not self.engines:
             return []
         kept = [t for t in self.pending if not t.engine and _is_shared(t.memory)]
-        return [replace(t, met=True) for t in kept if t.mode != "read" or t.memory in self.sent]
+        return [replace(t, synchronized=True) for t in kept if t.mode != "read" or t.memory in self.sent]
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
         """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at
@@ -355,7 +356,7 @@ class _Walk:
         while True:
             self.pending = _union(start, carried)
             made = self.visit(body, ex)
-            tail = self.meet(again, ex) if again else []
+            tail = self.in_front(again, ex) if again else []
             late = [replace(t, stale=t.stale | defined) for t in self.pending]
             if all(any(_knows_less(c, t) for c in carried) for t in late):
                 break
@@ -388,7 +389,7 @@ class _Walk:
             self.pending = self._behind(False)
             return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span), *behind])
         # whatever an executor did is unordered to what all threads do behind the scale, though its own
-        # threads have met since
+        # threads have synchronized since
         apart = [replace(t, owners=None) for t in every]
         self.pending = _union(outer, apart)
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
@@ -416,8 +417,8 @@ class _Walk:
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
 
 
-def _meetings(s: Any) -> int:
-    """How many meetings stand in a statement."""
+def _count(s: Any) -> int:
+    """How many barriers stand in a statement."""
     found: list[Any] = []
     structural_walk(
         s, (ir.Call, lambda c: found.append(c) if find(c) is not None and c.op.name == "ts.sync" else None)
@@ -432,7 +433,7 @@ def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:
 
 
 def published(program: Any) -> set[Any]:
-    """Tensors that a kernel both writes and reads: through those blocks can tell each other something."""
+    """Tensors that a kernel both writes and reads: through those blocks can signal each other."""
     from tilescale.compiler.ir.walks import walk
 
     bases: dict[Any, Any] = {}
@@ -465,8 +466,8 @@ def _is_shared(buffer: Any) -> bool:
 
 
 def _crosses(a: Touch, b: Touch) -> bool:
-    """Whether ``a``, by threads, meets an engine's access ``b``, one of them writing: a proxy fence must
-    stand between them."""
+    """Whether ``a``, by threads, conflicts with an engine's access ``b``, one of them writing: a proxy fence
+    must stand between them."""
     return b.engine and not a.engine and (a.mode, b.mode) != ("read", "read") and _is_shared(a.memory)
 
 
@@ -488,7 +489,7 @@ def _by_hand(program: Any) -> set[Any]:
 
 
 def _order(s: Any) -> tuple[bool, bool]:
-    """Whether a statement tells others what its executor did, and whether it hears of them."""
+    """Whether a statement releases what its executor did, and whether it acquires what others did."""
     op = find(s.value) if isinstance(s, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)) else None
     return (False, False) if op is None else op.order(s.value)
 
@@ -521,7 +522,7 @@ def _union(a: Iterable[Touch], b: Iterable[Touch]) -> list[Touch]:
                 t,
                 stale=t.stale | before.stale,
                 owners=owners,
-                met=t.met and before.met,
+                synchronized=t.synchronized and before.synchronized,
                 grouped=grouped,
                 fenced=fenced,
             )
@@ -533,7 +534,7 @@ def _knows_less(a: Touch, b: Touch) -> bool:
     return (
         a.key == b.key
         and b.stale <= a.stale
-        and a.met <= b.met
+        and a.synchronized <= b.synchronized
         and a.grouped <= b.grouped
         and a.fenced <= b.fenced
     )

@@ -224,11 +224,7 @@ def _between(first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
         return f"{b.name} is {which[0]} there and {which[1]} here"
     if names & used2:
         return f"{next(iter(names & used2)).name} is named there and used here"
-    return (
-        "one of them tells other threads or blocks of what came before, or waits for them"
-        if ordered or ordered2
-        else ""
-    )
+    return "one of them signals other threads or blocks, or waits for them" if ordered or ordered2 else ""
 
 
 def _units(loop: Any, lead: list[Any], rest: list[Any]) -> list[Unit]:

@@ -37,8 +37,8 @@ def ping_pong(program: Any) -> Any:
 
 def _in_turns(loop: Any) -> Any | None:
     """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None
-    where it has another form, or where all threads may have to meet in a round, since who has the turn would
-    wait for who waits for it."""
+    where it has another form, or where all threads may have to synchronize in a round, since who has the turn
+    would wait for who waits for it."""
     stmts, span = flat(loop.body), loop.span
     if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
         return None

@@ -66,7 +66,7 @@ PASSES: tuple[Pass, ...] = (
     Pass("check_aliasing", check_aliasing, spec.TILE),
     # The author's own schedule next: its entries count the statements as they are written.
     Pass("manual_stages", manual_stages, spec.TILE),
-    # Collectives next: what they become (remote copies, meetings) is scheduled like anything that the author
+    # Collectives next: what they become (remote copies, barriers) is scheduled like anything that the author
     # wrote.
     Pass("expand_collectives", expand_collectives, spec.TILE),
     # Exits: the passes behind it may cut, guard and move statements of a loop without minding jumps.
@@ -110,7 +110,7 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("split_rounds", split_rounds, spec.SCHEDULED, optional=True),
     # Behind all that moves products: each wait stands in front of what it is for.
     Pass("await_products", awaited_products, spec.SCHEDULED),
-    # Results leave by TMA through what the rings leave of shared memory, and their waits go where a meeting
+    # Results leave by TMA through what the rings leave of shared memory, and their waits go where a barrier
     # is anyway.
     Pass("tma_stores", tma_stores, spec.SCHEDULED, optional=True),
     Pass("hoist_store_waits", hoist_store_waits, spec.SCHEDULED, optional=True),

@@ -4,10 +4,10 @@
     the first depth - 1 rounds: acquire, copies, commit loop n: wait(n); where there is such a round:
     acquire(n + depth - 1), its copies, commit; compute; release(n)
 
-Acquire stands behind the wait of round n, as where threads meet once a round: that meeting tells everyone
-that round n has come and that round n - 1, whose stage is filled next, has been read. Everything else stays
-in program order, so only what the loop itself does can be overtaken by its copies; `unfit` says where it must
-not be.
+Acquire stands behind the wait of round n, as where threads synchronize once a round: that barrier says to
+everyone that round n has come and that round n - 1, whose stage is filled next, has been read. Everything
+else stays in program order, so only what the loop itself does can be overtaken by its copies; `unfit` says
+where it must not be.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tilescale.compiler.passes.roles import (
     Unfit,
     calls,
     known_early,
-    meets,
     polls,
     releases,
     renewed,
     root,
     steady,
+    synchronizes,
     waits,
     writes_locally,
 )  # fmt: skip
@@ -48,7 +48,7 @@ def unfit(program: Any, loop: Any, stmts: list[Any], first: int, last: int, buff
         return "the copies wait for others, who may wait for a signal of this loop"
     if not all(steady(program, c) for c in guards):
         return "the condition of a wait in front of the copies may become false again"
-    if any(meets(c) or polls(c) for s in stmts for c in calls(s)):
+    if any(synchronizes(c) or polls(c) for s in stmts for c in calls(s)):
         return "a barrier, or an atomic operation that is looked at, stands in the loop"
     copies = [
         s

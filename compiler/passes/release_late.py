@@ -88,7 +88,7 @@ def _late(loop: Any, plan: Any) -> Any:
             late_release(number, first.args[0], some, stmts[-2].span),
         ]
     )
-    # Products stay in flight from round to round only where no way leads around the loop and meets that of
+    # Products stay in flight from round to round only where no way leads around the loop and joins that of
     # the last round before its products are awaited (ptxas awaits each of them then, C7515): a loop that may
     # have no round is passed by whole, with its wait.
     return run if isinstance(loop.extent, tirx.IntImm) else tirx.IfThenElse(some, run, None, span)

@@ -55,27 +55,29 @@ def waits_for_blocks(body: Any) -> list[Any]:
         looks = op.acquires(call) and any(
             a.region.source.ty.storage_scope == "global.signal" for a in effects_of(call)
         )
-        return looks or op.meets(call) in ("grid", "device")
+        return looks or op.synchronizes(call) in ("grid", "device")
 
     return [call for call, op in operations(body) if waits(call, op)]
 
 
-def meets_ranks(body: Any) -> bool:
-    """Whether a kernel meets other ranks by itself, without any symmetric memory."""
+def synchronizes_ranks(body: Any) -> bool:
+    """Whether a kernel synchronizes with other ranks by itself, without any symmetric memory."""
     return any(
         str(call.attrs["reach"]) == "device" for call in waits_for_blocks(body) if "reach" in call.attrs
     )
 
 
 def reaches_ranks(body: Any) -> bool:
-    """Whether a kernel touches other ranks' memory or meets them, as its blocks or as participants of a
-    collective: only then its launch meets theirs."""
+    """Whether a kernel touches other ranks' memory or synchronizes with them, as its blocks or as
+    participants of a collective: only then its launch synchronizes with theirs."""
     far = [
         (call, op)
         for call, op in operations(body)
         if call.attrs is not None and str(call.attrs.get("reach", "")) == "device"
     ]
-    return any(op.meets(call) or any(a.owner is not None for a in effects_of(call)) for call, op in far)
+    return any(
+        op.synchronizes(call) or any(a.owner is not None for a in effects_of(call)) for call, op in far
+    )
 
 
 def shared_bytes(program: Any) -> int:

@@ -21,8 +21,8 @@ Why the order of the tile program still holds (docs/LANGUAGE.md, "Order"):
   Copies of later rounds may be made before the signal; reads that move up across a release break nothing that
   the tile program promised.
 - An atomic operation that is looked at stays with the consumer where nothing that is copied changes while the
-  kernel runs: tensors of this rank alone that the kernel does not write. What it tells comes from blocks of
-  the same launch (docs/LANGUAGE.md, "Order").
+  kernel runs: tensors of this rank alone that the kernel does not write. What it releases comes from blocks
+  of the same launch (docs/LANGUAGE.md, "Order").
 - A copy may run ahead of what the block itself writes, so no region holds both a copy and a local write of
   what it reads. A put to another rank's twin of it is allowed: what a remote copy wrote may be read only
   behind a wait or a barrier, which order the copies too.
@@ -63,18 +63,20 @@ def calls(stmt: Any) -> list[Any]:
     return [c for c, _ in operations(stmt)]
 
 
-def meets(call: Any) -> bool:
+def synchronizes(call: Any) -> bool:
     """Whether a call is a barrier with other blocks."""
-    return REGISTRY[call.op.name].meets(call) != ""
+    return REGISTRY[call.op.name].synchronizes(call) != ""
 
 
 def waits(stmt: Any) -> bool:
-    return any(c.op.name == "ts.wait" or meets(c) for c in calls(stmt))
+    return any(c.op.name == "ts.wait" or synchronizes(c) for c in calls(stmt))
 
 
 def releases(stmt: Any) -> bool:
     """Whether others may go on behind a statement who waited for it."""
-    return any(c.op.name == "ts.atomic" or REGISTRY[c.op.name].tells(c) or meets(c) for c in calls(stmt))
+    return any(
+        c.op.name == "ts.atomic" or REGISTRY[c.op.name].signals(c) or synchronizes(c) for c in calls(stmt)
+    )
 
 
 def is_guard(stmt: Any) -> bool:
@@ -87,7 +89,7 @@ def is_guard(stmt: Any) -> bool:
 
 
 def polls(call: Any) -> bool:
-    """Whether a call tells its executor what others did, without waiting for it."""
+    """Whether a call acquires what others did, without waiting for it."""
     op = REGISTRY[call.op.name]
     return op.acquires(call) and not op.waits and str(call.ty) != str(VOID)
 
@@ -287,11 +289,11 @@ class _Cutter:
         sources = {root(s, c.args[0].source) for c in calls(s) if self._fills(c)}
         changing = any(b in self.written or b.ty.storage_scope != "global" for b in sources)
         for call in calls(s):
-            if meets(call):
+            if synchronizes(call):
                 raise Unfit("a barrier with other blocks is for all roles together", call.span)
             if polls(call) and changing:
                 raise Unfit(
-                    "an atomic operation that is looked at may tell that memory is ready to be copied",
+                    "an atomic operation that is looked at may say that memory is ready to be copied",
                     call.span,
                 )
         if (buffer := writes_locally(s, sources)) is not None:

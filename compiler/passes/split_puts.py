@@ -23,7 +23,7 @@ def split_puts(program: Any) -> Any:
         signalled = {"executor": attrs["executor"], "reach": attrs["reach"], "op": attrs["signal_op"]}
         plain = {k: v for k, v in attrs.items() if k != "signal_op"}
         copied = ir.Call(call.op, [src, dst, peer], attrs=plain, ret_ty=call.ty, span=call.span)
-        told = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=VOID, span=call.span)
-        return [tirx.Evaluate(copied, s.span), tirx.Evaluate(told, s.span)]
+        signal = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=VOID, span=call.span)
+        return [tirx.Evaluate(copied, s.span), tirx.Evaluate(signal, s.span)]
 
     return program.with_body(rebuild(program.func.body, Executor("block", program.launch.threads), leaf))

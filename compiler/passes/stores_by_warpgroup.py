@@ -1,8 +1,8 @@
 """Results that each warpgroup stores for itself. A tile on its way out by TMA (passes/tma_stores.py) of which
 every warpgroup writes rows of its own is waited for, written and stored by each warpgroup apart: its first
-thread stores its rows (``attrs["groups"]``), and the fences pass lets the warpgroup's threads meet, not the
-block's. Warpgroups that never meet stay as far apart as the tensor cores have put them, so that one computes
-its softmax under the other's products, across tiles too.
+thread stores its rows (``attrs["groups"]``), and the fences pass synchronizes the warpgroup's threads, not
+the block's. Warpgroups that never synchronize remain as far apart as the tensor cores have put them, so that
+one computes its softmax under the other's products, across tiles too.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ where TMA cannot store the tensor, threads store directly.
 
 TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole
 store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way. Such
-a wait stands in front of a signal to other blocks or ranks and of a meeting with them, and in front of an
-atomic update by the block's first thread, which tell of what came before them; in front of what threads write
+a wait stands in front of a signal to other blocks or ranks and of a barrier with them, and in front of an
+atomic update by the block's first thread, which release what came before them; in front of what threads write
 to the same tensor; and in front of a store that may touch what another statement stores.
 """
 
@@ -40,7 +40,7 @@ from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.products import has_producer, touched
-from tilescale.compiler.passes.roles import calls, meets
+from tilescale.compiler.passes.roles import calls, synchronizes
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -106,14 +106,15 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 
 def _tells_others(s: Any) -> bool:
-    """Whether a statement meets other blocks, or signals: they come behind all that the block stored."""
+    """Whether a statement synchronizes with other blocks, or signals: they come behind all that the block
+    stored."""
     if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
         return False  # those inside are statements of their own
-    return any(meets(c) or REGISTRY[c.op.name].tells(c) for c in calls(s))
+    return any(synchronizes(c) or REGISTRY[c.op.name].signals(c) for c in calls(s))
 
 
 def _updates(s: Any) -> list[Any]:
-    """The atomic updates of tensors in a statement, loads aside, which tell nobody anything."""
+    """The atomic updates of tensors in a statement, loads aside, which release nothing."""
     if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
         return []  # those inside are statements of their own
     found = [c for c in calls(s) if c.op.name == "ts.atomic" and str(c.attrs["kind"]) != "load"]

@@ -474,7 +474,7 @@ class Collector(Reading):
             self.found.peers += [Peer(rank, ranks, "device", "team", where) for rank in (lowest, highest)]
         if op.name in ("assert", "team"):
             self.conds += [c for c in (self.cond(call.args[0]),) if c.kind != "true"]
-        self._meet(op, call, reach, everyone=call.attrs is None or "team" not in call.attrs)
+        self._barrier(op, call, reach, everyone=call.attrs is None or "team" not in call.attrs)
 
     def _counter(self, region: Any) -> tuple[Memory, list[Poly]]:
         return self.memories[region.source], [self.term(r.min) for r in region.region]
@@ -485,9 +485,9 @@ class Collector(Reading):
 
     # -- what orders blocks and ranks
     # -----------------------------------------------------------------------------
-    def _meet(self, op: Any, call: Any, reach: str, everyone: bool) -> None:
-        """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, a
-        team's meeting too, none is known."""
+    def _barrier(self, op: Any, call: Any, reach: str, everyone: bool) -> None:
+        """Behind a barrier that everyone comes to begins a new phase; behind anything else that may order, a
+        team's barrier too, none is known."""
         if not op.acquires(call):
             return
         alone = self.loops or self.terms.nest or self.endless or self.executors or self._under_a_condition()

@@ -2,7 +2,7 @@
 unless something orders them.
 
 Refuted only where nothing can: both stand in one phase (see collect.py), so that neither has acquired
-anything since the last meeting of everyone, and the later cannot have learned of the earlier.
+anything since the last barrier of everyone, and the later cannot have learned of the earlier.
 """
 
 from __future__ import annotations

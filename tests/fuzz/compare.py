@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.fuzz.picks import judged
 from tests.fuzz.programs import Program
 from tests.kernels import run, scheduled
 from tests.ranks.harness import RanksFailed, run_ranks
@@ -163,7 +164,10 @@ def simulated(kernel: Any, program: Program, **how: Any) -> list[dict[str, Any]]
     """Every rank's arguments as the simulator leaves them."""
     ranks = range(program.ranks)
     each = [program.args(r) for r in ranks]
-    done = launch(kernel, program.ranks, {name: [each[r][name] for r in ranks] for name in each[0]}, **how)
+    with judged(Difference):
+        done = launch(
+            kernel, program.ranks, {name: [each[r][name] for r in ranks] for name in each[0]}, **how
+        )
     if not done.report:
         raise Difference(f"a finding in a program without fault:\n{done.report}")
     return done.arrays

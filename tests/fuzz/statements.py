@@ -43,6 +43,7 @@ class Statements(Expressions):
             (10, self.nest),
             (3, self.product),
             (4, self.reduction),
+            (2, self.pick),
             (2, self.scan),
             (2, self.view),
             (2, self.atomic),
@@ -463,6 +464,47 @@ class Statements(Expressions):
         if op.startswith("bit"):
             return values.whole(dtype)
         return Val(dtype, lo, hi) if before is None else Val(dtype, min(lo, held[0]), max(hi, held[1]))
+
+    def pick(self) -> bool:
+        """The greatest or the least of each line, or several, and where they stand: of values that all targets
+        have alike, or else the places would differ."""
+        d, rng = self.d, self.rng
+        sources = [t for t in d.readable() if t.val is not None and t.val.same]
+        if not sources:
+            return False
+        src = rng.choice(sources)
+        shape, source = list(src.shape), src.name
+        if rng.random() < 0.25:  # a part of it, from whose beginning places are counted
+            first = [rng.randrange(n) for n in shape]
+            shape = [rng.randint(1, n - at) for n, at in zip(shape, first)]
+            source += f"[{', '.join(f'{at}:{at + n}' for at, n in zip(first, shape))}]"
+        word = rng.choice(("argmax", "argmin", "topk"))
+        axis = len(shape) - 1 if word == "topk" else rng.randrange(len(shape))
+        count = rng.randint(1, min(4, shape[axis])) if word == "topk" else 1
+        kept = [count] if word == "topk" or rng.random() < 0.2 else []
+        left = tuple(shape[:axis] + kept + shape[axis + 1 :]) or (1,)
+        values_to = self._target(src.dtype, left, src)
+        places_to = self._target("int32", left, src, values_to)
+        if word == "topk":
+            how = f"k={count}" if rng.random() < 0.5 else str(count)
+        else:
+            dim = axis if rng.random() < 0.5 else axis - len(shape)
+            how = f"dim={dim}" if rng.random() < 0.5 else str(dim)
+            how = "" if dim == -1 and rng.random() < 0.5 else how
+        d.emit(f"T.{word}({', '.join(filter(None, (source, values_to.name, places_to.name, how)))})")
+        assert src.val is not None
+        d.wrote(values_to, src.val)
+        d.wrote(places_to, Val("int32", 0, shape[axis] - 1))
+        return True
+
+    def _target(self, dtype: str, shape: tuple[int, ...], *apart: Tile) -> Tile:
+        """A tile to be written, perhaps one that is there already, in other memory than ``apart``."""
+        there = [
+            t
+            for t in self.d.writable(dtype)
+            if t.shape == shape and not any(t.memory is x.memory for x in apart)
+        ]
+        return self.rng.choice(there) if there and self.rng.random() < 0.5 else self.d.tile(dtype, shape)
 
     def scan(self) -> bool:
         d, rng = self.d, self.rng

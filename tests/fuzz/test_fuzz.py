@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from tests.fuzz import picks
 from tests.fuzz.compare import Difference, agree, compare, kernel_of, simulated
 from tests.fuzz.draw import draw
 from tests.fuzz.pool import failing
@@ -28,6 +30,57 @@ def test_executors_read_what_they_may(seed: int):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_programs_of_several_ranks(ranks: int):
     assert failing([draw_ranks(seed, ranks) for seed in range(4)]) == [None] * 4
+
+
+PICKS = """import tilescale.language as T
+
+
+@T.prim_func
+def main(A0: T.Tensor((3, 9), "float32"), O0: T.Tensor((3, 2), "float32"), O1: T.Tensor((3, 2), "int32")):
+    with T.Kernel(1):
+        t0 = T.alloc_shared((3, 9), "float32")
+        t1, t2 = T.alloc_shared((3, 2), "float32"), T.alloc_shared((3, 2), "int32")
+        T.copy(A0, t0)
+        T.topk(t0, t1, t2, 2)
+        T.copy(t1, O0)
+        T.copy(t2, O1)
+"""
+
+
+def test_picks_are_drawn_and_judged_by_numpy(monkeypatch: pytest.MonkeyPatch):
+    """Seeds have each of the three; a simulator that takes the last of equal elements, or a number before a
+    NaN, is found, whatever the CPU says."""
+    texts = "".join(draw(seed).text for seed in range(40))
+    assert all(f"T.{word}(" in texts for word in ("argmax", "argmin", "topk"))
+
+    val = Val("float32", -4.0, 4.0, special=True)
+    params = [
+        Param("A0", "tensor", "float32", (3, 9), "", "special", 3),
+        Param("O0", "tensor", "float32", (3, 2), "", "zero", 0, val),
+        Param("O1", "tensor", "int32", (3, 2), "", "zero", 0, Val("int32", 0, 8)),
+    ]
+    program = Program(0, PICKS, params, {}, 1, False)
+    assert np.isnan(program.args(0)["A0"]).any()
+    compare(program)
+    argsort = np.argsort
+    for wrong in (
+        lambda x, *how, **more: argsort(x[..., ::-1], *how, **more)[..., ::-1],
+        lambda x, *how, **more: argsort(np.nan_to_num(x, nan=-np.inf), *how, **more),
+    ):
+        monkeypatch.setattr(np, "argsort", wrong)
+        with pytest.raises(Difference, match=r"T\.topk of "):
+            compare(program)
+
+
+@pytest.mark.parametrize("least", [False, True])
+def test_the_reference_of_picks(least: bool):
+    """Against Python's stable sort."""
+    x = np.array([[2, np.nan, -0.0, 0.0, np.inf, 2, np.nan, -np.inf], [1, 1, 1, 1, 1, 1, 1, 1]])
+    for line, got in zip(x, picks.places(x, 1, 8, least), strict=True):
+        key = lambda n, line=line: (line[n] == line[n], line[n] if least else -line[n])  # noqa: E731
+        nans = [n for n in range(8) if line[n] != line[n]]
+        numbers = sorted((n for n in range(8) if n not in nans), key=key)
+        assert got.tolist() == nans + numbers
 
 
 def test_a_seed_is_one_program():

@@ -20,11 +20,11 @@ def lower_shuffle(call: Any, cx: Any) -> Any:
     thread, lanes = cx.thread_number(), _lanes(cx)
     lane = tirx.floormod(thread, as_expr(WARP))
     table = cx.exchange_table(convert.storage_dtype(into.dtype))
-    meet = cx.numbered_meeting(
+    meet = cx.numbered_barrier(
         tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call)
     )
     there = thread - lane + _taken_from(kind, lane, cx.scalar(call.args[2]), width)
-    # Behind the first meeting all values are there, behind the second all have been read.
+    # Behind the first barrier all values are there, behind the second all have been read.
     return sequence([
         tirx.BufferStore(table, convert.encode(cx.scalar(call.args[1]), into.dtype), [thread]), meet,
         tirx.BufferStore(into.buf, tirx.BufferLoad(table, [there]), [into.offset]), meet,
@@ -37,7 +37,7 @@ def lower_sync_threads(call: Any, cx: Any) -> Any:
     where: Any = as_expr(number)
     if number == OF_WARPS:
         where, count = tirx.floordiv(cx.thread_number(), as_expr(WARP)) + OF_WARPS, _lanes(cx)
-    return cx.numbered_meeting(
+    return cx.numbered_barrier(
         where, count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call)
     )
 

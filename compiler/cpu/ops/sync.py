@@ -23,7 +23,7 @@ def lower_barrier(call: Any, cx: Any) -> Any:
     if reach == "device":
         cx.device = True
     site = cx.site("barrier", reach, call)
-    met = _team_meeting(call, cx, cx.executor_count(), site)
+    met = _team_barrier(call, cx, cx.executor_count(), site)
     if met is None:
         met = cx.observed(
             cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site
@@ -37,7 +37,7 @@ def lower_barrier(call: Any, cx: Any) -> Any:
 def lower_team_sync(call: Any, cx: Any) -> Any:
     cx.waits = cx.device = True
     site = cx.site("collective", "", call)
-    met = _team_meeting(call, cx, 0, site)
+    met = _team_barrier(call, cx, 0, site)
     if met is None:
         met = cx.observed(cx.call("ts_team_sync", site), site)
     return behind_misfits(
@@ -63,8 +63,8 @@ def lower_wait(call: Any, cx: Any) -> Any:
     return cx.observed(waiting, site)
 
 
-def _team_meeting(call: Any, cx: Any, executors: int, site: Any) -> Any:
-    """A meeting of a team inside the kernel on the CPU (``ts_meet_among``); None where ``call`` is
+def _team_barrier(call: Any, cx: Any, executors: int, site: Any) -> Any:
+    """A barrier of a team inside the kernel on the CPU (``ts_meet_among``); None where ``call`` is
     everyone's. executors: of each block, 0: the same block of each member."""
     among, _ = team_of_call(call)
     if among is None:

@@ -2,8 +2,8 @@
 "cp.async.wait_group"), for rings whose one role copies ahead (passes/prefetch.py).
 
 A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with
-as many groups as it committed later; groups of other rings among them only make it wait longer. The meeting
-that passes/insert_barriers.py puts behind the wait makes all threads' parts visible to all, and tells
+as many groups as it committed later; groups of other rings among them only make it wait longer. The barrier
+that passes/insert_barriers.py puts behind the wait makes all threads' parts visible to all, and says
 everyone that the stage of the round before has been read, which is filled next.
 """
 
@@ -67,7 +67,7 @@ def lower_cp_async(copy: Any, cx: Any) -> Any:
 
 
 def token(cx: Any, made: Any) -> Any:
-    """A token of a ring. Order, and the meeting behind each wait, say when a stage is empty: acquire and
+    """A token of a ring. Order, and the barrier behind each wait, say when a stage is empty: acquire and
     release are nothing."""
     number = int(made.attrs["ring"])
     ring = cx.program.schedule.rings[number]

@@ -1,32 +1,28 @@
-"""T.gemm on a GPU. Operands lie in shared memory, the accumulator in registers.
-
-16-bit floats, 8-bit floats and integers, and float32 where it may be cut to tf32 go to mma.sync: warps cut
-the accumulator by the policy, each loops over 16 × 8 tiles of its part; operands come by ldmatrix where rows
-are 16-byte chunks (of fewer bits than 16 or more: rows along k), else element by element. All other dtypes
-(float32 among them) are summed by fused multiply-adds, each thread a rectangle of the accumulator.
-Small-float accumulators are kept in float32 during the call and rounded once.
+"""T.gemm on NVIDIA's GPUs. 16-bit floats, 8-bit floats and integers, and float32 where it may be cut to tf32
+go to mma.sync: warps cut the accumulator by the policy, each loops over 16 × 8 tiles of its part; operands
+come by ldmatrix where rows are 16-byte chunks (of fewer bits than 16 or more: rows along k), else element by
+element. All other dtypes (float32 among them) are summed by multiply-adds (gpu/ops/gemm.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from tilescale.compiler.gpu.ops import gemm as shared
+from tilescale.compiler.gpu.ops.gemm import Operand, both_operands, clamped, unrolled
 from tilescale.compiler.gpu.places import Registers, digit
-from tilescale.compiler.gpu.vectors import multiple, spelt_out
-from tilescale.compiler.ir.lowerings import Lowering, lowers
-from tilescale.compiler.ir.nests import matrix_axes
-from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.gpu.vectors import multiple
+from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.target import Target
-from tilescale.compiler.layout import Fragment, Piece, Shared, tensor_cores
+from tilescale.compiler.layout import Fragment, Shared, tensor_cores
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.instructions import mma_a
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, mma_fragments, operands_of, swizzled
-from tilescale.compiler.layout.spread import ceil_div, divisors, spread
+from tilescale.compiler.layout.spread import ceil_div
 from tilescale.compiler.layout.tensor_cores import HALVES, cut, has_mma, kind_of
 from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
@@ -40,38 +36,7 @@ def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
     return target.matrix_products and threads % WARP == 0 and has_mma(call)
 
 
-# ---- staging and layouts
-
-
-def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
-    """Operands in registers go to shared memory, an accumulator that is no whole fragment into one.
-    ``from_registers``: the instruction takes A from where it lies."""
-    a, b, c = call.args[:3]
-    own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
-    moved = [r for r in (a, b) if in_registers(r.source) and not (r is a and from_registers)]
-    if own and not moved:
-        return None
-    before, operands = [], []
-    for r in (a, b):
-        if any(r is x for x in moved):
-            tile = cx.tile(
-                f"{r.source.name}_shared",
-                [int(x.extent) for x in r.region],
-                element_dtype(r.source),
-                "shared",
-                call.span,
-            )
-            before.append(cx.copy(r, tile, call))
-            operands.append(tile)
-        else:
-            operands.append(r)
-    if own:
-        return [*before, cx.again(call, [*operands, *call.args[2:]])]
-    m, n, _ = extents(call)
-    tile = cx.tile(f"{c.source.name}_part", (m, n), element_dtype(c.source), "local.fragment", call.span)
-    if not constant(call.args[3]):
-        before.append(cx.copy(c, tile, call))
-    return [*before, cx.again(call, [*operands, tile, *call.args[3:]]), cx.copy(tile, c, call)]
+# ---- layouts
 
 
 def held_left(call: Any, cx: Any) -> bool:
@@ -91,21 +56,6 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
     return own.copied(wn).copied(warps // (wm * wn))
 
 
-def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, int]]:
-    """Every way to cut an accumulator among threads, the cheapest in registers and in reads of shared memory
-    first."""
-    found = []
-    for used in divisors(threads):
-        for tm in divisors(used):
-            tn = used // tm
-            vector = next(v for v in (4, 2, 1) if n >= v * tn or v == 1)
-            made = spread((m, n), threads, (tm, tn), vector, 1)
-            rows, cols = made.shape[0] // tm, made.shape[1] // tn
-            found.append(((rows * cols, rows + cols / vector, tm), made, tm, tn))
-    found.sort(key=lambda f: f[0])
-    return [(f, tm, tn) for _, f, tm, tn in found[:16]]
-
-
 def shared_layouts(call: Any) -> dict[Any, Shared]:
     """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a
     bank conflict."""
@@ -118,150 +68,6 @@ def shared_layouts(call: Any) -> dict[Any, Shared]:
 
 
 # ---- thread IR
-
-
-@dataclass
-class Operand:
-    """A matrix in shared memory. ``at(i, k)`` is its flat index; ``across``: it is stored with its rows as
-    columns."""
-
-    place: Any
-    mins: list[Any]
-    axes: tuple[int, int]
-    across: bool
-    rows: int
-    cols: int
-    #: where its stored rows begin, in names that are defined nowhere else
-    start: Any
-
-    def at(self, i: Any, k: Any) -> Any:
-        index = list(self.mins)
-        first, second = (k, i) if self.across else (i, k)
-        for axis, x in zip(self.axes, (first, second), strict=True):
-            index[axis] = index[axis] + x
-        return self.place.flat(index)
-
-    @property
-    def chunked(self) -> bool:
-        """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk. An
-        executor's own tile begins at a multiple of that (passes/allocate_shared.py)."""
-        last = self.axes[1]
-        layout = self.place.layout
-        each = 128 // layout.bits
-        stored = self.rows if self.across else self.cols
-        if last != len(layout.shape) - 1 or stored % each or (self.across and layout.bits != 16):
-            return False
-        others = (p for p in layout.pieces if not (p.axis == last and p.unit == 1))
-        return (
-            multiple(sym.Analyzer(), self.start, each)
-            and layout.vector(last) >= each
-            and all(p.stride % each == 0 for p in others)
-        )
-
-
-def operand(cx: Any, region: Any, across: bool) -> Operand:
-    axes = matrix_axes(region)
-    mins = [cx.scalar(r.min) for r in region.region]
-    stored = [int(region.region[k].extent) for k in axes]
-    rows, cols = reversed(stored) if across else stored
-    start = spelt_out(region.region[axes[1]].min, cx.definitions)
-    return Operand(cx.places[region.source], mins, axes, across, rows, cols, start)
-
-
-def both_operands(cx: Any, call: Any) -> tuple[Any, Any]:
-    """Where A and B lie; of A the registers, where it is there. B's "rows" are the product's columns."""
-    held = in_registers(call.args[0].source)
-    a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
-    return a, operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
-
-
-def unrolled(var: Any, extent: int, body: Any) -> Any:
-    return tirx.For(var, ZERO, tirx.IntImm("int32", extent), tirx.ForKind.UNROLLED, body)
-
-
-def _start(cx: Any, fragment: Fragment, axis: int) -> Any:
-    """Where along an axis of the accumulator this thread's part begins."""
-    total: Any = ZERO
-    for p in fragment.pieces:
-        if p.axis == axis and p.to == "thread":
-            total = (
-                total
-                + digit(cx.thread(), p.stride, p.extent, p.stride * p.extent == fragment.threads) * p.unit
-            )
-    return cx.analyzer.simplify(total)
-
-
-def _clamped(cx: Any, index: Any, extent: int) -> Any:
-    """An index that may lie in the padding of the accumulator, kept inside the operand: what it gives is
-    never stored."""
-    return (
-        index if cx.analyzer.can_prove(index < extent) else tirx.min(index, tirx.IntImm("int32", extent - 1))
-    )
-
-
-def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: str, k: int) -> Any:
-    """For each k: the rows' elements of A, the columns' of B, and their outer product."""
-    rows, cols = _slot_digits(c.layout, 0), _slot_digits(c.layout, 1)
-    step = tirx.Var("k", "int32")
-    cx.bind_range(step, k)
-    loaded, stmts, counters = [], [], []
-    for name, o, axis, digits in (("a", a, 0, rows), ("b", b, 1, cols)):
-        count = _count(digits)
-        buf = tirx.decl_buffer((count,), inner, name, scope="local", layout=None)
-        begin = tirx.Var("row0" if axis == 0 else "col0", "int32")
-        where = _start(cx, c.layout, axis)
-        cx.bound(begin, where)
-        stmts.append(tirx.Bind(begin, where))
-        u = tirx.Var("u", "int32")
-        cx.bind_range(u, count)
-        index = _clamped(cx, cx.analyzer.simplify(begin + _offset(digits, u)), o.rows)
-        value = tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(index, step))])
-        value = value if str(value.ty) == inner else tirx.Cast(inner, value)
-        loaded += [tirx.AllocBuffer(buf), unrolled(u, count, tirx.BufferStore(buf, value, [u], call.span))]
-        counters.append((buf, count))
-    i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-    (a_buf, a_count), (b_buf, b_count) = counters
-    cx.bind_range(i, a_count)
-    cx.bind_range(j, b_count)
-    slot = cx.analyzer.simplify(_slots(rows, i) + _slots(cols, j))
-    total = tirx.BufferLoad(acc, [slot]) + tirx.BufferLoad(a_buf, [i]) * tirx.BufferLoad(b_buf, [j])
-    product = unrolled(i, a_count, unrolled(j, b_count, tirx.BufferStore(acc, total, [slot], call.span)))
-    loop = tirx.For(
-        step, ZERO, tirx.IntImm("int32", k), tirx.ForKind.SERIAL, sequence([*loaded, product]), span=call.span
-    )
-    return sequence([*stmts, loop])
-
-
-def _slot_digits(fragment: Fragment, axis: int) -> list[Piece]:
-    return sorted((p for p in fragment.pieces if p.axis == axis and p.to == "slot"), key=lambda p: p.unit)
-
-
-def _count(digits: list[Piece]) -> int:
-    made = 1
-    for p in digits:
-        made *= p.extent
-    return made
-
-
-def _mixed(digits: list[Piece], u: Any, weight: Any) -> Any:
-    """A counter over all of the digits, the finest first, as the sum of its digits times ``weight``."""
-    total: Any = ZERO
-    step = 1
-    for k, p in enumerate(digits):
-        total = total + digit(u, step, p.extent, last=k == len(digits) - 1) * weight(p)
-        step *= p.extent
-    return total
-
-
-def _offset(digits: list[Piece], u: Any) -> Any:
-    return _mixed(digits, u, lambda p: p.unit)
-
-
-def _slots(digits: list[Piece], u: Any) -> Any:
-    return _mixed(digits, u, lambda p: p.stride)
-
-
-# ---- mma.sync
 
 
 def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
@@ -309,6 +115,23 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
     return sequence([*binds, loop])
 
 
+def chunked(o: Operand) -> bool:
+    """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk. An
+    executor's own tile begins at a multiple of that (passes/allocate_shared.py)."""
+    last = o.axes[1]
+    layout = o.place.layout
+    each = 128 // layout.bits
+    stored = o.rows if o.across else o.cols
+    if last != len(layout.shape) - 1 or stored % each or (o.across and layout.bits != 16):
+        return False
+    others = (p for p in layout.pieces if not (p.axis == last and p.unit == 1))
+    return (
+        multiple(sym.Analyzer(), o.start, each)
+        and layout.vector(last) >= each
+        and all(p.stride % each == 0 for p in others)
+    )
+
+
 def tiles_along(fragment: Fragment, axis: int, size: int) -> int:
     """How many of the instruction's tiles a warp has along an axis."""
     warps = 1
@@ -340,7 +163,7 @@ def load_tiles(
 ) -> list[Any]:
     """This warp's tiles of an operand for one step: 16 rows of A, 8 columns of B each."""
     size = 16 if is_a else 8
-    if o.chunked and k % (8 * each) == 0 and (is_a or count % 2 == 0):
+    if chunked(o) and k % (8 * each) == 0 and (is_a or count % 2 == 0):
         return [_by_matrices(cx, o, regs, first, k0, count, lane, each, is_a)]
     t = tirx.Var("t", "int32")
     u = tirx.Var("u", "int32")
@@ -352,7 +175,7 @@ def load_tiles(
         row, at = lane // 4 + word % 2 * 8, lane % 4 * each + pair + word // 2 * (4 * each)
     else:
         row, at = lane // 4, lane % 4 * each + pair + word * (4 * each)
-    index = _clamped(cx, cx.analyzer.simplify(first + t * size + row), o.rows)
+    index = clamped(cx, cx.analyzer.simplify(first + t * size + row), o.rows)
     deep = cx.analyzer.simplify(k0 + at)
     inside = cx.analyzer.can_prove(deep < k)
     safe = deep if inside else tirx.min(deep, tirx.IntImm("int32", k - 1))
@@ -400,70 +223,34 @@ def _by_matrices(
 
 
 @lowers("cuda", "gemm")
-class Gemm(Lowering):
-    demands = True
-
+class Gemm(shared.Gemm):
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         warps = by_tensor_cores(call, cx.executor.threads, cx.program.target)
-        return stage(call, cx, warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx))
+        held = warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx)
+        return shared.stage(call, cx, from_registers=held)
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
         """The accumulator's fragments, best first."""
         m, n, _ = extents(call)
         threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
         c, loc = call.args[2].source, loc_of(call.span)
-        if by_tensor_cores(call, threads, cx.uses.target):
-            out = []
-            for f, wm, wn in mma_fragments(m, n, threads, policy):
-                what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
-                demands = [Demand(c, f, what, loc)]
-                if in_registers(call.args[0].source):
-                    held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
-                    demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
-                out.append(demands)
-            return out
-        made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
-        return [[Demand(c, f, what, loc)] for f, what in made]
+        if not by_tensor_cores(call, threads, cx.uses.target):
+            return super().layouts(call, cx)
+        out = []
+        for f, wm, wn in mma_fragments(m, n, threads, policy):
+            what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
+            demands = [Demand(c, f, what, loc)]
+            if in_registers(call.args[0].source):
+                held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
+                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
+            out.append(demands)
+        return out
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
-    def lower(self, call: Any, cx: Any) -> Any:
-        """C += op(A) · op(B)."""
-        (_, _, k), (a, b) = extents(call), both_operands(cx, call)
-        c = cx.places[call.args[2].source]
-        dtype = element_dtype(c.buf)
-        mma = by_tensor_cores(call, cx.executor.threads, cx.target)
-        inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
-        slots = c.layout.slots
-        acc = (
-            c.buf
-            if inner == dtype
-            else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
-        )
-        head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
-        clear = constant(call.args[3])
-        u = tirx.Var("u", "int32")
-        zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
-        held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
-        start: Any = None
-        if clear is None:
-            start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
-        elif clear:
-            start = zero
-        elif acc is not c.buf:
-            start = held
-        if start is not None:
-            head.append(unrolled(u, slots, start))
-        body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
-        tail = []
-        if acc is not c.buf:
-            v = tirx.Var("u", "int32")
-            tail = [
-                unrolled(
-                    v,
-                    slots,
-                    tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span),
-                )
-            ]
-        return sequence([*head, body, *tail])
+    def product(self, call: Any, cx: Any, acc: Any, inner: str) -> Any:
+        if not by_tensor_cores(call, cx.executor.threads, cx.target):
+            return super().product(call, cx, acc, inner)
+        a, b = both_operands(cx, call)
+        return _mma(cx, call, a, b, cx.places[call.args[2].source], acc, extents(call)[2])

@@ -1,5 +1,5 @@
-"""T.gemm_sp on a GPU: mma.sp of 16-bit floats (PTX ISA 9.0, "mma.sp", "Sparse matrix storage"); any other is
-written out into shared memory and multiplied as a whole.
+"""T.gemm_sp on NVIDIA's GPUs: mma.sp of 16-bit floats (PTX ISA 9.0, "mma.sp", "Sparse matrix storage"); any
+other is written out and multiplied as a whole (gpu/ops/gemm_sp.py).
 
 Fragments of what A keeps are those of a product half as deep; B's are two of them. Each row's places of 32
 elements are 32 bits: of a quad's threads the first two hold them (selector 0), the even one those of the
@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.ops import gemm
-from tilescale.compiler.ir.lowerings import Lowering, lowering, lowers
+from tilescale.compiler.gpu.ops import gemm_sp as shared
+from tilescale.compiler.gpu.ops.gemm import operand, unrolled
+from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
@@ -25,7 +27,6 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.products import mma_fragments, operands_of, swizzled
 from tilescale.compiler.layout.sparse import COVERED, dense_shape
 from tilescale.compiler.layout.tensor_cores import HALVES, KINDS
-from tilescale.compiler.ops.gemm_sp import as_gemm
 from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import tirx
 
@@ -61,9 +62,9 @@ def _float_sums(cx: Any, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
     )
     start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, held) if clear is None else zero if clear else held
     if start is not None:
-        head.append(gemm.unrolled(u, slots, start))
+        head.append(unrolled(u, slots, start))
     back = tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span)
-    return acc, head, [] if own else [gemm.unrolled(v, slots, back)]
+    return acc, head, [] if own else [unrolled(v, slots, back)]
 
 
 def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down: int) -> Any:
@@ -95,42 +96,21 @@ def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down
 
     upper = tirx.shift_left(sixteen(row0 + t * 16 + lane // 4 + 8), tirx.const(16, "uint32"))
     made = tirx.bitwise_or(sixteen(row0 + t * 16 + lane // 4), upper)
-    return gemm.unrolled(t, down, tirx.BufferStore(into, made, [t], call.span))
+    return unrolled(t, down, tirx.BufferStore(into, made, [t], call.span))
 
 
 # ---- what is registered
 
 
 @lowers("cuda", "gemm_sp")
-class GemmSp(Lowering):
+class GemmSp(shared.GemmSp):
     demands = True
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A
-        written out."""
+        """Operands in shared memory, the accumulator a whole fragment."""
         a, b, c, clears, e = call.args
-        m, k = dense_shape(call)
         if not _has_mma(call, cx.executor.threads, cx.program.target):
-            reads = [
-                (
-                    r,
-                    cx.tile(
-                        f"{r.source.name}_shared",
-                        [int(x.extent) for x in r.region],
-                        element_dtype(r.source),
-                        "shared",
-                        call.span,
-                    ),
-                )
-                for r in (a, e)
-                if in_registers(r.source)
-            ]
-            held = {id(r): tile for r, tile in reads}
-            dense = cx.tile(f"{a.source.name}_dense", (m, k), element_dtype(a.source), "shared", call.span)
-            again = cx.again(call, [held.get(id(a), a), b, c, clears, held.get(id(e), e)])
-            nest, product = as_gemm(again.value, dense)
-            staged = lowering(product.value, cx.program.target).stage(product.value, cx)
-            return [*(cx.copy(r, tile, call) for r, tile in reads), nest, *(staged or [product])]
+            return super().stage(call, cx)
         own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
         before, operands = [], []
         for r in (a, b, e):
@@ -170,8 +150,8 @@ class GemmSp(Lowering):
     def lower(self, call: Any, cx: Any) -> Any:
         """C += A · op(B) by mma.sp, in steps of 32 along k."""
         a, b = (
-            gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])),
-            gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"])),
+            operand(cx, call.args[0], bool(call.attrs["trans_a"])),
+            operand(cx, call.args[1], not bool(call.attrs["trans_b"])),
         )
         c = cx.places[call.args[2].source]
         kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]
@@ -209,7 +189,7 @@ class GemmSp(Lowering):
             tirx.BufferLoad(where, [i]),
         ]
         product = tirx.Evaluate(tirx.call_extern("void", f"ts::mma_sp_m16n8k32_{kind}", *operands), call.span)
-        products = gemm.unrolled(i, down, gemm.unrolled(j, across, product))
+        products = unrolled(i, down, unrolled(j, across, product))
         loop = tirx.For(
             step,
             ZERO,

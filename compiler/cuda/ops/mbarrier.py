@@ -126,7 +126,7 @@ def tma_store_wait(node: Any, cx: Any) -> Any:
 
 
 def initialised(cx: Any, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
-    """One thread sets up the author's barriers, before the block's threads meet."""
+    """One thread sets up the author's barriers, before the block's threads synchronize."""
     if not barriers:
         return []
     number = lambda n: tirx.IntImm("int32", n)  # noqa: E731

@@ -114,11 +114,11 @@ def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
 
 @lowers("cuda", "await_stores")
 def lower_await_stores(call: Any, cx: Any) -> Any:
-    """A thread that issued stores waits until they have read their tile. Whoever writes it behind the meeting
-    that follows comes after those reads: they are complete where the wait ends, and the meeting orders the
+    """A thread that issued stores waits until they have read their tile. Whoever writes it behind the barrier
+    that follows comes after those reads: they are complete where the wait ends, and the barrier orders the
     waiter before everyone who writes what it stored. Where the stores are to be complete, their writes are
     visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it makes behind that
-    releases them, and who meets it comes behind them."""
+    releases them, and who synchronizes with it comes behind them."""
     name = "ts::bulk_wait<0>" if int(call.attrs["complete"]) else "ts::bulk_wait_read<0>"
     wait = tirx.Evaluate(tirx.call_extern("void", name), call.span)
     return tirx.IfThenElse(_issuer(cx, int(call.attrs.get("groups", 1))), wait, None, call.span)

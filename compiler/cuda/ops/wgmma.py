@@ -7,6 +7,7 @@ from typing import Any
 
 from tilescale.compiler.cuda import wgmma, wgmma_sp
 from tilescale.compiler.cuda.ops import gemm, gemm_sp
+from tilescale.compiler.gpu.ops.gemm import both_operands, stage
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -24,9 +25,7 @@ class Wgmma(Lowering):
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         a = call.args[0].source
-        return gemm.stage(
-            call, cx, (element_dtype(a) in HALVES or bits_of(a) == 8) and gemm.held_left(call, cx)
-        )
+        return stage(call, cx, (element_dtype(a) in HALVES or bits_of(a) == 8) and gemm.held_left(call, cx))
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
         (a, _, c), loc = (r.source for r in call.args[:3]), loc_of(call.span)
@@ -49,7 +48,7 @@ class Wgmma(Lowering):
         return True
 
     def lower(self, call: Any, cx: Any) -> Any:
-        return wgmma.emit(cx, call, *gemm.both_operands(cx, call), extents(call))
+        return wgmma.emit(cx, call, *both_operands(cx, call), extents(call))
 
 
 @lowers("cuda", "wgmma_sp")

@@ -1,4 +1,4 @@
-"""How the operations of compiler/ops/argmax.py are done on GPUs: the lanes of a warp look through a line in
+"""How the operations of compiler/ops/argmax.py are done on GPUs: the lanes of a wave look through a line in
 shared memory together, and agree by shuffles, once for each pick. Lines across the last axis are one thread's
 each where there are as many as threads, since neighbouring threads then read neighbours."""
 
@@ -10,7 +10,6 @@ from typing import Any
 from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.picks import ZERO, Search, compared_in
-from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.argmax import Picks
@@ -42,7 +41,8 @@ class ArgMax(Lowering):
     def lower(self, call: Any, cx: Any) -> Any:
         picks, threads = Picks.of(call), cx.executor.threads
         count = prod(picks.extents)
-        lanes = _lanes(threads) if picks.axis == len(call.args[0].region) - 1 or count < threads else 1
+        alone = picks.axis < len(call.args[0].region) - 1 and count >= threads
+        lanes = 1 if alone else _lanes(threads, cx.target.wave)
         groups, thread = threads // lanes, cx.thread()
         turn, number = tirx.Var("line", "int32"), tirx.Var("n", "int32")
         cx.bind_range(turn, -(-count // groups))
@@ -61,11 +61,11 @@ class ArgMax(Lowering):
         )
 
 
-def _lanes(threads: int) -> int:
+def _lanes(threads: int, wave: int) -> int:
     """How many threads of an executor can agree by shuffles."""
-    if threads % WARP == 0:
-        return WARP
-    return threads if threads < WARP and threads & (threads - 1) == 0 else 1
+    if threads % wave == 0:
+        return wave
+    return threads if threads < wave and threads & (threads - 1) == 0 else 1
 
 
 def _line(call: Any, cx: Any, picks: Picks, line: list[Any], lanes: int, lane: Any) -> Any:

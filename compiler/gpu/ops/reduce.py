@@ -117,7 +117,7 @@ def lower_part(call: Any, cx: Any) -> Any:
     """Each group's part into shared memory, by one of the lanes that have it."""
     parts, held = cx.places[call.args[1].source], cx.layouts[call.args[0].source]
     axis, thread = axis_of(call), cx.thread()
-    near, far = digits_across(held, axis)
+    near, far = digits_across(held, axis, cx.target.wave)
     group: Any = tirx.IntImm("int32", 0)
     for p in sorted(far, key=lambda p: -p.unit):  # by rising index along the axis
         group = group * p.extent + digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads)
@@ -164,7 +164,7 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
     slots = list(reversed(radix(held.pieces, "slot") or []))
     along = sorted((p for p in slots if p.axis == axis), key=lambda p: -p.unit)
     others = [p for p in slots if p.axis != axis]
-    near, _ = digits_across(held, axis)
+    near, _ = digits_across(held, axis, cx.target.wave)
     thread = cx.thread()
     if cx.skips(held, place.shape, thread):
         return sequence([])
@@ -311,7 +311,7 @@ class Reduce(Lowering):
         src, dst = call.args
         held, axis, op = cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
         acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
-        _, far = digits_across(held, axis)
+        _, far = digits_across(held, axis, cx.program.target.wave)
         made = result(call, held)
         if not far and cx.layouts[dst.source] == made:
             return None

@@ -1,4 +1,4 @@
-"""Tokens of rings on GPUs whose copies go in turn: nothing, since the meetings around each copy guard its
+"""Tokens of rings on GPUs whose copies go in turn: nothing, since the barriers around each copy guard its
 stage."""
 
 from __future__ import annotations

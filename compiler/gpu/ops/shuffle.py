@@ -21,4 +21,4 @@ def lower_shuffle(call: Any, cx: Any) -> Any:
 
 @lowers("gpu", "sync_threads")
 def lower_sync_threads(call: Any, cx: Any) -> Any:
-    return cx.numbered_meeting(int(call.attrs["barrier"]), int(call.attrs["count"]))
+    return cx.numbered_barrier(int(call.attrs["barrier"]), int(call.attrs["count"]))

@@ -234,7 +234,7 @@ def test_orders_that_would_change_results():
                 with T.Scale("device"):
                     T.signal(F[k])
 
-    refuse(told, "one of them tells other threads or blocks", at='with T.Scale("device"):')
+    refuse(told, "one of them signals other threads or blocks", at='with T.Scale("device"):')
 
 
 def test_stages_that_nothing_can_run_ahead_in():

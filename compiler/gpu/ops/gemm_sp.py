@@ -1,0 +1,39 @@
+"""T.gemm_sp on any GPU: A is written out into shared memory and multiplied as a whole. A target with
+instructions for it overrides this where they take the product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.ir.lowerings import Lowering, lowering, lowers
+from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.sparse import dense_shape
+from tilescale.compiler.ops.gemm_sp import as_gemm
+
+
+@lowers("gpu", "gemm_sp")
+class GemmSp(Lowering):
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        """A nest that writes A out, and the product."""
+        a, b, c, clears, e = call.args
+        m, k = dense_shape(call)
+        reads = [
+            (
+                r,
+                cx.tile(
+                    f"{r.source.name}_shared",
+                    [int(x.extent) for x in r.region],
+                    element_dtype(r.source),
+                    "shared",
+                    call.span,
+                ),
+            )
+            for r in (a, e)
+            if in_registers(r.source)
+        ]
+        held = {id(r): tile for r, tile in reads}
+        dense = cx.tile(f"{a.source.name}_dense", (m, k), element_dtype(a.source), "shared", call.span)
+        again = cx.again(call, [held.get(id(a), a), b, c, clears, held.get(id(e), e)])
+        nest, product = as_gemm(again.value, dense)
+        staged = lowering(product.value, cx.program.target).stage(product.value, cx)
+        return [*(cx.copy(r, tile, call) for r, tile in reads), nest, *(staged or [product])]
