@@ -98,7 +98,7 @@ class Solver:
     """One combination of the operations' choices, carried through the program."""
 
     def __init__(self, uses: Uses, fixed: Mapping[Any, Demand]):
-        self.uses = uses
+        self.uses, self.target = uses, uses.target
         self.demands: dict[Any, Demand] = dict(fixed)
         self.known: dict[Any, Any] = {b: d.layout for b, d in fixed.items()}
         self.free = [b for b in uses.owners if in_registers(b)]
@@ -164,7 +164,7 @@ class Solver:
                 if u.nest is not None:
                     self._through_nest(u)
                 elif u.call is not None:
-                    for choice in lowering(u.call, self.uses.target).layouts(u.call, self):
+                    for choice in lowering(u.call, self.target).layouts(u.call, self):
                         for d in choice:
                             self.known.setdefault(d.buffer, d.layout)
                         break

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.ir.contexts import LoweringContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -103,9 +104,9 @@ def _straight(s: Any) -> Iterator[Any]:
         yield s.value
 
 
-def misfits(call: Any, cx: Any) -> list[tuple[Any, str]]:
+def misfits(call: Any, cx: LoweringContext) -> list[tuple[Any, str]]:
     """For each demand of a meeting that no launcher looks at: the condition under which the launch fails, and
-    what is wrong then. ``cx`` is a target's lowering."""
+    what is wrong then."""
     if call.attrs is None or "agreed" not in call.attrs:
         return []
     among, _ = team_of_call(call)
@@ -137,7 +138,7 @@ def as_meta(d: Demand) -> dict[str, Any]:
     return {"root": d.kind == ROOT, "collective": d.collective, "whole": d.whole, "loc": location(d.loc)}
 
 
-def behind_misfits(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
+def behind_misfits(call: Any, cx: LoweringContext, fail: Callable[[str], Any], met: Any) -> Any:
     """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part
     and no launcher saw that."""
     from tilescale.compiler.ops.participants import misfits

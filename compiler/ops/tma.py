@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops.atomic import Atomic
 from tilescale.compiler.ops.copy import Copy, Filling
@@ -77,10 +78,10 @@ class TmaStore(Copy):
     def nest(self, call: Any) -> Any:
         return None
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights, tiles
 
-        site, src, dst = cx.current, cx.view(call.args[0], call), cx.view(call.args[1], call)
+        site, src, dst = cx.site_of(call), cx.view(call.args[0], call), cx.view(call.args[1], call)
 
         def begin(ex: Any, engine: Any) -> None:
             source, target = src.placed(ex, None), dst.placed(ex, None)
@@ -112,11 +113,11 @@ class TmaReduce(Atomic):
     def nest(self, call: Any) -> Any:
         return None
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights, numerics, tiles
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])
-        site, source = cx.current, cx.view(call.args[1], call)
+        site, source = cx.site_of(call), cx.view(call.args[1], call)
 
         def begin(ex: Any, engine: Any) -> None:
             frm, to = source.placed(ex, None), target.placed(ex, None)
@@ -144,7 +145,7 @@ class AwaitStores(TileOp):
         # the tile behind this meets it.
         return [Access(call.args[0], "read")]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights
 
         complete = bool(int(call.attrs["complete"]))
@@ -159,5 +160,5 @@ class FenceWrites(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         return lambda ex: None  # one statement of an executor follows the other there

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.findings import Finding, Where
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.ir.contexts import Site
+from tilescale.compiler.sim.memory import Storage, describe
 from tilescale.compiler.sim.rings import AsyncUnit, stages_of
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.findings import Finding, Report, Where
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.ir.scales import WIDTHS
 from tilescale.compiler.sim import diagnose, flights, mbarriers, numerics, rings
 from tilescale.compiler.sim.counters import Counter, Counters
-from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
+from tilescale.compiler.sim.memory import Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.polling import Polling
 from tilescale.compiler.sim.schedule import Schedule

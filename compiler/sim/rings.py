@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.findings import Finding, Where
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.ir.contexts import Site
+from tilescale.compiler.sim.memory import Storage, describe
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.diagnose import Race

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.sim import nest
 from tilescale.compiler.sim.counters import Counter, Counters
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.memory import Storage, describe
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.prepare import Preparation

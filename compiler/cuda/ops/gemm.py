@@ -412,7 +412,7 @@ class Gemm(Lowering):
         m, n, _ = extents(call)
         threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
         c, loc = call.args[2].source, loc_of(call.span)
-        if by_tensor_cores(call, threads, cx.uses.target):
+        if by_tensor_cores(call, threads, cx.target):
             out = []
             for f, wm, wn in mma_fragments(m, n, threads, policy):
                 what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
