@@ -79,7 +79,7 @@ class MatrixStores(lower.Lowering):
         )
 
 
-def _plan(cx: Any, nest: Nest, loop: Loop) -> Matrices | None:
+def _plan(cx: lower.Lowering, nest: Nest, loop: Loop) -> Matrices | None:
     """How a nest of this kernel goes by matrices; None where it does not."""
     place = cx.places.get(nest.body.buffer) if isinstance(nest.body, tirx.BufferStore) else None
     if not isinstance(place, InShared) or place.base is not None or cx.remote is not None:

@@ -11,7 +11,7 @@ all behind that wait.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import at
 from tilescale.compiler.gpu.build import call as do
@@ -22,6 +22,9 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.tensor_cores import depth, kind_of
 from tilescale.compiler.tvm_compat import tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
 
 ROWS = 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
@@ -34,7 +37,7 @@ PINNED = 4
 BLOCK_REGISTERS, BESIDE = 65536, 26
 
 
-def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
+def emit(cx: CudaLowering, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
     """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for. ``a``
     is an operand in shared memory or `Registers`."""
     m, n, k = extents
@@ -84,7 +87,9 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     return sequence([*binds, *issued, *wait_asked(cx, call)])
 
 
-def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[Any, Any, Any, list[Any]]:
+def own_part(
+    cx: CudaLowering, held: Any, number: Any, own_m: int, own_n: int
+) -> tuple[Any, Any, Any, list[Any]]:
     """The number of the thread's warpgroup among those that share an accumulator, the first row and column of
     its part, and what binds the number, where no one has named it yet. ``number``: its value."""
     down, across = parts(held.layout)
@@ -101,7 +106,7 @@ def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[A
     return group, digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n, binds
 
 
-def columns(cx: Any, n: int) -> list[tuple[int, int]]:
+def columns(cx: CudaLowering, n: int) -> list[tuple[int, int]]:
     """The columns that one instruction each takes of a warpgroup's part of n, (first, how many): all, or
     equal parts where the registers that a thread has at launch do not hold an accumulator of all (ptxas
     C7602): 128 of three warpgroups and a producer's. What `more_registers` adds counts for the kernel's
@@ -112,7 +117,7 @@ def columns(cx: Any, n: int) -> list[tuple[int, int]]:
     return [(first, min(wide, n - first)) for first in range(0, n, wide)]
 
 
-def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:
+def described(cx: CudaLowering, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:
     """The matrix descriptors of operands in shared memory, and what binds them: (name, operand, its first row
     or column)."""
     descriptors, binds = [], []
@@ -131,7 +136,7 @@ def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any],
     return descriptors, binds
 
 
-def wait_asked(cx: Any, call: Any) -> list[Any]:
+def wait_asked(cx: CudaLowering, call: Any) -> list[Any]:
     """The wait that a product asks for where it stands: for itself (0), for all but so many, for none (below
     0)."""
     pending = int(call.attrs["pending"])
@@ -159,7 +164,7 @@ def linear(o: Any, i: Any, k: Any) -> Any:
     return o.place.linear(index)
 
 
-def moved(cx: Any, descriptor: Any, o: Any, i: int, k: int) -> Any:
+def moved(cx: CudaLowering, descriptor: Any, o: Any, i: int, k: int) -> Any:
     """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding
     stays within the 14 bits of the address, since shared memory ends below 2**18 bytes."""
     number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
@@ -177,7 +182,7 @@ def _leading(o: Any) -> Any:
 
 
 def awaited(
-    cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False
+    cx: CudaLowering, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False
 ) -> Any:
     """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is
     computed in front of it. ``straight``: what follows reads them in no branch."""
@@ -219,7 +224,7 @@ def computed(held: Any) -> list[Any]:
     return [tirx.Evaluate(named), do("block_ends")]
 
 
-def ping_pong(cx: Any, what: str, span: Any) -> Any:
+def ping_pong(cx: CudaLowering, what: str, span: Any) -> Any:
     """A turn at the tensor cores taken or given (`ops.wgmma.PingPongBarrier`): a named barrier for each
     warpgroup, at which it meets the one before it in the circle, which arrives without waiting. Each barrier
     sees as many arrivals as waits: "first" arrives for the last warpgroup, whose last "pass" it is that

@@ -29,7 +29,7 @@ than two in each four.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops import gemm
 from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, wait_asked
@@ -45,8 +45,11 @@ from tilescale.compiler.layout.sparse import COVERED, HELD, dense_shape
 from tilescale.compiler.layout.tensor_cores import depth, kind_of
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
 
-def emit(cx: Any, call: Any) -> Any:
+
+def emit(cx: CudaLowering, call: Any) -> Any:
     """C += A · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for."""
     k, n = dense_shape(call)[1], int(call.args[2].region[matrix_axes(call.args[2])[1]].extent)
     a = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"]))
@@ -86,7 +89,7 @@ def emit(cx: Any, call: Any) -> Any:
     return sequence([*binds, *named, *issued, *wait_asked(cx, call)])
 
 
-def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
+def _places(cx: CudaLowering, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
     """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live
     through the kernel."""
     e = call.args[4]

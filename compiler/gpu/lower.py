@@ -27,6 +27,7 @@ from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -46,7 +47,7 @@ NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
     """One kernel on its way to thread IR. A target's own overrides what its instructions do otherwise."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         super().__init__(program)
         self._parameters()
 

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tilescale.compiler.gpu.kernel import Source, arena
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.passes.insert_barriers import published
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
-from tilescale.errors import Loc
+from tilescale.errors import Loc, TileSyntaxError
 
 
 class State:
     """A kernel on its way to thread IR."""
 
-    scalar: Any
-    load: Any
-    nest: Any
-    stmt: Any
-    thread: Any
-    counted_from: Any
-    own: Any
-    did: Any
-    extent: Any
-    bind_range: Any
-    access: Any
-    counter: Any
-    once: Any
-    proven: Any
-    refused: Any
-    fail: Any
-    record: Any
-    scale_value: Any
-    of_launch: Any
-    cluster_copy: Any
+    scalar: Callable[[Any], Any]
+    load: Callable[[Any], Any]
+    nest: Callable[[Nest], Any]
+    stmt: Callable[[Any], Any]
+    thread: Callable[[], Any]
+    counted_from: Callable[[int], AbstractContextManager[None]]
+    own: Callable[[Any], bool | None]
+    did: Callable[[Sequence[Any], Any], None]
+    extent: Callable[[Any], Any]
+    bind_range: Callable[[Any, Any], None]
+    access: Callable[[Any, Any, Any, bool], tuple[Any, Any, list[Any], Any]]
+    counter: Callable[[Any, Any], tuple[Any, Any, list[Any]]]
+    once: Callable[[Any], Any]
+    proven: Callable[[Any], bool]
+    refused: Callable[[str, str], TileSyntaxError]
+    fail: Callable[[str, Any, str], Any]
+    record: Callable[[], Any]
+    scale_value: Callable[[str, int], Any]
+    of_launch: Callable[[str], Any]
+    cluster_copy: Callable[[Any, Nest], Any]
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.program, self.target = program, program.target
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
@@ -91,7 +95,7 @@ class State:
         self.device = False
 
 
-def rounds_of(program: Any) -> set[Any]:
+def rounds_of(program: TileProgram) -> set[Any]:
     """The variables that count the rounds of a program's rings."""
     found: set[Any] = set()
 

@@ -10,7 +10,7 @@ everyone that the stage of the round before has been read, which is filled next.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import all_of, at, call
 from tilescale.compiler.ir.lowerings import lowers
@@ -22,9 +22,12 @@ from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
 
 @lowers("cuda", "cp_async")
-def lower_cp_async(copy: Any, cx: Any) -> Any:
+def lower_cp_async(copy: Any, cx: CudaLowering) -> Any:
     """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros,
     of which nothing is read."""
     src, dst = copy.args[:2]
@@ -66,7 +69,7 @@ def lower_cp_async(copy: Any, cx: Any) -> Any:
     )
 
 
-def token(cx: Any, made: Any) -> Any:
+def token(cx: CudaLowering, made: Any) -> Any:
     """A token of a ring. Order, and the meeting behind each wait, say when a stage is empty: acquire and
     release are nothing."""
     number = int(made.attrs["ring"])

@@ -10,10 +10,11 @@ Small-float accumulators are kept in float32 during the call and rounded once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.places import Registers, digit
 from tilescale.compiler.gpu.vectors import multiple, spelt_out
+from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
@@ -32,6 +33,9 @@ from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
 ZERO = tirx.IntImm("int32", 0)
 
 
@@ -43,7 +47,7 @@ def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
 # ---- staging and layouts
 
 
-def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
+def stage(call: Any, cx: StageContext, from_registers: bool) -> list[Any] | None:
     """Operands in registers go to shared memory, an accumulator that is no whole fragment into one.
     ``from_registers``: the instruction takes A from where it lies."""
     a, b, c = call.args[:3]
@@ -74,7 +78,7 @@ def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
     return [*before, cx.again(call, [*operands, tile, *call.args[3:]]), cx.copy(tile, c, call)]
 
 
-def held_left(call: Any, cx: Any) -> bool:
+def held_left(call: Any, cx: StageContext) -> bool:
     """Whether tensor cores can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole
     instructions, that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
@@ -159,7 +163,7 @@ class Operand:
         )
 
 
-def operand(cx: Any, region: Any, across: bool) -> Operand:
+def operand(cx: CudaLowering, region: Any, across: bool) -> Operand:
     axes = matrix_axes(region)
     mins = [cx.scalar(r.min) for r in region.region]
     stored = [int(region.region[k].extent) for k in axes]
@@ -168,7 +172,7 @@ def operand(cx: Any, region: Any, across: bool) -> Operand:
     return Operand(cx.places[region.source], mins, axes, across, rows, cols, start)
 
 
-def both_operands(cx: Any, call: Any) -> tuple[Any, Any]:
+def both_operands(cx: CudaLowering, call: Any) -> tuple[Any, Any]:
     """Where A and B lie; of A the registers, where it is there. B's "rows" are the product's columns."""
     held = in_registers(call.args[0].source)
     a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
@@ -179,7 +183,7 @@ def unrolled(var: Any, extent: int, body: Any) -> Any:
     return tirx.For(var, ZERO, tirx.IntImm("int32", extent), tirx.ForKind.UNROLLED, body)
 
 
-def _start(cx: Any, fragment: Fragment, axis: int) -> Any:
+def _start(cx: CudaLowering, fragment: Fragment, axis: int) -> Any:
     """Where along an axis of the accumulator this thread's part begins."""
     total: Any = ZERO
     for p in fragment.pieces:
@@ -191,7 +195,7 @@ def _start(cx: Any, fragment: Fragment, axis: int) -> Any:
     return cx.analyzer.simplify(total)
 
 
-def _clamped(cx: Any, index: Any, extent: int) -> Any:
+def _clamped(cx: CudaLowering, index: Any, extent: int) -> Any:
     """An index that may lie in the padding of the accumulator, kept inside the operand: what it gives is
     never stored."""
     return (
@@ -199,7 +203,7 @@ def _clamped(cx: Any, index: Any, extent: int) -> Any:
     )
 
 
-def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: str, k: int) -> Any:
+def _simt(cx: CudaLowering, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: str, k: int) -> Any:
     """For each k: the rows' elements of A, the columns' of B, and their outer product."""
     rows, cols = _slot_digits(c.layout, 0), _slot_digits(c.layout, 1)
     step = tirx.Var("k", "int32")
@@ -264,7 +268,7 @@ def _slots(digits: list[Piece], u: Any) -> Any:
 # ---- mma.sync
 
 
-def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
+def _mma(cx: CudaLowering, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
     """For each step of k: this warp's tiles of A (an `Operand`, or `Registers` that have them) and B into
     registers, and their products. PTX ISA 9.0, "mma.m16n8k8", "mma.m16n8k16", "mma.m16n8k32"."""
     bits = bits_of(b.place.buf)
@@ -318,7 +322,7 @@ def tiles_along(fragment: Fragment, axis: int, size: int) -> int:
     return fragment.shape[axis] // (size * warps)
 
 
-def warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
+def warp_start(cx: CudaLowering, fragment: Fragment, axis: int, size: int) -> Any:
     total: Any = ZERO
     for p in fragment.pieces:
         if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP:
@@ -336,7 +340,16 @@ def warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
 
 
 def load_tiles(
-    cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool
+    cx: CudaLowering,
+    o: Operand,
+    regs: Any,
+    first: Any,
+    k0: Any,
+    k: int,
+    count: int,
+    lane: Any,
+    each: int,
+    is_a: bool,
 ) -> list[Any]:
     """This warp's tiles of an operand for one step: 16 rows of A, 8 columns of B each."""
     size = 16 if is_a else 8
@@ -363,7 +376,7 @@ def load_tiles(
 
 
 def _by_matrices(
-    cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool
+    cx: CudaLowering, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool
 ) -> Any:
     """ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8, which takes the place of register l
     / 8 (PTX ISA 9.0, "ldmatrix"). A: matrices run over the halves of the rows, then of k. B: over the halves
@@ -400,14 +413,14 @@ def _by_matrices(
 
 
 @lowers("cuda", "gemm")
-class Gemm(Lowering):
+class Gemm(Lowering["CudaLowering"]):
     demands = True
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         warps = by_tensor_cores(call, cx.executor.threads, cx.program.target)
         return stage(call, cx, warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx))
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """The accumulator's fragments, best first."""
         m, n, _ = extents(call)
         threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
@@ -428,7 +441,7 @@ class Gemm(Lowering):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         """C += op(A) · op(B)."""
         (_, _, k), (a, b) = extents(call), both_operands(cx, call)
         c = cx.places[call.args[2].source]

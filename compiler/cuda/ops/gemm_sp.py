@@ -10,9 +10,10 @@ undefined: rows that are never stored, or products with zeros of B.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops import gemm
+from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowering, lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
@@ -28,6 +29,9 @@ from tilescale.compiler.layout.tensor_cores import HALVES, KINDS
 from tilescale.compiler.ops.gemm_sp import as_gemm
 from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
 
 #: steps of k that one instruction has
 DEPTH = 32
@@ -46,7 +50,7 @@ def shared_layouts(call: Any) -> dict[Any, Any]:
     return {b: layout for b, layout in made.items() if layout is not None}
 
 
-def _float_sums(cx: Any, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
+def _float_sums(cx: CudaLowering, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
     """The accumulator in float32, what fills it in front and what takes it back behind."""
     dtype, slots, clear = element_dtype(c.buf), c.layout.slots, constant(call.args[3])
     own = dtype == "float32"
@@ -66,7 +70,7 @@ def _float_sums(cx: Any, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
     return acc, head, [] if own else [gemm.unrolled(v, slots, back)]
 
 
-def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down: int) -> Any:
+def _places(cx: CudaLowering, call: Any, into: Any, row0: Any, step: Any, lane: Any, down: int) -> Any:
     """A thread's register of places for each 16 rows."""
     e = call.args[4]
     place, axes = cx.places[e.source], matrix_axes(e)
@@ -102,10 +106,10 @@ def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down
 
 
 @lowers("cuda", "gemm_sp")
-class GemmSp(Lowering):
+class GemmSp(Lowering["CudaLowering"]):
     demands = True
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A
         written out."""
         a, b, c, clears, e = call.args
@@ -154,7 +158,7 @@ class GemmSp(Lowering):
             before.append(cx.copy(c, tile, call))
         return [*before, cx.again(call, [*operands[:2], tile, clears, operands[2]]), cx.copy(tile, c, call)]
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """The accumulator's fragments, best first."""
         m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
         threads = cx.executor_of(call).threads
@@ -167,7 +171,7 @@ class GemmSp(Lowering):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         """C += A · op(B) by mma.sp, in steps of 32 along k."""
         a, b = (
             gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])),
