@@ -22,6 +22,7 @@ from tilescale.compiler.gpu.build import call
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
@@ -34,7 +35,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 LARGE = 64
 
 
-def has_warpgroup_code(program: Any, consumer: Any, threads: int) -> bool:
+def has_warpgroup_code(program: TileProgram, consumer: Any, threads: int) -> bool:
     """Whether the warpgroups of a consumer get code of their own: some product is one of them's alone, and
     none is awaited where it is issued, by a number that would have to be another in each."""
     found = [c for c in calls(consumer) if c.op.name == "ts.wgmma"]

@@ -18,6 +18,7 @@ from typing import Any
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.ir.operations import REGISTRY, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.target import Target
@@ -72,7 +73,7 @@ class Uses:
     views: list[tuple[Any, Any, Loc | None]] = field(default_factory=list)
 
 
-def gather(program: Any) -> Uses:
+def gather(program: TileProgram) -> Uses:
     """The uses of a program's tiles."""
     threads = program.launch.threads
     uses = Uses(threads, program.target)
@@ -289,7 +290,7 @@ def conflict(buffer: Any, first: Demand, second: Demand) -> TileValueError:
     )
 
 
-def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[Any, Any]:
+def infer(program: TileProgram, annotated: Mapping[Any, Demand] | None = None) -> dict[Any, Any]:
     """A layout for every tile in registers.
 
     Raises:

@@ -14,6 +14,7 @@ from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.sparse import COVERED, dense_shape
 from tilescale.compiler.ops.base import emit, region, show
@@ -228,7 +229,7 @@ def _element(region: Any, row: Any, column: Any) -> Any:
     )
 
 
-def written_out(program: Any) -> Any:
+def written_out(program: TileProgram) -> TileProgram:
     """The program with every T.gemm_sp as a product of a tile that its left operand is written out into: for
     targets without such products."""
 

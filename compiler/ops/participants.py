@@ -15,6 +15,7 @@ from typing import Any
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir.contexts import LoweringContext
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.team import team_of_call
@@ -85,7 +86,7 @@ def demands_of(call: Any, symbols: dict[str, Any] | None = None) -> list[Demand]
     return out
 
 
-def demands(program: Any) -> list[Demand]:
+def demands(program: TileProgram) -> list[Demand]:
     """What a launcher has to look at: of the collectives of all ranks that every block of every launch comes
     to, all that it knows."""
     calls = [call for call in _straight(program.func.body) if team_of_call(call)[0] is None]

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.wgmma import await_products
@@ -41,7 +42,7 @@ class Flight:
         return {r.source for r in operands_of(self.call)}
 
 
-def awaited_products(program: Any) -> Any:
+def awaited_products(program: TileProgram) -> TileProgram:
     """The program with every product awaited."""
     if not has_producer(program):
         return program

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tilescale.compiler.gpu.build import all_of, at, call
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of
@@ -88,7 +89,7 @@ def token(cx: CudaLowering, made: Any) -> Any:
     return tirx.IfThenElse(behind > later, call(f"cp_async_wait<{later}>", span=made.span), everything)
 
 
-def _filled(program: Any, ring: int) -> Any:
+def _filled(program: TileProgram, ring: int) -> Any:
     """How many rounds of a ring have been committed."""
     return next(
         c.args[0]
