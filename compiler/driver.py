@@ -29,7 +29,8 @@ _lock = threading.RLock()
 def backend(target: str) -> Backend[Any]:
     """The back end of a target, written ``"cpu"`` or, with its architecture, ``"cuda:sm_90a"``."""
     name, _, arch = target.partition(":")
-    return importlib.import_module(BACKENDS[name]).Backend(arch)
+    made: Backend[Any] = importlib.import_module(BACKENDS[name]).Backend(arch)
+    return made
 
 
 def lower(
@@ -111,10 +112,10 @@ def source_text(program: TileProgram, kind: str, target: str = "cpu", *, instrum
     """A kernel as text: ``tile`` (as traced), ``scheduled``, ``thread`` (loops and indices), or one of the
     target's own ``texts``."""
     if kind == "tile":
-        return program.func.script()
+        return str(program.func.script())
     lowered = lower(program, target, instrument=instrument)
     if kind == "scheduled":
-        return lowered.program.func.script()
+        return str(lowered.program.func.script())
     if kind == "thread":
         return "\n".join(f"# {name}\n{func.script()}" for name, func in lowered.funcs.items())
     with _lock:

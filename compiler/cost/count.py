@@ -157,7 +157,7 @@ class Count:
         """What memory must move at least: each tensor's touched bytes once, in each direction."""
         total = self.total
         both = [(name, n) for amounts in (total.read, total.written) for name, n in amounts.items()]
-        return sum(min(n, self.tensors[name]) for name, n in both)
+        return float(sum(min(n, self.tensors[name]) for name, n in both))
 
 
 class _Unknown(Exception):

@@ -666,7 +666,10 @@ class Lowering(Scalars, ParallelLoops, Scales):
         body: list[Any] = [tirx.DeclBuffer(args, data=args_ptr), tirx.DeclBuffer(out, data=out_ptr)]
         n = len(self.program.params)
         saved, self.variables = self.variables, {}
-        load = lambda k: tirx.BufferLoad(args, [lit(k, "int64")])  # noqa: E731
+
+        def load(k: int) -> Any:
+            return tirx.BufferLoad(args, [lit(k, "int64")])
+
         for k, var in enumerate(self.program.symbols.values()):
             self.variables[var] = narrow(load(n + 2 + k), str(var.ty))
         for k, p in enumerate(self.program.params):

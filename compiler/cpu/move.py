@@ -193,7 +193,10 @@ def fill(cx: CpuLowering, dst: View, value: Expr) -> Stmt:
     may read dst."""
     dst = dst.squeeze()
     first, stored = held(convert.encode(value, dst.dtype))
-    put = lambda ids: tirx.BufferStore(dst.buf, stored, [dst.at(ids)])  # noqa: E731
+
+    def put(ids: list[Any]) -> Any:
+        return tirx.BufferStore(dst.buf, stored, [dst.at(ids)])
+
     if not dst.shape:
         return seq([*first, put([])])
     inner = const(dst.shape[-1])

@@ -167,7 +167,10 @@ def linear(o: Any, i: Any, k: Any) -> Any:
 def moved(cx: CudaLowering, descriptor: Any, o: Any, i: int, k: int) -> Any:
     """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding
     stays within the 14 bits of the address, since shared memory ends below 2**18 bytes."""
-    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
+
+    def number(x: int) -> Any:
+        return tirx.IntImm("int32", x)
+
     distance = cx.analyzer.simplify(linear(o, number(i), number(k)) - linear(o, number(0), number(0)))
     units = int(distance) * o.place.layout.bits // 8 // 16
     return descriptor + tirx.IntImm("uint64", units) if units else descriptor
@@ -231,7 +234,10 @@ def ping_pong(cx: CudaLowering, what: str, span: Any) -> Any:
     "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes what
     follows, such as matrix descriptors, in each lane."""
     groups = cx.threads // WARPGROUP
-    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
+
+    def number(x: int) -> Any:
+        return tirx.IntImm("int32", x)
+
     mine = cx.warpgroup()
 
     def named(name: str, which: Any) -> Any:

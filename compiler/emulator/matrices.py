@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator import async_units
-from tilescale.compiler.emulator.async_units import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, encoded, load, store
 from tilescale.compiler.emulator.products import factors
 from tilescale.compiler.emulator.threads import whole_warps
@@ -113,7 +113,10 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
         words = np.broadcast_to(where, m.shape).astype(np.uint32)
         for w in whole_warps(b, m, "mma.sp"):
-            get = lambda f, p, w=w: factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)  # noqa: E731
+
+            def get(f: Any, p: Any, w: int = w) -> Any:
+                return factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)
+
             quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
             rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
             x = expanded(get(a_at, pa), rows)

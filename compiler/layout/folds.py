@@ -15,7 +15,10 @@ def axis_of(call: Any) -> int:
 def digits_across(held: Fragment, axis: int) -> tuple[list[Piece], list[Piece]]:
     """The digits of an axis that are folded by shuffles, and those that go through shared memory."""
     mine = [p for p in held.pieces if p.axis == axis and p.to == "thread"]
-    power = lambda n: n & (n - 1) == 0  # noqa: E731
+
+    def power(n: int) -> bool:
+        return n & (n - 1) == 0
+
     near, far = [], []
     for p in sorted(mine, key=lambda p: p.stride):
         whole_warps = held.threads % WARP == 0 or held.threads < WARP and power(held.threads)

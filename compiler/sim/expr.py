@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from tilescale.compiler.sim.view import BufferInfo
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.machine import Executor
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul,
@@ -66,7 +69,8 @@ class Expressions:
         method = getattr(self, "_x_" + kind, None)
         if method is None:
             raise InternalError(f"the simulator does not know the expression {kind}: {e}")
-        return method(e)
+        made: Value = method(e)
+        return made
 
     def _pair(self, kind: str, e: Any) -> Value:
         a, b, dtype = self.scalar(e.a), self.scalar(e.b), str(e.a.ty)
@@ -284,7 +288,8 @@ class Expressions:
         if name == "ts.scale_rank":
             return simulated_rank(self, e)
         if (op := find(e)) is not None:
-            return self.performed(op, e)
+            run: Value = self.performed(op, e)
+            return run
         if (shift := _SHIFTS.get(name.rpartition(".")[2])) is not None and name.startswith("tirx."):
             return self._shifted(shift, e, *e.args)
         args = [self.scalar(a) for a in e.args]
@@ -301,7 +306,7 @@ class Expressions:
     def _scale_value(self, name: str, which: int) -> Value:
         """The own index (0) or the count (1) at a scale."""
 
-        def run(ex: Any) -> int:
+        def run(ex: Executor) -> int:
             if name in ex.scales:
                 return ex.scales[name][which]
             machine, block = ex.machine, ex.block

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from tilescale.compiler.sim.memory import Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.polling import Polling
 from tilescale.compiler.sim.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.prepare import Prepared
 
 _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<"}
 
@@ -221,7 +224,7 @@ class Machine:
     """
 
     def __init__(
-        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int,
+        self, prepared: Prepared, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int,
         observers: tuple[Observer, ...] = (),
     ):  # fmt: skip
         self.prepared, self.grid, self.schedule, self.events, self.limit = (

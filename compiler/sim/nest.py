@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.findings import Finding
-from tilescale.compiler.ir.contexts import Site
+from tilescale.compiler.ir.contexts import Site, Value
 from tilescale.compiler.ir.operations import VOID, find
 from tilescale.compiler.sim import fixes, numerics
 from tilescale.compiler.sim.memory import Storage, describe
@@ -66,7 +66,7 @@ def _refuse(buffer: Any, indices: Any, site: Site) -> None:
             )
 
 
-def load(cx: Expressions, e: Any) -> Any:
+def load(cx: Expressions, e: Any) -> Value:
     """``A[i, j]`` as a value; zero outside a tensor."""
     slot, dtype = cx.slots[e.source], cx.buffers[cx.slots[e.source]].dtype
     indices = [cx.scalar(i) for i in e.indices]

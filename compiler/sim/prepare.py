@@ -277,7 +277,8 @@ class Preparation(Expressions):
         before, outer = self.here, self.quiet
         self.here, self.quiet = loc_of(s.span) or self.here, self.quiet or quiet
         try:
-            return method(s)
+            made: Step = method(s)
+            return made
         finally:
             self.here, self.quiet = before, outer
 

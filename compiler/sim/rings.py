@@ -56,7 +56,8 @@ class Ring:
 
     def __init__(self, block: Block, number: int):
         made = block.machine.prepared
-        self.number, self.depth = number, made.program.schedule.rings[number].depth
+        self.number = number
+        self.depth: int = made.program.schedule.rings[number].depth
         self.offset = made.units.get(number)
         self.now = 0  # copies issued so far
         self.full: dict[int, Any] = {}  # round → what its commit releases
@@ -155,6 +156,7 @@ def unit(ex: Executor, number: int) -> AsyncUnit:
     """Who performs the copy that ``ex`` issues into a ring now."""
     ring = of(ex.block, number)
     ring.now += 1
+    assert ring.offset is not None, "a ring without asynchronous copies"
     return AsyncUnit(ex.machine, ex.root + ring.offset, ring.now, ex.vc.copy(), ex.name)
 
 

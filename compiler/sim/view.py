@@ -14,6 +14,7 @@ from tilescale.compiler.sim.counters import Counter, Counters
 from tilescale.compiler.sim.memory import Storage, describe
 
 if TYPE_CHECKING:
+    from tilescale.compiler.sim.machine import Executor
     from tilescale.compiler.sim.prepare import Preparation
 
 
@@ -139,7 +140,7 @@ class View:
 
         ex.post(self.peer(owner), land)
 
-    def posts(self, ex: Any, owner: int | None) -> bool:
+    def posts(self, ex: Executor, owner: int | None) -> bool:
         """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another
         block of the cluster)."""
         if owner is None or not ex.machine.late:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.places import Registers, digit
-from tilescale.compiler.gpu.vectors import multiple, spelt_out
 from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
@@ -297,7 +297,10 @@ def _mma(cx: CudaLowering, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: i
     load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
     name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
-    address = lambda buf, at: tirx.address_of(tirx.BufferLoad(buf, [at]))  # noqa: E731
+
+    def address(buf: Any, at: Any) -> Any:
+        return tirx.address_of(tirx.BufferLoad(buf, [at]))
+
     slot = i * (4 * across) + j * 4
     left = (i * ceil_div(k, depth) + step) * 8 if held else i * (4 * each)
     product = tirx.Evaluate(

@@ -189,7 +189,10 @@ class GemmSp(Lowering["CudaLowering"]):
             begin = gemm.warp_start(cx, c.layout, axis, size)
             cx.bound(var, begin)
             binds.append(tirx.Bind(var, begin))
-        local = lambda n, dtype, name: tirx.decl_buffer((n,), dtype, name, scope="local", layout=None)  # noqa: E731
+
+        def local(n: int, dtype: str, name: str) -> Any:
+            return tirx.decl_buffer((n,), dtype, name, scope="local", layout=None)
+
         dtype = element_dtype(a.place.buf)
         kept, where = local(down * 8, dtype, "a"), local(down, "uint32", "places")
         halves = [local(across * 4, dtype, name) for name in ("b", "b_next")]
@@ -205,7 +208,10 @@ class GemmSp(Lowering["CudaLowering"]):
         loads += [tirx.AllocBuffer(where), _places(cx, call, where, row0, step, lane, down)]
         acc, head, tail = _float_sums(cx, call, c)
         i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-        at = lambda buf, index: tirx.address_of(tirx.BufferLoad(buf, [index]))  # noqa: E731
+
+        def at(buf: Any, index: Any) -> Any:
+            return tirx.address_of(tirx.BufferLoad(buf, [index]))
+
         operands = [
             at(acc, i * (4 * across) + j * 4),
             at(kept, i * 8),

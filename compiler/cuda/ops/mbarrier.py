@@ -133,7 +133,10 @@ def initialised(cx: State, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
     """One thread sets up the author's barriers, before the block's threads meet."""
     if not barriers:
         return []
-    number = lambda n: tirx.IntImm("int32", n)  # noqa: E731
+
+    def number(n: int) -> Any:
+        return tirx.IntImm("int32", n)
+
     made = [
         call("mbarrier_init", at(buffer, number(k)), number(n))
         for buffer, counts in barriers

@@ -226,7 +226,10 @@ def _own(cx: GpuLowering, op: str, total: Any, extents: list[int], element: Any,
     """A thread's own elements folded into ``total[0]``: one after the other, or where total has several
     places, each of them with every so many elements, and these pair by pair."""
     ways, zero = int(total.ty.shape[0]), tirx.IntImm("int32", 0)
-    of = lambda k: tirx.BufferLoad(total, [k])  # noqa: E731
+
+    def of(k: Any) -> Any:
+        return tirx.BufferLoad(total, [k])
+
     alloc = tirx.AllocBuffer(total, {}, span)
     if ways == 1:
         inner = [tirx.Var(f"r{k}", "int32") for k in range(len(extents))]
@@ -249,7 +252,9 @@ def _own(cx: GpuLowering, op: str, total: Any, extents: list[int], element: Any,
         step_in = tirx.BufferStore(total, made(of(way), element(digits)), [way], span)
         return tirx.For(r, zero, tirx.IntImm("int32", count), tirx.ForKind.UNROLLED, step_in)
 
-    number = lambda k: tirx.IntImm("int32", k)  # noqa: E731
+    def number(k: int) -> Any:
+        return tirx.IntImm("int32", k)
+
     body = [alloc, walk(0, ways, lambda _, x: x)]
     if prod(extents) > ways:
         body.append(walk(ways, prod(extents) - ways, lambda old, x: fold(op, old, x)))
