@@ -188,7 +188,7 @@ class Apart(lower.Lowering):
         since its last. ptxas moves arithmetic behind a barrier, where others wait for it; in front of it it
         fills the time that this warpgroup waits. (Not while products are under way, each of which would be
         awaited where a block ends.)"""
-        held = None if self.computed is None else self.places[self.computed]
+        held = None if self.computed is None else self.registers_of(self.computed)
         if self.group is not None:
             self.computed, proxy = None, proxy and self.wrote
             self.wrote = self.wrote and not proxy

@@ -25,6 +25,7 @@ from tilescale.compiler.tvm_compat import tirx
 
 if TYPE_CHECKING:
     from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+    from tilescale.compiler.cuda.ops.gemm import Operand
 
 ROWS = 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
@@ -37,11 +38,13 @@ PINNED = 4
 BLOCK_REGISTERS, BESIDE = 65536, 26
 
 
-def emit(cx: CudaLowering, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
+def emit(
+    cx: CudaLowering, call: Any, a: Registers | Operand, b: Operand, extents: tuple[int, int, int]
+) -> Any:
     """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for. ``a``
     is an operand in shared memory or `Registers`."""
     m, n, k = extents
-    held = cx.places[call.args[2].source]
+    held = cx.registers_of(call.args[2].source)
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
@@ -53,17 +56,18 @@ def emit(cx: CudaLowering, call: Any, a: Any, b: Any, extents: tuple[int, int, i
     if skipped:
         return sequence([])
     group, row, col, binds = own_part(cx, held, number, own_m, own_n)
-    held_a = isinstance(a, Registers)
-    descriptors, named = described(cx, [("b", b, col)] if held_a else [("a", a, row), ("b", b, col)])
+    shared = [("b", b, col)] if isinstance(a, Registers) else [("a", a, row), ("b", b, col)]
+    descriptors, named = described(cx, shared)
     binds += named
     bits = b.place.layout.bits
     each = depth(bits)
-    kinds = f"k{each}_{kind_of(call)}_{'r' if held_a else int(a.across)}{int(b.across)}"
+    layout_a = "r" if isinstance(a, Registers) else int(a.across)
+    kinds = f"k{each}_{kind_of(call)}_{layout_a}{int(b.across)}"
     clear = bool(constant(call.args[3]))
     steps = []
     for step in range(k // each):
         for block in range(blocks):
-            if held_a:  # a step is four registers, behind those of the steps before
+            if isinstance(a, Registers):  # a step is four registers, behind those of the steps before
                 left = at(a.buf, tirx.IntImm("int32", (block * (k // each) + step) * (4 * 32 // bits)))
             else:
                 left = moved(cx, descriptors[0], a, block * ROWS, step * each)
@@ -88,7 +92,7 @@ def emit(cx: CudaLowering, call: Any, a: Any, b: Any, extents: tuple[int, int, i
 
 
 def own_part(
-    cx: CudaLowering, held: Any, number: Any, own_m: int, own_n: int
+    cx: CudaLowering, held: Registers, number: Any, own_m: int, own_n: int
 ) -> tuple[Any, Any, Any, list[Any]]:
     """The number of the thread's warpgroup among those that share an accumulator, the first row and column of
     its part, and what binds the number, where no one has named it yet. ``number``: its value."""
@@ -154,7 +158,7 @@ def parts(fragment: Any) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def linear(o: Any, i: Any, k: Any) -> Any:
+def linear(o: Operand, i: Any, k: Any) -> Any:
     """The flat index of ``(i, k)`` of an operand in front of the swizzle, which descriptors leave to the
     hardware."""
     index = list(o.mins)
@@ -164,7 +168,7 @@ def linear(o: Any, i: Any, k: Any) -> Any:
     return o.place.linear(index)
 
 
-def moved(cx: CudaLowering, descriptor: Any, o: Any, i: int, k: int) -> Any:
+def moved(cx: CudaLowering, descriptor: Any, o: Operand, i: int, k: int) -> Any:
     """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding
     stays within the 14 bits of the address, since shared memory ends below 2**18 bytes."""
 
@@ -176,7 +180,7 @@ def moved(cx: CudaLowering, descriptor: Any, o: Any, i: int, k: int) -> Any:
     return descriptor + tirx.IntImm("uint64", units) if units else descriptor
 
 
-def _leading(o: Any) -> Any:
+def _leading(o: Operand) -> Any:
     """The leading dimension byte offset: between boxes, where the operand is stored with its rows as columns;
     else of no meaning."""
     layout = o.place.layout
@@ -190,11 +194,12 @@ def awaited(
     """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is
     computed in front of it. ``straight``: what follows reads them in no branch."""
     out = []
+    there = [(t, cx.places[t.source]) for t in tiles]
+    in_threads = [(t, place) for t, place in there if isinstance(place, Registers)]
     # Other tiles are operands.
-    sums = [t for t in tiles if isinstance(cx.places[t.source], Registers) and bits_of(t.source) == 32]
-    product = max((cx.places[t.source].layout.slots for t in sums), default=0)
+    product = max((place.layout.slots for t, place in in_threads if bits_of(t.source) == 32), default=0)
     for tile in behind:
-        held = cx.places[tile.source]
+        held = cx.registers_of(tile.source)
         slots = held.layout.slots // max(1, held.layout.slots // product if product else 1)
         for k in range(min(slots, PINNED)):
             last = at(held.buf, tirx.IntImm("int32", slots - 1 - k))
@@ -210,18 +215,16 @@ def awaited(
             span=span,
         )
     )
-    for tile in tiles:
-        held = cx.places[tile.source]
-        if isinstance(held, Registers):
-            function = f"ts::wgmma_arrived<{held.layout.slots}>"
-            out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
+    for _, place in in_threads:
+        function = f"ts::wgmma_arrived<{place.layout.slots}>"
+        out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(place.buf)), span))
     for places in cx.asked:  # of sparse operands (wgmma_sp.py)
         function, arena = f"ts::wgmma_read<{int(places.ty.shape[0])}>", at(cx.arena, tirx.IntImm("int32", 0))
         out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(places), arena), span))
     return sequence(out)
 
 
-def computed(held: Any) -> list[Any]:
+def computed(held: Registers) -> list[Any]:
     """What keeps everything that follows behind the computation of a tile in registers."""
     named = tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf))
     return [tirx.Evaluate(named), do("block_ends")]

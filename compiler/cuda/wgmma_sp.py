@@ -54,7 +54,7 @@ def emit(cx: CudaLowering, call: Any) -> Any:
     k, n = dense_shape(call)[1], int(call.args[2].region[matrix_axes(call.args[2])[1]].extent)
     a = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     b = gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
-    held = cx.places[call.args[2].source]
+    held = cx.registers_of(call.args[2].source)
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
@@ -93,7 +93,7 @@ def _places(cx: CudaLowering, call: Any, into: Any, row: Any, blocks: int, words
     """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live
     through the kernel."""
     e = call.args[4]
-    place, axes = cx.places[e.source], matrix_axes(e)
+    place, axes = cx.shared_of(e.source), matrix_axes(e)
     mins, each = [cx.scalar(r.min) for r in e.region], COVERED[element_dtype(e.source)]
     wide = 16 if bits_of(call.args[0].source) == 16 else 32  # bits that are read at once
     dtype = f"uint{wide}"

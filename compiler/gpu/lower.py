@@ -19,7 +19,7 @@ from tilescale.compiler.gpu.counters import Counters
 from tilescale.compiler.gpu.cprinter import symbol
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
 from tilescale.compiler.gpu.nests import NestLowering
-from tilescale.compiler.gpu.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.gpu.places import Global, InShared, Place, Private, Registers, widened
 from tilescale.compiler.gpu.ranks import Ranks
 from tilescale.compiler.gpu.scalars import Scalars
 from tilescale.compiler.gpu.tidy import tidied
@@ -187,7 +187,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
 
     # -- accesses
     # -------------------------------------------------------------------------------------------------
-    def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
+    def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Place]:
         """``(flat buffer, index, tests, place)`` of an element; it may be touched where the tests hold."""
         place = self.place_of(buffer, writes)
         if isinstance(place, Registers):

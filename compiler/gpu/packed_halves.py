@@ -67,7 +67,7 @@ def pairs(cx: NestLowering, nest: Nest, loop: Loop) -> Pairs | None:
         return None
     for buffer, indices, writes in sides:
         if not in_slots(
-            match(loop, indices, seen_by(cx.places[buffer].layout, loop.fragment.threads), writes), 2
+            match(loop, indices, seen_by(cx.registers_of(buffer).layout, loop.fragment.threads), writes), 2
         ):
             return None
     shared = tuple(not mentions(x, nest.vars[axis]) for x in operands)
@@ -93,5 +93,5 @@ def emit(cx: NestLowering, nest: Nest, made: Pairs) -> Any:
 
 
 def _address(cx: NestLowering, buffer: Any, indices: Any, writes: bool) -> Any:
-    place = cx.places[buffer]
+    place = cx.registers_of(buffer)
     return tirx.address_of(tirx.BufferLoad(place.buf, [cx.slot(place, buffer, indices, writes)]))

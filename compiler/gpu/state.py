@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from tilescale.compiler.gpu.kernel import Source, arena
+from tilescale.compiler.gpu.places import Global, InShared, Memory, Place, Registers
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.program import TileProgram
@@ -14,7 +15,10 @@ from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.passes.insert_barriers import published
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
-from tilescale.errors import Loc, TileSyntaxError
+from tilescale.errors import InternalError, Loc, TileSyntaxError
+
+#: a kind of place
+Kind = TypeVar("Kind", Global, InShared, Registers)
 
 
 class State:
@@ -30,7 +34,7 @@ class State:
     did: Callable[[Sequence[Any], Any], None]
     extent: Callable[[Any], Any]
     bind_range: Callable[[Any, Any], None]
-    access: Callable[[Any, Any, Any, bool], tuple[Any, Any, list[Any], Any]]
+    access: Callable[[Any, Any, Any, bool], tuple[Any, Any, list[Any], Place]]
     counter: Callable[[Any, Any], tuple[Any, Any, list[Any]]]
     once: Callable[[Any], Any]
     proven: Callable[[Any], bool]
@@ -45,7 +49,7 @@ class State:
         self.program, self.target = program, program.target
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
-        self.places: dict[Any, Any] = {}
+        self.places: dict[Any, Place] = {}
         self.layouts: dict[Any, Any] = program.layouts
         self.params: list[tuple[Any, Source]] = []
         self.head: list[Any] = []
@@ -90,9 +94,35 @@ class State:
         #: parameters that the launcher adds where the code uses them
         self.ranked: list[tuple[Any, Source]] = []
         #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
-        self.remote: tuple[Any, bool, Any] | None = None
+        self.remote: tuple[Any, bool, Place] | None = None
         #: whether other ranks are reached
         self.device = False
+
+    # -- where what an operation takes must lie, by what passes have staged
+    def registers_of(self, tile: Any) -> Registers:
+        """The place of a tile in registers."""
+        return self._placed(tile, Registers)
+
+    def shared_of(self, tile: Any) -> InShared:
+        """The place of a tile in shared memory."""
+        return self._placed(tile, InShared)
+
+    def tensor_of(self, tensor: Any) -> Global:
+        """The place of a tensor."""
+        return self._placed(tensor, Global)
+
+    def memory_of(self, buffer: Any) -> Memory:
+        """The place of what is not in registers."""
+        place = self.places[buffer]
+        if isinstance(place, Registers):
+            raise InternalError(f"{place.name} lies in registers", loc=self.here)
+        return place
+
+    def _placed(self, buffer: Any, kind: type[Kind]) -> Kind:
+        place = self.places[buffer]
+        if not isinstance(place, kind):
+            raise InternalError(f"{place.name} is {type(place).__name__}, not {kind.__name__}", loc=self.here)
+        return place
 
 
 def rounds_of(program: TileProgram) -> set[Any]:

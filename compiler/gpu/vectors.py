@@ -100,7 +100,7 @@ def _width(cx: NestLowering, nest: Nest, loop: Loop, axis: int, count: int, a: E
     return width
 
 
-def _added_at_once(cx: NestLowering, place: Any, a: Element) -> int:
+def _added_at_once(cx: NestLowering, place: Global | InShared, a: Element) -> int:
     """How many neighbours one instruction adds to global memory (PTX ISA 9.0, "red": vectors from sm_90 on,
     pairs of float16 before)."""
     if not isinstance(place, Global) or str(a.node.attrs["kind"]) != "add" or str(a.node.ty) != str(VOID):
@@ -142,7 +142,9 @@ def _behind_condition(body: Any, node: Any) -> bool:
     return bool(found)
 
 
-def _aligned(cx: NestLowering, nest: Nest, axis: int, count: int, place: Any, a: Element, width: int) -> bool:
+def _aligned(
+    cx: NestLowering, nest: Nest, axis: int, count: int, place: Global | InShared, a: Element, width: int
+) -> bool:
     """Whether the elements at a group's steps of ``width`` begin at multiples of it, side by side, and are
     all inside or all outside."""
     var = nest.vars[axis]

@@ -51,7 +51,7 @@ def lower_cp_async(copy: Any, cx: CudaLowering) -> Any:
         cx.variables[name] = index
         source[from_axes[k]] = source[from_axes[k]] + tirx.Cast(str(source[from_axes[k]].ty), name)
         unit *= sizes[k]
-    place = cx.places[dst.source]
+    place = cx.shared_of(dst.source)
     frm, where, tests, _ = cx.access(src.source, source, copy, False)
     operands = [at(place.buf, cx.analyzer.simplify(place.flat(target))), at(frm, where)]
     if tests:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilescale.compiler.gpu.places import Registers, digit
+from tilescale.compiler.gpu.places import InShared, Registers, digit
 from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.multiples import multiple, spelt_out
@@ -129,7 +129,7 @@ class Operand:
     """A matrix in shared memory. ``at(i, k)`` is its flat index; ``across``: it is stored with its rows as
     columns."""
 
-    place: Any
+    place: InShared
     mins: list[Any]
     axes: tuple[int, int]
     across: bool
@@ -169,14 +169,15 @@ def operand(cx: CudaLowering, region: Any, across: bool) -> Operand:
     stored = [int(region.region[k].extent) for k in axes]
     rows, cols = reversed(stored) if across else stored
     start = spelt_out(region.region[axes[1]].min, cx.definitions)
-    return Operand(cx.places[region.source], mins, axes, across, rows, cols, start)
+    return Operand(cx.shared_of(region.source), mins, axes, across, rows, cols, start)
 
 
-def both_operands(cx: CudaLowering, call: Any) -> tuple[Any, Any]:
+def both_operands(cx: CudaLowering, call: Any) -> tuple[Registers | Operand, Operand]:
     """Where A and B lie; of A the registers, where it is there. B's "rows" are the product's columns."""
-    held = in_registers(call.args[0].source)
-    a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
-    return a, operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
+    left, right = call.args[:2]
+    held = in_registers(left.source)
+    a = cx.registers_of(left.source) if held else operand(cx, left, bool(call.attrs["trans_a"]))
+    return a, operand(cx, right, not bool(call.attrs["trans_b"]))
 
 
 def unrolled(var: Any, extent: int, body: Any) -> Any:
@@ -203,7 +204,9 @@ def _clamped(cx: CudaLowering, index: Any, extent: int) -> Any:
     )
 
 
-def _simt(cx: CudaLowering, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: str, k: int) -> Any:
+def _simt(
+    cx: CudaLowering, call: Any, a: Operand, b: Operand, c: Registers, acc: Any, inner: str, k: int
+) -> Any:
     """For each k: the rows' elements of A, the columns' of B, and their outer product."""
     rows, cols = _slot_digits(c.layout, 0), _slot_digits(c.layout, 1)
     step = tirx.Var("k", "int32")
@@ -268,7 +271,9 @@ def _slots(digits: list[Piece], u: Any) -> Any:
 # ---- mma.sync
 
 
-def _mma(cx: CudaLowering, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
+def _mma(
+    cx: CudaLowering, call: Any, a: Registers | Operand, b: Operand, c: Registers, acc: Any, k: int
+) -> Any:
     """For each step of k: this warp's tiles of A (an `Operand`, or `Registers` that have them) and B into
     registers, and their products. PTX ISA 9.0, "mma.m16n8k8", "mma.m16n8k16", "mma.m16n8k32"."""
     bits = bits_of(b.place.buf)
@@ -283,17 +288,21 @@ def _mma(cx: CudaLowering, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: i
         cx.bound(var, begin)
         binds.append(tirx.Bind(var, begin))
     held = isinstance(a, Registers)
-    a_dtype, b_dtype = element_dtype(a.buf if held else a.place.buf), element_dtype(b.place.buf)
-    a_regs = a.buf if held else tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
+    b_dtype = element_dtype(b.place.buf)
     b_regs = tirx.decl_buffer((across * 2 * each,), b_dtype, "b", scope="local", layout=None)
     step = tirx.Var("k", "int32")
     cx.bind_range(step, ceil_div(k, depth))
     k0 = step * depth
-    load_a = (
-        []
-        if held
-        else [tirx.AllocBuffer(a_regs), *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
-    )
+    load_a: list[Any] = []
+    if isinstance(a, Registers):
+        a_regs = a.buf
+    else:
+        a_dtype = element_dtype(a.place.buf)
+        a_regs = tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
+        load_a = [
+            tirx.AllocBuffer(a_regs),
+            *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True),
+        ]
     load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
     name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
@@ -447,7 +456,7 @@ class Gemm(Lowering["CudaLowering"]):
     def lower(self, call: Any, cx: CudaLowering) -> Any:
         """C += op(A) · op(B)."""
         (_, _, k), (a, b) = extents(call), both_operands(cx, call)
-        c = cx.places[call.args[2].source]
+        c = cx.registers_of(call.args[2].source)
         dtype = element_dtype(c.buf)
         mma = by_tensor_cores(call, cx.executor.threads, cx.target)
         inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
@@ -471,7 +480,10 @@ class Gemm(Lowering["CudaLowering"]):
             start = held
         if start is not None:
             head.append(unrolled(u, slots, start))
-        body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
+        if mma or isinstance(a, Registers):  # which tensor cores alone take A from
+            body = _mma(cx, call, a, b, c, acc, k)
+        else:
+            body = _simt(cx, call, a, b, c, acc, inner, k)
         tail = []
         if acc is not c.buf:
             v = tirx.Var("u", "int32")

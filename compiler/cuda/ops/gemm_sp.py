@@ -73,7 +73,7 @@ def _float_sums(cx: CudaLowering, call: Any, c: Any) -> tuple[Any, list[Any], li
 def _places(cx: CudaLowering, call: Any, into: Any, row0: Any, step: Any, lane: Any, down: int) -> Any:
     """A thread's register of places for each 16 rows."""
     e = call.args[4]
-    place, axes = cx.places[e.source], matrix_axes(e)
+    place, axes = cx.memory_of(e.source), matrix_axes(e)
     mins = [cx.scalar(r.min) for r in e.region]
     rows, each = int(e.region[axes[0]].extent), COVERED[element_dtype(e.source)]
     t = tirx.Var("t", "int32")
@@ -177,7 +177,7 @@ class GemmSp(Lowering["CudaLowering"]):
             gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])),
             gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"])),
         )
-        c = cx.places[call.args[2].source]
+        c = cx.registers_of(call.args[2].source)
         kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]
         down, across = gemm.tiles_along(c.layout, 0, 16), gemm.tiles_along(c.layout, 1, 8)
         lane, step = tirx.Var("lane", "int32"), tirx.Var("k", "int32")

@@ -152,7 +152,7 @@ def boxes(
     if len(shape) == 1:
         yield _part_of_row(cx, tile, region, shape[0], stage)
         return
-    place, tensor = cx.places[tile], region.source
+    place, tensor = cx.shared_of(tile), region.source
     layout, (rows, cols) = place.layout, shape
     if not layout.swizzle and cols * layout.bits != 128:
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
@@ -189,7 +189,7 @@ def _part_of_row(
     cx: CudaLowering, tile: Any, region: Any, count: int, stage: list[Any]
 ) -> tuple[Any, Any, list[Any]]:
     """The one box of a tile that is so many neighbours of a row, which lie in the tile as they come."""
-    place = cx.places[tile]
+    place = cx.shared_of(tile)
     name = _map(cx, region.source, (*(1 for _ in region.region[:-1]), count), 0)
     where = at(place.buf, cx.analyzer.simplify(place.linear([*stage, tirx.IntImm("int32", 0)])))
     return where, name, [cx.analyzer.simplify(cx.scalar(r.min)) for r in reversed(region.region)]

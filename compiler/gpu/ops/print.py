@@ -71,7 +71,7 @@ def _values(
     outer: list[Any],
     label: str,
 ) -> Any:
-    place, numbers, forms = cx.places[region.source], [], []
+    place, numbers, forms = cx.memory_of(region.source), [], []
     for k in range(count):
         index = list(at)
         offset = start + k
@@ -135,8 +135,7 @@ class Print(Lowering["GpuLowering"]):
         kept = [k for k, d in enumerate(call.attrs["dropped"]) if not d]
         if not kept:
             at = [cx.scalar(r.min) for r in value.region]
-            number, form = _number(
-                tirx.BufferLoad(cx.places[value.source].buf, [cx.places[value.source].flat(at)]), "%.9g"
-            )
+            place = cx.memory_of(value.source)
+            number, form = _number(tirx.BufferLoad(place.buf, [place.flat(at)]), "%.9g")
             return cx.once(_printf(f"{head}{label} = {form}\n", *cx.block, number))
         return cx.once(sequence([_printf(f"{head}{label} =\n", *cx.block), _rows(cx, value, kept, label)]))

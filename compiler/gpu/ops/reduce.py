@@ -105,7 +105,7 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
 
 def emit_join(cx: GpuLowering, call: Any) -> Any:
     """The lanes' sums of each element added up (`passes.defer_cross_lane_sums`); all get the same bits."""
-    held = cx.places[call.args[0].source]
+    held = cx.registers_of(call.args[0].source)
     slot = tirx.Var("u", "int32")
     now = tirx.BufferLoad(held.buf, [slot])
     body = []
@@ -119,7 +119,7 @@ def emit_join(cx: GpuLowering, call: Any) -> Any:
 @lowers("gpu", "reduce_part")
 def lower_part(call: Any, cx: GpuLowering) -> Any:
     """Each group's part into shared memory, by one of the lanes that have it."""
-    parts, held = cx.places[call.args[1].source], cx.layouts[call.args[0].source]
+    parts, held = cx.shared_of(call.args[1].source), cx.layouts[call.args[0].source]
     axis, thread = axis_of(call), cx.thread()
     near, far = digits_across(held, axis)
     group: Any = tirx.IntImm("int32", 0)
