@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import location
 from tilescale.compiler.ops.participants import as_meta, demands
 from tilescale.compiler.ops.print import dtype_code
@@ -37,7 +38,7 @@ class Symbols:
     """Where each symbolic extent gets its value: the first extent or stride, in order of parameters, that is
     it alone."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.slots = {name: k for k, name in enumerate(program.symbols)}
         self.multiples = program.multiples
         self.defined: set[str] = set()
@@ -57,7 +58,7 @@ class Symbols:
         return UNCHECKED, 0  # an expression: the kernel object computes and compares it
 
 
-def parameter_words(program: Any) -> list[int]:
+def parameter_words(program: TileProgram) -> list[int]:
     """The description's part about the parameters.
 
     Raises:
@@ -70,7 +71,7 @@ def parameter_words(program: Any) -> list[int]:
     return [*words, len(asked), *(word for d in asked for word in d.words)] if asked else words
 
 
-def metadata(program: Any) -> dict[str, Any]:
+def metadata(program: TileProgram) -> dict[str, Any]:
     """What a kernel object keeps of a program, at any level, as JSON.
 
     Raises:
@@ -110,7 +111,7 @@ def _parameter(p: Any, written: bool, symbols: Symbols) -> list[int]:
     return out
 
 
-def _require_defined(program: Any, symbols: Symbols) -> None:
+def _require_defined(program: TileProgram, symbols: Symbols) -> None:
     for name in program.symbols:
         if name not in symbols.defined:
             raise TileValueError(
@@ -147,7 +148,7 @@ def expression(value: Any) -> Any:
     return int(known)
 
 
-def written_parameters(program: Any) -> set[int]:
+def written_parameters(program: TileProgram) -> set[int]:
     """Parameters that the kernel may write."""
     touched = written_buffers(program)
     return {k for k, p in enumerate(program.params) if p.var in touched}

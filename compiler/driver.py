@@ -16,6 +16,7 @@ from typing import Any
 from tilescale.compiler import static
 from tilescale.compiler.backend import Backend, Lowered
 from tilescale.compiler.description import Artifact
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import location
 
 #: target → the module of its back end, which is loaded when it is first asked for
@@ -25,13 +26,16 @@ BACKENDS = {"cpu": "tilescale.compiler.cpu.backend", "cuda": "tilescale.compiler
 _lock = threading.RLock()
 
 
-def backend(target: str) -> Backend:
+def backend(target: str) -> Backend[Any]:
     """The back end of a target, written ``"cpu"`` or, with its architecture, ``"cuda:sm_90a"``."""
     name, _, arch = target.partition(":")
-    return importlib.import_module(BACKENDS[name]).Backend(arch)
+    made: Backend[Any] = importlib.import_module(BACKENDS[name]).Backend(arch)
+    return made
 
 
-def lower(program: Any, target: str = "cpu", *, instrument: bool = False, keep: bool = False) -> Lowered:
+def lower(
+    program: TileProgram, target: str = "cpu", *, instrument: bool = False, keep: bool = False
+) -> Lowered[Any]:
     """Passes and lowering, each step verified. ``keep``: the trace keeps every step's text.
 
     Raises:
@@ -42,7 +46,7 @@ def lower(program: Any, target: str = "cpu", *, instrument: bool = False, keep: 
 
 
 def compile_program(
-    program: Any,
+    program: TileProgram,
     path: str | os.PathLike[str],
     *,
     target: str = "cpu",
@@ -78,7 +82,7 @@ def compile_program(
         return artifact
 
 
-def on_ranks(program: Any, ranks: int) -> dict[str, Any]:
+def on_ranks(program: TileProgram, ranks: int) -> dict[str, Any]:
     """``{str(ranks): what the static checks refuse of a launch on just so many}``, as JSON: TileValueError's
     arguments, or None."""
     with _lock:
@@ -96,7 +100,7 @@ def on_ranks(program: Any, ranks: int) -> dict[str, Any]:
     }
 
 
-def _own_fingerprint(program: Any) -> int:
+def _own_fingerprint(program: TileProgram) -> int:
     digest = hashlib.blake2b(f"{program.name}\n{program.func.script()}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -104,21 +108,21 @@ def _own_fingerprint(program: Any) -> int:
 # ---- for people
 
 
-def source_text(program: Any, kind: str, target: str = "cpu", *, instrument: bool = False) -> str:
+def source_text(program: TileProgram, kind: str, target: str = "cpu", *, instrument: bool = False) -> str:
     """A kernel as text: ``tile`` (as traced), ``scheduled``, ``thread`` (loops and indices), or one of the
     target's own ``texts``."""
     if kind == "tile":
-        return program.func.script()
+        return str(program.func.script())
     lowered = lower(program, target, instrument=instrument)
     if kind == "scheduled":
-        return lowered.program.func.script()
+        return str(lowered.program.func.script())
     if kind == "thread":
         return "\n".join(f"# {name}\n{func.script()}" for name, func in lowered.funcs.items())
     with _lock:
         return backend(target).text(lowered, kind)
 
 
-def steps(program: Any, target: str = "cpu", *, instrument: bool = False) -> list[tuple[str, str]]:
+def steps(program: TileProgram, target: str = "cpu", *, instrument: bool = False) -> list[tuple[str, str]]:
     """``(name, text)`` of the program as traced, after every pass, and lowered."""
     lowered = lower(program, target, instrument=instrument, keep=True)
     out = [(step.name, step.text) for step in lowered.trace.steps]

@@ -207,7 +207,8 @@ def current() -> Builder:
             loc=source.current(),
             hint="call it in the body of a @T.prim_func or an eager @tilescale.jit function",
         )
-    return stack[-1]
+    top: Builder = stack[-1]
+    return top
 
 
 def _refuse_truth(frame: types.FrameType) -> None:

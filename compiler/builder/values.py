@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir import source
@@ -480,7 +480,7 @@ class _Tile:
             hint=f"T.any_of({of}) or T.all_of({of}) of its elements; `is not None` asks whether it is given",
         )  # fmt: skip
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> NoReturn:
         of: Any = self
         raise TileTypeError(
             f"{self} is a tile, and is not taken apart by Python", loc=source.current(),
@@ -488,7 +488,7 @@ class _Tile:
         )  # fmt: skip
 
     def __contains__(self, value: Any) -> bool:
-        return self.__iter__()
+        self.__iter__()
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.passes.pipeline import gpu_scheduled
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim import numerics
@@ -56,7 +57,7 @@ class Plan:
         )
         return f"scheduled with rings of {self.depth} for {how}"
 
-    def of(self, program: Any) -> Any:
+    def of(self, program: TileProgram) -> TileProgram:
         """A tile program at the scheduled level, verified; one that has a schedule as it is.
 
         Raises:
@@ -121,7 +122,9 @@ class Both(Launch):
         return tile
 
 
-def launches(program: Any, args: Sequence[dict[str, Any]], limit: int, level: str, plan: Plan) -> Launch:
+def launches(
+    program: TileProgram, args: Sequence[dict[str, Any]], limit: int, level: str, plan: Plan
+) -> Launch:
     """What runs a program at a level.
 
     Raises:
@@ -142,7 +145,9 @@ def launches(program: Any, args: Sequence[dict[str, Any]], limit: int, level: st
     return Launch(prepare(program), args, limit=limit)
 
 
-def compare(program: Any, tile: list[dict[str, Any]], scheduled: list[dict[str, Any]]) -> Iterator[Finding]:
+def compare(
+    program: TileProgram, tile: list[dict[str, Any]], scheduled: list[dict[str, Any]]
+) -> Iterator[Finding]:
     """Where the arrays that the two levels left behind (a dict a rank) differ; one finding an array."""
     exact, comparable = _arithmetic(program)
     if not comparable:
@@ -157,7 +162,7 @@ def compare(program: Any, tile: list[dict[str, Any]], scheduled: list[dict[str, 
                 break
 
 
-def _arithmetic(program: Any) -> tuple[bool, bool]:
+def _arithmetic(program: TileProgram) -> tuple[bool, bool]:
     """Whether sums have one order, and whether what is computed where has nothing to do with the order of
     arrival."""
     atomics: list[Any] = []
@@ -188,7 +193,7 @@ def _differ(want: Any, got: Any, dtype: str, exact: bool) -> Any:
     return bad if bad.any() else None
 
 
-def _finding(program: Any, p: Any, rank: int, want: Any, got: Any, bad: Any) -> Finding:
+def _finding(program: TileProgram, p: Any, rank: int, want: Any, got: Any, bad: Any) -> Finding:
     where = np.argwhere(bad)
     low, high = where.min(0), where.max(0) + 1
     box = ", ".join(f"{a}" if b == a + 1 else f"{a}:{b}" for a, b in zip(low, high, strict=True))

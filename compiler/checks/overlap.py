@@ -21,10 +21,11 @@ import numpy as np
 
 from tilescale.compiler.checks.run import Launch
 from tilescale.compiler.findings import Report
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.sim import schedule
 from tilescale.compiler.sim.counters import Counters
 from tilescale.compiler.sim.machine import Executor, Machine
-from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Site, Storage
+from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
 
 #: launches of a window; executors of all of them, each of which has a clock with an entry for every one
 MOST_LAUNCHES, MOST_EXECUTORS = 8, 4096

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
@@ -156,14 +157,14 @@ class Count:
         """What memory must move at least: each tensor's touched bytes once, in each direction."""
         total = self.total
         both = [(name, n) for amounts in (total.read, total.written) for name, n in amounts.items()]
-        return sum(min(n, self.tensors[name]) for name, n in both)
+        return float(sum(min(n, self.tensors[name]) for name, n in both))
 
 
 class _Unknown(Exception):
     """An expression that memory decides."""
 
 
-def count(program: Any, extents: dict[str, int] | None = None, *, neighbours: int = 0) -> Count:
+def count(program: TileProgram, extents: dict[str, int] | None = None, *, neighbours: int = 0) -> Count:
     """The work of one launch of a traced kernel.
 
     Args:
@@ -180,7 +181,7 @@ def count(program: Any, extents: dict[str, int] | None = None, *, neighbours: in
 
 
 class _Counting:
-    def __init__(self, program: Any, extents: dict[str, int], neighbours: int = 0):
+    def __init__(self, program: TileProgram, extents: dict[str, int], neighbours: int = 0):
         self.program, self.notes = program, []  # type: ignore[var-annotated]
         self.env: dict[Any, Any] = {
             var: extents[name] for name, var in program.symbols.items() if name in extents

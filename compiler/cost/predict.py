@@ -100,15 +100,14 @@ def predict(count: Count, machine: Machine, arch: str) -> Prediction:
 
 
 def _footprint(count: Count) -> float:
-    return sum(min(n, count.tensors[name]) for name, n in count.total.read.items())
+    return float(sum(min(n, count.tensors[name]) for name, n in count.total.read.items()))
 
 
 def _own_share(count: Count) -> float:
     """Of what is read, how much no neighbour reads in the same round."""
     read = count.work.read
-    return sum(n * count.shared_reads.get(name, 1.0) for name, n in read.items()) / max(
-        1.0, sum(read.values())
-    )
+    alone = sum(n * count.shared_reads.get(name, 1.0) for name, n in read.items())
+    return float(alone / max(1.0, sum(read.values())))
 
 
 def _memory(count: Count, machine: Machine) -> float:
@@ -122,7 +121,7 @@ def _memory(count: Count, machine: Machine) -> float:
             else max(least, n * count.shared_reads.get(name, 1.0) * AGAIN)
         )
     bytes_ += sum(total.written.values())
-    return bytes_ / (machine.hbm * HBM_SHARE)
+    return float(bytes_) / (machine.hbm * HBM_SHARE)
 
 
 def _layout(count: Count, arch: str) -> _Block:
@@ -165,7 +164,7 @@ def _together(count: Count, machine: Machine, block: _Block, n: int, busy: float
     stored = sum(outside.written.values()) / STORE / CLOCK
     read = sum(outside.read.values()) / (L2_LANE / 2) / CLOCK
     lanes = (outside.element / machine.lanes + outside.special / machine.special) / CLOCK
-    return seconds + tiles * TILE + n * (stored + read + lanes)
+    return float(seconds + tiles * TILE + n * (stored + read + lanes))
 
 
 def _round(work: Work, lines: float, machine: Machine, block: _Block, threads: int, slow: float) -> float:
@@ -181,7 +180,7 @@ def _round(work: Work, lines: float, machine: Machine, block: _Block, threads: i
         tensor * slow, (shared + loaded) / machine.shared, lines / L2_LANE,
         work.element / machine.lanes + work.special / machine.special + 0.5 * tensor * bool(work.special),
     )  # fmt: skip
-    return clocks / CLOCK
+    return float(clocks) / CLOCK
 
 
 def _operand_bytes(g: Gemm, threads: int) -> float:

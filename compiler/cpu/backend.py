@@ -11,6 +11,7 @@ from tilescale.compiler.cpu import codegen
 from tilescale.compiler.cpu.lower import Lowering
 from tilescale.compiler.description import Artifact
 from tilescale.compiler.ir import spec as levels
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.residency import waits_for_blocks
 
@@ -18,12 +19,12 @@ from tilescale.compiler.passes.residency import waits_for_blocks
 WAITS, DEVICE, UNORDERED, CLUSTER, INSTRUMENTED, LOCAL = 1, 2, 4, 8, 16, 32
 
 
-class Backend(backend.Backend):
+class Backend(backend.Backend[Lowering]):
     """This machine's processor."""
 
     texts: ClassVar[tuple[str, ...]] = ("llvm", "asm")
 
-    def lower(self, program: Any, *, instrument: bool, keep: bool) -> Lowered:
+    def lower(self, program: TileProgram, *, instrument: bool, keep: bool) -> Lowered[Lowering]:
         scheduled, trace = pipeline.run(program, keep=keep)
         lowering = Lowering(scheduled, instrument=instrument)
         funcs = lowering.run()
@@ -31,7 +32,7 @@ class Backend(backend.Backend):
             levels.verify(func, levels.THREAD, f"lowering of {name}")
         return Lowered(scheduled, lowering, funcs, trace)
 
-    def describe(self, lowered: Lowered, *, instrument: bool, fingerprint: int) -> Artifact:
+    def describe(self, lowered: Lowered[Lowering], *, instrument: bool, fingerprint: int) -> Artifact:
         program, low = lowered.program, lowered.own
         launch = program.launch
         clustered = launch.cluster != (1, 1, 1)
@@ -56,9 +57,9 @@ class Backend(backend.Backend):
         sites = [*low.sites, *(f"param|{p.name}|||" for p in program.params)]
         return Artifact(meta, head + description.parameter_words(program), sites)
 
-    def build(self, lowered: Lowered, path: Path) -> dict[str, Any]:
+    def build(self, lowered: Lowered[Lowering], path: Path) -> dict[str, Any]:
         codegen.build_shared(lowered.funcs, path)
         return {}
 
-    def text(self, lowered: Lowered, kind: str) -> str:
+    def text(self, lowered: Lowered[Lowering], kind: str) -> str:
         return codegen.get_llvm_ir(lowered.funcs) if kind == "llvm" else codegen.get_asm(lowered.funcs)

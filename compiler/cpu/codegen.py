@@ -33,7 +33,7 @@ class HostCPU:
 
     def lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` in one vector register."""
-        return self.vector_bytes * 8 // tvm.DataType(dtype).bits
+        return self.vector_bytes * 8 // int(tvm.DataType(dtype).bits)
 
 
 @cache

@@ -12,13 +12,14 @@ from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import View
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 #: Rows this far apart (or a multiple) fall into few cache sets: those are gathered into a tile after all.
 ALIASING_BYTES = 2048
 
 
-def candidates(program: Any, written: set[Any]) -> set[Any]:
+def candidates(program: TileProgram, written: set[Any]) -> set[Any]:
     """Tiles whose only write is such a copy and whose only readers are products behind it in the same
     body."""
     found: set[Any] = set()

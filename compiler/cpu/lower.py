@@ -26,6 +26,7 @@ from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ir.source import loc_of
@@ -55,7 +56,7 @@ def _has(body: Any, kinds: Any) -> bool:
 class Lowering(Scalars, ParallelLoops, Scales):
     """One kernel on its way to thread IR."""
 
-    def __init__(self, program: Any, *, instrument: bool = False):
+    def __init__(self, program: TileProgram, *, instrument: bool = False):
         self.program, self.instrument = program, instrument
         self.ctx = tirx.Var("ctx", pointer("int8"))
         self.args_ptr = tirx.Var("args", pointer("int64"))
@@ -191,7 +192,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
             stages = self.program.schedule.stages.get(var, 1) if self.program.schedule else 1
             self.shared_bytes += prod(shape) * size_of(storage) * stages * self.executor_count()
         self.header.append(self._in_arena(buf, storage, offset))
-        self.memory[var].arena_offset = offset  # type: ignore[attr-defined]
+        self.memory[var].arena_offset = offset
 
     def _in_arena(self, buf: Any, storage: str, offset: int) -> Any:
         address = tirx.handle_add_byte_offset(self.arena, lit(offset, "int32")) if offset else self.arena
@@ -293,7 +294,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
             )
             held = tirx.Var("cluster_arena", pointer("int8"))
             self.pending[-1].append(tirx.Bind(held, base_ptr))
-            address = tirx.handle_add_byte_offset(held, lit(m.arena_offset, "int32"))  # type: ignore[attr-defined]
+            assert m.arena_offset is not None, f"{m.name} lies in no arena"
+            address = tirx.handle_add_byte_offset(held, lit(m.arena_offset, "int32"))
         twin = tirx.decl_buffer(
             (_HUGE,), storage, f"{m.name}_peer", data_alignment=size_of(storage), layout=None
         )
@@ -468,8 +470,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
                 tirx.floordiv(start * lit(old, m.index_dtype), lit(new, m.index_dtype))
             )
         made = Memory(buf, dt, shape, self._row_major(shape, m.index_dtype), m.scope, s.buffer.name, start)
-        if hasattr(m, "arena_offset"):
-            made.arena_offset = m.arena_offset  # type: ignore[attr-defined]
+        made.arena_offset = m.arena_offset
         self.memory[s.buffer] = made
         return tirx.Evaluate(lit(0, "int32"))
 
@@ -665,7 +666,10 @@ class Lowering(Scalars, ParallelLoops, Scales):
         body: list[Any] = [tirx.DeclBuffer(args, data=args_ptr), tirx.DeclBuffer(out, data=out_ptr)]
         n = len(self.program.params)
         saved, self.variables = self.variables, {}
-        load = lambda k: tirx.BufferLoad(args, [lit(k, "int64")])  # noqa: E731
+
+        def load(k: int) -> Any:
+            return tirx.BufferLoad(args, [lit(k, "int64")])
+
         for k, var in enumerate(self.program.symbols.values()):
             self.variables[var] = narrow(load(n + 2 + k), str(var.ty))
         for k, p in enumerate(self.program.params):

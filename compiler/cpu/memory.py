@@ -14,6 +14,9 @@ def pointer(dtype: str) -> Any:
 class Memory:
     """Where a buffer of tile IR lies: a flat buffer, its extents and strides in elements."""
 
+    #: in bytes, of what lies in the block's arena
+    arena_offset: int | None = None
+
     def __init__(
         self,
         buf: Any,

@@ -4,7 +4,7 @@ cut out once a row."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.codegen import host_cpu
@@ -12,6 +12,9 @@ from tilescale.compiler.cpu.expr import lit, loop, seq, vector_loop
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import View
 from tilescale.compiler.tvm_compat import tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 
 Stmt = Any
 Expr = Any
@@ -63,7 +66,7 @@ def _span(low: Expr, high: Expr, body: Callable[[Expr], Stmt], name: str) -> Stm
     )
 
 
-def copy(cx: Any, src: View, dst: View) -> Stmt:
+def copy(cx: CpuLowering, src: View, dst: View) -> Stmt:
     """dst = src, element by element; outside src reads zero, outside dst nothing is written.
 
     The views have the same shape, axes of extent one aside.
@@ -185,12 +188,15 @@ def held(value: Expr) -> tuple[list[Stmt], Expr]:
     ], var
 
 
-def fill(cx: Any, dst: View, value: Expr) -> Stmt:
+def fill(cx: CpuLowering, dst: View, value: Expr) -> Stmt:
     """Every element of dst that lies inside becomes ``value`` (a compute value), which is evaluated once: it
     may read dst."""
     dst = dst.squeeze()
     first, stored = held(convert.encode(value, dst.dtype))
-    put = lambda ids: tirx.BufferStore(dst.buf, stored, [dst.at(ids)])  # noqa: E731
+
+    def put(ids: list[Any]) -> Any:
+        return tirx.BufferStore(dst.buf, stored, [dst.at(ids)])
+
     if not dst.shape:
         return seq([*first, put([])])
     inner = const(dst.shape[-1])
@@ -209,7 +215,7 @@ def fill(cx: Any, dst: View, value: Expr) -> Stmt:
     return seq([*first, axis(0, [])])
 
 
-def each(cx: Any, dst: View, src: View | None, body: Callable[[Expr, Expr | None], Stmt]) -> Stmt:
+def each(cx: CpuLowering, dst: View, src: View | None, body: Callable[[Expr, Expr | None], Stmt]) -> Stmt:
     """``body(index in dst, index in src)`` for every element of dst that lies inside, one after another."""
     if src is not None:
         src, dst = _aligned(src, dst)

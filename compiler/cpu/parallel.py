@@ -3,6 +3,7 @@ steps of one or none."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.cpu.codegen import host_cpu
@@ -19,6 +20,13 @@ class ParallelLoops:
     _hoist: list[Any] | None = None
     inside: set[Any]
     """Variables bound within the nest that is being lowered: nothing that uses one can be asked before it."""
+    variables: dict[Any, Any]
+    analyzer: Any
+    # The parts' that it is mixed with:
+    stmt: Callable[[Any], Any]
+    all: Callable[[list[Any]], Any]
+    bind_loop: Callable[[Any, Any], None]
+    _extent: Callable[[Any], Any]
 
     def parallel(self, s: Any) -> Any:
         loops = [s]
@@ -29,23 +37,23 @@ class ParallelLoops:
         nest = []
         for loop in loops:
             var = tirx.Var(loop.loop_var.name, str(loop.loop_var.ty))
-            extent = self._extent(loop.extent)  # type: ignore[attr-defined]
-            self.variables[loop.loop_var] = var  # type: ignore[attr-defined]
-            self.bind_loop(var, extent)  # type: ignore[attr-defined]
+            extent = self._extent(loop.extent)
+            self.variables[loop.loop_var] = var
+            self.bind_loop(var, extent)
             nest.append((var, extent))
         outer = self._nest, self._hoist, self.inside
         # First without guards: tests that a bound on the nest's indices decides are gathered, and asked once
         # in front of the nest.
         self._nest, self._hoist, self.inside = nest, [], set()
-        fast_body = self.stmt(body)  # type: ignore[attr-defined]
+        fast_body = self.stmt(body)
         conditions = self._hoist
         self._nest, self._hoist = nest, None
-        slow_body = self.stmt(body) if conditions else None  # type: ignore[attr-defined]
+        slow_body = self.stmt(body) if conditions else None
         self._nest, self._hoist, self.inside = outer
         fast = self._loops(nest, fast_body)
         if slow_body is None:
             return fast
-        return tirx.IfThenElse(self.all(conditions), fast, self._loops(nest, slow_body, vector=False))  # type: ignore[attr-defined]
+        return tirx.IfThenElse(self.all(conditions), fast, self._loops(nest, slow_body, vector=False))
 
     def hoisted(self, test: Any) -> bool:
         """Whether a bounds test was turned into one on the whole nest (linear in the nest's indices, so its
@@ -66,7 +74,7 @@ class ParallelLoops:
         if kind not in ("GE", "LT") or not hasattr(test, "a"):
             return None
         variables = [v for v, _ in self._nest or ()]
-        index = self.analyzer.simplify(test.a)  # type: ignore[attr-defined]
+        index = self.analyzer.simplify(test.a)
         found = sym.detect_linear_equation(index, variables)
         parts = list(found) if found is not None else []
         if len(parts) != len(variables) + 1:

@@ -60,8 +60,8 @@ def _lowest(dtype: str) -> float | int:
 def _highest(dtype: str) -> float | int:
     if dtype.startswith("float"):
         return inf
-    width = tvm.DataType(dtype).bits
-    return 2 ** (width - 1) - 1 if dtype.startswith("int") else 2**width - 1
+    width = int(tvm.DataType(dtype).bits)
+    return (1 << (width - 1 if dtype.startswith("int") else width)) - 1
 
 
 def _ones(dtype: str) -> int:

@@ -3,12 +3,15 @@ float32, our own math."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import is_nan, let, lit, select
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ops import team
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
@@ -51,7 +54,14 @@ class Scalars:
     dtype."""
 
     _hoist: list[Any] | None
-    program: Any
+    program: TileProgram
+    demanded: set[Any] | None
+    variables: dict[Any, Any]
+    # The parts' that it is mixed with:
+    proven: Callable[[Any], bool]
+    given: Callable[[Any], AbstractContextManager[None]]
+    load: Callable[[Any], Any]
+    scale_value: Callable[[str, int], Any]
 
     def scalar(self, e: Any) -> Expr:
         method = getattr(self, "_x_" + type(e).__name__, None)
@@ -97,7 +107,7 @@ class Scalars:
         none = tirx.EQ(b, zero)
         if str(b.ty).startswith("uint"):  # TVM's proofs subtract, which its unsigned constants do not bear
             return tirx.Select(none, zero, op(a, tirx.Select(none, one, b)))
-        if self.proven(b > zero):  # type: ignore[attr-defined]
+        if self.proven(b > zero):
             return op(a, b)
         if isinstance(b, tirx.IntImm) and int(b.value) == -(1 << (BITS[str(b.ty)] - 1)):
             return _by_least(op, a, b)
@@ -107,7 +117,7 @@ class Scalars:
         return tirx.Select(none, zero, tirx.Select(minus, by_minus_one, usual))
 
     def _x_Var(self, e: Any) -> Expr:
-        return self.variables.get(e, e)  # type: ignore[attr-defined]
+        return self.variables.get(e, e)
 
     def _x_IntImm(self, e: Any) -> Expr:
         return e
@@ -142,11 +152,11 @@ class Scalars:
     def _x_Let(self, e: Any) -> Expr:
         value = self.scalar(e.value)
         var = tirx.Var(e.var.name, str(value.ty))
-        self.variables[e.var] = var  # type: ignore[attr-defined]
+        self.variables[e.var] = var
         return tirx.Let(var, value, self.scalar(e.body))
 
     def _x_TensorLoad(self, e: Any) -> Expr:
-        return self.load(e)  # type: ignore[attr-defined]
+        return self.load(e)
 
     _x_BufferLoad = _x_TensorLoad
 
@@ -160,9 +170,9 @@ class Scalars:
             return tirx.Select(test, yes, no)
         # The condition protects these accesses, not a test in front of the nest.
         del (self._hoist or [])[hoisted:]
-        with self.given(test):  # type: ignore[attr-defined]
+        with self.given(test):
             yes = self.scalar(e.args[1])
-        with self.given(tirx.Not(test)):  # type: ignore[attr-defined]
+        with self.given(tirx.Not(test)):
             no = self.scalar(e.args[2])
         return tirx.if_then_else(test, yes, no)
 
@@ -180,9 +190,9 @@ class Scalars:
                 convert.compute_dtype(str(e.args[0].ty)),
             )
         if name == "ts.scale_index":
-            return self.scale_value(str(e.args[0].value), 0)  # type: ignore[attr-defined]
+            return self.scale_value(str(e.args[0].value), 0)
         if name == "ts.scale_count":
-            return self.scale_value(str(e.args[0].value), 1)  # type: ignore[attr-defined]
+            return self.scale_value(str(e.args[0].value), 1)
         if name == "ts.scale_rank":
             return team.checked_rank(self, e)
         if name == IF_THEN_ELSE:

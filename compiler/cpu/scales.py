@@ -3,11 +3,13 @@ another."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.cpu.expr import lit, seq
 from tilescale.compiler.cpu.memory import narrow, pointer, size_of
 from tilescale.compiler.cpu.view import widened
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
 
@@ -15,8 +17,7 @@ from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, ti
 class Scales:
     """Mixed into the lowering: the values of a scale, and its body once for each executor."""
 
-    # what the lowering has
-    program: Any
+    program: TileProgram
     executors: list[tuple[str, Any, int]]
     header: list[Any]
     regions: list[Any]
@@ -28,14 +29,15 @@ class Scales:
     ctx: Any
     args_ptr: Any
     arena: Any
-    stmt: Any
-    call: Any
-    bind_loop: Any
-    _extent: Any
-    _reserve: Any
-    _in_arena: Any
     #: storage dtype → where lanes exchange values
     tables: dict[str, Any]
+    # The parts' that it is mixed with:
+    stmt: Callable[[Any], Any]
+    call: Callable[..., Any]
+    bind_loop: Callable[[Any, Any], None]
+    _extent: Callable[[Any], Any]
+    _reserve: Callable[[int], int]
+    _in_arena: Callable[[Any, str, int], Any]
 
     def scale_value(self, name: str, which: int) -> Any:
         """The index (0) or count (1) at a scale."""

@@ -40,7 +40,10 @@ class View:
     def squeeze(self) -> View:
         """Without the axes of extent one that lie inside for sure."""
         keep = [k for k, e in enumerate(self.shape) if const(e) != 1 or self.valid[k] is not None]
-        pick = lambda values: tuple(values[k] for k in keep)  # noqa: E731
+
+        def pick(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[k] for k in keep)
+
         return replace(self, shape=pick(self.shape), strides=pick(self.strides), valid=pick(self.valid))
 
     def tile(self) -> Tile:

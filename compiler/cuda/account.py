@@ -6,13 +6,14 @@ from typing import Any
 
 from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.passes import roles
 from tilescale.compiler.passes.schedule import AHEAD, ROLES
 
 
-def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
+def copies(program: TileProgram, kernel: ThreadKernel) -> list[dict[str, Any]]:
     """Every T.copy and T.tma_copy between a tensor and a tile, once a line: ``line``, ``of`` ("A → a"),
     ``how``."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -32,7 +33,7 @@ def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _how(program: Any, kernel: ThreadKernel, call: Any) -> str:
+def _how(program: TileProgram, kernel: ThreadKernel, call: Any) -> str:
     if call.op.name in ("ts.tma_copy", "ts.tma_load", "ts.tma_store"):
         return "by TMA"
     if call.op.name == "ts.remote_copy":
@@ -43,7 +44,7 @@ def _how(program: Any, kernel: ThreadKernel, call: Any) -> str:
     return f"by threads, {width} bytes at a time" if width else "by threads, element by element"
 
 
-def loops(program: Any) -> list[dict[str, Any]]:
+def loops(program: TileProgram) -> list[dict[str, Any]]:
     """Every pipelined loop: ``line``, the stages that were ``asked`` for, those that it has by the names of
     its tiles, and whether its copies run ``ahead`` of the computation at all."""
     found: dict[int, dict[str, Any]] = {}

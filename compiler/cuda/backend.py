@@ -17,11 +17,12 @@ from tilescale.compiler.description import Artifact
 from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.ir import spec as levels
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileValueError
 
 
-def _require_budget(program: Any) -> None:
+def _require_budget(program: TileProgram) -> None:
     """``T.Kernel(max_blocks=…)``: a GPU holds as many blocks of a grid as fit, and can be told nothing else.
 
     Raises:
@@ -43,7 +44,7 @@ def _require_budget(program: Any) -> None:
 SPILLED = 64
 
 
-class Backend(backend.Backend):
+class Backend(backend.Backend[ThreadKernel]):
     """NVIDIA GPUs of one architecture (sm_90a, sm_80 …)."""
 
     texts: ClassVar[tuple[str, ...]] = ("cuda", "ptx", "sass")
@@ -52,14 +53,14 @@ class Backend(backend.Backend):
         super().__init__(targets.check_arch(arch or targets.DEFAULT_ARCH))
         self.target = targets.target(self.arch)
 
-    def lower(self, program: Any, *, instrument: bool, keep: bool) -> Lowered:
+    def lower(self, program: TileProgram, *, instrument: bool, keep: bool) -> Lowered[ThreadKernel]:
         _require_budget(program)
         scheduled, trace = pipeline.run(program, self.target, keep=keep)
         kernel = Lowering(scheduled).run()
         levels.verify(kernel.func, levels.THREAD, f"lowering of {kernel.name}")
         return Lowered(scheduled, kernel, {kernel.name: kernel.func}, trace)
 
-    def describe(self, lowered: Lowered, *, instrument: bool, fingerprint: int) -> Artifact:
+    def describe(self, lowered: Lowered[ThreadKernel], *, instrument: bool, fingerprint: int) -> Artifact:
         program, kernel = lowered.program, lowered.own
         meta = description.metadata(program)
         meta |= {
@@ -78,9 +79,9 @@ class Backend(backend.Backend):
             meta, table(kernel, program, description.parameter_words(program), fingerprint), sites
         )
 
-    def build(self, lowered: Lowered, path: Path) -> dict[str, Any]:
+    def build(self, lowered: Lowered[ThreadKernel], path: Path) -> dict[str, Any]:
         """The cubin; its source lies beside it, where profilers look for what a line number means."""
-        kernel: ThreadKernel = lowered.own
+        kernel = lowered.own
         printed = self.printed(lowered)
         made = toolchain.compile_cubin(printed, self.arch)
         path.write_bytes(made.code)
@@ -116,7 +117,7 @@ class Backend(backend.Backend):
             out |= {"notes": notes, "slow": listed(notes, lowered.program.loc)}
         return out
 
-    def printed(self, lowered: Lowered) -> Printed:
+    def printed(self, lowered: Lowered[ThreadKernel]) -> Printed:
         """The kernel's CUDA C++."""
         return print_kernel(lowered.own)
 
@@ -134,7 +135,7 @@ class Backend(backend.Backend):
             else out | {"blocks": held.blocks, "occupancy": held.fraction, "bound": held.bound}
         )
 
-    def text(self, lowered: Lowered, kind: str) -> str:
+    def text(self, lowered: Lowered[ThreadKernel], kind: str) -> str:
         printed = self.printed(lowered)
         if kind == "cuda":
             return printed.text

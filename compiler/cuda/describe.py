@@ -8,6 +8,7 @@ from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.gpu.cexpr import bits_of, constant
 from tilescale.compiler.gpu.cprinter import access_bytes
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import InternalError
 
@@ -43,7 +44,9 @@ WIDEST = 16
 _ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<", "ts::test<", "ts::system_")
 
 
-def description(kernel: ThreadKernel, program: Any, parameters: list[int], fingerprint: int = 0) -> list[int]:
+def description(
+    kernel: ThreadKernel, program: TileProgram, parameters: list[int], fingerprint: int = 0
+) -> list[int]:
     """The table. ``parameters``: the words of the program's parameters (`driver`), the same as on the CPU.
     ``fingerprint``: what ranks compare when they launch together."""
     n = len(program.params)
@@ -67,7 +70,7 @@ def _slot(source: Source, n: int) -> int:
     return {"param": source.index, "rank": n, "world": n + 1, "symbol": n + 2 + source.index}[source.kind]
 
 
-def _slots(kernel: ThreadKernel, program: Any) -> dict[Any, int]:
+def _slots(kernel: ThreadKernel, program: TileProgram) -> dict[Any, int]:
     """Where the integers that a grid may be computed from lie: the function's variables, and the program's
     own."""
     n = len(program.params)
@@ -127,7 +130,7 @@ def _grid_program(extent: Any, slots: dict[Any, int]) -> list[int]:
     return [len(pairs), *(word for pair in pairs for word in pair)]
 
 
-def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
+def _alignments(kernel: ThreadKernel, program: TileProgram) -> list[int]:
     """How each parameter's memory must be aligned, in bytes: its element, its widest vector access, 16 where
     an instruction takes an address."""
     widest: dict[Any, int] = {}

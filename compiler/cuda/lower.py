@@ -16,6 +16,7 @@ from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import mentions
@@ -32,7 +33,7 @@ CONSUMERS = 15
 class Lowering(Clusters, Apart, MatrixStores):
     """One kernel on its way to thread IR."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         #: registers that say where the numbers of sparse operands belong
         self.asked: list[Any] = []
         #: the author's barriers, with the arrivals that each expects

@@ -90,6 +90,6 @@ def compile_code(printed: Printed, arch: str, *, ptx: bool) -> tuple[bytes, str]
 
 def _bytes(binding: Any, program: Any, what: str) -> bytes:
     get_size, get = getattr(binding, f"nvrtcGet{what}Size"), getattr(binding, f"nvrtcGet{what}")
-    out = b" " * _call(f"nvrtcGet{what}Size", get_size(program))
+    out: bytes = b" " * _call(f"nvrtcGet{what}Size", get_size(program))
     _call(f"nvrtcGet{what}", get(program, out))
     return out.rstrip(b"\0") if what != "CUBIN" else out

@@ -19,7 +19,7 @@ returns at once).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import at, call
 from tilescale.compiler.gpu.kernel import placed
@@ -30,11 +30,14 @@ from tilescale.compiler.passes.elide_proxy_fences import read_by_threads
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
 
 class Barriers:
     """A ring's barriers: arrays of ``depth`` words in the arena."""
 
-    def __init__(self, cx: Any, ring: Any, readers: set[int] | None = None):
+    def __init__(self, cx: CudaLowering, ring: Any, readers: set[int] | None = None):
         self.depth, self.shared = ring.depth, ring.shared
         self.full, full = placed(cx.arena, f"full{ring.number}", "uint64", ring.depth, ring.barriers)
         self.empty, empty = placed(
@@ -68,11 +71,11 @@ class Barriers:
         return tirx.bitwise_and(passes, tirx.IntImm("int32", 1))
 
 
-def _of(cx: Any, token: Any) -> tuple[Barriers, Any]:
+def _of(cx: CudaLowering, token: Any) -> tuple[Barriers, Any]:
     return cx.barriers[int(token.attrs["ring"])], cx.scalar(token.args[0])
 
 
-def acquire(cx: Any, token: Any) -> Any:
+def acquire(cx: CudaLowering, token: Any) -> Any:
     """The stage is empty; what will fill it is announced, so that copies may arrive in any order behind
     this."""
     b, n = _of(cx, token)
@@ -86,19 +89,19 @@ def acquire(cx: Any, token: Any) -> Any:
     )
 
 
-def commit(cx: Any, token: Any) -> Any:
+def commit(cx: CudaLowering, token: Any) -> Any:
     """Nothing: the copies name the stage's barrier themselves."""
     return tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-def wait(cx: Any, token: Any) -> Any:
+def wait(cx: CudaLowering, token: Any) -> Any:
     b, n = _of(cx, token)
     if not b.read_by(cx.group):
         return sequence([])
     return call("mbarrier_wait", at(b.full, b.stage(n)), b.phase(n), span=token.span)
 
 
-def release(cx: Any, token: Any) -> Any:
+def release(cx: CudaLowering, token: Any) -> Any:
     b, n = _of(cx, token)
     if not b.read_by(cx.group):
         return sequence([])
@@ -129,7 +132,7 @@ def release(cx: Any, token: Any) -> Any:
     return sequence([*fence, call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), when, span=token.span)])
 
 
-def initialised(cx: Any) -> list[Any]:
+def initialised(cx: CudaLowering) -> list[Any]:
     """One thread sets up all barriers. The fences make that visible to TMA (the asynchronous proxy) and the
     barrier behind them to all threads, before anyone waits or arrives."""
     made = []
@@ -151,7 +154,7 @@ def initialised(cx: Any) -> list[Any]:
     return [one, tirx.Evaluate(tirx.call_extern("void", barrier))]
 
 
-def ended(cx: Any, producer: Any) -> list[Any]:
+def ended(cx: CudaLowering, producer: Any) -> list[Any]:
     """Behind the last round, where other blocks arrive at this one's barriers: they all have."""
     counters: dict[int, Any] = {}
     for c in calls(producer):

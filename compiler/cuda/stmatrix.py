@@ -46,7 +46,10 @@ class MatrixStores(lower.Lowering):
         for var, n in [*outer, *((v, n) for v, _, n in inner), (pair, 2)]:
             self.bind_range(var, n)
         whole = [(var * factors.get(k, 1) if n > 1 else zero) for k, (var, n) in enumerate(outer)]
-        counted = lambda parts: [c + parts[k] if k in parts else c for k, c in enumerate(whole)]  # noqa: E731
+
+        def counted(parts: dict[int, Any]) -> list[Any]:
+            return [c + parts[k] if k in parts else c for k, c in enumerate(whole)]
+
         held = tirx.decl_buffer(
             (2 * made.count,), str(s.buffer.ty.dtype), f"{s.buffer.name}_out", scope="local", layout=None
         )
@@ -69,7 +72,10 @@ class MatrixStores(lower.Lowering):
         buf, flat, tests, _ = self.access(s.buffer, s.indices, s, True)
         if tests:
             raise _Guarded
-        address = lambda b, at: tirx.address_of(tirx.BufferLoad(b, [at]))  # noqa: E731
+
+        def address(b: Any, at: Any) -> Any:
+            return tirx.address_of(tirx.BufferLoad(b, [at]))
+
         name = f"ts::stmatrix{'_trans' if made.trans else ''}_x{made.count}"
         return self.once(
             tirx.Evaluate(
@@ -79,7 +85,7 @@ class MatrixStores(lower.Lowering):
         )
 
 
-def _plan(cx: Any, nest: Nest, loop: Loop) -> Matrices | None:
+def _plan(cx: lower.Lowering, nest: Nest, loop: Loop) -> Matrices | None:
     """How a nest of this kernel goes by matrices; None where it does not."""
     place = cx.places.get(nest.body.buffer) if isinstance(nest.body, tirx.BufferStore) else None
     if not isinstance(place, InShared) or place.base is not None or cx.remote is not None:

@@ -22,6 +22,7 @@ from tilescale.compiler.gpu.build import call
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import effects_of, name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
@@ -34,7 +35,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 LARGE = 64
 
 
-def has_warpgroup_code(program: Any, consumer: Any, threads: int) -> bool:
+def has_warpgroup_code(program: TileProgram, consumer: Any, threads: int) -> bool:
     """Whether the warpgroups of a consumer get code of their own: some product is one of them's alone, and
     none is awaited where it is issued, by a number that would have to be another in each."""
     found = [c for c in calls(consumer) if c.op.name == "ts.wgmma"]
@@ -185,7 +186,7 @@ class Apart(lower.Lowering):
         since its last. ptxas moves arithmetic behind a barrier, where others wait for it; in front of it it
         fills the time that this warpgroup waits. (Not while products are under way, each of which would be
         awaited where a block ends.)"""
-        held = None if self.computed is None else self.places[self.computed]
+        held = None if self.computed is None else self.registers_of(self.computed)
         if self.group is not None:
             self.computed, proxy = None, proxy and self.wrote
             self.wrote = self.wrote and not proxy

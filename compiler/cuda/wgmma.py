@@ -11,7 +11,7 @@ all behind that wait.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import at
 from tilescale.compiler.gpu.build import call as do
@@ -22,6 +22,10 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.tensor_cores import depth, kind_of
 from tilescale.compiler.tvm_compat import tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+    from tilescale.compiler.gpu.ops.gemm import Operand
 
 ROWS = 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
@@ -34,11 +38,13 @@ PINNED = 4
 BLOCK_REGISTERS, BESIDE = 65536, 26
 
 
-def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
+def emit(
+    cx: CudaLowering, call: Any, a: Registers | Operand, b: Operand, extents: tuple[int, int, int]
+) -> Any:
     """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for. ``a``
     is an operand in shared memory or `Registers`."""
     m, n, k = extents
-    held = cx.places[call.args[2].source]
+    held = cx.registers_of(call.args[2].source)
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
@@ -50,17 +56,18 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     if skipped:
         return sequence([])
     group, row, col, binds = own_part(cx, held, number, own_m, own_n)
-    held_a = isinstance(a, Registers)
-    descriptors, named = described(cx, [("b", b, col)] if held_a else [("a", a, row), ("b", b, col)])
+    shared = [("b", b, col)] if isinstance(a, Registers) else [("a", a, row), ("b", b, col)]
+    descriptors, named = described(cx, shared)
     binds += named
     bits = b.place.layout.bits
     each = depth(bits)
-    kinds = f"k{each}_{kind_of(call)}_{'r' if held_a else int(a.across)}{int(b.across)}"
+    layout_a = "r" if isinstance(a, Registers) else int(a.across)
+    kinds = f"k{each}_{kind_of(call)}_{layout_a}{int(b.across)}"
     clear = bool(constant(call.args[3]))
     steps = []
     for step in range(k // each):
         for block in range(blocks):
-            if held_a:  # a step is four registers, behind those of the steps before
+            if isinstance(a, Registers):  # a step is four registers, behind those of the steps before
                 left = at(a.buf, tirx.IntImm("int32", (block * (k // each) + step) * (4 * 32 // bits)))
             else:
                 left = moved(cx, descriptors[0], a, block * ROWS, step * each)
@@ -84,7 +91,9 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     return sequence([*binds, *issued, *wait_asked(cx, call)])
 
 
-def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[Any, Any, Any, list[Any]]:
+def own_part(
+    cx: CudaLowering, held: Registers, number: Any, own_m: int, own_n: int
+) -> tuple[Any, Any, Any, list[Any]]:
     """The number of the thread's warpgroup among those that share an accumulator, the first row and column of
     its part, and what binds the number, where no one has named it yet. ``number``: its value."""
     down, across = parts(held.layout)
@@ -101,7 +110,7 @@ def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[A
     return group, digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n, binds
 
 
-def columns(cx: Any, n: int) -> list[tuple[int, int]]:
+def columns(cx: CudaLowering, n: int) -> list[tuple[int, int]]:
     """The columns that one instruction each takes of a warpgroup's part of n, (first, how many): all, or
     equal parts where the registers that a thread has at launch do not hold an accumulator of all (ptxas
     C7602): 128 of three warpgroups and a producer's. What `more_registers` adds counts for the kernel's
@@ -112,7 +121,7 @@ def columns(cx: Any, n: int) -> list[tuple[int, int]]:
     return [(first, min(wide, n - first)) for first in range(0, n, wide)]
 
 
-def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:
+def described(cx: CudaLowering, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:
     """The matrix descriptors of operands in shared memory, and what binds them: (name, operand, its first row
     or column)."""
     descriptors, binds = [], []
@@ -131,7 +140,7 @@ def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any],
     return descriptors, binds
 
 
-def wait_asked(cx: Any, call: Any) -> list[Any]:
+def wait_asked(cx: CudaLowering, call: Any) -> list[Any]:
     """The wait that a product asks for where it stands: for itself (0), for all but so many, for none (below
     0)."""
     pending = int(call.attrs["pending"])
@@ -149,7 +158,7 @@ def parts(fragment: Any) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def linear(o: Any, i: Any, k: Any) -> Any:
+def linear(o: Operand, i: Any, k: Any) -> Any:
     """The flat index of ``(i, k)`` of an operand in front of the swizzle, which descriptors leave to the
     hardware."""
     index = list(o.mins)
@@ -159,16 +168,19 @@ def linear(o: Any, i: Any, k: Any) -> Any:
     return o.place.linear(index)
 
 
-def moved(cx: Any, descriptor: Any, o: Any, i: int, k: int) -> Any:
+def moved(cx: CudaLowering, descriptor: Any, o: Operand, i: int, k: int) -> Any:
     """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding
     stays within the 14 bits of the address, since shared memory ends below 2**18 bytes."""
-    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
+
+    def number(x: int) -> Any:
+        return tirx.IntImm("int32", x)
+
     distance = cx.analyzer.simplify(linear(o, number(i), number(k)) - linear(o, number(0), number(0)))
     units = int(distance) * o.place.layout.bits // 8 // 16
     return descriptor + tirx.IntImm("uint64", units) if units else descriptor
 
 
-def _leading(o: Any) -> Any:
+def _leading(o: Operand) -> Any:
     """The leading dimension byte offset: between boxes, where the operand is stored with its rows as columns;
     else of no meaning."""
     layout = o.place.layout
@@ -177,16 +189,17 @@ def _leading(o: Any) -> Any:
 
 
 def awaited(
-    cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False
+    cx: CudaLowering, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False
 ) -> Any:
     """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is
     computed in front of it. ``straight``: what follows reads them in no branch."""
     out = []
+    there = [(t, cx.places[t.source]) for t in tiles]
+    in_threads = [(t, place) for t, place in there if isinstance(place, Registers)]
     # Other tiles are operands.
-    sums = [t for t in tiles if isinstance(cx.places[t.source], Registers) and bits_of(t.source) == 32]
-    product = max((cx.places[t.source].layout.slots for t in sums), default=0)
+    product = max((place.layout.slots for t, place in in_threads if bits_of(t.source) == 32), default=0)
     for tile in behind:
-        held = cx.places[tile.source]
+        held = cx.registers_of(tile.source)
         slots = held.layout.slots // max(1, held.layout.slots // product if product else 1)
         for k in range(min(slots, PINNED)):
             last = at(held.buf, tirx.IntImm("int32", slots - 1 - k))
@@ -202,31 +215,32 @@ def awaited(
             span=span,
         )
     )
-    for tile in tiles:
-        held = cx.places[tile.source]
-        if isinstance(held, Registers):
-            function = f"ts::wgmma_arrived<{held.layout.slots}>"
-            out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
+    for _, place in in_threads:
+        function = f"ts::wgmma_arrived<{place.layout.slots}>"
+        out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(place.buf)), span))
     for places in cx.asked:  # of sparse operands (wgmma_sp.py)
         function, arena = f"ts::wgmma_read<{int(places.ty.shape[0])}>", at(cx.arena, tirx.IntImm("int32", 0))
         out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(places), arena), span))
     return sequence(out)
 
 
-def computed(held: Any) -> list[Any]:
+def computed(held: Registers) -> list[Any]:
     """What keeps everything that follows behind the computation of a tile in registers."""
     named = tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf))
     return [tirx.Evaluate(named), do("block_ends")]
 
 
-def ping_pong(cx: Any, what: str, span: Any) -> Any:
+def ping_pong(cx: CudaLowering, what: str, span: Any) -> Any:
     """A turn at the tensor cores taken or given (`ops.wgmma.PingPongBarrier`): a named barrier for each
     warpgroup, at which it waits for the one before it in the circle, which arrives without waiting. Each
     barrier sees as many arrivals as waits: "first" arrives for the last warpgroup, whose last "pass" it is
     that "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes what
     follows, such as matrix descriptors, in each lane."""
     groups = cx.threads // WARPGROUP
-    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
+
+    def number(x: int) -> Any:
+        return tirx.IntImm("int32", x)
+
     mine = cx.warpgroup()
 
     def named(name: str, which: Any) -> Any:

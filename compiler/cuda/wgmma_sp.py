@@ -29,7 +29,7 @@ than two in each four.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, wait_asked
 from tilescale.compiler.gpu.build import at
@@ -45,13 +45,16 @@ from tilescale.compiler.layout.sparse import COVERED, HELD, dense_shape
 from tilescale.compiler.layout.tensor_cores import depth, kind_of
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
 
-def emit(cx: Any, call: Any) -> Any:
+
+def emit(cx: CudaLowering, call: Any) -> Any:
     """C += A · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for."""
     k, n = dense_shape(call)[1], int(call.args[2].region[matrix_axes(call.args[2])[1]].extent)
     a = operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     b = operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
-    held = cx.places[call.args[2].source]
+    held = cx.registers_of(call.args[2].source)
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
@@ -86,11 +89,11 @@ def emit(cx: Any, call: Any) -> Any:
     return sequence([*binds, *named, *issued, *wait_asked(cx, call)])
 
 
-def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
+def _places(cx: CudaLowering, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
     """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live
     through the kernel."""
     e = call.args[4]
-    place, axes = cx.places[e.source], matrix_axes(e)
+    place, axes = cx.shared_of(e.source), matrix_axes(e)
     mins, each = [cx.scalar(r.min) for r in e.region], COVERED[element_dtype(e.source)]
     wide = 16 if bits_of(call.args[0].source) == 16 else 32  # bits that are read at once
     dtype = f"uint{wide}"

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.async_units import EmulationError, arrived, byte, one, synced, usable
+from tilescale.compiler.emulator.async_units import arrived, byte, one, synced, usable
+from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.signals import OPS
 

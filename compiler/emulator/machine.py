@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator import async_units, clusters, interleaving, isa, matrices, ranks, threads
-from tilescale.compiler.emulator.async_units import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.maps import TensorMap
 from tilescale.compiler.emulator.memory import (
     Block,
@@ -215,7 +215,8 @@ class Emulator:
 
     # -- statements
     def stmt(self, s: Any) -> Callable[[Block, Any], None]:
-        return getattr(self, "s_" + type(s).__name__)(s)
+        made: Callable[[Block, Any], None] = getattr(self, "s_" + type(s).__name__)(s)
+        return made
 
     def s_SeqStmt(self, s: Any) -> Any:
         steps = [self.stmt(x) for x in s.seq]
@@ -470,7 +471,10 @@ class Emulator:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
             return lambda b, m: function(b, m, *(a(b, m) for a in args))
         args, source = [self.expr(a) for a in e.args], str(e.args[0].ty)
-        vectors = lambda b, m: [np.atleast_1d(a(b, m)) for a in args]  # noqa: E731
+
+        def vectors(b: Block, m: Any) -> list[Any]:
+            return [np.atleast_1d(a(b, m)) for a in args]
+
         if name.startswith("ts.math."):
             short = name[len("ts.math.") :]
             return lambda b, m: numerics.function(short, vectors(b, m), source)

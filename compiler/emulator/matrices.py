@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator import isa
-from tilescale.compiler.emulator.async_units import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, encoded, load, store
 from tilescale.compiler.emulator.products import accumulates, factors
 from tilescale.compiler.emulator.threads import whole_warps
@@ -115,7 +115,10 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
         accumulates(d, "float32", f"mma.sp of {dtype}")
         words = np.broadcast_to(where, m.shape).astype(np.uint32)
         for w in whole_warps(b, m, "mma.sp"):
-            get = lambda f, p, w=w: factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)  # noqa: E731
+
+            def get(f: Any, p: Any, w: int = w) -> Any:
+                return factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)
+
             quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
             rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
             x = expanded(get(a_at, pa), rows)

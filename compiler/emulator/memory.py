@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.async_units import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
 

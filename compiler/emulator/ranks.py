@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.async_units import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.interleaving import Interleaving
 from tilescale.compiler.emulator.memory import Block, Memory, Pointer
 from tilescale.compiler.ir.signals import OPS

@@ -10,6 +10,7 @@ from tilescale.compiler.emulator.arguments import laid_out, strides_of
 from tilescale.compiler.emulator.machine import Emulator
 from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir import numeric
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileValueError
 from tilescale.language.symbolic import Sym, settle
@@ -30,7 +31,7 @@ def launch(prim: Any, args: dict[str, Any], arch: str = "sm_90a", seed: int = 0)
     return run(Lowering(scheduled).run(), scheduled, args, seed)
 
 
-def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+def run(kernel: ThreadKernel, program: TileProgram, args: dict[str, Any], seed: int = 0) -> dict[str, Any]:
     """Runs a lowered kernel."""
     grid, flat, arrays, symbols = _bound(kernel, program, args)
     made = Emulator(kernel, [p.name for p in program.params])
@@ -39,7 +40,7 @@ def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0)
 
 
 def run_ranks(
-    kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], seed: int = 0
+    kernel: ThreadKernel, program: TileProgram, args: list[dict[str, Any]], seed: int = 0
 ) -> list[dict[str, Any]]:
     """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are
     then."""
@@ -56,7 +57,7 @@ def run_ranks(
 
 
 def _bound(
-    kernel: ThreadKernel, program: Any, args: dict[str, Any]
+    kernel: ThreadKernel, program: TileProgram, args: dict[str, Any]
 ) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
     """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic
     extents."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator import async_units
-from tilescale.compiler.emulator.async_units import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, load
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops.shuffle import taken_from

@@ -483,7 +483,8 @@ def _iadd(op: str) -> Callable[[Any, Any], Any]:
         "^": "ixor",
         "@": "imatmul",
     }[op]
-    return getattr(operator, name)
+    found: Callable[[Any, Any], Any] = getattr(operator, name)
+    return found
 
 
 _PY_AUG = {op: _iadd(op) for op in ("+", "-", "*", "/", "//", "%", "**", "<<", ">>", "&", "|", "^", "@")}

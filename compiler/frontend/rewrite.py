@@ -19,7 +19,7 @@ from __future__ import annotations
 import ast
 import copy
 import types
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tilescale import source_text
 from tilescale.errors import Loc, TileSyntaxError
@@ -224,13 +224,11 @@ class Rewriter(ast.NodeTransformer):
             ):
                 name = item.context_expr
                 assert isinstance(name, ast.Name)
-                target = _place(ast.Name(name.id, ast.Store()), name)
+                also = _place(ast.Name(name.id, ast.Store()), name)
                 first = last.optional_vars
                 # a tuple of the author's, `(x, y), n`, is one of the two
                 elts = (
-                    [*first.elts, target]
-                    if isinstance(first, ast.Tuple) and first in joined
-                    else [first, target]
+                    [*first.elts, also] if isinstance(first, ast.Tuple) and first in joined else [first, also]
                 )
                 last.optional_vars = _place(ast.Tuple(elts, ast.Store()), first)
                 joined.append(last.optional_vars)
@@ -343,7 +341,7 @@ class Rewriter(ast.NodeTransformer):
                 for p in (node.lower, node.upper, node.step)
             ]
             return self.hook("slice_", *parts, at=node)
-        return self.visit(node)
+        return cast(ast.expr, self.visit(node))
 
     # -- expressions
     # ----------------------------------------------------------------------------------------------
@@ -450,7 +448,10 @@ def _constant(value: Any) -> ast.Constant:
     return ast.Constant(value)
 
 
-def _place(node: Any, at: ast.AST) -> Any:
+Node = TypeVar("Node", bound=ast.AST)
+
+
+def _place(node: Node, at: ast.AST) -> Node:
     return ast.copy_location(node, at)
 
 

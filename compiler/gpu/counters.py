@@ -35,7 +35,7 @@ class Counters(State):
         """A nest one side of which is another block's shared memory."""
         writes = str(call.attrs["side"]) == "dst"
         tile = call.args[1 if writes else 0].source
-        own = self.places[tile]
+        own = self.shared_of(tile)
         there = tirx.decl_buffer(
             own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="shared", layout=None
         )

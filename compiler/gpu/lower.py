@@ -19,7 +19,7 @@ from tilescale.compiler.gpu.counters import Counters
 from tilescale.compiler.gpu.cprinter import symbol
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
 from tilescale.compiler.gpu.nests import NestLowering
-from tilescale.compiler.gpu.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.gpu.places import Global, InShared, Place, Private, Registers, widened
 from tilescale.compiler.gpu.ranks import Ranks
 from tilescale.compiler.gpu.scalars import Scalars
 from tilescale.compiler.gpu.tidy import tidied
@@ -27,6 +27,7 @@ from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -46,7 +47,7 @@ NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
     """One kernel on its way to thread IR. A target's own overrides what its instructions do otherwise."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         super().__init__(program)
         self._parameters()
 
@@ -186,7 +187,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
 
     # -- accesses
     # -------------------------------------------------------------------------------------------------
-    def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
+    def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Place]:
         """``(flat buffer, index, tests, place)`` of an element; it may be touched where the tests hold."""
         place = self.place_of(buffer, writes)
         if isinstance(place, Registers):

@@ -190,12 +190,12 @@ class NestLowering(State):
         outside = [m for m in vectors.moves if isinstance(self.places[m.element.buffer], Global)]
         self.widths[nest.node] = max((m.width * bits_of(m.element.buffer) // 8 for m in outside), default=0)
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
-        plain = (
-            (lambda: self._direct(nest, vectors, group))
-            if vectors.direct
-            else (lambda: self._group(nest, vectors, group))
-        )
-        make = plain if test is None else (lambda: tirx.IfThenElse(self.scalar(test), plain(), None))
+
+        def make() -> Any:
+            there = None if test is None else self.scalar(test)
+            moved = (self._direct if vectors.direct else self._group)(nest, vectors, group)
+            return moved if there is None else tirx.IfThenElse(there, moved, None)
+
         body = self.round_of(nest, loop, starts, [*counters[:-1], group], None, make)
         around = list(zip(counters, extents, strict=True))
         return sequence(

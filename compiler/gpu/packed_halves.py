@@ -10,7 +10,7 @@ once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.places import Registers
 from tilescale.compiler.gpu.vectors import in_slots
@@ -20,6 +20,9 @@ from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.layout.match import Loop, match, seen_by
 from tilescale.compiler.tvm_compat import ir, tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.nests import NestLowering
 
 KINDS = {"float16": "f16", "bfloat16": "bf16"}
 NAMES = {tirx.Add: "add", tirx.Sub: "sub", tirx.Mul: "mul"}
@@ -35,7 +38,7 @@ class Pairs:
     shared: tuple[bool, ...]
 
 
-def pairs(cx: Any, nest: Nest, loop: Loop) -> Pairs | None:
+def pairs(cx: NestLowering, nest: Nest, loop: Loop) -> Pairs | None:
     """How to run a nest two by two; None where it does not go."""
     s = nest.body
     if nest.alone or not isinstance(s, tirx.BufferStore) or type(s.value) not in NAMES or not loop.digits:
@@ -64,14 +67,14 @@ def pairs(cx: Any, nest: Nest, loop: Loop) -> Pairs | None:
         return None
     for buffer, indices, writes in sides:
         if not in_slots(
-            match(loop, indices, seen_by(cx.places[buffer].layout, loop.fragment.threads), writes), 2
+            match(loop, indices, seen_by(cx.registers_of(buffer).layout, loop.fragment.threads), writes), 2
         ):
             return None
     shared = tuple(not mentions(x, nest.vars[axis]) for x in operands)
     return Pairs(f"ts::{NAMES[type(s.value)]}2_{KINDS[dtype]}", operands, shared)
 
 
-def emit(cx: Any, nest: Nest, made: Pairs) -> Any:
+def emit(cx: NestLowering, nest: Nest, made: Pairs) -> Any:
     """One instruction, at the first of the two elements."""
     s, out, addresses = nest.body, [], []
     for x, shared in zip(made.operands, made.shared, strict=True):
@@ -89,6 +92,6 @@ def emit(cx: Any, nest: Nest, made: Pairs) -> Any:
     return sequence([*out, tirx.Evaluate(tirx.call_extern("void", made.name, to, *addresses), s.span)])
 
 
-def _address(cx: Any, buffer: Any, indices: Any, writes: bool) -> Any:
-    place = cx.places[buffer]
+def _address(cx: NestLowering, buffer: Any, indices: Any, writes: bool) -> Any:
+    place = cx.registers_of(buffer)
     return tirx.address_of(tirx.BufferLoad(place.buf, [cx.slot(place, buffer, indices, writes)]))

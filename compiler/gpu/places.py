@@ -88,6 +88,11 @@ class Private:
         return total
 
 
+#: parts of which an access has a flat index
+Memory = Global | InShared | Private
+Place = Memory | Registers
+
+
 def digit(index: Any, unit: int, extent: int, last: bool) -> Any:
     """``index // unit % extent``, without what changes nothing."""
     made = index if unit == 1 else index // unit

@@ -13,7 +13,7 @@ from typing import Any
 from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.kernel import Source
-from tilescale.compiler.gpu.places import Global, widened
+from tilescale.compiler.gpu.places import Global, Place, widened
 from tilescale.compiler.gpu.state import State
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.signals import COMPARISONS
@@ -55,7 +55,7 @@ class Ranks(State):
 
     # -- copies
     # -------------------------------------------------------------------------------------------------------
-    def place_of(self, buffer: Any, writes: bool) -> Any:
+    def place_of(self, buffer: Any, writes: bool) -> Place:
         """Where an access goes: the own memory, or in a remote copy the other rank's."""
         if self.remote is not None and buffer.same_as(self.remote[0]) and writes == self.remote[1]:
             return self.remote[2]
@@ -68,7 +68,7 @@ class Ranks(State):
             return self.cluster_copy(call, nest)
         side = str(call.attrs["side"])
         param = call.args[1 if side == "dst" else 0].source
-        own = self.places[param]
+        own = self.tensor_of(param)
         tile = tirx.decl_buffer(
             own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="global.symm", layout=None
         )

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 from tilescale.compiler.gpu.kernel import Source, arena
+from tilescale.compiler.gpu.places import Global, InShared, Memory, Place, Registers
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.passes.insert_barriers import published
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
-from tilescale.errors import Loc
+from tilescale.errors import InternalError, Loc, TileSyntaxError
+
+#: a kind of place
+Kind = TypeVar("Kind", Global, InShared, Registers)
 
 
 class State:
     """A kernel on its way to thread IR."""
 
-    scalar: Any
-    load: Any
-    nest: Any
-    stmt: Any
-    thread: Any
-    counted_from: Any
-    own: Any
-    did: Any
-    extent: Any
-    bind_range: Any
-    access: Any
-    counter: Any
-    once: Any
-    proven: Any
-    refused: Any
-    fail: Any
-    record: Any
-    scale_value: Any
-    of_launch: Any
-    cluster_copy: Any
+    scalar: Callable[[Any], Any]
+    load: Callable[[Any], Any]
+    nest: Callable[[Nest], Any]
+    stmt: Callable[[Any], Any]
+    thread: Callable[[], Any]
+    counted_from: Callable[[int], AbstractContextManager[None]]
+    own: Callable[[Any], bool | None]
+    did: Callable[[Sequence[Any], Any], None]
+    extent: Callable[[Any], Any]
+    bind_range: Callable[[Any, Any], None]
+    access: Callable[[Any, Any, Any, bool], tuple[Any, Any, list[Any], Place]]
+    counter: Callable[[Any, Any], tuple[Any, Any, list[Any]]]
+    once: Callable[[Any], Any]
+    proven: Callable[[Any], bool]
+    refused: Callable[[str, str], TileSyntaxError]
+    fail: Callable[[str, Any, str], Any]
+    record: Callable[[], Any]
+    scale_value: Callable[[str, int], Any]
+    of_launch: Callable[[str], Any]
+    cluster_copy: Callable[[Any, Nest], Any]
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.program, self.target = program, program.target
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
-        self.places: dict[Any, Any] = {}
+        self.places: dict[Any, Place] = {}
         self.layouts: dict[Any, Any] = program.layouts
         self.params: list[tuple[Any, Source]] = []
         self.head: list[Any] = []
@@ -86,12 +94,38 @@ class State:
         #: parameters that the launcher adds where the code uses them
         self.ranked: list[tuple[Any, Source]] = []
         #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
-        self.remote: tuple[Any, bool, Any] | None = None
+        self.remote: tuple[Any, bool, Place] | None = None
         #: whether other ranks are reached
         self.device = False
 
+    # -- where what an operation takes must lie, by what passes have staged
+    def registers_of(self, tile: Any) -> Registers:
+        """The place of a tile in registers."""
+        return self._placed(tile, Registers)
 
-def rounds_of(program: Any) -> set[Any]:
+    def shared_of(self, tile: Any) -> InShared:
+        """The place of a tile in shared memory."""
+        return self._placed(tile, InShared)
+
+    def tensor_of(self, tensor: Any) -> Global:
+        """The place of a tensor."""
+        return self._placed(tensor, Global)
+
+    def memory_of(self, buffer: Any) -> Memory:
+        """The place of what is not in registers."""
+        place = self.places[buffer]
+        if isinstance(place, Registers):
+            raise InternalError(f"{place.name} lies in registers", loc=self.here)
+        return place
+
+    def _placed(self, buffer: Any, kind: type[Kind]) -> Kind:
+        place = self.places[buffer]
+        if not isinstance(place, kind):
+            raise InternalError(f"{place.name} is {type(place).__name__}, not {kind.__name__}", loc=self.here)
+        return place
+
+
+def rounds_of(program: TileProgram) -> set[Any]:
     """The variables that count the rounds of a program's rings."""
     found: set[Any] = set()
 

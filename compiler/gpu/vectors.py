@@ -8,7 +8,7 @@ them: before the elements' own loop what it reads, behind it what it wrote.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.places import Global, InShared, Registers
 from tilescale.compiler.ir.multiples import multiple, spelt_out
@@ -18,6 +18,9 @@ from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.match import Loop, Slots, match, seen_by
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_map, structural_walk, sym, tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.nests import NestLowering
 
 #: bits of the widest access of one thread
 WIDEST = 128
@@ -44,7 +47,7 @@ class Plan:
     direct: bool = False
 
 
-def plan(cx: Any, nest: Nest, loop: Loop) -> Plan | None:
+def plan(cx: NestLowering, nest: Nest, loop: Loop) -> Plan | None:
     """How to move a nest's accesses; None where all go one by one."""
     if not loop.digits or nest.alone:
         return None
@@ -70,7 +73,7 @@ def plan(cx: Any, nest: Nest, loop: Loop) -> Plan | None:
     return Plan(axis, count, moves, _direct(cx, nest, loop, moves, count))
 
 
-def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -> int:
+def _width(cx: NestLowering, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -> int:
     """How many neighbours one access may move; 1: it goes element by element."""
     place = cx.places[a.buffer]
     if not isinstance(place, (Global, InShared)) or a.conditional or not a.indices:
@@ -97,7 +100,7 @@ def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -
     return width
 
 
-def _added_at_once(cx: Any, place: Any, a: Element) -> int:
+def _added_at_once(cx: NestLowering, place: Global | InShared, a: Element) -> int:
     """How many neighbours one instruction adds to global memory (PTX ISA 9.0, "red": vectors from sm_90 on,
     pairs of float16 before)."""
     if not isinstance(place, Global) or str(a.node.attrs["kind"]) != "add" or str(a.node.ty) != str(VOID):
@@ -139,7 +142,9 @@ def _behind_condition(body: Any, node: Any) -> bool:
     return bool(found)
 
 
-def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element, width: int) -> bool:
+def _aligned(
+    cx: NestLowering, nest: Nest, axis: int, count: int, place: Global | InShared, a: Element, width: int
+) -> bool:
     """Whether the elements at a group's steps of ``width`` begin at multiples of it, side by side, and are
     all inside or all outside."""
     var = nest.vars[axis]
@@ -174,7 +179,7 @@ def _is_one(e: Any) -> bool:
     return e == 1 if isinstance(e, int) else isinstance(e, tirx.IntImm) and int(e.value) == 1
 
 
-def _direct(cx: Any, nest: Nest, loop: Loop, moves: list[Moved], count: int) -> bool:
+def _direct(cx: NestLowering, nest: Nest, loop: Loop, moves: list[Moved], count: int) -> bool:
     """Whether a nest is one store of a value as it is loaded, or of zero, and both sides move as vectors."""
     s = nest.body
     if not isinstance(s, tirx.BufferStore):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.ir.operations import effects_of, operations
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
@@ -23,7 +24,7 @@ def buffer_uses(body: Any) -> dict[Any, int]:
     return count
 
 
-def written_buffers(program: Any) -> set[Any]:
+def written_buffers(program: TileProgram) -> set[Any]:
     """Buffers that a kernel may write, by the effect tables of its operations; writes through a view count
     for its base."""
     touched = _accessed(program.func.body, lambda mode: mode != "read")

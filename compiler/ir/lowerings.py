@@ -12,32 +12,36 @@ import functools
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from tilescale.compiler.ir.contexts import ExchangeContext, LayoutContext, LoweringContext, StageContext
 from tilescale.compiler.ir.target import Target
 from tilescale.compiler.tvm_compat import ir
 from tilescale.errors import InternalError
 
+#: a target's lowering of whole programs
+Cx = TypeVar("Cx", bound=LoweringContext)
 
-class Lowering:
-    """How one operation is done on one target. Instances have no state."""
+
+class Lowering(Generic[Cx]):
+    """How one operation is done on one target, or on a family of targets, whose lowering of whole programs is
+    ``Cx``. Instances have no state."""
 
     #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
     demands: ClassVar[bool] = False
 
-    def lower(self, call: Any, cx: Any) -> Any:
-        """The call as thread IR; ``cx`` is the target's lowering of the whole program."""
+    def lower(self, call: Any, cx: Cx) -> Any:
+        """The call as thread IR."""
         raise NotImplementedError
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """On GPUs: the call as statements whose operands lie where the operation can reach them; None where
-        they do. ``cx`` is a :class:`tilescale.compiler.passes.stage_operands.Staging`."""
+        they do."""
         return None
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """On GPUs: ranked alternatives, each a list of :class:`tilescale.compiler.layout.infer.Demand`, given
-        what ``cx.known`` has of the other operands; ``cx`` is a
-        :class:`tilescale.compiler.layout.infer.Solver`."""
+        what ``cx.known`` has of the other operands."""
         return []
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
@@ -48,15 +52,14 @@ class Lowering:
         """On GPUs: whether it works on tiles in shared memory under the layouts of `shared_layouts` alone."""
         return False
 
-    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
-        """On GPUs: the call as several, the parts between which threads synchronize; None where it is one.
-        ``cx`` is a :class:`tilescale.compiler.passes.convert_layouts.Exchange`, which knows all layouts."""
+    def exchange(self, call: Any, cx: ExchangeContext) -> list[Any] | None:
+        """On GPUs: the call as several, the parts between which threads synchronize; None where it is one."""
         return None
 
 
-_TABLE: dict[tuple[str, str], Lowering] = {}
-_NONE = Lowering()
-Made = TypeVar("Made", bound="type[Lowering] | Callable[[Any, Any], Any]")
+_TABLE: dict[tuple[str, str], Lowering[Any]] = {}
+_NONE: Lowering[Any] = Lowering()
+Made = TypeVar("Made", bound="type[Lowering[Any]] | Callable[[Any, Any], Any]")
 
 
 def lowers(target: str, *names: str) -> Callable[[Made], Made]:
@@ -65,7 +68,7 @@ def lowers(target: str, *names: str) -> Callable[[Made], Made]:
 
     def register(made: Made) -> Made:
         if isinstance(made, type):
-            one: Lowering = made()
+            one: Lowering[Any] = made()
         else:
             one = type(made.__name__, (Lowering,), {"lower": staticmethod(made)})()
         for name in names:
@@ -77,7 +80,7 @@ def lowers(target: str, *names: str) -> Callable[[Made], Made]:
     return register
 
 
-def lowering(call: Any, target: Target) -> Lowering:
+def lowering(call: Any, target: Target) -> Lowering[Any]:
     """How a target does what a Call stands for; one that asks for nothing where it has registered none."""
     return (
         _of(target.name, target.family, call.op.name)
@@ -87,7 +90,7 @@ def lowering(call: Any, target: Target) -> Lowering:
 
 
 @functools.cache
-def _of(target: str, family: str, name: str) -> Lowering:
+def _of(target: str, family: str, name: str) -> Lowering[Any]:
     for owner in filter(None, (target, family)):
         _load(f"tilescale.compiler.{owner}.ops")
     return _TABLE.get((target, name)) or _TABLE.get((family, name), _NONE)

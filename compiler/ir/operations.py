@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
 from tilescale.errors import InternalError
 
@@ -124,11 +125,10 @@ class TileOp:
         comes before it), and whether it acquires (what all threads do comes behind it)."""
         return False, False
 
-    def simulate(self, call: Any, cx: Any) -> Any:
-        """The call as a function of the executor that performs it; ``cx`` is a
-        :class:`tilescale.compiler.sim.prepare.Preparation`. What it reads and writes by the effect table is
-        recorded by then. Of an asynchronous call that goes into no ring the function takes the engine that
-        performs it as well (sim/flights.py)."""
+    def simulate(self, call: Any, cx: SimContext) -> Any:
+        """The call as a function of the executor that performs it. What it reads and writes by the effect
+        table is recorded by then. Of an asynchronous call that goes into no ring the function takes the
+        engine that performs it as well (sim/flights.py)."""
         raise NotImplementedError
 
 

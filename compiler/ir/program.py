@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from tilescale.compiler.ir.multiples import Promises
 from tilescale.compiler.ir.target import CPU, Target
@@ -70,3 +70,11 @@ class TileProgram:
         """The same kernel with another body."""
         func = tirx.PrimFunc(list(self.func.params), body, attrs=self.func.attrs)
         return replace(self, func=func)
+
+
+class Traceable(Protocol):
+    """What a program is traced from: a ``@T.prim_func``."""
+
+    def trace(self) -> TileProgram:
+        """The kernel as tile IR."""
+        ...

@@ -10,19 +10,21 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tilescale.compiler.ir.program import TileProgram
+
 _CALL = re.compile(r'T\.Call\("ts\.([\w.]+)", ')
 _ATTR = re.compile(r'"(\w+)": ("(?:[^"\\]|\\.)*"|\[[^\]]*\]|[^,}]+)')
 _PLACES = ('executor="block"', 'reach="block"')
 
 
-def text(program: Any) -> str:
+def text(program: TileProgram) -> str:
     """The program, which may have no schedule, layouts or places yet."""
     lines = [line for line in program.func.script().splitlines() if not line.startswith("# ")]
     body = "\n".join(_operations(line) for line in lines).strip("\n")
     return "\n".join(f"# {line}" for line in _decided(program)) + f"\n{body}\n"
 
 
-def _decided(program: Any) -> Iterator[str]:
+def _decided(program: TileProgram) -> Iterator[str]:
     """What stands beside the statements, a line each."""
     launch = program.launch
     grid = " × ".join(map(str, launch.grid))

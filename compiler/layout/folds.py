@@ -15,7 +15,10 @@ def digits_across(held: Fragment, axis: int, wave: int) -> tuple[list[Piece], li
     """The digits of an axis that are folded by shuffles, which reach the threads of a ``wave``, and those
     that go through shared memory."""
     mine = [p for p in held.pieces if p.axis == axis and p.to == "thread"]
-    power = lambda n: n & (n - 1) == 0  # noqa: E731
+
+    def power(n: int) -> bool:
+        return n & (n - 1) == 0
+
     near, far = [], []
     for p in sorted(mine, key=lambda p: p.stride):
         whole = held.threads % wave == 0 or held.threads < wave and power(held.threads)

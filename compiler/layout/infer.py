@@ -18,6 +18,7 @@ from typing import Any
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.ir.operations import REGISTRY, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.target import Target
@@ -72,7 +73,7 @@ class Uses:
     views: list[tuple[Any, Any, Loc | None]] = field(default_factory=list)
 
 
-def gather(program: Any) -> Uses:
+def gather(program: TileProgram) -> Uses:
     """The uses of a program's tiles."""
     threads = program.launch.threads
     uses = Uses(threads, program.target)
@@ -98,7 +99,7 @@ class Solver:
     """One combination of the operations' choices, carried through the program."""
 
     def __init__(self, uses: Uses, fixed: Mapping[Any, Demand]):
-        self.uses = uses
+        self.uses, self.target = uses, uses.target
         self.demands: dict[Any, Demand] = dict(fixed)
         self.known: dict[Any, Any] = {b: d.layout for b, d in fixed.items()}
         self.free = [b for b in uses.owners if in_registers(b)]
@@ -164,7 +165,7 @@ class Solver:
                 if u.nest is not None:
                     self._through_nest(u)
                 elif u.call is not None:
-                    for choice in lowering(u.call, self.uses.target).layouts(u.call, self):
+                    for choice in lowering(u.call, self.target).layouts(u.call, self):
                         for d in choice:
                             self.known.setdefault(d.buffer, d.layout)
                         break
@@ -288,7 +289,7 @@ def conflict(buffer: Any, first: Demand, second: Demand) -> TileValueError:
     )
 
 
-def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[Any, Any]:
+def infer(program: TileProgram, annotated: Mapping[Any, Demand] | None = None) -> dict[Any, Any]:
     """A layout for every tile in registers.
 
     Raises:

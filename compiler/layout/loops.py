@@ -31,7 +31,7 @@ def bits_of(buffer: Any) -> int:
 
 
 def in_registers(buffer: Any) -> bool:
-    return buffer.ty.storage_scope.startswith("local")
+    return str(buffer.ty.storage_scope).startswith("local")
 
 
 def own_buffers(nest: Nest) -> set[Any]:

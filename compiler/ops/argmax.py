@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.nests import indexed, long_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, elements, register
@@ -171,7 +172,7 @@ class _Picking(TileOp):
     def work(self, call: Any) -> int:
         return elements(call.args[0]) * Picks.of(call).count
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         import numpy as np
 
         from tilescale.compiler.sim import numerics

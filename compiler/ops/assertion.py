@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.builder.values import dtype_of, to_expr, truth
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir
@@ -48,7 +49,7 @@ class Assert(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.findings import Finding
         from tilescale.compiler.sim.nest import fails
 

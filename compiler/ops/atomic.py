@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, binary, convert
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops.base import emit, is_tile, region, require_inside, require_same_shape, show
@@ -262,7 +263,7 @@ class Atomic(TileOp):
 
         return element_nest([dst.region[k].extent for k in kept], one, call, f"T.atomic_{call.attrs['kind']}")
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import atomics
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Region, as_expr, index_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops import base, by_hand
@@ -252,7 +253,7 @@ class Copy(TileOp):
             **asked,
         )
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import tiles
 
         src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
@@ -291,7 +292,7 @@ class RemoteCopy(Copy):
     def stops(self, call: Any) -> bool:
         return self.signals(call)  # the signal is a step of its own: what was copied may land long before it
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights, tiles
 
         side = self.side(call)
@@ -343,7 +344,7 @@ class Filling(Copy):
     def nest(self, call: Any) -> Any:
         return None
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import rings, tiles
 
         src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.nests import Nest, indexed
 from tilescale.compiler.ir.numbers import constant
@@ -69,7 +70,7 @@ class CumSum(TileOp):
 
         return lines(call)
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import tiles
 
         src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)

@@ -8,6 +8,7 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import as_expr, binary, compare
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import EXECUTORS
 from tilescale.compiler.ops.base import emit
@@ -108,7 +109,7 @@ class _Hint(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         return lambda ex: None
 
 
@@ -122,7 +123,7 @@ class SetMaxNreg(_Hint):
 class FenceProxyAsync(_Hint):
     name = "fence_proxy_async"
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         return mbarriers.fence
@@ -133,7 +134,7 @@ class WaitWgmma(_Hint):
     name = "wait_wgmma"
     attributes = ("count",)
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights
 
         pending = int(call.attrs["count"])

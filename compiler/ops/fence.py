@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
@@ -52,5 +53,5 @@ class Sync(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         return lambda ex: None  # one statement of an executor follows the other there

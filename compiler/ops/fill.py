@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder.values import convert
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit, region
 from tilescale.compiler.tvm_compat import tirx
@@ -38,7 +39,7 @@ class Fill(TileOp):
         put = lambda at: tirx.BufferStore(dst.source, value, indexed(dst, at, kept), call.span)  # noqa: E731
         return element_nest([dst.region[k].extent for k in kept], put, call, "T.fill")
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import numerics
 
         target, value = cx.view(call.args[0], call), cx.scalar(call.args[1])

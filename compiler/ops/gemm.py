@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from tilescale.compiler.builder.constructs import is_device
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit, region, show
@@ -184,10 +185,10 @@ class Gemm(TileOp):
         """How many products may be under way behind it; below zero where nothing is awaited there."""
         return -1
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights, tiles
 
-        site, pending = cx.current, self.pending(call)
+        site, pending = cx.site_of(call), self.pending(call)
         a, b, c = (cx.view(region, call) for region in call.args[:3])
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
         across, down, cut = (

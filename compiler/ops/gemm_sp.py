@@ -10,9 +10,11 @@ import numpy as np
 from tilescale.compiler.builder.constructs import is_device
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.sparse import COVERED, dense_shape
 from tilescale.compiler.ops.base import emit, region, show
@@ -117,10 +119,10 @@ class GemmSp(TileOp):
         """As of a product of whole operands."""
         return -1
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights, tiles
 
-        site, pending = cx.current, self.pending(call)
+        site, pending = cx.site_of(call), self.pending(call)
         a, b, c, e = (cx.view(r, call) for r in (*call.args[:3], call.args[4]))
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
         across, down = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"])
@@ -227,7 +229,7 @@ def _element(region: Any, row: Any, column: Any) -> Any:
     )
 
 
-def written_out(program: Any) -> Any:
+def written_out(program: TileProgram) -> TileProgram:
     """The program with every T.gemm_sp as a product of a tile that its left operand is written out into: for
     targets without such products."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
@@ -25,5 +26,5 @@ class JoinLanes(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[0], "write")]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         raise NotImplementedError  # made for GPUs alone, behind everything that the simulator runs

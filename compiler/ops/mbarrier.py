@@ -15,6 +15,7 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Region, convert
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import element, emit, is_tile, region, require_same_shape
 from tilescale.compiler.tvm_compat import tirx
@@ -187,7 +188,7 @@ class MBarrierArrive(_Expert):
     name = "mbarrier_arrive"
     waits = True
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         find, site = mbarriers.finder(call.args[0], cx), cx.site(call, "T.mbarrier_arrive")
@@ -199,7 +200,7 @@ class MBarrierArrive(_Expert):
 class MBarrierExpectTx(_Expert):
     name = "mbarrier_expect_tx"
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         find, count = mbarriers.finder(call.args[0], cx), cx.scalar(call.args[1])
@@ -214,7 +215,7 @@ class MBarrierWaitParity(_Expert):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         find, parity, site = (
@@ -237,7 +238,7 @@ class TmaCopy(_Expert):
         made = [Access(src, "read", proxy="async" if len(call.args) == 2 else ""), Access(dst, mode)]
         return [*made, *(Access(r, "update") for r in call.args[2:])]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         return mbarriers.copy(call, cx)
@@ -247,7 +248,7 @@ class TmaCopy(_Expert):
 class TmaStoreArrive(_Expert):
     name = "tma_store_arrive"
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         return mbarriers.commit
@@ -258,7 +259,7 @@ class TmaStoreWait(_Expert):
     name = "tma_store_wait"
     attributes = ("count", "read_only")
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         pending = int(call.attrs["count"])

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.ir.contexts import LoweringContext
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.team import team_of_call
@@ -84,7 +86,7 @@ def demands_of(call: Any, symbols: dict[str, Any] | None = None) -> list[Demand]
     return out
 
 
-def demands(program: Any) -> list[Demand]:
+def demands(program: TileProgram) -> list[Demand]:
     """What a launcher has to look at: of the collectives of all ranks that every block of every launch comes
     to, all that it knows."""
     calls = [call for call in _straight(program.func.body) if team_of_call(call)[0] is None]
@@ -103,7 +105,7 @@ def _straight(s: Any) -> Iterator[Any]:
         yield s.value
 
 
-def misfits(call: Any, cx: Any) -> list[tuple[Any, str]]:
+def misfits(call: Any, cx: LoweringContext) -> list[tuple[Any, str]]:
     """For each demand of a barrier that no launcher looks at: the condition under which the launch fails, and
     what is wrong then. ``cx`` is a target's lowering."""
     if call.attrs is None or "agreed" not in call.attrs:
@@ -137,7 +139,7 @@ def as_meta(d: Demand) -> dict[str, Any]:
     return {"root": d.kind == ROOT, "collective": d.collective, "whole": d.whole, "loc": location(d.loc)}
 
 
-def behind_misfits(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
+def behind_misfits(call: Any, cx: LoweringContext, fail: Callable[[str], Any], met: Any) -> Any:
     """``met``, the barrier, behind what fails the launch where a collective does not fit those who take part
     and no launcher saw that."""
     from tilescale.compiler.ops.participants import misfits

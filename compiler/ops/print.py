@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, to_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir
@@ -65,7 +66,7 @@ class Print(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")] if isinstance(call.args[0], ir.TensorRegion) else []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import printing
 
         value, label, loc = call.args[0], str(call.attrs["msg"]), source.loc_of(call.span)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, elements, register
 from tilescale.compiler.ops.base import emit, region, same_extent, show, squeeze
@@ -103,7 +104,7 @@ class Reduce(TileOp):
         out = [Access(src, "read"), Access(dst, "write")]
         return out if call.attrs["clear"] else [*out, Access(dst, "read")]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import tiles
 
         src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
@@ -129,5 +130,5 @@ class ReducePart(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         raise NotImplementedError  # made for GPUs alone, behind everything that the simulator runs

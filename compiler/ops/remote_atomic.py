@@ -13,6 +13,7 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, convert
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops.atomic import DTYPES, check_order
 from tilescale.compiler.ops.base import element, emit, is_tile, of_iterations, require_inside
@@ -95,7 +96,7 @@ class RemoteAtomic(TileOp):
         kind = str(call.attrs["kind"])
         return kind != "load", kind != "store"
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import atomics
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])

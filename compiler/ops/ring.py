@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 
 
@@ -22,7 +23,7 @@ class _Token(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import rings
 
         kind, ring, counter = self.name[len("ring_") :], int(call.attrs["ring"]), cx.scalar(call.args[0])

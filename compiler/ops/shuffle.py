@@ -13,6 +13,7 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import as_expr, dtype_of, index_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import WARP, WIDTHS
@@ -121,7 +122,7 @@ class Shuffle(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "write")]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import numerics
 
         into, value, by = cx.view(call.args[0], call), cx.scalar(call.args[1]), cx.scalar(call.args[2])
@@ -226,7 +227,7 @@ class SyncThreads(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         number, count, wide = (
             int(call.attrs["barrier"]),
             int(call.attrs["count"]),

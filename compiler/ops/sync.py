@@ -11,6 +11,7 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, as_expr, binary, convert
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import REACHES
@@ -113,7 +114,7 @@ def collective_barrier(place: str, agreed: list[tuple[str, Any]]) -> None:
     )
 
 
-def _agreement(call: Any, cx: Any) -> Any:
+def _agreement(call: Any, cx: SimContext) -> Any:
     """What a participant of a barrier believes that it is, by name; nothing where it is no collective's."""
     if call.attrs is None or "agreed" not in call.attrs:
         return lambda ex: {}
@@ -201,7 +202,7 @@ class Barrier(TileOp):
         outward = str(call.attrs["reach"]) in ("grid", "device")
         return outward, outward
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         reach, site, each = str(call.attrs["reach"]), cx.site(call, "T.barrier"), cx.executor_count()
         agreed, ranks = _agreement(call, cx), team.ranks_of(call, cx)
         return lambda ex: ex.machine.barrier(ex, reach, each, site, agreed(ex), ranks(ex))
@@ -225,7 +226,7 @@ class TeamSync(TileOp):
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, True
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         site, agreed, ranks = cx.site(call, "the collective"), _agreement(call, cx), team.ranks_of(call, cx)
 
         def run(ex: Any) -> Any:
@@ -251,7 +252,7 @@ class Signal(TileOp):
     def signals(self, call: Any) -> bool:
         return True
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
         signal = cx.signalling(call, call.args[0], call.args[1], str(call.attrs["op"]), peer)
         return lambda ex: signal(ex, None if peer is None else peer(ex))
@@ -272,7 +273,7 @@ class Wait(TileOp):
     def order(self, call: Any) -> tuple[bool, bool]:
         return False, True
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])
         site, reach = cx.awaiting(call.args[0], call), str(call.attrs["reach"])
 

@@ -16,6 +16,7 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import LoopNest, is_device
 from tilescale.compiler.builder.values import as_expr, binary, compare, difference, index_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import LoweringContext, SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import register
 from tilescale.compiler.ops.assertion import Assert
@@ -337,7 +338,7 @@ class Exists(Assert):
     name = "team"
     in_lanes = in_iterations = False
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.findings import Finding
 
         holds, high, ranks, site = (
@@ -357,7 +358,7 @@ class Exists(Assert):
         return run
 
 
-def checked_rank(cx: Any, call: Any) -> Any:
+def checked_rank(cx: LoweringContext, call: Any) -> Any:
     """``ts.scale_rank`` in thread IR: the launch's rank, or what the runtime takes for a rank outside of the
     team."""
     index, count, rank = (cx.scalar(a) for a in call.args)
@@ -367,7 +368,7 @@ def checked_rank(cx: Any, call: Any) -> Any:
     return tirx.if_then_else(there, rank, as_expr(OUTSIDE) + tirx.floormod(index, as_expr(1 << 16)))
 
 
-def ranks_of(call: Any, cx: Any, in_order: bool = False) -> Callable[[Any], tuple[int, ...] | None]:
+def ranks_of(call: Any, cx: SimContext, in_order: bool = False) -> Callable[[Any], tuple[int, ...] | None]:
     """For the simulator: who synchronizes in ``call``, as ranks of the launch (those that it has); None where
     it is everyone."""
     among, _ = team_of_call(call)

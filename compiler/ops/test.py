@@ -11,6 +11,7 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import convert
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ops.sync import counter, not_in_parallel
@@ -59,10 +60,10 @@ class Test(TileOp):
     def order(self, call: Any) -> tuple[bool, bool]:
         return False, True
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])
         site, reach = cx.awaiting(call.args[0], call), str(call.attrs["reach"])
-        cx.made.ordered.add(flag.slot)  # that it does not hold yet says something, too
+        cx.peeking(call.args[0])
 
         def run(ex: Any) -> int:
             counter = flag.counter(ex)

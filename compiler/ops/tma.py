@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops.atomic import Atomic
 from tilescale.compiler.ops.copy import Copy, Filling
@@ -69,10 +70,10 @@ class TmaStore(Copy):
     def nest(self, call: Any) -> Any:
         return None
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights, tiles
 
-        site, src, dst = cx.current, cx.view(call.args[0], call), cx.view(call.args[1], call)
+        site, src, dst = cx.site_of(call), cx.view(call.args[0], call), cx.view(call.args[1], call)
 
         def begin(ex: Any, engine: Any) -> None:
             source, target = src.placed(ex, None), dst.placed(ex, None)
@@ -104,11 +105,11 @@ class TmaReduce(Atomic):
     def nest(self, call: Any) -> Any:
         return None
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights, numerics, tiles
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])
-        site, source = cx.current, cx.view(call.args[1], call)
+        site, source = cx.site_of(call), cx.view(call.args[1], call)
 
         def begin(ex: Any, engine: Any) -> None:
             frm, to = source.placed(ex, None), target.placed(ex, None)
@@ -136,7 +137,7 @@ class AwaitStores(TileOp):
         # the tile behind this conflicts with it.
         return [Access(call.args[0], "read")]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights
 
         complete = bool(int(call.attrs["complete"]))

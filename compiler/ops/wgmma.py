@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import REGISTRY, VOID, Access, TileOp, register
 from tilescale.compiler.ops.gemm import Gemm
 from tilescale.compiler.ops.gemm_sp import GemmSp
@@ -104,7 +105,7 @@ class AwaitProducts(TileOp):
             *(Access(o, "read") for o in call.args[count:]),
         ]
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import flights
 
         pending = int(call.attrs["pending"])
@@ -125,5 +126,5 @@ class PingPongBarrier(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def simulate(self, call: Any, cx: Any) -> Any:
+    def simulate(self, call: Any, cx: SimContext) -> Any:
         return lambda ex: None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -45,7 +46,7 @@ class Resident:
 class _Lifetimes:
     """Numbers the statements of a program and notes when tiles are used."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.layouts, self.rings = program.layouts, program.schedule
         self.clock = 0
         self.tiles: dict[Any, Resident] = {}
@@ -136,7 +137,7 @@ class _Lifetimes:
         structural_walk(node, (tirx.DeclBuffer, lambda n: note(n.data.args[0])))
 
 
-def allocate_shared(program: Any) -> Any:
+def allocate_shared(program: TileProgram) -> TileProgram:
     """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
 
     Raises:
@@ -169,7 +170,7 @@ def _lowest(t: Resident, others: list[Resident]) -> int:
     return at
 
 
-def _too_much(program: Any, tiles: list[Resident], limit: int) -> TileValueError:
+def _too_much(program: TileProgram, tiles: list[Resident], limit: int) -> TileValueError:
     rows = []
     for t in sorted(tiles, key=lambda t: -t.bytes):
         loc = loc_of(t.span)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir.lowerings import lowering
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.products import wgmma_fragments
@@ -14,7 +15,7 @@ from tilescale.compiler.layout.shared import CHUNK_BYTES, boxed, strided, widest
 from tilescale.compiler.passes import roles as splitting
 
 
-def layouts(program: Any) -> Iterator[tuple[Any, Any, Any]]:
+def layouts(program: TileProgram) -> Iterator[tuple[Any, Any, Any]]:
     """Each annotated tile as the program has it now, its layout, and where that was annotated: a tile that
     became a ring keeps its layout in every stage."""
     stages = program.schedule.stages if program.schedule is not None else {}
@@ -28,14 +29,14 @@ def layouts(program: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield var, layout, loc
 
 
-def of_rings(program: Any) -> Iterator[tuple[Any, Shared, Any]]:
+def of_rings(program: TileProgram) -> Iterator[tuple[Any, Shared, Any]]:
     """Those of rings' tiles."""
     for var, layout, loc in layouts(program):
         if var in program.schedule.ring_of:
             yield var, layout, loc
 
 
-def unfit(program: Any) -> tuple[str, Any] | None:
+def unfit(program: TileProgram) -> tuple[str, Any] | None:
     """Why TMA and wgmma cannot work on tiles as they were laid, and where; None where they can."""
 
     if not program.hints.get("layouts"):

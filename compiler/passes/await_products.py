@@ -16,6 +16,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.wgmma import await_products
@@ -42,7 +43,7 @@ class Flight:
         return {r.source for r in operands_of(self.call)}
 
 
-def awaited_products(program: Any) -> Any:
+def awaited_products(program: TileProgram) -> TileProgram:
     """The program with every product awaited."""
     if not has_producer(program):
         return program

@@ -13,12 +13,13 @@ from typing import Any
 
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym
 from tilescale.errors import TileValueError
 
 
-def check_aliasing(program: Any) -> Any:
+def check_aliasing(program: TileProgram) -> TileProgram:
     """The program as it is.
 
     Raises:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.source import loc_of
@@ -25,7 +26,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 class Exchange:
     """What `TileOp.exchange` works with."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.program = program
         self.layouts: dict[Any, Any] = dict(program.layouts)
         self.executor = Executor("block", program.launch.threads)
@@ -41,7 +42,7 @@ class Exchange:
         return whole(var)
 
 
-def convert_layouts(program: Any) -> Any:
+def convert_layouts(program: TileProgram) -> TileProgram:
     """The program with every exchange between threads written out."""
     cx = Exchange(program)
 
@@ -62,7 +63,7 @@ def convert_layouts(program: Any) -> Any:
     return done
 
 
-def _refuse_whiles(program: Any) -> None:
+def _refuse_whiles(program: TileProgram) -> None:
     """A condition that is computed anew in every round cannot have statements in front of it. `tile_owners`
     has refused fragments too large for every thread to hold; what is left is a small one that an instruction
     spreads."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.passes import annotated
@@ -14,7 +15,7 @@ from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.schedule import AHEAD, schedule
 
 
-def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
+def copies_ahead(program: TileProgram, depth: int) -> tuple[TileProgram | None, str, Any]:
     """``(the program at the scheduled level, "", None)`` with at most ``depth`` stages; None, why not, and
     the place where some copy of a ring is none of cp.async's."""
 

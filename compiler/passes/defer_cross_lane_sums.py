@@ -16,6 +16,7 @@ from typing import Any
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import find, name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.folds import axis_of, digits_across
@@ -25,7 +26,7 @@ from tilescale.compiler.passes.stage_operands import again, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 
-def defer_cross_lane_sums(program: Any) -> Any:
+def defer_cross_lane_sums(program: TileProgram) -> TileProgram:
     """The program with the sums of which this is true kept by lanes."""
     lanes = _Lanes(program.layouts, program.target.wave)
     structural_walk(program.func.body, (tirx.Evaluate, lanes.look))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.operations import effects_of, find, name_of, operations
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import flat
 from tilescale.compiler.passes.stage_operands import again
@@ -38,7 +39,7 @@ def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
     }
 
 
-def elide_proxy_fences(program: Any) -> Any:
+def elide_proxy_fences(program: TileProgram) -> TileProgram:
     """The program, whose releases behind a proxy fence of all threads say so."""
     plan = program.schedule
     if plan is None or len(plan.roles) < 2:

@@ -9,6 +9,7 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.regions import Regions
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.collective import _Collective
@@ -16,7 +17,7 @@ from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 
-def expand_collectives(program: Any) -> Any:
+def expand_collectives(program: TileProgram) -> TileProgram:
     """Replaces every collective of a program by what it is made of."""
     found: list[Any] = []
     structural_walk(
@@ -34,7 +35,7 @@ def _is_collective(call: Any) -> bool:
     return isinstance(find(call), _Collective)
 
 
-def _expanded(program: Any, stmt: Any, regions: Regions) -> Any:
+def _expanded(program: TileProgram, stmt: Any, regions: Regions) -> Any:
     call = stmt.value
     op = find(call)
     assert isinstance(op, _Collective)

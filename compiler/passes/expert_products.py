@@ -11,6 +11,7 @@ from typing import Any
 from tilescale.compiler.advice import note, reason
 from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import tensor_cores
@@ -24,7 +25,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, sym, tirx
 FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back to TMA"
 
 
-def expert_products(program: Any) -> Any:
+def expert_products(program: TileProgram) -> TileProgram:
     """The scheduled program with those products left to wgmma, and those that the author awaits
     (``wg_wait=-1``), for sm_90a."""
     if not program.target.group_products:
@@ -79,7 +80,7 @@ def _is_plain(call: Any) -> bool:
     return bool(call.op.name == "ts.gemm")
 
 
-def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:
+def _unfit(call: Any, program: TileProgram, names: dict[Any, Any]) -> str | None:
     """Why a product is none of wgmma's; None where it is."""
 
     a, b, c = call.args[:3]

@@ -20,6 +20,7 @@ from tilescale.compiler.advice import Advice, note, reason
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import bound_in
 from tilescale.compiler.ir.operations import REGISTRY, effects_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.fragment import Fragment
@@ -58,7 +59,7 @@ class Unfit(Exception):
         self.threads = threads
 
 
-def gpu_schedule(program: Any) -> Any:
+def gpu_schedule(program: TileProgram) -> TileProgram:
     """The program at the scheduled level, as its target's copies and products allow."""
     made = _formed(replace(program, notes=list(program.notes)))
     if made.schedule.rings:  # else it has been said
@@ -70,7 +71,7 @@ def gpu_schedule(program: Any) -> Any:
     return made
 
 
-def _formed(program: Any) -> Any:
+def _formed(program: TileProgram) -> TileProgram:
     stages = _stages(program.func.body)
     limit = program.target.shared_bytes
     if program.target.tensor_copies and program.target.group_products and stages:
@@ -102,7 +103,7 @@ def _formed(program: Any) -> Any:
     return schedule(program)
 
 
-def _on_other_threads(program: Any, limit: int) -> Any | None:
+def _on_other_threads(program: TileProgram, limit: int) -> TileProgram | None:
     """The program as roles of a block with another number of threads, with which wgmma makes its products and
     whose accumulators leave each thread half of its registers for more: the next smaller number, else the
     next larger one; None where there is none."""
@@ -122,7 +123,7 @@ def _on_other_threads(program: Any, limit: int) -> Any | None:
     return None
 
 
-def sees_threads(program: Any) -> bool:
+def sees_threads(program: TileProgram) -> bool:
     """Whether a program says which of its threads do what, or how many: parts of the block, layouts over its
     threads, arrivals that are counted. Any other means the same on fewer."""
     body = program.func.body
@@ -169,7 +170,7 @@ def _stages(body: Any) -> int:
     return max(stages)
 
 
-def _with_roles(program: Any, limit: int) -> Any:
+def _with_roles(program: TileProgram, limit: int) -> TileProgram:
     if program.launch.threads not in REGISTERS:
         multiplies = any(REGISTRY[c.op.name].multiplies for c in splitting.calls(program.func.body))
         why = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
@@ -202,7 +203,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     return made
 
 
-def _depth(limit: int, made: Any) -> int:
+def _depth(limit: int, made: TileProgram) -> int:
     """The most stages that every ring of loops can have, beside everything else that the block has in shared
     memory, by a schedule of any depth."""
     sizes, rings = tile_bytes(made.func.body), made.schedule.rings
@@ -212,7 +213,7 @@ def _depth(limit: int, made: Any) -> int:
     return int((limit - rest - BESIDE) // one) if one else limit  # no ring wants room
 
 
-def _double_buffered(program: Any, depth: int, limit: int) -> Any | None:
+def _double_buffered(program: TileProgram, depth: int, limit: int) -> TileProgram | None:
     """The program with two stages for tiles that are filled anew in every round of a loop around, where they
     fit beside the results on their way out; else None. A block that stays then copies what its next tile
     needs while it works on this one."""
@@ -221,7 +222,7 @@ def _double_buffered(program: Any, depth: int, limit: int) -> Any | None:
     return made if fits and any(r.single and r.depth == 2 for r in made.schedule.rings) else None
 
 
-def _scheduled(program: Any, depth: int, single_depth: int = 1) -> Any:
+def _scheduled(program: TileProgram, depth: int, single_depth: int = 1) -> TileProgram:
     written, names = written_buffers(program), bound_in(program.func.body)
 
     def alone(call: Any) -> bool:
@@ -238,7 +239,7 @@ def _scheduled(program: Any, depth: int, single_depth: int = 1) -> Any:
 # ---- what it takes
 
 
-def _check_place(program: Any) -> None:
+def _check_place(program: TileProgram) -> None:
     """One region, the whole kernel: what stands around it is variables alone."""
     body = program.func.body
     while isinstance(body, tirx.AttrStmt) and body.attr_key != "ts.role":
@@ -261,7 +262,7 @@ def _check_place(program: Any) -> None:
         )
 
 
-def _check_copies(program: Any) -> None:
+def _check_copies(program: TileProgram) -> None:
     """Every fill of a ring is a copy that TMA can do."""
     names = bound_in(program.func.body)
     for call in splitting.calls(program.func.body):
@@ -288,7 +289,7 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any
     return boxes.unfit(src, [int(e) for e in extents], params, names, symmetric=True)
 
 
-def _check_readers(program: Any) -> None:
+def _check_readers(program: TileProgram) -> None:
     """Rings are read element by element, by copies into registers, and by products that wgmma can do, all of
     them by the whole block."""
     rings = program.schedule.ring_of

@@ -7,13 +7,14 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import flat, has_producer, touched
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
-def hoist_store_waits(program: Any) -> Any:
+def hoist_store_waits(program: TileProgram) -> TileProgram:
     """The program, whose loops of that form await their stores early."""
     tile_at = {"ts.tma_store": 0, "ts.tma_reduce": 1}
     staged = {c.args[tile_at[c.op.name]].source for c in calls(program.func.body) if c.op.name in tile_at}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilescale.compiler.ir.lowerings import lowering
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
@@ -17,7 +18,7 @@ from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
 
 
-def infer_layouts(program: Any) -> Any:
+def infer_layouts(program: TileProgram) -> TileProgram:
     """The program with a layout for each allocated tile.
 
     Raises:
@@ -57,7 +58,7 @@ def _row_major(buffer: Any) -> Shared:
     return strided(tuple(int(e) for e in buffer.ty.shape), bits_of(buffer))
 
 
-def _ring_layout(program: Any, buffer: Any) -> Shared | None:
+def _ring_layout(program: TileProgram, buffer: Any) -> Shared | None:
     """A ring's tile that TMA fills and threads read, as TMA writes it: boxes under the widest swizzle, or
     plain rows of 16 bytes. None for any other tile."""
     plan = program.schedule
@@ -71,7 +72,7 @@ def _ring_layout(program: Any, buffer: Any) -> Shared | None:
     return (boxed(tuple(shape), bits, swizzle) if swizzle else strided(tuple(shape), bits)).staged(stages)
 
 
-def _annotated(program: Any, owners: Mapping[Any, Any]) -> dict[Any, Demand]:
+def _annotated(program: TileProgram, owners: Mapping[Any, Any]) -> dict[Any, Demand]:
     """What T.annotate_layout fixes."""
     found: dict[Any, Demand] = {}
     for var, layout, loc in layouts(program):

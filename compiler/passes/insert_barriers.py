@@ -22,6 +22,7 @@ import numpy as np
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.ir.operations import effects_of, find, name_of, operations
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -123,14 +124,14 @@ class Touch:
         return bool(((mine.threads[i] < 0) | (mine.threads[i] != theirs.threads[j])).any())
 
 
-def insert_barriers(program: Any) -> Any:
+def insert_barriers(program: TileProgram) -> TileProgram:
     """The program with every barrier that its accesses ask for."""
     done = program.with_body(_Walk(program).run())
     return done
 
 
 class _Walk:
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.program = program
         self.layouts, self.arena = program.layouts, program.arena
         self.bases: dict[Any, Any] = {}
@@ -432,7 +433,7 @@ def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:
     return a.mode == "update" and a.memory.ty.storage_scope.startswith("global") and b.memory in seen
 
 
-def published(program: Any) -> set[Any]:
+def published(program: TileProgram) -> set[Any]:
     """Tensors that a kernel both writes and reads: through those blocks can signal each other."""
     from tilescale.compiler.ir.walks import walk
 
@@ -471,12 +472,12 @@ def _crosses(a: Touch, b: Touch) -> bool:
     return b.engine and not a.engine and (a.mode, b.mode) != ("read", "read") and _is_shared(a.memory)
 
 
-def _has_engines(program: Any) -> bool:
+def _has_engines(program: TileProgram) -> bool:
     """Whether anything in a kernel touches memory by the asynchronous proxy outside its rings."""
     return any(a.proxy == "async" for c, op in operations(program.func.body) for a in effects_of(c))
 
 
-def _by_hand(program: Any) -> set[Any]:
+def _by_hand(program: TileProgram) -> set[Any]:
     """Tiles that T.tma_copy fills: the author's barriers order them."""
     found: set[Any] = set()
 
@@ -582,7 +583,7 @@ def _reason(first: Touch, second: Touch) -> str:
     return f"{second.what} {verb[second.mode]} {name} that {first.what}{place} {verb[first.mode]}"
 
 
-def stored_by(program: Any, nest: Nest, loop: Loop | None, a: Element) -> Any:
+def stored_by(program: TileProgram, nest: Nest, loop: Loop | None, a: Element) -> Any:
     """The threads that write what a store's threads hold, where it may go by stmatrix (layout/matrices.py);
     None where it does not."""
     made = matrices(nest, loop, program.layouts.get(a.buffer), program.target)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.layout import Strided
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.language.dtypes import BITS
@@ -17,7 +18,7 @@ ALIASING_BYTES = 2048
 LINE_BYTES = 64
 
 
-def layouts(program: Any) -> Any:
+def layouts(program: TileProgram) -> TileProgram:
     """The program with ``program.layouts``: a layout for each allocated tile."""
     allocated: list[Any] = []
     structural_walk(program.func.body, (tirx.AllocBuffer, lambda s: allocated.append(s.buffer)))

@@ -18,6 +18,7 @@ from typing import Any
 
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ir.operations import REGISTRY, name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes import schedule as rings
@@ -40,7 +41,7 @@ class Unit:
     ahead: bool = False
 
 
-def manual_stages(program: Any) -> Any:
+def manual_stages(program: TileProgram) -> TileProgram:
     """The program with every loop in the order that its author asks for.
 
     Raises:
@@ -62,7 +63,7 @@ def manual_stages(program: Any) -> Any:
 
 
 class _Reordering:
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.uses = buffer_uses(program.func.body)
         self.bases: dict[Any, Any] = {}
         structural_walk(

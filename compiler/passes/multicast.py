@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.ir.operations import name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import has_producer
@@ -28,7 +29,7 @@ AXES = "xyz"
 ROWS = 8
 
 
-def multicast(program: Any) -> Any:
+def multicast(program: TileProgram) -> TileProgram:
     """The scheduled program, whose copies into rings name the axes of the cluster along which they are
     shared."""
     dims = program.launch.cluster
@@ -58,7 +59,7 @@ def multicast(program: Any) -> Any:
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
 
 
-def without_reach(program: Any) -> Any:
+def without_reach(program: TileProgram) -> TileProgram:
     """The program without the scales that only say whom statements reach: the operations inside say it
     themselves."""
 
@@ -97,7 +98,7 @@ def _bindings(body: Any, producer: Any) -> list[Any]:
 class _Shares:
     """What a producer's statements know of the block's rank in its cluster."""
 
-    def __init__(self, program: Any, around: list[Any]):
+    def __init__(self, program: TileProgram, around: list[Any]):
         self.program, self.dims = program, program.launch.cluster
         self.analyzer = sym.Analyzer()
         self.ranks = [tirx.Var(f"rank_{a}", "int32") for a in AXES]

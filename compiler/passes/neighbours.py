@@ -12,11 +12,12 @@ from typing import Any
 from tilescale.compiler.ir.nests import is_nest
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.layout import asked
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 
-def neighbours(program: Any) -> Any:
+def neighbours(program: TileProgram) -> TileProgram:
     """The program with an iteration for each neighbour, where a nest does nothing but update neighbours."""
     found: list[Any] = []
     structural_walk(

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilescale.compiler.ir.operations import name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import flat, has_producer, is_product, touched
 from tilescale.compiler.passes.roles import calls, renewed
@@ -29,7 +30,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, s
 DONE = "ts.overlapped"
 
 
-def overlap_products(program: Any) -> Any:
+def overlap_products(program: TileProgram) -> TileProgram:
     """The program, its loops overlapped where they have that form."""
     if not has_producer(program):
         return program
@@ -47,7 +48,7 @@ def is_open(loop: Any) -> bool:
     )
 
 
-def split_rounds(program: Any) -> Any:
+def split_rounds(program: TileProgram) -> TileProgram:
     """The program, whose other pipelined loops are several in a row where conditions on the round's number
     change."""
     if not has_producer(program):

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.wgmma import ping_pong_barrier
@@ -20,7 +21,7 @@ from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
-def ping_pong(program: Any) -> Any:
+def ping_pong(program: TileProgram) -> TileProgram:
     """The program with turns in the loops that gain by them."""
     if not has_producer(program) or program.launch.threads < 2 * WARPGROUP:
         return program

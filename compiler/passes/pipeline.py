@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilescale.compiler.ir import spec
+from tilescale.compiler.ir.program import TileProgram, Traceable
 from tilescale.compiler.ir.target import CPU, Target
 from tilescale.compiler.ir.text import text
 from tilescale.compiler.ops.gemm_sp import written_out
@@ -52,7 +53,7 @@ class Pass:
     """A named step from a level to a level (see ir/spec.py)."""
 
     name: str
-    run: Callable[[Any], Any]
+    run: Callable[[TileProgram], TileProgram]
     level: str
     #: it makes some kernels faster, and none of them right: TILESCALE_WITHOUT may leave it out
     optional: bool = False
@@ -178,7 +179,7 @@ def chosen(target: Target) -> Iterator[Pass]:
     return (p for p in passes_for(target) if p.name not in left_out)
 
 
-def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any, Trace]:
+def run(program: TileProgram, target: Target = CPU, *, keep: bool = False) -> tuple[TileProgram, Trace]:
     """A traced program at the scheduled level. Every step is verified; ``TILESCALE_DUMP=dir`` writes what
     each left behind.
 
@@ -211,10 +212,10 @@ def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any,
     return replace(program, fired=fired), trace
 
 
-def tile_level(kernel: Any) -> Any:
+def tile_level(kernel: TileProgram | Traceable) -> TileProgram:
     """A kernel behind the passes that stay at the tile level: a ``@T.prim_func`` or a traced program; a
     scheduled one as it is."""
-    program = kernel.trace() if hasattr(kernel, "trace") else kernel
+    program = kernel if isinstance(kernel, TileProgram) else kernel.trace()
     if program.schedule is not None:
         return program
     for step in PASSES:
@@ -223,7 +224,7 @@ def tile_level(kernel: Any) -> Any:
     return program
 
 
-def gpu_scheduled(program: Any, target: Target) -> Any:
+def gpu_scheduled(program: TileProgram, target: Target) -> TileProgram:
     """A program of the tile level behind a GPU's passes up to `SIMULATED`: roles, rings, engines, and where
     operands lie. What refuses grids (residency) is left out."""
     program = replace(program, target=target)
@@ -237,7 +238,9 @@ def gpu_scheduled(program: Any, target: Target) -> Any:
     return program
 
 
-def _show(trace: Trace, program: Any, name: str, took: float, before: str, keep: bool, folder: Any) -> str:
+def _show(
+    trace: Trace, program: TileProgram, name: str, took: float, before: str, keep: bool, folder: Any
+) -> str:
     """Adds a step, whose text it returns; ``before``: the step before's."""
     shown = text(program) if keep or folder else ""
     trace.steps.append(Step(name, shown, took, shown != before))

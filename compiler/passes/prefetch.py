@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.roles import (
     Unfit,
@@ -32,7 +33,9 @@ from tilescale.compiler.passes.roles import (
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
-def unfit(program: Any, loop: Any, stmts: list[Any], first: int, last: int, buffers: list[Any]) -> str | None:
+def unfit(
+    program: TileProgram, loop: Any, stmts: list[Any], first: int, last: int, buffers: list[Any]
+) -> str | None:
     """Why the copies among statements ``first`` to ``last`` of a loop, into ``buffers``, must not run ahead;
     None where they may."""
     if not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -51,6 +52,6 @@ def touched(s: Any) -> tuple[set[Any], set[Any]]:
     return read, written
 
 
-def has_producer(program: Any) -> bool:
+def has_producer(program: TileProgram) -> bool:
     """Whether a producer fills a program's rings: only then its products run beside the consumers."""
     return program.schedule is not None and len(program.schedule.roles) > 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.operations import name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.tokens import late_release
 from tilescale.compiler.ops.wgmma import await_products, wgmma
@@ -13,7 +14,7 @@ from tilescale.compiler.passes.products import flat, has_producer, is_product, o
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
-def release_late(program: Any) -> Any:
+def release_late(program: TileProgram) -> TileProgram:
     """The program, whose loops of that form are so."""
     if not has_producer(program):
         return program

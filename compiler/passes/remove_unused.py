@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 
-def remove_unused(program: Any) -> Any:
+def remove_unused(program: TileProgram) -> TileProgram:
     """Removes pure bindings without a use, until none is left."""
     body = program.func.body
     while True:

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.ir.operations import TileOp, effects_of, operations
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.tvm_compat import tirx
@@ -22,7 +23,7 @@ from tilescale.language.dtypes import canonical
 SMS, SM_THREADS, SM_BLOCKS, SM_SHARED, BLOCK_SHARED = 132, 2048, 32, 227 << 10, 1 << 10
 
 
-def residency(program: Any) -> Any:
+def residency(program: TileProgram) -> TileProgram:
     """Refuses a static grid of blocks that wait for other blocks and cannot all be resident; the program is
     unchanged.
 
@@ -80,7 +81,7 @@ def reaches_ranks(body: Any) -> bool:
     )
 
 
-def shared_bytes(program: Any) -> int:
+def shared_bytes(program: TileProgram) -> int:
     """Shared memory of one block."""
     total = 0
     for s, executor in walk(program.func.body, Executor("block", program.launch.threads)):
@@ -94,7 +95,7 @@ def shared_bytes(program: Any) -> int:
     return total
 
 
-def resident_blocks(program: Any) -> int:
+def resident_blocks(program: TileProgram) -> int:
     """How many blocks of a kernel the nominal device holds at once: whole clusters, and no more than
     ``T.Kernel(max_blocks=…)``."""
     launch = program.launch

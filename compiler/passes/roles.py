@@ -37,6 +37,7 @@ from typing import Any
 
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.operations import REGISTRY, VOID, effects_of, name_of, operations
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import EXECUTORS, SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -94,7 +95,7 @@ def polls(call: Any) -> bool:
     return op.acquires(call) and not op.waits and str(call.ty) != str(VOID)
 
 
-def steady(program: Any, wait: Any) -> bool:
+def steady(program: TileProgram, wait: Any) -> bool:
     """Whether the condition of a wait stays true once it is: a counter that only grows has come far enough.
     Such a wait may be made earlier, and twice."""
     if str(wait.attrs["cmp"]) not in ("ge", "gt"):
@@ -140,7 +141,7 @@ def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
     return found[0] if found else None
 
 
-def known_early(program: Any, stmt: Any, own: set[Any], written: set[Any] | None = None) -> None:
+def known_early(program: TileProgram, stmt: Any, own: set[Any], written: set[Any] | None = None) -> None:
     """That the scalar values in ``stmt`` may be computed before, or beside, the statements around it: from
     names, ``own`` variables and tensors that the kernel only reads.
 
@@ -192,7 +193,7 @@ def renewed(stmt: Any, values: dict[Any, Any]) -> Any:
 # ---- cutting in two
 
 
-def split(program: Any, body: Any, draft: Any) -> tuple[Any, dict[Any, Any], list[Any]]:
+def split(program: TileProgram, body: Any, draft: Any) -> tuple[Any, dict[Any, Any], list[Any]]:
     """The body of a kernel with role regions around its rings.
 
     Returns:
@@ -213,7 +214,7 @@ class _Part:
 
 
 class _Cutter:
-    def __init__(self, program: Any, draft: Any):
+    def __init__(self, program: TileProgram, draft: Any):
         self.program, self.plan = program, draft.plan
         self.numbers = {r.number for r in self.plan.rings if r.form == "roles"}
         self.counters = set(draft.counters)

@@ -37,6 +37,7 @@ from typing import Any
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -100,14 +101,14 @@ class Schedule:
 
 
 def schedule(
-    program: Any,
+    program: TileProgram,
     depth: int = 1,
     roles: tuple[str, ...] = ("all",),
     ahead: bool = False,
     by_reader: bool = False,
     alone: Callable[[Any], bool] | None = None,
     single_depth: int = 1,
-) -> Any:
+) -> TileProgram:
     """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and
     ``single_depth``: see above.
 
@@ -144,7 +145,7 @@ class _Draft:
     """One attempt: the loops as rings, with what is still to be allocated."""
 
     def __init__(
-        self, program: Any, depth: int, wanted: str, reasons: dict[Any, Kept], by_reader: bool = False
+        self, program: TileProgram, depth: int, wanted: str, reasons: dict[Any, Kept], by_reader: bool = False
     ):
         self.depth, self.wanted, self.reasons, self.by_reader = depth, wanted, reasons, by_reader
         self.plan = Schedule()
@@ -508,7 +509,7 @@ def _below_the_block(body: Any) -> list[Any]:
     return found
 
 
-def _finished(program: Any, body: Any, draft: _Draft) -> Any:
+def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
     """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are
     read, at the head of the kernel (a tile may be allocated in the very loop that fills it)."""
     plan, heads = draft.plan, []

@@ -8,6 +8,7 @@ from typing import Any
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
@@ -30,12 +31,12 @@ FULL_ROW = 1
 NARROW = 16
 
 
-def no_wgmma(call: Any, program: Any) -> str | None:
+def no_wgmma(call: Any, program: TileProgram) -> str | None:
     """Why a product is not one of wgmma; None where it is."""
     return unfit_product(call, program) or unfit_parts(call, program.launch.threads)
 
 
-def unfit_product(call: Any, program: Any) -> str | None:
+def unfit_product(call: Any, program: TileProgram) -> str | None:
     """The same, whatever the number of threads."""
 
     a, b, c = call.args[:3]
@@ -123,7 +124,7 @@ def is_narrow(call: Any) -> bool:
     )
 
 
-def select_wgmma(program: Any) -> Any:
+def select_wgmma(program: TileProgram) -> TileProgram:
     """The program, whose products are wgmma's where they can be."""
     if not has_producer(program):
         return program

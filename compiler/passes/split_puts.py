@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def split_puts(program: Any) -> Any:
+def split_puts(program: TileProgram) -> TileProgram:
     """The program with every put cut in two."""
 
     def leaf(s: Any, ex: Executor) -> list[Any] | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -23,7 +24,7 @@ ZERO = tirx.IntImm("int32", 0)
 class Staging:
     """What `TileOp.stage` works with."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.program = program
         self.executor = Executor("block", program.launch.threads)
         self.made: list[Any] = []
@@ -82,7 +83,7 @@ def again(call: Any, args: list[Any], attrs: dict[str, Any] | None = None) -> An
     return tirx.Evaluate(made, call.span)
 
 
-def stage_operands(program: Any) -> Any:
+def stage_operands(program: TileProgram) -> TileProgram:
     """The program with every operand where its operation can reach it."""
     program = replace(program, notes=list(program.notes))
     staging = Staging(program)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARPGROUP, Executor
 from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import choose
@@ -22,7 +23,7 @@ from tilescale.compiler.tvm_compat import structural_map, tirx
 PATTERN = 8
 
 
-def stores_by_warpgroup(program: Any) -> Any:
+def stores_by_warpgroup(program: TileProgram) -> TileProgram:
     """The program with the stores of which this is true marked."""
     groups = program.launch.threads // WARPGROUP
     if groups < 2 or program.launch.threads % WARPGROUP:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 ZERO, ONE = tirx.IntImm("int32", 0), tirx.IntImm("int32", 1)
 
 
-def structured_exits(program: Any) -> Any:
+def structured_exits(program: TileProgram) -> TileProgram:
     """Removes every Break and Continue, innermost loops first."""
     if not _exits(program.func.body):
         return program

@@ -19,6 +19,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import is_nest
 from tilescale.compiler.ir.operations import effects_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.infer import REPLICATED
@@ -56,7 +57,7 @@ class Use:
     loc: Loc | None
 
 
-def tile_owners(program: Any) -> Any:
+def tile_owners(program: TileProgram) -> TileProgram:
     """The program as it is.
 
     Raises:

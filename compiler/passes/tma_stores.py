@@ -29,6 +29,7 @@ from typing import Any
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import REGISTRY, name_of
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.statements import sequence
@@ -46,7 +47,7 @@ from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, w
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 
-def tma_stores(program: Any) -> Any:
+def tma_stores(program: TileProgram) -> TileProgram:
     """The program with the results that TMA can store staged, in what its tiles leave of shared memory."""
     if not has_producer(program):
         return program
@@ -72,7 +73,7 @@ def tma_stores(program: Any) -> Any:
     return program.with_body(_around(body, list(tiles.values())))
 
 
-def staged_bytes(program: Any) -> int:
+def staged_bytes(program: TileProgram) -> int:
     """The shared memory that results take on their way out where none of them goes in parts."""
     statements = [s for s, _ in walk(program.func.body, Executor("block", program.launch.threads))]
     writers, names = _writers(program, statements), _names(statements)
@@ -164,7 +165,7 @@ def _leaves(call: Any) -> bool:
     return call.op.name == "ts.copy" and "by_threads" not in call.attrs
 
 
-def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[Any, Any]) -> bool:
+def _fits(call: Any, program: TileProgram, writers: dict[Any, list[Any]], names: dict[Any, Any]) -> bool:
     """Whether a call takes a whole fragment to where TMA can store it. ``names``: what names stand for."""
     if not _leaves(call):
         return False
@@ -183,7 +184,7 @@ def _names(statements: list[Any]) -> dict[Any, Any]:
     return {s.var: s.value for s in statements if isinstance(s, tirx.Bind)}
 
 
-def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:
+def _writers(program: TileProgram, statements: list[Any]) -> dict[Any, list[Any]]:
     """The tensors that a kernel writes or updates, not both, and reads nowhere, each with the statements that
     do."""
     found: dict[Any, list[Any]] = {}

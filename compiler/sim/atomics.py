@@ -12,13 +12,12 @@ from tilescale.compiler.sim import diagnose, nest, numerics, tiles
 from tilescale.compiler.sim.memory import describe
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.contexts import RegionView, Site
     from tilescale.compiler.sim.machine import Executor
-    from tilescale.compiler.sim.memory import Site
-    from tilescale.compiler.sim.view import View
 
 
 def elements(
-    ex: Executor, target: View, kind: str, value: Any, owner: int | None = None, result: bool = False
+    ex: Executor, target: RegionView, kind: str, value: Any, owner: int | None = None, result: bool = False
 ) -> Any:
     """The update of one element (of rank ``owner``), or of one for each lane; the value before it, zero where
     there is no such element, which is a finding where somebody asks for it (``result``)."""
@@ -54,7 +53,7 @@ def elements(
     return before
 
 
-def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> None:
+def tile(ex: Executor, target: RegionView, kind: str, value: Callable[[], Any]) -> None:
     """The update of a whole tile by a tile (as it lies in memory) or by one value; what lies outside is
     dropped."""
     if kind != "load":

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.findings import Where
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.sim import diagnose, numerics
-from tilescale.compiler.sim.memory import Site
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Block, Executor

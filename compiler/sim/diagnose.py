@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.findings import Finding, Fix, Where
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.ir.scales import WIDTHS
 from tilescale.compiler.sim import fixes, flights, mbarriers, numerics, rings
-from tilescale.compiler.sim.memory import Site, Storage, describe, elements
+from tilescale.compiler.sim.memory import Storage, describe, elements
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilescale.compiler.findings import Finding
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.contexts import Site, Value
+from tilescale.compiler.ir.operations import TileOp, find
 from tilescale.compiler.sim import nest, numerics
 from tilescale.compiler.sim.teams import simulated_rank
+from tilescale.compiler.sim.view import BufferInfo
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
 
-Value = Callable[[Any], Any]
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.machine import Executor
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul,
@@ -48,6 +51,14 @@ class Expressions:
     """Mixed into the preparation: ``scalar(e)`` is a function that evaluates ``e`` for an executor."""
 
     slots: dict[Any, int]
+    buffers: list[BufferInfo]
+    #: buffers that each lane of a nest has for itself, and those of which lanes may touch the same elements
+    lane_buffers: set[Any]
+    tested: set[Any]
+    # The preparation's own:
+    site: Callable[[Any, str], Site]
+    slot: Callable[[Any], int]
+    performed: Callable[[TileOp, Any], Any]
 
     def scalar(self, e: Any) -> Value:
         kind = type(e).__name__
@@ -58,7 +69,8 @@ class Expressions:
         method = getattr(self, "_x_" + kind, None)
         if method is None:
             raise InternalError(f"the simulator does not know the expression {kind}: {e}")
-        return method(e)
+        made: Value = method(e)
+        return made
 
     def _pair(self, kind: str, e: Any) -> Value:
         a, b, dtype = self.scalar(e.a), self.scalar(e.b), str(e.a.ty)
@@ -90,7 +102,7 @@ class Expressions:
         of range is a finding."""
         low, high = numerics.limits(dtype)
         leaves = numerics.EXACT[kind]
-        site = self.site(e, f"{dtype} arithmetic")  # type: ignore[attr-defined]
+        site = self.site(e, f"{dtype} arithmetic")
 
         def integers(ex: Any) -> Any:
             x, y = a(ex), b(ex)
@@ -118,7 +130,7 @@ class Expressions:
         )
 
     def _divided(self, op: Callable[[Any, Any], Any], a: Value, b: Value, e: Any, dtype: str) -> Value:
-        site = self.site(e, "integer division")  # type: ignore[attr-defined]
+        site = self.site(e, "integer division")
 
         def run(ex: Any) -> Any:
             x, y = a(ex), b(ex)
@@ -145,7 +157,7 @@ class Expressions:
         """A shift, which targets define for counts from zero up to the width alone; with another one, as of
         all bits, and a finding."""
         a, b, dtype = self.scalar(value), self.scalar(by), str(value.ty)
-        bits, site = BITS[dtype], self.site(e, "shift")  # type: ignore[attr-defined]
+        bits, site = BITS[dtype], self.site(e, "shift")
 
         def run(ex: Any) -> Any:
             x, n = a(ex), b(ex)
@@ -165,7 +177,7 @@ class Expressions:
         return run
 
     def _x_Var(self, e: Any) -> Value:
-        slot = self.slot(e)  # type: ignore[attr-defined]
+        slot = self.slot(e)
         return lambda ex: ex.v[slot]
 
     def _x_IntImm(self, e: Any) -> Value:
@@ -253,7 +265,7 @@ class Expressions:
         return run
 
     def _x_Let(self, e: Any) -> Value:
-        value, slot = self.scalar(e.value), self.slot(e.var)  # type: ignore[attr-defined]
+        value, slot = self.scalar(e.value), self.slot(e.var)
         body = self.scalar(e.body)
 
         def run(ex: Any) -> Any:
@@ -276,7 +288,8 @@ class Expressions:
         if name == "ts.scale_rank":
             return simulated_rank(self, e)
         if (op := find(e)) is not None:
-            return self.performed(op, e)  # type: ignore[attr-defined]
+            run: Value = self.performed(op, e)
+            return run
         if (shift := _SHIFTS.get(name.rpartition(".")[2])) is not None and name.startswith("tirx."):
             return self._shifted(shift, e, *e.args)
         args = [self.scalar(a) for a in e.args]
@@ -293,7 +306,7 @@ class Expressions:
     def _scale_value(self, name: str, which: int) -> Value:
         """The own index (0) or the count (1) at a scale."""
 
-        def run(ex: Any) -> int:
+        def run(ex: Executor) -> int:
             if name in ex.scales:
                 return ex.scales[name][which]
             machine, block = ex.machine, ex.block

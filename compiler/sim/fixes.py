@@ -9,10 +9,10 @@ from tilescale.compiler.findings import Fix
 from tilescale.errors import Loc
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.contexts import Site
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.diagnose import Note, Race
     from tilescale.compiler.sim.machine import Machine
-    from tilescale.compiler.sim.memory import Site
 
 Hint = tuple[str, Fix | None]
 

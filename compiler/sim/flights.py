@@ -3,8 +3,9 @@ scheduled programs of GPUs.
 
 An executor has a queue of each kind (``PUT``: a non-blocking copy to another rank, whose own signal says that
 it is complete; it moves when it is issued, and is nobody's to await). What is in flight begins behind what
-its issuer did before and reads its operands until it is awaited; an accumulator is nobody's until then. Products of one queue are complete in
-their order, so that one may add to what the one before it leaves. Stores are not ordered among each other,
+its issuer did before and reads its operands until it is awaited; an accumulator is nobody's until then.
+Products of one queue are complete in their order, so that one may add to what the one before it leaves.
+Stores are not ordered among each other,
 and waiting for them means that they have read what they store: what they write stays unordered to all else of
 the launch but what comes behind a wait for complete ones.
 
@@ -22,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.findings import Finding, Where
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.ir.contexts import Site
+from tilescale.compiler.sim.memory import Storage, describe
 from tilescale.compiler.sim.rings import AsyncUnit, stages_of
 
 if TYPE_CHECKING:

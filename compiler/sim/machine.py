@@ -5,18 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilescale.compiler.findings import Finding, Report, Where
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.ir.scales import WIDTHS
 from tilescale.compiler.sim import diagnose, flights, mbarriers, numerics, rings
 from tilescale.compiler.sim.counters import Counter, Counters
-from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
+from tilescale.compiler.sim.memory import Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.polling import Polling
 from tilescale.compiler.sim.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.prepare import Prepared
 
 _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<"}
 
@@ -220,7 +224,7 @@ class Machine:
     """
 
     def __init__(
-        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int,
+        self, prepared: Prepared, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int,
         observers: tuple[Observer, ...] = (),
     ):  # fmt: skip
         self.prepared, self.grid, self.schedule, self.events, self.limit = (

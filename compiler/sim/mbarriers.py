@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.findings import Finding, Fix
+from tilescale.compiler.ir.contexts import RegionView, SimContext, Site
 from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.diagnose import Race
     from tilescale.compiler.sim.machine import Executor, Machine
-    from tilescale.compiler.sim.memory import Site
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class MBarrier:
         self.waiters.clear()
 
 
-def threads(call: Any, cx: Any) -> int:
+def threads(call: Any, cx: SimContext) -> int:
     """The threads of the executor of a call."""
     return WIDTHS.get(str(call.attrs["executor"]), cx.program.launch.threads)
 
 
-def finder(region: Any, cx: Any) -> Callable[[Any], MBarrier]:
+def finder(region: Any, cx: SimContext) -> Callable[[Any], MBarrier]:
     """The barrier that a region names, for the executor that asks."""
     slot, index, name = cx.slots[region.source], cx.scalar(region.region[0].min), region.source.name
     counts = cx.barrier_counts[region.source]
@@ -194,7 +194,7 @@ def _early(machine: Machine, found: Race) -> Phase | None:
     return last if last is not None and not last.waited and last.barrier in acquired else None
 
 
-def copy(call: Any, cx: Any) -> Any:
+def copy(call: Any, cx: SimContext) -> Any:
     """``T.tma_copy``."""
     from tilescale.compiler.sim import tiles
 
@@ -204,9 +204,7 @@ def copy(call: Any, cx: Any) -> Any:
     combine = {"add": np.add, "min": np.minimum, "max": np.maximum}.get(kind)
 
     if find is not None:
-        slot: int | None = dst.slot
-        while slot is not None:
-            cx.buffers[slot].filled, slot = True, cx.buffers[slot].base
+        cx.filling(call.args[1])
 
     def run(ex: Any) -> Generator[str, None, None]:
         storage, key = _place(dst if find is not None else src, ex)
@@ -233,7 +231,7 @@ def copy(call: Any, cx: Any) -> Any:
     return run
 
 
-def _place(view: Any, ex: Any) -> tuple[Any, Any]:
+def _place(view: RegionView, ex: Any) -> tuple[Any, Any]:
     """The memory that a region lies in, and what indexes it there."""
     storage = view.storage(ex, None)
     return storage, view.cut(ex, storage)[0]

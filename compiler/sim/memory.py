@@ -11,11 +11,11 @@ with planes in place of per-element vectors).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.sim import mbarriers, polling
 
 if TYPE_CHECKING:
@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 UNWRITTEN, HOST = 0, 1
 #: atomic operations that do one half of an update alone: they collide with what an update collides with
 HALVES = ("load", "store")
-
-
-@dataclass(frozen=True)
-class Site:
-    """A statement that touches memory, as the author wrote it."""
-
-    what: str
-    loc: Any
-    number: int
 
 
 class Events:

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilescale.compiler.findings import Finding
+from tilescale.compiler.ir.contexts import Site, Value
 from tilescale.compiler.ir.operations import VOID, find
 from tilescale.compiler.sim import fixes, numerics
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.memory import Storage, describe
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.expr import Expressions
+    from tilescale.compiler.sim.prepare import Preparation
 
 #: lanes that have not touched an element, and elements that several lanes have read
 NOBODY, SEVERAL = -1, -2
@@ -61,7 +66,7 @@ def _refuse(buffer: Any, indices: Any, site: Site) -> None:
             )
 
 
-def load(cx: Any, e: Any) -> Any:
+def load(cx: Expressions, e: Any) -> Value:
     """``A[i, j]`` as a value; zero outside a tensor."""
     slot, dtype = cx.slots[e.source], cx.buffers[cx.slots[e.source]].dtype
     indices = [cx.scalar(i) for i in e.indices]
@@ -91,7 +96,7 @@ def load(cx: Any, e: Any) -> Any:
     return run
 
 
-def store(cx: Any, s: Any) -> Any:
+def store(cx: Preparation, s: Any) -> Any:
     """``A[i, j] = value``; nothing is written outside a tensor."""
     slot = cx.slots[s.buffer]
     indices, value = [cx.scalar(i) for i in s.indices], cx.scalar(s.value)
@@ -204,7 +209,7 @@ def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Sit
 # ---- the loops
 
 
-def parallel(cx: Any, s: Any) -> Step:
+def parallel(cx: Preparation, s: Any) -> Step:
     """A nest of T.Parallel (or T.vectorized) loops."""
     loops = [s]
     depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1
@@ -237,7 +242,7 @@ def parallel(cx: Any, s: Any) -> Step:
     return Step(run)
 
 
-def _one_by_one(cx: Any, variables: list[int], extents: list[Any], body: Any) -> Step:
+def _one_by_one(cx: Preparation, variables: list[int], extents: list[Any], body: Any) -> Step:
     inner = cx.stmt(body)
 
     def rounds(ex: Any) -> Iterator[None]:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.contexts import Site
     from tilescale.compiler.ir.operations import TileOp
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.machine import Executor, Meeting
-    from tilescale.compiler.sim.memory import Site, Storage
+    from tilescale.compiler.sim.memory import Storage
 
 
 class Observer:

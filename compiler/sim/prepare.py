@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
-from tilescale.compiler.ir.operations import VOID, effects_of, find, written
+from tilescale.compiler.ir.contexts import Site, Value
+from tilescale.compiler.ir.operations import VOID, TileOp, effects_of, find, written
+from tilescale.compiler.ir.program import Launch, TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.sim import flights, nest, rings
-from tilescale.compiler.sim.expr import Expressions, Value
-from tilescale.compiler.sim.memory import Site
+from tilescale.compiler.sim.expr import Expressions
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.sim.view import BufferInfo, View
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -54,8 +55,8 @@ class Sending:
 class Prepared:
     """A program that a machine can run."""
 
-    program: Any
-    launch: Any
+    program: TileProgram
+    launch: Launch
     cluster: tuple[int, int, int]
     site: Site
     body: Step = Step(lambda ex: None)
@@ -92,7 +93,7 @@ class Prepared:
     grid: tuple[Value, Value, Value] = (lambda ex: 1, lambda ex: 1, lambda ex: 1)
 
 
-def prepare(program: Any) -> Prepared:
+def prepare(program: TileProgram) -> Prepared:
     """A traced program behind the passes of the tile level, or at the scheduled level."""
     return Preparation(program).run()
 
@@ -100,7 +101,7 @@ def prepare(program: Any) -> Prepared:
 class Preparation(Expressions):
     """One program on its way to functions; what ``TileOp.simulate`` is given."""
 
-    def __init__(self, program: Any):
+    def __init__(self, program: TileProgram):
         self.program = program
         launch = program.launch
         x, y, z = (*launch.cluster, 1, 1, 1)[:3]
@@ -212,9 +213,10 @@ class Preparation(Expressions):
     def view(self, region: Any, call: Any) -> View:
         """A region that ``call`` touches."""
         reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
-        return View(self, region, reach, self._site_of(call))
+        return View(self, region, reach, self.site_of(call))
 
-    def _site_of(self, call: Any) -> Site:
+    def site_of(self, call: Any) -> Site:
+        """The site of the operation that is made ready; a new one where none is."""
         return self.current if self.current is not None else self.site(call, written(call))
 
     def signalling(
@@ -246,6 +248,16 @@ class Preparation(Expressions):
             self.made.ordered.add(self.slots[region.source])
         return self.site(call, "T.wait")
 
+    def peeking(self, region: Any) -> None:
+        """A counter is looked at without a wait: that it is not there yet says something, too."""
+        self.made.ordered.add(self.slots[region.source])
+
+    def filling(self, region: Any) -> None:
+        """The author's copies by TMA fill a buffer, and what it is a view of."""
+        slot: int | None = self.slots[region.source]
+        while slot is not None:
+            self.buffers[slot].filled, slot = True, self.buffers[slot].base
+
     here: Any = None
     current: Site | None = None
     role: str | None = None
@@ -265,7 +277,8 @@ class Preparation(Expressions):
         before, outer = self.here, self.quiet
         self.here, self.quiet = loc_of(s.span) or self.here, self.quiet or quiet
         try:
-            return method(s)
+            made: Step = method(s)
+            return made
         finally:
             self.here, self.quiet = before, outer
 
@@ -362,7 +375,7 @@ class Preparation(Expressions):
 
         return Step(slowly, True)
 
-    def _pulled(self, op: Any, call: Any) -> Value | None:
+    def _pulled(self, op: TileOp, call: Any) -> Value | None:
         """Whose memory (see View.peer) an operation reads; None for the own, and where finding that out reads
         memory itself."""
         access = next((a for a in effects_of(call) if a.owner is not None and a.mode == "read"), None)
@@ -376,7 +389,7 @@ class Preparation(Expressions):
         view, owner = self.view(access.region, call), self.scalar(access.owner)
         return lambda ex: view.peer(owner(ex))
 
-    def performed(self, op: Any, call: Any) -> Any:
+    def performed(self, op: TileOp, call: Any) -> Any:
         """The operation between what it reads and writes being recorded: a function, a generator where the
         operation waits."""
         site = self.current = self.site(call, op.written(call))

@@ -21,10 +21,11 @@ from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Arrow, Slice, Timeline
 from tilescale.language.dtypes import BITS
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.contexts import Site
     from tilescale.compiler.ir.operations import TileOp
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
-    from tilescale.compiler.sim.memory import Site, Storage
+    from tilescale.compiler.sim.memory import Storage
 
 #: what a step moves within a rank and between ranks, in bytes, and what it multiplies, in operations
 LOCAL, REMOTE, FLOPS = 24, 4, 8192

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.findings import Finding, Where
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.ir.contexts import Site
+from tilescale.compiler.sim.memory import Storage, describe
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.diagnose import Race
@@ -55,7 +56,8 @@ class Ring:
 
     def __init__(self, block: Block, number: int):
         made = block.machine.prepared
-        self.number, self.depth = number, made.program.schedule.rings[number].depth
+        self.number = number
+        self.depth: int = made.program.schedule.rings[number].depth
         self.offset = made.units.get(number)
         self.now = 0  # copies issued so far
         self.full: dict[int, Any] = {}  # round → what its commit releases
@@ -154,6 +156,7 @@ def unit(ex: Executor, number: int) -> AsyncUnit:
     """Who performs the copy that ``ex`` issues into a ring now."""
     ring = of(ex.block, number)
     ring.now += 1
+    assert ring.offset is not None, "a ring without asynchronous copies"
     return AsyncUnit(ex.machine, ex.root + ring.offset, ring.now, ex.vc.copy(), ex.name)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.expr import Expressions
 
-def simulated_rank(cx: Any, call: Any) -> Callable[[Any], Any]:
+
+def simulated_rank(cx: Expressions, call: Any) -> Callable[[Any], Any]:
     """``ts.scale_rank`` in the simulator."""
     from tilescale.compiler.sim.machine import Stranger
 

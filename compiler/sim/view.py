@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.sim import nest
 from tilescale.compiler.sim.counters import Counter, Counters
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.memory import Storage, describe
 
 if TYPE_CHECKING:
+    from tilescale.compiler.sim.machine import Executor
     from tilescale.compiler.sim.prepare import Preparation
 
 
@@ -138,7 +140,7 @@ class View:
 
         ex.post(self.peer(owner), land)
 
-    def posts(self, ex: Any, owner: int | None) -> bool:
+    def posts(self, ex: Executor, owner: int | None) -> bool:
         """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another
         block of the cluster)."""
         if owner is None or not ex.machine.late:

@@ -10,9 +10,9 @@ is told.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from tilescale.compiler.findings import Finding
+from tilescale.compiler.ir.program import TileProgram, Traceable
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.static.bounds import bounds, counters, parts, peers
 from tilescale.compiler.static.collect import Collector
@@ -31,9 +31,13 @@ SOLVER_BUDGET = 1_000.0
 
 
 def check(
-    program: Any, budget_ms: float = CHECK_BUDGET, *, ranks: int | None = None, world: int | None = None,
+    program: TileProgram | Traceable,
+    budget_ms: float = CHECK_BUDGET,
+    *,
+    ranks: int | None = None,
+    world: int | None = None,
     values: dict[str, int] | None = None,
-) -> Obligations:  # fmt: skip
+) -> Obligations:
     """Looks at every obligation of a kernel.
 
     Args:
@@ -77,7 +81,10 @@ def check(
 
 
 def first_refuted(
-    program: Any, ranks: int | None = None, world: int | None = None, budget_ms: float = COMPILE_BUDGET
+    program: TileProgram | Traceable,
+    ranks: int | None = None,
+    world: int | None = None,
+    budget_ms: float = COMPILE_BUDGET,
 ) -> Obligation | None:
     """The first obligation that is refuted for whatever arguments the kernel is called with: on ``ranks``
     ranks, or on whatever number up to ``world``. Of what a launch defines as dropped (ALLOWED), `tilescale
@@ -88,7 +95,7 @@ def first_refuted(
     return found[0] if found else None
 
 
-def require(program: Any, ranks: int | None = None, world: int | None = None) -> None:
+def require(program: TileProgram | Traceable, ranks: int | None = None, world: int | None = None) -> None:
     """What a compilation asks: stops it where an obligation is refuted for whatever arguments the kernel is
     called with.
 
@@ -101,7 +108,7 @@ def require(program: Any, ranks: int | None = None, world: int | None = None) ->
 
 
 def static_report(
-    program: Any, ranks: int | None = None, values: dict[str, int] | None = None
+    program: TileProgram | Traceable, ranks: int | None = None, values: dict[str, int] | None = None
 ) -> list[Finding]:
     """What `tilescale check` says beside its runs: every refuted obligation as a finding."""
     return [o.finding() for o in check(program, CHECK_BUDGET, ranks=ranks, values=values).of(REFUTED)]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.static.prove import Clock
@@ -145,7 +146,7 @@ class Collector(Reading):
     """One reading of one program."""
 
     def __init__(
-        self, program: Any, ranks: int | None, world: int | None, values: dict[str, int], clock: Clock
+        self, program: TileProgram, ranks: int | None, world: int | None, values: dict[str, int], clock: Clock
     ):
         super().__init__()
         self.program, self.found, self.clock = program, Facts(), clock
@@ -536,7 +537,7 @@ def _acquires(body: Any) -> bool:
     return bool(found)
 
 
-def _shared_extents(program: Any) -> set[str]:
+def _shared_extents(program: TileProgram) -> set[str]:
     """Symbols in shapes of symmetric memory: a launch compares those between ranks."""
     out: set[str] = set()
     work = [

@@ -71,7 +71,7 @@ COMPILER: dict[str, set[str]] = {
     "passes": {"ir", "builder", "layout", "ops", "advice"},
     "cost": {"ir"},
     "description": {"ir", "ops", "passes"},
-    "backend": {"passes", "description"},
+    "backend": {"ir", "passes", "description"},
     "static": {"ir", "passes", "findings"},
     "cpu": {"ir", "builder", "layout", "ops", "passes", "description", "backend"},
     "gpu": {"ir", "layout", "ops", "passes"},

@@ -89,8 +89,9 @@ class Ranks:
             (processes).
         """
         from tilescale.arrays import arguments
-        from tilescale.compiler.checks.run import Launch, each_rank, prepare
+        from tilescale.compiler.checks.run import Launch, each_rank
         from tilescale.compiler.passes.pipeline import tile_level
+        from tilescale.compiler.sim.prepare import prepare
 
         __tracebackhide__ = True  # a failure shows the test's line and the finding
         given = each_rank(arguments(args or {}), self.n)

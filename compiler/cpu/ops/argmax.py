@@ -7,6 +7,7 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import loop, native_cast, seq
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.cpu.tile import imm
 from tilescale.compiler.cpu.view import like
 from tilescale.compiler.ir.lowerings import lowers
@@ -16,7 +17,7 @@ from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cpu", "argmax", "topk")
-def lower_picks(call: Any, cx: Any) -> Any:
+def lower_picks(call: Any, cx: CpuLowering) -> Any:
     picks, src = Picks.of(call), cx.tile(call.args[0])
     left = [*picks.extents, picks.count]
     values, indices = (like(cx.tile(r), left) for r in call.args[1:])

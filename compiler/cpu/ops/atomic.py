@@ -6,13 +6,14 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert as conversions
 from tilescale.compiler.cpu import move
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
 @lowers("cpu", "atomic")
-def lower_atomic(call: Any, cx: Any) -> Any:
+def lower_atomic(call: Any, cx: CpuLowering) -> Any:
     v = cx.view(call.args[0])
     value = call.args[1]
     frm = cx.view(value) if isinstance(value, ir.TensorRegion) else None

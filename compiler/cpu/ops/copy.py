@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cpu import move
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.statements import sequence
 
 
 @lowers("cpu", "copy")
-def lower_copy(call: Any, cx: Any) -> Any:
+def lower_copy(call: Any, cx: CpuLowering) -> Any:
     site = cx.site("copy", cx.name_of(call.args[1]), call, "")
     src, dst = (cx.view(r, reach=call.attrs["reach"], site=site) for r in call.args)
     # Else products behind it read the tensor itself.
@@ -18,7 +19,7 @@ def lower_copy(call: Any, cx: Any) -> Any:
 
 
 @lowers("cpu", "remote_copy")
-def lower_remote_copy(call: Any, cx: Any) -> Any:
+def lower_remote_copy(call: Any, cx: CpuLowering) -> Any:
     side, reach = str(call.attrs["side"]), call.attrs["reach"]
     peer = cx.scalar(call.args[2])
     site = cx.site(

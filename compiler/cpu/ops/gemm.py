@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cpu.gemm import emit_gemm
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.cpu.view import matrix
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.numbers import constant
@@ -12,7 +13,7 @@ from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cpu", "gemm")
-def lower_gemm(call: Any, cx: Any) -> Any:
+def lower_gemm(call: Any, cx: CpuLowering) -> Any:
     tiles = cx.tile(call.args[0]), cx.whole(cx.operand(call.args[1]), call.args[1]), cx.tile(call.args[2])
     a, b, c = (matrix(tile) for tile in tiles)
     trans = {"trans_a": bool(call.attrs["trans_a"]), "trans_b": bool(call.attrs["trans_b"])}

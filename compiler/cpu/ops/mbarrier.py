@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.errors import TileSyntaxError
@@ -18,7 +19,7 @@ from tilescale.errors import TileSyntaxError
     "tma_store_arrive",
     "tma_store_wait",
 )
-def lower_mbarrier(call: Any, cx: Any) -> Any:
+def lower_mbarrier(call: Any, cx: CpuLowering) -> Any:
     raise TileSyntaxError(
         f"T.{call.op.name.removeprefix('ts.')} is not there on the cpu target: it is an instruction of GPUs",
         loc=source.loc_of(call.span),

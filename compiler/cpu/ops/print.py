@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.print import dtype_code
@@ -12,7 +13,7 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 
 @lowers("cpu", "print")
-def lower_print(call: Any, cx: Any) -> Any:
+def lower_print(call: Any, cx: CpuLowering) -> Any:
     value = call.args[0]
     site = cx.site("text" if isinstance(value, ir.StringImm) else "print", str(call.attrs["msg"]), call)
     if isinstance(value, ir.StringImm):

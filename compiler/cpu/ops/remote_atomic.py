@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert as conversions
 from tilescale.compiler.cpu import move
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.cpu.ops.atomic import on_cpu
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.operations import VOID
@@ -13,7 +14,7 @@ from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cpu", "remote_atomic")
-def lower_remote_atomic(call: Any, cx: Any) -> Any:
+def lower_remote_atomic(call: Any, cx: CpuLowering) -> Any:
     site = cx.site("atomic", cx.name_of(call.args[0]), call)
     v = cx.view(call.args[0], peer=cx.scalar(call.args[2]), reach="device", site=site)
     kind, operand = str(call.attrs["kind"]), cx.scalar(call.args[1])

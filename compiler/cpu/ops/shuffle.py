@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.cpu import convert
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.scales import WARP, WIDTHS
 from tilescale.compiler.ir.statements import sequence
@@ -14,7 +15,7 @@ from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cpu", "shuffle")
-def lower_shuffle(call: Any, cx: Any) -> Any:
+def lower_shuffle(call: Any, cx: CpuLowering) -> Any:
     into = cx.view(call.args[0])
     kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
     thread, lanes = cx.thread_number(), _lanes(cx)
@@ -32,7 +33,7 @@ def lower_shuffle(call: Any, cx: Any) -> Any:
 
 
 @lowers("cpu", "sync_threads")
-def lower_sync_threads(call: Any, cx: Any) -> Any:
+def lower_sync_threads(call: Any, cx: CpuLowering) -> Any:
     number, count = int(call.attrs["barrier"]), int(call.attrs["count"])
     where: Any = as_expr(number)
     if number == OF_WARPS:
@@ -42,7 +43,7 @@ def lower_sync_threads(call: Any, cx: Any) -> Any:
     )
 
 
-def _lanes(cx: Any) -> int:
+def _lanes(cx: CpuLowering) -> int:
     return min(WARP, int(cx.program.launch.threads))
 
 

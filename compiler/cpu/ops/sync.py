@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.statements import sequence
@@ -15,7 +16,7 @@ from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cpu", "barrier")
-def lower_barrier(call: Any, cx: Any) -> Any:
+def lower_barrier(call: Any, cx: CpuLowering) -> Any:
     reach = str(call.attrs["reach"])
     if reach == "block":
         return tirx.Evaluate(as_expr(0))  # an executor's threads are one thread here: program order is enough
@@ -34,7 +35,7 @@ def lower_barrier(call: Any, cx: Any) -> Any:
 
 
 @lowers("cpu", "team_sync")
-def lower_team_sync(call: Any, cx: Any) -> Any:
+def lower_team_sync(call: Any, cx: CpuLowering) -> Any:
     cx.waits = cx.device = True
     site = cx.site("collective", "", call)
     met = _team_barrier(call, cx, 0, site)
@@ -46,14 +47,14 @@ def lower_team_sync(call: Any, cx: Any) -> Any:
 
 
 @lowers("cpu", "signal")
-def lower_signal(call: Any, cx: Any) -> Any:
+def lower_signal(call: Any, cx: CpuLowering) -> Any:
     peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
     site = cx.site("signal", cx.name_of(call.args[0]), call)
     return sequence(cx.signalled(call, call.args[0], call.args[1], str(call.attrs["op"]), peer, site))
 
 
 @lowers("cpu", "wait")
-def lower_wait(call: Any, cx: Any) -> Any:
+def lower_wait(call: Any, cx: CpuLowering) -> Any:
     cx.waits = True
     site = cx.site(
         "wait", cx.name_of(call.args[0]), call, cx.counter_of(call.args[0], str(call.attrs["reach"]))
@@ -63,7 +64,7 @@ def lower_wait(call: Any, cx: Any) -> Any:
     return cx.observed(waiting, site)
 
 
-def _team_barrier(call: Any, cx: Any, executors: int, site: Any) -> Any:
+def _team_barrier(call: Any, cx: CpuLowering, executors: int, site: Any) -> Any:
     """A barrier of a team inside the kernel on the CPU (``ts_meet_among``); None where ``call`` is
     everyone's. executors: of each block, 0: the same block of each member."""
     among, _ = team_of_call(call)

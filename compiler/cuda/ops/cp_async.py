@@ -10,11 +10,12 @@ everyone that the stage of the round before has been read, which is filled next.
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import all_of, at, call
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of
@@ -22,9 +23,12 @@ from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
 
 @lowers("cuda", "cp_async")
-def lower_cp_async(copy: Any, cx: Any) -> Any:
+def lower_cp_async(copy: Any, cx: CudaLowering) -> Any:
     """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros,
     of which nothing is read."""
     src, dst = copy.args[:2]
@@ -47,7 +51,7 @@ def lower_cp_async(copy: Any, cx: Any) -> Any:
         cx.variables[name] = index
         source[from_axes[k]] = source[from_axes[k]] + tirx.Cast(str(source[from_axes[k]].ty), name)
         unit *= sizes[k]
-    place = cx.places[dst.source]
+    place = cx.shared_of(dst.source)
     frm, where, tests, _ = cx.access(src.source, source, copy, False)
     operands = [at(place.buf, cx.analyzer.simplify(place.flat(target))), at(frm, where)]
     if tests:
@@ -66,7 +70,7 @@ def lower_cp_async(copy: Any, cx: Any) -> Any:
     )
 
 
-def token(cx: Any, made: Any) -> Any:
+def token(cx: CudaLowering, made: Any) -> Any:
     """A token of a ring. Order, and the barrier behind each wait, say when a stage is empty: acquire and
     release are nothing."""
     number = int(made.attrs["ring"])
@@ -85,7 +89,7 @@ def token(cx: Any, made: Any) -> Any:
     return tirx.IfThenElse(behind > later, call(f"cp_async_wait<{later}>", span=made.span), everything)
 
 
-def _filled(program: Any, ring: int) -> Any:
+def _filled(program: TileProgram, ring: int) -> Any:
     """How many rounds of a ring have been committed."""
     return next(
         c.args[0]

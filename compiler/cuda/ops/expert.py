@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.wgmma import awaited
 from tilescale.compiler.gpu.build import call
@@ -10,9 +10,12 @@ from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
 
 @lowers("cuda", "set_max_nreg")
-def set_max_nreg(node: Any, cx: Any) -> Any:
+def set_max_nreg(node: Any, cx: CudaLowering) -> Any:
     if not cx.target.moves_registers:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
     cx.one_block = True  # PTX ISA, "setmaxnreg": the kernel must say how many registers its blocks may have
@@ -23,7 +26,7 @@ def set_max_nreg(node: Any, cx: Any) -> Any:
 
 
 @lowers("cuda", "fence_proxy_async")
-def fence_proxy_async(node: Any, cx: Any) -> Any:
+def fence_proxy_async(node: Any, cx: CudaLowering) -> Any:
     return (
         call("fence_proxy_async", span=node.span)
         if cx.target.proxies
@@ -32,7 +35,7 @@ def fence_proxy_async(node: Any, cx: Any) -> Any:
 
 
 @lowers("cuda", "wait_wgmma")
-def wait_wgmma(node: Any, cx: Any) -> Any:
+def wait_wgmma(node: Any, cx: CudaLowering) -> Any:
     """``wait_group``, and all accumulators that products may be writing named behind it."""
     found: dict[Any, Any] = {}
 

@@ -6,13 +6,14 @@ element. All other dtypes (float32 among them) are summed by multiply-adds (gpu/
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.ops import gemm as shared
 from tilescale.compiler.gpu.ops.gemm import Operand, both_operands, clamped, unrolled
 from tilescale.compiler.gpu.places import Registers, digit
-from tilescale.compiler.gpu.vectors import multiple
+from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ir.multiples import multiple
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -28,6 +29,9 @@ from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
 ZERO = tirx.IntImm("int32", 0)
 
 
@@ -39,7 +43,7 @@ def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
 # ---- layouts
 
 
-def held_left(call: Any, cx: Any) -> bool:
+def held_left(call: Any, cx: StageContext) -> bool:
     """Whether tensor cores can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole
     instructions, that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
@@ -70,7 +74,9 @@ def shared_layouts(call: Any) -> dict[Any, Shared]:
 # ---- thread IR
 
 
-def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
+def _mma(
+    cx: CudaLowering, call: Any, a: Registers | Operand, b: Operand, c: Registers, acc: Any, k: int
+) -> Any:
     """For each step of k: this warp's tiles of A (an `Operand`, or `Registers` that have them) and B into
     registers, and their products. PTX ISA 9.0, "mma.m16n8k8", "mma.m16n8k16", "mma.m16n8k32"."""
     bits = bits_of(b.place.buf)
@@ -85,21 +91,28 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
         cx.bound(var, begin)
         binds.append(tirx.Bind(var, begin))
     held = isinstance(a, Registers)
-    a_dtype, b_dtype = element_dtype(a.buf if held else a.place.buf), element_dtype(b.place.buf)
-    a_regs = a.buf if held else tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
+    b_dtype = element_dtype(b.place.buf)
     b_regs = tirx.decl_buffer((across * 2 * each,), b_dtype, "b", scope="local", layout=None)
     step = tirx.Var("k", "int32")
     cx.bind_range(step, ceil_div(k, depth))
     k0 = step * depth
-    load_a = (
-        []
-        if held
-        else [tirx.AllocBuffer(a_regs), *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
-    )
+    load_a: list[Any] = []
+    if isinstance(a, Registers):
+        a_regs = a.buf
+    else:
+        a_dtype = element_dtype(a.place.buf)
+        a_regs = tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
+        load_a = [
+            tirx.AllocBuffer(a_regs),
+            *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True),
+        ]
     load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
     name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
-    address = lambda buf, at: tirx.address_of(tirx.BufferLoad(buf, [at]))  # noqa: E731
+
+    def address(buf: Any, at: Any) -> Any:
+        return tirx.address_of(tirx.BufferLoad(buf, [at]))
+
     slot = i * (4 * across) + j * 4
     left = (i * ceil_div(k, depth) + step) * 8 if held else i * (4 * each)
     product = tirx.Evaluate(
@@ -141,7 +154,7 @@ def tiles_along(fragment: Fragment, axis: int, size: int) -> int:
     return fragment.shape[axis] // (size * warps)
 
 
-def warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
+def warp_start(cx: CudaLowering, fragment: Fragment, axis: int, size: int) -> Any:
     total: Any = ZERO
     for p in fragment.pieces:
         if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP:
@@ -159,7 +172,16 @@ def warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
 
 
 def load_tiles(
-    cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool
+    cx: CudaLowering,
+    o: Operand,
+    regs: Any,
+    first: Any,
+    k0: Any,
+    k: int,
+    count: int,
+    lane: Any,
+    each: int,
+    is_a: bool,
 ) -> list[Any]:
     """This warp's tiles of an operand for one step: 16 rows of A, 8 columns of B each."""
     size = 16 if is_a else 8
@@ -186,7 +208,7 @@ def load_tiles(
 
 
 def _by_matrices(
-    cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool
+    cx: CudaLowering, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool
 ) -> Any:
     """ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8, which takes the place of register l
     / 8 (PTX ISA 9.0, "ldmatrix"). A: matrices run over the halves of the rows, then of k. B: over the halves
@@ -223,18 +245,18 @@ def _by_matrices(
 
 
 @lowers("cuda", "gemm")
-class Gemm(shared.Gemm):
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+class Gemm(shared.Gemm["CudaLowering"]):
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         warps = by_tensor_cores(call, cx.executor.threads, cx.program.target)
         held = warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx)
         return shared.stage(call, cx, from_registers=held)
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """The accumulator's fragments, best first."""
         m, n, _ = extents(call)
         threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
         c, loc = call.args[2].source, loc_of(call.span)
-        if not by_tensor_cores(call, threads, cx.uses.target):
+        if not by_tensor_cores(call, threads, cx.target):
             return super().layouts(call, cx)
         out = []
         for f, wm, wn in mma_fragments(m, n, threads, policy):
@@ -249,8 +271,8 @@ class Gemm(shared.Gemm):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
-    def product(self, call: Any, cx: Any, acc: Any, inner: str) -> Any:
+    def product(self, call: Any, cx: CudaLowering, acc: Any, inner: str) -> Any:
         if not by_tensor_cores(call, cx.executor.threads, cx.target):
             return super().product(call, cx, acc, inner)
         a, b = both_operands(cx, call)
-        return _mma(cx, call, a, b, cx.places[call.args[2].source], acc, extents(call)[2])
+        return _mma(cx, call, a, b, cx.registers_of(call.args[2].source), acc, extents(call)[2])

@@ -10,11 +10,12 @@ undefined: rows that are never stored, or products with zeros of B.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops import gemm
 from tilescale.compiler.gpu.ops import gemm_sp as shared
 from tilescale.compiler.gpu.ops.gemm import operand, unrolled
+from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
@@ -29,6 +30,9 @@ from tilescale.compiler.layout.sparse import COVERED, dense_shape
 from tilescale.compiler.layout.tensor_cores import HALVES, KINDS
 from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
 
 #: steps of k that one instruction has
 DEPTH = 32
@@ -47,7 +51,7 @@ def shared_layouts(call: Any) -> dict[Any, Any]:
     return {b: layout for b, layout in made.items() if layout is not None}
 
 
-def _float_sums(cx: Any, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
+def _float_sums(cx: CudaLowering, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
     """The accumulator in float32, what fills it in front and what takes it back behind."""
     dtype, slots, clear = element_dtype(c.buf), c.layout.slots, constant(call.args[3])
     own = dtype == "float32"
@@ -67,10 +71,10 @@ def _float_sums(cx: Any, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
     return acc, head, [] if own else [unrolled(v, slots, back)]
 
 
-def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down: int) -> Any:
+def _places(cx: CudaLowering, call: Any, into: Any, row0: Any, step: Any, lane: Any, down: int) -> Any:
     """A thread's register of places for each 16 rows."""
     e = call.args[4]
-    place, axes = cx.places[e.source], matrix_axes(e)
+    place, axes = cx.memory_of(e.source), matrix_axes(e)
     mins = [cx.scalar(r.min) for r in e.region]
     rows, each = int(e.region[axes[0]].extent), COVERED[element_dtype(e.source)]
     t = tirx.Var("t", "int32")
@@ -103,10 +107,10 @@ def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down
 
 
 @lowers("cuda", "gemm_sp")
-class GemmSp(shared.GemmSp):
+class GemmSp(shared.GemmSp["CudaLowering"]):
     demands = True
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """Operands in shared memory, the accumulator a whole fragment."""
         a, b, c, clears, e = call.args
         if not _has_mma(call, cx.executor.threads, cx.program.target):
@@ -134,7 +138,7 @@ class GemmSp(shared.GemmSp):
             before.append(cx.copy(c, tile, call))
         return [*before, cx.again(call, [*operands[:2], tile, clears, operands[2]]), cx.copy(tile, c, call)]
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """The accumulator's fragments, best first."""
         m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
         threads = cx.executor_of(call).threads
@@ -147,13 +151,13 @@ class GemmSp(shared.GemmSp):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         """C += A · op(B) by mma.sp, in steps of 32 along k."""
         a, b = (
             operand(cx, call.args[0], bool(call.attrs["trans_a"])),
             operand(cx, call.args[1], not bool(call.attrs["trans_b"])),
         )
-        c = cx.places[call.args[2].source]
+        c = cx.registers_of(call.args[2].source)
         kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]
         down, across = gemm.tiles_along(c.layout, 0, 16), gemm.tiles_along(c.layout, 1, 8)
         lane, step = tirx.Var("lane", "int32"), tirx.Var("k", "int32")
@@ -165,7 +169,10 @@ class GemmSp(shared.GemmSp):
             begin = gemm.warp_start(cx, c.layout, axis, size)
             cx.bound(var, begin)
             binds.append(tirx.Bind(var, begin))
-        local = lambda n, dtype, name: tirx.decl_buffer((n,), dtype, name, scope="local", layout=None)  # noqa: E731
+
+        def local(n: int, dtype: str, name: str) -> Any:
+            return tirx.decl_buffer((n,), dtype, name, scope="local", layout=None)
+
         dtype = element_dtype(a.place.buf)
         kept, where = local(down * 8, dtype, "a"), local(down, "uint32", "places")
         halves = [local(across * 4, dtype, name) for name in ("b", "b_next")]
@@ -181,7 +188,10 @@ class GemmSp(shared.GemmSp):
         loads += [tirx.AllocBuffer(where), _places(cx, call, where, row0, step, lane, down)]
         acc, head, tail = _float_sums(cx, call, c)
         i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-        at = lambda buf, index: tirx.address_of(tirx.BufferLoad(buf, [index]))  # noqa: E731
+
+        def at(buf: Any, index: Any) -> Any:
+            return tirx.address_of(tirx.BufferLoad(buf, [index]))
+
         operands = [
             at(acc, i * (4 * across) + j * 4),
             at(kept, i * 8),

@@ -5,7 +5,7 @@ fence stands where the author put it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops import tma
 from tilescale.compiler.gpu.build import at, call
@@ -19,13 +19,17 @@ from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileValueError
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+    from tilescale.compiler.gpu.state import State
 
-def _hopper(cx: Any, what: str) -> None:
+
+def _hopper(cx: CudaLowering, what: str) -> None:
     if not cx.target.counting_barriers:
         raise TileSyntaxError(f"T.{what} needs sm_90, and this is {cx.target.arch}", loc=cx.here)
 
 
-def _barrier(cx: Any, region: Any, node: Any) -> Any:
+def _barrier(cx: CudaLowering, region: Any, node: Any) -> Any:
     """A barrier's address."""
     buf, flat, tests, _ = cx.access(region.source, [r.min for r in region.region], node, True)
     if tests:
@@ -38,27 +42,27 @@ def _barrier(cx: Any, region: Any, node: Any) -> Any:
 
 
 @lowers("cuda", "mbarrier_arrive")
-def mbarrier_arrive(node: Any, cx: Any) -> Any:
+def mbarrier_arrive(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_arrive")
     return call("mbarrier_arrive", _barrier(cx, node.args[0], node), span=node.span)
 
 
 @lowers("cuda", "mbarrier_expect_tx")
-def mbarrier_expect_tx(node: Any, cx: Any) -> Any:
+def mbarrier_expect_tx(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_expect_tx")
     count = widened(cx.scalar(node.args[1]), "int32")
     return cx.once(call("mbarrier_expect_tx", _barrier(cx, node.args[0], node), count, span=node.span))
 
 
 @lowers("cuda", "mbarrier_wait_parity")
-def mbarrier_wait_parity(node: Any, cx: Any) -> Any:
+def mbarrier_wait_parity(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_wait_parity")
     parity = widened(cx.scalar(node.args[1]), "int32")
     return call("mbarrier_wait", _barrier(cx, node.args[0], node), parity, span=node.span)
 
 
 @lowers("cuda", "tma_copy")
-class TmaCopy(Lowering):
+class TmaCopy(Lowering["CudaLowering"]):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         """The swizzled boxes of a tile that TMA reads or writes, stages in front."""
         var = call.args[1 if len(call.args) > 2 else 0].source
@@ -77,7 +81,7 @@ class TmaCopy(Lowering):
     def insists(self, call: Any) -> bool:
         return True
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         """One instruction a box, all by one thread."""
         _hopper(cx, "tma_copy")
         src, dst = call.args[:2]
@@ -113,23 +117,26 @@ class TmaCopy(Lowering):
 
 
 @lowers("cuda", "tma_store_arrive")
-def tma_store_arrive(node: Any, cx: Any) -> Any:
+def tma_store_arrive(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "tma_store_arrive")
     return cx.once(call("bulk_commit", span=node.span))
 
 
 @lowers("cuda", "tma_store_wait")
-def tma_store_wait(node: Any, cx: Any) -> Any:
+def tma_store_wait(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "tma_store_wait")
     name = "bulk_wait_read" if int(node.attrs["read_only"]) else "bulk_wait"
     return cx.once(call(f"{name}<{int(node.attrs['count'])}>", span=node.span))
 
 
-def initialised(cx: Any, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
+def initialised(cx: State, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
     """One thread sets up the author's barriers, before the block's threads synchronize."""
     if not barriers:
         return []
-    number = lambda n: tirx.IntImm("int32", n)  # noqa: E731
+
+    def number(n: int) -> Any:
+        return tirx.IntImm("int32", n)
+
     made = [
         call("mbarrier_init", at(buffer, number(k)), number(n))
         for buffer, counts in barriers

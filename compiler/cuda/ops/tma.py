@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import at
 from tilescale.compiler.gpu.places import widened
@@ -19,6 +19,9 @@ from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def stored(region: Any) -> Shared:
 
 
 @lowers("cuda", "tma_load")
-def lower_tma_load(call: Any, cx: Any) -> Any:
+def lower_tma_load(call: Any, cx: CudaLowering) -> Any:
     """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's
     share, into all of them."""
     src, dst = call.args[:2]
@@ -77,30 +80,30 @@ def lower_tma_load(call: Any, cx: Any) -> Any:
 
 
 @lowers("cuda", "tma_store")
-class TmaStore(Lowering):
+class TmaStore(Lowering["CudaLowering"]):
     """One store for each box of the tile, all by one thread, as one group; or those of its rows by each
     warpgroup's first (passes/stores_by_warpgroup.py)."""
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return {call.args[0].source: stored(call.args[0])}
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         return _leaves(cx, call, call.args[0], call.args[1], "ts::tma_store")
 
 
 @lowers("cuda", "tma_reduce")
-class TmaReduce(Lowering):
+class TmaReduce(Lowering["CudaLowering"]):
     """The same for an atomic update of a tensor by a tile: each element is one, relaxed (PTX ISA,
     "cp.reduce.async.bulk.tensor")."""
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return {call.args[1].source: stored(call.args[1])}
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         return _leaves(cx, call, call.args[1], call.args[0], f"ts::tma_reduce_{call.attrs['kind']}")
 
 
-def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
+def _leaves(cx: CudaLowering, call: Any, src: Any, dst: Any, function: str) -> Any:
     groups = int(call.attrs.get("groups", 1))
     part = (cx.warpgroup() if groups > 1 else None, groups)
     out: list[Any] = []
@@ -113,7 +116,7 @@ def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
 
 
 @lowers("cuda", "await_stores")
-def lower_await_stores(call: Any, cx: Any) -> Any:
+def lower_await_stores(call: Any, cx: CudaLowering) -> Any:
     """A thread that issued stores waits until they have read their tile. Whoever writes it behind the barrier
     that follows comes after those reads: they are complete where the wait ends, and the barrier orders the
     waiter before everyone who writes what it stored. Where the stores are to be complete, their writes are
@@ -124,12 +127,12 @@ def lower_await_stores(call: Any, cx: Any) -> Any:
     return tirx.IfThenElse(_issuer(cx, int(call.attrs.get("groups", 1))), wait, None, call.span)
 
 
-def _issuer(cx: Any, groups: int) -> Any:
+def _issuer(cx: CudaLowering, groups: int) -> Any:
     return tirx.EQ(cx.tid % WARPGROUP if groups > 1 else cx.tid, tirx.IntImm("int32", 0))
 
 
 def boxes(
-    cx: Any,
+    cx: CudaLowering,
     tile: Any,
     region: Any,
     shape: list[int],
@@ -144,7 +147,7 @@ def boxes(
     if len(shape) == 1:
         yield _part_of_row(cx, tile, region, shape[0], stage)
         return
-    place, tensor = cx.places[tile], region.source
+    place, tensor = cx.shared_of(tile), region.source
     layout, (rows, cols) = place.layout, shape
     if not layout.swizzle and cols * layout.bits != 128:
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
@@ -172,14 +175,16 @@ def boxes(
             yield at(place.buf, linear), name, [cx.analyzer.simplify(w) for w in reversed(where)]
 
 
-def _map(cx: Any, tensor: Any, box: tuple[int, ...], swizzle: int) -> Any:
+def _map(cx: CudaLowering, tensor: Any, box: tuple[int, ...], swizzle: int) -> Any:
     param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(tensor))
     return cx.tensor_map(TensorMap(param, box, swizzle), f"{tensor.name}_map")
 
 
-def _part_of_row(cx: Any, tile: Any, region: Any, count: int, stage: list[Any]) -> tuple[Any, Any, list[Any]]:
+def _part_of_row(
+    cx: CudaLowering, tile: Any, region: Any, count: int, stage: list[Any]
+) -> tuple[Any, Any, list[Any]]:
     """The one box of a tile that is so many neighbours of a row, which lie in the tile as they come."""
-    place = cx.places[tile]
+    place = cx.shared_of(tile)
     name = _map(cx, region.source, (*(1 for _ in region.region[:-1]), count), 0)
     where = at(place.buf, cx.analyzer.simplify(place.linear([*stage, tirx.IntImm("int32", 0)])))
     return where, name, [cx.analyzer.simplify(cx.scalar(r.min)) for r in reversed(region.region)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda import wgmma, wgmma_sp
 from tilescale.compiler.cuda.ops import gemm, gemm_sp
 from tilescale.compiler.gpu.ops.gemm import both_operands, stage
+from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -18,16 +19,19 @@ from tilescale.compiler.layout.products import extents, wgmma_fragments
 from tilescale.compiler.layout.sparse import sparse_fragments
 from tilescale.compiler.layout.tensor_cores import HALVES
 
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
 
 @lowers("cuda", "wgmma")
-class Wgmma(Lowering):
+class Wgmma(Lowering["CudaLowering"]):
     demands = True
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         a = call.args[0].source
         return stage(call, cx, (element_dtype(a) in HALVES or bits_of(a) == 8) and gemm.held_left(call, cx))
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         (a, _, c), loc = (r.source for r in call.args[:3]), loc_of(call.span)
         out = []
         for f, down, across in wgmma_fragments(call, cx.executor_of(call).threads):
@@ -47,15 +51,15 @@ class Wgmma(Lowering):
     def insists(self, call: Any) -> bool:
         return True
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         return wgmma.emit(cx, call, *both_operands(cx, call), extents(call))
 
 
 @lowers("cuda", "wgmma_sp")
-class WgmmaSp(Lowering):
+class WgmmaSp(Lowering["CudaLowering"]):
     demands = True
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         made = sparse_fragments(call, cx.executor_of(call).threads)
         return [
             [
@@ -69,12 +73,12 @@ class WgmmaSp(Lowering):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return gemm_sp.shared_layouts(call)
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
         return wgmma_sp.emit(cx, call)
 
 
 @lowers("cuda", "await_products")
-def lower_await_products(call: Any, cx: Any) -> Any:
+def lower_await_products(call: Any, cx: CudaLowering) -> Any:
     apart = len(call.args) - int(call.attrs["behind"])
     straight = bool(int(call.attrs["straight"]))
     pending = cx.await_own(int(call.attrs["pending"]))
@@ -85,5 +89,5 @@ def lower_await_products(call: Any, cx: Any) -> Any:
 
 
 @lowers("cuda", "ping_pong_barrier")
-def lower_ping_pong_barrier(call: Any, cx: Any) -> Any:
+def lower_ping_pong_barrier(call: Any, cx: CudaLowering) -> Any:
     return wgmma.ping_pong(cx, str(call.attrs["what"]), call.span)

@@ -5,9 +5,10 @@ each where there are as many as threads, since neighbouring threads then read ne
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import all_of, cast
+from tilescale.compiler.ir.contexts import StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.picks import ZERO, Search, compared_in
 from tilescale.compiler.ir.statements import sequence
@@ -15,10 +16,13 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.argmax import Picks
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.lower import Lowering as GpuLowering
+
 
 @lowers("gpu", "argmax", "topk")
-class ArgMax(Lowering):
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+class ArgMax(Lowering["GpuLowering"]):
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """Tiles in registers go through shared memory."""
         if not any(in_registers(r.source) for r in call.args):
             return None
@@ -38,7 +42,7 @@ class ArgMax(Lowering):
             args.append(tile)
         return [*before, cx.again(call, args), *after]
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: GpuLowering) -> Any:
         picks, threads = Picks.of(call), cx.executor.threads
         count = prod(picks.extents)
         alone = picks.axis < len(call.args[0].region) - 1 and count >= threads
@@ -68,7 +72,7 @@ def _lanes(threads: int, wave: int) -> int:
     return threads if threads < wave and threads & (threads - 1) == 0 else 1
 
 
-def _line(call: Any, cx: Any, picks: Picks, line: list[Any], lanes: int, lane: Any) -> Any:
+def _line(call: Any, cx: GpuLowering, picks: Picks, line: list[Any], lanes: int, lane: Any) -> Any:
     src, values, indices = (r.source for r in call.args)
     compared = compared_in(element_dtype(src))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.lower import Lowering as GpuLowering
+
 
 @lowers("gpu", "assert")
-def lower_assert(call: Any, cx: Any) -> Any:
+def lower_assert(call: Any, cx: GpuLowering) -> Any:
     failed = cx.fail("assert", call, str(call.args[1].value))
     return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), failed, None)

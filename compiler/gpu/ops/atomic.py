@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.places import Global
@@ -11,12 +11,16 @@ from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.lower import Lowering as GpuLowering
+    from tilescale.compiler.gpu.state import State
+
 #: dtype → its name in PTX, of those that vectors are added of
 NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 @lowers("gpu", "atomic")
-def lower_atomic(call: Any, cx: Any) -> Any:
+def lower_atomic(call: Any, cx: GpuLowering) -> Any:
     """The update of one element: a statement, or the value before it.
 
     An update releases what its block did before and acquires what earlier updates of the element released:
@@ -51,7 +55,7 @@ def lower_atomic(call: Any, cx: Any) -> Any:
     return cx.once(made)
 
 
-def emit_neighbours(cx: Any, call: Any, count: int, at: Any, values: Any) -> Any:
+def emit_neighbours(cx: State, call: Any, count: int, at: Any, values: Any) -> Any:
     """``count`` neighbours of a tensor from the element ``at`` on, each added atomically, by one instruction;
     ``values`` is the first of the registers that are added. It carries what was written before as
     :func:`lower_atomic`'s update does; it returns nothing, so there is nothing that it could be ordered
@@ -62,7 +66,7 @@ def emit_neighbours(cx: Any, call: Any, count: int, at: Any, values: Any) -> Any
     )
 
 
-def _suffix(cx: Any, call: Any, dtype: str) -> str:
+def _suffix(cx: GpuLowering, call: Any, dtype: str) -> str:
     """Sums of 16-bit floats have an instruction (PTX ISA 9.0, "atom": float16 from sm_70 on, bfloat16 from
     sm_90 on), which rounds once as a sum in float32 does."""
     own = str(call.attrs["kind"]) == "add" and (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.contexts import LoweringContext, StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 
 
 @lowers("gpu", "cumsum")
-class CumSum(Lowering):
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+class CumSum(Lowering[LoweringContext]):
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """Tiles in registers go through shared memory."""
         src, dst = call.args
         if not in_registers(src.source) and not in_registers(dst.source):

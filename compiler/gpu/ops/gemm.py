@@ -6,11 +6,12 @@ once. A target with instructions for products overrides what `Gemm` has of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tilescale.compiler.gpu.places import digit
-from tilescale.compiler.gpu.vectors import spelt_out
+from tilescale.compiler.gpu.places import InShared, Registers, digit
+from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
@@ -23,13 +24,18 @@ from tilescale.compiler.layout.spread import divisors, spread
 from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.lower import Lowering as GpuLowering
+
+#: the lowering of a target that overrides `Gemm`
+Own = TypeVar("Own", bound="GpuLowering")
 ZERO = tirx.IntImm("int32", 0)
 
 
 # ---- staging and layouts
 
 
-def stage(call: Any, cx: Any, from_registers: bool = False) -> list[Any] | None:
+def stage(call: Any, cx: StageContext, from_registers: bool = False) -> list[Any] | None:
     """Operands in registers go to shared memory, an accumulator that is no whole fragment into one.
     ``from_registers``: the instruction takes A from where it lies."""
     a, b, c = call.args[:3]
@@ -83,7 +89,7 @@ class Operand:
     """A matrix in shared memory. ``at(i, k)`` is its flat index; ``across``: it is stored with its rows as
     columns."""
 
-    place: Any
+    place: InShared
     mins: list[Any]
     axes: tuple[int, int]
     across: bool
@@ -100,27 +106,28 @@ class Operand:
         return self.place.flat(index)
 
 
-def operand(cx: Any, region: Any, across: bool) -> Operand:
+def operand(cx: GpuLowering, region: Any, across: bool) -> Operand:
     axes = matrix_axes(region)
     mins = [cx.scalar(r.min) for r in region.region]
     stored = [int(region.region[k].extent) for k in axes]
     rows, cols = reversed(stored) if across else stored
     start = spelt_out(region.region[axes[1]].min, cx.definitions)
-    return Operand(cx.places[region.source], mins, axes, across, rows, cols, start)
+    return Operand(cx.shared_of(region.source), mins, axes, across, rows, cols, start)
 
 
-def both_operands(cx: Any, call: Any) -> tuple[Any, Any]:
+def both_operands(cx: GpuLowering, call: Any) -> tuple[Registers | Operand, Operand]:
     """Where A and B lie; of A the registers, where it is there. B's "rows" are the product's columns."""
-    held = in_registers(call.args[0].source)
-    a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
-    return a, operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
+    left, right = call.args[:2]
+    held = in_registers(left.source)
+    a = cx.registers_of(left.source) if held else operand(cx, left, bool(call.attrs["trans_a"]))
+    return a, operand(cx, right, not bool(call.attrs["trans_b"]))
 
 
 def unrolled(var: Any, extent: int, body: Any) -> Any:
     return tirx.For(var, ZERO, tirx.IntImm("int32", extent), tirx.ForKind.UNROLLED, body)
 
 
-def _start(cx: Any, fragment: Fragment, axis: int) -> Any:
+def _start(cx: GpuLowering, fragment: Fragment, axis: int) -> Any:
     """Where along an axis of the accumulator this thread's part begins."""
     total: Any = ZERO
     for p in fragment.pieces:
@@ -132,7 +139,7 @@ def _start(cx: Any, fragment: Fragment, axis: int) -> Any:
     return cx.analyzer.simplify(total)
 
 
-def clamped(cx: Any, index: Any, extent: int) -> Any:
+def clamped(cx: GpuLowering, index: Any, extent: int) -> Any:
     """An index that may lie in the padding of the accumulator, kept inside the operand: what it gives is
     never stored."""
     return (
@@ -140,7 +147,9 @@ def clamped(cx: Any, index: Any, extent: int) -> Any:
     )
 
 
-def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: str, k: int) -> Any:
+def _simt(
+    cx: GpuLowering, call: Any, a: Operand, b: Operand, c: Registers, acc: Any, inner: str, k: int
+) -> Any:
     """For each k: the rows' elements of A, the columns' of B, and their outer product."""
     rows, cols = _slot_digits(c.layout, 0), _slot_digits(c.layout, 1)
     step = tirx.Var("k", "int32")
@@ -206,27 +215,28 @@ def _slots(digits: list[Piece], u: Any) -> Any:
 
 
 @lowers("gpu", "gemm")
-class Gemm(Lowering):
+class Gemm(Lowering[Own]):
     demands = True
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         return stage(call, cx)
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """The accumulator's fragments, best first."""
         m, n, _ = extents(call)
         threads, c, loc = cx.executor_of(call).threads, call.args[2].source, loc_of(call.span)
         made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
         return [[Demand(c, f, what, loc)] for f, what in made]
 
-    def product(self, call: Any, cx: Any, acc: Any, inner: str) -> Any:
+    def product(self, call: Any, cx: Own, acc: Any, inner: str) -> Any:
         """The products added to ``acc``, the accumulator in ``inner``'s arithmetic."""
         a, b = both_operands(cx, call)
-        return _simt(cx, call, a, b, cx.places[call.args[2].source], acc, inner, extents(call)[2])
+        assert isinstance(a, Operand)  # `stage` leaves A in registers to tensor cores alone
+        return _simt(cx, call, a, b, cx.registers_of(call.args[2].source), acc, inner, extents(call)[2])
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: Own) -> Any:
         """C += op(A) · op(B)."""
-        c = cx.places[call.args[2].source]
+        c = cx.registers_of(call.args[2].source)
         dtype = element_dtype(c.buf)
         inner = "float32" if dtype in ("float16", "bfloat16") or dtype.startswith("float8") else dtype
         slots = c.layout.slots

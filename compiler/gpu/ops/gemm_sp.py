@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.gpu.ops.gemm import Own
+from tilescale.compiler.ir.contexts import StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowering, lowers
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.sparse import dense_shape
@@ -12,8 +14,8 @@ from tilescale.compiler.ops.gemm_sp import as_gemm
 
 
 @lowers("gpu", "gemm_sp")
-class GemmSp(Lowering):
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+class GemmSp(Lowering[Own]):
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """A nest that writes A out, and the product."""
         a, b, c, clears, e = call.args
         m, k = dense_shape(call)

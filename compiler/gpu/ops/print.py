@@ -3,8 +3,9 @@ does, so each line of a tile is one, and says which block and which elements it 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tilescale.compiler.ir.contexts import StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -12,13 +13,16 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import utf8
 
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.lower import Lowering as GpuLowering
+
 ZERO = tirx.IntImm("int32", 0)
 #: elements of a line: printf takes 32 arguments (CUDA C++ Programming Guide, "Formatted Output"), some of
 #: which say where
 LINE = 16
 
 
-def _rows(cx: Any, region: Any, kept: list[int], label: str) -> Any:
+def _rows(cx: GpuLowering, region: Any, kept: list[int], label: str) -> Any:
     """The elements, the last axis in lines of `LINE`, each one printf that says where it begins."""
     at = [cx.scalar(r.min) for r in region.region]
     counters = [
@@ -35,7 +39,9 @@ def _rows(cx: Any, region: Any, kept: list[int], label: str) -> Any:
     return body
 
 
-def _line(cx: Any, region: Any, at: list[Any], axis: int, extent: Any, outer: list[Any], label: str) -> Any:
+def _line(
+    cx: GpuLowering, region: Any, at: list[Any], axis: int, extent: Any, outer: list[Any], label: str
+) -> Any:
     """One row: whole lines in a loop, and what is left. Where the extent is no number, elements are lines of
     their own."""
     each = LINE if isinstance(extent, int) else 1
@@ -56,9 +62,16 @@ def _line(cx: Any, region: Any, at: list[Any], axis: int, extent: Any, outer: li
 
 
 def _values(
-    cx: Any, region: Any, at: list[Any], axis: int, start: Any, count: int, outer: list[Any], label: str
+    cx: GpuLowering,
+    region: Any,
+    at: list[Any],
+    axis: int,
+    start: Any,
+    count: int,
+    outer: list[Any],
+    label: str,
 ) -> Any:
-    place, numbers, forms = cx.places[region.source], [], []
+    place, numbers, forms = cx.memory_of(region.source), [], []
     for k in range(count):
         index = list(at)
         offset = start + k
@@ -96,8 +109,8 @@ def _printf(text: str, *args: Any) -> Any:
 
 
 @lowers("gpu", "print")
-class Print(Lowering):
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+class Print(Lowering["GpuLowering"]):
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """A tile in registers is printed from shared memory."""
         value = call.args[0]
         if not isinstance(value, ir.TensorRegion) or not in_registers(value.source):
@@ -106,7 +119,7 @@ class Print(Lowering):
         tile = cx.tile(f"{value.source.name}_shared", shape, element_dtype(value.source), "shared", call.span)
         return [cx.copy(value, tile, call), cx.again(call, [tile])]
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: GpuLowering) -> Any:
         value, label = call.args[0], str(call.attrs["msg"])
         loc = loc_of(call.span)
         head = f"block (%d, %d, %d) {loc.file}:{loc.line}: " if loc else "block (%d, %d, %d) "
@@ -122,8 +135,7 @@ class Print(Lowering):
         kept = [k for k, d in enumerate(call.attrs["dropped"]) if not d]
         if not kept:
             at = [cx.scalar(r.min) for r in value.region]
-            number, form = _number(
-                tirx.BufferLoad(cx.places[value.source].buf, [cx.places[value.source].flat(at)]), "%.9g"
-            )
+            place = cx.memory_of(value.source)
+            number, form = _number(tirx.BufferLoad(place.buf, [place.flat(at)]), "%.9g")
             return cx.once(_printf(f"{head}{label} = {form}\n", *cx.block, number))
         return cx.once(sequence([_printf(f"{head}{label} =\n", *cx.block), _rows(cx, value, kept, label)]))

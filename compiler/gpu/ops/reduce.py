@@ -8,10 +8,11 @@ The result lies where the tile's fragment, with the axis taken out, says: in all
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.places import digit
+from tilescale.compiler.ir.contexts import ExchangeContext, LayoutContext, StageContext
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.statements import sequence
@@ -22,6 +23,9 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
 from tilescale.compiler.passes.stage_operands import again, copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.lower import Lowering as GpuLowering
 
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least):
 #: each waits for itself alone
@@ -99,9 +103,9 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
     return made
 
 
-def emit_join(cx: Any, call: Any) -> Any:
+def emit_join(cx: GpuLowering, call: Any) -> Any:
     """The lanes' sums of each element added up (`passes.defer_cross_lane_sums`); all get the same bits."""
-    held = cx.places[call.args[0].source]
+    held = cx.registers_of(call.args[0].source)
     slot = tirx.Var("u", "int32")
     now = tirx.BufferLoad(held.buf, [slot])
     body = []
@@ -113,9 +117,9 @@ def emit_join(cx: Any, call: Any) -> Any:
 
 
 @lowers("gpu", "reduce_part")
-def lower_part(call: Any, cx: Any) -> Any:
+def lower_part(call: Any, cx: GpuLowering) -> Any:
     """Each group's part into shared memory, by one of the lanes that have it."""
-    parts, held = cx.places[call.args[1].source], cx.layouts[call.args[0].source]
+    parts, held = cx.shared_of(call.args[1].source), cx.layouts[call.args[0].source]
     axis, thread = axis_of(call), cx.thread()
     near, far = digits_across(held, axis, cx.target.wave)
     group: Any = tirx.IntImm("int32", 0)
@@ -150,7 +154,7 @@ def _tile(rest: list[int], shape: tuple[int, ...]) -> list[bool]:
     return marks
 
 
-def _folded(cx: Any, call: Any, put: Any) -> Any:
+def _folded(cx: GpuLowering, call: Any, put: Any) -> Any:
     """``put(slot of the result, its index, the total)`` for every slot, each thread's own and its lanes'
     elements folded."""
     src, dst = call.args
@@ -218,11 +222,14 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
     return done
 
 
-def _own(cx: Any, op: str, total: Any, extents: list[int], element: Any, span: Any) -> list[Any]:
+def _own(cx: GpuLowering, op: str, total: Any, extents: list[int], element: Any, span: Any) -> list[Any]:
     """A thread's own elements folded into ``total[0]``: one after the other, or where total has several
     places, each of them with every so many elements, and these pair by pair."""
     ways, zero = int(total.ty.shape[0]), tirx.IntImm("int32", 0)
-    of = lambda k: tirx.BufferLoad(total, [k])  # noqa: E731
+
+    def of(k: Any) -> Any:
+        return tirx.BufferLoad(total, [k])
+
     alloc = tirx.AllocBuffer(total, {}, span)
     if ways == 1:
         inner = [tirx.Var(f"r{k}", "int32") for k in range(len(extents))]
@@ -245,7 +252,9 @@ def _own(cx: Any, op: str, total: Any, extents: list[int], element: Any, span: A
         step_in = tirx.BufferStore(total, made(of(way), element(digits)), [way], span)
         return tirx.For(r, zero, tirx.IntImm("int32", count), tirx.ForKind.UNROLLED, step_in)
 
-    number = lambda k: tirx.IntImm("int32", k)  # noqa: E731
+    def number(k: int) -> Any:
+        return tirx.IntImm("int32", k)
+
     body = [alloc, walk(0, ways, lambda _, x: x)]
     if prod(extents) > ways:
         body.append(walk(ways, prod(extents) - ways, lambda old, x: fold(op, old, x)))
@@ -258,7 +267,7 @@ def _own(cx: Any, op: str, total: Any, extents: list[int], element: Any, span: A
     return body
 
 
-def _along(cx: Any, held: Fragment, axis: int, thread: Any, slots: list[tuple[Piece, Any]]) -> Any:
+def _along(cx: GpuLowering, held: Fragment, axis: int, thread: Any, slots: list[tuple[Piece, Any]]) -> Any:
     """The index along an axis of what a thread has in a slot, given by its digits."""
     total: Any = tirx.IntImm("int32", 0)
     for p in held.pieces:
@@ -270,8 +279,8 @@ def _along(cx: Any, held: Fragment, axis: int, thread: Any, slots: list[tuple[Pi
 
 
 @lowers("gpu", "reduce")
-class Reduce(Lowering):
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+class Reduce(Lowering["GpuLowering"]):
+    def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
         """Operands that are no whole tiles in registers go through such."""
         src, dst = call.args
         good = [in_registers(r.source) and is_whole(r) for r in (src, dst)]
@@ -297,7 +306,7 @@ class Reduce(Lowering):
             out.append(cx.copy(to, dst, call))
         return out
 
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
         """The result's fragment follows from the source's."""
         src, dst = (r.source for r in call.args)
         held = cx.known.get(src)
@@ -305,7 +314,7 @@ class Reduce(Lowering):
             return []
         return [[Demand(dst, result(call, held), "T.reduce's result", None)]]
 
-    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
+    def exchange(self, call: Any, cx: ExchangeContext) -> list[Any] | None:
         """A reduction across warps in two parts; one whose result is wanted elsewhere through a tile of its
         own."""
         src, dst = call.args
@@ -337,7 +346,7 @@ class Reduce(Lowering):
         cx.made += [] if call.attrs["clear"] else [copy_statement(dst, whole(own), call)]
         return [again(call, [src, whole(own)]), copy_statement(whole(own), dst, call)]
 
-    def lower(self, call: Any, cx: Any) -> Any:
+    def lower(self, call: Any, cx: GpuLowering) -> Any:
         """A reduction whose threads are lanes of one warp."""
         dst = cx.places[call.args[1].source]
         op, clear = str(call.attrs["op"]), bool(call.attrs["clear"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.tvm_compat import tirx
 
+if TYPE_CHECKING:
+    from tilescale.compiler.gpu.lower import Lowering as GpuLowering
+
 
 @lowers("gpu", "shuffle")
-def lower_shuffle(call: Any, cx: Any) -> Any:
+def lower_shuffle(call: Any, cx: GpuLowering) -> Any:
     dst, value, by = call.args
     buf, flat, _, _ = cx.access(dst.source, [r.min for r in dst.region], call, True)
     width = tirx.IntImm("int32", int(call.attrs["width"]))
@@ -20,5 +23,5 @@ def lower_shuffle(call: Any, cx: Any) -> Any:
 
 
 @lowers("gpu", "sync_threads")
-def lower_sync_threads(call: Any, cx: Any) -> Any:
+def lower_sync_threads(call: Any, cx: GpuLowering) -> Any:
     return cx.numbered_barrier(int(call.attrs["barrier"]), int(call.attrs["count"]))
