@@ -140,6 +140,8 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/dependent.cuh>"
         if self.kernel.team:
             yield "#include <ts/team.cuh>"
+        if any(name.startswith("ts::put_rows") for name in self.called):
+            yield "#include <ts/put.cuh>"
         yield ""
         if products:
             yield "namespace ts {"

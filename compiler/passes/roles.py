@@ -41,6 +41,8 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import EXECUTORS, SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.passes import remote_puts
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR, is_put
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ROLES = ("producer", "consumer")
@@ -209,6 +211,7 @@ def split(program: TileProgram, body: Any, draft: Any) -> tuple[Any, dict[Any, A
 class _Part:
     """What the producer's part needs so far: names and variables."""
 
+    role: str
     needed: set[Any]
     defined: set[Any]
 
@@ -259,7 +262,25 @@ class _Cutter:
             Unfit: it cannot be cut in two.
         """
         self._check(s)
-        part = _Part(set(), set())
+        producer, communicator = self.part(s, ROLES[0]), self.communicator(s)
+        consumer = self.rest(s if communicator is None else without_puts(s))
+        parts = [(ROLES[0], producer), (COMMUNICATOR, communicator), (ROLES[1], consumer)]
+        held = [(r, p) for r, p in parts if p is not None]
+        span = getattr(s, "span", None)
+        return sequence(
+            [
+                tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span)
+                for k, (r, p) in enumerate(held)
+            ]
+        )
+
+    def part(self, s: Any, role: str) -> Any:
+        """A statement's part of those who run beside the consumer, under names of its own.
+
+        Raises:
+            Unfit: it cannot be cut out.
+        """
+        part = _Part(role, set(), set())
         while True:
             part.defined = set()
             made = self.cut(s, part, last=True)
@@ -269,21 +290,36 @@ class _Cutter:
             part.needed |= needed
         allocated: set[Any] = set()
         structural_walk(made, (tirx.AllocBuffer, lambda a: allocated.add(a.buffer)))
-        self._check_producer(s, made, allocated)
+        self._check_part(s, made, allocated)
         for variable in allocated:
             if _stores(made, variable) != _stores(s, variable) or _operated(s, variable):
                 raise Unfit(
                     f"{variable.name} decides what is copied, and not all that changes it is scalar code of "
                     "the block"
                 )
-        span = getattr(s, "span", None)
-        parts = zip(ROLES, (renewed(made, {}), self.rest(s)), strict=True)
-        return sequence(
-            [
-                tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span)
-                for k, (r, p) in enumerate(parts)
-            ]
-        )
+        return renewed(made, {})
+
+    def communicator(self, s: Any) -> Any:
+        """The part of the warps that make a statement's non-blocking puts; None where it has none, or they
+        stay with the block's threads, which the program's notes then say with the reason."""
+        puts = [c for c in calls(s) if is_put(c)]
+        if not puts or not self.program.launch.comm_warps:
+            return None
+        try:
+            for call in puts:
+                if (why := remote_puts.unfit(self.program, call)) is not None:
+                    raise Unfit(why, call.span)
+            sources = {root(s, c.args[0].source) for c in puts}
+            if (buffer := writes_locally(s, sources)) is not None:
+                raise Unfit(
+                    f"{buffer.name} is written here and put to other ranks, by who would run ahead of it"
+                )
+            return self.part(s, COMMUNICATOR)
+        except Unfit as why:
+            loc = loc_of(why.span)
+            place = f" (line {loc.line})" if loc else ""
+            self.plan.puts_kept = f"{why}{place}"
+            return None
 
     def _check(self, s: Any) -> None:
         """Raises Unfit where something in a statement orders copies in a way that roles would lose."""
@@ -300,7 +336,7 @@ class _Cutter:
         if (buffer := writes_locally(s, sources)) is not None:
             raise Unfit(f"{buffer.name} is written here and copied into a ring, which would run ahead of it")
 
-    def _check_producer(self, s: Any, made: Any, allocated: set[Any]) -> None:
+    def _check_part(self, s: Any, made: Any, allocated: set[Any]) -> None:
         known_early(self.program, made, allocated | self.counters | self._untouched(s), self.written)
         for call in calls(made):
             if call.op.name == "ts.wait" and not steady(self.program, call):
@@ -329,11 +365,11 @@ class _Cutter:
         structural_walk(s, (tirx.AllocBuffer, lambda a: inside.add(a.buffer)))
         return {b for b in loaded - inside if writes_locally(s, {b}) is None}
 
-    # -- the producer's part
+    # -- the parts of those who run beside the consumer
     # -----------------------------------------------------------------------------------------
     def cut(self, s: Any, part: _Part, *, last: bool) -> Any:
-        """The producer's part of a statement, None where it has none. ``last``: no ring follows behind the
-        statement's own last one."""
+        """The part of a statement of ``part``'s role, None where it has none. ``last``: none of what the role
+        does follows behind the statement's own last of it."""
         if isinstance(s, tirx.SeqStmt):
             return self._cut_sequence(list(s.seq), part, last)
         if isinstance(s, tirx.Bind):
@@ -346,7 +382,7 @@ class _Cutter:
         if isinstance(s, tirx.BufferStore):
             return s if s.buffer in part.needed and s.buffer.ty.storage_scope == "local.var" else None
         if isinstance(s, tirx.Evaluate):
-            return s if name_of(s) and self._produces(s.value) else None
+            return s if name_of(s) and self._takes(s.value, part.role) else None
         if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
             if waits(s):
                 raise Unfit(
@@ -368,15 +404,23 @@ class _Cutter:
 
     def _cut_sequence(self, stmts: list[Any], part: _Part, last: bool) -> Any:
         end = len(stmts)
-        if last:  # what stands behind the last ring guards nothing
-            end = max((k + 1 for k, s in enumerate(stmts) if self.rings(s)), default=0)
+        if last:  # what stands behind the last of it guards nothing
+            end = max((k + 1 for k, s in enumerate(stmts) if self.guarded(s, part.role)), default=0)
         parts = [self.cut(s, part, last=last and k == end - 1) for k, s in enumerate(stmts[:end])]
         parts = [p for p in parts if p is not None]
         return sequence(parts) if parts else None
 
-    def _produces(self, call: Any) -> bool:
-        """Whether an operation is the producer's (a wait may be the consumer's as well)."""
-        return call.op.name == "ts.wait" or self._fills(call) or self._token(call, ("acquire", "commit"))
+    def _takes(self, call: Any, role: str) -> bool:
+        """Whether an operation is the role's (a wait may be others' as well)."""
+        if call.op.name == "ts.wait":
+            return True
+        if role == COMMUNICATOR:
+            return is_put(call)
+        return self._fills(call) or self._token(call, ("acquire", "commit"))
+
+    def guarded(self, s: Any, role: str) -> bool:
+        """Whether a statement has some of what a role is for: waits in front of it are its own too."""
+        return any(map(is_put, calls(s))) if role == COMMUNICATOR else self.rings(s)
 
     # -- the consumer's part
     # -----------------------------------------------------------------------------------------
@@ -410,6 +454,27 @@ class _Cutter:
 
     def _fills(self, call: Any) -> bool:
         return REGISTRY[call.op.name].fills
+
+
+def without_puts(s: Any) -> Any:
+    """A statement without its non-blocking puts, and without the loops and conditions that had nothing
+    else."""
+    if name_of(s) and is_put(s.value):
+        return sequence([])
+    if not any(map(is_put, calls(s))):
+        return s
+    if isinstance(s, tirx.SeqStmt):
+        rest = [t for t in map(without_puts, s.seq) if isinstance(t, tirx.Bind) or not _is_nothing(t)]
+        return sequence([] if all(map(_is_nothing, rest)) else rest)
+    parts = [without_puts(x) for x in inside(s)]
+    return sequence([]) if all(map(_is_nothing, parts)) else _around(s, parts)
+
+
+def _is_nothing(s: Any) -> bool:
+    """Whether a statement does nothing: names that nobody reads, and what `sequence` makes of none."""
+    if isinstance(s, tirx.SeqStmt):
+        return all(map(_is_nothing, s.seq))
+    return isinstance(s, tirx.Bind) or (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))
 
 
 def _stores(stmt: Any, variable: Any) -> int:

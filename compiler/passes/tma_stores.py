@@ -41,6 +41,7 @@ from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.products import has_producer, touched
+from tilescale.compiler.passes.remote_puts import is_put
 from tilescale.compiler.passes.roles import calls, synchronizes
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole
@@ -108,10 +109,10 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 def _tells_others(s: Any) -> bool:
     """Whether a statement synchronizes with other blocks, or signals: they come behind all that the block
-    stored."""
+    stored. The signal of a put by the communicator tells of puts alone."""
     if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
         return False  # those inside are statements of their own
-    return any(synchronizes(c) or REGISTRY[c.op.name].signals(c) for c in calls(s))
+    return any(synchronizes(c) or REGISTRY[c.op.name].signals(c) and not is_put(c) for c in calls(s))
 
 
 def _updates(s: Any) -> list[Any]:
