@@ -599,15 +599,15 @@ def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
 
 def _waits(s: Any) -> bool:
     """Whether a statement waits for a phase of a barrier, or puts what other ranks wait for."""
-    return bool(_called(s) & {"ts::mbarrier_wait", "ts::put_rows"})
+    return bool(_called(s) & {"ts::mbarrier_wait", *ranks.PUTS})
 
 
 def _actor(s: Any) -> int:
     """Who of a block runs a branch: who fills rings for the others, or puts for them; else who came to it."""
     called = _called(s)
-    if "ts::mbarrier_expect" in called and "ts::put_rows" not in called:
+    if "ts::mbarrier_expect" in called and not called & ranks.PUTS:
         return ranks.PRODUCER
-    return ranks.COMMUNICATOR if "ts::put_rows" in called and "ts::mbarrier_wait" not in called else 0
+    return ranks.COMMUNICATOR if called & ranks.PUTS and "ts::mbarrier_wait" not in called else 0
 
 
 def _called(s: Any) -> set[str]:

@@ -428,11 +428,17 @@ def _put_rows(width: int, threads: int) -> Callable[..., None]:
 
 def find(name: str) -> Callable[..., Any] | None:
     """What a function of include/ts/team.cuh or put.cuh does; None where it is none of those."""
-    if name.startswith("ts::put_rows<"):
-        return _put_rows(*(int(x) for x in name[len("ts::put_rows<") : -1].split(",")))
-    return FUNCTIONS.get(name)
+    function, _, given = name.removesuffix(">").partition("<")
+    if function not in PUTS:
+        return FUNCTIONS.get(name)
+    rows = _put_rows(*(int(x) for x in given.split(",")))
+    if function == "ts::put_rows":
+        return rows
+    return lambda b, m, to, from_, count, thread: rows(b, m, to, from_, 1, count, 0, 0, thread)
 
 
+#: what the communicator does to other ranks' memory
+PUTS = {"ts::put_run", "ts::put_rows"}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::peer": _peer,
     "ts::team_sync": _team_sync,

@@ -1,12 +1,12 @@
 """How the communicator's warps put rows to another rank (compiler/ops/remote_put.py).
 
 Each thread copies vectors of up to 16 bytes by plain loads and stores, several under way at once
-(``ts::put_rows``). Then the warps synchronize, and one thread signals. Why whoever sees the signal sees the
-rows: each thread's stores come before the barrier, the barrier before the signal, which is a release at the
-scope of the system and so cumulative over what the barrier ordered (PTX ISA, "Memory Consistency Model",
-"Causality order", and "bar.sync", which orders prior accesses of its participants). The rows that are read
-are there: what the launch's predecessors left, or what one thread of these warps acquired in front of a
-barrier of theirs.
+(``ts::put_run``, ``ts::put_rows``). Then the warps synchronize, and one thread signals. Why whoever sees the
+signal sees the rows: each thread's stores come before the barrier, the barrier before the signal, which is a
+release at the scope of the system and so cumulative over what the barrier ordered (PTX ISA, "Memory
+Consistency Model", "Causality order", and "bar.sync", which orders prior accesses of its participants). The
+rows that are read are there: what the launch's predecessors left, or what one thread of these warps acquired
+in front of a barrier of theirs.
 """
 
 from __future__ import annotations
@@ -87,16 +87,14 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
     address = cx.peer_address(
         tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, cx.site("copy", target.name, call)
     )
-    inner = do(
-        f"put_rows<{width}, {int(call.attrs['warps']) * WARP}>",
-        address,
-        at(source.buf, places[0]),
-        widened(counts[rows[1]] if rows else 1, "int32"),
-        widened(run, "int32"),
-        *(widened(p, "int64") for p in reversed(pitches)),
-        cx.communicator_thread(),
-        span=call.span,
-    )
+    sides, thread = [address, at(source.buf, places[0])], cx.communicator_thread()
+    template = f"<{width}, {int(call.attrs['warps']) * WARP}>"
+    if rows is None:
+        inner = do(f"put_run{template}", *sides, widened(run, "int32"), thread, span=call.span)
+    else:
+        extents = [widened(x, "int32") for x in (counts[rows[1]], run)]
+        steps = [widened(p, "int64") for p in reversed(pitches)]
+        inner = do(f"put_rows{template}", *sides, *extents, *steps, thread, span=call.span)
     for var, count in reversed(loops):
         zero = tirx.IntImm("int32", 0)
         inner = tirx.For(
