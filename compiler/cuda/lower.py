@@ -128,6 +128,8 @@ class Lowering(Clusters, Apart, MatrixStores):
     # -----------------------------------------------------------------------------------------------
     def _s_SeqStmt(self, s: Any) -> Any:
         out, seq = [], list(s.seq)
+        if not any(isinstance(x, tirx.AttrStmt) for x in seq):
+            return super()._s_SeqStmt(s)
         for k, x in enumerate(seq):
             if _role(x) == "producer":
                 *beside, consumer = (s for s in seq[k:] if _role(s))

@@ -13,7 +13,7 @@ from typing import Any
 from tilescale.compiler.advice import note, reason
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import long_axes
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import find, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
@@ -71,20 +71,23 @@ def _said(program: TileProgram, here: list[Any], elsewhere: list[Any]) -> list[A
 def is_put(call: Any) -> bool:
     """Whether a call is a copy to another rank that goes on beside its executor."""
     op = find(call)
-    return op is not None and op.queue(call) == "put"
+    return op is not None and op.puts and op.queue(call) == "put"
+
+
+def puts_of(s: Any) -> list[Any]:
+    """The non-blocking puts in a statement."""
+    return [call for call, op in operations(s) if op.puts and is_put(call)]
 
 
 def _puts(body: Any) -> tuple[list[Any], list[Any]]:
     """The non-blocking puts in the communicator's part, and all others."""
-    every: list[Any] = []
-    structural_walk(body, (tirx.Evaluate, lambda e: every.append(e.value) if is_put(e.value) else None))
-    inside: list[Any] = []
+    every, inside = puts_of(body), list[Any]()
+    if not every:
+        return [], []
 
     def role(s: Any) -> None:
         if s.attr_key == "ts.role" and str(s.node.value) == COMMUNICATOR:
-            structural_walk(
-                s.body, (tirx.Evaluate, lambda e: inside.append(e.value) if is_put(e.value) else None)
-            )
+            inside.extend(puts_of(s.body))
 
     structural_walk(body, (tirx.AttrStmt, role))
     return inside, [c for c in every if not any(c.same_as(d) for d in inside)]

@@ -42,7 +42,7 @@ from tilescale.compiler.ir.scales import EXECUTORS, SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes import remote_puts
-from tilescale.compiler.passes.remote_puts import COMMUNICATOR, is_put
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR, is_put, puts_of
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ROLES = ("producer", "consumer")
@@ -302,7 +302,7 @@ class _Cutter:
     def communicator(self, s: Any) -> Any:
         """The part of the warps that make a statement's non-blocking puts; None where it has none, or they
         stay with the block's threads, which the program's notes then say with the reason."""
-        puts = [c for c in calls(s) if is_put(c)]
+        puts = puts_of(s)
         if not puts or not self.program.launch.comm_warps:
             return None
         try:
@@ -420,7 +420,7 @@ class _Cutter:
 
     def guarded(self, s: Any, role: str) -> bool:
         """Whether a statement has some of what a role is for: waits in front of it are its own too."""
-        return any(map(is_put, calls(s))) if role == COMMUNICATOR else self.rings(s)
+        return bool(puts_of(s)) if role == COMMUNICATOR else self.rings(s)
 
     # -- the consumer's part
     # -----------------------------------------------------------------------------------------
@@ -461,7 +461,7 @@ def without_puts(s: Any) -> Any:
     else."""
     if name_of(s) and is_put(s.value):
         return sequence([])
-    if not any(map(is_put, calls(s))):
+    if not puts_of(s):
         return s
     if isinstance(s, tirx.SeqStmt):
         rest = [t for t in map(without_puts, s.seq) if isinstance(t, tirx.Bind) or not _is_nothing(t)]

@@ -159,7 +159,7 @@ def of_a_tile(A, inbox, got, B, peer, b):
 
 @T.macro
 def no_bool(A, inbox, got, B, peer, b):
-    T.copy(A, inbox[0, 0:S], dst=peer, signal=got[0], blocking='no')
+    T.copy(A, inbox[0, 0:S], dst=peer, signal=got[0], blocking="no")
 
 
 @pytest.mark.parametrize(
