@@ -14,8 +14,9 @@ Why the order of the tile program still holds (docs/LANGUAGE.md, "Order"):
 - A copy into a stage comes after its readers of the round before: release → acquire.
 - A wait goes to the producer where copies stand behind it, and they come after it there. Directly in front of
   the copies of its loop it goes there alone: the consumer awaits the round behind it, which the producer
-  commits behind the wait. Any other wait is made by both, since the consumer's own accesses need it too. Both
-  see it come true: only conditions that stay true are taken apart.
+  commits behind the wait. So does any other wait where the consumer touches nothing that it could be for
+  (`_Cutter.unobserving`); else both make it, since the consumer's own accesses need it too. Both see it come
+  true: only conditions that stay true are taken apart.
 - Signals stay with the consumer. A signal must follow all earlier accesses of its block, the copies' reads of
   global memory among them: the consumer has awaited every earlier round, and an awaited round is complete.
   Copies of later rounds may be made before the signal; reads that move up across a release break nothing that
@@ -35,7 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.buffers import read_buffers, written_buffers
 from tilescale.compiler.ir.operations import REGISTRY, VOID, effects_of, name_of, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import EXECUTORS, SCALES
@@ -263,7 +264,10 @@ class _Cutter:
         """
         self._check(s)
         producer, communicator = self.part(s, ROLES[0]), self.communicator(s)
-        consumer = self.rest(s if communicator is None else without_puts(s))
+        own = s if communicator is None else without_puts(s)
+        consumer = self.rest(own)
+        if waits(consumer) and self.unobserving(consumer):
+            consumer = self.rest(self.without_waits(own, last=True))
         parts = [(ROLES[0], producer), (COMMUNICATOR, communicator), (ROLES[1], consumer)]
         held = [(r, p) for r, p in parts if p is not None]
         span = getattr(s, "span", None)
@@ -439,6 +443,43 @@ class _Cutter:
             return s
         return _around(s, [self.rest(x) for x in inside(s)])
 
+    def unobserving(self, made: Any) -> bool:
+        """Whether a consumer's part touches nothing that a wait could be for: it tells nobody of anything,
+        reads memory that nobody writes, and writes tensors of this rank alone that the kernel never reads.
+        All signals are the communicator's then, or those of others, and tell of puts; what was put the
+        consumer sees in its rings, whose copies come behind the producer's wait."""
+        if releases(made) or any(polls(c) for c in calls(made)):
+            return False
+        read = {b for b in read_buffers(made) if _is_tensor(b)}
+        if any(b.ty.storage_scope != "global" or b in self.written for b in read):
+            return False
+        everywhere = read_buffers(self.program.func.body)
+        stored = {a.region.source for c in calls(made) for a in effects_of(c) if a.mode != "read"}
+        structural_walk(made, (tirx.BufferStore, lambda x: stored.add(x.buffer)))
+        wholes = {root(self.program.func.body, b) for b in stored}
+        return all(
+            not _is_tensor(b) or b.ty.storage_scope == "global" and b not in everywhere for b in wholes
+        )
+
+    def without_waits(self, s: Any, *, last: bool) -> Any:
+        """A statement without the waits that the producer makes too, as `cut` finds them: those in front of
+        a ring."""
+        if name_of(s) == "wait":
+            return sequence([])
+        if isinstance(s, tirx.SeqStmt):
+            stmts = list(s.seq)
+            end = len(stmts)
+            if last:
+                end = max((k + 1 for k, x in enumerate(stmts) if self.rings(x)), default=0)
+            kept = [self.without_waits(x, last=last and k == end - 1) for k, x in enumerate(stmts[:end])]
+            return sequence([x for x in kept if not _is_empty(x)] + stmts[end:])
+        if not waits(s) or not inside(s) or (last and not self.rings(s)):
+            return s
+        parts = [
+            self.without_waits(x, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in inside(s)
+        ]
+        return sequence([]) if all(map(_is_nothing, parts)) else _around(s, parts)
+
     # -- questions
     # ---------------------------------------------------------------------------------------------------
     def rings(self, s: Any) -> bool:
@@ -470,11 +511,20 @@ def without_puts(s: Any) -> Any:
     return sequence([]) if all(map(_is_nothing, parts)) else _around(s, parts)
 
 
+def _is_empty(s: Any) -> bool:
+    return isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm)
+
+
+def _is_tensor(buffer: Any) -> bool:
+    scope = buffer.ty.storage_scope
+    return bool(scope.startswith("global") and scope != "global.signal")
+
+
 def _is_nothing(s: Any) -> bool:
     """Whether a statement does nothing: names that nobody reads, and what `sequence` makes of none."""
     if isinstance(s, tirx.SeqStmt):
         return all(map(_is_nothing, s.seq))
-    return isinstance(s, tirx.Bind) or (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))
+    return isinstance(s, tirx.Bind) or _is_empty(s)
 
 
 def _stores(stmt: Any, variable: Any) -> int:

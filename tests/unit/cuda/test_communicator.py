@@ -103,14 +103,56 @@ def test_the_consumer_has_no_part_in_it():
     assert code.count("ts::put_r") == 1 and code.count("ts::signal_add") == 1
 
 
-def broken(change: Any, seeds: int = 12, **options: int) -> None:
-    """Runs a kernel whose scheduled program has been changed."""
-    kernel, args = pushed(64, 64, 128, 3, **options), arguments(64, 64, 128, 3)
-    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    program = program.with_body(structural_map(program.func.body, (tirx.AttrStmt, change)))
-    made = Lowering(program).run()
-    for seed in range(seeds):
-        emulator.run_ranks(made, program, args, seed)
+def test_the_consumer_waits_for_rounds_alone():
+    code = code_of(pushed(64, 64, 128, 2))
+    assert code.count("ts::wait<true>") == 2, "the producer's and the communicator's"
+    assert code.rindex("ts::wait<true>") < code.index("float acc[")
+
+
+def told(stored: bool, signalled: bool) -> Any:
+    """The consumer reads what others put (or not), and tells of it (or not)."""
+
+    @T.prim_func
+    def kernel(
+        X: T.SymmTensor((2, 64, 64), "bfloat16"),
+        C: T.Tensor((64, 64), "bfloat16"),
+        D: T.Tensor((64, 64), "bfloat16"),
+        here: T.Signal((2,)),
+    ):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_shared((64, 64), "bfloat16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            with T.Scale("device") as (rank, n):
+                there = X[rank, 0:64, 0:64]
+                T.copy(there, there, dst=(rank + 1) % n, signal=here[0], blocking=False)
+                T.wait(here[0])
+                T.clear(acc)
+                for k in T.Pipelined(1, num_stages=2):
+                    T.copy(X[(rank + n - 1) % n, 0, k * 64], x)
+                    T.gemm(x, x, acc)
+                T.copy(acc, C)
+                if stored:
+                    T.copy(X[(rank + n - 1) % n, 0:64, 0:64], D)
+                if signalled:
+                    T.signal(here[1])
+
+    return kernel
+
+
+@pytest.mark.parametrize(("stored", "signalled"), [(False, False), (True, False), (False, True)])
+def test_a_consumer_that_reads_or_tells_waits_too(stored: bool, signalled: bool):
+    code = code_of(told(stored, signalled))
+    assert code.count("ts::wait<true>") == 1 + (stored or signalled), code
+    args = [
+        {
+            "X": arguments(64, 64, 64, 2)[r]["X"],
+            "C": empty((64, 64), "bfloat16"),
+            "D": empty((64, 64), "bfloat16"),
+            "here": np.zeros(2, np.int64),
+        }
+        for r in range(2)
+    ]
+    agree_on_ranks(told(stored, signalled), args, seeds=3)
 
 
 def relayed(world: int) -> Any:
