@@ -263,8 +263,9 @@ class _Cutter:
             Unfit: it cannot be cut in two.
         """
         self._check(s)
-        producer, communicator = self.part(s, ROLES[0]), self.communicator(s)
-        own = s if communicator is None else without_puts(s)
+        producer = self.part(s, ROLES[0])
+        communicator, hands = self.communicator(s)
+        own = s if communicator is None else without_puts(s, hands)
         consumer = self.rest(own)
         if waits(consumer) and self.unobserving(consumer):
             consumer = self.rest(self.without_waits(own, last=True))
@@ -273,8 +274,11 @@ class _Cutter:
         span = getattr(s, "span", None)
         return sequence(
             [
-                tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span)
-                for k, (r, p) in enumerate(held)
+                *([] if hands is None else [tirx.AllocBuffer(hands.handed, {})]),
+                *(
+                    tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span)
+                    for k, (r, p) in enumerate(held)
+                ),
             ]
         )
 
@@ -303,27 +307,28 @@ class _Cutter:
                 )
         return renewed(made, {})
 
-    def communicator(self, s: Any) -> Any:
-        """The part of the warps that make a statement's non-blocking puts; None where it has none, or they
+    def communicator(self, s: Any) -> tuple[Any, Hands | None]:
+        """The part of the warps that make a statement's non-blocking puts, and how they learn of what the
+        consumer wrote for them (None: they put nothing that it writes); no part where there are none, or they
         stay with the block's threads, which the program's notes then say with the reason."""
         puts = puts_of(s)
         if not puts or not self.program.launch.comm_warps:
-            return None
+            return None, None
         try:
             for call in puts:
                 if (why := remote_puts.unfit(self.program, call)) is not None:
                     raise Unfit(why, call.span)
-            sources = {root(s, c.args[0].source) for c in puts}
-            if (buffer := writes_locally(s, sources)) is not None:
-                raise Unfit(
-                    f"{buffer.name} is written here and put to other ranks, by who would run ahead of it"
-                )
-            return self.part(s, COMMUNICATOR)
+            made = self.part(s, COMMUNICATOR)
+            sources = {c.args[0].source for c in puts}
+            if late := {b for b in sources if writes_locally(s, {b}) is not None}:
+                hands = Hands(late)
+                return hands.taking(made), hands
+            return made, None
         except Unfit as why:
             loc = loc_of(why.span)
             place = f" (line {loc.line})" if loc else ""
             self.plan.puts_kept = f"{why}{place}"
-            return None
+            return None, None
 
     def _check(self, s: Any) -> None:
         """Raises Unfit where something in a statement orders copies in a way that roles would lose."""
@@ -497,17 +502,69 @@ class _Cutter:
         return REGISTRY[call.op.name].fills
 
 
-def without_puts(s: Any) -> Any:
+class Hands:
+    """How a communicator learns that the consumer has written what it is to put: a counter in the block's
+    shared memory, to which the consumer adds one where such a put stands in the program.
+
+    Both come to the same puts in the same order, so the communicator's n-th waits for n. The addition
+    releases what all of the consumer's threads did before it, and the wait acquires that for all of the
+    communicator's (passes/insert_barriers.py puts a barrier in front of one and behind the other). Nobody
+    writes the source of a put before its signal is seen (docs/LANGUAGE.md, "Order"), so nothing goes the
+    other way.
+    """
+
+    def __init__(self, late: set[Any]):
+        self.late = late
+        self.handed = tirx.decl_buffer((1,), "int64", "handed", scope="shared.signal", layout=None)
+        self.taken = tirx.decl_buffer((1,), "int64", "taken", scope="local.var", layout=None)
+
+    def counts(self, put: Any) -> bool:
+        return put.args[0].source in self.late
+
+    def handing(self, put: Any) -> Any:
+        """What the consumer does where a put stands."""
+        return self._call("signal", [tirx.IntImm("int64", 1)], {"op": "add"}, put)
+
+    def taking(self, part: Any) -> Any:
+        """The communicator's part with its waits."""
+        zero = tirx.IntImm("int32", 0)
+
+        def leaf(e: Any) -> Any:
+            if not is_put(e.value) or not self.counts(e.value):
+                return e
+            more = tirx.BufferLoad(self.taken, [zero]) + tirx.IntImm("int64", 1)
+            count = tirx.BufferStore(self.taken, more, [zero], e.span)
+            return sequence(
+                [count, self._call("wait", [tirx.BufferLoad(self.taken, [zero])], {"cmp": "ge"}, e.value), e]
+            )
+
+        begin = [
+            tirx.AllocBuffer(self.taken, {}),
+            tirx.BufferStore(self.taken, tirx.IntImm("int64", 0), [zero]),
+        ]
+        return sequence([*begin, structural_map(part, (tirx.Evaluate, leaf))])
+
+    def _call(self, name: str, args: list[Any], attrs: dict[str, Any], put: Any) -> Any:
+        region = tirx.BufferRegion(
+            self.handed, [ir.Range.from_min_extent(tirx.IntImm("int32", 0), tirx.IntImm("int32", 1))]
+        )
+        where = {"executor": "block", "reach": "block", **attrs}
+        made = ir.Call(f"ts.{name}", [region, *args], attrs=where, ret_ty=VOID, span=put.span)
+        return tirx.Evaluate(made, put.span)
+
+
+def without_puts(s: Any, hands: Hands | None) -> Any:
     """A statement without its non-blocking puts, and without the loops and conditions that had nothing
-    else."""
+    else; ``hands`` has what stands in the place of some of them."""
     if name_of(s) and is_put(s.value):
-        return sequence([])
+        return hands.handing(s.value) if hands is not None and hands.counts(s.value) else sequence([])
     if not puts_of(s):
         return s
     if isinstance(s, tirx.SeqStmt):
-        rest = [t for t in map(without_puts, s.seq) if isinstance(t, tirx.Bind) or not _is_nothing(t)]
+        parts = [without_puts(x, hands) for x in s.seq]
+        rest = [t for t in parts if isinstance(t, tirx.Bind) or not _is_nothing(t)]
         return sequence([] if all(map(_is_nothing, rest)) else rest)
-    parts = [without_puts(x) for x in inside(s)]
+    parts = [without_puts(x, hands) for x in inside(s)]
     return sequence([]) if all(map(_is_nothing, parts)) else _around(s, parts)
 
 

@@ -109,10 +109,14 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 def _tells_others(s: Any) -> bool:
     """Whether a statement synchronizes with other blocks, or signals: they come behind all that the block
-    stored. The signal of a put by the communicator tells of puts alone."""
+    stored. The signal of a put by the communicator tells of puts alone, and a signal within the block nobody
+    else: executors of it that would tell others in turn are not here."""
     if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
         return False  # those inside are statements of their own
-    return any(op.synchronizes(c) or op.signals(c) and not is_put(c) for c, op in operations(s))
+    return any(
+        op.synchronizes(c) or op.signals(c) and not is_put(c) and str(c.attrs["reach"]) != "block"
+        for c, op in operations(s)
+    )
 
 
 def _updates(s: Any) -> list[Any]:

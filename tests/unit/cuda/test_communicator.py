@@ -292,9 +292,10 @@ def written(read: bool) -> Any:
     return kernel
 
 
-def test_what_the_block_writes_it_puts_itself():
-    assert "X is written here" in note_of(written(False))
-    assert "2 warps" in note_of(written(True))
+def test_what_the_block_writes_is_handed_on():
+    assert "2 warps" in note_of(written(False)) and "2 warps" in note_of(written(True))
+    assert "ts::shared_wait<false>(&handed[0], taken" in code_of(written(False))
+    assert "handed" not in code_of(written(True))
     args = [
         {
             "A": data((64, 64), "bfloat16", r),
