@@ -508,6 +508,8 @@ def _perform(
                 # an unordered launch leaves them: others may be signalling for the next one already
                 left = p["keep"] or unordered
                 argument.array[...] = arrays[p["name"]] if left else 0
+            elif p["kind"] == "packets":
+                argument.array[...] = arrays[p["name"]]
             elif p["written"]:
                 argument.take(arrays[p["name"]], unwritten.get(p["name"]))
     for text in sorted(report.unchecked) if checking is None else ():

@@ -56,7 +56,7 @@ def waits_for_blocks(body: Any) -> list[Any]:
         looks = op.acquires(call) and any(
             a.region.source.ty.storage_scope == "global.signal" for a in effects_of(call)
         )
-        return looks or op.synchronizes(call) in ("grid", "device")
+        return looks or op.name == "get_packets" or op.synchronizes(call) in ("grid", "device")
 
     return [call for call, op in operations(body) if waits(call, op)]
 

@@ -181,7 +181,7 @@ def _launch(kernel: Kernel, launch: Any) -> dict[str, Any]:
         values = bound.arrays[name]
         if p["kind"] == "tensor":
             given[name] = values.copy()
-        elif p["kind"] == "signal":
+        elif p["kind"] in ("signal", "packets"):
             given[name] = comm.signals(values.shape, like="numpy")
             given[name][...] = values
         else:

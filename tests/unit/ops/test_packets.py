@@ -1,0 +1,59 @@
+"""T.put_packets and T.get_packets: small messages that are their own signal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.kernels import refused
+from tilescale.compiler.checks.run import check, launch
+from tilescale.compiler.sim import numerics
+from tilescale.errors import TileError
+from tilescale.language.dtypes import BITS
+from tilescale.packets import HEAD, SHIFT, length
+
+
+def all_to_all(n: int, rows: int, row: int, dtype: str, blocks: int = 1, ordered: bool = True) -> Any:
+    """Every rank gets a tile of each, its own too."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((n, blocks, rows, row), dtype),
+        box: T.Packets((n, blocks, rows, row), dtype),
+        Y: T.Tensor((n, blocks, rows, row), dtype),
+    ):
+        with T.Kernel(blocks, threads=64, ordered=ordered) as bx, T.Scale("device") as (rank, count):
+            x, y = T.alloc_fragment((rows, row), dtype), T.alloc_fragment((rows, row), dtype)
+            for peer in T.serial(count):
+                T.copy(X[peer, bx, 0, 0], x)
+                T.put_packets(x, box[rank, bx, 0, 0], dst=peer)
+            for peer in T.serial(count):
+                T.get_packets(box[peer, bx, 0, 0], y)
+                T.copy(y, Y[peer, bx, 0, 0])
+
+    return main
+
+
+def given(n: int, shape: tuple[int, ...], dtype: str) -> list[Any]:
+    draw = np.random.default_rng(5)
+    return [numerics.encode(draw.integers(0, 100, (n, *shape)).astype(np.float64)
+                            if dtype in numerics.FLOATS else draw.integers(0, 100, (n, *shape)), dtype)
+            for _ in range(n)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "int32", "int64", "float8_e4m3fn"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_every_rank_gets_what_each_has_put(n: int, dtype: str):
+    kernel, X = all_to_all(n, 3, 16, dtype, blocks=2), given(n, (2, 3, 16), dtype)
+    done = launch(kernel, n, {"X": X})
+    assert done.report, done.report
+    for rank in range(n):
+        want = np.stack([X[peer][rank] for peer in range(n)])
+        assert (done.arrays[rank]["Y"].view(np.uint8) == want.view(np.uint8)).all()
+        assert done.arrays[rank]["box"][0] == 1 << SHIFT
+        assert len(done.arrays[rank]["box"]) == length((n, 2, 3, 16), BITS[dtype])
+    report = check(kernel, n, {"X": X}, schedule="adversary", seeds=3)
+    assert report, report
