@@ -31,7 +31,7 @@ from tilescale.compiler.sim.record import Recorder
 from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import Sym, SymExpr, settle
-from tilescale.packets import each
+from tilescale.packets import each, length
 
 #: choices of a schedule after which a launch counts as endless
 STEPS = 2_000_000
@@ -554,7 +554,14 @@ class Arguments:
 
     def box(self, p: Any, words: Any, slot: int) -> Packets:
         """A box of packets; ``words``: what lies there."""
-        *outer, last = (self._extent(e, p) for e in p.spec.slots)
+        *outer, last = slots = [self._extent(e, p) for e in p.spec.slots]
+        if len(words) != (want := length(slots, p.spec.of.bits)):
+            raise TileValueError(
+                f"{p.name} has {len(words)} words",
+                loc=p.loc,
+                expected=f"{want}",
+                hint=f'tilescale.comm.packets({tuple(slots)}, "{p.spec.of}")',
+            )
         return Packets(p.name, words, (*outer, last // each(p.spec.of.bits)), (self.rank,), slot)
 
     def _extent(self, extent: Any, p: Any) -> int:

@@ -102,8 +102,15 @@ void ts_report_signal(ts_fiber* f, double limit, const char* known) {
   static const char* const sign[] = {">=", "==", ">", "!=", "<=", "<"};
   char who[96], name[160], time[32] = "";
   ts_who(f, who);
-  flag_name(f, name, sizeof name);
   if (limit > 0) snprintf(time, sizeof time, " %g s", limit);
+  if (f->why == TS_WAIT_PACKETS) {
+    int64_t seen = (int64_t)((uint64_t)atomic_load_explicit(f->flag, memory_order_relaxed) >> 32);
+    ts_launch_fail(f->launch, f->site, "%s: waited%s for packets of %s in launch %lld of those that use it: %s %lld came last%s%s", who, time,
+                   f->launch->kernel->sites[f->site].name, (long long)f->value, seen ? "those of launch" : "none, of number",
+                   (long long)seen, *known ? ", and " : "", known);
+    return;
+  }
+  flag_name(f, name, sizeof name);
   ts_launch_fail(f->launch, f->site, "%s: waited%s for %s: expected %s %lld, the value is %lld%s%s", who, time, name,
                  sign[f->cmp < 0 || f->cmp > 5 ? 5 : f->cmp], (long long)f->value,
                  (long long)atomic_load_explicit(f->flag, memory_order_relaxed), *known ? ", and " : "", known);
@@ -125,6 +132,7 @@ void ts_report_timeout(ts_fiber* f) {
   ts_who(f, who);
   switch (f->why) {
     case TS_WAIT_SIGNAL:
+    case TS_WAIT_PACKETS:
       put_gone(L, other, sizeof other);
       ts_report_signal(f, limit, other);
       break;
