@@ -40,8 +40,10 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: what copies by TMA, cp.async and 16-byte accesses ask of an address
 WIDEST = 16
+#: bytes of a packet
+PACKET = 16
 #: functions that take an address as it is
-_ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<", "ts::test<", "ts::system_")
+_ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<", "ts::test<", "ts::system_", "ts::put_packet", "ts::get_packet")
 
 
 def description(
@@ -170,6 +172,9 @@ def _alignments(kernel: ThreadKernel, program: TileProgram) -> list[int]:
     for var, source in zip(kernel.func.params, kernel.sources, strict=True):
         if source.kind == "param" and var in widest:
             out[source.index] = max(out[source.index], widest[var])
+    for k, p in enumerate(program.params):
+        if getattr(p.spec, "kind", "") == "packets":  # each is one access of as many bytes
+            out[k] = max(out[k], PACKET)
     for m in kernel.maps:
         out[m.param] = max(out[m.param], WIDEST)
     return out

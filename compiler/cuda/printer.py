@@ -140,6 +140,8 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/dependent.cuh>"
         if self.kernel.team:
             yield "#include <ts/team.cuh>"
+        if any(name in ("ts::put_packet", "ts::get_packet") for name in self.called):
+            yield "#include <ts/packets.cuh>"
         yield ""
         if products:
             yield "namespace ts {"
@@ -190,7 +192,7 @@ class CudaPrinter(CPrinter):
                 self.head.append(f"{name} = float({self.narrowed(name, dtype)});")
             return f"{self.computed_type(dtype)} {name}"
         ctype = self.ctype(str(var.ty.dtype))
-        if written or var.ty.storage_scope == "global.signal":
+        if written or var.ty.storage_scope in ("global.signal", "global.packets"):
             return f"{ctype}* {self.declare(var)}"
         # of a launch that begins early, memory does change: its loads must not move in front of the wait
         lasting = var.ty.storage_scope == "global" and not self.kernel.dependent

@@ -27,6 +27,7 @@ from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.tiles import updated
+from tilescale.packets import SHIFT
 
 #: who of a block acts for itself: its threads that meet, and its producer
 THREADS, PRODUCER = ACTORS = range(2)
@@ -392,6 +393,47 @@ def _no_counter(b: Block, m: Any, team: Any, site: Any) -> None:
     raise EmulationError("an index of a signal lies outside")
 
 
+# ---- packets: 64-bit words, each whole, whose order says nothing
+
+
+def _launch_of_packets(b: Block, m: Any, box: Pointer) -> Any:
+    rank, name = b.world.place(b.task, box.memory)
+    return np.full(m.shape, (int(b.world.arrays[rank][name][0]) >> SHIFT) + 1, np.int32)
+
+
+def _count_packets(b: Block, m: Any, box: Pointer) -> None:
+    _one(m, "a block that ends")
+    rank, name = b.world.place(b.task, box.memory)
+    blocks = b.world.blocks
+    b.world.until(lambda: True)  # others may come first
+    b.world.arrays[rank][name][0] += 1 if b.task.block else (1 << SHIFT) - (blocks - 1)
+
+
+def _put_packet(b: Block, m: Any, to: Pointer, data: Any, number: Any) -> None:
+    rank, name = b.world.place(b.task, to.memory)
+    words = b.world.arrays[rank][name].view(np.uint64)
+    at, value, mark = (np.broadcast_to(x, m.shape) for x in (to.index, data, number))
+    b.world.until(lambda: True)  # others may come first
+    for thread in np.flatnonzero(m):
+        high = np.uint64(int(mark[thread]) << SHIFT)
+        for k, part in enumerate(value[thread : thread + 1].astype(np.int64).view(np.uint32)):
+            word = int(at[thread]) + k
+            if words[word] >> np.uint64(SHIFT) == high >> np.uint64(SHIFT):
+                raise EmulationError(f"word {word} of {name} of rank {rank} is put twice in one launch")
+            words[word] = high | np.uint64(part)
+
+
+def _get_packet(b: Block, m: Any, team: Any, at: Pointer, number: Any, site: Any) -> Any:
+    rank, name = b.world.place(b.task, at.memory)
+    words = b.world.arrays[rank][name].view(np.uint64)
+    index, mark = (np.broadcast_to(x, m.shape)[m].astype(np.int64) for x in (at.index, number))
+    both = np.stack([index, index + 1], -1)
+    b.world.until(lambda: bool((words[both] >> np.uint64(SHIFT) == mark[:, None].astype(np.uint64)).all()))
+    out = np.zeros(m.shape, np.int64)
+    out[m] = np.ascontiguousarray(words[both].astype(np.uint32)).view(np.int64)[:, 0]
+    return out
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::peer": _peer,
     "ts::team_sync": _team_sync,
@@ -400,6 +442,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::range_of_ranks": _range_of_ranks,
     "ts::list_of_ranks": _list_of_ranks,
     "ts::no_counter": _no_counter,
+    "ts::launch_of_packets": _launch_of_packets,
+    "ts::count_packets": _count_packets,
+    "ts::put_packet": _put_packet,
+    "ts::get_packet": _get_packet,
     "ts::barrier<true>": _barrier(True),
     "ts::barrier<false>": _barrier(False),
     **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},

@@ -44,6 +44,7 @@ class State:
     scale_value: Callable[[str, int], Any]
     of_launch: Callable[[str], Any]
     cluster_copy: Callable[[Any, Nest], Any]
+    barrier_call: Callable[[str], Any]
 
     def __init__(self, program: TileProgram):
         self.program, self.target = program, program.target
@@ -95,6 +96,8 @@ class State:
         self.ranked: list[tuple[Any, Source]] = []
         #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
         self.remote: tuple[Any, bool, Place] | None = None
+        #: boxes of packets, with the variable that holds the number of this launch in each
+        self.boxes: dict[Any, Any] = {}
         #: whether other ranks are reached
         self.device = False
 

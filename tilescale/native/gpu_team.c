@@ -13,7 +13,7 @@
 
 /* As ts::Record and ts::Why have it. */
 typedef struct ts_record { int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index; } ts_record;
-enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED };
+enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS };
 enum { ALONE = 64, ALONE_BYTES = 4096, MAX_DEVICES = 64, KNOWN = 4096 };
 
 static struct {
@@ -271,6 +271,9 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
     put_counter(K, name, r->index, counter, sizeof counter);
     snprintf(out, bytes, "%s: waited %g s for %s: expected %s %lld, the value is %lld", who, limit, counter,
              sign[r->compare < 0 || r->compare > 5 ? 5 : r->compare], (long long)r->value, (long long)r->seen);
+  } else if (r->why == LATE_PACKETS) {
+    snprintf(out, bytes, "%s: waited %g s for packets of %s in launch %lld of those that use it: %s %lld came last", who, limit, name,
+             (long long)r->value, r->seen ? "those of launch" : "none, of number", (long long)r->seen);
   } else if (r->why == LATE_BLOCKS) {
     snprintf(out, bytes, "%s: waited %g s at a barrier for other blocks", who, limit);
   } else if (r->why == DIFFERENT && team) {
@@ -290,7 +293,7 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   } else {
     snprintf(out, bytes, "%s: a launch failed", who);
   }
-  if (team && r->why <= LATE_MEETING) put_gone(team, out, bytes);
+  if (team && (r->why <= LATE_MEETING || r->why == LATE_PACKETS)) put_gone(team, out, bytes);
 }
 
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {

@@ -9,6 +9,7 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import refused
+from tests.unit.cuda.emulated import agree_on_ranks
 from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.sim import numerics
 from tilescale.errors import TileError
@@ -57,3 +58,18 @@ def test_every_rank_gets_what_each_has_put(n: int, dtype: str):
         assert len(done.arrays[rank]["box"]) == length((n, 2, 3, 16), BITS[dtype])
     report = check(kernel, n, {"X": X}, schedule="adversary", seeds=3)
     assert report, report
+
+
+@pytest.mark.parametrize("dtype, row", [("float32", 16), ("bfloat16", 40), ("int8", 8), ("int64", 3)])
+def test_threads_put_and_get_each_their_own(dtype: str, row: int):
+    n = 3
+    kernel, X = all_to_all(n, 5, row, dtype, blocks=2), given(n, (2, 5, row), dtype)
+    args = [
+        {
+            "X": X[rank],
+            "box": np.zeros(length((n, 2, 5, row), BITS[dtype]), np.int64),
+            "Y": np.zeros_like(X[rank]),
+        }
+        for rank in range(n)
+    ]
+    agree_on_ranks(kernel, args, seeds=3)

@@ -1,0 +1,51 @@
+// Packets between ranks (tilescale/packets.py): 16 bytes, twice four of data and the launch's number.
+//
+// Each half of a packet is one 64-bit access: a vector access is as many scalar ones in any order, each of which is whole (PTX ISA, "Memory
+// Consistency Model", "Vector Data-types"). So whoever sees the number of this launch has the data beside it. Nothing else is ordered: all
+// accesses are relaxed, at the scope of the system.
+#pragma once
+#include <ts/team.cuh>
+
+namespace ts {
+
+// The number of this launch among those that use the box, from 1. Its blocks count themselves in the lower half of the word, and the last one
+// changes the upper half, so it stands still until every thread of every block has read it.
+__device__ __forceinline__ int launch_of_packets(const int64_t* box) {
+  int64_t seen;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(box) : "memory");
+  return int(seen >> 32) + 1;
+}
+
+// A block has ended: by one thread, behind a barrier of all. The first block adds what lets the lower half be zero behind the last.
+__device__ __forceinline__ void count_packets(int64_t* box) {
+  const int64_t others = int64_t(gridDim.x) * gridDim.y * gridDim.z - 1;
+  const int64_t mine = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 ? (1ll << 32) - others : 1;
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(box), "l"(mine) : "memory");
+}
+
+__device__ __forceinline__ void put_packet(int64_t* to, int64_t data, int number) {
+  const uint64_t mark = uint64_t(uint32_t(number)) << 32, low = uint32_t(data) | mark, high = uint64_t(data) >> 32 | mark;
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
+}
+
+__device__ __forceinline__ bool look_at_packet(const int64_t* at, int number, uint64_t& low, uint64_t& high) {
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(at) : "memory");
+  return int(low >> 32) == number && int(high >> 32) == number;
+}
+
+// Until the packet has come, at most as long as a wait may take; its data.
+__device__ __forceinline__ int64_t get_packet(const Team& team, const int64_t* at, int number, int site) {
+  uint64_t low, high;
+  if (!look_at_packet(at, number, low, high)) {
+    const uint64_t start = now();
+    for (int round = 1; !look_at_packet(at, number, low, high); ++round) {
+      if (round % 256) continue;
+      const int64_t seen = int64_t(int(low >> 32) == number ? high >> 32 : low >> 32);
+      if (now() - start > uint64_t(team.limit)) give_up(team, LATE_PACKETS, site, -1, number, seen, 0);
+      if (team.stop && *(volatile const int*)team.stop) give_up(team, STOPPED, site, -1, number, seen, 0);
+    }
+  }
+  return int64_t(high << 32 | uint32_t(low));
+}
+
+}  // namespace ts
