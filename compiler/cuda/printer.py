@@ -140,7 +140,7 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/dependent.cuh>"
         if self.kernel.team:
             yield "#include <ts/team.cuh>"
-        if any(name in ("ts::put_packet", "ts::get_packet") for name in self.called):
+        if any(name.endswith(("put_packet", "get_packet", "look_for_packet")) for name in self.called):
             yield "#include <ts/packets.cuh>"
         yield ""
         if products:

@@ -65,6 +65,8 @@ class Task:
     acquired: list[Acquired] = field(default_factory=list)
     rounds: dict[Any, int] = field(default_factory=dict)
     views: dict[tuple[int, str], Memory] = field(default_factory=dict)
+    #: of packets that threads have looked for in vain: whether they have come
+    late: list[Callable[[], bool]] = field(default_factory=list)
     #: how many copies the producer has made
     copies: int = 0
     #: what a thread knew at its last proxy fence
@@ -434,6 +436,35 @@ def _get_packet(b: Block, m: Any, team: Any, at: Pointer, number: Any, site: Any
     return out
 
 
+def _look_for_packet(b: Block, m: Any, at: Pointer, number: Any, late: Pointer) -> Any:
+    rank, name = b.world.place(b.task, at.memory)
+    words, lanes = b.world.arrays[rank][name].view(np.uint64), np.flatnonzero(m)
+    index, mark = (np.broadcast_to(x, m.shape)[lanes].astype(np.int64) for x in (at.index, number))
+    both = np.stack([index, index + 1], -1)
+
+    def there() -> Any:
+        return (words[both] >> np.uint64(SHIFT) == mark[:, None].astype(np.uint64)).all(-1)
+
+    if not (came := there()).all():
+        late.memory.data[lanes[~came], np.broadcast_to(late.index, m.shape)[lanes[~came]]] = 1
+        b.task.late.append(lambda: bool(there().all()))
+    out = np.zeros(m.shape, np.int64)
+    out[lanes] = np.ascontiguousarray(words[both].astype(np.uint32)).view(np.int64)[:, 0]
+    return out
+
+
+def _await_packets(b: Block, m: Any, team: Any, late: Pointer, since: Pointer, number: Any, site: Any) -> Any:
+    """Whether to look again; what has not come is awaited here, so that nobody looks in vain for ever."""
+    lanes = np.flatnonzero(m)
+    index = np.broadcast_to(late.index, m.shape)[lanes]
+    out = np.zeros(m.shape, bool)
+    out[lanes] = late.memory.data[lanes, index] != 0
+    late.memory.data[lanes, index] = 0
+    awaited, b.task.late = b.task.late, []
+    b.world.until(lambda: all(there() for there in awaited))
+    return out
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::peer": _peer,
     "ts::team_sync": _team_sync,
@@ -446,6 +477,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::count_packets": _count_packets,
     "ts::put_packet": _put_packet,
     "ts::get_packet": _get_packet,
+    "ts::look_for_packet": _look_for_packet,
+    "ts::await_packets": _await_packets,
     "ts::barrier<true>": _barrier(True),
     "ts::barrier<false>": _barrier(False),
     **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},

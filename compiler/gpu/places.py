@@ -41,6 +41,8 @@ class Box:
     name: str
     number: Any = None
     site: Any = None
+    #: where a look at a packet says that it has not come; None where each is awaited
+    late: Any = None
 
     def flat(self, at: list[Any]) -> Any:
         """The first word of a packet of this launch."""

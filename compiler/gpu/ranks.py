@@ -154,9 +154,12 @@ class Ranks(State):
 
     # -- packets
     # -----------------------------------------------------------------------------------------------------
-    def packets(self, call: Any, nest: Any, region: Any, rank: Any = None) -> Any:
+    def packets(
+        self, call: Any, nest: Any, region: Any, rank: Any = None, *, several: bool = False
+    ) -> Any:
         """A nest one side of which is a part of a box, in the memory of ``rank``: each thread stores, or
-        awaits, its own packets."""
+        awaits, its own packets. several: a thread awaits more than one, and looks at all of them in turn, so
+        that its loads are under way together."""
         own = self.places[region.source]
         if not isinstance(own, Box):
             raise InternalError(f"{own.name} is no box", loc=self.here)
@@ -172,11 +175,14 @@ class Ranks(State):
             at = self._peer(tirx.buffer_data(own.buf), rank, site)
             data = tirx.reinterpret(ir.PointerType(ir.PrimType("int64"), "global.packets"), at)
             before.append(tirx.DeclBuffer(there, call.span, data=data))
-        self.places[region.source] = replace(own, buf=there, number=number, site=site)
+        late = tirx.decl_buffer((1,), "int32", "late", scope="local", layout=None) if several else None
+        self.places[region.source] = replace(own, buf=there, number=number, site=site, late=late)
         tests = self._outside(region, own)
         with self.analyzer.constraint_scope(all_of(tests)) if tests else contextlib.nullcontext():
             body = self.nest(nest)
         self.places[region.source] = own
+        if late is not None:
+            body = self._until_all(body, late, number, site)
         if tests:
             failed = self.once(do("no_counter", self.of_launch("team"), site))
             body = tirx.IfThenElse(all_of(tests), body, failed)
@@ -199,7 +205,26 @@ class Ranks(State):
 
     def packet_in(self, box: Box, word: Any) -> Any:
         at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
+        if box.late is not None:
+            late = tirx.address_of(tirx.BufferLoad(box.late, [tirx.IntImm("int32", 0)]))
+            return tirx.call_extern("int64", "ts::look_for_packet", at, box.number, late)
         return tirx.call_extern("int64", "ts::get_packet", self.of_launch("team"), at, box.number, box.site)
+
+    def _until_all(self, look: Any, late: Any, number: Any, site: Any) -> Any:
+        """``look`` again and again, until none is ``late``."""
+        zero = tirx.IntImm("int32", 0)
+        since = tirx.decl_buffer((2,), "int64", "since", scope="local", layout=None)
+        begins = [
+            tirx.AllocBuffer(late),
+            tirx.AllocBuffer(since),
+            tirx.BufferStore(late, tirx.IntImm("int32", 1), [zero]),
+            tirx.BufferStore(since, tirx.IntImm("int64", 0), [zero]),
+        ]
+        words = [tirx.address_of(tirx.BufferLoad(b, [zero])) for b in (late, since)]
+        again = tirx.call_extern(
+            "bool", "ts::await_packets", self.of_launch("team"), *words, number, site
+        )
+        return sequence([*begins, tirx.While(again, look)])
 
     def launches_of_boxes(self) -> tuple[list[Any], list[Any]]:
         """What a block does before and behind all else: its threads read the number of this launch, and when

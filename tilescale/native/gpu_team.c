@@ -272,8 +272,9 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
     snprintf(out, bytes, "%s: waited %g s for %s: expected %s %lld, the value is %lld", who, limit, counter,
              sign[r->compare < 0 || r->compare > 5 ? 5 : r->compare], (long long)r->value, (long long)r->seen);
   } else if (r->why == LATE_PACKETS) {
-    snprintf(out, bytes, "%s: waited %g s for packets of %s in launch %lld of those that use it: %s %lld came last", who, limit, name,
-             (long long)r->value, r->seen ? "those of launch" : "none, of number", (long long)r->seen);
+    snprintf(out, bytes, "%s: waited %g s for packets of %s in launch %lld of those that use it", who, limit, name, (long long)r->value);
+    size_t end = strlen(out);
+    if (r->seen >= 0 && end < bytes) snprintf(out + end, bytes - end, r->seen ? ": those of launch %lld came last" : ": none came before", (long long)r->seen);
   } else if (r->why == LATE_BLOCKS) {
     snprintf(out, bytes, "%s: waited %g s at a barrier for other blocks", who, limit);
   } else if (r->why == DIFFERENT && team) {

@@ -105,9 +105,10 @@ void ts_report_signal(ts_fiber* f, double limit, const char* known) {
   if (limit > 0) snprintf(time, sizeof time, " %g s", limit);
   if (f->why == TS_WAIT_PACKETS) {
     int64_t seen = (int64_t)((uint64_t)atomic_load_explicit(f->flag, memory_order_relaxed) >> 32);
-    ts_launch_fail(f->launch, f->site, "%s: waited%s for packets of %s in launch %lld of those that use it: %s %lld came last%s%s", who, time,
-                   f->launch->kernel->sites[f->site].name, (long long)f->value, seen ? "those of launch" : "none, of number",
-                   (long long)seen, *known ? ", and " : "", known);
+    char last[64] = "none came before";
+    if (seen) snprintf(last, sizeof last, "those of launch %lld came last", (long long)seen);
+    ts_launch_fail(f->launch, f->site, "%s: waited%s for packets of %s in launch %lld of those that use it: %s%s%s", who, time,
+                   f->launch->kernel->sites[f->site].name, (long long)f->value, last, *known ? ", and " : "", known);
     return;
   }
   flag_name(f, name, sizeof name);

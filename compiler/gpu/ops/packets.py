@@ -10,7 +10,7 @@ from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.spread import best
+from tilescale.compiler.layout.spread import best, divisors, spread
 from tilescale.compiler.ops.packets import PutPackets
 from tilescale.compiler.tvm_compat import tirx
 
@@ -22,11 +22,16 @@ class _Packets(Lowering["GpuLowering"]):
     demands = True
 
     def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
-        """A packet a thread, side by side: what a wave stores at once is one run of memory."""
-        held = call.args[0 if call.op.name == f"ts.{PutPackets.name}" else 1].source
+        """A packet a thread, side by side: what a wave stores at once is one run of memory. Of what is got
+        each thread may also have whole columns: what comes from several ranks is mostly added up."""
+        puts, threads = call.op.name == f"ts.{PutPackets.name}", cx.executor_of(call).threads
+        held = call.args[0 if puts else 1].source
         shape = tuple(int(e) for e in held.ty.shape)
-        made = best(shape, cx.executor_of(call).threads, 64, -1, 1)
-        return [[Demand(held, made, "packets", loc_of(call.span))]]
+        made = [best(shape, threads, 64, -1, 1)]
+        if not puts:
+            share = max(d for d in divisors(threads) if d < 2 * shape[-1])
+            made.append(spread(shape, threads, [*(1 for _ in shape[1:]), share], 1, len(shape) - 1))
+        return [[Demand(held, f, "packets", loc_of(call.span))] for f in dict.fromkeys(made)]
 
 
 @lowers("gpu", "put_packets")
@@ -40,7 +45,8 @@ class Put(_Packets):
 class Get(_Packets):
     def lower(self, call: Any, cx: GpuLowering) -> Any:
         box, held = call.args
-        return cx.packets(call, _moves(call, box, held), box)
+        several = cx.registers_of(held.source).layout.slots > 1
+        return cx.packets(call, _moves(call, box, held), box, several=several)
 
 
 def _moves(call: Any, frm: Any, to: Any) -> Any:

@@ -9,7 +9,8 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import refused
-from tests.unit.cuda.emulated import agree_on_ranks
+from tests.unit.cuda.emulated import agree_on_ranks, lowered
+from tilescale.compiler import emulator
 from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.sim import numerics
 from tilescale.errors import TileError
@@ -73,3 +74,45 @@ def test_threads_put_and_get_each_their_own(dtype: str, row: int):
         for rank in range(n)
     ]
     agree_on_ranks(kernel, args, seeds=3)
+
+
+def one_shot(n: int, N: int, block: int, dtype: str, threads: int = 128) -> Any:
+    """An all-reduce in one trip: everyone puts to everyone, and adds in rank order."""
+
+    @T.prim_func
+    def main(A: T.Tensor((N,), dtype), box: T.Packets((n, N), dtype), B: T.Tensor((N,), dtype)):
+        with T.Kernel(T.ceildiv(N, block), threads=threads) as bx, T.Scale("device") as (rank, count):
+            x, parts = T.alloc_fragment((block,), dtype), T.alloc_fragment((n, block), dtype)
+            total = T.alloc_fragment((block,), "float32")
+            T.copy(A[bx * block], x)
+            for k in T.serial(count):
+                T.put_packets(x, box[rank, bx * block], dst=(rank + k) % count)
+            T.get_packets(box[0:n, bx * block : bx * block + block], parts)
+            T.clear(total)
+            for i in T.Parallel(block):
+                for r in T.serial(n):
+                    total[i] += parts[r, i]
+            T.copy(total, B[bx * block])
+
+    return main
+
+
+@pytest.mark.parametrize("n, dtype", [(2, "float32"), (3, "bfloat16"), (4, "float16")])
+def test_an_all_reduce_in_one_shot(n: int, dtype: str):
+    N, block = 512, 256
+    draw = np.random.default_rng(3)
+    A = [numerics.encode(draw.standard_normal(N), dtype) for _ in range(n)]
+    want = np.zeros(N, "float32")
+    for a in A:
+        want = want + numerics.decode(a, dtype).astype("float32")
+    kernel = one_shot(n, N, block, dtype)
+    report = check(kernel, n, {"A": A}, schedule="adversary", seeds=4)
+    assert report, report
+    for of in launch(kernel, n, {"A": A}).arrays:
+        assert (of["B"].view(np.uint8) == numerics.encode(want, dtype).view(np.uint8)).all()
+    size = length((n, N), BITS[dtype])
+    args = [{"A": a, "box": np.zeros(size, np.int64), "B": np.zeros_like(a)} for a in A]
+    for made in (lowered(kernel), lowered(kernel, "sm_80")):
+        for seed in range(3):
+            for of in emulator.run_ranks(made.kernel, made.program, args, seed):
+                assert (of["B"].view(np.uint8) == numerics.encode(want, dtype).view(np.uint8)).all()

@@ -33,19 +33,39 @@ __device__ __forceinline__ bool look_at_packet(const int64_t* at, int number, ui
   return int(low >> 32) == number && int(high >> 32) == number;
 }
 
-// Until the packet has come, at most as long as a wait may take; its data.
+__device__ __forceinline__ int64_t data_of_packet(uint64_t low, uint64_t high) { return int64_t(high << 32 | uint32_t(low)); }
+
+// Gives up where packets have not come in the time that a wait may take. seen: the number of what is there, -1 where nobody says.
+__device__ __forceinline__ void packets_are_late(const Team& team, uint64_t start, int number, int64_t seen, int site) {
+  if (now() - start > uint64_t(team.limit)) give_up(team, LATE_PACKETS, site, -1, number, seen, 0);
+  if (team.stop && *(volatile const int*)team.stop) give_up(team, STOPPED, site, -1, number, seen, 0);
+}
+
+// Until the packet has come; its data.
 __device__ __forceinline__ int64_t get_packet(const Team& team, const int64_t* at, int number, int site) {
   uint64_t low, high;
   if (!look_at_packet(at, number, low, high)) {
     const uint64_t start = now();
-    for (int round = 1; !look_at_packet(at, number, low, high); ++round) {
-      if (round % 256) continue;
-      const int64_t seen = int64_t(int(low >> 32) == number ? high >> 32 : low >> 32);
-      if (now() - start > uint64_t(team.limit)) give_up(team, LATE_PACKETS, site, -1, number, seen, 0);
-      if (team.stop && *(volatile const int*)team.stop) give_up(team, STOPPED, site, -1, number, seen, 0);
-    }
+    for (int round = 1; !look_at_packet(at, number, low, high); ++round)
+      if (round % 256 == 0) packets_are_late(team, start, number, int64_t(int(low >> 32) == number ? high >> 32 : low >> 32), site);
   }
-  return int64_t(high << 32 | uint32_t(low));
+  return data_of_packet(low, high);
+}
+
+// Of several packets of a thread: the data, and whether it is late. Looks at packets that are not awaited one by one are under way together.
+__device__ __forceinline__ int64_t look_for_packet(const int64_t* at, int number, int* late) {
+  uint64_t low, high;
+  *late |= !look_at_packet(at, number, low, high);
+  return data_of_packet(low, high);
+}
+
+// Whether to look (again), which is the case where some are late. since: how many looks there were, and when the first one was in vain.
+__device__ __forceinline__ bool await_packets(const Team& team, int* late, int64_t* since, int number, int site) {
+  if (!*late) return false;
+  *late = 0;
+  if (since[0]++ == 1) since[1] = int64_t(now());
+  if (since[0] % 256 == 0) packets_are_late(team, uint64_t(since[1]), number, -1, site);
+  return true;
 }
 
 }  // namespace ts
