@@ -295,7 +295,7 @@ class SimKernel(Kernel):
                 loc=place(self._meta["loc"]),
                 hint="tilescale check -n 4 script.py, or the target cpu",
             )
-        ordered = self.simulated.prepared.launch.ordered
+        ordered = self.simulated.prepared.launch.flagged
         _show(
             backend.job.meet(
                 rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking), ordered
@@ -472,7 +472,7 @@ def _perform(
     level = "tile" if checking is None else checking.level
     limit = STEPS if checking is None else checking.limit
     launch, report = kernel.simulated.launch(args, level, only, whose, limit), Report()
-    unordered = only is None and not kernel.simulated.prepared.launch.ordered
+    unordered = only is None and not kernel.simulated.prepared.launch.flagged
     windows = checking.windows if checking is not None and unordered else None
     team = tuple(members)
     step = (

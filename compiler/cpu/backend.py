@@ -39,7 +39,7 @@ class Backend(backend.Backend[Lowering]):
         flags = (
             (WAITS * low.waits) | (DEVICE * low.device) | (CLUSTER * clustered) | (INSTRUMENTED * instrument)
         )
-        flags |= UNORDERED * (not launch.ordered) | LOCAL * (not waits_for_blocks(program.func.body))
+        flags |= UNORDERED * (not launch.flagged) | LOCAL * (not waits_for_blocks(program.func.body))
         head = [
             1,
             len(program.params),

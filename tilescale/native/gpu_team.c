@@ -171,12 +171,13 @@ int ts_gpu_in_order(const struct ts_team* team, void* stream) {
   return code ? ts_driver_failed("ordering two streams of a team", code) : 0;
 }
 
-void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, ts_gpu_counters* out) {
+void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, int signals, int boxes, ts_gpu_counters* out) {
   out->count = 0;
   for (int32_t i = 0; i < K->nparams; i++) {
-    if (K->params[i].kind != TS_KIND_SIGNAL || args[i].lo == args[i].hi) continue;
+    int box = boxes && K->params[i].kind == TS_KIND_PACKETS;
+    if (!box && (!signals || K->params[i].kind != TS_KIND_SIGNAL || args[i].lo == args[i].hi)) continue;
     out->at[out->count] = args[i].lo;
-    out->length[out->count++] = (args[i].hi - args[i].lo) / 8;
+    out->length[out->count++] = box ? -1 : (args[i].hi - args[i].lo) / 8;
   }
 }
 

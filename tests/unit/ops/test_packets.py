@@ -10,8 +10,11 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda.emulated import agree_on_ranks, lowered
-from tilescale.compiler import emulator
+from tilescale.compiler import driver, emulator
 from tilescale.compiler.checks.run import check, launch
+from tilescale.compiler.cuda.describe import BARE, COOPERATIVE, DEVICE, TEAM, UNORDERED, description
+from tilescale.compiler.description import parameter_words
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.sim import numerics
 from tilescale.errors import TileError
 from tilescale.language.dtypes import BITS
@@ -116,3 +119,202 @@ def test_an_all_reduce_in_one_shot(n: int, dtype: str):
         for seed in range(3):
             for of in emulator.run_ranks(made.kernel, made.program, args, seed):
                 assert (of["B"].view(np.uint8) == numerics.encode(want, dtype).view(np.uint8)).all()
+
+
+# ---- what goes wrong, on the simulator
+
+
+def exchange(body: Any, ordered: bool = True, extent: int = 2) -> Any:
+    """A kernel of one block; ``body(rank, n, box, x, y)`` is what it does with a box of a row for each rank."""
+
+    @T.prim_func
+    def main(box: T.Packets((extent, 16), "float32"), Y: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32, ordered=ordered), T.Scale("device") as (rank, n):
+            x, y = T.alloc_fragment((16,), "float32"), T.alloc_fragment((16,), "float32")
+            T.fill(x, 1.0)
+            body(rank, n, box, x, y)
+            T.copy(y, Y)
+
+    return main
+
+
+@T.macro
+def nobody_puts(rank, n, box, x, y):
+    T.put_packets(x[0:8], box[rank, 0:8], dst=(rank + 1) % n)
+    T.get_packets(box[(rank + 1) % n, :], y)
+
+
+@T.macro
+def puts_twice(rank, n, box, x, y):
+    for k in T.serial(2):
+        T.put_packets(x, box[rank, :], dst=(rank + 1) % n)
+    T.get_packets(box[(rank + 1) % n, :], y)
+
+
+@T.macro
+def nobody_gets(rank, n, box, x, y):
+    T.put_packets(x, box[rank, :], dst=(rank + 1) % n)
+    T.get_packets(box[(rank + 1) % n, 0:8], y[0:8])
+    T.fill(y[8:16], 0.0)
+
+
+@T.macro
+def no_place(rank, n, box, x, y):
+    T.put_packets(x, box[rank + 1, :], dst=(rank + 1) % n)
+    T.get_packets(box[0, :], y)
+
+
+@pytest.mark.parametrize(
+    "body, kind, text, hint",
+    [
+        (nobody_puts, "deadlock", "ends the wait for packets box[1, 4:8] (of 8 bytes each, of rank 0)", "T.put_packets(…, box[1, 4:8], dst=0)"),
+        (puts_twice, "race", "this puts packets box[0, 0:8] (of 8 bytes each, of rank 1) a second time in one launch", "a place of box for each put"),
+        (nobody_gets, "unawaited", "nobody takes packets box[1, 4:8] (of 8 bytes each, of rank 0)", "T.get_packets(box[1, 4:8], …) on rank 0"),
+        (no_place, "out-of-bounds", "box[2, 0:8] (of 8 bytes each, of rank 0) lies outside box, whose shape is (2, 8)", ""),
+    ],
+)  # fmt: skip
+def test_findings(body: Any, kind: str, text: str, hint: str):
+    report = check(exchange(body), 2, schedule="adversary", seeds=3)
+    found = [f for f in report.findings if f.kind == kind]
+    assert found and any(text in f.message and hint in (f.hint or "") for f in found), report
+
+
+def test_packets_order_nothing_but_themselves():
+    """What its sender wrote before a packet may be read behind a signal, not behind the packet."""
+
+    def kernel(signals: bool) -> Any:
+        @T.prim_func
+        def main(
+            box: T.Packets((2, 2), "float32"),
+            inbox: T.SymmTensor((16,), "float32"),
+            s: T.Signal((1,)),
+            Y: T.Tensor((16,), "float32"),
+        ):
+            with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+                t = T.alloc_fragment((2,), "float32")
+                x = T.alloc_fragment((16,), "float32")
+                T.fill(x, 1.0)
+                T.clear(t)
+                T.copy(x, inbox, dst=1 - rank)
+                T.signal(s[0], dst=1 - rank)
+                T.put_packets(t, box[rank, :], dst=1 - rank)
+                T.get_packets(box[1 - rank, :], t)
+                if signals:
+                    T.wait(s[0])
+                T.copy(inbox, Y)
+
+        return main
+
+    assert check(kernel(True), 2, schedule="adversary", seeds=3)
+    report = check(kernel(False), 2, schedule="adversary", seeds=3)
+    assert any(f.kind == "race" for f in report.findings), report
+
+
+def test_every_interleaving():
+    report = check(one_shot(2, 8, 8, "float32", 32), 2, {"A": np.ones(8, "float32")}, schedule="exhaustive")
+    assert report and report.complete, report
+
+
+# ---- the launch without flags
+
+
+def lines_of(kernel: Any) -> list[str]:
+    return [note for note in tile_level(kernel).notes if "launches begin and end" in note]
+
+
+@T.macro
+def to_the_next(rank, n, box, x, y):
+    T.put_packets(x, box[rank, :], dst=(rank + 1) % n)
+    T.get_packets(box[(rank + n - 1) % n, :], y)
+
+
+@T.macro
+def others(rank, n, box, x, y):
+    for k in T.serial(1, n):
+        T.put_packets(x, box[rank, :], dst=(rank + k) % n)
+    for k in T.serial(1, n):
+        T.get_packets(box[(rank + k) % n, :], y)
+
+
+@T.macro
+def all_but_own(rank, n, box, x, y):
+    for k in T.serial(n):
+        if k != rank:
+            T.put_packets(x, box[rank, :], dst=k)
+    T.put_packets(x, box[rank, :], dst=rank)
+    for k in T.serial(n):
+        if k != rank:
+            T.get_packets(box[k, :], y)
+    T.get_packets(box[rank, :], y)
+
+
+@T.macro
+def by_sender(rank, n, box, x, y):
+    for k in T.serial(n):
+        T.put_packets(x, box[k, :], dst=k)
+    for k in T.serial(n):
+        T.get_packets(box[rank, :], y)
+
+
+@T.macro
+def with_a_barrier(rank, n, box, x, y):
+    others(rank, n, box, x, y)
+    T.barrier()
+
+
+@pytest.mark.parametrize(
+    "body, extent, why",
+    [
+        (others, 4, ""),
+        (all_but_own, 4, ""),
+        (to_the_next, 2, ""),
+        (to_the_next, 3, "of 3 ranks, rank 0 is not known to get packets of rank 1"),
+        (by_sender, 4, "no axis of box is the rank whose packets they are"),
+        (with_a_barrier, 4, "T.barrier reaches other ranks too"),
+        (others, 64, "box has places for 64 of ranks"),
+    ],
+)
+def test_flags_are_left_out_where_each_rank_gets_packets_of_each_other(body: Any, extent: int, why: str):
+    kernel = exchange(body, extent=extent)
+    (line,) = lines_of(kernel)
+    assert why in line and bool(why) == line.startswith("launches begin and end with flags")
+    assert tile_level(kernel).launch.flagged == bool(why)
+    assert lines_of(exchange(body, ordered=False)) == []
+
+
+def test_the_table_of_a_launch_without_flags():
+    kernel, bare = exchange(others), exchange(with_a_barrier)
+    for prim, flags in ((kernel, DEVICE | UNORDERED | TEAM | BARE | COOPERATIVE), (bare, DEVICE | TEAM | COOPERATIVE)):
+        own = driver.lower(prim.trace(), "cuda:sm_90a").own
+        assert description(own, prim.trace(), parameter_words(prim.trace()), 7)[5] == flags
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    "what, body",
+    [
+        ("T.put_packets without dst=", lambda b, A, f, r: T.put_packets(f, b[r, :])),
+        ("A is a float32 tensor and no box of packets", lambda b, A, f, r: T.put_packets(f, A, dst=0)),
+        ("is of float16, the packets of box of float32", lambda b, A, f, r: T.put_packets(T.alloc_fragment((16,), "float16"), b[r, :], dst=0)),
+        ("a packet has 2 of float32", lambda b, A, f, r: T.get_packets(b[r, 0:3], f[0:3])),
+        ("box[r, 1:5] begins at 1 of a row", lambda b, A, f, r: T.get_packets(b[0, 1:5], f[0:4])),
+        ("T.get_packets: f has a tile of (16,) and box one of (8,)", lambda b, A, f, r: T.get_packets(b[r, 0:8], f)),
+        ("4 lies outside axis 0 of box, whose extent is 4", lambda b, A, f, r: T.get_packets(b[4, :], f)),
+        ("box is a box of packets and is used as memory", lambda b, A, f, r: T.copy(b[r, 0:8], f[0:8])),
+        ("T.get_packets of box", lambda b, A, f, r: T.get_packets(b[r, :], b[r, :])),
+        ("box is remote", lambda b, A, f, r: T.put_packets(f, A, dst=0)),
+    ],
+)  # fmt: skip
+def test_refusals(what: str, body: Any):
+    @T.prim_func
+    def kernel(box: T.Packets((4, 16), "float32"), A: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32), T.Scale("device") as (r, n):
+            f = T.alloc_fragment((16,), "float32")
+            body(box, A, f, r)
+
+    with pytest.raises(TileError) as error:
+        tile_level(kernel)
+    print(error.value)
+    assert what in str(error.value) or what.startswith("box is remote")

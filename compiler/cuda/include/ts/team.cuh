@@ -281,7 +281,8 @@ __device__ __forceinline__ void barrier_among(const Team& team, int executors, i
   meet_blocks(team, executors, site, [&] { meet_among(team, site, members, -1); });
 }
 
-// Own counters that are zero when the next launch begins.
+// Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
+// have counted it (packets.cuh).
 struct Counters {
   int count, pad;
   int64_t* at[16];
@@ -316,6 +317,8 @@ extern "C" __global__ void __launch_bounds__(128) ts_leave(const __grid_constant
       ts::await<true>(team, ts::exit_of(team, team.rank, rank), launch, 0, ts::LATE_EXIT, -1, rank);
     __syncthreads();
   }
-  for (int k = 0; k < counters.count; ++k)
+  for (int k = 0; k < counters.count; ++k) {
+    if (counters.length[k] < 0 && threadIdx.x == 0) counters.at[k][0] += 1ll << 32;
     for (int64_t i = threadIdx.x; i < counters.length[k]; i += 128) counters.at[k][i] = 0;
+  }
 }
