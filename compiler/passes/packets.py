@@ -66,21 +66,29 @@ def packets(program: TileProgram) -> TileProgram:
 
 
 def _require_packets_alone(body: Any, boxes: set[Any]) -> None:
-    def refuse(buffer: Any, node: Any) -> None:
+    """Raises TileSyntaxError, at the statement."""
+    found: list[tuple[Any, Any]] = []
+
+    def look(buffer: Any, at: Any) -> None:
         if buffer in boxes:
-            raise TileSyntaxError(
-                f"{buffer.name} is a box of packets and is used as memory",
-                loc=loc_of(getattr(node, "span", None)),
-                hint=f"T.put_packets(x, {buffer.name}[…], dst=rank), T.get_packets({buffer.name}[…], y)",
-            )
+            found.append((buffer, loc_of(getattr(at, "span", None))))
 
     for call, _ in operations(body):
-        if call.op.name not in (PUT, GET):
-            for a in effects_of(call):
-                refuse(a.region.source, call)
-    structural_walk(body, (ir.TensorLoad, lambda e: refuse(e.source, e)))
-    structural_walk(body, (tirx.BufferStore, lambda s: refuse(s.buffer, s)))
-    structural_walk(body, (tirx.DeclBuffer, lambda s: refuse(s.data.args[0], s)))
+        for a in effects_of(call) if call.op.name not in (PUT, GET) else ():
+            look(a.region.source, call)
+    structural_walk(body, (tirx.BufferStore, lambda s: look(s.buffer, s)))
+    structural_walk(body, (tirx.DeclBuffer, lambda s: look(s.data.args[0], s)))
+    for kind in (tirx.IfThenElse, tirx.While, tirx.For, tirx.Bind, tirx.Evaluate, tirx.BufferStore):
+        structural_walk(
+            body, (kind, lambda s: structural_walk(s, (ir.TensorLoad, lambda e: look(e.source, s))))
+        )  # the innermost statement comes first, and the last kind has no statements inside
+    if found:
+        box, at = found[-1]
+        raise TileSyntaxError(
+            f"{box.name} is a box of packets and is used as memory",
+            loc=at,
+            hint=f"T.put_packets(x, {box.name}[…], dst=rank), T.get_packets({box.name}[…], y)",
+        )
 
 
 # ---- the proof

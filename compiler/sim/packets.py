@@ -97,7 +97,7 @@ def put(ex: Executor, box: RegionView, owner: int, values: Any, site: Site) -> N
     if lost.any() and number - 2 in storage.running:
         ex.machine.report.add(_lost(storage, key, lost, by, where))
     storage.puts.append(where)
-    by[...], taken[...] = len(storage.puts), False
+    by[...], taken[...] = len(storage.puts), again  # of what is put twice nobody shall miss one
     words = np.ascontiguousarray(values.reshape(by.shape)).view(np.uint32).reshape(*by.shape, 2)
     half[..., 0::2], half[..., 1::2] = words, number % (1 << BITS)
     for observer in ex.machine.observers:
