@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ import tilescale.language as T
 from tests.ranks.harness import RanksFailed, run_ranks
 from tests.unit.ops.test_packets import all_to_all, given
 from tilescale import comm
+from tilescale.errors import TileTypeError, TileValueError
 
 
 @pytest.mark.parametrize("n, dtype", [(2, "float32"), (3, "bfloat16"), (4, "int8")])
@@ -28,3 +31,72 @@ def test_every_rank_gets_what_each_has_put_in_every_launch(n: int, dtype: str):
             assert (y.view(np.uint8) == want.view(np.uint8)).all(), step
 
     run_ranks(n, work)
+
+
+def lonely(puts: bool) -> Any:
+    """Rank 1 puts to rank 0, or does not; a kernel whose launches have flags, since nobody else exchanges."""
+
+    @T.prim_func
+    def main(A: T.Tensor((16,), "float32"), box: T.Packets((2, 2, 16), "float32"), B: T.Tensor((16,), "float32")):
+        with T.Kernel(2) as bx, T.Scale("device") as (rank, n):
+            if rank == 1:
+                if puts:
+                    T.put_packets(A, box[1, bx, :], dst=0)
+                else:
+                    T.put_packets(A[0:8], box[1, bx, 0:8], dst=0)
+            else:
+                T.get_packets(box[1, bx, :], B)
+
+    return main
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_packets_that_nobody_puts_are_missed_by_name(launches: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_WAIT_TIMEOUT", "1")
+    whole, part = (tilescale.compile(lonely(puts), target="cpu") for puts in (True, False))
+
+    def work():
+        comm.init()
+        box = comm.packets((2, 2, 16), "float32", like="numpy")
+        a, b = np.ones(16, "float32"), np.zeros(16, "float32")
+        for _ in range(launches - 1):
+            whole(a, box, b)
+        part(a, box, b)
+
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(2, work)
+    (first,) = [f for f in failed.value.failures if f.rank == 0]
+    last = "none came before" if launches == 1 else "those of launch 1 came last"
+    assert f"for packets of box in launch {launches} of those that use it: {last}" in first.text, first.text
+    assert "T.get_packets(box[1, bx, :], B)" in first.text, first.text
+
+
+def test_a_rank_alone_exchanges_with_itself():
+    made = tilescale.compile(all_to_all(1, 2, 8, "float32"), target="cpu")
+    (X,) = given(1, (1, 2, 8), "float32")
+
+    def work():
+        comm.init()
+        box, y = comm.packets((1, 1, 2, 8), "float32", like="numpy"), np.zeros_like(X)
+        for _ in range(3):
+            made(X, box, y)
+            assert (y == X).all()
+        assert box[0] == 3 << 32
+
+    run_ranks(1, work)
+
+
+def test_what_is_no_box_is_refused():
+    made = tilescale.compile(all_to_all(1, 2, 8, "float32"), target="cpu")
+
+    def work():
+        comm.init()
+        x = np.zeros((1, 1, 2, 8), "float32")
+        for wrong in (comm.zeros((1, 1, 2, 8), "float32"), comm.packets((1, 1, 2, 16)), np.zeros(48, np.int64)):
+            with pytest.raises((TileTypeError, TileValueError)) as error:
+                made(x, wrong, x.copy())
+            assert 'T.Packets((1, 1, 2, 8), "float32")' in str(error.value), error.value
+        with pytest.raises(TileValueError, match="rows of a multiple of 8 bytes, not of 12"):
+            comm.packets((4, 3))
+
+    run_ranks(1, work)
