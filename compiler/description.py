@@ -135,7 +135,7 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
         return {**out, "kind": "scalar"}
     out["keep"] = p.spec.kind == "signal" and p.spec.keep
     if p.spec.kind == "packets":
-        out |= {"slots": [expression(s) for s in p.spec.slots], "of": str(p.spec.of)}
+        out |= {"slots": [expression(s) for s in p.spec.slots or ()], "of": str(p.spec.of)}
     strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
     return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
 

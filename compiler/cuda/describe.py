@@ -43,7 +43,19 @@ WIDEST = 16
 #: bytes of a packet
 PACKET = 16
 #: functions that take an address as it is
-_ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<", "ts::test<", "ts::system_", "ts::put_packet", "ts::get_packet", "ts::look_for_packet", "ts::await_packets", "ts::launch_of_packets", "ts::count_packets")
+_ADDRESSES = (
+    "ts::peer",
+    "ts::signal_",
+    "ts::wait<",
+    "ts::test<",
+    "ts::system_",
+    "ts::put_packet",
+    "ts::get_packet",
+    "ts::look_for_packet",
+    "ts::await_packets",
+    "ts::launch_of_packets",
+    "ts::count_packets",
+)
 
 
 def description(

@@ -74,8 +74,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         buf = tirx.decl_buffer((_HUGE,), str(p.spec.dtype), p.name, scope=p.var.ty.storage_scope, layout=None)
         shape = tuple(self.extent(e) for e in p.var.ty.shape)
         given = list(p.var.ty.strides)
-        limit = (1 << 31 if p.spec.kind != "packets" else 1 << 28)  # of a box words are counted, in both halves
-        known = all(isinstance(e, int) for e in shape) and not given and prod(shape) < limit
+        words = 8 if p.spec.kind == "packets" else 1  # of a box they are counted, in both halves
+        known = all(isinstance(e, int) for e in shape) and not given and prod(shape) * words < (1 << 31)
         index = "int32" if known else "int64"
         if given:
             strides = tuple(self.extent(s) for s in given)

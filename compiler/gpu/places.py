@@ -31,8 +31,8 @@ class Global:
 
 @dataclass
 class Box:
-    """A box of packets (tilescale/packets.py), in the memory of whose rank it is: its words, and the number of
-    this launch. Extents and strides are in packets."""
+    """A box of packets (tilescale/packets.py), in the memory of whose rank it is: its words, and the number
+    of this launch. Extents and strides are in packets."""
 
     buf: Any
     shape: tuple[Any, ...]

@@ -154,9 +154,7 @@ class Ranks(State):
 
     # -- packets
     # -----------------------------------------------------------------------------------------------------
-    def packets(
-        self, call: Any, nest: Any, region: Any, rank: Any = None, *, several: bool = False
-    ) -> Any:
+    def packets(self, call: Any, nest: Any, region: Any, rank: Any = None, *, several: bool = False) -> Any:
         """A nest one side of which is a part of a box, in the memory of ``rank``: each thread stores, or
         awaits, its own packets. several: a thread awaits more than one, and looks at all of them in turn, so
         that its loads are under way together."""
@@ -221,9 +219,7 @@ class Ranks(State):
             tirx.BufferStore(since, tirx.IntImm("int64", 0), [zero]),
         ]
         words = [tirx.address_of(tirx.BufferLoad(b, [zero])) for b in (late, since)]
-        again = tirx.call_extern(
-            "bool", "ts::await_packets", self.of_launch("team"), *words, number, site
-        )
+        again = tirx.call_extern("bool", "ts::await_packets", self.of_launch("team"), *words, number, site)
         return sequence([*begins, tirx.While(again, look)])
 
     def launches_of_boxes(self) -> tuple[list[Any], list[Any]]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from tilescale.compiler.gpu.kernel import Source, arena
-from tilescale.compiler.gpu.places import Global, InShared, Memory, Place, Registers
+from tilescale.compiler.gpu.places import Box, Global, InShared, Memory, Place, Registers
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.program import TileProgram
@@ -117,8 +117,8 @@ class State:
     def memory_of(self, buffer: Any) -> Memory:
         """The place of what is not in registers."""
         place = self.places[buffer]
-        if isinstance(place, Registers):
-            raise InternalError(f"{place.name} lies in registers", loc=self.here)
+        if isinstance(place, (Registers, Box)):
+            raise InternalError(f"{place.name} is no memory of elements", loc=self.here)
         return place
 
     def _placed(self, buffer: Any, kind: type[Kind]) -> Kind:

@@ -1,11 +1,11 @@
-"""``T.put_packets`` and ``T.get_packets``: small messages to another rank, whose receiver knows by the messages
-themselves that they are there.
+"""``T.put_packets`` and ``T.get_packets``: small messages to another rank, whose receiver knows by the
+messages themselves that they are there.
 
-A packet is data and the number of the launch in one store (tilescale/packets.py). So nobody signals, waits for
-a counter, meets or clears. A packet orders nothing but itself: what its sender did before is no more visible to
-who got it than before. In tile IR a box is an array of packets, int64 with 8 bytes of data each, and its other
-side is a fragment of them. How the author's tile comes into that fragment is a T.copy like any other.
-"""
+A packet is data and the number of the launch in one store (tilescale/packets.py). So nobody signals, waits
+for a counter, meets or clears. A packet orders nothing but itself: what its sender did before is no more
+visible to who got it than before. In tile IR a box is an array of packets, int64 with 8 bytes of data each,
+and its other side is a fragment of them. How the author's tile comes into that fragment is a T.copy like any
+other."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def get_packets(box: Any, dst: Any) -> None:
     ``T.get_packets(box[peer, 0:256], y)``. It waits for these packets alone, and acquires nothing else.
 
     Args:
-        box: a part of a ``T.Packets``, whose rows begin and end at multiples of 8 bytes. dst: as large a tile,
+        box: a part of a ``T.Packets``, whose rows begin and end at multiples of 8 bytes. dst: as large a
+        tile,
             or part of a tensor (dropped outside), of the box's dtype.
 
     Raises:
@@ -116,8 +117,8 @@ def _box(operand: Any, what: str, like: tuple[Any, ...]) -> Region:
     made = region(operand, f"the box of {what}", like)
     if made.buffer.kind != "packets":
         raise TileTypeError(
-            f"{made.name} is a {made.dtype} {'set of counters' if made.buffer.kind == 'signal' else 'tensor'} "
-            "and no box of packets",
+            f"{made.name} is {'a signal' if made.buffer.kind == 'signal' else f'a {made.dtype} tensor'} and "
+            "no box of packets",
             loc=source.current(),
             expected=f'{made.name}: T.Packets(shape, "{made.dtype}")',
             hint="T.copy(…, dst=rank, signal=s[i]) into a T.SymmTensor" if what == "T.put_packets" else None,
@@ -187,7 +188,7 @@ def _in_packets(box: Region, what: str) -> Any:
         )
     start = constant(first)
     at = start // count if start is not None else tirx.floordiv(first, tirx.IntImm(str(first.ty), count))
-    units = row // count if isinstance(row, int) else constant(row) // count
+    units = (constant(row) or 0) // count
     return Region(box.buffer, (*mins, at), (*extents, units), box.dropped).ir()
 
 

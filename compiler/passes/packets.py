@@ -1,21 +1,20 @@
 """Boxes of packets: nothing but packets goes there, and kernels that need no flags around their launches.
 
-**Why two halves are enough, and no flag stands around a launch.** Launches that use a box are numbered alike on
-all ranks, and launch e writes the half e % 2 (tilescale/packets.py). Let rank B put a packet into the box of
-rank A in launch e + 2. It writes over one of launch e, which A must have taken. B's launch e + 1 has ended, as
-launches of a rank follow one another. If in every launch each rank gets a packet that each other rank puts, B
-has got one of A in launch e + 1, which A put in its launch e + 1, and so behind the end of A's launch e with
-all that it took there. So a kernel in which each rank gets a packet of each other rank, whatever it is called
-with, needs nobody's word that a launch has begun or ended. Between two such launches any ordered launch may
-stand: it does not end on B before A has reached its end.
+**Why two halves are enough, and no flag stands around a launch.** Launches that use a box are numbered alike
+on all ranks, and launch e writes the half e % 2 (tilescale/packets.py). Let rank B put a packet into the box
+of rank A in launch e + 2. It writes over one of launch e, which A must have taken. B's launch e + 1 has
+ended, as launches of a rank follow one another. If in every launch each rank gets a packet that each other
+rank puts, B has got one of A in launch e + 1, which A put in its launch e + 1, and so behind the end of A's
+launch e with all that it took there. So a kernel in which each rank gets a packet of each other rank,
+whatever it is called with, needs nobody's word that a launch has begun or ended. Between two such launches
+any ordered launch may stand: it does not end on B before A has reached its end.
 
 That is causality through relaxed accesses: hardware keeps it, since launch e has ended on A, whose memory it
 is, before A stores the packet. The memory model has no edge for it (PTX ISA, "Memory Consistency Model").
 
-What is proven: every put names its own rank as the place, along one axis of the box; block 0 of each rank puts
-something wherever it is called; and what block 0 gets covers, along that axis, all other ranks. This is tried
-out for every number of ranks up to the axis' extent: one more, and a put fails the launch.
-"""
+What is proven: every put names its own rank as the place, along one axis of the box; block 0 of each rank
+puts something wherever it is called; and what block 0 gets covers, along that axis, all other ranks. This is
+tried out for every number of ranks up to the axis' extent: one more, and a put fails the launch."""
 
 from __future__ import annotations
 
@@ -130,9 +129,7 @@ def _axis(body: Any, box: Any, names: Any) -> int:
 
 def _is_scale(e: Any, which: str) -> bool:
     """Whether an expression is the rank among those of the launch, or their count."""
-    return (
-        isinstance(e, ir.Call) and e.op.name == f"ts.scale_{which}" and str(e.args[0].value) == "device"
-    )
+    return isinstance(e, ir.Call) and e.op.name == f"ts.scale_{which}" and str(e.args[0].value) == "device"
 
 
 def _try_out(program: TileProgram, box: Any, axis: int, names: Any) -> None:

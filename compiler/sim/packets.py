@@ -1,9 +1,8 @@
 """Boxes of packets (tilescale/packets.py): what a launch puts there, and what it takes.
 
 A packet is awaited as the launch's number in it, as on every target, and makes nothing else visible: no clock
-is joined. What goes wrong with a box is found by its state: a packet that is put twice in one launch, one that
-a later launch writes over before its receiver has taken it, one that nobody takes.
-"""
+is joined. What goes wrong with a box is found by its state: a packet that is put twice in one launch, one
+that a later launch writes over before its receiver has taken it, one that nobody takes."""
 
 from __future__ import annotations
 
@@ -124,8 +123,8 @@ def get(ex: Executor, box: RegionView, site: Site) -> Generator[str, None, None]
         storage.waiters.append(ex)
         text = _shown(storage, key, missing)
         hint = (
-            f"T.put_packets(…, {describe(storage.name, key, missing)}, dst={ex.rank.number}) by some rank, in "
-            "the same launch"
+            f"T.put_packets(…, {describe(storage.name, key, missing)}, dst={ex.rank.number}) by some rank, "
+            "in the same launch"
         )
         ex.waiting = Waiting(site, text, hint=hint)
         yield "wait"
@@ -157,7 +156,8 @@ def left(machine: Machine) -> None:
             if lost.any():
                 whole = tuple(slice(0, n) for n in box.shape)
                 text = f"nobody takes {_shown(box, whole, lost)}, which this puts there"
-                hint = f"T.get_packets({describe(box.name, whole, lost)}, …) on rank {box.owner[0]}, or no put"
+                region = describe(box.name, whole, lost)
+                hint = f"T.get_packets({region}, …) on rank {box.owner[0]}, or no put"
                 where = box.puts[int(box.by[number % 2][lost].flat[0]) - 1]
                 machine.report.add(Finding("unawaited", text, where, hint=hint))
 

@@ -37,7 +37,9 @@ def lonely(puts: bool) -> Any:
     """Rank 1 puts to rank 0, or does not; a kernel whose launches have flags, since nobody else exchanges."""
 
     @T.prim_func
-    def main(A: T.Tensor((16,), "float32"), box: T.Packets((2, 2, 16), "float32"), B: T.Tensor((16,), "float32")):
+    def main(
+        A: T.Tensor((16,), "float32"), box: T.Packets((2, 2, 16), "float32"), B: T.Tensor((16,), "float32")
+    ):
         with T.Kernel(2) as bx, T.Scale("device") as (rank, n):
             if rank == 1:
                 if puts:
@@ -92,7 +94,11 @@ def test_what_is_no_box_is_refused():
     def work():
         comm.init()
         x = np.zeros((1, 1, 2, 8), "float32")
-        for wrong in (comm.zeros((1, 1, 2, 8), "float32"), comm.packets((1, 1, 2, 16)), np.zeros(48, np.int64)):
+        for wrong in (
+            comm.zeros((1, 1, 2, 8), "float32"),
+            comm.packets((1, 1, 2, 16)),
+            np.zeros(48, np.int64),
+        ):
             with pytest.raises((TileTypeError, TileValueError)) as error:
                 made(x, wrong, x.copy())
             assert 'T.Packets((1, 1, 2, 8), "float32")' in str(error.value), error.value

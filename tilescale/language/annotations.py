@@ -17,8 +17,8 @@ class TensorSpec:
     elements.
 
     ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank), "signal" (int64 counters there) or
-    "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, ``slots`` and ``of``: the extents
-    and the dtype that its author sees.
+    "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, ``slots`` and ``of``:
+    the extents and the dtype that its author sees.
     """
 
     kind: str
@@ -27,7 +27,7 @@ class TensorSpec:
     strides: tuple[Any, ...] | None = None
     keep: bool = False
     slots: tuple[Any, ...] | None = None
-    of: dtype | None = None
+    of: Any = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,5 @@
-"""How the operations of compiler/ops/packets.py are done on GPUs: neighbouring threads have neighbouring packets,
-which each stores, or awaits, for itself. So the executor's threads need not meet."""
+"""How the operations of compiler/ops/packets.py are done on GPUs: neighbouring threads have neighbouring
+packets, which each stores, or awaits, for itself. So the executor's threads need not meet."""
 
 from __future__ import annotations
 

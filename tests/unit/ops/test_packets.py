@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
-from tests.kernels import refused
 from tests.unit.cuda.emulated import agree_on_ranks, lowered
 from tilescale.compiler import driver, emulator
 from tilescale.compiler.checks.run import check, launch
@@ -18,7 +17,7 @@ from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.sim import numerics
 from tilescale.errors import TileError
 from tilescale.language.dtypes import BITS
-from tilescale.packets import HEAD, SHIFT, length
+from tilescale.packets import SHIFT, length
 
 
 def all_to_all(n: int, rows: int, row: int, dtype: str, blocks: int = 1, ordered: bool = True) -> Any:
@@ -49,7 +48,9 @@ def given(n: int, shape: tuple[int, ...], dtype: str) -> list[Any]:
             for _ in range(n)]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "int32", "int64", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int8", "int32", "int64", "float8_e4m3fn"]
+)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_rank_gets_what_each_has_put(n: int, dtype: str):
     kernel, X = all_to_all(n, 3, 16, dtype, blocks=2), given(n, (2, 3, 16), dtype)
@@ -146,7 +147,7 @@ def nobody_puts(rank, n, box, x, y):
 
 @T.macro
 def puts_twice(rank, n, box, x, y):
-    for k in T.serial(2):
+    for _ in T.serial(2):
         T.put_packets(x, box[rank, :], dst=(rank + 1) % n)
     T.get_packets(box[(rank + 1) % n, :], y)
 
@@ -252,7 +253,7 @@ def all_but_own(rank, n, box, x, y):
 def by_sender(rank, n, box, x, y):
     for k in T.serial(n):
         T.put_packets(x, box[k, :], dst=k)
-    for k in T.serial(n):
+    for _ in T.serial(n):
         T.get_packets(box[rank, :], y)
 
 
@@ -284,7 +285,10 @@ def test_flags_are_left_out_where_each_rank_gets_packets_of_each_other(body: Any
 
 def test_the_table_of_a_launch_without_flags():
     kernel, bare = exchange(others), exchange(with_a_barrier)
-    for prim, flags in ((kernel, DEVICE | UNORDERED | TEAM | BARE | COOPERATIVE), (bare, DEVICE | TEAM | COOPERATIVE)):
+    for prim, flags in (
+        (kernel, DEVICE | UNORDERED | TEAM | BARE | COOPERATIVE),
+        (bare, DEVICE | TEAM | COOPERATIVE),
+    ):
         own = driver.lower(prim.trace(), "cuda:sm_90a").own
         assert description(own, prim.trace(), parameter_words(prim.trace()), 7)[5] == flags
 
@@ -304,7 +308,6 @@ def test_the_table_of_a_launch_without_flags():
         ("4 lies outside axis 0 of box, whose extent is 4", lambda b, A, f, r: T.get_packets(b[4, :], f)),
         ("box is a box of packets and is used as memory", lambda b, A, f, r: T.copy(b[r, 0:8], f[0:8])),
         ("T.get_packets of box", lambda b, A, f, r: T.get_packets(b[r, :], b[r, :])),
-        ("box is remote", lambda b, A, f, r: T.put_packets(f, A, dst=0)),
     ],
 )  # fmt: skip
 def test_refusals(what: str, body: Any):
@@ -316,5 +319,62 @@ def test_refusals(what: str, body: Any):
 
     with pytest.raises(TileError) as error:
         tile_level(kernel)
-    print(error.value)
-    assert what in str(error.value) or what.startswith("box is remote")
+    assert what in str(error.value) and "^^^" in str(error.value), error.value
+
+
+def test_boxes_that_are_used_as_memory_or_cut_through_packets():
+    @T.prim_func
+    def reads(box: T.Packets((4, 16), "float32"), A: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            A[0] = box[0, 1]
+
+    @T.prim_func
+    def views(box: T.Packets((4, 16), "float32"), A: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.copy(T.view(box, (64,))[0:16], A)
+
+    @T.prim_func
+    def rows(box: T.Packets((4, 6), "float16")):
+        with T.Kernel(1), T.Scale("device") as (r, n):
+            T.barrier()
+
+    @T.prim_func
+    def symbols(box: T.Packets((4, T.dynamic("k")), "int8")):
+        with T.Kernel(1), T.Scale("device") as (r, n):
+            T.barrier()
+
+    for kernel, text in (
+        (reads, "box is a box of packets and is used as memory"),
+        (views, "box is a box of packets and is used as memory"),
+        (rows, "the rows of box are of 6 elements of float16, and a packet has 4"),
+        (symbols, "T.dynamic('k', multiple_of=8)"),
+    ):
+        with pytest.raises(TileError) as error:
+            tile_level(kernel)
+        assert text in str(error.value), error.value
+
+
+def test_boxes_of_extents_that_calls_say():
+    m = T.dynamic("m", multiple_of=4)
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((m,), "bfloat16"), box: T.Packets((3, m), "bfloat16"), B: T.Tensor((3, m), "bfloat16")
+    ):
+        with T.Kernel(T.ceildiv(m, 32), threads=32) as bx, T.Scale("device") as (rank, n):
+            for peer in T.serial(n):
+                T.put_packets(A[bx * 32 : bx * 32 + 32], box[rank, bx * 32], dst=peer)
+            for peer in T.serial(n):
+                T.get_packets(box[peer, bx * 32 : bx * 32 + 32], B[peer, bx * 32 : bx * 32 + 32])
+
+    (line,) = lines_of(kernel)
+    assert line.endswith("the grid is known only to the call, and a rank may launch no block")
+    args = []
+    for rank in range(3):
+        A = numerics.encode(np.arange(96) + 100.0 * rank, "bfloat16")
+        args.append({"A": A, "box": np.zeros(length((3, 96), 16), np.int64), "B": np.zeros((3, 96), A.dtype)})
+    agree_on_ranks(kernel, args)
+    done = launch(kernel, 3, {name: [a[name] for a in args] for name in args[0]})
+    assert all((of["B"] == np.stack([a["A"] for a in args])).all() for of in done.arrays)
+    with pytest.raises(TileError, match=r'80 words[\s\S]*tilescale.comm.packets\(\(3, 96\), "bfloat16"\)'):
+        launch(kernel, 3, {"A": args[0]["A"], "box": np.zeros(80, np.int64)})
