@@ -14,13 +14,14 @@ from typing import Any
 
 from tilescale import packets
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Buffer, Region
+from tilescale.compiler.builder.values import Buffer, Region, binary
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit, is_tile, region, require_same_shape, show
+from tilescale.compiler.ops.team import launch_rank, launch_ranks
 from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS
@@ -28,11 +29,13 @@ from tilescale.language.dtypes import BITS
 
 def put_packets(src: Any, box: Any, dst: Any = None) -> None:
     """Puts a tile into rank ``dst``'s box, as packets of this launch: ``T.put_packets(x, box[rank, 0:256],
-    dst=peer)``. Each element of a box is put once in a launch.
+    dst=peer)``; into that of every rank of the open team where ``dst`` is left out. Each element of a box is
+    put once in a launch.
 
     Args:
         src: a tile, or a part of a tensor (zero outside), of the box's dtype. box: as large a part of a
             ``T.Packets``, whose rows begin and end at multiples of 8 bytes. dst: a rank, the own one too.
+            Without it all of them, beginning with the next one.
 
     Raises:
         TileSyntaxError: outside ``T.Scale("device")``, in a smaller scale than the block's, or in T.Parallel.
@@ -40,19 +43,24 @@ def put_packets(src: Any, box: Any, dst: Any = None) -> None:
     """
     from tilescale.compiler.ops.alloc import alloc_fragment
     from tilescale.compiler.ops.copy import check_peer, copy
+    from tilescale.compiler.ops.loops import serial
 
     what = "T.put_packets"
     _require_place(what)
-    if dst is None:
-        raise TileSyntaxError(
-            "T.put_packets without dst=", loc=source.current(), expected="the rank whose box it is"
-        )
     to = _box(box, what, region(src, "the source").shape if _has_shape(src) else ())
     frm = region(src, "the source", to.shape)
     _require_alike(frm, to, what)
     held = alloc_fragment(_packets(to), "int64")
+    part = _in_packets(to, what)
     copy(frm, _seen_as(held, to))
-    emit("put_packets", [held.whole().ir(), _in_packets(to, what), check_peer(dst, to, "dst")])
+    if dst is not None:
+        emit("put_packets", [held.whole().ir(), part, check_peer(dst, to, "dst")])
+        return
+    team = bld.current().team
+    count, me = (launch_ranks(), launch_rank()) if team is None else (team.count, team.index())
+    for k in serial(count).trace(("k",)):
+        peer = binary("%", binary("+", binary("+", me, 1), k), count)
+        emit("put_packets", [held.whole().ir(), part, check_peer(peer, to, "dst")])
 
 
 def get_packets(box: Any, dst: Any) -> None:

@@ -29,7 +29,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import effects_of, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 from tilescale.errors import TileSyntaxError
 
 PUT, GET = "ts.put_packets", "ts.get_packets"
@@ -183,28 +183,32 @@ def _gets(
             env[s.node.var] = 0
         yield from _gets(s.body, box, axis, env, who, steps)
     elif isinstance(s, tirx.Bind):
-        rank, count = _is_scale(s.value, "index"), _is_scale(s.value, "count")
-        value = who[0] if rank else who[1] if count else _value(s.value, env)
+        value = _value(s.value, env, who)
         if value is not None:
             env[s.var] = value
     elif isinstance(s, tirx.For) and not is_nest(s):
-        for i in range(_value(s.extent, env) or 0):
+        for i in range(_value(s.extent, env, who) or 0):
             yield from _gets(s.body, box, axis, {**env, s.loop_var: i}, who, steps)
     elif isinstance(s, tirx.IfThenElse):
-        holds = _value(s.condition, env)
+        holds = _value(s.condition, env, who)
         chosen = None if holds is None else s.then_case if holds else s.else_case
         if chosen is not None:
             yield from _gets(chosen, box, axis, env, who, steps)
     elif isinstance(s, tirx.Evaluate) and isinstance(s.value, ir.Call) and s.value.op.name == GET:
         region = s.value.args[0]
-        low, size = (_value(e, env) for e in (region.region[axis].min, region.region[axis].extent))
+        low, size = (_value(e, env, who) for e in (region.region[axis].min, region.region[axis].extent))
         if region.source.same_as(box) and low is not None and size is not None:
             yield low, size
 
 
-def _value(e: Any, env: dict[Any, Any]) -> int | None:
-    """An expression as a number; None where it is none."""
+def _value(e: Any, env: dict[Any, Any], who: tuple[int, int]) -> int | None:
+    """An expression as a number, for a rank and a number of ranks; None where it is none."""
+
+    def known(call: Any) -> Any:
+        which = 0 if _is_scale(call, "index") else 1 if _is_scale(call, "count") else None
+        return call if which is None else tirx.IntImm(str(call.ty), who[which])
+
     try:
-        return int(numeric.evaluate(e, env))
+        return int(numeric.evaluate(e if isinstance(e, int) else structural_map(e, (ir.Call, known)), env))
     except numeric.Unknown:
         return None

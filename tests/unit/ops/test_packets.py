@@ -89,8 +89,7 @@ def one_shot(n: int, N: int, block: int, dtype: str, threads: int = 128) -> Any:
             x, parts = T.alloc_fragment((block,), dtype), T.alloc_fragment((n, block), dtype)
             total = T.alloc_fragment((block,), "float32")
             T.copy(A[bx * block], x)
-            for k in T.serial(count):
-                T.put_packets(x, box[rank, bx * block], dst=(rank + k) % count)
+            T.put_packets(x, box[rank, bx * block])
             T.get_packets(box[0:n, bx * block : bx * block + block], parts)
             T.clear(total)
             for i in T.Parallel(block):
@@ -250,6 +249,13 @@ def all_but_own(rank, n, box, x, y):
 
 
 @T.macro
+def to_all(rank, n, box, x, y):
+    T.put_packets(x, box[rank, :])
+    for k in T.serial(1, T.get_world_size()):
+        T.get_packets(box[(T.get_rank() + k) % n, :], y)
+
+
+@T.macro
 def by_sender(rank, n, box, x, y):
     for k in T.serial(n):
         T.put_packets(x, box[k, :], dst=k)
@@ -268,6 +274,7 @@ def with_a_barrier(rank, n, box, x, y):
     [
         (others, 4, ""),
         (all_but_own, 4, ""),
+        (to_all, 4, ""),
         (to_the_next, 2, ""),
         (to_the_next, 3, "of 3 ranks, rank 0 is not known to get packets of rank 1"),
         (by_sender, 4, "no axis of box is the rank whose packets they are"),
@@ -299,7 +306,6 @@ def test_the_table_of_a_launch_without_flags():
 @pytest.mark.parametrize(
     "what, body",
     [
-        ("T.put_packets without dst=", lambda b, A, f, r: T.put_packets(f, b[r, :])),
         ("A is a float32 tensor and no box of packets", lambda b, A, f, r: T.put_packets(f, A, dst=0)),
         ("is of float16, the packets of box of float32", lambda b, A, f, r: T.put_packets(T.alloc_fragment((16,), "float16"), b[r, :], dst=0)),
         ("a packet has 2 of float32", lambda b, A, f, r: T.get_packets(b[r, 0:3], f[0:3])),
@@ -378,3 +384,29 @@ def test_boxes_of_extents_that_calls_say():
     assert all((of["B"] == np.stack([a["A"] for a in args])).all() for of in done.arrays)
     with pytest.raises(TileError, match=r'80 words[\s\S]*tilescale.comm.packets\(\(3, 96\), "bfloat16"\)'):
         launch(kernel, 3, {"A": args[0]["A"], "box": np.zeros(80, np.int64)})
+
+
+def test_packets_to_everyone_in_a_team():
+    """Two teams of two ranks exchange by themselves; their launches keep their flags."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((8,), "float32"), box: T.Packets((2, 8), "float32"), B: T.Tensor((2, 8), "float32")
+    ):
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+            node = rank // 2
+            with T.Scale("device", team=range(node * 2, node * 2 + 2)) as (me, m):
+                T.put_packets(A, box[me, :])
+                T.get_packets(box[0:2, :], B)
+
+    (line,) = lines_of(kernel)
+    assert line.endswith("no axis of box is the rank whose packets they are, in every T.put_packets")
+    A = [np.full(8, rank, "float32") for rank in range(4)]
+    done = launch(kernel, 4, {"A": A})
+    assert done.report, done.report
+    for rank, of in enumerate(done.arrays):
+        assert (of["B"] == np.stack(A[rank // 2 * 2 : rank // 2 * 2 + 2])).all()
+    args = [
+        {"A": a, "box": np.zeros(length((2, 8), 32), np.int64), "B": np.zeros((2, 8), "float32")} for a in A
+    ]
+    agree_on_ranks(kernel, args)
