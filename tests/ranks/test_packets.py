@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.ranks.harness import RanksFailed, run_ranks
-from tests.unit.ops.test_packets import all_to_all, given
+from tests.unit.ops.test_packets import all_to_all, given, one_shot
 from tilescale import comm
+from tilescale.compiler.sim import numerics
 from tilescale.errors import TileTypeError, TileValueError
 
 
@@ -106,3 +108,34 @@ def test_what_is_no_box_is_refused():
             comm.packets((4, 3))
 
     run_ranks(1, work)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_an_all_reduce_of_the_same_bits_on_every_rank_without_flags(n: int):
+    """Launch after launch, with ranks out of step: nobody waits for a rank that is late by one launch."""
+    N = 512
+    made = tilescale.compile(one_shot(n, N, 256, "bfloat16"), target="cpu")
+    draw = np.random.default_rng(7)
+    A = [numerics.encode(draw.standard_normal(N), "bfloat16") for _ in range(n)]
+
+    def work():
+        comm.init()
+        box = comm.packets((n, N), "bfloat16", like="numpy")
+        for step in range(20):
+            b = np.zeros_like(A[0])
+            if step % n == comm.rank():
+                time.sleep(0.003)
+            made(np.roll(A[comm.rank()], step), box, b)
+            want = np.zeros(N, "float32")
+            for a in A:
+                want = want + numerics.decode(np.roll(a, step), "bfloat16").astype("float32")
+            assert (b.view(np.uint16) == numerics.encode(want, "bfloat16").view(np.uint16)).all(), step
+
+    run_ranks(n, work)
+
+
+def test_one_body_on_both_targets(ranks):
+    X = given(3, (1, 2, 8), "float32")
+    arrays = ranks(3).run(all_to_all(3, 2, 8, "float32"), {"X": lambda rank: X[rank]})
+    for rank, of in enumerate(arrays):
+        assert (of["Y"] == np.stack([X[peer][rank] for peer in range(3)])).all()

@@ -187,6 +187,8 @@ def _launch(kernel: Kernel, launch: Any) -> dict[str, Any]:
         else:
             given[name] = comm.empty(values.shape, p["dtype"], like="numpy")
             given[name][...] = values
+    if any(p["kind"] == "packets" for p in kernel.params):
+        comm.barrier()  # their launches may begin on one rank while another one still fills its box
     outputs = kernel(**{name: given[name] for name in kernel.inputs})
     for k, value in zip(kernel.out_idx, outputs if isinstance(outputs, tuple) else (outputs,), strict=False):
         given[kernel.params[k]["name"]] = numpy.asarray(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from tilescale.compiler import driver, emulator
 from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda.describe import BARE, COOPERATIVE, DEVICE, TEAM, UNORDERED, description
 from tilescale.compiler.description import parameter_words
+from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.sim import numerics
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileError
 from tilescale.language.dtypes import BITS
 from tilescale.packets import SHIFT, length
@@ -410,3 +413,46 @@ def test_packets_to_everyone_in_a_team():
         {"A": a, "box": np.zeros(length((2, 8), 32), np.int64), "B": np.zeros((2, 8), "float32")} for a in A
     ]
     agree_on_ranks(kernel, args)
+
+
+def test_launches_on_emulated_threads_take_turns_in_the_box():
+    """Three launches with one box: halves alternate, and nothing is cleared."""
+    n, kernel = 2, one_shot(2, 64, 32, "float32", 32)
+    made, size = lowered(kernel), length((2, 64), 32)
+    boxes = [np.zeros(size, np.int64) for _ in range(n)]
+    for step in range(1, 4):
+        args = [
+            {
+                "A": np.full(64, 10.0 * rank + step, "float32"),
+                "box": boxes[rank],
+                "B": np.zeros(64, "float32"),
+            }
+            for rank in range(n)
+        ]
+        done = emulator.run_ranks(made.kernel, made.program, args, step)
+        assert all((of["B"] == 10 + 2 * step).all() and of["box"][0] == step << SHIFT for of in done)
+        boxes = [of["box"] for of in done]
+
+
+def test_a_packet_that_two_threads_put_is_found():
+    """Threads that hold copies of an element: one of them puts it."""
+    kernel = exchange(others)
+    made, args = (
+        lowered(kernel),
+        {"box": np.zeros(length((2, 16), 32), np.int64), "Y": np.zeros(16, "float32")},
+    )
+    emulator.run_ranks(made.kernel, made.program, [dict(args), dict(args)])
+
+    def everyone(s: Any) -> Any:  # the test of who puts is taken away
+        puts: list[Any] = []
+        structural_walk(
+            s.then_case,
+            (ir.Call, lambda c: puts.append(c) if "put_packet" in str(c) else None),
+        )
+        return s.then_case if puts else s
+
+    func = made.kernel.func
+    body = structural_map(func.body, (tirx.IfThenElse, everyone))
+    bad = replace(made.kernel, func=tirx.PrimFunc(list(func.params), body))
+    with pytest.raises(EmulationError, match="is put twice in one launch"):
+        emulator.run_ranks(bad, made.program, [dict(args), dict(args)])
