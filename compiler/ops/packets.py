@@ -213,6 +213,7 @@ class PutPackets(TileOp):
     """``ts.put_packets(fragment, box, owner)``."""
 
     name = "put_packets"
+    observed = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "update", call.args[2])]
@@ -238,7 +239,7 @@ class GetPackets(TileOp):
     """``ts.get_packets(box, fragment)``."""
 
     name = "get_packets"
-    waits = True
+    waits = observed = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]

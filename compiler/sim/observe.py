@@ -47,6 +47,9 @@ class Observer:
     def put(self, ex: Executor, box: Packets, key: Any, site: Site, owner: int) -> None:
         """The packets ``key`` are in the box of rank ``owner``."""
 
+    def awaits(self, ex: Executor, box: Packets, key: Any, site: Site) -> None:
+        """Packets of the own box are looked for, for the first time."""
+
     def took(self, ex: Executor, box: Packets, key: Any, site: Site) -> None:
         """The packets ``key`` of the own box have come."""
 

@@ -116,6 +116,8 @@ def get(ex: Executor, box: RegionView, site: Site) -> Generator[str, None, None]
     number = storage.number(ex.machine)
     ex.takes = storage, number, key
     yield "wait"
+    for observer in ex.machine.observers:
+        observer.awaits(ex, storage, key, site)
     while not storage.there(number, key):
         from tilescale.compiler.sim.machine import Waiting
 
