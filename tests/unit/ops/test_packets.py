@@ -10,7 +10,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree_on_ranks, lowered
-from tilescale.compiler import driver, emulator
+from tilescale.compiler import driver, emulator, static
 from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda.describe import BARE, COOPERATIVE, DEVICE, TEAM, UNORDERED, description
 from tilescale.compiler.description import parameter_words
@@ -456,3 +456,9 @@ def test_a_packet_that_two_threads_put_is_found():
     bad = replace(made.kernel, func=tirx.PrimFunc(list(func.params), body))
     with pytest.raises(EmulationError, match="is put twice in one launch"):
         emulator.run_ranks(bad, made.program, [dict(args), dict(args)])
+
+
+def test_what_is_put_and_taken_is_known_to_be_written():
+    """The static checks see through the views under which packets are made and taken."""
+    found = static.check(one_shot(3, 64, 32, "bfloat16", 32).trace(), ranks=3)
+    assert found.counts["coverage"]["proven"] >= 4 and not found.open_questions(), found.open_questions()
