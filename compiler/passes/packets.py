@@ -12,6 +12,9 @@ any ordered launch may stand: it does not end on B before A has reached its end.
 That is causality through relaxed accesses: hardware keeps it, since launch e has ended on A, whose memory it
 is, before A stores the packet. The memory model has no edge for it (PTX ISA, "Memory Consistency Model").
 
+A launch without blocks is not counted where there are no flags: it puts nothing, and ranks that did would wait
+for it in vain. (With flags it is counted, since ranks may launch different grids.)
+
 What is proven: every put names its own rank as the place, along one axis of the box; block 0 of each rank
 puts something wherever it is called; and what block 0 gets covers, along that axis, all other ranks. This is
 tried out for every number of ranks up to the axis' extent: one more, and a put fails the launch."""
@@ -103,8 +106,6 @@ def _require_exchange(program: TileProgram, boxes: set[Any]) -> None:
         far = op.synchronizes(call) == "device" or any(a.owner is not None for a in effects_of(call))
         if far and call.op.name != PUT and str(call.attrs["reach"]) == "device":
             raise _Unproven(f"{op.written(call)} reaches other ranks too")
-    if not all(isinstance(e, int) and e > 0 for e in program.launch.grid):
-        raise _Unproven("the grid is known only to the call, and a rank may launch no block")
     reasons = []
     for box in boxes:
         try:

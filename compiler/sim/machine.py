@@ -331,7 +331,7 @@ class Machine:
         gx, gy, gz = self.grid
         self.polling.changed()
         for memory in rank.memory.values():
-            if isinstance(memory, packets.Packets):
+            if isinstance(memory, packets.Packets) and (gx * gy * gz or not self.prepared.launch.exchanges):
                 memory.begin(self)
         if (does := self.hosts.get(rank.number)) is not None:
             host = Executor(self, self.first + self.every + rank.number, Block(self, rank, -1, (0, 0, 0)))

@@ -47,8 +47,8 @@ class Packets:
         self.running.add(number)
 
     def end(self, machine: Machine) -> None:
-        """Its blocks have ended."""
-        self.running.discard(self.number(machine))
+        """Its blocks have ended, if it has counted as a launch."""
+        self.running.discard(self.numbers.get(id(machine), 0))
 
     def number(self, machine: Machine) -> int:
         """Of a launch, among those that use the box."""

@@ -139,3 +139,34 @@ def test_one_body_on_both_targets(ranks):
     arrays = ranks(3).run(all_to_all(3, 2, 8, "float32"), {"X": lambda rank: X[rank]})
     for rank, of in enumerate(arrays):
         assert (of["Y"] == np.stack([X[peer][rank] for peer in range(3)])).all()
+
+
+def test_a_launch_without_blocks_leaves_the_halves_in_step():
+    """With flags it counts, also where other ranks have blocks; without flags it does not, on any rank."""
+    m = T.dynamic("m", multiple_of=2)
+
+    def exchange(hops: int) -> Any:
+        @T.prim_func
+        def main(
+            A: T.Tensor((m,), "float32"), box: T.Packets((2, 8), "float32"), B: T.Tensor((m,), "float32")
+        ):
+            with T.Kernel(m // 8) as bx, T.Scale("device") as (rank, n):
+                T.put_packets(A[0:8], box[rank, :], dst=(rank + hops) % n)
+                T.get_packets(box[(rank + hops) % n, :], B[0:8])
+
+        return tilescale.compile(main, target="cpu")
+
+    alone, both = exchange(0), exchange(1)
+
+    def work():
+        comm.init()
+        rank, boxes = comm.rank(), [comm.packets((2, 8), like="numpy") for _ in range(2)]
+        for step in range(6):
+            count = 8 if (step + rank) % 2 else 0
+            for made, box, size in ((alone, boxes[0], count), (both, boxes[1], 8 * (step % 3 > 0))):
+                a, b = np.full(size, 10.0 * rank + step, "float32"), np.zeros(size, "float32")
+                made(a, box, b)
+                assert (b == (a if made is alone else 10.0 * (1 - rank) + step)).all()
+        return [int(box[0]) >> 32 for box in boxes]
+
+    assert run_ranks(2, work) == [[6, 4]] * 2

@@ -472,7 +472,7 @@ static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* a
   if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
   /* Without order others may be signalling for the next launch already: theirs to count on. */
   int unordered = meets && !view.ordered;
-  ts_gpu_counters_of(K, args, !unordered, empty, &counters);
+  ts_gpu_counters_of(K, args, !unordered, empty && !(G->flags & FLAG_BARE), &counters);
   if (!bad && team && ((meets && !unordered) || counters.count))
     bad = launch_one(G->leave, 128, c->hStream, (void*[]){&view, &counters});
   return bad;

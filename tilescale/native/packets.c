@@ -42,6 +42,7 @@ TS_API void ts_get_packets(void* ctx, int64_t* box, int64_t size, int64_t first,
 }
 
 void ts_packets_count(const ts_launch* L) {
+  if (L->kernel->flags & TS_FLAG_BARE && L->nblocks == 0) return;
   for (int32_t i = 0; i < L->kernel->nparams; i++)
     if (L->kernel->params[i].kind == TS_KIND_PACKETS) *(int64_t*)(void*)L->args[i].lo += (int64_t)1 << SHIFT;
 }

@@ -50,6 +50,7 @@ enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE, TS_HOW_MULTIPLE 
 #define TS_SYMBOL_OF(value) ((value) & 0xffffffff)
 #define TS_MULTIPLE_OF(value) ((value) >> 32)
 enum { TS_FLAG_WAITS = 1, TS_FLAG_DEVICE = 2, TS_FLAG_UNORDERED = 4, TS_FLAG_CLUSTER = 8, TS_FLAG_EVENTS = 16,
+       TS_FLAG_BARE = 64 /* packets make the flags of a launch needless (compiler/passes/packets.py): one without blocks does not count */,
        TS_FLAG_LOCAL = 32 /* waits within a block or a cluster alone: no block needs another cluster's to be resident */ };
 
 typedef struct ts_rule { int64_t how, value; } ts_rule;

@@ -249,6 +249,7 @@ def test_a_launch_in_which_all_exchange_packets_stands_alone(seen: dict[str, Any
 
 
 def test_a_launch_without_blocks_counts_as_one_that_uses_a_box(seen: dict[str, Any]):
+    assert seen["team"]["not counted"] == []
     assert seen["team"]["counted"] == [["enter", 0], ["leave", 0]]
     assert seen["team"]["box"] == [1, True]
 
