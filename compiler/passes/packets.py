@@ -12,8 +12,8 @@ any ordered launch may stand: it does not end on B before A has reached its end.
 That is causality through relaxed accesses: hardware keeps it, since launch e has ended on A, whose memory it
 is, before A stores the packet. The memory model has no edge for it (PTX ISA, "Memory Consistency Model").
 
-A launch without blocks is not counted where there are no flags: it puts nothing, and ranks that did would wait
-for it in vain. (With flags it is counted, since ranks may launch different grids.)
+A launch without blocks is not counted where there are no flags: it puts nothing, and ranks that did would
+wait for it in vain. (With flags it is counted, since ranks may launch different grids.)
 
 What is proven: every put names its own rank as the place, along one axis of the box; block 0 of each rank
 puts something wherever it is called; and what block 0 gets covers, along that axis, all other ranks. This is
