@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
-from tilescale.compiler.cpu.expr import lit, loop
+from tilescale.compiler.cpu.expr import lit, loop, seq
 from tilescale.compiler.cpu.lower import Lowering as CpuLowering
+from tilescale.compiler.cpu.memory import narrow
 from tilescale.compiler.cpu.view import View, like, widened
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.tvm_compat import tirx
@@ -17,13 +19,22 @@ from tilescale.packets import WORDS
 def lower_put(call: Any, cx: CpuLowering) -> Any:
     box = cx.memory[call.args[1].source]
     site = cx.site("packets", box.name, call, "put")
-    there = cx.remote(box, cx.scalar(call.args[2]), "device", site)
+    peer = cx.scalar(call.args[2])
+    there = cx.remote(box, peer, "device", site)
     to, size = _part(call.args[1], cx)
 
     def row(first: Any, data: Any, count: Any) -> Any:
         return cx.call("ts_put_packets", _start(box.buf), _start(there), size, first, data, count)
 
-    return _rows(call.args[0], to, cx, row)
+    done = _rows(call.args[0], to, cx, row)
+    if not cx.instrument:
+        return done
+    crosses = 8 * WORDS * prod(int(e) for e in to.shape)
+    begin, end = (
+        cx.call("ts_event", site, lit(phase, "int32"), narrow(peer, "int32"), lit(crosses, "int64"))
+        for phase in (0, 1)
+    )
+    return seq([begin, done, end])
 
 
 @lowers("cpu", "get_packets")
