@@ -45,6 +45,7 @@ PACKET = 16
 #: functions that take an address as it is
 _ADDRESSES = (
     "ts::peer",
+    "ts::twin",
     "ts::signal_",
     "ts::wait<",
     "ts::test<",

@@ -467,6 +467,7 @@ def _await_packets(b: Block, m: Any, team: Any, late: Pointer, since: Pointer, n
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::peer": _peer,
+    "ts::twin": _peer,
     "ts::team_sync": _team_sync,
     "ts::team_sync_among": _team_sync_among,
     "ts::barrier_among": _barrier_among,

@@ -85,8 +85,9 @@ class Ranks(State):
 
     def _peer(self, address: Any, rank: Any, site: Any) -> Any:
         self.device = True
+        name = "ts::twin" if self.program.launch.exchanges else "ts::peer"
         return tirx.call_extern(
-            "handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
+            "handle", name, self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
         )
 
     # -- signals

@@ -160,7 +160,13 @@ __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
 }
 
-// The twin of `p` in the memory of the team's `rank`.
+// The twin of `p` in the memory of the team's `rank`; nobody awaits that the rank has reached this launch.
+template <typename T>
+__device__ __forceinline__ T* twin(const Team& team, T* p, int rank, int site) {
+  if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
+  return (T*)(team.base[rank] + ((const char*)p - team.base[team.rank]));
+}
+// The same, behind step 2.
 template <typename T>
 __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
   if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
