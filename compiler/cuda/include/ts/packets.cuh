@@ -37,8 +37,8 @@ __device__ __forceinline__ int64_t data_of_packet(uint64_t low, uint64_t high) {
 
 // Gives up where packets have not come in the time that a wait may take. seen: the number of what is there, -1 where nobody says.
 __device__ __forceinline__ void packets_are_late(const Team& team, uint64_t start, int number, int64_t seen, int site) {
-  if (now() - start > uint64_t(team.limit)) give_up(team, LATE_PACKETS, site, -1, number, seen, 0);
-  if (team.stop && *(volatile const int*)team.stop) give_up(team, STOPPED, site, -1, number, seen, 0);
+  const bool late = now() - start > uint64_t(team.limit);
+  if (late || (team.stop && *(volatile const int*)team.stop)) give_up(team, late ? LATE_PACKETS : STOPPED, site, -1, number, seen, 0, -1);
 }
 
 // Until the packet has come; its data.

@@ -91,7 +91,7 @@ __device__ __forceinline__ uint64_t now() {
 
 // Ends the launch with an error. The first to come says why; the others leave it the time.
 static __device__ __noinline__ void give_up(const Team& team, int why, int site, int rank, int64_t value, int64_t seen, int compare,
-                                            int64_t index = -1) {
+                                            int64_t index) {
   int64_t* own = words(team, team.rank);
   if (team.record && atomicCAS((unsigned long long*)&own[FAILED], 0ull, 1ull) == 0) {
     Record* r = team.record;
