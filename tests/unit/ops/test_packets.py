@@ -464,3 +464,44 @@ def test_what_is_put_and_taken_is_known_to_be_written():
     """The static checks see through the views under which packets are made and taken."""
     found = static.check(one_shot(3, 64, 32, "bfloat16", 32).trace(), ranks=3)
     assert found.counts["coverage"]["proven"] >= 4 and not found.open_questions(), found.open_questions()
+
+
+def two_shot(n: int, piece: int) -> Any:
+    """Each rank sums a slice of everyone's vectors, and puts the sum to everyone: two trips, one launch."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((n, piece), "float32"),
+        box: T.Packets((2, n, piece), "float32"),
+        B: T.Tensor((n, piece), "float32"),
+    ):
+        with T.Kernel(1, threads=64), T.Scale("device") as (rank, count):
+            parts, total = T.alloc_fragment((n, piece), "float32"), T.alloc_fragment((piece,), "float32")
+            for k in T.serial(1, count + 1):
+                T.put_packets(A[(rank + k) % count, :], box[0, rank, :], dst=(rank + k) % count)
+            T.get_packets(box[0, 0:n, :], parts)
+            T.clear(total)
+            for i in T.Parallel(piece):
+                for r in T.serial(n):
+                    total[i] += parts[r, i]
+            T.put_packets(total, box[1, rank, :])
+            T.get_packets(box[1, 0:n, :], B)
+
+    return main
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_an_all_reduce_in_two_shots(n: int):
+    kernel, A = (
+        two_shot(n, 64),
+        [np.random.default_rng(r).standard_normal((n, 64)).astype("float32") for r in range(n)],
+    )
+    assert not tile_level(kernel).launch.flagged
+    want = np.zeros((n, 64), "float32")
+    for a in A:
+        want = want + a
+    report = check(kernel, n, {"A": A}, seeds=4)
+    assert report, report
+    assert all((of["B"] == want).all() for of in launch(kernel, n, {"A": A}).arrays)
+    args = [{"A": a, "box": np.zeros(length((2, n, 64), 32), np.int64), "B": np.zeros_like(a)} for a in A]
+    agree_on_ranks(kernel, args)
