@@ -433,7 +433,9 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
         raise EmulationError("an arrival of part of a warp")
     synced(b, warps)
     made = usable(b, m, b.units.barrier(byte(m, where)))
-    for _ in range(0 if not one(m, when) else int(warps.all(1).sum())):
+    for w in np.flatnonzero(warps.all(1)) if one(m, when) else ():
+        if b.clocks is not None:
+            made.release(b.clocks.release(np.arange(WARP) + w * WARP + b.first))
         arrived(made, b)
 
 
