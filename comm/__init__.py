@@ -15,6 +15,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -386,4 +387,6 @@ def _abort_mpi(place: World) -> None:
     ):
         sys.stdout.flush()
         sys.stderr.flush()
+        # The launcher ends with what it has read so far, this rank's and that of one that failed first.
+        time.sleep(0.2)
         mpi.COMM_WORLD.Abort(1)
