@@ -42,8 +42,9 @@ def kernel(M, N, K, world, BM=64, BN=64, BK=64, blocks=132):
                         for hop in T.serial(
                             j + 1, n, step=cols
                         ):  # the blocks of a row of tiles share its receivers
-                            # Releases these rows to the receiver.
-                            T.copy(mine, mine, dst=(rank + hop) % n, signal=here[rank, i])
+                            peer, flag = (rank + hop) % n, here[rank, i]
+                            # Goes on beside the products; its signal releases these rows to the receiver.
+                            T.copy(mine, mine, dst=peer, signal=flag, blocking=False)
                     else:
                         T.wait(here[owner, i])  # acquires the rows that their owner put here
                     T.clear(acc)

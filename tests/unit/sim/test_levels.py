@@ -76,7 +76,8 @@ def test_pipelined_examples_at_every_depth(name: str, plan: dict[str, Any], monk
     made = schedule(tile_level(kernel), **plan)
     form = "roles" if plan["roles"] == BOTH else "ahead" if "ahead" in plan else "in_order"
     assert [r.form for r in made.schedule.rings] == [form], made.schedule.kept
-    assert made.schedule.roles == list(plan["roles"])
+    beside = [r for r in made.schedule.roles if r != "communicator"]  # which non-blocking puts bring
+    assert beside == list(plan["roles"])
     # a barrier with other blocks ends a role region: 10 has one a tile, and a region a tile; the others run
     # ahead across tiles
     assert bool(made.schedule.kept) == (name == "10" and form == "roles")
