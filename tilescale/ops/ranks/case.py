@@ -1,0 +1,43 @@
+"""What tests and benchmarks know of an operation of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.ops.case import Case, Expected
+
+__all__ = ["Case", "Expected", "RankOp"]
+
+
+@dataclass(frozen=True)
+class RankOp:
+    """An operation of several ranks with everything that its tests and benchmarks need.
+
+    Attributes:
+        run: what people call; takes a rank's drawn arguments by name, ``group=`` and ``out=``.
+        draw: (shape's items by name, rank=, world=, device=, seed=) → that rank's arguments. Every rank can
+            draw every other one's.
+        reference: all ranks' arguments, in order → the result of each as `Expected`.
+        how: (world, units, shape's items by name) → how the pick for this shape computes it, in a word.
+        peers: name → from a rank's arguments and a torch process group a call without any. Raises
+            NotImplementedError where the backend or the machine has no such thing.
+        alike: whether all ranks get the same bits.
+        alone: from a rank's arguments a call of what a GPU computes without any communication, or None.
+        flops: of one rank, from the shape's items and world=. remote: bytes that leave one rank at least.
+        cases: those that are `small` run on simulated ranks and on processes; those with a `bar` are
+            measured.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    draw: Callable[..., dict[str, Any]]
+    reference: Callable[[list[dict[str, Any]]], list[Expected]]
+    how: Callable[..., str]
+    cases: tuple[Case, ...]
+    remote: Callable[..., float]
+    peers: Mapping[str, Callable[..., Callable[[], Any]]] = field(default_factory=dict)
+    alone: Callable[..., Callable[[], Any]] | None = None
+    alike: bool = False
+    flops: Callable[..., float] = lambda **_: 0.0

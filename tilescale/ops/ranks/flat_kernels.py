@@ -1,0 +1,288 @@
+"""The tile programs of the collectives: a tensor is a row of numbers, cut into pieces of ``P``.
+
+Piece p belongs to block p % blocks, on every rank: what one rank's block puts, the same block of another rank
+awaits, so no block waits for all others of its rank. Puts go on beside each other (``blocking=False``) and
+begin at the own neighbour, so that no rank is everyone's first target. Sums are float32's, in rank order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilescale.language as T
+
+
+def pieces_of(extent: Any, P: int, block: Any, blocks: int) -> Any:
+    """How many pieces of so many numbers a block has."""
+    return T.max(0, T.ceildiv(T.ceildiv(extent, P) - block, blocks))
+
+
+def gather(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, direct: bool) -> Any:
+    """C[r] = rank r's A. A (m,), C (world, n): m ≤ n, both known to the call, multiples of ``align``.
+    ``direct``: C is G, which peers reach; else what arrives in G is copied on."""
+    n, m = T.dynamic("n", multiple_of=align), T.dynamic("m", multiple_of=align)
+
+    @T.macro
+    def body(A, G, arrived, C):
+        with T.Kernel(blocks, threads=threads) as b:
+            with T.Scale("device") as (rank, size):
+                for hop in T.serial(1, size):
+                    for p in T.serial(pieces_of(n, P, b, blocks)):
+                        at = (p * blocks + b) * P
+                        T.copy(
+                            A[at : at + P],
+                            G[rank, at : at + P],
+                            dst=(rank + hop) % size,
+                            signal=arrived[rank, b],
+                            blocking=False,
+                        )
+                for p in T.serial(pieces_of(n, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    T.copy(A[at : at + P], (G if direct else C)[rank, at : at + P])
+                for hop in T.serial(1, size):
+                    source = (rank - hop + size) % size
+                    if direct:
+                        T.wait(arrived[source, b], pieces_of(n, P, b, blocks))
+                    else:
+                        for p in T.serial(pieces_of(n, P, b, blocks)):
+                            at = (p * blocks + b) * P
+                            T.wait(arrived[source, b], p + 1)
+                            T.copy(G[source, at : at + P], C[source, at : at + P])
+
+    @T.prim_func
+    def all_gather(
+        A: T.Tensor((m,), dtype),
+        G: T.SymmTensor((world, n), dtype),
+        arrived: T.Signal((world, blocks)),
+        C: T.Tensor((world, n), dtype),
+    ):
+        body(A, G, arrived, C)
+
+    @T.prim_func
+    def all_gather_direct(
+        A: T.Tensor((m,), dtype), G: T.SymmTensor((world, n), dtype), arrived: T.Signal((world, blocks))
+    ):
+        body(A, G, arrived, None)
+
+    return all_gather_direct if direct else all_gather
+
+
+@T.macro
+def add_parts(parts: Any, own: Any, own_at: Any, at: Any, P: int, rank: Any, size: Any, part: Any, acc: Any):
+    """acc = Σ over ranks, in order, of parts[r, at : at + P], of which this rank's are own[own_at …]."""
+    T.clear(acc)
+    for r in T.serial(size):
+        if r == rank:
+            T.copy(own[own_at : own_at + P], part)
+        else:
+            T.copy(parts[r, at : at + P], part)
+        for i in T.Parallel(P):
+            acc[i] += T.cast(part[i], "float32")
+
+
+def scatter_sum(world: int, P: int, blocks: int, threads: int, dtype: str, align: int) -> Any:
+    """C = Σ over ranks of their X[rank · n …]. X (t,), parts (world, n), C (m,): m ≤ n, t ≤ world · n."""
+    n, m, t = (T.dynamic(x, multiple_of=align) for x in "nmt")
+
+    @T.prim_func
+    def reduce_scatter(
+        X: T.Tensor((t,), dtype),
+        parts: T.SymmTensor((world, n), dtype),
+        arrived: T.Signal((blocks,)),
+        C: T.Tensor((m,), dtype),
+    ):
+        with T.Kernel(blocks, threads=threads) as b:
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            with T.Scale("device") as (rank, size):
+                for p in T.serial(pieces_of(n, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    for hop in T.serial(1, size):
+                        owner = (rank + hop) % size
+                        T.copy(
+                            X[owner * n + at : owner * n + at + P],
+                            parts[rank, at : at + P],
+                            dst=owner,
+                            signal=arrived[b],
+                            blocking=False,
+                        )
+                T.wait(arrived[b], pieces_of(n, P, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(m, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    add_parts(parts, X, rank * n + at, at, P, rank, size, part, acc)
+                    T.copy(acc, C[at])
+
+    return reduce_scatter
+
+
+def one_shot(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, inplace: bool) -> Any:
+    """C = Σ of all ranks' A, each rank adding everyone's whole A: one trip, for small ones. ``inplace``: A
+    takes the sum, which a block writes when it has put its pieces."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.macro
+    def body(A, parts, arrived, C):
+        with T.Kernel(blocks, threads=threads) as b:
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            with T.Scale("device") as (rank, size):
+                for p in T.serial(pieces_of(t, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    for hop in T.serial(1, size):
+                        T.copy(
+                            A[at : at + P],
+                            parts[rank, at : at + P],
+                            dst=(rank + hop) % size,
+                            signal=arrived[b],
+                        )
+                T.wait(arrived[b], pieces_of(t, P, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(t, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    add_parts(parts, A, at, at, P, rank, size, part, acc)
+                    T.copy(acc, C[at])
+
+    @T.prim_func
+    def all_reduce(
+        A: T.Tensor((t,), dtype),
+        parts: T.SymmTensor((world, t), dtype),
+        arrived: T.Signal((blocks,)),
+        C: T.Tensor((t,), dtype),
+    ):
+        body(A, parts, arrived, C)
+
+    @T.prim_func
+    def all_reduce_in_place(
+        A: T.Tensor((t,), dtype), parts: T.SymmTensor((world, t), dtype), arrived: T.Signal((blocks,))
+    ):
+        body(A, parts, arrived, A)
+
+    return all_reduce_in_place if inplace else all_reduce
+
+
+def two_shot(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, inplace: bool) -> Any:
+    """The same in two trips, for large ones: rank r adds the numbers from r · n on and hands the sums out.
+    n, a multiple of P, times world is at least t."""
+    t, n = T.dynamic("t", multiple_of=align), T.dynamic("n", multiple_of=P)
+
+    @T.macro
+    def body(A, parts, sums, given, done, C):
+        with T.Kernel(blocks, threads=threads) as b:
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            with T.Scale("device") as (rank, size):
+                for p in T.serial(pieces_of(n, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    for hop in T.serial(1, size):
+                        owner = (rank + hop) % size
+                        T.copy(
+                            A[owner * n + at : owner * n + at + P],
+                            parts[rank, at : at + P],
+                            dst=owner,
+                            signal=given[b],
+                        )
+                T.wait(given[b], pieces_of(n, P, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(n, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    add_parts(parts, A, rank * n + at, at, P, rank, size, part, acc)
+                    for i in T.Parallel(P):
+                        part[i] = T.cast(acc[i], dtype)
+                    T.copy(part, C[rank * n + at])
+                    for hop in T.serial(1, size):
+                        T.copy(part, sums[rank, at : at + P], dst=(rank + hop) % size, signal=done[b])
+                T.wait(done[b], pieces_of(n, P, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(n, P, b, blocks)):
+                    at = (p * blocks + b) * P
+                    for hop in T.serial(1, size):
+                        owner = (rank + hop) % size
+                        T.copy(sums[owner, at : at + P], C[owner * n + at : owner * n + at + P])
+
+    @T.prim_func
+    def all_reduce(
+        A: T.Tensor((t,), dtype),
+        parts: T.SymmTensor((world, n), dtype),
+        sums: T.SymmTensor((world, n), dtype),
+        given: T.Signal((blocks,)),
+        done: T.Signal((blocks,)),
+        C: T.Tensor((t,), dtype),
+    ):
+        body(A, parts, sums, given, done, C)
+
+    @T.prim_func
+    def all_reduce_in_place(
+        A: T.Tensor((t,), dtype),
+        parts: T.SymmTensor((world, n), dtype),
+        sums: T.SymmTensor((world, n), dtype),
+        given: T.Signal((blocks,)),
+        done: T.Signal((blocks,)),
+    ):
+        body(A, parts, sums, given, done, A)
+
+    return all_reduce_in_place if inplace else all_reduce
+
+
+def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, relayed: bool) -> Any:
+    """C = rank ``root``'s A, on all ranks but the root. ``relayed``: the root puts each piece to one rank,
+    piece by piece in turn, which puts it to the others: as many bytes leave the root as A has, not world − 1
+    times as many."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.prim_func
+    def broadcast(
+        A: T.Tensor((t,), dtype),
+        G: T.SymmTensor((t,), dtype),
+        arrived: T.Signal((world, blocks)),
+        root: T.int32,
+        C: T.Tensor((t,), dtype),
+    ):
+        with T.Kernel(blocks, threads=threads) as b:
+            with T.Scale("device") as (rank, size):
+                count = pieces_of(t, P, b, blocks)
+                if rank == root:
+                    for p in T.serial(count):
+                        at = (p * blocks + b) * P
+                        if relayed:
+                            to = (root + 1 + p % T.max(size - 1, 1)) % size
+                            T.copy(
+                                A[at : at + P],
+                                G[at : at + P],
+                                dst=to,
+                                signal=arrived[rank, b],
+                                blocking=False,
+                            )
+                        else:
+                            for hop in T.serial(1, size):
+                                T.copy(
+                                    A[at : at + P],
+                                    G[at : at + P],
+                                    dst=(rank + hop) % size,
+                                    signal=arrived[rank, b],
+                                    blocking=False,
+                                )
+                elif relayed:
+                    # as root counts ranks this one is number `mine`, and has pieces mine, mine + size - 1, …
+                    mine = (rank - root - 1 + size) % size
+                    for k in T.serial(pieces_of(count, 1, mine, T.max(size - 1, 1))):
+                        at = ((mine + k * (size - 1)) * blocks + b) * P
+                        T.wait(arrived[root, b], k + 1)
+                        for hop in T.serial(1, size):
+                            to = (rank + hop) % size
+                            if to != root:
+                                T.copy(
+                                    G[at : at + P],
+                                    G[at : at + P],
+                                    dst=to,
+                                    signal=arrived[rank, b],
+                                    blocking=False,
+                                )
+                        T.copy(G[at : at + P], C[at : at + P])
+                    for other in T.serial(size - 1):
+                        source = (root + 1 + other) % size
+                        if source != rank:
+                            for k in T.serial(pieces_of(count, 1, other, T.max(size - 1, 1))):
+                                at = ((other + k * (size - 1)) * blocks + b) * P
+                                T.wait(arrived[source, b], k + 1)
+                                T.copy(G[at : at + P], C[at : at + P])
+                else:
+                    for p in T.serial(count):
+                        at = (p * blocks + b) * P
+                        T.wait(arrived[root, b], p + 1)
+                        T.copy(G[at : at + P], C[at : at + P])
+
+    return broadcast
