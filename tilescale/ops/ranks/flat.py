@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from tilescale.errors import TileTypeError
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Expected, expected
+from tilescale.ops.case import summed as summed_up
+from tilescale.ops.ranks.gemms import biased
+
+__all__ = [
+    "SUMMED",
+    "Cut",
+    "biased",
+    "constants",
+    "cut",
+    "landed",
+    "landing",
+    "reference_sum",
+    "row",
+    "summed",
+]
+__all__ += ["way", "words"]
 
 #: dtypes that sums are taken of
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -46,11 +65,6 @@ def row(tensor: torch.Tensor, kind: torch.dtype | None = None) -> torch.Tensor:
     return flat if kind is None else flat.view(kind)
 
 
-def vector(*extents: int, itemsize: int) -> int:
-    """Numbers that a vector of at most 16 bytes may have where rows have these lengths."""
-    return math.gcd(16 // itemsize, *extents)
-
-
 def summed(x: torch.Tensor, what: str) -> None:
     """Refuses what no sum is taken of.
 
@@ -62,3 +76,62 @@ def summed(x: torch.Tensor, what: str) -> None:
             f"{what} of {str(x.dtype).removeprefix('torch.')}",
             expected="one of " + ", ".join(str(d).removeprefix("torch.") for d in SUMMED),
         )
+
+
+def landing(out: torch.Tensor) -> torch.Tensor:
+    """A row that a kernel writes ``out`` as: itself, or where it does not begin at 16 bytes, other memory."""
+    return out.view(-1) if out.data_ptr() % 16 == 0 else out.new_empty(out.numel())
+
+
+def landed(row: torch.Tensor, out: torch.Tensor) -> None:
+    """What a kernel wrote is in ``out``."""
+    if row.data_ptr() != out.data_ptr():
+        out.view(-1).copy_(row)
+
+
+def way(how: str | None, choice: str, ways: tuple[str, ...], order: str, torch_group: Any) -> str:
+    """``how``, checked, or the choice by size.
+
+    Raises:
+        TileValueError: an order or a way that there is not, or the library where it may not add.
+    """
+    if order not in ("rank", "any"):
+        raise TileValueError(f"order={order!r}", expected='"rank" or "any"')
+    if how is None:
+        return choice
+    free = order == "any" and torch_group is not None
+    if how not in ways and not (how == "library" and free):
+        needs = 'where torch has a process group of these ranks, "library" with order="any"'
+        raise TileValueError(f"how={how!r}", expected=", ".join(f'"{w}"' for w in ways) + f"; {needs}")
+    return how
+
+
+def constants(
+    cut: Cut,
+    world: int,
+    x: torch.Tensor,
+    c: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    *extents: int,
+) -> dict[str, Any]:
+    """What a kernel that adds is made of; ``extents``: lengths of rows that all ranks agree on."""
+    size = max(x.element_size(), c.element_size())
+    return {
+        "world": world,
+        "P": cut.P,
+        "blocks": cut.blocks,
+        "threads": cut.threads,
+        "dtype": host.dtype_name(x),
+        "align": math.gcd(16 // size, *extents),
+        "out": host.dtype_name(c),
+        "bias": 0 if bias is None else bias.numel(),
+        "activation": activation,
+    }
+
+
+def reference_sum(everyone: list[torch.Tensor]) -> Expected:
+    """The sum in float64, and what one in float32 may be off."""
+    parts = [x.double() for x in everyone]
+    magnitude = torch.stack([p.abs() for p in parts]).sum(0)
+    return expected(torch.stack(parts).sum(0), everyone[0].dtype, noise=summed_up(magnitude, len(parts)))

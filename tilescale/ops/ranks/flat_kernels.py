@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import tilescale.language as T
+from tilescale.ops.gemm_kernels import activated
 
 
 def pieces_of(extent: Any, P: int, block: Any, blocks: int) -> Any:
@@ -80,16 +81,30 @@ def add_parts(parts: Any, own: Any, own_at: Any, at: Any, P: int, rank: Any, siz
             acc[i] += T.cast(part[i], "float32")
 
 
-def scatter_sum(world: int, P: int, blocks: int, threads: int, dtype: str, align: int) -> Any:
-    """C = Σ over ranks of their X[rank · n …]. X (t,), parts (world, n), C (m,): m ≤ n, t ≤ world · n."""
+@T.macro
+def finished(acc: Any, add: Any, at: Any, activation: str):
+    """acc = act(acc + add), where the numbers are from place ``at`` on of rows as long as ``add``."""
+    if add is not None or activation:
+        for i in T.Parallel(*acc.shape):
+            x = acc[i] if add is None else acc[i] + add[(at + i) % add.shape[0]]
+            acc[i] = activated(x, activation)
+
+
+def scatter_sum(
+    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str,
+) -> Any:  # fmt: skip
+    """C = act(Σ over ranks of their X[rank · n …] + bias). X (t,), parts (world, n), C (m,): m ≤ n, t ≤
+    world · n. ``bias``: so many numbers, again and again; 0: none."""
     n, m, t = (T.dynamic(x, multiple_of=align) for x in "nmt")
 
     @T.prim_func
     def reduce_scatter(
         X: T.Tensor((t,), dtype),
         parts: T.SymmTensor((world, n), dtype),
+        add: T.Tensor((max(1, bias),), out),
         arrived: T.Signal((blocks,)),
-        C: T.Tensor((m,), dtype),
+        C: T.Tensor((m,), out),
     ):
         with T.Kernel(blocks, threads=threads) as b:
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
@@ -109,18 +124,22 @@ def scatter_sum(world: int, P: int, blocks: int, threads: int, dtype: str, align
                 for p in T.serial(pieces_of(m, P, b, blocks)):
                     at = (p * blocks + b) * P
                     add_parts(parts, X, rank * n + at, at, P, rank, size, part, acc)
+                    finished(acc, add if bias else None, at, activation)
                     T.copy(acc, C[at])
 
     return reduce_scatter
 
 
-def one_shot(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, inplace: bool) -> Any:
-    """C = Σ of all ranks' A, each rank adding everyone's whole A: one trip, for small ones. ``inplace``: A
-    takes the sum, which a block writes when it has put its pieces."""
+def one_shot(
+    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
+    """C = act(Σ of all ranks' A + bias), each rank adding everyone's whole A: one trip, for small ones.
+    ``inplace``: A takes the sum, which a block writes when it has put its pieces."""
     t = T.dynamic("t", multiple_of=align)
 
     @T.macro
-    def body(A, parts, arrived, C):
+    def body(A, parts, add, arrived, C):
         with T.Kernel(blocks, threads=threads) as b:
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
             with T.Scale("device") as (rank, size):
@@ -137,35 +156,36 @@ def one_shot(world: int, P: int, blocks: int, threads: int, dtype: str, align: i
                 for p in T.serial(pieces_of(t, P, b, blocks)):
                     at = (p * blocks + b) * P
                     add_parts(parts, A, at, at, P, rank, size, part, acc)
+                    finished(acc, add if bias else None, at, activation)
                     T.copy(acc, C[at])
 
-    @T.prim_func
-    def all_reduce(
-        A: T.Tensor((t,), dtype),
-        parts: T.SymmTensor((world, t), dtype),
-        arrived: T.Signal((blocks,)),
-        C: T.Tensor((t,), dtype),
-    ):
-        body(A, parts, arrived, C)
+    X, parts, add = T.Tensor((t,), dtype), T.SymmTensor((world, t), dtype), T.Tensor((max(1, bias),), out)
+    flags = T.Signal((blocks,))
 
     @T.prim_func
-    def all_reduce_in_place(
-        A: T.Tensor((t,), dtype), parts: T.SymmTensor((world, t), dtype), arrived: T.Signal((blocks,))
-    ):
-        body(A, parts, arrived, A)
+    def all_reduce(A: X, parts: parts, add: add, arrived: flags, C: T.Tensor((t,), out)):
+        body(A, parts, add, arrived, C)
+
+    @T.prim_func
+    def all_reduce_in_place(A: X, parts: parts, add: add, arrived: flags):
+        body(A, parts, add, arrived, A)
 
     return all_reduce_in_place if inplace else all_reduce
 
 
-def two_shot(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, inplace: bool) -> Any:
+def two_shot(
+    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
     """The same in two trips, for large ones: rank r adds the numbers from r · n on and hands the sums out.
     n, a multiple of P, times world is at least t."""
     t, n = T.dynamic("t", multiple_of=align), T.dynamic("n", multiple_of=P)
 
     @T.macro
-    def body(A, parts, sums, given, done, C):
+    def body(A, parts, sums, add, given, done, C):
         with T.Kernel(blocks, threads=threads) as b:
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            whole = T.alloc_fragment((P,), out)
             with T.Scale("device") as (rank, size):
                 for p in T.serial(pieces_of(n, P, b, blocks)):
                     at = (p * blocks + b) * P
@@ -181,11 +201,11 @@ def two_shot(world: int, P: int, blocks: int, threads: int, dtype: str, align: i
                 for p in T.serial(pieces_of(n, P, b, blocks)):
                     at = (p * blocks + b) * P
                     add_parts(parts, A, rank * n + at, at, P, rank, size, part, acc)
-                    for i in T.Parallel(P):
-                        part[i] = T.cast(acc[i], dtype)
-                    T.copy(part, C[rank * n + at])
+                    finished(acc, add if bias else None, rank * n + at, activation)
+                    T.copy(acc, whole)
+                    T.copy(whole, C[rank * n + at])
                     for hop in T.serial(1, size):
-                        T.copy(part, sums[rank, at : at + P], dst=(rank + hop) % size, signal=done[b])
+                        T.copy(whole, sums[rank, at : at + P], dst=(rank + hop) % size, signal=done[b])
                 T.wait(done[b], pieces_of(n, P, b, blocks) * (size - 1))
                 for p in T.serial(pieces_of(n, P, b, blocks)):
                     at = (p * blocks + b) * P
@@ -193,34 +213,26 @@ def two_shot(world: int, P: int, blocks: int, threads: int, dtype: str, align: i
                         owner = (rank + hop) % size
                         T.copy(sums[owner, at : at + P], C[owner * n + at : owner * n + at + P])
 
-    @T.prim_func
-    def all_reduce(
-        A: T.Tensor((t,), dtype),
-        parts: T.SymmTensor((world, n), dtype),
-        sums: T.SymmTensor((world, n), dtype),
-        given: T.Signal((blocks,)),
-        done: T.Signal((blocks,)),
-        C: T.Tensor((t,), dtype),
-    ):
-        body(A, parts, sums, given, done, C)
+    X, parts, sums = T.Tensor((t,), dtype), T.SymmTensor((world, n), dtype), T.SymmTensor((world, n), out)
+    add, flags = T.Tensor((max(1, bias),), out), T.Signal((blocks,))
 
     @T.prim_func
-    def all_reduce_in_place(
-        A: T.Tensor((t,), dtype),
-        parts: T.SymmTensor((world, n), dtype),
-        sums: T.SymmTensor((world, n), dtype),
-        given: T.Signal((blocks,)),
-        done: T.Signal((blocks,)),
+    def all_reduce(
+        A: X, parts: parts, sums: sums, add: add, given: flags, done: flags, C: T.Tensor((t,), out)
     ):
-        body(A, parts, sums, given, done, A)
+        body(A, parts, sums, add, given, done, C)
+
+    @T.prim_func
+    def all_reduce_in_place(A: X, parts: parts, sums: sums, add: add, given: flags, done: flags):
+        body(A, parts, sums, add, given, done, A)
 
     return all_reduce_in_place if inplace else all_reduce
 
 
 def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, relayed: bool) -> Any:
-    """C = rank ``root``'s A, on all ranks but the root. ``relayed``: the root puts each piece to one rank,
-    piece by piece in turn, which puts it to the others: as many bytes leave the root as A has, not world − 1
-    times as many."""
+    """A = rank ``root``'s A, on all ranks; it arrives in G. ``relayed``: the root puts each piece to one
+    rank, in turn, which puts it to the others: as many bytes leave the root as A has, not world − 1 times as
+    many."""
     t = T.dynamic("t", multiple_of=align)
 
     @T.prim_func
@@ -229,7 +241,6 @@ def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int
         G: T.SymmTensor((t,), dtype),
         arrived: T.Signal((world, blocks)),
         root: T.int32,
-        C: T.Tensor((t,), dtype),
     ):
         with T.Kernel(blocks, threads=threads) as b:
             with T.Scale("device") as (rank, size):
@@ -271,18 +282,18 @@ def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int
                                     signal=arrived[rank, b],
                                     blocking=False,
                                 )
-                        T.copy(G[at : at + P], C[at : at + P])
+                        T.copy(G[at : at + P], A[at : at + P])
                     for other in T.serial(size - 1):
                         source = (root + 1 + other) % size
                         if source != rank:
                             for k in T.serial(pieces_of(count, 1, other, T.max(size - 1, 1))):
                                 at = ((other + k * (size - 1)) * blocks + b) * P
                                 T.wait(arrived[source, b], k + 1)
-                                T.copy(G[at : at + P], C[at : at + P])
+                                T.copy(G[at : at + P], A[at : at + P])
                 else:
                     for p in T.serial(count):
                         at = (p * blocks + b) * P
                         T.wait(arrived[root, b], p + 1)
-                        T.copy(G[at : at + P], C[at : at + P])
+                        T.copy(G[at : at + P], A[at : at + P])
 
     return broadcast
