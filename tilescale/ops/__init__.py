@@ -35,6 +35,7 @@ HOME = {
     "fp8_matmul": "fp8_gemm",
     "grouped_matmul": "grouped",
     "matmul": "gemm",
+    "matmul_all_reduce": "ranks.gemm_reduce",
     "matmul_reduce_scatter": "ranks.gemm_scatter",
     "mla_decode": "latent_attention",
     "reduce_scatter": "ranks.scatter",

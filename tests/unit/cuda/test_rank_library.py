@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tilescale.compiler import driver
-from tilescale.ops.ranks import flat_kernels, gather_gemm
+from tilescale.ops.ranks import flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
 
 FLAT = {"P": 64, "blocks": 2, "threads": 64}
 
@@ -84,3 +84,93 @@ def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
         code = driver.source_text(gather_gemm.gather_gemm(**how, **what).trace(), "cuda", "cuda:sm_90a")
         producer = code[code.index("ts::fewer_registers") : code.index("ts::more_registers")]
         assert "ts::wait<true>" in producer and "ts::tma_load(&x[" in producer and "ts::wgmma_m64n" in code
+
+
+SUMS = {**FLAT, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
+
+
+@pytest.mark.parametrize("bias, activation", [(0, ""), (20, "relu")])
+@pytest.mark.parametrize("world, n, last", [(2, 320, 320), (3, 100, 40)])
+def test_scatter_sum(world: int, n: int, last: int, bias: int, activation: str):
+    kernel = flat_kernels.scatter_sum(world=world, bias=bias, activation=activation, **SUMS)
+    args = [
+        {
+            "X": data(((world - 1) * n + last,), "bfloat16", r),
+            "parts": empty((world, n), "bfloat16"),
+            "add": data((max(1, bias),), "bfloat16", 9),
+            "arrived": zeros(2),
+            "C": empty((n if r < world - 1 else last,), "bfloat16"),
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("shots, t", [(1, 300), (1, 4), (2, 300), (2, 4)])
+def test_all_reduce(shots: int, t: int, inplace: bool):
+    world = 3
+    make = flat_kernels.one_shot if shots == 1 else flat_kernels.two_shot
+    kernel = make(world=world, bias=0, activation="", inplace=inplace, **SUMS)
+    n = -(-t // world)
+    n = t if shots == 1 else -(-n // FLAT["P"]) * FLAT["P"]
+    args = []
+    for r in range(world):
+        given = {"A": data((t,), "bfloat16", r), "parts": empty((world, n), "bfloat16")}
+        if shots == 2:
+            given["sums"] = empty((world, n), "bfloat16")
+        given["add"] = data((1,), "bfloat16", 9)
+        given |= {"arrived": zeros(2)} if shots == 1 else {"given": zeros(2), "done": zeros(2)}
+        args.append(given if inplace else {**given, "C": empty((t,), "bfloat16")})
+    agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+@pytest.mark.parametrize("world, root", [(2, 1), (4, 2)])
+def test_spread(world: int, root: int, relayed: bool):
+    kernel = flat_kernels.spread(world=world, dtype="int32", align=4, relayed=relayed, **FLAT)
+    args = [
+        {
+            "A": data((1000,), "int32", r),
+            "G": empty((1000,), "int32"),
+            "arrived": zeros(world, 2),
+            "root": root,
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("reduce", [False, True], ids=["scatter", "reduce"])
+@pytest.mark.parametrize(
+    "world, M, K, bias",
+    [(2, 128, [72, 72], False), (3, 100, [40, 40, 8], True)],
+    ids=["whole", "ragged"],
+)
+def test_gemm_and_sum(world: int, M: int, K: list[int], bias: bool, reduce: bool):
+    N = 72
+    cut = {"BM": 64, "BN": 64, "BK": 64, "stages": 2, "threads": 128, "blocks": 2, "panel": 2, "slab": 16}
+    what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": bias, "activation": ""}
+    even = len(set(K)) == 1
+    make = gemm_reduce.gemm_reduce if reduce else gemm_scatter.gemm_scatter
+    kernel = make(M=M, N=N, K=K[0] if even else None, align=1 if even else 8, world=world, **cut, **what)
+    each = -(-M // world)
+    tiles = -(-M // 64) * -(-N // 64)
+    shape = (world, -(-tiles // world), 64, 64) if reduce else (world, each, N)
+    args = []
+    for r in range(world):
+        given = {
+            "A": data((M, K[r]), "bfloat16", r),
+            "W": data((K[r], N), "bfloat16", 9 + r),
+            "add": data((N if bias else 1,), "bfloat16", 20),
+            "own": empty(shape, "bfloat16"),
+            "parts": empty(shape, "bfloat16"),
+        }
+        if reduce:
+            given["sums"] = empty(shape, "bfloat16")
+            given |= {"given": zeros(shape[1]), "done": zeros(*shape[:2]), "C": empty((M, N), "bfloat16")}
+        else:
+            mine = max(0, min(each, M - r * each))
+            given |= {"arrived": zeros(-(-each // 64), -(-N // 64)), "C": empty((mine, N), "bfloat16")}
+        args.append(given)
+    agree_on_ranks(kernel, args)

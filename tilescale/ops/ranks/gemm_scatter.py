@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale.ops import host
+from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.ranks import scatter
 from tilescale.ops.ranks.case import Case, Expected, RankOp
@@ -162,6 +162,8 @@ def matmul_reduce_scatter(
     c = host.result(out, (rows_of(team.rank, M, team.size), N), given.out, given.x)
     if M == 0:
         return c
+    if team.size == 1:
+        return gemm.matmul(x, w, bias, activation, out=c)
     dtype, each = host.dtype_name(given.x), share(M, team.size)
     how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
     if not how.fused:

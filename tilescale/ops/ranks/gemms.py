@@ -118,11 +118,13 @@ def inner_of(inner: int | None, mine: int, team: Team) -> tuple[int, int]:
     """
     if inner is None:
         return mine, 0
+    if inner < 1:
+        raise TileValueError(f"inner={inner}", expected="all ranks' columns of x, 1 at least")
     want = rows_of(team.rank, inner, team.size)
     if mine != want:
         raise TileValueError(
             f"x has {mine} columns on rank {team.rank} of {team.size}, of inner={inner} in all",
-            expected=f"{want}: rank r has columns from r·{share(inner, team.size)} on, as torch.chunk does it",
+            expected=f"{want}: rank r has columns from r·{share(inner, team.size)} on, as torch.chunk does",
         )
     each = share(inner, team.size)
     return each, 0 if each * team.size == inner else math.gcd(8, each, inner)
