@@ -64,6 +64,8 @@ def refusals() -> list[str]:
     comm.init()
     x, w = torch.ones(4, 8), torch.ones(8, 6)
     gather, product = tilescale.ops.all_gather, tilescale.ops.all_gather_matmul
+    add, scatter, spread = tilescale.ops.all_reduce, tilescale.ops.reduce_scatter, tilescale.ops.broadcast
+    product_sum = tilescale.ops.matmul_all_reduce
     wrong: list[tuple[type[Exception], Any]] = [
         (TileTypeError, lambda: gather([1.0])),
         (TileTypeError, lambda: gather(x, group=[0, 1])),
@@ -79,6 +81,18 @@ def refusals() -> list[str]:
         (TileValueError, lambda: product(x, w, torch.ones(5))),
         (TileTypeError, lambda: product(x, w, out_dtype=torch.float16)),
         (TileValueError, lambda: product(torch.ones(8), w)),
+        (TileTypeError, lambda: add(x.double())),
+        (TileValueError, lambda: add(x, order="any way")),
+        (TileValueError, lambda: add(x, how="library")),
+        (TileValueError, lambda: add(x, how="three_shot")),
+        (TileTypeError, lambda: scatter(x.int())),
+        (TileValueError, lambda: scatter(torch.tensor(1.0))),
+        (TileValueError, lambda: scatter(x, out=x)),
+        (TileValueError, lambda: spread(x, 2)),
+        (TileValueError, lambda: spread(x, how="library")),
+        (TileValueError, lambda: product_sum(x, w, inner=9)),
+        (TileValueError, lambda: product_sum(x, w, inner=0)),
+        (TileValueError, lambda: product_sum(torch.ones(4, 0), torch.ones(0, 6))),
     ]
     told = []
     for kind, call in wrong:
@@ -92,6 +106,10 @@ def test_refusals(ranks: Any):
     texts = ranks(2, target="sim").call(refusals)
     told = "\n".join(texts[0])
     for part in (
+        "root=2 of 2 ranks",
+        "order='any way'",
+        "inner=9",
+        '"one_shot", "two_shot"',
         "group=[0, 1]",
         "rows=100",
         "expected: (8, 8), contiguous",

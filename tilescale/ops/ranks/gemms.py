@@ -52,7 +52,7 @@ def checked(
     """
     if x.dim() != 2:
         raise TileValueError(f"x of {what} has {x.dim()} axes", expected="a matrix")
-    w, trans_b = host.matrix(w, f"w of {what}")
+    w, trans_b = ordered(w, f"w of {what}")
     (rows, K), (K2, N) = x.shape, (w.shape[::-1] if trans_b else w.shape)
     if K != K2:
         raise TileValueError(f"{what} of ({rows}, {K}) by ({K2}, {N})", expected="x (m, K), w (K, N)")
@@ -83,6 +83,14 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def biased(bias: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
     """The bias, or a number that a kernel without one takes in its place and does not read."""
     return _nothing(c.dtype, c.device) if bias is None else bias
+
+
+def ordered(w: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
+    """`host.matrix`. All ranks have to see the same order: of a single row or column, or of nothing, strides
+    say it."""
+    if w.dim() == 2 and w.is_contiguous() and w.T.is_contiguous() and w.stride() != (w.shape[1], 1):
+        return w.T, True
+    return host.matrix(w, what)
 
 
 def tiles(M: int, N: int, K: int, dtype: str, units: int) -> dict[str, Any]:
