@@ -97,7 +97,7 @@ def gathered(x: torch.Tensor, whole: torch.Tensor, rows: int, team: Team, way: s
     cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
     space = workspace(team)
     direct = symmetric(whole, team)
-    what = {"world": team.size, "P": cut.P, "blocks": cut.blocks, "threads": cut.threads}
+    what: dict[str, Any] = {"world": team.size, "P": cut.P, "blocks": cut.blocks, "threads": cut.threads}
     what |= {"dtype": host.dtype_name(a), "align": align, "direct": direct}
     arrived = space.counters(team.size, cut.blocks)
     if direct:

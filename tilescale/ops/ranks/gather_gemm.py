@@ -210,7 +210,7 @@ def draw(
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     whole = torch.cat([a["x"] for a in everyone])
-    made = []
+    made: list[Expected] = []
     for a in everyone:
         own = {k: a[k] for k in ("bias", "activation", "out_dtype") if k in a}
         made += gemm.reference(whole, a["w"], **own)

@@ -85,7 +85,7 @@ def broadcast(
     cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
     space = workspace(team)
     (g,) = space.tensors(x, (a.shape, kind))
-    what = {"world": team.size, "P": cut.P, "blocks": cut.blocks, "threads": cut.threads}
+    what: dict[str, Any] = {"world": team.size, "P": cut.P, "blocks": cut.blocks, "threads": cut.threads}
     what |= {"dtype": host.dtype_name(a), "align": align, "relayed": way == "relayed"}
     host.launch(spread, (a, g, space.counters(team.size, cut.blocks), root), **what)
     if not mine:
