@@ -42,7 +42,9 @@ def test_lists(module: str):
     for c in op.cases:
         assert not (c.small and c.bar)
         if c.bar:
-            assert op.remote(world=4, **c.shape) > 0 and op.how(world=4, **c.shape)
+            assert op.remote(world=4, **c.shape) > 0 and op.pick(world=4, **c.shape).way in op.ways(
+                world=4, **c.shape
+            )
 
 
 def test_names():

@@ -8,7 +8,16 @@ from typing import Any
 
 from tilescale.ops.case import Case, Expected
 
-__all__ = ["Case", "Expected", "RankOp"]
+__all__ = ["Case", "Expected", "Pick", "RankOp"]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """How a shape is computed, in a word, and by how many blocks, which is how many multiprocessors it keeps
+    (None: a library decides)."""
+
+    way: str
+    blocks: int | None
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,9 @@ class RankOp:
         draw: (shape's items by name, rank=, world=, device=, seed=) → that rank's arguments. Every rank can
             draw every other one's.
         reference: all ranks' arguments, in order → the result of each as `Expected`.
-        how: (world, units, shape's items by name) → how the pick for this shape computes it, in a word.
+        pick: (world=, units=, shape's items by name) → the choice for this shape on a GPU of so many
+            multiprocessors, where torch has a library.
+        ways: (the same) → way's name → arguments that ask for it.
         peers: name → from a rank's arguments and a torch process group a call without any. Raises
             NotImplementedError where the backend or the machine has no such thing.
         alike: whether all ranks get the same bits.
@@ -34,7 +45,8 @@ class RankOp:
     run: Callable[..., Any]
     draw: Callable[..., dict[str, Any]]
     reference: Callable[[list[dict[str, Any]]], list[Expected]]
-    how: Callable[..., str]
+    pick: Callable[..., Pick]
+    ways: Callable[..., dict[str, dict[str, Any]]]
     cases: tuple[Case, ...]
     remote: Callable[..., float]
     peers: Mapping[str, Callable[..., Callable[[], Any]]] = field(default_factory=dict)

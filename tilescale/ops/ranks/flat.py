@@ -28,6 +28,8 @@ __all__ = [
 ]
 __all__ += ["way", "words"]
 
+#: bytes of a piece of what is added, which lies in registers
+ADDED = 8 << 10
 #: dtypes that sums are taken of
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 

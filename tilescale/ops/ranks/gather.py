@@ -19,9 +19,9 @@ from tilescale.errors import TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import gather
-from tilescale.ops.ranks.groups import Group, library, rows_of, share, team_of, total
+from tilescale.ops.ranks.groups import Group, gather_into, library, rows_of, share, team_of, total
 from tilescale.ops.ranks.workspace import workspace
 
 #: bytes of a rank's part from which NCCL's gather is faster. On 4 H200, 2026-11-22, stores by 132 blocks of a
@@ -88,7 +88,7 @@ def gathered(x: torch.Tensor, whole: torch.Tensor, rows: int, team: Team, way: s
     if way == "library":
         part = whole.shape[0] // team.size
         padded = x if x.shape[0] == part else torch.cat([x, x.new_zeros(part - x.shape[0], *x.shape[1:])])
-        torch.distributed.all_gather_into_tensor(whole, padded, group=torch_group)
+        gather_into(whole, padded, torch_group)
         return
     inner = math.prod(x.shape[1:]) * x.element_size()
     size = whole.shape[0] // team.size * inner
@@ -143,17 +143,24 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
 
 
 def by_library(x: torch.Tensor, group: Any, rows: int | None = None, **_: Any) -> Callable[[], Any]:
-    """torch.distributed.all_gather_into_tensor, on equal parts."""
+    """torch.distributed's gather, on equal parts."""
     world = torch.distributed.get_world_size(group)
     rows = world * x.shape[0] if rows is None else rows
     part = share(rows, world)
     out = x.new_empty(part * world, *x.shape[1:])
     padded = torch.cat([x, x.new_zeros(part - x.shape[0], *x.shape[1:])])
-    return lambda: torch.distributed.all_gather_into_tensor(out, padded, group=group) and None or out[:rows]
+
+    def call() -> Any:
+        gather_into(out, padded, group)
+        return out[:rows]
+
+    return call
 
 
-def how(world: int, rows: int, columns: int, dtype: str = "bfloat16", **_: Any) -> str:
-    return choose(share(rows, world) * columns * getattr(torch, dtype).itemsize, True)
+def pick(world: int, rows: int, columns: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    size = share(rows, world) * columns * getattr(torch, dtype).itemsize
+    way = choose(size, True)
+    return Pick(way, flat.cut(size, 1, units).blocks if way == "kernel" else None)
 
 
 OP = RankOp(
@@ -161,7 +168,8 @@ OP = RankOp(
     run=all_gather,
     draw=draw,
     reference=reference,
-    how=how,
+    pick=pick,
+    ways=lambda **_: {way: {"how": way} for way in WAYS},
     cases=(
         *(
             Case({"rows": rows, "columns": columns, "dtype": dtype}, small=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gemms import biased, checked, tiles, worthwhile
-from tilescale.ops.ranks.groups import Group, rows_of, share, team_of, total
+from tilescale.ops.ranks.groups import Group, gather_into, rows_of, share, team_of, total
 from tilescale.ops.ranks.workspace import workspace
 
 
@@ -235,7 +235,7 @@ def by_library(
     product = gemm.cublas(whole[:M], w, bias, activation)
 
     def call() -> Any:
-        torch.distributed.all_gather_into_tensor(whole, padded, group=group)
+        gather_into(whole, padded, group)
         return product()
 
     return call
@@ -268,8 +268,16 @@ def alone(
     return gemm.cublas(x.new_ones(M, x.shape[1]), w)
 
 
-def how(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> str:
-    return "fused" if choose(M, N, K, world, dtype, units).fused else "apart"
+def ways(
+    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+) -> dict[str, dict[str, Any]]:
+    choice = choose(M, N, K, world, dtype, units)
+    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
+
+
+def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    choice = choose(M, N, K, world, dtype, units)
+    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
 
 
 _FEW = {
@@ -289,7 +297,8 @@ OP = RankOp(
     run=all_gather_matmul,
     draw=draw,
     reference=reference,
-    how=how,
+    pick=pick,
+    ways=ways,
     cases=(
         *(
             Case({**_FEW, **shape}, small=True)

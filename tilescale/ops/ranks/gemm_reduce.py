@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import activated, ceil_div, load, panelled
 from tilescale.ops.ranks import reduce
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.gemm_scatter import Config
 from tilescale.ops.ranks.gemms import (
     alone,
@@ -250,8 +250,16 @@ def by_library(
     return library_sum(x, w, group, bias, activation, add)
 
 
-def how(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> str:
-    return "fused" if choose(M, N, share(K, world), world, dtype, units).fused else "apart"
+def ways(
+    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+) -> dict[str, dict[str, Any]]:
+    choice = choose(M, N, share(K, world), world, dtype, units)
+    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
+
+
+def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    choice = choose(M, N, share(K, world), world, dtype, units)
+    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
 
 
 _FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "slab": 32}
@@ -261,7 +269,8 @@ OP = RankOp(
     run=matmul_all_reduce,
     draw=draw,
     reference=reference,
-    how=how,
+    pick=pick,
+    ways=ways,
     alike=True,
     cases=(
         *(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.ranks import scatter
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.gemms import (
     add_in_order,
     alone,
@@ -244,8 +244,16 @@ def by_torch(
     return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group.group_name)
 
 
-def how(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> str:
-    return "fused" if choose(M, N, share(K, world), world, dtype, units).fused else "apart"
+def ways(
+    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+) -> dict[str, dict[str, Any]]:
+    choice = choose(M, N, share(K, world), world, dtype, units)
+    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
+
+
+def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    choice = choose(M, N, share(K, world), world, dtype, units)
+    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
 
 
 _FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "slab": 32}
@@ -255,7 +263,8 @@ OP = RankOp(
     run=matmul_reduce_scatter,
     draw=draw,
     reference=reference,
-    how=how,
+    pick=pick,
+    ways=ways,
     cases=(
         *(
             Case({**_FEW, **shape}, small=True)

@@ -58,6 +58,18 @@ def library(group: Group, team: Team) -> Any:
     return found if tuple(distributed.get_process_group_ranks(found)) == team.members else None
 
 
+def gather_into(whole: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    """The library's gather of equal parts, by the name that this version of torch has for it."""
+    distributed = torch.distributed
+    getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)(whole, x, group=group)
+
+
+def scatter_into(part: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    """The library's reduce-scatter of equal parts."""
+    distributed = torch.distributed
+    getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)(part, x, group=group)
+
+
 def share(rows: int, ranks: int) -> int:
     """Rows of each rank but the last ones, which have fewer or none: ceil(rows / ranks)."""
     return -(-rows // ranks)

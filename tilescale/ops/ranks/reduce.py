@@ -17,7 +17,7 @@ from tilescale.comm.backend import Team
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import one_shot, two_shot
 from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import workspace
@@ -94,13 +94,13 @@ def reduced(
     size, units = x.element_size(), host.multiprocessors(x.device)
     add = flat.biased(bias, c)
     if way == "one_shot":
-        cut = flat.cut(t * size, size, units, 8 << 10)
+        cut = flat.cut(t * size, size, units, flat.ADDED)
         (parts,) = space.tensors(x, ((world, t), x.dtype))
         args = (a, parts, add, space.counters(cut.blocks), *(() if inplace else (landing,)))
         what = flat.constants(cut, world, x, c, bias, activation, t)
         host.launch(one_shot, args, **what, inplace=inplace)
     else:
-        cut = flat.cut(share(t, world) * size, size, units, 8 << 10)
+        cut = flat.cut(share(t, world) * size, size, units, flat.ADDED)
         n = -(-share(t, world) // cut.P) * cut.P
         parts, sums = space.tensors(x, ((world, n), x.dtype), ((world, n), c.dtype))
         given, done = space.counters(2, cut.blocks)
@@ -164,8 +164,13 @@ def by_torch(x: torch.Tensor, group: Any, **_: Any) -> Callable[[], Any]:
     return call
 
 
-def how(world: int, size: int, dtype: str = "bfloat16", order: str = "rank", **_: Any) -> str:
-    return choose(size * getattr(torch, dtype).itemsize, world, order, True)
+def pick(
+    world: int, size: int, dtype: str = "bfloat16", order: str = "rank", units: int = 132, **_: Any
+) -> Pick:
+    total = size * getattr(torch, dtype).itemsize
+    way = choose(total, world, order, True)
+    cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units, flat.ADDED)
+    return Pick(way, None if way == "library" else cut.blocks)
 
 
 def _remote(world: int, size: int, dtype: str = "bfloat16", **_: Any) -> float:
@@ -179,7 +184,12 @@ OP = RankOp(
     run=all_reduce,
     draw=draw,
     reference=reference,
-    how=how,
+    pick=pick,
+    ways=lambda **_: {
+        "one_shot": {"how": "one_shot"},
+        "two_shot": {"how": "two_shot"},
+        "library": {"how": "library", "order": "any"},
+    },
     alike=True,
     cases=(
         *(

@@ -18,9 +18,9 @@ from tilescale.errors import TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import scatter_sum
-from tilescale.ops.ranks.groups import Group, library, rows_of, share, team_of
+from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
 #: bytes of a rank's result from which NCCL's is faster. On 4 H200, 2026-11-22, pulls by 8 blocks of a
@@ -90,7 +90,7 @@ def scattered(
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
-    cut = flat.cut(n * x.element_size(), x.element_size(), host.multiprocessors(x.device), 8 << 10)
+    cut = flat.cut(n * x.element_size(), x.element_size(), host.multiprocessors(x.device), flat.ADDED)
     space = workspace(team)
     (parts,) = space.tensors(x, ((team.size, n), x.dtype))
     what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner)
@@ -124,7 +124,7 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
 
 
 def by_library(x: torch.Tensor, group: Any, **_: Any) -> Callable[[], Any]:
-    """torch.distributed.reduce_scatter_tensor, on equal parts."""
+    """torch.distributed's reduce-scatter, on equal parts."""
     world, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     M, part = x.shape[0], share(x.shape[0], world)
     out = x.new_empty(part, *x.shape[1:])
@@ -133,14 +133,24 @@ def by_library(x: torch.Tensor, group: Any, **_: Any) -> Callable[[], Any]:
     def call() -> Any:
         if padded is not x:
             padded[:M] = x
-        torch.distributed.reduce_scatter_tensor(out, padded, group=group)
+        scatter_into(out, padded, group)
         return out[: rows_of(rank, M, world)]
 
     return call
 
 
-def how(world: int, rows: int, columns: int, dtype: str = "bfloat16", order: str = "rank", **_: Any) -> str:
-    return choose(share(rows, world) * columns * getattr(torch, dtype).itemsize, order, True)
+def pick(
+    world: int,
+    rows: int,
+    columns: int,
+    dtype: str = "bfloat16",
+    order: str = "rank",
+    units: int = 132,
+    **_: Any,
+) -> Pick:
+    size = share(rows, world) * columns * getattr(torch, dtype).itemsize
+    way = choose(size, order, True)
+    return Pick(way, flat.cut(size, 1, units, flat.ADDED).blocks if way == "kernel" else None)
 
 
 OP = RankOp(
@@ -148,7 +158,8 @@ OP = RankOp(
     run=reduce_scatter,
     draw=draw,
     reference=reference,
-    how=how,
+    pick=pick,
+    ways=lambda **_: {"kernel": {"how": "kernel"}, "library": {"how": "library", "order": "any"}},
     cases=(
         *(
             Case({"rows": rows, "columns": columns, "dtype": dtype}, small=True)

@@ -15,7 +15,7 @@ from tilescale.errors import TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import spread
 from tilescale.ops.ranks.groups import Group, library, team_of
 from tilescale.ops.ranks.workspace import workspace
@@ -132,8 +132,10 @@ def by_library(x: torch.Tensor, group: Any, root: int = 0, **_: Any) -> Callable
     return call
 
 
-def how(world: int, size: int, dtype: str = "bfloat16", **_: Any) -> str:
-    return choose(size * getattr(torch, dtype).itemsize, world, True)
+def pick(world: int, size: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    total = size * getattr(torch, dtype).itemsize
+    way = choose(total, world, True)
+    return Pick(way, None if way == "library" else flat.cut(total, 1, units).blocks)
 
 
 OP = RankOp(
@@ -141,7 +143,8 @@ OP = RankOp(
     run=broadcast,
     draw=draw,
     reference=reference,
-    how=how,
+    pick=pick,
+    ways=lambda **_: {way: {"how": way} for way in WAYS},
     alike=True,
     cases=(
         *(
