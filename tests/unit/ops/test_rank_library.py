@@ -13,6 +13,7 @@ from tests.unit.ops.rank_cases import right, run
 from tilescale import comm
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import HOME, MODULES, RANK_MODULES, load_ranks
+from tilescale.ops.ranks import gather_gemm
 from tilescale.ops.ranks.case import Case
 from tilescale.ops.ranks.groups import rows_of, share
 
@@ -83,6 +84,7 @@ def refusals() -> list[str]:
         (TileValueError, lambda: product(x, w, torch.ones(5))),
         (TileTypeError, lambda: product(x, w, out_dtype=torch.float16)),
         (TileValueError, lambda: product(torch.ones(8), w)),
+        (TileValueError, lambda: product(x, w, config=gather_gemm.Config(BM=64, high=128))),
         (TileTypeError, lambda: add(x.double())),
         (TileValueError, lambda: add(x, order="any way")),
         (TileValueError, lambda: add(x, how="library")),

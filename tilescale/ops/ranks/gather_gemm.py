@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import tilescale.language as T
+from tilescale.errors import TileValueError
 from tilescale.ops import gemm, host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
@@ -41,7 +42,7 @@ class Config:
     threads: int = 256
     blocks: int = 132
     panel: int = 8
-    high: int = 64
+    high: int = 64  # BM at most
     wide: int = 1024
 
 
@@ -63,26 +64,26 @@ def gather_gemm(
     W (K, N) or (N, K); X, which all ranks reach, has everyone's A when the launch ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
-    aligned = each % BM == 0  # then a piece lies in one row of tiles, and the put itself signals
+    crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
 
-    def piece_of(row: Any) -> Any:
-        """Counts the pieces, by rows alone, in front of the one that has a row."""
-        return row // each * ceil_div(each, high) + row % each // high
+    def begun(tile: Any) -> Any:
+        """Counts the pieces of everyone's rows that begin in a row of tiles."""
+        low, stop = tile * BM, T.min(tile * BM + BM, M)
+        per = ceil_div(each, high)
+        before = low // each * per + T.ceildiv(low % each, high)
+        return (stop // each * per + T.ceildiv(stop % each, high) - before) * parts
 
     @T.macro
-    def put(A, X, here, rows, row, col, first, stop, dst):
-        """``rows`` rows of A from (row, col) on to ``dst``, with a signal for each row of tiles with them."""
-        low, last = first + row, T.min(first + row + rows, stop) - 1
+    def put(A, X, here, rows, row, col, first, dst):
+        """``rows`` rows of A from (row, col) on to ``dst``, with a signal for the row of tiles they begin
+        in."""
         T.copy(
             A[row : row + rows, col : col + wide],
-            X[low : low + rows, col : col + wide],
+            X[first + row : first + row + rows, col : col + wide],
             dst=dst,
-            signal=here[low // BM],
-            blocking=not aligned,
+            signal=here[(first + row) // BM],
+            blocking=False,
         )
-        if not aligned:
-            for tile in T.serial(low // BM + 1, last // BM + 1):
-                T.signal(here[tile], dst=dst)
 
     @T.prim_func
     def ag_gemm(
@@ -94,23 +95,24 @@ def gather_gemm(
         C: T.Tensor((M, N), out),
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
-            first, stop = rank * each, T.min(rank * each + each, M)
-            count = T.ceildiv(T.max(stop - first, 0), high) * parts
+            first = rank * each
+            count = T.ceildiv(T.max(T.min(each, M - first), 0), high) * parts
             for piece in T.serial(b, n * count, step=blocks):
                 hop, row, col = piece // count, piece % count // parts, piece % parts
                 dst = (rank - hop + n) % n
                 if row < each // high:
-                    put(A, X, here, high, row * high, col * wide, first, stop, dst)
+                    put(A, X, here, high, row * high, col * wide, first, dst)
                 elif each % high:
-                    put(A, X, here, each % high, row * high, col * wide, first, stop, dst)
+                    put(A, X, here, each % high, row * high, col * wide, first, dst)
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for tile in T.Persistent(tall * ceil_div(N, BN), blocks, b):
                 i, j = panelled(tile, tall, ceil_div(N, BN), panel)
-                at = (T.ceildiv(first, BM) + i) % tall
+                at = (T.ceildiv(first, BM) + crossing + i) % tall  # own rows first
                 # acquires every piece that reaches into these rows
-                last = piece_of(T.min((at + 1) * BM, M) - 1)
-                T.wait(here[at], (last - piece_of(at * BM) + 1) * parts)
+                T.wait(here[at], begun(at))
+                if crossing:
+                    T.wait(here[T.max(at - 1, 0)], begun(T.max(at - 1, 0)))
                 T.clear(acc)
                 for k in T.Pipelined(ceil_div(K, BK), num_stages=stages):
                     load(X, W, x, w, at * BM, j * BN, k * BK, False, trans_b)
@@ -161,6 +163,8 @@ def all_gather_matmul(
         return gemm.matmul(x, w, bias, activation, out=c)
     dtype = host.dtype_name(given.x)
     how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
+    if how.high > how.BM:
+        raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
     if not how.fused:
         gathered = all_gather(given.x, group=group, rows=M)
         return gemm.matmul(gathered, w, bias, activation, out=c)
