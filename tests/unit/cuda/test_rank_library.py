@@ -13,7 +13,7 @@ from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.ops.ranks import flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
 
-FLAT = {"P": 64, "blocks": 2, "threads": 64}
+FLAT = {"Q": 64, "blocks": 2, "threads": 64}
 
 
 def zeros(*shape: int) -> Any:
@@ -86,7 +86,7 @@ def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
         assert "ts::wait<true>" in producer and "ts::tma_load(&x[" in producer and "ts::wgmma_m64n" in code
 
 
-SUMS = {**FLAT, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
+SUMS = {**FLAT, "P": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
 
 
 @pytest.mark.parametrize("bias, activation", [(0, ""), (20, "relu")])
@@ -113,7 +113,7 @@ def test_all_reduce(shots: int, t: int, inplace: bool):
     make = flat_kernels.one_shot if shots == 1 else flat_kernels.two_shot
     kernel = make(world=world, bias=0, activation="", inplace=inplace, **SUMS)
     n = -(-t // world)
-    n = t if shots == 1 else -(-n // FLAT["P"]) * FLAT["P"]
+    n = t if shots == 1 else -(-n // FLAT["Q"]) * FLAT["Q"]
     args = []
     for r in range(world):
         given = {"A": data((t,), "bfloat16", r), "parts": empty((world, n), "bfloat16")}

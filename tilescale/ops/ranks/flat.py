@@ -28,7 +28,7 @@ __all__ = [
 ]
 __all__ += ["way", "words"]
 
-#: bytes of a piece of what is added, which lies in registers
+#: bytes that are added together, in registers
 ADDED = 8 << 10
 #: dtypes that sums are taken of
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
@@ -36,19 +36,23 @@ SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Cut:
-    """Numbers of a piece, blocks, threads of a block."""
+    """Numbers that are added together, numbers of a put, blocks, threads of a block."""
 
     P: int
+    Q: int
     blocks: int
     threads: int
 
 
-def cut(size: int, itemsize: int, units: int, piece: int = 16 << 10) -> Cut:
-    """For ``size`` bytes on a GPU of ``units`` multiprocessors: a vector of 16 bytes a thread for small
-    messages, whose time is the trip's; pieces of ``piece`` bytes for large ones."""
+def cut(size: int, itemsize: int, units: int) -> Cut:
+    """For ``size`` bytes to each rank on a GPU of ``units`` multiprocessors: a vector of 16 bytes a thread
+    for small messages, whose time is the trip's; for large ones a put or two of each block to each rank, of
+    16 to 256 KB, since the release behind each costs microseconds."""
     if size <= 256 << 10:
-        return Cut((2 << 10) // itemsize, max(1, min(units, -(-size // (2 << 10)))), 128)
-    return Cut(piece // itemsize, min(units, -(-size // piece)), 256)
+        put = 2 << 10
+        return Cut(put // itemsize, put // itemsize, max(1, min(units, -(-size // put))), 128)
+    put = min(256 << 10, max(16 << 10, 1 << (size // units).bit_length() - 1))
+    return Cut(ADDED // itemsize, put // itemsize, min(units, -(-size // put)), 256)
 
 
 def words(*sizes: int) -> tuple[torch.dtype, int]:
@@ -122,6 +126,7 @@ def constants(
     return {
         "world": world,
         "P": cut.P,
+        "Q": cut.Q,
         "blocks": cut.blocks,
         "threads": cut.threads,
         "dtype": host.dtype_name(x),

@@ -1,8 +1,10 @@
-"""The tile programs of the collectives: a tensor is a row of numbers, cut into pieces of ``P``.
+"""The tile programs of the collectives: a tensor is a row of numbers, cut into pieces of ``Q``.
 
 Piece p belongs to block p % blocks, on every rank: what one rank's block puts, the same block of another rank
 awaits, so no block waits for all others of its rank. Puts go on beside each other (``blocking=False``) and
-begin at the own neighbour, so that no rank is everyone's first target. Sums are float32's, in rank order.
+begin at the own neighbour, so that no rank is everyone's first target. A put is a whole piece, since each one
+ends in a signal; a piece is added ``P`` numbers at a time, which lie in registers. Sums are float32's, in
+rank order.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ import tilescale.language as T
 from tilescale.ops.gemm_kernels import activated
 
 
-def pieces_of(extent: Any, P: int, block: Any, blocks: int) -> Any:
+def pieces_of(extent: Any, Q: int, block: Any, blocks: int) -> Any:
     """How many pieces of so many numbers a block has."""
-    return T.max(0, T.ceildiv(T.ceildiv(extent, P) - block, blocks))
+    return T.max(0, T.ceildiv(T.ceildiv(extent, Q) - block, blocks))
 
 
-def gather(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, direct: bool) -> Any:
+def gather(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, direct: bool) -> Any:
     """C[r] = rank r's A. A (m,), C (world, n): m ≤ n, both known to the call, multiples of ``align``.
     ``direct``: C is G, which peers reach; else what arrives in G is copied on."""
     n, m = T.dynamic("n", multiple_of=align), T.dynamic("m", multiple_of=align)
@@ -28,27 +30,27 @@ def gather(world: int, P: int, blocks: int, threads: int, dtype: str, align: int
         with T.Kernel(blocks, threads=threads) as b:
             with T.Scale("device") as (rank, size):
                 for hop in T.serial(1, size):
-                    for p in T.serial(pieces_of(n, P, b, blocks)):
-                        at = (p * blocks + b) * P
+                    for p in T.serial(pieces_of(n, Q, b, blocks)):
+                        at = (p * blocks + b) * Q
                         T.copy(
-                            A[at : at + P],
-                            G[rank, at : at + P],
+                            A[at : at + Q],
+                            G[rank, at : at + Q],
                             dst=(rank + hop) % size,
                             signal=arrived[rank, b],
                             blocking=False,
                         )
-                for p in T.serial(pieces_of(n, P, b, blocks)):
-                    at = (p * blocks + b) * P
-                    T.copy(A[at : at + P], (G if direct else C)[rank, at : at + P])
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
+                    T.copy(A[at : at + Q], (G if direct else C)[rank, at : at + Q])
                 for hop in T.serial(1, size):
                     source = (rank - hop + size) % size
                     if direct:
-                        T.wait(arrived[source, b], pieces_of(n, P, b, blocks))
+                        T.wait(arrived[source, b], pieces_of(n, Q, b, blocks))
                     else:
-                        for p in T.serial(pieces_of(n, P, b, blocks)):
-                            at = (p * blocks + b) * P
+                        for p in T.serial(pieces_of(n, Q, b, blocks)):
+                            at = (p * blocks + b) * Q
                             T.wait(arrived[source, b], p + 1)
-                            T.copy(G[source, at : at + P], C[source, at : at + P])
+                            T.copy(G[source, at : at + Q], C[source, at : at + Q])
 
     @T.prim_func
     def all_gather(
@@ -91,7 +93,7 @@ def finished(acc: Any, add: Any, at: Any, activation: str):
 
 
 def scatter_sum(
-    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str,
 ) -> Any:  # fmt: skip
     """C = act(Σ over ranks of their X[rank · n …] + bias). X (t,), parts (world, n), C (m,): m ≤ n, t ≤
@@ -109,29 +111,30 @@ def scatter_sum(
         with T.Kernel(blocks, threads=threads) as b:
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
             with T.Scale("device") as (rank, size):
-                for p in T.serial(pieces_of(n, P, b, blocks)):
-                    at = (p * blocks + b) * P
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
                     for hop in T.serial(1, size):
                         owner = (rank + hop) % size
                         T.copy(
-                            X[owner * n + at : owner * n + at + P],
-                            parts[rank, at : at + P],
+                            X[owner * n + at : owner * n + at + Q],
+                            parts[rank, at : at + Q],
                             dst=owner,
                             signal=arrived[b],
                             blocking=False,
                         )
-                T.wait(arrived[b], pieces_of(n, P, b, blocks) * (size - 1))
-                for p in T.serial(pieces_of(m, P, b, blocks)):
-                    at = (p * blocks + b) * P
-                    add_parts(parts, X, rank * n + at, at, P, rank, size, part, acc)
-                    finished(acc, add if bias else None, at, activation)
-                    T.copy(acc, C[at])
+                T.wait(arrived[b], pieces_of(n, Q, b, blocks) * (size - 1))
+                for p, s in T.grid(pieces_of(m, Q, b, blocks), Q // P):
+                    at = (p * blocks + b) * Q + s * P
+                    if at < m:
+                        add_parts(parts, X, rank * n + at, at, P, rank, size, part, acc)
+                        finished(acc, add if bias else None, at, activation)
+                        T.copy(acc, C[at])
 
     return reduce_scatter
 
 
 def one_shot(
-    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str, inplace: bool,
 ) -> Any:  # fmt: skip
     """C = act(Σ of all ranks' A + bias), each rank adding everyone's whole A: one trip, for small ones.
@@ -143,21 +146,22 @@ def one_shot(
         with T.Kernel(blocks, threads=threads) as b:
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
             with T.Scale("device") as (rank, size):
-                for p in T.serial(pieces_of(t, P, b, blocks)):
-                    at = (p * blocks + b) * P
+                for p in T.serial(pieces_of(t, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
                     for hop in T.serial(1, size):
                         T.copy(
-                            A[at : at + P],
-                            parts[rank, at : at + P],
+                            A[at : at + Q],
+                            parts[rank, at : at + Q],
                             dst=(rank + hop) % size,
                             signal=arrived[b],
                         )
-                T.wait(arrived[b], pieces_of(t, P, b, blocks) * (size - 1))
-                for p in T.serial(pieces_of(t, P, b, blocks)):
-                    at = (p * blocks + b) * P
-                    add_parts(parts, A, at, at, P, rank, size, part, acc)
-                    finished(acc, add if bias else None, at, activation)
-                    T.copy(acc, C[at])
+                T.wait(arrived[b], pieces_of(t, Q, b, blocks) * (size - 1))
+                for p, s in T.grid(pieces_of(t, Q, b, blocks), Q // P):
+                    at = (p * blocks + b) * Q + s * P
+                    if at < t:
+                        add_parts(parts, A, at, at, P, rank, size, part, acc)
+                        finished(acc, add if bias else None, at, activation)
+                        T.copy(acc, C[at])
 
     X, parts, add = T.Tensor((t,), dtype), T.SymmTensor((world, t), dtype), T.Tensor((max(1, bias),), out)
     flags = T.Signal((blocks,))
@@ -174,12 +178,12 @@ def one_shot(
 
 
 def two_shot(
-    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str, inplace: bool,
 ) -> Any:  # fmt: skip
     """The same in two trips, for large ones: rank r adds the numbers from r · n on and hands the sums out.
-    n, a multiple of P, times world is at least t."""
-    t, n = T.dynamic("t", multiple_of=align), T.dynamic("n", multiple_of=P)
+    n, a multiple of Q, times world is at least t."""
+    t, n = T.dynamic("t", multiple_of=align), T.dynamic("n", multiple_of=Q)
 
     @T.macro
     def body(A, parts, sums, add, given, done, C):
@@ -187,31 +191,41 @@ def two_shot(
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
             whole = T.alloc_fragment((P,), out)
             with T.Scale("device") as (rank, size):
-                for p in T.serial(pieces_of(n, P, b, blocks)):
-                    at = (p * blocks + b) * P
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
                     for hop in T.serial(1, size):
                         owner = (rank + hop) % size
                         T.copy(
-                            A[owner * n + at : owner * n + at + P],
-                            parts[rank, at : at + P],
+                            A[owner * n + at : owner * n + at + Q],
+                            parts[rank, at : at + Q],
                             dst=owner,
                             signal=given[b],
+                            blocking=inplace,
                         )
-                T.wait(given[b], pieces_of(n, P, b, blocks) * (size - 1))
-                for p in T.serial(pieces_of(n, P, b, blocks)):
-                    at = (p * blocks + b) * P
-                    add_parts(parts, A, rank * n + at, at, P, rank, size, part, acc)
-                    finished(acc, add if bias else None, rank * n + at, activation)
-                    T.copy(acc, whole)
-                    T.copy(whole, C[rank * n + at])
+                T.wait(given[b], pieces_of(n, Q, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    for s in T.serial(Q // P):
+                        at = (p * blocks + b) * Q + s * P
+                        add_parts(parts, A, rank * n + at, at, P, rank, size, part, acc)
+                        finished(acc, add if bias else None, rank * n + at, activation)
+                        T.copy(acc, whole)
+                        T.copy(whole, C[rank * n + at])
+                        T.copy(whole, sums[rank, at])
+                    low = (p * blocks + b) * Q
                     for hop in T.serial(1, size):
-                        T.copy(whole, sums[rank, at : at + P], dst=(rank + hop) % size, signal=done[b])
-                T.wait(done[b], pieces_of(n, P, b, blocks) * (size - 1))
-                for p in T.serial(pieces_of(n, P, b, blocks)):
-                    at = (p * blocks + b) * P
+                        T.copy(
+                            sums[rank, low : low + Q],
+                            sums[rank, low : low + Q],
+                            dst=(rank + hop) % size,
+                            signal=done[b],
+                            blocking=False,
+                        )
+                T.wait(done[b], pieces_of(n, Q, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
                     for hop in T.serial(1, size):
                         owner = (rank + hop) % size
-                        T.copy(sums[owner, at : at + P], C[owner * n + at : owner * n + at + P])
+                        T.copy(sums[owner, at : at + Q], C[owner * n + at : owner * n + at + Q])
 
     X, parts, sums = T.Tensor((t,), dtype), T.SymmTensor((world, n), dtype), T.SymmTensor((world, n), out)
     add, flags = T.Tensor((max(1, bias),), out), T.Signal((blocks,))
@@ -229,7 +243,7 @@ def two_shot(
     return all_reduce_in_place if inplace else all_reduce
 
 
-def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int, relayed: bool) -> Any:
+def spread(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, relayed: bool) -> Any:
     """A = rank ``root``'s A, on all ranks; it arrives in G. ``relayed``: the root puts each piece to one
     rank, in turn, which puts it to the others: as many bytes leave the root as A has, not world − 1 times as
     many."""
@@ -244,15 +258,15 @@ def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int
     ):
         with T.Kernel(blocks, threads=threads) as b:
             with T.Scale("device") as (rank, size):
-                count = pieces_of(t, P, b, blocks)
+                count = pieces_of(t, Q, b, blocks)
                 if rank == root:
                     for p in T.serial(count):
-                        at = (p * blocks + b) * P
+                        at = (p * blocks + b) * Q
                         if relayed:
                             to = (root + 1 + p % T.max(size - 1, 1)) % size
                             T.copy(
-                                A[at : at + P],
-                                G[at : at + P],
+                                A[at : at + Q],
+                                G[at : at + Q],
                                 dst=to,
                                 signal=arrived[rank, b],
                                 blocking=False,
@@ -260,8 +274,8 @@ def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int
                         else:
                             for hop in T.serial(1, size):
                                 T.copy(
-                                    A[at : at + P],
-                                    G[at : at + P],
+                                    A[at : at + Q],
+                                    G[at : at + Q],
                                     dst=(rank + hop) % size,
                                     signal=arrived[rank, b],
                                     blocking=False,
@@ -270,30 +284,30 @@ def spread(world: int, P: int, blocks: int, threads: int, dtype: str, align: int
                     # as root counts ranks this one is number `mine`, and has pieces mine, mine + size - 1, …
                     mine = (rank - root - 1 + size) % size
                     for k in T.serial(pieces_of(count, 1, mine, T.max(size - 1, 1))):
-                        at = ((mine + k * (size - 1)) * blocks + b) * P
+                        at = ((mine + k * (size - 1)) * blocks + b) * Q
                         T.wait(arrived[root, b], k + 1)
                         for hop in T.serial(1, size):
                             to = (rank + hop) % size
                             if to != root:
                                 T.copy(
-                                    G[at : at + P],
-                                    G[at : at + P],
+                                    G[at : at + Q],
+                                    G[at : at + Q],
                                     dst=to,
                                     signal=arrived[rank, b],
                                     blocking=False,
                                 )
-                        T.copy(G[at : at + P], A[at : at + P])
+                        T.copy(G[at : at + Q], A[at : at + Q])
                     for other in T.serial(size - 1):
                         source = (root + 1 + other) % size
                         if source != rank:
                             for k in T.serial(pieces_of(count, 1, other, T.max(size - 1, 1))):
-                                at = ((other + k * (size - 1)) * blocks + b) * P
+                                at = ((other + k * (size - 1)) * blocks + b) * Q
                                 T.wait(arrived[source, b], k + 1)
-                                T.copy(G[at : at + P], A[at : at + P])
+                                T.copy(G[at : at + Q], A[at : at + Q])
                 else:
                     for p in T.serial(count):
-                        at = (p * blocks + b) * P
+                        at = (p * blocks + b) * Q
                         T.wait(arrived[root, b], p + 1)
-                        T.copy(G[at : at + P], A[at : at + P])
+                        T.copy(G[at : at + Q], A[at : at + Q])
 
     return broadcast

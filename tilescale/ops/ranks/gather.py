@@ -97,7 +97,7 @@ def gathered(x: torch.Tensor, whole: torch.Tensor, rows: int, team: Team, way: s
     cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
     space = workspace(team)
     direct = symmetric(whole, team)
-    what: dict[str, Any] = {"world": team.size, "P": cut.P, "blocks": cut.blocks, "threads": cut.threads}
+    what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
     what |= {"dtype": host.dtype_name(a), "align": align, "direct": direct}
     arrived = space.counters(team.size, cut.blocks)
     if direct:
@@ -180,6 +180,7 @@ OP = RankOp(
                 (7, 1000, "float16"),
                 (2000, 33, "bfloat16"),
                 (300, 8, "int64"),
+                (1301, 401, "bfloat16"),
             )
         ),
         *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),

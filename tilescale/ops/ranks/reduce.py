@@ -94,14 +94,14 @@ def reduced(
     size, units = x.element_size(), host.multiprocessors(x.device)
     add = flat.biased(bias, c)
     if way == "one_shot":
-        cut = flat.cut(t * size, size, units, flat.ADDED)
+        cut = flat.cut(t * size, size, units)
         (parts,) = space.tensors(x, ((world, t), x.dtype))
         args = (a, parts, add, space.counters(cut.blocks), *(() if inplace else (landing,)))
         what = flat.constants(cut, world, x, c, bias, activation, t)
         host.launch(one_shot, args, **what, inplace=inplace)
     else:
-        cut = flat.cut(share(t, world) * size, size, units, flat.ADDED)
-        n = -(-share(t, world) // cut.P) * cut.P
+        cut = flat.cut(share(t, world) * size, size, units)
+        n = -(-share(t, world) // cut.Q) * cut.Q
         parts, sums = space.tensors(x, ((world, n), x.dtype), ((world, n), c.dtype))
         given, done = space.counters(2, cut.blocks)
         args = (a, parts, sums, add, given, done, *(() if inplace else (landing,)))
@@ -169,7 +169,7 @@ def pick(
 ) -> Pick:
     total = size * getattr(torch, dtype).itemsize
     way = choose(total, world, order, True)
-    cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units, flat.ADDED)
+    cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units)
     return Pick(way, None if way == "library" else cut.blocks)
 
 
@@ -201,6 +201,7 @@ OP = RankOp(
                 (1001, "float16"),
                 (10_000, "bfloat16"),
                 (1, "bfloat16"),
+                (600_003, "bfloat16"),
             )
         ),
         *(Case({"size": size}) for size in (4104, 100_001, 10_000_003)),

@@ -90,7 +90,7 @@ def scattered(
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
-    cut = flat.cut(n * x.element_size(), x.element_size(), host.multiprocessors(x.device), flat.ADDED)
+    cut = flat.cut(n * x.element_size(), x.element_size(), host.multiprocessors(x.device))
     space = workspace(team)
     (parts,) = space.tensors(x, ((team.size, n), x.dtype))
     what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner)
@@ -150,7 +150,7 @@ def pick(
 ) -> Pick:
     size = share(rows, world) * columns * getattr(torch, dtype).itemsize
     way = choose(size, order, True)
-    return Pick(way, flat.cut(size, 1, units, flat.ADDED).blocks if way == "kernel" else None)
+    return Pick(way, flat.cut(size, 1, units).blocks if way == "kernel" else None)
 
 
 OP = RankOp(
@@ -169,6 +169,7 @@ OP = RankOp(
                 (1, 3, "float16"),
                 (7, 1000, "bfloat16"),
                 (700, 33, "bfloat16"),
+                (1301, 401, "bfloat16"),
             )
         ),
         *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),

@@ -85,7 +85,7 @@ def broadcast(
     cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
     space = workspace(team)
     (g,) = space.tensors(x, (a.shape, kind))
-    what: dict[str, Any] = {"world": team.size, "P": cut.P, "blocks": cut.blocks, "threads": cut.threads}
+    what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
     what |= {"dtype": host.dtype_name(a), "align": align, "relayed": way == "relayed"}
     host.launch(spread, (a, g, space.counters(team.size, cut.blocks), root), **what)
     if not mine:
@@ -155,6 +155,7 @@ OP = RankOp(
                 (5, "float32", 2),
                 (1, "int8", 1),
                 (30_001, "bfloat16", 1),
+                (200_001, "bfloat16", 1),
             )
         ),
         *(Case({"size": size, "root": 1}) for size in (4096, 10_000_003)),
