@@ -131,8 +131,6 @@ def main() -> int:
     plan, out = json.loads(sys.argv[1]), Path(sys.argv[2])
     comm.init()
     rank, world = comm.rank(), comm.world_size()
-    if plan["device"] == "cuda":
-        torch.cuda.set_device(comm.local_rank() % torch.cuda.device_count())
     backend = "nccl" if plan["device"] == "cuda" else "gloo"
     torch.distributed.init_process_group(backend, rank=rank, world_size=world)
     group, lines, failed = torch.distributed.group.WORLD, [], False

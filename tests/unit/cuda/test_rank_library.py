@@ -36,9 +36,11 @@ def test_gather(world: int, n: int, m: int, direct: bool):
 
 
 @pytest.mark.parametrize(
-    "world, M, bias", [(2, 128, False), (3, 100, True), (3, 2, False)], ids=["whole", "ragged", "few"]
+    "world, M, groups, bias",
+    [(2, 128, 1, False), (2, 128, 3, False), (3, 100, 2, True), (3, 2, 1, False)],
+    ids=["whole", "groups", "ragged", "few"],
 )
-def test_gather_gemm(world: int, M: int, bias: bool):
+def test_gather_gemm(world: int, M: int, groups: int, bias: bool):
     N, K = 72, 136
     cut = {
         "BM": 64,
@@ -50,6 +52,7 @@ def test_gather_gemm(world: int, M: int, bias: bool):
         "panel": 2,
         "high": 32,
         "wide": 64,
+        "groups": groups,
     }
     what = {
         "dtype": "bfloat16",
@@ -66,7 +69,7 @@ def test_gather_gemm(world: int, M: int, bias: bool):
             "X": empty((M, K), "bfloat16"),
             "W": data((K, N), "bfloat16", 9 + r),
             "add": data((N if bias else 1,), "bfloat16", 20 + r),
-            "here": zeros(math.ceil(M / 64)),
+            "here": zeros(math.ceil(M / 64), groups),
             "C": empty((M, N), "bfloat16"),
         }
         for r in range(world)

@@ -85,6 +85,7 @@ def refusals() -> list[str]:
         (TileTypeError, lambda: product(x, w, out_dtype=torch.float16)),
         (TileValueError, lambda: product(torch.ones(8), w)),
         (TileValueError, lambda: product(x, w, config=gather_gemm.Config(BM=64, high=128))),
+        (TileValueError, lambda: product(x, w, config=gather_gemm.Config(wide=4, groups=2))),
         (TileTypeError, lambda: add(x.double())),
         (TileValueError, lambda: add(x, order="any way")),
         (TileValueError, lambda: add(x, how="library")),

@@ -66,7 +66,7 @@ def all_gather(
     out = None if out is None else host.result(out, shape, x.dtype, x)
     each = share(M, team.size)
     inner = math.prod(x.shape[1:])
-    torch_group = library(group, team)
+    torch_group = library(group, team, x)
     way = how or choose(each * inner * x.element_size(), torch_group is not None)
     if way not in WAYS or (way == "library" and torch_group is None):
         raise TileValueError(

@@ -31,8 +31,8 @@ from tilescale.ops.ranks.workspace import workspace
 @dataclass(frozen=True)
 class Config:
     """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
-    block, blocks that stay, rows of tiles in a panel; ``high`` × ``wide``: numbers of x that one put moves
-    and one signal tells of."""
+    block, blocks that stay, rows of tiles in a panel; ``high`` × ``wide``: numbers of x that one put moves;
+    ``groups``: of pieces along k, each with a counter of its own."""
 
     fused: bool = True
     BM: int = 128
@@ -44,13 +44,16 @@ class Config:
     panel: int = 8
     high: int = 64  # BM at most
     wide: int = 1024
+    groups: int = 1
 
 
 @functools.cache
 def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
     """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`), not by
-    measurements: so far no machine with several GPUs ran it."""
-    return Config(fused=worthwhile(M, N, K), **tiles(M, N, K, dtype, units))
+    measurements: so far no machine with several GPUs ran it. A hand-written kernel gained 12 % by four
+    groups where M was 512 (4 H200, 2026-11-22)."""
+    groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 2)
+    return Config(fused=worthwhile(M, N, K), groups=groups, **tiles(M, N, K, dtype, units))
 
 
 # ---- the kernel
@@ -58,11 +61,13 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
 
 def gather_gemm(
     M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
-    panel: int, high: int, wide: int, dtype: str, out: str, trans_b: bool, bias: bool, activation: str,
+    panel: int, high: int, wide: int, groups: int, dtype: str, out: str, trans_b: bool, bias: bool,
+    activation: str,
 ) -> Any:  # fmt: skip
     """C (M, N) = act(concat(A) · op(W) + bias): A (m, K), of ``share(M, world)`` rows but on the last ranks;
     W (K, N) or (N, K); X, which all ranks reach, has everyone's A when the launch ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
+    run = ceil_div(parts, groups)  # pieces along k of a group
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
 
@@ -71,7 +76,7 @@ def gather_gemm(
         low, stop = tile * BM, T.min(tile * BM + BM, M)
         per = ceil_div(each, high)
         before = low // each * per + T.ceildiv(low % each, high)
-        return (stop // each * per + T.ceildiv(stop % each, high) - before) * parts
+        return stop // each * per + T.ceildiv(stop % each, high) - before
 
     @T.macro
     def put(A, X, here, rows, row, col, first, dst):
@@ -81,7 +86,7 @@ def gather_gemm(
             A[row : row + rows, col : col + wide],
             X[first + row : first + row + rows, col : col + wide],
             dst=dst,
-            signal=here[(first + row) // BM],
+            signal=here[(first + row) // BM, col // (run * wide)],
             blocking=False,
         )
 
@@ -91,7 +96,7 @@ def gather_gemm(
         X: T.SymmTensor((M, K), dtype),
         W: T.Tensor(b_shape, dtype),
         add: T.Tensor((N if bias else 1,), out),
-        here: T.Signal((tall,)),
+        here: T.Signal((tall, groups)),
         C: T.Tensor((M, N), out),
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
@@ -109,14 +114,18 @@ def gather_gemm(
             for tile in T.Persistent(tall * ceil_div(N, BN), blocks, b):
                 i, j = panelled(tile, tall, ceil_div(N, BN), panel)
                 at = (T.ceildiv(first, BM) + crossing + i) % tall  # own rows first
-                # acquires every piece that reaches into these rows
-                T.wait(here[at], begun(at))
-                if crossing:
-                    T.wait(here[T.max(at - 1, 0)], begun(T.max(at - 1, 0)))
+                above = T.max(at - 1, 0)
                 T.clear(acc)
-                for k in T.Pipelined(ceil_div(K, BK), num_stages=stages):
-                    load(X, W, x, w, at * BM, j * BN, k * BK, False, trans_b)
-                    T.gemm(x, w, acc, transpose_B=trans_b)
+                for group in T.serial(groups):
+                    pieces = T.min(run, parts - group * run)
+                    # acquires every piece that reaches into these rows
+                    T.wait(here[at, group], begun(at) * pieces)
+                    if crossing:
+                        T.wait(here[above, group], begun(above) * pieces)
+                    low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
+                    for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
+                        load(X, W, x, w, at * BM, j * BN, low + k * BK, False, trans_b)
+                        T.gemm(x, w, acc, transpose_B=trans_b)
                 finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
 
     return ag_gemm
@@ -165,12 +174,14 @@ def all_gather_matmul(
     how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
     if how.high > how.BM:
         raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
+    if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
+        raise TileValueError(f"{how}", expected="groups of whole steps of BK")
     if not how.fused:
         gathered = all_gather(given.x, group=group, rows=M)
         return gemm.matmul(gathered, w, bias, activation, out=c)
     space = workspace(team)
     (everyone,) = space.tensors(x, ((M, K), x.dtype))
-    here = space.counters(ceil_div(M, how.BM))
+    here = space.counters(ceil_div(M, how.BM), how.groups)
     what = asdict(how)
     del what["fused"]
     what |= {"M": M, "N": N, "K": K, "world": team.size, "dtype": dtype, "trans_b": given.trans_b}
@@ -312,6 +323,8 @@ OP = RankOp(
                 {"M": 100, "N": 72, "K": 50, "dtype": "float32", "trans_b": True},
                 {"M": 77, "N": 40, "K": 33, "dtype": "float16", "bias": True, "out": "float32"},
                 {"M": 2, "N": 30, "K": 20, "activation": "silu"},
+                {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True},
+                {"M": 128, "N": 72, "K": 130, "wide": 64, "groups": 2},
                 {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "blocks": 132},
             )
         ),

@@ -46,16 +46,18 @@ def team_of(group: Group) -> Team:
     return made
 
 
-def library(group: Group, team: Team) -> Any:
-    """The process group with these ranks in this order, whose library (NCCL, gloo) may take a call; None
-    where there is none."""
+def library(group: Group, team: Team, x: torch.Tensor) -> Any:
+    """The process group with these ranks in this order, whose library (NCCL on GPUs, gloo) may take a call of
+    x; None where there is none."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     if type(group).__name__ == "DeviceMesh":
         group = group.get_group()
     found = group if isinstance(group, distributed.ProcessGroup) else distributed.group.WORLD
-    return found if tuple(distributed.get_process_group_ranks(found)) == team.members else None
+    name = str(distributed.get_backend(found))
+    reached = name not in ("nccl", "gloo") or (name == "nccl") == (x.device.type == "cuda")
+    return found if reached and tuple(distributed.get_process_group_ranks(found)) == team.members else None
 
 
 def gather_into(whole: torch.Tensor, x: torch.Tensor, group: Any) -> None:

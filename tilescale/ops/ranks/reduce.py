@@ -62,7 +62,7 @@ def all_reduce(
     team = team_of(group)
     flat.summed(x, "all_reduce")
     c = host.result(out, tuple(x.shape), x.dtype, x)
-    torch_group = library(group, team)
+    torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
     choice = choose(size, team.size, order, torch_group is not None)
     way = flat.way(how, choice, ("one_shot", "two_shot"), order, torch_group)

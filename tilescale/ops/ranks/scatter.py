@@ -66,7 +66,7 @@ def reduce_scatter(
         raise TileValueError("reduce_scatter of a number", expected="a tensor of one axis at least")
     M = x.shape[0]
     c = host.result(out, (rows_of(team.rank, M, team.size), *x.shape[1:]), x.dtype, x)
-    torch_group = library(group, team)
+    torch_group = library(group, team, x)
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
     way = flat.way(how, choose(size, order, torch_group is not None), ("kernel",), order, torch_group)
     if x.numel() == 0:
