@@ -32,7 +32,7 @@ def product(
         a, b = T.alloc_shared((128, 64), "bfloat16"), T.alloc_shared((64, 128), "bfloat16")
         c = T.alloc_fragment((128, 128), "float32")
         T.clear(c)
-        for k in T.Pipelined(8, num_stages=3):
+        for k in T.Pipelined(8, num_stages=4):
             T.copy(A[by * 128, k * 64], a)
             T.copy(B[k * 64, bx * 128], b)
             T.gemm(a, b, c)

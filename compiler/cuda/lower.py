@@ -14,20 +14,23 @@ from tilescale.compiler.cuda.stmatrix import MatrixStores
 from tilescale.compiler.cuda.warpgroup_code import Apart, has_warpgroup_code
 from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.gpu import lower
-from tilescale.compiler.gpu.build import call
+from tilescale.compiler.gpu.build import all_of, call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import WARPGROUP
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.ops.shuffle import BARRIERS
-from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS
+from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS, SENDING
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import TileValueError
 
 #: the barrier of the consumers; 0 is that of __syncthreads, warpgroups have those behind it
 CONSUMERS = 15
+#: that of the communicator's warps
+SENDERS = 14
 
 
 class Lowering(Clusters, Apart, MatrixStores):
@@ -73,8 +76,15 @@ class Lowering(Clusters, Apart, MatrixStores):
         return made
 
     def holder(self) -> Any:
-        """One thread alone runs the producer's part."""
+        """One thread alone runs the producer's part; of the communicator's the first one signals and
+        waits."""
+        if self.role == COMMUNICATOR:
+            return tirx.EQ(self.communicator_thread(), tirx.IntImm("int32", 0))
         return None if self.role == "producer" else super().holder()
+
+    def communicator_thread(self) -> Any:
+        """The number of a thread among the communicator's, whose warps stand behind the producer's."""
+        return self.tid - tirx.IntImm("int32", self.threads + WARP)
 
     # -- barriers
     # -------------------------------------------------------------------------------------------------
@@ -82,6 +92,9 @@ class Lowering(Clusters, Apart, MatrixStores):
         if scope == "warpgroup":
             number = self.tid // WARPGROUP + 1  # 0 is that of __syncthreads
             return tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WARPGROUP))
+        if scope == COMMUNICATOR:
+            threads = tirx.IntImm("int32", self.program.launch.comm_warps * WARP)
+            return tirx.call_extern("void", "ts::barrier_sync", tirx.IntImm("int32", SENDERS), threads)
         if scope == "block" and self.role == "consumer":  # the producer goes its own way
             return tirx.call_extern(
                 "void",
@@ -96,7 +109,7 @@ class Lowering(Clusters, Apart, MatrixStores):
         if number not in self.named:
             groups, plan = self.threads // WARPGROUP, self.program.schedule
             turns = range(TURNS, TURNS + groups) if plan is not None and len(plan.roles) > 1 else ()
-            own = {0, CONSUMERS, *range(1, groups + 1), *turns}
+            own = {0, CONSUMERS, SENDERS, *range(1, groups + 1), *turns}
             free = [n for n in (number, *range(BARRIERS)) if n not in own and n not in self.named.values()]
             if not free:
                 text = (
@@ -115,16 +128,21 @@ class Lowering(Clusters, Apart, MatrixStores):
     # -----------------------------------------------------------------------------------------------
     def _s_SeqStmt(self, s: Any) -> Any:
         out, seq = [], list(s.seq)
+        if not any(isinstance(x, tirx.AttrStmt) for x in seq):
+            return super()._s_SeqStmt(s)
         for k, x in enumerate(seq):
             if _role(x) == "producer":
-                out.append(self._roles(x, seq[k + 1]))
-            elif _role(x) != "consumer":
+                *beside, consumer = (s for s in seq[k:] if _role(s))
+                out.append(self._roles(beside, consumer))
+            elif not _role(x):
                 out.append(self.stmt(x))
         return sequence(out)
 
-    def _roles(self, producer: Any, consumer: Any) -> Any:
-        """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of
-        which one thread does all; a whole warpgroup where registers move from it to the consumers."""
+    def _roles(self, beside: list[Any], consumer: Any) -> Any:
+        """Roles side by side: behind the block's own threads, which consume, the producer's warp, of which
+        one thread does all, and the warps that copy to other ranks; a whole warpgroup where registers move
+        from it to the consumers."""
+        producer, *senders = beside
         plan = self.program.schedule
         if apart := "warpgroup_code" not in self.program.without and has_warpgroup_code(
             self.program, consumer.body, self.threads
@@ -142,10 +160,20 @@ class Lowering(Clusters, Apart, MatrixStores):
         moved = REGISTERS[self.threads]
         if moved is not None and _looks_up(producer.body):
             moved = LOOKING.get(self.threads, moved)
-        self.extra = self.target.wave if moved is None else WARPGROUP
+        count = self.program.launch.comm_warps * WARP if senders else 0
+        if moved is not None and senders:
+            moved = SENDING[self.threads]
+        self.extra = self.target.wave + count if moved is None else WARPGROUP
         self.role = "producer"
         fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
-        fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
+        send: Any = None
+        if senders:
+            self.role = COMMUNICATOR
+            first = self.communicator_thread()
+            zero, behind = tirx.IntImm("int32", 0), tirx.IntImm("int32", count)
+            there = first >= zero if self.extra == WARP + count else all_of([first >= zero, first < behind])
+            send = tirx.IfThenElse(there, self.stmt(senders[0].body), None)
+        fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, send)
         self.role = "consumer"
         rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
         self.role = None

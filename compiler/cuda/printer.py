@@ -139,7 +139,11 @@ class CudaPrinter(CPrinter):
         if self.kernel.dependent:
             yield "#include <ts/dependent.cuh>"
         if self.kernel.team:
+            if any(name.startswith("ts::more_registers") for name in self.called):
+                yield "#define TS_COLD __forceinline__"
             yield "#include <ts/team.cuh>"
+        if any(name.startswith("ts::put_r") for name in self.called):
+            yield "#include <ts/put.cuh>"
         yield ""
         if products:
             yield "namespace ts {"

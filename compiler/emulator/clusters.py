@@ -66,6 +66,8 @@ def shared_signal(op: str) -> Callable[..., None]:
                 b.clocks.release(np.array([who + b.first])),
                 (id(tile.arena), tile.offset + at * tile.size),
             )
+            if b.world is not None:
+                b.world.tell(b, int(who), key)
             before = b.units.interleaving.handed.get(key)
             b.units.interleaving.handed[key] = (
                 handed if op == "set" or before is None else np.maximum(before, handed)
@@ -80,9 +82,12 @@ def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, record: An
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
     holds = COMPARED[int(one(m, compare))]
     b.units.yields(lambda: holds(int(tile.data[at]), want))
-    handed = b.units.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    key = (id(tile.arena), tile.offset + at * tile.size)
+    handed = b.units.interleaving.handed.get(key)
     if handed is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
+    for who in np.flatnonzero(m) if b.world is not None else ():
+        b.world.acquire(b, int(who), key)
     return np.ones(m.shape, bool)
 
 

@@ -44,8 +44,10 @@ from tilescale.errors import InternalError
 
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)
 CONSUMERS = 15
+#: that of its communicator (`lower.SENDERS`)
+SENDERS = 14
 #: those of warpgroups' turns (`wgmma.TURNS`)
-TURNS = range(8, 15)
+TURNS = range(8, 14)
 Value = Callable[["Block", Any], Any]
 
 
@@ -264,7 +266,7 @@ class Emulator:
         test, then = self.expr(s.condition), self.stmt(s.then_case)
         other = None if s.else_case is None else self.stmt(s.else_case)
         if other is not None and _waits(s.then_case) and _waits(s.else_case):
-            return self._roles(test, then, other, "ts::mbarrier_expect" in _called(s.then_case))
+            return self._roles(test, (then, _actor(s.then_case)), (other, _actor(s.else_case)))
 
         def run(b: Block, m: Any) -> None:
             holds = spread(test(b, m), m)
@@ -275,15 +277,15 @@ class Emulator:
 
         return run
 
-    def _roles(self, test: Value, then: Any, other: Any, produces: bool) -> Any:
-        """Both branches at once, each warpgroup on its own: they wait for one another. ``produces``: the
-        first one fills rings for the other."""
+    def _roles(self, test: Value, *branches: tuple[Any, int]) -> Any:
+        """Both branches at once, each warpgroup on its own: they wait for one another, or others for them.
+        ``branches``: with who of the block runs them, where that is not who came here."""
 
         def run(b: Block, m: Any) -> None:
             holds = spread(test(b, m), m)
             parts = []
-            for body, mask in ((then, m & holds), (other, m & ~holds)):
-                actor = ranks.PRODUCER if produces and body is then else b.actor
+            for (body, is_), mask in zip(branches, (m & holds, m & ~holds), strict=True):
+                actor = is_ or b.actor
                 for g in np.unique(np.flatnonzero(mask) // WARPGROUP):
                     own = replace(b, values=dict(b.values), memory=dict(b.memory), actor=actor)
                     mine = mask & (np.arange(b.threads) // WARPGROUP == g)
@@ -463,10 +465,7 @@ class Emulator:
             name = str(e.args[0].value)
             isa.check(name)
             function = (
-                FUNCTIONS.get(name)
-                or ranks.FUNCTIONS.get(name)
-                or async_units.find(name)
-                or clusters.find(name)
+                FUNCTIONS.get(name) or ranks.find(name) or async_units.find(name) or clusters.find(name)
             )
             args = [self.expr(a) for a in e.args[1:]]
             if function is None:
@@ -578,19 +577,19 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     nothing may depend on it."""
     numbers = np.unique(np.broadcast_to(number, m.shape)[m])
     count, which = int(np.asarray(threads).ravel()[0]), int(numbers[0])
-    if len(numbers) > 1 and (which in TURNS or CONSUMERS in numbers):
+    if len(numbers) > 1 and (which in TURNS or {CONSUMERS, SENDERS} & set(numbers)):
         raise EmulationError(f"threads of one instruction meet at different barriers: {numbers}")
     if which in TURNS:
         b.units.interleaving.meet((b.units, which), count, int(m.sum()), lambda: None)
         return
-    if which != CONSUMERS:
+    if which not in (CONSUMERS, SENDERS):
         _meet(1, WARPGROUP)(b, m)
         return
 
     def met() -> None:
-        b.met(np.arange(b.threads) < count, 0)
+        b.met(np.arange(b.threads) < count if which == CONSUMERS else m, 0)
 
-    b.units.interleaving.meet((b.units, CONSUMERS), count, int(m.sum()), met)
+    b.units.interleaving.meet((b.units, which), count, int(m.sum()), met)
 
 
 def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
@@ -601,15 +600,27 @@ def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
 
 
 def _waits(s: Any) -> bool:
-    """Whether a statement waits for a phase of a barrier."""
-    return "ts::mbarrier_wait" in _called(s)
+    """Whether a statement waits for a phase of a barrier, or puts what other ranks wait for."""
+    return bool(_called(s) & {"ts::mbarrier_wait", *ranks.PUTS})
+
+
+def _actor(s: Any) -> int:
+    """Who of a block runs a branch: who fills rings for the others, or puts for them; else who came to it."""
+    called = _called(s)
+    if "ts::mbarrier_expect" in called and not called & ranks.PUTS:
+        return ranks.PRODUCER
+    return ranks.COMMUNICATOR if called & ranks.PUTS and "ts::mbarrier_wait" not in called else 0
 
 
 def _called(s: Any) -> set[str]:
-    """The functions that a statement calls."""
+    """The functions that a statement calls, without what their templates are given."""
     names: set[str] = set()
     structural_walk(
-        s, (ir.Call, lambda c: names.add(str(c.args[0].value)) if c.op.name in EXTERN_CALLS else None)
+        s,
+        (
+            ir.Call,
+            lambda c: names.add(str(c.args[0].value).split("<")[0]) if c.op.name in EXTERN_CALLS else None,
+        ),
     )
     return names
 

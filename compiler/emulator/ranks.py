@@ -9,7 +9,8 @@ all of them once they have met behind it: the meetings that passes/insert_barrie
 flags at the ends of a launch are not run.
 
 A block's producer is somebody of its own: what it acquired the consumers do not know, and what it copied they
-know of behind the ring's barrier. TMA knows what its thread knew at its last proxy fence.
+know of behind the ring's barrier. So are the warps that put to other ranks, who meet each other. TMA knows
+what its thread knew at its last proxy fence.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import numpy as np
 
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.interleaving import Interleaving
-from tilescale.compiler.emulator.memory import Block, Memory, Pointer
+from tilescale.compiler.emulator.memory import Block, Memory, Pointer, load, store
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.tiles import updated
 
-#: who of a block acts for itself: its threads that meet, and its producer
-THREADS, PRODUCER = ACTORS = range(2)
+#: who of a block acts for itself: its threads that meet, its producer, and the warps that put to other ranks
+THREADS, PRODUCER, COMMUNICATOR = ACTORS = range(3)
 #: later than all that anybody knows of
 UNDER_WAY = 1 << 60
 
@@ -120,7 +121,7 @@ class World:
             task.acquired.remove(h)
         clock = task.known
         for h in task.acquired:
-            if h.actor == b.actor and (thread in h.threads or b.actor == THREADS and h.stamp < now):
+            if h.actor == b.actor and (thread in h.threads or b.actor != PRODUCER and h.stamp < now):
                 clock = np.maximum(clock, h.clock)
         return clock
 
@@ -175,7 +176,7 @@ class World:
         for thread in np.unique(threads):
             known = self.knowledge(b, int(thread))
             self._ordered(task, memory, flat[threads == thread], known, writes)
-        stamps = b.stamps[threads, 0] if b.actor == THREADS else task.copies
+        stamps = task.copies if b.actor == PRODUCER else b.stamps[threads, 0]
         (record.wrote if writes else record.read)[task.actor(b), flat] = stamps
 
     def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
@@ -392,6 +393,52 @@ def _no_counter(b: Block, m: Any, team: Any, site: Any) -> None:
     raise EmulationError("an index of a signal lies outside")
 
 
+def _put_rows(width: int, threads: int) -> Callable[..., None]:
+    """Rows to another rank, by threads of which each copies vectors."""
+
+    def run(
+        b: Block,
+        m: Any,
+        to: Pointer,
+        from_: Pointer,
+        rows: Any,
+        count: Any,
+        to_pitch: Any,
+        from_pitch: Any,
+        thread: Any,
+    ) -> None:
+        number = np.broadcast_to(thread, m.shape)
+        if not np.array_equal(np.sort(number[m]), np.arange(threads)):
+            raise EmulationError(f"a put by {threads} threads is made by {int(m.sum())}")
+        down, along, *pitches = (_scalar(x, m) for x in (rows, count, to_pitch, from_pitch))
+        starts = [np.broadcast_to(p.index, m.shape) for p in (to, from_)]
+        if any(x % width for x in (along, *pitches, *(int(s[m][0]) for s in starts))):
+            raise EmulationError(f"{to.memory.name}: rows of a put are no vectors of {width} elements")
+        each = along // width
+        for first in range(0, max(0, down) * max(0, each), threads):
+            b.world.until(lambda: True)  # others may come in between
+            k = first + number
+            some = m & (k < down * each)
+            row, place = k // each, k % each * width
+            held = load(b, some, from_.memory, starts[1] + row * pitches[1] + place, width)
+            store(b, some, to.memory, starts[0] + row * pitches[0] + place, held, width)
+
+    return run
+
+
+def find(name: str) -> Callable[..., Any] | None:
+    """What a function of include/ts/team.cuh or put.cuh does; None where it is none of those."""
+    function, _, given = name.removesuffix(">").partition("<")
+    if function not in PUTS:
+        return FUNCTIONS.get(name)
+    rows = _put_rows(*(int(x) for x in given.split(",")))
+    if function == "ts::put_rows":
+        return rows
+    return lambda b, m, to, from_, count, thread: rows(b, m, to, from_, 1, count, 0, 0, thread)
+
+
+#: what the communicator does to other ranks' memory
+PUTS = {"ts::put_run", "ts::put_rows"}
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::peer": _peer,
     "ts::team_sync": _team_sync,

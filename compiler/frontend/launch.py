@@ -57,6 +57,9 @@ class Kernel:
         pdl: on GPUs from sm_90 on, blocks may start before the kernel in front of them on the stream has
             ended (programmatic dependent launch): they set themselves up and await its end before they touch
             a tensor. Results never depend on it.
+        comm_warps: on GPUs from sm_90 on: so many warps beside the block's threads, 1 to 3, make its
+            non-blocking copies to other ranks (``T.copy(…, blocking=False)``) where a producer fills its
+            rings; 0: its threads make them in turn. Results never depend on it.
 
     Raises:
         TileValueError, TileTypeError: extents that are not positive integers, more than three axes, a second
@@ -73,6 +76,7 @@ class Kernel:
         max_blocks: int = 0,
         ordered: bool = True,
         pdl: bool = False,
+        comm_warps: int = 2,
         is_cpu: bool = False,
         prelude: str | None = None,
     ):
@@ -116,6 +120,12 @@ class Kernel:
                 loc=source.current(),
                 expected="a number of blocks, or 0 for no bound",
             )
+        if not isinstance(comm_warps, int) or isinstance(comm_warps, bool) or not 0 <= comm_warps <= 3:
+            raise TileValueError(
+                f"comm_warps={comm_warps!r}",
+                loc=source.current(),
+                expected="0 to 3: a producer's warpgroup has three warps beside its own",
+            )
         extents = _extents(grid, "the grid")
         for axis, (g, c) in enumerate(zip(extents, dims, strict=False)):
             if isinstance(g, int) and g % c:
@@ -131,7 +141,9 @@ class Kernel:
                 expected="fewer than 2³¹ blocks in all",
                 hint="a smaller grid whose blocks loop over tiles with T.Persistent",
             )
-        self.launch = Launch(extents, count, dims, max_blocks, bool(ordered), bool(pdl), source.current())
+        self.launch = Launch(
+            extents, count, dims, max_blocks, bool(ordered), bool(pdl), comm_warps, source.current()
+        )
         self.names: tuple[str, ...] = ()
 
     def name_targets(self, names: tuple[Any, ...]) -> None:

@@ -35,6 +35,7 @@ from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.ops.shuffle import OF_WARPS
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import InternalError, TileSyntaxError, TileValueError
@@ -374,8 +375,10 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         self.bind_range(var, extent)
         unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
-        # a producer has few registers, and waits most of the time
-        notes = {"unroll": 1} if self.role == "producer" and kind == tirx.ForKind.SERIAL else {}
+        # who runs beside the consumers has few registers, and waits most of the time
+        notes = (
+            {"unroll": 1} if self.role in ("producer", COMMUNICATOR) and kind == tirx.ForKind.SERIAL else {}
+        )
         if "ts.unroll" in (s.annotations or {}):
             notes = {"unroll": int(s.annotations["ts.unroll"])}
         zero, count = tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty))

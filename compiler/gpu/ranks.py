@@ -73,14 +73,14 @@ class Ranks(State):
             own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="global.symm", layout=None
         )
         site = self.site("copy", own.name, call, "pull" if side == "src" else "")
-        there = self._peer(tirx.buffer_data(own.buf), call.args[2], site)
+        there = self.peer_address(tirx.buffer_data(own.buf), call.args[2], site)
         data = tirx.reinterpret(ir.PointerType(ir.PrimType(str(own.buf.ty.dtype)), "global.symm"), there)
         self.remote = (param, side == "dst", Global(tile, own.shape, own.strides, own.index, own.name))
         body = self.nest(nest)
         self.remote = None
         return sequence([tirx.DeclBuffer(tile, call.span, data=data), body])
 
-    def _peer(self, address: Any, rank: Any, site: Any) -> Any:
+    def peer_address(self, address: Any, rank: Any, site: Any) -> Any:
         self.device = True
         return tirx.call_extern(
             "handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
@@ -95,7 +95,7 @@ class Ranks(State):
         buf, index, tests = self.counter(region, call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         if len(call.args) > 2:
-            at = self._peer(at, call.args[2], site)
+            at = self.peer_address(at, call.args[2], site)
         done = do(
             f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span
         )
@@ -142,7 +142,7 @@ class Ranks(State):
         buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         dtype = element_dtype(buf)
         operand = cast(self.scalar(value), dtype)
-        at = self._peer(tirx.address_of(tirx.BufferLoad(buf, [index])), peer, site)
+        at = self.peer_address(tirx.address_of(tirx.BufferLoad(buf, [index])), peer, site)
         done = tirx.call_extern(dtype, f"ts::system_{call.attrs['kind']}", at, operand)
         if str(call.ty) != str(VOID):
             return done if not tests else tirx.if_then_else(all_of(tests), done, tirx.const(0, dtype))

@@ -56,6 +56,8 @@ class TileOp:
     #: it moves a part of a tensor into a stage of the ring ``attrs["ring"]``, and is complete where its round
     #: is awaited
     fills: ClassVar[bool] = False
+    #: it may copy to another rank beside its executor (``queue``)
+    puts: ClassVar[bool] = False
     #: the ring's own barriers order what it writes: no barrier of threads has to
     guarded: ClassVar[bool] = False
     #: what ``simulate`` gives is a generator, which stops where it has to wait for others

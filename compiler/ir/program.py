@@ -22,6 +22,8 @@ class Launch:
     max_blocks: int = 0
     ordered: bool = True
     pdl: bool = False
+    #: warps of a block that do nothing but copy to other ranks, where it has non-blocking copies
+    comm_warps: int = 2
     loc: Loc | None = None
     block_vars: list[Any] = field(default_factory=list)
     hints: dict[str, Any] = field(default_factory=dict)

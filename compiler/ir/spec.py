@@ -33,7 +33,7 @@ SCOPES = (
 LOOPS = ("serial", "parallel", "pipelined", "persistent", "unroll", "vectorized")
 #: who may own a role region; regions of different roles that stand next to each other run at once, behind
 #: them all have ended
-ROLES = ("all", "producer", "consumer")
+ROLES = ("all", "producer", "communicator", "consumer")
 RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_release")
 SHUFFLE_IN_A_BRANCH = "a shuffle in a branch of an expression, where not all lanes may be"
 ATTRS = {

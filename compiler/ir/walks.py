@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.ir.nests import Element, nest_of, reads
@@ -11,29 +10,21 @@ from tilescale.compiler.ir.scales import SCALES, Executor
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
-def walk(s: Any, ex: Executor) -> Iterator[tuple[Any, Executor]]:
+@functools.lru_cache(maxsize=4096)
+def walk(s: Any, ex: Executor) -> tuple[tuple[Any, Executor], ...]:
     """The statements that run as one (nests, operations, bindings, single stores, conditions as their If or
-    loop), each with its executor, in the order of the text."""
+    loop), each with its executor, in the order of the text. Kept: statements never change, and most passes
+    change few."""
     if isinstance(s, tirx.SeqStmt):
-        for inner in s.seq:
-            yield from walk(inner, ex)
-    elif isinstance(s, tirx.AttrStmt):
-        yield from walk(s.body, ex.within(SCALES[int(s.value.value)]) if s.attr_key == "ts.scale" else ex)
-    elif nest_of(s) is not None:
-        yield s, ex
-    elif isinstance(s, tirx.For):
-        yield s, ex
-        yield from walk(s.body, ex)
-    elif isinstance(s, tirx.While):
-        yield s, ex
-        yield from walk(s.body, ex)
-    elif isinstance(s, tirx.IfThenElse):
-        yield s, ex
-        yield from walk(s.then_case, ex)
-        if s.else_case is not None:
-            yield from walk(s.else_case, ex)
-    else:
-        yield s, ex
+        return tuple(found for inner in s.seq for found in walk(inner, ex))
+    if isinstance(s, tirx.AttrStmt):
+        return walk(s.body, ex.within(SCALES[int(s.value.value)]) if s.attr_key == "ts.scale" else ex)
+    if isinstance(s, (tirx.For, tirx.While)) and nest_of(s) is None:
+        return ((s, ex), *walk(s.body, ex))
+    if isinstance(s, tirx.IfThenElse):
+        other = () if s.else_case is None else walk(s.else_case, ex)
+        return ((s, ex), *walk(s.then_case, ex), *other)
+    return ((s, ex),)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -269,6 +269,7 @@ class RemoteCopy(Copy):
     name = "remote_copy"
     attributes = (*Copy.attributes, "side", "signal_op?", "nonblocking?")
     plain = False
+    puts = True
 
     def effects(self, call: Any) -> list[Access]:
         side, owner, beside = self.side(call), call.args[2], self.queue(call) != ""

@@ -41,6 +41,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 #: multiprocessor's 65,536 (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can
 #: have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: the same where warps beside the producer copy to other ranks, with so much under way at once
+SENDING: dict[int, tuple[int, int] | None] = {256: (216, 72), 384: (152, 56)}
 #: the same where the producer looks up in a tensor, round by round, what it copies (pages)
 LOOKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
 
@@ -252,8 +254,8 @@ def _check_place(program: TileProgram) -> None:
     structural_walk(body, (tirx.AttrStmt, lambda s: inside.append(s) if s.attr_key == "ts.role" else None))
     plain = [s for s in stmts if not any(s is r for r in roles)]
     if (
-        len(roles) != 2
-        or len(inside) != 2
+        len(roles) not in (2, 3)
+        or len(inside) != len(roles)
         or any(not isinstance(s, (tirx.AllocBuffer, tirx.BufferStore, tirx.Bind)) for s in plain)
     ):
         raise Unfit(

@@ -31,6 +31,7 @@ from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import matrices, writers
 from tilescale.compiler.ops.fence import fence, proxy_fence
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
@@ -367,8 +368,8 @@ class _Walk:
 
     def _attribute(self, s: Any, ex: Executor) -> Any:
         name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
-        if s.attr_key == "ts.role" and str(s.node.value) == "producer":
-            return tirx.AttrStmt(s.node, s.attr_key, s.value, self._produced(s.body), s.span)
+        if s.attr_key == "ts.role" and (made := self._beside(str(s.node.value), s.body)) is not None:
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, made, s.span)
         if name not in WIDTHS:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
         inner = ex.within(name)
@@ -394,6 +395,24 @@ class _Walk:
         apart = [replace(t, owners=None) for t in every]
         self.pending = _union(outer, apart)
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
+
+    def _beside(self, role: str, s: Any) -> Any:
+        """The part of those who run beside the block's threads; None where it is theirs."""
+        if role == "producer":
+            return self._produced(s)
+        return self._communicated(s) if role == COMMUNICATOR else None
+
+    def _communicated(self, s: Any) -> Any:
+        """The communicator's part: warps that wait, and put what the block itself does not write
+        (passes/roles.py). One thread acquires for all of them, so they synchronize behind each wait: its
+        acquire comes before what each of them reads behind that barrier (causality order is transitive
+        across barriers of the block, PTX ISA, "Memory Consistency Model"). A put has its own barrier, in
+        front of its signal (cuda/ops/remote_put.py). Their registers and scalars are each thread's own."""
+
+        def synchronized(x: Any) -> Any:
+            return sequence([x, fence(COMMUNICATOR, "behind the wait", x.span)]) if _order(x)[1] else x
+
+        return structural_map(s, (tirx.Evaluate, synchronized))
 
     def _produced(self, s: Any) -> Any:
         """The producer's part: one thread, which meets nobody. It fills rings, whose barriers guard their

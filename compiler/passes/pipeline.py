@@ -33,6 +33,7 @@ from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
 from tilescale.compiler.passes.ping_pong import ping_pong
 from tilescale.compiler.passes.release_late import release_late
+from tilescale.compiler.passes.remote_puts import remote_puts
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
@@ -99,6 +100,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("without_reach", without_reach, spec.TILE),
     # Which copies run ahead, and who makes them, depends on what the target's copies and products can do.
     Pass("schedule", gpu_schedule, spec.SCHEDULED),
+    # Who makes non-blocking copies to other ranks follows from the roles.
+    Pass("remote_puts", remote_puts, spec.SCHEDULED),
     # Where a producer fills the rings: blocks of a cluster copy for each other, by the copies' own
     # coordinates.
     Pass("multicast", multicast, spec.SCHEDULED, optional=True),

@@ -1,5 +1,8 @@
 """Loops that only multiply await their products one round late, so that the tensor cores never run dry: the
-stage of round n - 1 is released behind the products of round n, and the last round's behind the loop."""
+stage of round n - 1 is released behind the products of round n, and the last round's behind the loop.
+
+A stage is held one round longer, so the producer has one less to fill meanwhile: blocks of one warpgroup gain
+up to 1.17 with four stages and more and lose as much with three or two (docs/history/mechanisms.md)."""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from tilescale.compiler.ir.tokens import late_release
 from tilescale.compiler.ops.wgmma import await_products, wgmma
 from tilescale.compiler.passes.products import flat, has_producer, is_product, operands_of
 from tilescale.compiler.tvm_compat import structural_map, tirx
+
+#: the fewest stages of a ring of which one can be spared
+STAGES = 4
 
 
 def release_late(program: TileProgram) -> TileProgram:
@@ -42,7 +48,7 @@ def _late_round(begin: Any, products: list[Any], release: Any, count: Any) -> li
 
 def _late(loop: Any, plan: Any) -> Any:
     """A loop that only multiplies, its products awaited one round late; any other as it is, and one whose
-    ring has a single stage, which must be empty before the next round.
+    ring has too few stages.
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many
     groups as a round has leaves only its own in flight: those of round n - 1 are complete, nobody reads their
@@ -62,7 +68,7 @@ def _late(loop: Any, plan: Any) -> Any:
     products = [s.value for s in stmts[1:-2]]
     if (
         not isinstance(stmts[-1], tirx.BufferStore)
-        or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2
+        or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < STAGES
     ):
         return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span

@@ -9,10 +9,11 @@ nothing: a block and a cluster are always resident whole.
 
 from __future__ import annotations
 
+import functools
 from math import prod
 from typing import Any
 
-from tilescale.compiler.ir.operations import TileOp, effects_of, operations
+from tilescale.compiler.ir.operations import effects_of, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
@@ -49,16 +50,17 @@ def residency(program: TileProgram) -> TileProgram:
     return program
 
 
-def waits_for_blocks(body: Any) -> list[Any]:
+@functools.lru_cache(maxsize=256)
+def waits_for_blocks(body: Any) -> tuple[Any, ...]:
     """The operations of a kernel that wait for blocks other than those of the own cluster."""
 
-    def waits(call: Any, op: TileOp) -> bool:
-        looks = op.acquires(call) and any(
-            a.region.source.ty.storage_scope == "global.signal" for a in effects_of(call)
-        )
-        return looks or op.synchronizes(call) in ("grid", "device")
-
-    return [call for call, op in operations(body) if waits(call, op)]
+    return tuple(
+        call
+        for call, op in operations(body)
+        if op.synchronizes(call) in ("grid", "device")
+        or op.acquires(call)
+        and any(a.region.source.ty.storage_scope == "global.signal" for a in effects_of(call))
+    )
 
 
 def synchronizes_ranks(body: Any) -> bool:
@@ -68,6 +70,7 @@ def synchronizes_ranks(body: Any) -> bool:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def reaches_ranks(body: Any) -> bool:
     """Whether a kernel touches other ranks' memory or synchronizes with them, as its blocks or as
     participants of a collective: only then its launch synchronizes with theirs."""

@@ -14,8 +14,9 @@ Why the order of the tile program still holds (docs/LANGUAGE.md, "Order"):
 - A copy into a stage comes after its readers of the round before: release → acquire.
 - A wait goes to the producer where copies stand behind it, and they come after it there. Directly in front of
   the copies of its loop it goes there alone: the consumer awaits the round behind it, which the producer
-  commits behind the wait. Any other wait is made by both, since the consumer's own accesses need it too. Both
-  see it come true: only conditions that stay true are taken apart.
+  commits behind the wait. So does any other wait where the consumer touches nothing that it could be for
+  (`_Cutter.unobserving`); else both make it, since the consumer's own accesses need it too. Both see it come
+  true: only conditions that stay true are taken apart.
 - Signals stay with the consumer. A signal must follow all earlier accesses of its block, the copies' reads of
   global memory among them: the consumer has awaited every earlier round, and an awaited round is complete.
   Copies of later rounds may be made before the signal; reads that move up across a release break nothing that
@@ -35,12 +36,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.buffers import read_buffers, written_buffers
 from tilescale.compiler.ir.operations import REGISTRY, VOID, effects_of, name_of, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import EXECUTORS, SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.passes import remote_puts
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR, is_put, puts_of
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ROLES = ("producer", "consumer")
@@ -209,6 +212,7 @@ def split(program: TileProgram, body: Any, draft: Any) -> tuple[Any, dict[Any, A
 class _Part:
     """What the producer's part needs so far: names and variables."""
 
+    role: str
     needed: set[Any]
     defined: set[Any]
 
@@ -259,7 +263,32 @@ class _Cutter:
             Unfit: it cannot be cut in two.
         """
         self._check(s)
-        part = _Part(set(), set())
+        producer = self.part(s, ROLES[0])
+        communicator, hands = self.communicator(s)
+        own = s if communicator is None else without_puts(s, hands)
+        consumer = self.rest(own)
+        if waits(consumer) and self.unobserving(consumer):
+            consumer = self.rest(self.without_waits(own, last=True))
+        parts = [(ROLES[0], producer), (COMMUNICATOR, communicator), (ROLES[1], consumer)]
+        held = [(r, p) for r, p in parts if p is not None]
+        span = getattr(s, "span", None)
+        return sequence(
+            [
+                *([] if hands is None else [tirx.AllocBuffer(hands.handed, {})]),
+                *(
+                    tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span)
+                    for k, (r, p) in enumerate(held)
+                ),
+            ]
+        )
+
+    def part(self, s: Any, role: str) -> Any:
+        """A statement's part of those who run beside the consumer, under names of its own.
+
+        Raises:
+            Unfit: it cannot be cut out.
+        """
+        part = _Part(role, set(), set())
         while True:
             part.defined = set()
             made = self.cut(s, part, last=True)
@@ -269,21 +298,37 @@ class _Cutter:
             part.needed |= needed
         allocated: set[Any] = set()
         structural_walk(made, (tirx.AllocBuffer, lambda a: allocated.add(a.buffer)))
-        self._check_producer(s, made, allocated)
+        self._check_part(s, made, allocated)
         for variable in allocated:
             if _stores(made, variable) != _stores(s, variable) or _operated(s, variable):
                 raise Unfit(
                     f"{variable.name} decides what is copied, and not all that changes it is scalar code of "
                     "the block"
                 )
-        span = getattr(s, "span", None)
-        parts = zip(ROLES, (renewed(made, {}), self.rest(s)), strict=True)
-        return sequence(
-            [
-                tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span)
-                for k, (r, p) in enumerate(parts)
-            ]
-        )
+        return renewed(made, {})
+
+    def communicator(self, s: Any) -> tuple[Any, Hands | None]:
+        """The part of the warps that make a statement's non-blocking puts, and how they learn of what the
+        consumer wrote for them (None: they put nothing that it writes); no part where there are none, or they
+        stay with the block's threads, which the program's notes then say with the reason."""
+        puts = puts_of(s)
+        if not puts or not self.program.launch.comm_warps:
+            return None, None
+        try:
+            for call in puts:
+                if (why := remote_puts.unfit(self.program, call)) is not None:
+                    raise Unfit(why, call.span)
+            made = self.part(s, COMMUNICATOR)
+            sources = {c.args[0].source for c in puts}
+            if late := {b for b in sources if writes_locally(s, {b}) is not None}:
+                hands = Hands(late)
+                return hands.taking(made), hands
+            return made, None
+        except Unfit as why:
+            loc = loc_of(why.span)
+            place = f" (line {loc.line})" if loc else ""
+            self.plan.puts_kept = f"{why}{place}"
+            return None, None
 
     def _check(self, s: Any) -> None:
         """Raises Unfit where something in a statement orders copies in a way that roles would lose."""
@@ -300,7 +345,7 @@ class _Cutter:
         if (buffer := writes_locally(s, sources)) is not None:
             raise Unfit(f"{buffer.name} is written here and copied into a ring, which would run ahead of it")
 
-    def _check_producer(self, s: Any, made: Any, allocated: set[Any]) -> None:
+    def _check_part(self, s: Any, made: Any, allocated: set[Any]) -> None:
         known_early(self.program, made, allocated | self.counters | self._untouched(s), self.written)
         for call in calls(made):
             if call.op.name == "ts.wait" and not steady(self.program, call):
@@ -329,11 +374,11 @@ class _Cutter:
         structural_walk(s, (tirx.AllocBuffer, lambda a: inside.add(a.buffer)))
         return {b for b in loaded - inside if writes_locally(s, {b}) is None}
 
-    # -- the producer's part
+    # -- the parts of those who run beside the consumer
     # -----------------------------------------------------------------------------------------
     def cut(self, s: Any, part: _Part, *, last: bool) -> Any:
-        """The producer's part of a statement, None where it has none. ``last``: no ring follows behind the
-        statement's own last one."""
+        """The part of a statement of ``part``'s role, None where it has none. ``last``: none of what the role
+        does follows behind the statement's own last of it."""
         if isinstance(s, tirx.SeqStmt):
             return self._cut_sequence(list(s.seq), part, last)
         if isinstance(s, tirx.Bind):
@@ -346,7 +391,7 @@ class _Cutter:
         if isinstance(s, tirx.BufferStore):
             return s if s.buffer in part.needed and s.buffer.ty.storage_scope == "local.var" else None
         if isinstance(s, tirx.Evaluate):
-            return s if name_of(s) and self._produces(s.value) else None
+            return s if name_of(s) and self._takes(s.value, part.role) else None
         if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
             if waits(s):
                 raise Unfit(
@@ -368,15 +413,23 @@ class _Cutter:
 
     def _cut_sequence(self, stmts: list[Any], part: _Part, last: bool) -> Any:
         end = len(stmts)
-        if last:  # what stands behind the last ring guards nothing
-            end = max((k + 1 for k, s in enumerate(stmts) if self.rings(s)), default=0)
+        if last:  # what stands behind the last of it guards nothing
+            end = max((k + 1 for k, s in enumerate(stmts) if self.guarded(s, part.role)), default=0)
         parts = [self.cut(s, part, last=last and k == end - 1) for k, s in enumerate(stmts[:end])]
         parts = [p for p in parts if p is not None]
         return sequence(parts) if parts else None
 
-    def _produces(self, call: Any) -> bool:
-        """Whether an operation is the producer's (a wait may be the consumer's as well)."""
-        return call.op.name == "ts.wait" or self._fills(call) or self._token(call, ("acquire", "commit"))
+    def _takes(self, call: Any, role: str) -> bool:
+        """Whether an operation is the role's (a wait may be others' as well)."""
+        if call.op.name == "ts.wait":
+            return True
+        if role == COMMUNICATOR:
+            return is_put(call)
+        return self._fills(call) or self._token(call, ("acquire", "commit"))
+
+    def guarded(self, s: Any, role: str) -> bool:
+        """Whether a statement has some of what a role is for: waits in front of it are its own too."""
+        return bool(puts_of(s)) if role == COMMUNICATOR else self.rings(s)
 
     # -- the consumer's part
     # -----------------------------------------------------------------------------------------
@@ -395,6 +448,43 @@ class _Cutter:
             return s
         return _around(s, [self.rest(x) for x in inside(s)])
 
+    def unobserving(self, made: Any) -> bool:
+        """Whether a consumer's part touches nothing that a wait could be for: it tells nobody of anything,
+        reads memory that nobody writes, and writes tensors of this rank alone that the kernel never reads.
+        All signals are the communicator's then, or those of others, and tell of puts; what was put the
+        consumer sees in its rings, whose copies come behind the producer's wait."""
+        if releases(made) or any(polls(c) for c in calls(made)):
+            return False
+        read = {b for b in read_buffers(made) if _is_tensor(b)}
+        if any(b.ty.storage_scope != "global" or b in self.written for b in read):
+            return False
+        everywhere = read_buffers(self.program.func.body)
+        stored = {a.region.source for c in calls(made) for a in effects_of(c) if a.mode != "read"}
+        structural_walk(made, (tirx.BufferStore, lambda x: stored.add(x.buffer)))
+        wholes = {root(self.program.func.body, b) for b in stored}
+        return all(
+            not _is_tensor(b) or b.ty.storage_scope == "global" and b not in everywhere for b in wholes
+        )
+
+    def without_waits(self, s: Any, *, last: bool) -> Any:
+        """A statement without the waits that the producer makes too, as `cut` finds them: those in front of
+        a ring."""
+        if name_of(s) == "wait":
+            return sequence([])
+        if isinstance(s, tirx.SeqStmt):
+            stmts = list(s.seq)
+            end = len(stmts)
+            if last:
+                end = max((k + 1 for k, x in enumerate(stmts) if self.rings(x)), default=0)
+            kept = [self.without_waits(x, last=last and k == end - 1) for k, x in enumerate(stmts[:end])]
+            return sequence([x for x in kept if not _is_empty(x)] + stmts[end:])
+        if not waits(s) or not inside(s) or (last and not self.rings(s)):
+            return s
+        parts = [
+            self.without_waits(x, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in inside(s)
+        ]
+        return sequence([]) if all(map(_is_nothing, parts)) else _around(s, parts)
+
     # -- questions
     # ---------------------------------------------------------------------------------------------------
     def rings(self, s: Any) -> bool:
@@ -410,6 +500,88 @@ class _Cutter:
 
     def _fills(self, call: Any) -> bool:
         return REGISTRY[call.op.name].fills
+
+
+class Hands:
+    """How a communicator learns that the consumer has written what it is to put: a counter in the block's
+    shared memory, to which the consumer adds one where such a put stands in the program.
+
+    Both come to the same puts in the same order, so the communicator's n-th waits for n. The addition
+    releases what all of the consumer's threads did before it, and the wait acquires that for all of the
+    communicator's (passes/insert_barriers.py puts a barrier in front of one and behind the other). Nobody
+    writes the source of a put before its signal is seen (docs/LANGUAGE.md, "Order"), so nothing goes the
+    other way.
+    """
+
+    def __init__(self, late: set[Any]):
+        self.late = late
+        self.handed = tirx.decl_buffer((1,), "int64", "handed", scope="shared.signal", layout=None)
+        self.taken = tirx.decl_buffer((1,), "int64", "taken", scope="local.var", layout=None)
+
+    def counts(self, put: Any) -> bool:
+        return put.args[0].source in self.late
+
+    def handing(self, put: Any) -> Any:
+        """What the consumer does where a put stands."""
+        return self._call("signal", [tirx.IntImm("int64", 1)], {"op": "add"}, put)
+
+    def taking(self, part: Any) -> Any:
+        """The communicator's part with its waits."""
+        zero = tirx.IntImm("int32", 0)
+
+        def leaf(e: Any) -> Any:
+            if not is_put(e.value) or not self.counts(e.value):
+                return e
+            more = tirx.BufferLoad(self.taken, [zero]) + tirx.IntImm("int64", 1)
+            count = tirx.BufferStore(self.taken, more, [zero], e.span)
+            return sequence(
+                [count, self._call("wait", [tirx.BufferLoad(self.taken, [zero])], {"cmp": "ge"}, e.value), e]
+            )
+
+        begin = [
+            tirx.AllocBuffer(self.taken, {}),
+            tirx.BufferStore(self.taken, tirx.IntImm("int64", 0), [zero]),
+        ]
+        return sequence([*begin, structural_map(part, (tirx.Evaluate, leaf))])
+
+    def _call(self, name: str, args: list[Any], attrs: dict[str, Any], put: Any) -> Any:
+        region = tirx.BufferRegion(
+            self.handed, [ir.Range.from_min_extent(tirx.IntImm("int32", 0), tirx.IntImm("int32", 1))]
+        )
+        where = {"executor": "block", "reach": "block", **attrs}
+        made = ir.Call(f"ts.{name}", [region, *args], attrs=where, ret_ty=VOID, span=put.span)
+        return tirx.Evaluate(made, put.span)
+
+
+def without_puts(s: Any, hands: Hands | None) -> Any:
+    """A statement without its non-blocking puts, and without the loops and conditions that had nothing
+    else; ``hands`` has what stands in the place of some of them."""
+    if name_of(s) and is_put(s.value):
+        return hands.handing(s.value) if hands is not None and hands.counts(s.value) else sequence([])
+    if not puts_of(s):
+        return s
+    if isinstance(s, tirx.SeqStmt):
+        parts = [without_puts(x, hands) for x in s.seq]
+        rest = [t for t in parts if isinstance(t, tirx.Bind) or not _is_nothing(t)]
+        return sequence([] if all(map(_is_nothing, rest)) else rest)
+    parts = [without_puts(x, hands) for x in inside(s)]
+    return sequence([]) if all(map(_is_nothing, parts)) else _around(s, parts)
+
+
+def _is_empty(s: Any) -> bool:
+    return isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm)
+
+
+def _is_tensor(buffer: Any) -> bool:
+    scope = buffer.ty.storage_scope
+    return bool(scope.startswith("global") and scope != "global.signal")
+
+
+def _is_nothing(s: Any) -> bool:
+    """Whether a statement does nothing: names that nobody reads, and what `sequence` makes of none."""
+    if isinstance(s, tirx.SeqStmt):
+        return all(map(_is_nothing, s.seq))
+    return isinstance(s, tirx.Bind) or _is_empty(s)
 
 
 def _stores(stmt: Any, variable: Any) -> int:

@@ -45,6 +45,7 @@ from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.ops.copy import filling
 from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
@@ -98,6 +99,8 @@ class Schedule:
     #: staged buffer → how many times the stages that the author asked for exceed those that it got
     stages: dict[Any, int] = field(default_factory=dict)
     kept: list[Kept] = field(default_factory=list)
+    #: why the block's own threads make its non-blocking puts, where it has a producer
+    puts_kept: str = ""
 
 
 def schedule(
@@ -509,6 +512,14 @@ def _below_the_block(body: Any) -> list[Any]:
     return found
 
 
+def _role_names(body: Any) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(
+        body, (tirx.AttrStmt, lambda s: found.append(s.node.value) if s.attr_key == "ts.role" else None)
+    )
+    return found
+
+
 def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
     """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are
     read, at the head of the kernel (a tile may be allocated in the very loop that fills it)."""
@@ -516,6 +527,8 @@ def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
     for counter in draft.counters:
         heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
     plan.roles = list(splitting.ROLES) if any(r.form == ROLES for r in plan.rings) else ["all"]
+    if COMMUNICATOR in map(str, _role_names(body)):
+        plan.roles.insert(1, COMMUNICATOR)
 
     def place(s: Any) -> Any:
         new = draft.staged.get(s.buffer)

@@ -28,7 +28,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import REGISTRY, name_of
+from tilescale.compiler.ir.operations import name_of, operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
@@ -41,7 +41,8 @@ from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.products import has_producer, touched
-from tilescale.compiler.passes.roles import calls, synchronizes
+from tilescale.compiler.passes.remote_puts import is_put
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -108,17 +109,21 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 def _tells_others(s: Any) -> bool:
     """Whether a statement synchronizes with other blocks, or signals: they come behind all that the block
-    stored."""
+    stored. The signal of a put by the communicator tells of puts alone, and a signal within the block nobody
+    else: executors of it that would tell others in turn are not here."""
     if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
         return False  # those inside are statements of their own
-    return any(synchronizes(c) or REGISTRY[c.op.name].signals(c) for c in calls(s))
+    return any(
+        op.synchronizes(c) or op.signals(c) and not is_put(c) and str(c.attrs["reach"]) != "block"
+        for c, op in operations(s)
+    )
 
 
 def _updates(s: Any) -> list[Any]:
     """The atomic updates of tensors in a statement, loads aside, which release nothing."""
     if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
         return []  # those inside are statements of their own
-    found = [c for c in calls(s) if c.op.name == "ts.atomic" and str(c.attrs["kind"]) != "load"]
+    found = [c for c, _ in operations(s) if c.op.name == "ts.atomic" and str(c.attrs["kind"]) != "load"]
     return [c for c in found if c.args[0].source.ty.storage_scope.startswith("global")]
 
 

@@ -23,10 +23,10 @@ def test_puts_gets_and_signals_of_every_kind():
     @T.prim_func
     def kernel(
         A: T.Tensor((8, 16), "float32"),
-        S: T.SymmTensor((2, 8, 16), "float32"),
+        S: T.SymmTensor((3, 8, 16), "float32"),
         s: T.Signal((4,)),
         k: T.Signal((2,), keep=True),
-        C: T.Tensor((3, 8, 16), "float32"),
+        C: T.Tensor((4, 8, 16), "float32"),
         D: T.Tensor((4,), "int64"),
         launch: T.int32,
     ):
@@ -37,6 +37,10 @@ def test_puts_gets_and_signals_of_every_kind():
                 T.copy(A[b * 4 : b * 4 + 4, 0:16], S[0, b * 4, 0], dst=nxt, signal=s[b])
                 T.wait(s[b])
                 T.copy(S[0, b * 4, 0], C[0, b * 4 : b * 4 + 4, 0:16])
+                mine = A[b * 4 : b * 4 + 4, 0:16]
+                T.copy(mine, S[2, b * 4, 0], dst=prev, signal=s[3], blocking=False)
+                T.wait(s[3], 2)
+                T.copy(S[2, b * 4, 0], C[3, b * 4 : b * 4 + 4, 0:16])
                 t = T.alloc_shared((4, 16), "float32")
                 T.copy(A[b * 4, 0], t)
                 T.copy(t, S[1, b * 4, 0])
@@ -58,14 +62,15 @@ def test_puts_gets_and_signals_of_every_kind():
     def work():
         comm.init()
         rank, world = comm.rank(), comm.world_size()
-        s, k, big = comm.signals((4,)), comm.signals((2,)), comm.empty((2, 8, 16), "float32")
+        s, k, big = comm.signals((4,)), comm.signals((2,)), comm.empty((3, 8, 16), "float32")
         for launch in range(1, 4):
             whole = torch.randn(world, 8, 16, generator=torch.Generator().manual_seed(launch))
-            c, d = torch.zeros(3, 8, 16), torch.zeros(4, dtype=torch.int64)
+            c, d = torch.zeros(4, 8, 16), torch.zeros(4, dtype=torch.int64)
             made(whole[rank].contiguous(), big, s, k, c, d, launch)
             assert c[0].equal(whole[rank - 1]), launch
             assert c[1].equal(whole[rank - 1]), launch
             assert c[2].equal(whole[(rank + 2) % world, :4].repeat(2, 1)), launch
+            assert c[3].equal(whole[(rank + 1) % world]), launch
             assert d.tolist()[:2] == [launch, world]
             assert s.tolist() == [0] * 4, "counters are zero behind a launch"
         assert k.tolist()[0] == 6, "kept counters live on"

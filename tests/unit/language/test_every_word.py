@@ -100,6 +100,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "max_blocks": "with T.Kernel(4, max_blocks=2) as bx:\n    A[0, 0] = x",
             "ordered": "with T.Kernel(4, ordered=False) as bx:\n    A[0, 0] = x",
             "pdl": "with T.Kernel(4, pdl=True) as bx:\n    A[0, 0] = x",
+            "comm_warps": "with T.Kernel(4, comm_warps=1) as bx:\n    A[0, 0] = x",
             "prelude": "with T.Kernel(4, prelude='x') as bx:\n    A[0, 0] = x",
         },
     ),
@@ -240,6 +241,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "signal": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[1])",
             "value": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], value=2)",
             "signal_op": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], signal_op='set')",
+            "blocking": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], blocking=False)",
             "coalesced_width": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], coalesced_width=2)",
             "disable_tma": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], disable_tma=True)",
             "loop_layout": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], loop_layout=T.Fragment((64, 64), lambda p, q: (p * 2 + q // 32, q % 32)))",
@@ -765,6 +767,7 @@ def tile(text: str) -> str:
         launch.max_blocks,
         launch.ordered,
         launch.pdl,
+        launch.comm_warps,
         made.returns,
         made.multiples,
     ]

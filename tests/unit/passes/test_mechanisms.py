@@ -25,7 +25,7 @@ Case = tuple[Any, dict[str, Any]]
 
 
 def product() -> Case:
-    options = {"BM": 128, "BN": 128, "stages": 3}
+    options = {"BM": 128, "BN": 128, "stages": 4}
     return gemm(130, 136, 136, **options), test_hopper.arguments(130, 136, 136, options)
 
 

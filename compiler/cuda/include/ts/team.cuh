@@ -89,15 +89,22 @@ __device__ __forceinline__ uint64_t now() {
   return t;
 }
 
+// A function that is called and not inlined, unless the kernel moves registers between its warps, where ptxas allocates none for calls.
+#ifndef TS_COLD
+#define TS_COLD __noinline__
+#endif
+
 // Ends the launch with an error. The first to come says why; the others leave it the time.
-static __device__ __noinline__ void give_up(const Team& team, int why, int site, int rank, int64_t value, int64_t seen, int compare,
+static __device__ TS_COLD void give_up(const Team& team, int why, int site, int rank, int64_t value, int64_t seen, int compare,
                                             int64_t index) {
   int64_t* own = words(team, team.rank);
   if (team.record && atomicCAS((unsigned long long*)&own[FAILED], 0ull, 1ull) == 0) {
     Record* r = team.record;
     r->why = why, r->kernel = team.kernel, r->control = team.control, r->site = site, r->rank = rank, r->launch = own[LAUNCH];
     r->value = value, r->seen = seen, r->compare = compare, r->index = index;
-    r->block[0] = blockIdx.x, r->block[1] = blockIdx.y, r->block[2] = blockIdx.z;
+    int x, y, z;  // read here: a kernel that never fails holds no registers for them
+    asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y; mov.u32 %2, %%ctaid.z;" : "=r"(x), "=r"(y), "=r"(z));
+    r->block[0] = x, r->block[1] = y, r->block[2] = z;
     signal_set<true>(&r->state, 2);
     __threadfence_system();
   } else {
@@ -127,8 +134,9 @@ __device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, in
     seen = load_acquire<system>(at);
     if (holds(seen, value, compare)) return seen;
     if (round % 256 == 0) {
-      if (now() - start > uint64_t(team.limit)) give_up(team, why, site, rank, value, seen, compare, index);
-      if (team.stop && *(volatile const int*)team.stop) give_up(team, STOPPED, site, rank, value, seen, compare, index);
+      const bool late = now() - start > uint64_t(team.limit);
+      if (late || (team.stop && *(volatile const int*)team.stop))
+        give_up(team, late ? why : STOPPED, site, rank, value, seen, compare, index);
     }
   }
 }

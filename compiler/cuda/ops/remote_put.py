@@ -1,0 +1,143 @@
+"""How the communicator's warps put rows to another rank (compiler/ops/remote_put.py).
+
+Each thread copies vectors of up to 16 bytes by plain loads and stores, several under way at once
+(``ts::put_run``, ``ts::put_rows``). Then the warps synchronize, and one thread signals. Why whoever sees the
+signal sees the rows: each thread's stores come before the barrier, the barrier before the signal, which is a
+release at the scope of the system and so cumulative over what the barrier ordered (PTX ISA, "Memory
+Consistency Model", "Causality order", and "bar.sync", which orders prior accesses of its participants). The
+rows that are read are there: what the launch's predecessors left, or what one thread of these warps acquired
+in front of a barrier of theirs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilescale.compiler.gpu.build import all_of, at
+from tilescale.compiler.gpu.build import call as do
+from tilescale.compiler.gpu.places import widened
+from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ir.multiples import multiple, spelt_out
+from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.ops.fence import fence
+from tilescale.compiler.passes.remote_puts import COMMUNICATOR
+from tilescale.compiler.tvm_compat import ir, tirx
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
+#: bytes of the widest loads and stores
+WIDEST = 16
+
+
+@lowers("cuda", "remote_put")
+def lower_remote_put(call: Any, cx: CudaLowering) -> Any:
+    src, dst, peer, counter, value = call.args
+    signalled = {
+        "executor": call.attrs["executor"],
+        "reach": call.attrs["reach"],
+        "op": call.attrs["signal_op"],
+    }
+    signal = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=VOID, span=call.span)
+    return sequence(
+        [
+            _rows(call, cx),
+            cx.stmt(fence(COMMUNICATOR, f"{dst.source.name}'s rows come before their signal", call.span)),
+            cx.signal(signal),
+        ]
+    )
+
+
+def _rows(call: Any, cx: CudaLowering) -> Any:
+    """The copy alone. What lies outside of the destination is left out: along each axis from `low` on so many
+    as there are."""
+    src, dst, peer = call.args[:3]
+    source, target = cx.tensor_of(src.source), cx.tensor_of(dst.source)
+    from_axes, to_axes = long_axes(src), long_axes(dst)
+    start = [[cx.scalar(r.min) for r in side.region] for side in (src, dst)]
+    counts: dict[int, Any] = {}
+    tests = []
+    for j, (r, size) in enumerate(zip(dst.region, target.shape, strict=True)):
+        low, extent = start[1][j], cx.scalar(r.extent)
+        inside = cx.proven(low >= 0), cx.proven(low + extent <= size)
+        if j not in to_axes:
+            tests += [t for t, held in zip((low >= 0, low < size), inside, strict=True) if not held]
+            continue
+        count = extent if inside[1] else tirx.min(extent, size - low)
+        if not inside[0]:
+            skipped = tirx.max(tirx.IntImm(str(low.ty), 0) - low, tirx.IntImm(str(low.ty), 0))
+            count, start[1][j] = count - skipped, low + skipped
+            start[0][from_axes[to_axes.index(j)]] += skipped
+        counts[j] = cx.analyzer.simplify(count)
+    run, rows, outer = _runs(cx, counts, source, target, from_axes, to_axes)
+    inner, loops = [], []
+    for i, j in outer:
+        var = tirx.Var("row", "int32")
+        cx.bind_range(var, 1 << 30)
+        start[0][i], start[1][j] = start[0][i] + var, start[1][j] + var
+        loops.append((var, counts[j]))
+    places = [cx.analyzer.simplify(side.flat(s)) for side, s in zip((source, target), start, strict=True)]
+    pitches = [_stride(side, k) for side, k in zip((source, target), rows or (None, None), strict=True)]
+    width = _width(cx, bits_of(src.source) // 8, [run, *places, *pitches])
+    address = cx.peer_address(
+        tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, cx.site("copy", target.name, call)
+    )
+    sides, thread = [address, at(source.buf, places[0])], cx.communicator_thread()
+    template = f"<{width}, {int(call.attrs['warps']) * WARP}>"
+    if rows is None:
+        inner = do(f"put_run{template}", *sides, widened(run, "int32"), thread, span=call.span)
+    else:
+        extents = [widened(x, "int32") for x in (counts[rows[1]], run)]
+        steps = [widened(p, "int64") for p in reversed(pitches)]
+        inner = do(f"put_rows{template}", *sides, *extents, *steps, thread, span=call.span)
+    for var, count in reversed(loops):
+        zero = tirx.IntImm("int32", 0)
+        inner = tirx.For(
+            var, zero, widened(count, "int32"), tirx.ForKind.SERIAL, inner, annotations={"unroll": 1}
+        )
+    return tirx.IfThenElse(all_of(tests), inner, None) if tests else inner
+
+
+def _runs(
+    cx: CudaLowering,
+    counts: dict[int, Any],
+    source: Any,
+    target: Any,
+    from_axes: list[int],
+    to_axes: list[int],
+) -> tuple[Any, tuple[int, int] | None, list[tuple[int, int]]]:
+    """How many elements lie side by side on both sides, the axes that count such runs (None: there is one),
+    and the axes around those."""
+    axes = list(zip(from_axes, to_axes, strict=True))
+    run: Any = tirx.IntImm("int32", 1)
+    if axes:
+        run = counts[axes.pop()[1]]
+    while axes and all(
+        _same(cx, run, _stride(side, k)) for side, k in zip((source, target), axes[-1], strict=True)
+    ):
+        run = cx.analyzer.simplify(widened(run, "int32") * widened(counts[axes.pop()[1]], "int32"))
+    return run, axes.pop() if axes else None, axes
+
+
+def _stride(side: Any, axis: int | None) -> Any:
+    return tirx.IntImm("int32", 0) if axis is None else side.strides[axis]
+
+
+def _same(cx: CudaLowering, a: Any, b: Any) -> bool:
+    x, y = constant(a) if not isinstance(a, int) else a, constant(b) if not isinstance(b, int) else b
+    return (
+        x == y if x is not None and y is not None else cx.proven(widened(a, "int64") == widened(b, "int64"))
+    )
+
+
+def _width(cx: CudaLowering, each: int, numbers: list[Any]) -> int:
+    """The most elements that all of these numbers are multiples of, and that one access takes."""
+    width = max(1, WIDEST // each)
+    while width > 1 and not all(multiple(cx.analyzer, spelt_out(n, cx.definitions), width) for n in numbers):
+        width //= 2
+    return width
