@@ -52,7 +52,7 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`), not by
     measurements: so far no machine with several GPUs ran it. A hand-written kernel gained 12 % by four
     groups where M was 512 (4 H200, 2026-11-22)."""
-    groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 2)
+    groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 1)
     return Config(fused=worthwhile(M, N, K), groups=groups, **tiles(M, N, K, dtype, units))
 
 

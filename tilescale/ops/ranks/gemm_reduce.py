@@ -62,6 +62,7 @@ def gemm_reduce(
     tall, across = ceil_div(M, BM), ceil_div(N, BN)
     each = ceil_div(tall * across, world)
     shift = -(world - 1) * each % blocks
+    whole = each * world == tall * across  # all ranks have equally many tiles
     k_extent = T.dynamic("K", multiple_of=align) if K is None else K
     b_shape, b_tile = ((N, k_extent), (BN, BK)) if trans_b else ((k_extent, N), (BK, BN))
 
@@ -101,7 +102,7 @@ def gemm_reduce(
             acc = T.alloc_fragment((BM, BN), "float32")
             for tile in T.Persistent(world * each, blocks, b):
                 owner, number = (rank + 1 + tile // each) % n, tile % each
-                if number * world + owner < tall * across:
+                if whole or number * world + owner < tall * across:
                     i, j = panelled(number * world + owner, tall, across, panel)
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(k_extent, BK), num_stages=stages):
@@ -119,7 +120,7 @@ def gemm_reduce(
             part, total = T.alloc_fragment((slab, BN), dtype), T.alloc_fragment((slab, BN), "float32")
             # the tiles whose own part this block has computed
             for number in T.Persistent(each, blocks, (b + shift) % blocks):
-                if number * world + rank < tall * across:
+                if whole or number * world + rank < tall * across:
                     i, j = panelled(number * world + rank, tall, across, panel)
                     T.wait(given[number], n - 1)
                     add_up(own, parts, add, sums, C, number, i * BM, j * BN, rank, n, part, total)
@@ -131,15 +132,15 @@ def gemm_reduce(
                             signal=done[rank, number],
                             blocking=False,
                         )
-            whole = T.alloc_fragment((slab, BN), out)
+            slice_ = T.alloc_fragment((slab, BN), out)
             for tile in T.Persistent((world - 1) * each, blocks, b):
                 owner, number = (rank + 1 + tile // each) % n, tile % each
-                if number * world + owner < tall * across:
+                if whole or number * world + owner < tall * across:
                     i, j = panelled(number * world + owner, tall, across, panel)
                     T.wait(done[owner, number])
                     for s in T.serial(BM // slab):
-                        T.copy(sums[owner, number, s * slab, 0], whole)
-                        T.copy(whole, C[i * BM + s * slab, j * BN])
+                        T.copy(sums[owner, number, s * slab, 0], slice_)
+                        T.copy(slice_, C[i * BM + s * slab, j * BN])
 
     return gemm_ar
 
