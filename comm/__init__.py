@@ -37,6 +37,7 @@ __all__ = [
     "init",
     "is_initialized",
     "local_rank",
+    "packets",
     "peer",
     "rank",
     "signals",
@@ -218,6 +219,25 @@ def full(
 def signals(shape: int | Sequence[int], *, like: str | None = None, team: Team | None = None) -> Any:
     """Counters for a ``T.Signal`` parameter: int64, zero, in symmetric memory. Collective."""
     return _allocate("signals", shape, "int64", like, team, 0)
+
+
+def packets(
+    shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None
+) -> Any:
+    """A box for a ``T.Packets(shape, dtype)`` parameter, in symmetric memory: int64 words, zero, of which
+    only kernels make sense. A box of a job, and a team, for one purpose: every rank launches the same kernels
+    on it. Collective."""
+    from tilescale.comm import tensors
+    from tilescale.packets import DATA, length
+
+    extents, name = tensors.normal_shape(shape), tensors.dtype_name(dtype)
+    size = tensors.byte_size(extents[-1:], name)
+    if not extents or size % DATA:
+        raise TileValueError(
+            f"packets({extents}, {name!r})", expected=f"rows of a multiple of {DATA} bytes, not of {size}"
+        )
+    words = length(extents, 8 * tensors.byte_size((1,), name))
+    return _allocate("packets", words, "int64", like, team, 0)
 
 
 def peer(tensor: Any, rank: int) -> Any:

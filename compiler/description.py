@@ -17,7 +17,7 @@ from tilescale.language.annotations import TensorSpec
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
 #: The runtime's contract (docs/RUNTIME.md): kinds of parameters, rules of extents, flags of a kernel.
-KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4}
+KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4, "packets": 6}
 SIGNAL_KEPT = 5
 EQUALS, DEFINES, SAME, UNCHECKED, DEFINES_MULTIPLE = 0, 1, 2, 3, 4
 #: where in the value of DEFINES_MULTIPLE the number stands, above the symbol
@@ -89,7 +89,7 @@ def metadata(program: TileProgram) -> dict[str, Any]:
         "returns": list(program.returns),
         "loc": location(program.loc),
         "launch_loc": location(launch.loc),
-        "collective": any(p["kind"] in ("symm", "signal") for p in params)
+        "collective": any(p["kind"] in ("symm", "signal", "packets") for p in params)
         or synchronizes_ranks(program.func.body),
         "threads": launch.threads,
         "shared_bytes": shared_bytes(program),
@@ -134,6 +134,8 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
     if not isinstance(p.spec, TensorSpec):
         return {**out, "kind": "scalar"}
     out["keep"] = p.spec.kind == "signal" and p.spec.keep
+    if p.spec.kind == "packets":
+        out |= {"slots": [expression(s) for s in p.spec.slots or ()], "of": str(p.spec.of)}
     strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
     return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
 

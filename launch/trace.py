@@ -198,6 +198,11 @@ class _Merging:
             self.timeline.flight += (
                 [(rank, begin, e["bytes"]), (rank, end, -e["bytes"])] if peer != rank else []
             )
+        elif kind == "packets":
+            kind = f"{e['text']}_packets"
+            if peer >= 0:
+                more["direction"] = "put"
+                self.timeline.traffic.add(rank, peer, e["bytes"])
         elif kind in ("wait", "signal"):
             name += f"[{e['text']}]" if e["text"] else ""
             if kind == "signal" and peer >= 0:

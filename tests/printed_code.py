@@ -42,6 +42,7 @@ OF_RANKS: list[tuple[str, str, tuple[int, ...]]] = [
     ("13_expert_slots", "dispatch", (100, 2, 64, 2, 256)),
     ("13_expert_slots", "give_back", (100, 2, 64, 2, 256)),
     ("14_hierarchical_all_reduce", "kernel", (1000, 2)),
+    ("15_small_all_reduce", "kernel", (1000, 4)),
 ]
 GPUS = ("sm_90a", "sm_80")
 

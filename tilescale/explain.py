@@ -54,9 +54,19 @@ def declaration(p: dict[str, Any]) -> str:
         return f"T.{p['dtype']}"
     if kind == "signal":
         return f"T.Signal({shape_text(p['shape'])})"
+    if kind == "packets":
+        return f'T.Packets({shape_text(p["slots"])}, "{p["of"]}")'
     if p["strides"] is not None:
         return f'T.StridedTensor({shape_text(p["shape"])}, {shape_text(p["strides"])}, "{p["dtype"]}")'
     return f'T.{"SymmTensor" if kind == "symm" else "Tensor"}({shape_text(p["shape"])}, "{p["dtype"]}")'
+
+
+def allocation(p: dict[str, Any]) -> str:
+    """What a rank writes to get symmetric memory for a parameter."""
+    call = {"signal": "signals", "packets": "packets"}.get(p["kind"], "empty")
+    shape, dtype = (p["slots"], p["of"]) if call == "packets" else (p["shape"], p["dtype"])
+    of = "" if call == "signals" else f', "{dtype}"'
+    return f"tilescale.comm.{call}({shape_text(shape)}{of})"
 
 
 def is_torch(value: Any) -> bool:
@@ -129,8 +139,8 @@ class Refusal:
         if is_numpy(self.arg):
             exotic = self.expected.startswith(("bfloat", "float8"))
             hint = f"{self.name}.astype({'ml_dtypes.' + self.expected if exotic else repr(self.expected)})"
-        if self.p["kind"] == "signal":
-            hint = f"tilescale.comm.signals({shape_text(self.p['shape'])})"
+        if self.p["kind"] in ("signal", "packets"):
+            hint = allocation(self.p)
         got = str(getattr(self.arg, "dtype", self.got)).removeprefix("torch.")
         return self.error(
             TileTypeError, f"{self.name} is a tensor of {got}", expected=declaration(self.p), hint=hint
@@ -274,13 +284,11 @@ class Refusal:
         )
 
     def notsymm(self) -> TileError:
-        call = "signals" if self.p["kind"] == "signal" else "empty"
-        dtype = "" if call == "signals" else f', "{self.p["dtype"]}"'
         return self.error(
             TileTypeError,
             f"{self.name} is {self.got}",
             expected=f"{declaration(self.p)}: symmetric memory of this rank",
-            hint=f"{self.name} = tilescale.comm.{call}({shape_text(self.p['shape'])}{dtype})",
+            hint=f"{self.name} = {allocation(self.p)}",
         )
 
     def team(self) -> TileError:

@@ -197,8 +197,8 @@ class Fingerprint:
             self.put("enum", type(v).__module__, type(v).__qualname__, v.name)
             self.value(v.value, what)
         elif isinstance(v, TensorSpec):
-            self.put("tensor", v.kind, str(v.dtype), str(v.keep))
-            self.value((v.shape, v.strides), what)
+            self.put("tensor", v.kind, str(v.dtype), str(v.keep), str(v.of))
+            self.value((v.shape, v.strides, v.slots), what)
         elif isinstance(v, ScalarSpec):
             self.put("scalar", str(v.dtype))
         elif isinstance(v, PrimFunc):

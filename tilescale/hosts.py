@@ -351,7 +351,7 @@ class Hosts:
                 twins, owner, start = found
                 self.stale.add((start, owner))
                 others = any(a.rank != owner for a in self.accesses.get(twins, {}).get(owner, ()))
-                if p["kind"] != "signal" and (others or not orders):
+                if p["kind"] not in ("signal", "packets") and (others or not orders):
                     there.append((k, rank, p["name"], twins, owner, argument.address - start))
         touched = written_by() if there else []
         for k, rank, name, twins, owner, at in there:

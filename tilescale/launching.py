@@ -118,7 +118,7 @@ class Launchable:
         if backend is None:
             return 1
         for k, arg in zip(self._inputs, args, strict=False):  # what does not fit is refused by the launcher
-            if self.params[k]["kind"] in ("symm", "signal") and (at := _address(arg)) is not None:
+            if self.params[k]["kind"] in ("symm", "signal", "packets") and (at := _address(arg)) is not None:
                 found = backend.find(at)
                 if found is not None:
                     return len(found[0].team.members)

@@ -132,6 +132,10 @@ class Profiler:
             from tilescale import comm
 
             return comm.signals(p["shape"])
+        if p["kind"] == "packets":
+            from tilescale import comm
+
+            return comm.zeros(p["shape"], "int64")
         values = self._filled(p)
         if p["kind"] == "symm":
             from tilescale import comm

@@ -295,7 +295,7 @@ class SimKernel(Kernel):
                 loc=place(self._meta["loc"]),
                 hint="tilescale check -n 4 script.py, or the target cpu",
             )
-        ordered = self.simulated.prepared.launch.ordered
+        ordered = self.simulated.prepared.launch.flagged
         _show(
             backend.job.meet(
                 rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking), ordered
@@ -472,7 +472,7 @@ def _perform(
     level = "tile" if checking is None else checking.level
     limit = STEPS if checking is None else checking.limit
     launch, report = kernel.simulated.launch(args, level, only, whose, limit), Report()
-    unordered = only is None and not kernel.simulated.prepared.launch.ordered
+    unordered = only is None and not kernel.simulated.prepared.launch.flagged
     windows = checking.windows if checking is not None and unordered else None
     team = tuple(members)
     step = (
@@ -508,6 +508,8 @@ def _perform(
                 # an unordered launch leaves them: others may be signalling for the next one already
                 left = p["keep"] or unordered
                 argument.array[...] = arrays[p["name"]] if left else 0
+            elif p["kind"] == "packets":
+                argument.array[...] = arrays[p["name"]]
             elif p["written"]:
                 argument.take(arrays[p["name"]], unwritten.get(p["name"]))
     for text in sorted(report.unchecked) if checking is None else ():

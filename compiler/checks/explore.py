@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tilescale.compiler.findings import Report
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.sim.counters import COMPARE
@@ -167,6 +169,12 @@ def _able(events: list[Event], history: list[int], i: int) -> bool:
                 if key == counter:
                     value = OPS[op](value, amount)
         return COMPARE[cmp](value, wanted)
+    for taken in (t for t in event.touches if t.mode == "take"):
+        there = np.zeros(taken.shape, bool)
+        for t in (t for k in history for t in events[k].touches if t.mode == "put" and t.key == taken.key):
+            there[tuple(slice(a, b) for a, b in t.box)] = True
+        if not there[tuple(slice(a, b) for a, b in taken.box)].all():
+            return False
     if event.asleep is not None:
         since, polled = event.asleep
         others = [events[k] for k in history if k >= since and events[k].process != event.process]

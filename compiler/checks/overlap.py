@@ -26,6 +26,7 @@ from tilescale.compiler.sim import schedule
 from tilescale.compiler.sim.counters import Counters
 from tilescale.compiler.sim.machine import Executor, Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
+from tilescale.compiler.sim.packets import Packets
 
 #: launches of a window; executors of all of them, each of which has a clock with an entry for every one
 MOST_LAUNCHES, MOST_EXECUTORS = 8, 4096
@@ -195,6 +196,9 @@ class Window:
         array, info, owner = np.array(values, order="C"), bound.made.buffers[slot], (bound.rank,)
         if info.scope.endswith("signal"):
             return Counters(name, array, made.clocks, owner, slot)
+        if info.scope.endswith("packets"):
+            params = bound.made.program.params
+            return bound.box(next(p for p in params if p.name == name), array, slot)
         tracked, viewed = info.tracked or address in self.tracked, info.viewed or address in self.viewed
         mask = bound.masks.get(name)
         fresh = mask is not None and bool(mask.any())
@@ -226,6 +230,9 @@ class Window:
                     counter.signal(
                         ex, int(values[index]), "set", Site("what comes in front of this launch", step.loc, 0)
                     )
+                continue
+            if isinstance(storage, Packets):
+                storage.data[changed] = values[changed]
                 continue
             rest, told = changed.copy(), (t for touches in step.touches for t in touches if t.writes)
             for hit in (_elements(t, address, storage) for t in told):  # of whichever rank's host

@@ -25,11 +25,13 @@ from tilescale.compiler.sim.interleave import Interleaving
 from tilescale.compiler.sim.machine import Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
+from tilescale.compiler.sim.packets import Packets
 from tilescale.compiler.sim.prepare import Prepared, prepare
 from tilescale.compiler.sim.record import Recorder
 from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import Sym, SymExpr, settle
+from tilescale.packets import each, length
 
 #: choices of a schedule after which a launch counts as endless
 STEPS = 2_000_000
@@ -476,7 +478,7 @@ class Arguments:
                 self.scalars[self.made.names[p.var]] = numerics.scalar(value, dtype)
             return
         array = np.asarray(value) if not np.ma.isMaskedArray(value) else value.data
-        want = np.dtype(np.int64) if p.spec.kind == "signal" else numerics.storage(dtype)
+        want = np.dtype(np.int64) if p.spec.kind in ("signal", "packets") else numerics.storage(dtype)
         if array.dtype != want or array.ndim != len(p.spec.shape):
             shown = f"({', '.join(map(str, p.spec.shape))})"
             raise TileTypeError(
@@ -535,7 +537,7 @@ class Arguments:
             )
         shape = tuple(self._extent(e, p) for e in p.spec.shape)
         dtype = str(p.spec.dtype)
-        if p.spec.kind == "signal":
+        if p.spec.kind in ("signal", "packets"):
             self.arrays[p.name] = np.zeros(shape, np.int64)
             return
         if p.spec.kind == "tensor" and not self.made.buffers[self.made.slots[p.var]].tracked:
@@ -549,6 +551,18 @@ class Arguments:
             return
         self.arrays[p.name] = np.zeros(shape, numerics.storage(dtype))
         self.masks[p.name] = np.ones(shape, bool)
+
+    def box(self, p: Any, words: Any, slot: int) -> Packets:
+        """A box of packets; ``words``: what lies there."""
+        *outer, last = slots = [self._extent(e, p) for e in p.spec.slots]
+        if len(words) != (want := length(slots, p.spec.of.bits)):
+            raise TileValueError(
+                f"{p.name} has {len(words)} words",
+                loc=p.loc,
+                expected=f"{want}",
+                hint=f'tilescale.comm.packets({tuple(slots)}, "{p.spec.of}")',
+            )
+        return Packets(p.name, words, (*outer, last // each(p.spec.of.bits)), (self.rank,), slot)
 
     def _extent(self, extent: Any, p: Any) -> int:
         settled = settle(extent)
@@ -585,6 +599,9 @@ class Memory:
             info = made.buffers[slot]
             if p.spec.kind == "signal":
                 self.slots[slot] = self.named[p.name] = Counters(p.name, array, clocks, owner, slot)
+                continue
+            if p.spec.kind == "packets":
+                self.slots[slot] = self.named[p.name] = bound.box(p, array, slot)
                 continue
             mask = bound.masks.get(p.name)
             fresh = mask is not None and bool(mask.any())

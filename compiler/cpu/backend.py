@@ -16,7 +16,7 @@ from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.residency import waits_for_blocks
 
 #: flags of a kernel (docs/RUNTIME.md, "The runtime's contract")
-WAITS, DEVICE, UNORDERED, CLUSTER, INSTRUMENTED, LOCAL = 1, 2, 4, 8, 16, 32
+WAITS, DEVICE, UNORDERED, CLUSTER, INSTRUMENTED, LOCAL, BARE = 1, 2, 4, 8, 16, 32, 64
 
 
 class Backend(backend.Backend[Lowering]):
@@ -39,7 +39,8 @@ class Backend(backend.Backend[Lowering]):
         flags = (
             (WAITS * low.waits) | (DEVICE * low.device) | (CLUSTER * clustered) | (INSTRUMENTED * instrument)
         )
-        flags |= UNORDERED * (not launch.ordered) | LOCAL * (not waits_for_blocks(program.func.body))
+        flags |= BARE * launch.exchanges
+        flags |= UNORDERED * (not launch.flagged) | LOCAL * (not waits_for_blocks(program.func.body))
         head = [
             1,
             len(program.params),

@@ -152,7 +152,7 @@ def synchronizes(body: Any) -> bool:
     def look(call: Any) -> None:
         name = getattr(call.op, "name", "")
         outward = name == "ts.barrier" and str(call.attrs["reach"]) != "block"
-        if outward or name in ("ts.wait", "ts.team_sync", "ts.sync_threads", "ts.shuffle"):
+        if outward or name in ("ts.wait", "ts.get_packets", "ts.team_sync", "ts.sync_threads", "ts.shuffle"):
             found.append(call)
 
     structural_walk(body, (ir.Call, look))

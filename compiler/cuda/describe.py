@@ -12,7 +12,7 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import InternalError
 
-COOPERATIVE, DEPENDENT, DEVICE, UNORDERED, TEAM = 1, 2, 4, 8, 16
+COOPERATIVE, DEPENDENT, DEVICE, UNORDERED, TEAM, BARE = 1, 2, 4, 8, 16, 32
 _SLOT, _FLOAT, _MAP, _FAILURE, _TEAM = 0, 1, 2, 3, 4
 #: parameters that are no slot of a call
 _FORMS = {"map": _MAP, "failure": _FAILURE, "team": _TEAM}
@@ -40,8 +40,23 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: what copies by TMA, cp.async and 16-byte accesses ask of an address
 WIDEST = 16
+#: bytes of a packet
+PACKET = 16
 #: functions that take an address as it is
-_ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<", "ts::test<", "ts::system_")
+_ADDRESSES = (
+    "ts::peer",
+    "ts::twin",
+    "ts::signal_",
+    "ts::wait<",
+    "ts::test<",
+    "ts::system_",
+    "ts::put_packet",
+    "ts::get_packet",
+    "ts::look_for_packet",
+    "ts::await_packets",
+    "ts::launch_of_packets",
+    "ts::count_packets",
+)
 
 
 def description(
@@ -52,6 +67,7 @@ def description(
     n = len(program.params)
     flags = COOPERATIVE * kernel.cooperative | DEPENDENT * kernel.dependent
     flags |= DEVICE * kernel.device | UNORDERED * (not kernel.ordered) | TEAM * kernel.team
+    flags |= BARE * kernel.bare
     slots = _slots(kernel, program)
     programs = [word for extent in kernel.grid for word in _grid_program(extent, slots)]
     head = [1, n, len(program.symbols), kernel.threads, kernel.shared_bytes, flags, *kernel.cluster]
@@ -170,6 +186,9 @@ def _alignments(kernel: ThreadKernel, program: TileProgram) -> list[int]:
     for var, source in zip(kernel.func.params, kernel.sources, strict=True):
         if source.kind == "param" and var in widest:
             out[source.index] = max(out[source.index], widest[var])
+    for k, p in enumerate(program.params):
+        if getattr(p.spec, "kind", "") == "packets":  # each is one access of as many bytes
+            out[k] = max(out[k], PACKET)
     for m in kernel.maps:
         out[m.param] = max(out[m.param], WIDEST)
     return out

@@ -144,6 +144,8 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/team.cuh>"
         if any(name.startswith("ts::put_r") for name in self.called):
             yield "#include <ts/put.cuh>"
+        if any(name.endswith(("put_packet", "get_packet", "look_for_packet")) for name in self.called):
+            yield "#include <ts/packets.cuh>"
         yield ""
         if products:
             yield "namespace ts {"
@@ -194,7 +196,7 @@ class CudaPrinter(CPrinter):
                 self.head.append(f"{name} = float({self.narrowed(name, dtype)});")
             return f"{self.computed_type(dtype)} {name}"
         ctype = self.ctype(str(var.ty.dtype))
-        if written or var.ty.storage_scope == "global.signal":
+        if written or var.ty.storage_scope in ("global.signal", "global.packets"):
             return f"{ctype}* {self.declare(var)}"
         # of a launch that begins early, memory does change: its loads must not move in front of the wait
         lasting = var.ty.storage_scope == "global" and not self.kernel.dependent

@@ -28,6 +28,7 @@ from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.tiles import updated
+from tilescale.packets import SHIFT
 
 #: who of a block acts for itself: its threads that meet, its producer, and the warps that put to other ranks
 THREADS, PRODUCER, COMMUNICATOR = ACTORS = range(3)
@@ -65,6 +66,8 @@ class Task:
     acquired: list[Acquired] = field(default_factory=list)
     rounds: dict[Any, int] = field(default_factory=dict)
     views: dict[tuple[int, str], Memory] = field(default_factory=dict)
+    #: of packets that threads have looked for in vain: whether they have come
+    late: list[Callable[[], bool]] = field(default_factory=list)
     #: how many copies the producer has made
     copies: int = 0
     #: what a thread knew at its last proxy fence
@@ -439,14 +442,91 @@ def find(name: str) -> Callable[..., Any] | None:
 
 #: what the communicator does to other ranks' memory
 PUTS = {"ts::put_run", "ts::put_rows"}
+# ---- packets: 64-bit words, each whole, whose order says nothing
+
+
+def _launch_of_packets(b: Block, m: Any, box: Pointer) -> Any:
+    rank, name = b.world.place(b.task, box.memory)
+    return np.full(m.shape, (int(b.world.arrays[rank][name][0]) >> SHIFT) + 1, np.int32)
+
+
+def _count_packets(b: Block, m: Any, box: Pointer) -> None:
+    _one(m, "a block that ends")
+    rank, name = b.world.place(b.task, box.memory)
+    blocks = b.world.blocks
+    b.world.until(lambda: True)  # others may come first
+    b.world.arrays[rank][name][0] += 1 if b.task.block else (1 << SHIFT) - (blocks - 1)
+
+
+def _put_packet(b: Block, m: Any, to: Pointer, data: Any, number: Any) -> None:
+    rank, name = b.world.place(b.task, to.memory)
+    words = b.world.arrays[rank][name].view(np.uint64)
+    at, value, mark = (np.broadcast_to(x, m.shape) for x in (to.index, data, number))
+    b.world.until(lambda: True)  # others may come first
+    for thread in np.flatnonzero(m):
+        high = np.uint64(int(mark[thread]) << SHIFT)
+        for k, part in enumerate(value[thread : thread + 1].astype(np.int64).view(np.uint32)):
+            word = int(at[thread]) + k
+            if words[word] >> np.uint64(SHIFT) == high >> np.uint64(SHIFT):
+                raise EmulationError(f"word {word} of {name} of rank {rank} is put twice in one launch")
+            words[word] = high | np.uint64(part)
+
+
+def _get_packet(b: Block, m: Any, team: Any, at: Pointer, number: Any, site: Any) -> Any:
+    rank, name = b.world.place(b.task, at.memory)
+    words = b.world.arrays[rank][name].view(np.uint64)
+    index, mark = (np.broadcast_to(x, m.shape)[m].astype(np.int64) for x in (at.index, number))
+    both = np.stack([index, index + 1], -1)
+    b.world.until(lambda: bool((words[both] >> np.uint64(SHIFT) == mark[:, None].astype(np.uint64)).all()))
+    out = np.zeros(m.shape, np.int64)
+    out[m] = np.ascontiguousarray(words[both].astype(np.uint32)).view(np.int64)[:, 0]
+    return out
+
+
+def _look_for_packet(b: Block, m: Any, at: Pointer, number: Any, late: Pointer) -> Any:
+    rank, name = b.world.place(b.task, at.memory)
+    words, lanes = b.world.arrays[rank][name].view(np.uint64), np.flatnonzero(m)
+    index, mark = (np.broadcast_to(x, m.shape)[lanes].astype(np.int64) for x in (at.index, number))
+    both = np.stack([index, index + 1], -1)
+
+    def there() -> Any:
+        return (words[both] >> np.uint64(SHIFT) == mark[:, None].astype(np.uint64)).all(-1)
+
+    if not (came := there()).all():
+        late.memory.data[lanes[~came], np.broadcast_to(late.index, m.shape)[lanes[~came]]] = 1
+        b.task.late.append(lambda: bool(there().all()))
+    out = np.zeros(m.shape, np.int64)
+    out[lanes] = np.ascontiguousarray(words[both].astype(np.uint32)).view(np.int64)[:, 0]
+    return out
+
+
+def _await_packets(b: Block, m: Any, team: Any, late: Pointer, since: Pointer, number: Any, site: Any) -> Any:
+    """Whether to look again; what has not come is awaited here, so that nobody looks in vain for ever."""
+    lanes = np.flatnonzero(m)
+    index = np.broadcast_to(late.index, m.shape)[lanes]
+    out = np.zeros(m.shape, bool)
+    out[lanes] = late.memory.data[lanes, index] != 0
+    late.memory.data[lanes, index] = 0
+    awaited, b.task.late = b.task.late, []
+    b.world.until(lambda: all(there() for there in awaited))
+    return out
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::peer": _peer,
+    "ts::twin": _peer,
     "ts::team_sync": _team_sync,
     "ts::team_sync_among": _team_sync_among,
     "ts::barrier_among": _barrier_among,
     "ts::range_of_ranks": _range_of_ranks,
     "ts::list_of_ranks": _list_of_ranks,
     "ts::no_counter": _no_counter,
+    "ts::launch_of_packets": _launch_of_packets,
+    "ts::count_packets": _count_packets,
+    "ts::put_packet": _put_packet,
+    "ts::get_packet": _get_packet,
+    "ts::look_for_packet": _look_for_packet,
+    "ts::await_packets": _await_packets,
     "ts::barrier<true>": _barrier(True),
     "ts::barrier<false>": _barrier(False),
     **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},

@@ -9,10 +9,10 @@ import inspect
 import linecache
 import re
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tilescale import language
+from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
 from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
@@ -30,7 +30,12 @@ from tilescale.language.elsewhere import INSTEAD
 from tilescale.language.funcs import PrimFunc, parameter_loc
 from tilescale.language.symbolic import Const, Sym, SymExpr, settle, symbols_of
 
-SCOPES = {"tensor": "global", "symm": "global.symm", "signal": "global.signal"}
+SCOPES = {
+    "tensor": "global",
+    "symm": "global.symm",
+    "signal": "global.signal",
+    "packets": "global.packets",
+}
 _hooks = Hooks()
 
 
@@ -104,6 +109,8 @@ def _extent(value: Any, what: str, loc: Loc | None) -> Any:
 def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     """The buffer of a tensor parameter in the trace that is under way."""
     b = bld.current()
+    if spec.kind == "packets":
+        return _box(name, spec, loc)
     shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(spec.shape))
     strides = None
     if spec.strides is not None:
@@ -122,6 +129,34 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     buffer = Buffer(var, name, shape, spec.dtype, SCOPES[spec.kind], spec.kind)
     b.buffers[var] = buffer
     return buffer
+
+
+def _box(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
+    """The buffer of a T.Packets parameter: its author indexes elements, the IR packets (int64, 8 bytes of
+    data each).
+
+    Raises:
+        TileValueError: rows that are no whole packets.
+    """
+    assert spec.of is not None
+    b, count, slots = bld.current(), packets.each(spec.of.bits), spec.slots or ()
+    shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(slots))
+    last = settle(slots[-1]) if slots else 1
+    promised = last.multiple_of if isinstance(last, Sym) else last
+    if not isinstance(promised, int) or promised % count:
+        raise TileValueError(
+            f"the rows of {name} are of {last} elements of {spec.of}, and a packet has {count}",
+            loc=loc,
+            expected=f"a last extent that is a multiple of {count} ({packets.DATA} bytes)",
+            hint=f"T.dynamic({last.name!r}, multiple_of={count})" if isinstance(last, Sym) else None,
+        )
+    rows = shape[-1] // count if isinstance(shape[-1], int) else tirx.floordiv(shape[-1], as_expr(count))
+    var = tirx.decl_buffer(
+        (*shape[:-1], rows), "int64", b.unique(name), scope=SCOPES[spec.kind], data_alignment=1, layout=None
+    )
+    made = Buffer(var, name, shape, str(spec.of), SCOPES[spec.kind], spec.kind)
+    b.buffers[var] = made
+    return made
 
 
 def trace(prim: PrimFunc) -> TileProgram:
@@ -229,7 +264,8 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
                 f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}"
             )
     shape = tuple(settle(s) for s in spec.shape)
-    known = TensorSpec(spec.kind, shape, spec.dtype, spec.strides, spec.keep)
+    slots = None if spec.slots is None else tuple(settle(s) for s in spec.slots)
+    known = replace(spec, shape=shape, slots=slots)
     buffer = make_buffer(name, known, loc)
     state.params[name] = Param(name, known, buffer.var, loc)
     return buffer
@@ -248,7 +284,7 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
         body = structural_map(body, (ir.Var, lambda v: renames.get(v, v)))
     for p in params:  # symbols of a shape that the body never used still need a slot
         if isinstance(p.spec, TensorSpec):
-            for s in (*p.spec.shape, *(p.spec.strides or ())):
+            for s in (*p.spec.shape, *(p.spec.strides or ()), *(p.spec.slots or ())):
                 if isinstance(s, Sym) and not isinstance(settle(s), int) and s.name not in builder.symbols:
                     builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
                 for symbol in symbols_of(s):

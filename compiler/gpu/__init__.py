@@ -12,10 +12,10 @@ toolchain. Nothing here imports a target.
   AllocBuffer, DeclBuffer, Break, Continue, and AttrStmt ``thread_extent`` around the rest for
   ``blockIdx.{x,y,z}`` and ``threadIdx.x``, whose IterVar's variable gets the value.
 - An access has one index, counted in elements of the buffer's dtype: int32, or int64 where memory is global.
-- Buffers by storage scope. ``global``, ``global.symm``, ``global.signal``: parameters, pointers. ``shared``:
-  one AllocBuffer of uint8, the arena (`kernel.arena`), and DeclBuffers at constant byte offsets in it
-  (`kernel.placed`). ``local…``: AllocBuffers, arrays in registers whose extent is constant; those of one
-  element are plain variables.
+- Buffers by storage scope. ``global``, ``global.symm``, ``global.signal``, ``global.packets``: parameters,
+  pointers. ``shared``: one AllocBuffer of uint8, the arena (`kernel.arena`), and DeclBuffers at constant byte
+  offsets in it (`kernel.placed`). ``local…``: AllocBuffers, arrays in registers whose extent is constant;
+  those of one element are plain variables.
 - Values: an expression over a small float (float16, bfloat16, float8_*) is computed in float32 and rounded
   when it is stored or cast, as docs/LANGUAGE.md has it; lowerings need not widen. In memory fp8 is
   ``ts::e4m3`` and ``ts::e5m2``, a byte each. Float to integer saturates and takes NaN to zero; fp8 e4m3 has

@@ -311,7 +311,9 @@ class CPrinter(Expressions):
             self.scalars.add(buffer)
             self.write(f"{self.ctype(str(ty.dtype))} {self.declare(buffer)};")
         else:
-            align = f"alignas({self.vectors[buffer]}) " if buffer in self.vectors else ""
+            # less than the type's own alignment may not be asked for (C++, [dcl.align])
+            asked = self.vectors.get(buffer, 0)
+            align = f"alignas({asked}) " if 8 * asked >= bits_of(str(ty.dtype)) else ""
             self.write(f"{align}{self.ctype(str(ty.dtype))} {self.declare(buffer)}[{numel}];")
 
     def s_DeclBuffer(self, s: Any) -> None:

@@ -19,7 +19,7 @@ from tilescale.compiler.gpu.counters import Counters
 from tilescale.compiler.gpu.cprinter import symbol
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
 from tilescale.compiler.gpu.nests import NestLowering
-from tilescale.compiler.gpu.places import Global, InShared, Place, Private, Registers, widened
+from tilescale.compiler.gpu.places import Box, Global, InShared, Place, Private, Registers, widened
 from tilescale.compiler.gpu.ranks import Ranks
 from tilescale.compiler.gpu.scalars import Scalars
 from tilescale.compiler.gpu.tidy import tidied
@@ -75,7 +75,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         buf = tirx.decl_buffer((_HUGE,), str(p.spec.dtype), p.name, scope=p.var.ty.storage_scope, layout=None)
         shape = tuple(self.extent(e) for e in p.var.ty.shape)
         given = list(p.var.ty.strides)
-        known = all(isinstance(e, int) for e in shape) and not given and prod(shape) < (1 << 31)
+        words = 8 if p.spec.kind == "packets" else 1  # of a box they are counted, in both halves
+        known = all(isinstance(e, int) for e in shape) and not given and prod(shape) * words < (1 << 31)
         index = "int32" if known else "int64"
         if given:
             strides = tuple(self.extent(s) for s in given)
@@ -88,7 +89,10 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
                     if isinstance(step, int) and isinstance(e, int)
                     else widened(step, index) * widened(e, index)
                 )
-        self.places[p.var] = Global(buf, shape, strides, index, p.name)
+        if p.spec.kind == "packets":
+            self.places[p.var] = Box(buf, shape, strides, index, p.name)
+        else:
+            self.places[p.var] = Global(buf, shape, strides, index, p.name)
         self.params.append((buf, Source("param", k)))
 
     def extent(self, e: Any) -> Any:
@@ -193,6 +197,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         place = self.place_of(buffer, writes)
         if isinstance(place, Registers):
             return place.buf, self.slot(place, buffer, indices, writes), [], place
+        if isinstance(place, Box):  # whose part an operation names is looked at once, in front of all
+            return place.buf, place.flat([self.scalar(i) for i in indices]), [], place
         at = [self.scalar(i) for i in indices]
         tests: list[Any] = []
         for axis, (i, size) in enumerate(zip(at, place.shape, strict=True)):
@@ -216,7 +222,9 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         """A load, zero where it lies outside."""
         if (moved := self.in_vector(e)) is not None:
             return moved
-        buf, flat, tests, _ = self.access(e.source, e.indices, e, False)
+        buf, flat, tests, place = self.access(e.source, e.indices, e, False)
+        if isinstance(place, Box):
+            return self.packet_in(place, flat)
         value = tirx.BufferLoad(buf, [flat])
         return value if not tests else tirx.if_then_else(all_of(tests), value, tirx.const(0, str(value.ty)))
 
@@ -226,6 +234,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         if (moved := self.in_vector(s)) is not None:
             return tirx.BufferStore(moved.source, self.scalar(s.value), list(moved.indices), s.span)
         buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
+        if isinstance(place, Box):
+            return self.once(self.packet_out(place, flat, self.scalar(s.value), s))
         done: Any = tirx.BufferStore(buf, self.scalar(s.value), [flat], s.span)
         if tests and not isinstance(place, Global):
             return self.once(
@@ -418,7 +428,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         order = self.panels()
         body = self.stmt(self.program.func.body)
         begins, ends = self.around()
-        body = sequence([*begins, body, *ends])
+        numbers, counts = self.launches_of_boxes()
+        body = sequence([*begins, *numbers, body, *counts, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch
@@ -442,7 +453,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             cooperative=bool(waits_for_blocks(self.program.func.body)),
             sites=tuple(self.sites),
             device=self.device,
-            ordered=launch.ordered,
+            ordered=launch.flagged,
+            bare=launch.exchanges,
             widths=self.widths,
             wave=self.target.wave,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),

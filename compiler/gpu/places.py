@@ -8,6 +8,7 @@ from typing import Any
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.shared import SWIZZLES
 from tilescale.compiler.tvm_compat import tirx
+from tilescale.packets import HEAD, WORDS
 
 
 @dataclass
@@ -26,6 +27,32 @@ class Global:
         for i, s in zip(at, self.strides, strict=True):
             total = total + widened(i, self.index) * widened(s, self.index)
         return total
+
+
+@dataclass
+class Box:
+    """A box of packets (tilescale/packets.py), in the memory of whose rank it is: its words, and the number
+    of this launch. Extents and strides are in packets."""
+
+    buf: Any
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    index: str
+    name: str
+    number: Any = None
+    site: Any = None
+    #: where a look at a packet says that it has not come; None where each is awaited
+    late: Any = None
+
+    def flat(self, at: list[Any]) -> Any:
+        """The first word of a packet of this launch."""
+        size, word = widened(WORDS, self.index), widened(0, self.index)
+        for e in self.shape:
+            size = size * widened(e, self.index)
+        for i, s in zip(at, self.strides, strict=True):
+            word = word + widened(i, self.index) * widened(s, self.index)
+        half = widened(tirx.bitwise_and(self.number, tirx.IntImm("int32", 1)), self.index)
+        return half * size + word * WORDS + HEAD
 
 
 @dataclass
@@ -90,7 +117,7 @@ class Private:
 
 #: parts of which an access has a flat index
 Memory = Global | InShared | Private
-Place = Memory | Registers
+Place = Memory | Registers | Box
 
 
 def digit(index: Any, unit: int, extent: int, last: bool) -> Any:

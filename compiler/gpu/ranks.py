@@ -8,12 +8,14 @@ is read and written by plain loads and stores, never by TMA or through the non-c
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import Any
 
 from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.kernel import Source
-from tilescale.compiler.gpu.places import Global, Place, widened
+from tilescale.compiler.gpu.places import Box, Global, Place, widened
 from tilescale.compiler.gpu.state import State
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.signals import COMPARISONS
@@ -22,6 +24,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import InternalError
 
 #: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
 _SCOPES = {"grid": "false", "device": "true"}
@@ -82,8 +85,9 @@ class Ranks(State):
 
     def peer_address(self, address: Any, rank: Any, site: Any) -> Any:
         self.device = True
+        name = "ts::twin" if self.program.launch.exchanges else "ts::peer"
         return tirx.call_extern(
-            "handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
+            "handle", name, self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
         )
 
     # -- signals
@@ -148,6 +152,92 @@ class Ranks(State):
             return done if not tests else tirx.if_then_else(all_of(tests), done, tirx.const(0, dtype))
         made = tirx.Evaluate(done, call.span)
         return self.once(made if not tests else tirx.IfThenElse(all_of(tests), made, None))
+
+    # -- packets
+    # -----------------------------------------------------------------------------------------------------
+    def packets(self, call: Any, nest: Any, region: Any, rank: Any = None, *, several: bool = False) -> Any:
+        """A nest one side of which is a part of a box, in the memory of ``rank``: each thread stores, or
+        awaits, its own packets. several: a thread awaits more than one, and looks at all of them in turn, so
+        that its loads are under way together."""
+        own = self.places[region.source]
+        if not isinstance(own, Box):
+            raise InternalError(f"{own.name} is no box", loc=self.here)
+        site = self.site("packets", own.name, call)
+        number = self.boxes.get(region.source)
+        if number is None:
+            number = self.boxes[region.source] = tirx.Var(f"{own.name}_launch", "int32")
+        there, before = own.buf, []
+        if rank is not None:
+            there = tirx.decl_buffer(
+                own.buf.ty.shape, "int64", f"{own.name}_there", scope="global.packets", layout=None
+            )
+            at = self.peer_address(tirx.buffer_data(own.buf), rank, site)
+            data = tirx.reinterpret(ir.PointerType(ir.PrimType("int64"), "global.packets"), at)
+            before.append(tirx.DeclBuffer(there, call.span, data=data))
+        late = tirx.decl_buffer((1,), "int32", "late", scope="local", layout=None) if several else None
+        self.places[region.source] = replace(own, buf=there, number=number, site=site, late=late)
+        tests = self._outside(region, own)
+        with self.analyzer.constraint_scope(all_of(tests)) if tests else contextlib.nullcontext():
+            body = self.nest(nest)
+        self.places[region.source] = own
+        if late is not None:
+            body = self._until_all(body, late, number, site)
+        if tests:
+            failed = self.once(do("no_counter", self.of_launch("team"), site))
+            body = tirx.IfThenElse(all_of(tests), body, failed)
+        return sequence([*before, body])
+
+    def _outside(self, region: Any, box: Box) -> list[Any]:
+        """What must hold for a part of a box to lie inside, as far as it is not proven."""
+        tests = []
+        for r, size in zip(region.region, box.shape, strict=True):
+            low = self.scalar(r.min)
+            zero, end = tirx.IntImm(str(low.ty), 0), widened(size, str(low.ty))
+            for test in (low >= zero, low + widened(self.scalar(r.extent), str(low.ty)) <= end):
+                if not self.proven(test):
+                    tests.append(test)
+        return tests
+
+    def packet_out(self, box: Box, word: Any, data: Any, s: Any) -> Any:
+        at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
+        return do("put_packet", at, data, box.number, span=s.span)
+
+    def packet_in(self, box: Box, word: Any) -> Any:
+        at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
+        if box.late is not None:
+            late = tirx.address_of(tirx.BufferLoad(box.late, [tirx.IntImm("int32", 0)]))
+            return tirx.call_extern("int64", "ts::look_for_packet", at, box.number, late)
+        return tirx.call_extern("int64", "ts::get_packet", self.of_launch("team"), at, box.number, box.site)
+
+    def _until_all(self, look: Any, late: Any, number: Any, site: Any) -> Any:
+        """``look`` again and again, until none is ``late``."""
+        zero = tirx.IntImm("int32", 0)
+        since = tirx.decl_buffer((2,), "int64", "since", scope="local", layout=None)
+        begins = [
+            tirx.AllocBuffer(late),
+            tirx.AllocBuffer(since),
+            tirx.BufferStore(late, tirx.IntImm("int32", 1), [zero]),
+            tirx.BufferStore(since, tirx.IntImm("int64", 0), [zero]),
+        ]
+        words = [tirx.address_of(tirx.BufferLoad(b, [zero])) for b in (late, since)]
+        again = tirx.call_extern("bool", "ts::await_packets", self.of_launch("team"), *words, number, site)
+        return sequence([*begins, tirx.While(again, look)])
+
+    def launches_of_boxes(self) -> tuple[list[Any], list[Any]]:
+        """What a block does before and behind all else: its threads read the number of this launch, and when
+        all of them have, one counts the block. The number changes with the last block."""
+        numbers, counts = [], []
+        for box, var in self.boxes.items():
+            words = tirx.buffer_data(self.places[box].buf)
+            numbers.append(tirx.Bind(var, tirx.call_extern("int32", "ts::launch_of_packets", words)))
+            counts.append(do("count_packets", words))
+        if counts:
+            first = tirx.EQ(self.tid, tirx.IntImm("int32", 0))
+            counts = [
+                tirx.Evaluate(self.barrier_call("block")),
+                tirx.IfThenElse(first, sequence(counts), None),
+            ]
+        return numbers, counts
 
     def counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
         buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)

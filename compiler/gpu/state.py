@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from tilescale.compiler.gpu.kernel import Source, arena
-from tilescale.compiler.gpu.places import Global, InShared, Memory, Place, Registers
+from tilescale.compiler.gpu.places import Box, Global, InShared, Memory, Place, Registers
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.program import TileProgram
@@ -44,6 +44,7 @@ class State:
     scale_value: Callable[[str, int], Any]
     of_launch: Callable[[str], Any]
     cluster_copy: Callable[[Any, Nest], Any]
+    barrier_call: Callable[[str], Any]
 
     def __init__(self, program: TileProgram):
         self.program, self.target = program, program.target
@@ -95,6 +96,8 @@ class State:
         self.ranked: list[tuple[Any, Source]] = []
         #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
         self.remote: tuple[Any, bool, Place] | None = None
+        #: boxes of packets, with the variable that holds the number of this launch in each
+        self.boxes: dict[Any, Any] = {}
         #: whether other ranks are reached
         self.device = False
 
@@ -114,8 +117,8 @@ class State:
     def memory_of(self, buffer: Any) -> Memory:
         """The place of what is not in registers."""
         place = self.places[buffer]
-        if isinstance(place, Registers):
-            raise InternalError(f"{place.name} lies in registers", loc=self.here)
+        if isinstance(place, (Registers, Box)):
+            raise InternalError(f"{place.name} is no memory of elements", loc=self.here)
         return place
 
     def _placed(self, buffer: Any, kind: type[Kind]) -> Kind:

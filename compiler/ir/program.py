@@ -27,6 +27,13 @@ class Launch:
     loc: Loc | None = None
     block_vars: list[Any] = field(default_factory=list)
     hints: dict[str, Any] = field(default_factory=dict)
+    #: each rank gets packets of each other one, and nothing else reaches other ranks (passes/packets.py)
+    exchanges: bool = False
+
+    @property
+    def flagged(self) -> bool:
+        """Whether ranks say when they begin and end a launch."""
+        return self.ordered and not self.exchanges
 
 
 @dataclass

@@ -23,6 +23,7 @@ SCOPES = (
     "global",
     "global.symm",
     "global.signal",
+    "global.packets",
     "shared",
     "shared.signal",
     "shared.barrier",

@@ -193,7 +193,7 @@ def check_peer(peer: Any, owned: Region, side: str) -> Any:
             loc=loc,
             hint='with T.Scale("device") as (rank, n):',
         )
-    if reach == "device" and owned.buffer.scope not in ("global.symm", "global.signal"):
+    if reach == "device" and owned.buffer.scope not in ("global.symm", "global.signal", "global.packets"):
         raise TileTypeError(
             f"{owned.name} is remote ({side}=) and is not in symmetric memory",
             loc=loc,

@@ -223,7 +223,7 @@ class _Walk:
                 found.append((r.buffer, "read", None, "a scalar", False))
         return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
                 for k, (b, mode, owners, what, engine) in enumerate(found)
-                if not b.ty.storage_scope.endswith(("signal", "barrier"))]  # fmt: skip
+                if not b.ty.storage_scope.endswith(("signal", "barrier", "packets"))]  # fmt: skip
 
     # -- statements
     # ---------------------------------------------------------------------------------------------------

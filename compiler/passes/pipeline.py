@@ -31,6 +31,7 @@ from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
+from tilescale.compiler.passes.packets import packets
 from tilescale.compiler.passes.ping_pong import ping_pong
 from tilescale.compiler.passes.release_late import release_late
 from tilescale.compiler.passes.remote_puts import remote_puts
@@ -76,6 +77,9 @@ PASSES: tuple[Pass, ...] = (
     # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie
     # outside.
     Pass("remove_unused", remove_unused, spec.TILE),
+    # Behind exits and unused names, as which it would take a return for a put that may not happen, and a part
+    # of a box for a read of it.
+    Pass("packets", packets, spec.TILE),
     # Whatever asks how a loop's iterations lie among threads sees the one form of it.
     Pass("neighbours", neighbours, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.

@@ -58,6 +58,7 @@ def waits_for_blocks(body: Any) -> tuple[Any, ...]:
         call
         for call, op in operations(body)
         if op.synchronizes(call) in ("grid", "device")
+        or op.name == "get_packets"
         or op.acquires(call)
         and any(a.region.source.ty.storage_scope == "global.signal" for a in effects_of(call))
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
     from tilescale.compiler.sim.memory import Storage
+    from tilescale.compiler.sim.packets import Packets
 
 #: (executor,), or (executor, peer) for its writes on their way there
 Process = tuple[int, ...]
@@ -34,6 +35,7 @@ Process = tuple[int, ...]
 SEEN, VALUE = 1, 2
 _LAYERS = {"land": VALUE}
 _HARMLESS = {("read", "read"), ("read", "load"), ("load", "read"), ("load", "load")}
+_HARMLESS |= {("put", "put"), ("take", "take")}
 _HARMLESS |= {("add", "add"), ("wait", "wait"), ("wait", "peek"), ("peek", "wait"), ("peek", "peek")}
 
 
@@ -157,6 +159,9 @@ class Interleaving(Schedule, Observer):
 
             counter, cmp, value = ex.awaits
             return COMPARE[cmp](counter.value, value)
+        if ex.takes is not None:
+            box, number, key = ex.takes
+            return box.there(number, key)
         if ex.outbox and (ex.intent in RELEASING or ex.pulls in ex.outbox):
             return False
         if ex.number not in self.resting:
@@ -179,6 +184,9 @@ class Interleaving(Schedule, Observer):
                 stuck = Event((ex.number,), [Touch(counter.key, "wait", VALUE)])
                 self._wait(stuck, ex.machine, counter, cmp, value)
                 self.stuck.append(stuck)
+                return ex
+            if ex.takes is not None:
+                self.stuck.append(Event((ex.number,), [_packets(*ex.takes, "take")]))
                 return ex
         if ready:
             ready[0].machine.report.add(diagnose.polling(ready[0].machine, ready))
@@ -240,6 +248,13 @@ class Interleaving(Schedule, Observer):
         event.condition = (counter.key, counter.history[0].value, cmp, value)
         event.ordered = counter.slot in machine.prepared.ordered
 
+    def put(self, ex: Executor, box: Packets, key: Any, site: Any, owner: int) -> None:
+        number = ex.rank.memory[box.key[-1]].number(ex.machine)
+        self._touch(ex, _packets(box, number, key, "put"))
+
+    def took(self, ex: Executor, box: Packets, key: Any, site: Any) -> None:
+        self._touch(ex, _packets(box, box.number(ex.machine), key, "take"))
+
     def came(self, ex: Executor, site: Any, meeting: Meeting) -> None:
         arrived = self.arrived.setdefault(meeting.key, [])
         arrived.append(len(self.events) - 1)
@@ -280,6 +295,11 @@ def _touch(storage: Storage, key: Any, mode: str, layers: int) -> Touch:
         return Touch(shadow.key, mode, layers, box, storage.shape)
     flat = np.arange(len(shadow.last)).reshape(storage.cells)
     return Touch(shadow.key, mode, layers, cells=np.unique(flat[key]))
+
+
+def _packets(box: Packets, number: int, key: Any, mode: str) -> Touch:
+    """The packets of a launch that are put or taken."""
+    return Touch((*box.key, number), mode, VALUE, tuple((k.start, k.stop) for k in key), box.shape)
 
 
 # ---- choices as text

@@ -12,7 +12,7 @@ import numpy as np
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.ir.scales import WIDTHS
-from tilescale.compiler.sim import diagnose, flights, mbarriers, numerics, rings
+from tilescale.compiler.sim import diagnose, flights, mbarriers, numerics, packets, rings
 from tilescale.compiler.sim.counters import Counter, Counters
 from tilescale.compiler.sim.memory import Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
@@ -149,6 +149,8 @@ class Executor:
         self.awaits: tuple[Counter, str, int] | None = (
             None  # the condition of the wait that it stands in front of
         )
+        #: the packets that it waits for: their box, the launch's number, and which
+        self.takes: tuple[packets.Packets, int, Any] | None = None
         self.pulls: int | None = None  # the peer whose memory its next step reads
         self.polled: dict[Any, Any] | None = (
             None  # what the round of its loop has read, where that is watched
@@ -328,6 +330,9 @@ class Machine:
         """A rank's blocks begin, behind what ``clock`` knows: the end of its launch before this one."""
         gx, gy, gz = self.grid
         self.polling.changed()
+        for memory in rank.memory.values():
+            if isinstance(memory, packets.Packets) and (gx * gy * gz or not self.prepared.launch.exchanges):
+                memory.begin(self)
         if (does := self.hosts.get(rank.number)) is not None:
             host = Executor(self, self.first + self.every + rank.number, Block(self, rank, -1, (0, 0, 0)))
             host.name = (rank.number, (), (("host", None),))
@@ -362,6 +367,9 @@ class Machine:
             self._over(ex.rank, self.final[ex.rank.number])
 
     def _over(self, rank: Rank, clock: Any) -> None:
+        for memory in rank.memory.values():
+            if isinstance(memory, packets.Packets):
+                memory.end(self)
         at = next(k for k, m in enumerate(self.launches) if m is self) + 1
         if at < len(self.launches):
             following = self.launches[at]
@@ -469,6 +477,7 @@ class Machine:
                 rings.unread(made)
                 flights.left(made)
                 mbarriers.left(made)
+                packets.left(made)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.machine import Executor, Meeting
     from tilescale.compiler.sim.memory import Storage
+    from tilescale.compiler.sim.packets import Packets
 
 
 class Observer:
@@ -42,6 +43,15 @@ class Observer:
 
     def observed(self, ex: Executor, site: Site, counter: Counter, cmp: str, value: int) -> None:
         """A wait ends."""
+
+    def put(self, ex: Executor, box: Packets, key: Any, site: Site, owner: int) -> None:
+        """The packets ``key`` are in the box of rank ``owner``."""
+
+    def awaits(self, ex: Executor, box: Packets, key: Any, site: Site) -> None:
+        """Packets of the own box are looked for, for the first time."""
+
+    def took(self, ex: Executor, box: Packets, key: Any, site: Site) -> None:
+        """The packets ``key`` of the own box have come."""
 
     def came(self, ex: Executor, site: Site, meeting: Meeting) -> None:
         """An executor came to a barrier; the last one where as many have come as are expected."""

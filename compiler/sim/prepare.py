@@ -404,7 +404,7 @@ class Preparation(Expressions):
                 None if a.when is None else self.scalar(a.when),
             )
             for a in effects
-            if not a.region.source.ty.storage_scope.endswith(("signal", "barrier"))
+            if not a.region.source.ty.storage_scope.endswith(("signal", "barrier", "packets"))
         ]
         ring = int(call.attrs["ring"]) if op.fills else None
         kind = op.queue(call)

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.sim.memory import describe
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Arrow, Slice, Timeline, Traffic
 from tilescale.language.dtypes import BITS
+from tilescale.packets import WORDS
 
 if TYPE_CHECKING:
     from tilescale.compiler.ir.contexts import Site
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
     from tilescale.compiler.sim.memory import Storage
+    from tilescale.compiler.sim.packets import Packets
 
 #: what a step moves within a rank and between ranks, in bytes, and what it multiplies, in operations
 LOCAL, REMOTE, FLOPS = 24, 4, 8192
@@ -44,6 +47,7 @@ class Recorder(Observer):
         self.since: dict[int, int] = {}  # executor → when its wait began
         self.meeting: dict[Any, list[tuple[Executor, Site, int]]] = {}
         self.flying: dict[int, int] = {}  # executor → its bytes on their way
+        self.arrived: dict[Any, Any] = {}  # box of packets → when each came
         self.updated: dict[tuple[Any, int], int] = {}  # (memory, element) → when its last update ended
 
     def _now(self, ex: Executor) -> int:
@@ -178,6 +182,25 @@ class Recorder(Observer):
             if COMPARE[cmp](total, value):
                 return one
         return None
+
+    # -- packets
+    # --------------------------------------------------------------------------------------------------
+    def put(self, ex: Executor, box: Packets, key: Any, site: Site, owner: int) -> None:
+        start, nbytes = self._now(ex), 8 * WORDS * math.prod(k.stop - k.start for k in key)
+        self.timeline.traffic.add(ex.rank.number, owner, nbytes)
+        cost = max(1, -(-nbytes // (LOCAL if owner == ex.rank.number else REMOTE)))
+        name = describe(box.name, key)
+        self._slice(ex, "put_packets", name, site, start, cost, bytes=nbytes, peer=owner, direction="put")
+        arrived = self.arrived.setdefault(box.key, np.zeros(box.shape, np.int64))
+        arrived[key] = start + cost
+
+    def awaits(self, ex: Executor, box: Packets, key: Any, site: Site) -> None:
+        self.since[ex.number] = self._now(ex)
+
+    def took(self, ex: Executor, box: Packets, key: Any, site: Site) -> None:
+        start = self.since.pop(ex.number)
+        end = max(start, int(self.arrived[box.key][key].max()))
+        self._slice(ex, "get_packets", describe(box.name, key), site, start, end - start + 1)
 
     # -- meetings
     # -------------------------------------------------------------------------------------------------

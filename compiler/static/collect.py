@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilescale import packets
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
@@ -181,7 +182,10 @@ class Collector(Reading):
     def _parameters(self, values: dict[str, int]) -> None:
         for p in self.program.params:
             if hasattr(p.spec, "shape"):
-                shape = [self._extent(e) for e in p.spec.shape]
+                slots = getattr(p.spec, "slots", None)  # of a box: its IR counts packets
+                each = 1 if slots is None else packets.each(p.spec.of.bits)
+                extents = p.spec.shape if slots is None else (*slots[:-1], slots[-1] // each)
+                shape = [self._extent(e) for e in extents]
                 keep = bool(getattr(p.spec, "keep", False))
                 self.memories[p.var] = Memory(p.name, p.var.ty.storage_scope, shape, keep=keep)
             elif "int" in str(p.spec.dtype):

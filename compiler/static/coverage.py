@@ -86,7 +86,7 @@ def _box(judge: Judge, w: Access, r: Access) -> Box | None:
     if (
         w.mode != "write"
         or w.owner is not None
-        or w.memory is not r.memory
+        or w.memory.root is not r.memory.root
         or w.at.order >= r.at.order
         or w.at.endless
     ):
@@ -116,7 +116,16 @@ def _box(judge: Judge, w: Access, r: Access) -> Box | None:
         extent[axis] = (a.high - a.low) * step + wide
     if any(k in own for x in (*low, *extent) for k in t.leaves_of(x)):
         return None
-    return Box(low, extent)
+    if w.memory is r.memory:
+        return Box(low, extent)
+    # under another name: what is written whole is whole under all of its names
+    prover = judge.prover(r.at.conds)
+    if not all(
+        prover.nonneg(-x) and prover.nonneg(x + e - n)
+        for x, e, n in zip(low, extent, w.memory.shape, strict=True)
+    ):
+        return None
+    return Box([x - x for x in r.low], list(r.memory.shape))
 
 
 def _always(judge: Judge, c: Cond, at: Place) -> bool:

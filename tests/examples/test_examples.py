@@ -77,6 +77,10 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"N": 2200, "launches": 2}, 1e-5),
         ({"N": 7, "per_node": 4, "launches": 2, "seed": 1}, 1e-5),
     ],
+    "15_small_all_reduce": [
+        ({"N": 600, "launches": 5}, 1e-5),
+        ({"N": 3, "launches": 3, "seed": 1}, 1e-5),
+    ],
 }
 
 

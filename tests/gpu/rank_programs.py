@@ -205,6 +205,93 @@ def graph() -> int:
     return wrong
 
 
+@tilescale.jit
+def sum_of_packets(N, world, rounds, threads=128):
+    @T.prim_func
+    def exchange(
+        A: T.Tensor((N,), "float32"), box: T.Packets((world, N), "float32"), B: T.Tensor((N,), "float32")
+    ):
+        with T.Kernel(N // 256, threads=threads) as bx, T.Scale("device") as (rank, n):
+            x, total = T.alloc_fragment((256,), "float32"), T.alloc_fragment((256,), "float32")
+            parts = T.alloc_fragment((world, 256), "float32")
+            T.copy(A[bx * 256], x)
+            for k in T.serial(rounds):
+                T.put_packets(x, box[rank, bx * 256], dst=(rank + 1 + k) % n)
+            T.clear(total)
+            if rounds == world:
+                T.get_packets(box[0:world, bx * 256 : bx * 256 + 256], parts)
+                for i in T.Parallel(256):
+                    for r in T.serial(world):
+                        total[i] += parts[r, i]
+            else:
+                T.get_packets(box[(rank + n - 1) % n, bx * 256 : bx * 256 + 256], total)
+            T.copy(total, B[bx * 256])
+
+    return exchange
+
+
+class Packets:
+    """Sums of everyone's vectors (or copies of the neighbour's), launched and compared: without flags around
+    a launch, or, where one rank hears of one other alone, with them."""
+
+    def __init__(self, everyone: bool, N: int = 1024):
+        self.everyone, self.rank, self.size = everyone, comm.rank(), comm.world_size()
+        self.box = comm.packets((self.size, N))
+        self.a, self.b = torch.empty(N, device="cuda"), torch.empty(N, device="cuda")
+        self.kernel = sum_of_packets(N, self.size, self.size if everyone else 1)
+
+    def launch(self) -> None:
+        self.kernel(self.a, self.box, self.b)
+
+    def wrong(self, step: int) -> int:
+        ranks = range(self.size) if self.everyone else [(self.rank - 1) % self.size]
+        return int((self.b != sum(rank + 100 * step for rank in ranks)).sum())
+
+    def fill(self, step: int) -> None:
+        self.a.fill_(self.rank + 100 * step)
+
+
+def packets() -> int:
+    """Launches that packets order: one after the other, replayed by graphs, two in one graph, with ranks out of
+    step and other launches of the team between."""
+    ring, wrong = Ring(), 0
+    for everyone in (True, False):
+        sums = Packets(everyone)
+        sums.fill(0)
+        sums.launch()
+        torch.cuda.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            sums.launch()
+            sums.b.zero_()
+            sums.launch()
+        for step in range(40):
+            sums.fill(step)
+            if step % 5 == comm.rank() and comm.rank():
+                time.sleep(0.002)
+            captured.replay() if step % 3 else sums.launch()
+            if step % 7 == 0:
+                ring.fill(step)
+                ring.launch()
+                wrong += ring.wrong(step)
+            wrong += sums.wrong(step)
+        for step in range(200):  # nobody looks in between: ranks run ahead as far as packets let them
+            sums.fill(step)
+            sums.launch()
+        wrong += sums.wrong(199)
+    return wrong
+
+
+def unsent() -> int:
+    """Rank 1 launches nothing, and rank 0 waits for its packets."""
+    sums = Packets(everyone=True)
+    sums.fill(0)
+    if comm.rank() == 0:
+        sums.launch()
+        torch.cuda.synchronize()
+    return 0
+
+
 def streams() -> int:
     """Launches on streams in turn are one sequence."""
     ring, pair = Ring(), [torch.cuda.Stream(), torch.cuda.Stream()]
@@ -360,6 +447,8 @@ PROGRAMS = (
     raises,
     unordered,
     graph,
+    packets,
+    unsent,
     streams,
     teams,
     inside,

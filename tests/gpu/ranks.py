@@ -34,6 +34,7 @@ VARIANTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], float]]] = {
     "12_ring_attention": [((2, 150, 64, False), {}, 1e-4), ((2, 150, 64, True), {}, 1e-4)],
     "13_expert_slots": [((60, 64), {}, 1e-4)],
     "14_hierarchical_all_reduce": [((20_000,), {}, 1e-5)],
+    "15_small_all_reduce": [((3_000,), {}, 1e-5)],
 }
 
 

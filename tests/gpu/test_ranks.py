@@ -93,7 +93,7 @@ def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
 
 
 def test_programs(clean_env: dict[str, str]):
-    names = ["graph", "streams", "teams", "inside", "barriers", "meets", "unordered"]
+    names = ["graph", "packets", "streams", "teams", "inside", "barriers", "meets", "unordered"]
     job = program(clean_env, *names, ranks=3)
     for name in names:
         job.must(f"{name}: 0 wrong" in job.text, f"no wrong result of {name}")
@@ -145,6 +145,12 @@ def test_a_kernel_that_fails_ends_the_others_launches(clean_env: dict[str, str])
 
 def test_a_rank_that_does_not_come(clean_env: dict[str, str]):
     program(clean_env, "late", TILESCALE_WAIT_TIMEOUT="2").must_fail("rank 1 to reach launch 1 of their team")
+
+
+def test_packets_of_a_rank_that_does_not_come(clean_env: dict[str, str]):
+    program(clean_env, "unsent", TILESCALE_WAIT_TIMEOUT="2").must_fail(
+        "waited 2 s for packets of box in launch 1 of those that use it", "T.get_packets"
+    )
 
 
 def test_a_rank_that_has_ended(clean_env: dict[str, str]):

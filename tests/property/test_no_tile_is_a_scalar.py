@@ -49,6 +49,8 @@ OF_WORDS = {
     "gemm": {"A", "B", "C", "mbar"},
     "signal": {"counter_"},
     "put": {"target", "signal"},
+    "put_packets": {"src", "box"},
+    "get_packets": {"box", "dst"},
     "atomic_store": {"dst", "value"},
     "atomic_load": set(),
 }
@@ -59,6 +61,7 @@ NOT_IN_KERNELS = {
     "StridedTensor",
     "SymmTensor",
     "Signal",
+    "Packets",
     "GemmWarpPolicy",
     "PrimFunc",
     "prim_func",
@@ -95,6 +98,8 @@ SCALES = {
         [
             "copy",
             "put",
+            "put_packets",
+            "get_packets",
             "signal",
             "wait",
             "test",
@@ -114,7 +119,8 @@ SCALES = {
 class Things:
     """What calls are made of, in the kernel that is traced."""
 
-    def __init__(self, A: Any, S: Any, P: Any, n: Any):
+    def __init__(self, A: Any, S: Any, P: Any, box: Any, n: Any):
+        self.box = box
         self.shared, self.half = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
         self.fragment, self.row = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
         self.ints, self.int_row = T.alloc_fragment((64, 64), "int32"), T.alloc_fragment((64,), "int32")
@@ -160,6 +166,8 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "wait": {"counter_": t.counters[0]},
         "test": {"counter_": t.counters[0]},
         "put": {"value": t.scalar, "target": t.symmetric[0, 0, 0], "dst": 0, "signal": t.counters[0]},
+        "put_packets": {"src": t.fragment[0, 0:8], "box": t.box[0, :], "dst": 0},
+        "get_packets": {"box": t.box[0, :], "dst": t.fragment[0, 0:8]},
         **{word: {"src": t.symmetric[0, :, :], "dst": t.symmetric} for word in ("all_gather",)},
         "all_to_all": {"src": t.symmetric, "dst": t.symmetric},
         "broadcast": {"src": t.symmetric[0, :, :], "dst": t.symmetric[1, :, :]},
@@ -269,10 +277,14 @@ def trace(word: str, attempt: Any) -> None:
     """A kernel of one statement, with all kinds of memory around it."""
 
     def kernel(
-        A: T.Tensor((64, 64), "float32"), S: T.Signal((4,)), P: T.SymmTensor((8, 8, 8), "float32"), n: T.int32
-    ):  # fmt: skip
+        A: T.Tensor((64, 64), "float32"),
+        S: T.Signal((4,)),
+        P: T.SymmTensor((8, 8, 8), "float32"),
+        box: T.Packets((4, 8), "float32"),
+        n: T.int32,
+    ):
         with T.Kernel(1, threads=128):
-            t = Things(A, S, P, n)
+            t = Things(A, S, P, box, n)
             with scale(word):
                 attempt(t)
 

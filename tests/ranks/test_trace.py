@@ -4,6 +4,7 @@ between the ranks."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -121,6 +122,35 @@ def test_both_targets_see_the_same_traffic(tmp_path: Path):
         assert {e["args"]["at"] for e in found if e["ph"] == "X" and e["cat"] == "wait"} == {
             f"{script}:{_line('T.wait')}"
         }
+
+
+def test_packets_are_counted_alike_on_both_targets(tmp_path: Path):
+    example = Path(__file__).resolve().parents[2] / "examples" / "15_small_all_reduce.py"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "TILESCALE_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    for target in ("sim", "cpu"):
+        out = tmp_path / f"{target}.json"
+        line = [
+            sys.executable,
+            "-m",
+            "tilescale.launch",
+            "trace",
+            "-n",
+            "2",
+            "--target",
+            target,
+            "-o",
+            str(out),
+        ]
+        ran = subprocess.run(
+            [*line, str(example), "--n", "600"], env=environ, capture_output=True, text=True, timeout=300
+        )
+        assert ran.returncode == 0 and re.search(r"rank 0 +· +6,144 \(3\)", ran.stdout), ran
+        kinds = Counter(e["cat"] for e in validated(out) if e["ph"] == "X")
+        assert kinds["put_packets"] == 12 and kinds["get_packets"] == 6, kinds
 
 
 def _line(text: str) -> int:

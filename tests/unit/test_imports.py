@@ -26,6 +26,7 @@ LEAVES = (
     "tilescale.folders",
     "tilescale.native",
     "tilescale.arrays",
+    "tilescale.packets",
 )
 
 # Part of the house → what of ours it may import. A leaf may import the leaves before it.
@@ -35,6 +36,7 @@ ALLOWED = {
     "tilescale.env": {"tilescale.errors"},
     "tilescale.log": {"tilescale.errors", "tilescale.env"},
     "tilescale.arrays": set(),
+    "tilescale.packets": set(),
     "tilescale.folders": {"tilescale.errors", "tilescale.env", "tilescale.log"},
     "tilescale.native": {"tilescale.errors", "tilescale.env", "tilescale.log", "tilescale.folders"},
     "tilescale.language": {

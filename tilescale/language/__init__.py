@@ -11,7 +11,7 @@ from typing import Any
 
 from tilescale.errors import TileError
 
-from .annotations import Signal, StridedTensor, SymmTensor, Tensor
+from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
 from .dtypes import ALL as _DTYPES
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
@@ -46,6 +46,7 @@ _EXPORTS: dict[str, str] = {
     "ops.sync": "barrier sync_grid signal wait",
     "ops.test": "test",
     "ops.put": "put",
+    "ops.packets": "put_packets get_packets",
     "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
     "barrier_wait tma_copy "
@@ -68,6 +69,7 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names.sp
 
 __all__ = [
     "Buffer",
+    "Packets",
     "PrimFunc",
     "Signal",
     "StridedTensor",

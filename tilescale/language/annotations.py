@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale import packets
+
 from .booleans import require_bools
-from .dtypes import canonical, dtype
+from .dtypes import BITS, canonical, dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,7 +16,9 @@ class TensorSpec:
     """A tensor parameter: ``shape`` of ints and symbolic extents, ``strides`` likewise (None: row-major), in
     elements.
 
-    ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank) or "signal" (int64 counters there).
+    ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank), "signal" (int64 counters there) or
+    "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, ``slots`` and ``of``:
+    the extents and the dtype that its author sees.
     """
 
     kind: str
@@ -22,6 +26,8 @@ class TensorSpec:
     dtype: dtype
     strides: tuple[Any, ...] | None = None
     keep: bool = False
+    slots: tuple[Any, ...] | None = None
+    of: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,3 +78,11 @@ def Signal(shape: Any = (1,), *, keep: bool = False) -> TensorSpec:
     between launches."""
     require_bools(keep=keep)
     return TensorSpec("signal", _shape(shape), canonical("int64"), None, keep)
+
+
+def Packets(shape: Any, dtype: Any = "float32") -> TensorSpec:
+    """A box of small messages in symmetric memory, for ``T.put_packets`` and ``T.get_packets``: each element
+    may be put once in a launch, and lasts for that launch. ``tilescale.comm.packets`` allocates one. The last
+    extent is a multiple of 8 bytes."""
+    slots, of = _shape(shape), canonical(dtype)
+    return TensorSpec("packets", (packets.length(slots, BITS[of]),), canonical("int64"), slots=slots, of=of)

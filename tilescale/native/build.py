@@ -31,6 +31,7 @@ SOURCES = (
     "fiber.c",
     "pool.c",
     "sync.c",
+    "packets.c",
     "check.c",
     "launch.c",
     "cuda.c",

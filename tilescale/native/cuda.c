@@ -26,7 +26,8 @@
 
 #define HEAD 13
 enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 3 /* words of a failure record */ };
-enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16 };
+enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16,
+       FLAG_BARE = 32 /* nothing counts or flags its launches: packets alone reach other ranks (compiler/passes/packets.py) */ };
 enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
@@ -464,15 +465,15 @@ static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* a
   ts_gpu_counters counters;
   if (TS_UNLIKELY(ts_gpu_view_of(K, team, device, &view))) return -1;
   int meets = team && view.size > 1 && G->flags & FLAG_DEVICE, bad = team ? ts_gpu_in_order(team, c->hStream) : 0;
-  if (meets && !bad) {
+  if (meets && !bad && !(G->flags & FLAG_BARE)) {
     int64_t description = ts_gpu_describe(K, args, team);
     bad = launch_one(G->enter, 32, c->hStream, (void*[]){&view, &description});
   }
   if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
-  ts_gpu_counters_of(K, args, &counters);
   /* Without order others may be signalling for the next launch already: theirs to count on. */
   int unordered = meets && !view.ordered;
-  if (!bad && team && !unordered && (meets || counters.count))
+  ts_gpu_counters_of(K, args, !unordered, empty && !(G->flags & FLAG_BARE), &counters);
+  if (!bad && team && ((meets && !unordered) || counters.count))
     bad = launch_one(G->leave, 128, c->hStream, (void*[]){&view, &counters});
   return bad;
 }

@@ -226,7 +226,7 @@ static void fiber_end(ts_worker* W, ts_fiber* f) {
 }
 
 static void resume(ts_worker* W, ts_fiber* f) {
-  if (f->why == TS_WAIT_SIGNAL) atomic_fetch_sub_explicit(f->launch->signal_waits, 1, memory_order_relaxed);
+  if (ts_is_sent(f->why)) atomic_fetch_sub_explicit(f->launch->signal_waits, 1, memory_order_relaxed);
   f->flag = NULL;
   f->why = TS_WAIT_NONE;
   fiber_enter(W, f);
@@ -277,7 +277,7 @@ static void check_limits(ts_launch* L, ts_worker* W) {
           return;
         }
       }
-      if (ask && f->why == TS_WAIT_SIGNAL && ts_cannot_complete(L, why, sizeof why) && !ts_ready(f)) {
+      if (ask && ts_is_sent(f->why) && ts_cannot_complete(L, why, sizeof why) && !ts_ready(f)) {
         ts_report_signal(f, 0, why);
         return;
       }
@@ -285,7 +285,7 @@ static void check_limits(ts_launch* L, ts_worker* W) {
        * more and speaks first. */
       int64_t limit = ts_time_limit;
       if (f->why == TS_WAIT_BARRIER) limit += atomic_load(L->signal_waits) > 0 ? limit : limit / 16;
-      else if (f->why != TS_WAIT_SIGNAL) limit += ts_rank_waits(L, f->peer) ? limit : limit / 8;
+      else if (!ts_is_sent(f->why)) limit += ts_rank_waits(L, f->peer) ? limit : limit / 8;
       if (now - f->since > limit && (!late || f->since < late->since)) late = f;
     }
     f = f->next;
@@ -321,7 +321,7 @@ void ts_block_on(ts_fiber* f, _Atomic int64_t* flag, int64_t value, int32_t cmp,
   f->site = site;
   f->why = why;
   f->since = ts_about();
-  if (why == TS_WAIT_SIGNAL) atomic_fetch_add_explicit(L->signal_waits, 1, memory_order_relaxed);
+  if (ts_is_sent(why)) atomic_fetch_add_explicit(L->signal_waits, 1, memory_order_relaxed);
   if (ts_is_fiber(f)) {
     fiber_exit(f);
     return;
@@ -332,7 +332,7 @@ void ts_block_on(ts_fiber* f, _Atomic int64_t* flag, int64_t value, int32_t cmp,
     idle(L, W);
     if (ts_failed(L)) ts_leave(f);
   }
-  if (why == TS_WAIT_SIGNAL) atomic_fetch_sub_explicit(L->signal_waits, 1, memory_order_relaxed);
+  if (ts_is_sent(why)) atomic_fetch_sub_explicit(L->signal_waits, 1, memory_order_relaxed);
   f->flag = NULL;
 }
 

@@ -13,7 +13,7 @@
 
 /* As ts::Record and ts::Why have it. */
 typedef struct ts_record { int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index; } ts_record;
-enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED };
+enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS };
 enum { ALONE = 64, ALONE_BYTES = 4096, MAX_DEVICES = 64, KNOWN = 4096 };
 
 static struct {
@@ -171,12 +171,13 @@ int ts_gpu_in_order(const struct ts_team* team, void* stream) {
   return code ? ts_driver_failed("ordering two streams of a team", code) : 0;
 }
 
-void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, ts_gpu_counters* out) {
+void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, int signals, int boxes, ts_gpu_counters* out) {
   out->count = 0;
   for (int32_t i = 0; i < K->nparams; i++) {
-    if (K->params[i].kind != TS_KIND_SIGNAL || args[i].lo == args[i].hi) continue;
+    int box = boxes && K->params[i].kind == TS_KIND_PACKETS;
+    if (!box && (!signals || K->params[i].kind != TS_KIND_SIGNAL || args[i].lo == args[i].hi)) continue;
     out->at[out->count] = args[i].lo;
-    out->length[out->count++] = (args[i].hi - args[i].lo) / 8;
+    out->length[out->count++] = box ? -1 : (args[i].hi - args[i].lo) / 8;
   }
 }
 
@@ -271,6 +272,10 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
     put_counter(K, name, r->index, counter, sizeof counter);
     snprintf(out, bytes, "%s: waited %g s for %s: expected %s %lld, the value is %lld", who, limit, counter,
              sign[r->compare < 0 || r->compare > 5 ? 5 : r->compare], (long long)r->value, (long long)r->seen);
+  } else if (r->why == LATE_PACKETS) {
+    snprintf(out, bytes, "%s: waited %g s for packets of %s in launch %lld of those that use it", who, limit, name, (long long)r->value);
+    size_t end = strlen(out);
+    if (r->seen >= 0 && end < bytes) snprintf(out + end, bytes - end, r->seen ? ": those of launch %lld came last" : ": none came before", (long long)r->seen);
   } else if (r->why == LATE_BLOCKS) {
     snprintf(out, bytes, "%s: waited %g s at a barrier for other blocks", who, limit);
   } else if (r->why == DIFFERENT && team) {
@@ -290,7 +295,7 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   } else {
     snprintf(out, bytes, "%s: a launch failed", who);
   }
-  if (team && r->why <= LATE_MEETING) put_gone(team, out, bytes);
+  if (team && (r->why <= LATE_MEETING || r->why == LATE_PACKETS)) put_gone(team, out, bytes);
 }
 
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {

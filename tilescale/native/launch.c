@@ -105,7 +105,7 @@ const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) 
     p->name = "";
     d += 5;
     if (p->ndim < 0 || p->ndim > TS_MAX_DIM) return "a tensor has more than 8 axes";
-    if (p->kind < TS_KIND_TENSOR || p->kind > TS_KIND_SIGNAL_KEEP) return "an unknown kind of parameter";
+    if (p->kind < TS_KIND_TENSOR || p->kind > TS_KIND_PACKETS) return "an unknown kind of parameter";
     if (parse_rules(&d, end, p->shape, p->ndim) || d >= end) return "the description ends early";
     p->strided = (int32_t)*d++;
     if (p->strided && parse_rules(&d, end, p->stride, p->ndim)) return "the description ends early";
@@ -282,6 +282,7 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   if (TS_UNLIKELY(K->ndemands && L.nblocks > 0 && ts_check_demands(K, slots))) return -1;
   if (L.team) ts_team_enter(&L);
   if (TS_LIKELY(L.nblocks > 0) && !ts_failed(&L)) ts_pool_run(&L);
+  ts_packets_count(&L);
   if (L.team) ts_team_leave(&L);
   ret->type_index = kTVMFFINone;
   ret->zero_padding = 0;

@@ -102,8 +102,16 @@ void ts_report_signal(ts_fiber* f, double limit, const char* known) {
   static const char* const sign[] = {">=", "==", ">", "!=", "<=", "<"};
   char who[96], name[160], time[32] = "";
   ts_who(f, who);
-  flag_name(f, name, sizeof name);
   if (limit > 0) snprintf(time, sizeof time, " %g s", limit);
+  if (f->why == TS_WAIT_PACKETS) {
+    int64_t seen = (int64_t)((uint64_t)atomic_load_explicit(f->flag, memory_order_relaxed) >> 32);
+    char last[64] = "none came before";
+    if (seen) snprintf(last, sizeof last, "those of launch %lld came last", (long long)seen);
+    ts_launch_fail(f->launch, f->site, "%s: waited%s for packets of %s in launch %lld of those that use it: %s%s%s", who, time,
+                   f->launch->kernel->sites[f->site].name, (long long)f->value, last, *known ? ", and " : "", known);
+    return;
+  }
+  flag_name(f, name, sizeof name);
   ts_launch_fail(f->launch, f->site, "%s: waited%s for %s: expected %s %lld, the value is %lld%s%s", who, time, name,
                  sign[f->cmp < 0 || f->cmp > 5 ? 5 : f->cmp], (long long)f->value,
                  (long long)atomic_load_explicit(f->flag, memory_order_relaxed), *known ? ", and " : "", known);
@@ -125,6 +133,7 @@ void ts_report_timeout(ts_fiber* f) {
   ts_who(f, who);
   switch (f->why) {
     case TS_WAIT_SIGNAL:
+    case TS_WAIT_PACKETS:
       put_gone(L, other, sizeof other);
       ts_report_signal(f, limit, other);
       break;

@@ -93,7 +93,8 @@ int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, t
 int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_team* team);
 /* Launches of a team are one sequence in host order: one on another stream than the last waits for that. */
 int ts_gpu_in_order(const struct ts_team* team, void* stream);
-void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, ts_gpu_counters* out);
+/* signals: those that are zero behind a launch; boxes: of packets, whose launch nobody else counts (length -1). */
+void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, int signals, int boxes, ts_gpu_counters* out);
 /* 1 where a launch has failed on this rank's GPU: why, and the site in that kernel. */
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes);
 void ts_gpu_known(const ts_kernel* K); /* for reports; it is never freed */

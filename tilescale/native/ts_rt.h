@@ -5,6 +5,7 @@
  *   fiber.c     stacks, the context switch, one thread's scheduler of fibers
  *   pool.c      threads that persist between launches
  *   sync.c      what kernels call: wait, signal, barriers, fork
+ *   packets.c   packets: put, awaited, taken
  *   check.c     a call's arguments against the kernel's description
  *   launch.c    kernels made from Python, launches
  *   cuda.c      the same for CUDA's kernels; shares the arguments' checks alone
@@ -43,12 +44,13 @@ enum {
 #define TS_OUTSIDE (-(1 << 30))
 #define TS_IS_OUTSIDE(rank) ((rank) >= TS_OUTSIDE && (rank) < TS_OUTSIDE + (1 << 16))
 
-enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP };
+enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP, TS_KIND_PACKETS };
 enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE, TS_HOW_MULTIPLE };
 /* TS_HOW_MULTIPLE defines the symbol in the lower half of its value, which must be a multiple of the upper half. */
 #define TS_SYMBOL_OF(value) ((value) & 0xffffffff)
 #define TS_MULTIPLE_OF(value) ((value) >> 32)
 enum { TS_FLAG_WAITS = 1, TS_FLAG_DEVICE = 2, TS_FLAG_UNORDERED = 4, TS_FLAG_CLUSTER = 8, TS_FLAG_EVENTS = 16,
+       TS_FLAG_BARE = 64 /* packets make the flags of a launch needless (compiler/passes/packets.py): one without blocks does not count */,
        TS_FLAG_LOCAL = 32 /* waits within a block or a cluster alone: no block needs another cluster's to be resident */ };
 
 typedef struct ts_rule { int64_t how, value; } ts_rule;
@@ -123,7 +125,12 @@ typedef struct ts_cluster { uint8_t* slab; struct ts_cluster* next; int32_t live
  * ranks, -1 for none. name: what its members call it; lowest: of them; block: whose meeting it is, TS_MAX_RESIDENT all blocks'. */
 typedef struct ts_among { const int32_t* terms; int32_t ranks, lowest, block; int64_t name; } ts_among;
 
-enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYNC, TS_WAIT_EXIT, TS_WAIT_CHILDREN, TS_WAIT_AMONG };
+enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYNC, TS_WAIT_EXIT, TS_WAIT_CHILDREN, TS_WAIT_AMONG,
+       TS_WAIT_PACKETS };
+/* Whether it waits for what an executor of another block sends: such waits have the launch's time limit, and know most of what is missing. */
+static inline int ts_is_sent(int32_t why) { return why == TS_WAIT_SIGNAL || why == TS_WAIT_PACKETS; }
+/* How a packet's word compares (as `cmp` of a wait): its upper half is the launch's number. */
+enum { TS_CMP_NUMBER = 6 };
 
 /* A strand of execution: a block, or one index of a forked region. Kernels see it as their `ctx`. */
 typedef struct ts_fiber {
@@ -202,6 +209,9 @@ int ts_make_label(ts_kernel* K, const TVMFFIByteArray* name);
 int32_t ts_next_id(void);
 int ts_bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out);
 
+/* ---- packets.c */
+void ts_packets_count(const ts_launch* L); /* behind its blocks: one launch more has used its boxes */
+
 /* ---- check.c */
 int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* slots, ts_arg* args);
 /* Of the number of ranks that launch, as collectives ask for it: -1 where it is another one, and the error is set. */
@@ -236,6 +246,7 @@ static inline int ts_holds(int64_t x, int64_t value, int32_t cmp) {
     case 2: return x > value;
     case 3: return x != value;
     case 4: return x <= value;
+    case TS_CMP_NUMBER: return (int32_t)(x >> 32) == (int32_t)value;
     default: return x < value;
   }
 }

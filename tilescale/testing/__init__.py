@@ -181,12 +181,14 @@ def _launch(kernel: Kernel, launch: Any) -> dict[str, Any]:
         values = bound.arrays[name]
         if p["kind"] == "tensor":
             given[name] = values.copy()
-        elif p["kind"] == "signal":
+        elif p["kind"] in ("signal", "packets"):
             given[name] = comm.signals(values.shape, like="numpy")
             given[name][...] = values
         else:
             given[name] = comm.empty(values.shape, p["dtype"], like="numpy")
             given[name][...] = values
+    if any(p["kind"] == "packets" for p in kernel.params):
+        comm.barrier()  # their launches may begin on one rank while another one still fills its box
     outputs = kernel(**{name: given[name] for name in kernel.inputs})
     for k, value in zip(kernel.out_idx, outputs if isinstance(outputs, tuple) else (outputs,), strict=False):
         given[kernel.params[k]["name"]] = numpy.asarray(value)

@@ -7,7 +7,18 @@ reported.
 
 from __future__ import annotations
 
-from tests.ranks.faulty import blocks, buffers, collectives, memory, pipelines, signals, teams
+from tests.ranks.faulty import blocks, buffers, collectives, memory, packets, pipelines, signals, teams
 from tests.ranks.faulty.case import CASES, Case
 
-__all__ = ["CASES", "Case", "blocks", "buffers", "collectives", "memory", "pipelines", "signals", "teams"]
+__all__ = [
+    "CASES",
+    "Case",
+    "blocks",
+    "buffers",
+    "collectives",
+    "memory",
+    "packets",
+    "pipelines",
+    "signals",
+    "teams",
+]

@@ -254,6 +254,19 @@ def told_without_order(s: T.Signal((4,))):
         T.signal(s[0], dst=(rank + 1) % ranks)
 
 
+def exchanged(everyone: bool) -> Any:
+    @T.prim_func
+    def exchange(box: T.Packets((2, 2), "float32"), n: T.int32):
+        with T.Kernel(n, threads=64), T.Scale("device") as (rank, ranks):
+            x = T.alloc_fragment((2,), "float32")
+            T.fill(x, 1.0)
+            T.put_packets(x, box[rank, :], dst=(rank + 1) % ranks)
+            if everyone:
+                T.get_packets(box[(rank + ranks - 1) % ranks, :], x)
+
+    return exchange
+
+
 class Calls:
     """What the driver was asked for on a team: launches of ts_enter, of the kernel and of ts_leave, events
     recorded and awaited."""
@@ -279,7 +292,9 @@ def failures(record: int, number: int) -> list[str]:
     """What is said of launches of kernel ``number`` on the team whose words lie at 4096, as they leave it in
     the host's memory."""
     words, text, told = (ctypes.c_int64 * 14).from_address(record), ctypes.create_string_buffer(2000), []
-    late_signal, late_entry, late_exit, late_meeting, _, _, no_rank, no_counter, _ = range(1, 10)
+    late_signal, late_entry, late_exit, late_meeting, _, _, no_rank, no_counter, _, late_packets = range(
+        1, 11
+    )
     for why, site, rank, value, seen, index in (
         (late_signal, 1, -1, 2, 1, 3),
         (late_entry, 0, 1, 7, 6, -1),
@@ -287,6 +302,9 @@ def failures(record: int, number: int) -> list[str]:
         (late_meeting, 1, 1, 7, 6, -1),
         (no_rank, 0, 9, 0, 0, -1),
         (no_counter, 1, -1, 0, 0, -1),
+        (late_packets, 1, -1, 7, 5, -1),
+        (late_packets, 1, -1, 7, 0, -1),
+        (late_packets, 1, -1, 7, -1, -1),
     ):
         words[:] = [2, why, number, 4096, site, 5, 6, 0, rank, 7, value, seen, 0, index]
         native.library().ts_gpu_says(text, len(text))
@@ -341,6 +359,13 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     out["captured"] = calls.during(lambda: run(*args, 3))
     calls.capturing.value = 0
     out["no blocks"] = calls.during(lambda: run(*args, 0))
+    box, packets = piece(20480, 24, "int64"), [made(exchanged(e)) for e in (True, False)]
+    out["exchanged"] = calls.during(lambda: packets[0](box, 1))
+    out["with flags"] = calls.during(lambda: packets[1](box, 1))
+    out["not counted"] = calls.during(lambda: packets[0](box, 0))
+    out["counted"] = calls.during(lambda: packets[1](box, 0))
+    counters = struct.unpack("<2iq", fake.bytes(1)[:16])
+    out["box"] = [counters[0], counters[2] == box.array.ctypes.data]
     out["unordered"] = calls.during(lambda: made(told_without_order)(args[1]))
     out["resident"] = calls.during(lambda: run(*args, 41))
     out["says"] = failures(view[5], view[3])

@@ -53,7 +53,7 @@ def _gemm(name: str, M: int, N: int, K: int, **options: Any) -> Case:
 
 CASES = (
     _gemm("gemm", 64, 64, 296, BM=64, BN=64, BK=32, threads=128, stages=2),
-    _gemm("two warpgroups", 128, 64, 424, BM=128, BN=64, BK=32, stages=3, out="float32", trans_b=True),
+    _gemm("two warpgroups", 128, 64, 424, BM=128, BN=64, BK=32, stages=4, out="float32", trans_b=True),
     _gemm("persistent", 128, 64, 168, BM=64, BN=64, BK=32, threads=128, stages=2, blocks=1, dtype="float16"),
 )
 

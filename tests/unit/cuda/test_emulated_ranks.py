@@ -17,6 +17,7 @@ from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.packets import length
 
 
 def example(name: str, factory: str, *args: Any, **options: Any) -> Any:
@@ -170,6 +171,14 @@ def test_all_reduce_in_a_hierarchy():
         for r in range(4)
     ]
     agree_on_ranks(example("14_hierarchical_all_reduce", "kernel", 250, 2, block=128), args, seeds=1)
+
+
+def test_packets_to_everyone():
+    args = [
+        {"A": f32((300,), r), "box": zeros(length((3, 512), 32)), "B": empty((300,), "float32")}
+        for r in range(3)
+    ]
+    agree_on_ranks(example("15_small_all_reduce", "kernel", 300, 3), args)
 
 
 def shift(wait: bool = True, again: bool = False) -> Any:

@@ -262,7 +262,7 @@ def test_two_products_of_one_ring():
                 x, y = T.alloc_fragment(half, "float32"), T.alloc_fragment(half, "float32")
                 T.clear(x)
                 T.clear(y)
-                for k in T.Pipelined(n, num_stages=3):
+                for k in T.Pipelined(n, num_stages=4):
                     T.copy(A[0, k * 64], a)
                     T.copy(B[k * 64, 0], b)
                     T.gemm(a, b, x)

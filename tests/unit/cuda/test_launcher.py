@@ -242,13 +242,25 @@ def test_a_launch_without_order_only_counts(seen: dict[str, Any]):
     assert seen["team"]["unordered"] == [["enter", 0], ["kernel", 0]]
 
 
+def test_a_launch_in_which_all_exchange_packets_stands_alone(seen: dict[str, Any]):
+    got = seen["team"]
+    assert got["exchanged"] == [["kernel", 0]]
+    assert got["with flags"] == [["enter", 0], ["kernel", 0], ["leave", 0]]
+
+
+def test_a_launch_without_blocks_counts_as_one_that_uses_a_box(seen: dict[str, Any]):
+    assert seen["team"]["not counted"] == []
+    assert seen["team"]["counted"] == [["enter", 0], ["leave", 0]]
+    assert seen["team"]["box"] == [1, True]
+
+
 def test_blocks_that_wait_must_be_resident_together(seen: dict[str, Any]):
     # Ten multiprocessors, four blocks each.
     assert seen["team"]["resident"] == ["ValueError: TS:resident:-1:-1:40:41"]
 
 
 def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
-    signal, entry, ending, meeting, rank, counter = seen["team"]["says"]
+    signal, entry, ending, meeting, rank, counter, *packets = seen["team"]["says"]
     who, last = (
         "told: rank 0, block (5, 6, 0): ",
         "rank 0 launched last told_without_order; s int64(4,) at heap offset 12288",
@@ -263,6 +275,11 @@ def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
     )
     assert rank.startswith(f"{who}rank 9 is out of range: the team has 2 ranks")
     assert counter.startswith(f"{who}an index of s lies outside")
+    late = f"{who}waited 5 s for packets of s in launch 7 of those that use it"
+    for text, came in zip(
+        packets, (": those of launch 5 came last (", ": none came before (", " ("), strict=True
+    ):
+        assert text.startswith(late + came), text
 
 
 def test_ordinary_memory_is_refused_for_symmetric_parameters(seen: dict[str, Any]):

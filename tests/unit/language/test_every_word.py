@@ -38,6 +38,7 @@ HEAD = """
 def kernel(
     A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32"), I: T.Tensor((64, 64), "int32"), H: T.Tensor((64, 64), "float16"),
     S: T.SymmTensor((64, 64), "float32"), R: T.SymmTensor((4, 64, 64), "float32"), sig: T.Signal((4,)), x: T.float32, n: T.int32,
+    P: T.Packets((4, 64, 64), "float32"),
 ):
 """
 LAUNCH = """with T.Kernel(4, threads=128) as bx:
@@ -350,6 +351,21 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "signal_op": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0], signal_op='set')",
         },
     ),
+    "put_packets": (
+        f"{DEVICE}T.put_packets(f, P[rank, :, :], dst=0)",
+        {
+            "src": f"{DEVICE}T.put_packets(a, P[rank, :, :], dst=0)",
+            "box": f"{DEVICE}T.put_packets(f, P[0, :, :], dst=0)",
+            "dst": f"{DEVICE}T.put_packets(f, P[rank, :, :], dst=1)",
+        },
+    ),
+    "get_packets": (
+        f"{DEVICE}T.get_packets(P[0, :, :], f)",
+        {
+            "box": f"{DEVICE}T.get_packets(P[rank, :, :], f)",
+            "dst": f"{DEVICE}T.get_packets(P[0, :, :], a)",
+        },
+    ),
     "all_gather": (
         f"{DEVICE}T.all_gather(S, R)",
         {"src": f"{DEVICE}T.all_gather(a, R)", "dst": f"{DEVICE}T.all_gather(S, S)"},
@@ -604,6 +620,10 @@ HOST: dict[str, tuple[str, dict[str, str]]] = {
             "strides": "T.StridedTensor((4, 8), (16, 1), 'float32')",
             "dtype": "T.StridedTensor((4, 8), (8, 1), 'float16')",
         },
+    ),
+    "Packets": (
+        "T.Packets((4, 8))",
+        {"shape": "T.Packets((4, 16))", "dtype": 'T.Packets((4, 8), "bfloat16")'},
     ),
     "Signal": ("T.Signal((4,))", {"shape": "T.Signal((8,))", "keep": "T.Signal((4,), keep=True)"}),
     "dynamic": (

@@ -34,7 +34,7 @@ def two_products() -> Any:
             x, y = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
             T.clear(x)
             T.clear(y)
-            for k in T.Pipelined(5, num_stages=3):
+            for k in T.Pipelined(5, num_stages=4):
                 T.copy(A[0, k * 64], a)
                 T.copy(B[k * 64, 0], b)
                 T.gemm(a, b, x)
@@ -119,7 +119,7 @@ def attention() -> Any:
 
 
 CASES = (
-    Case("gemm", lambda: gemm(128, 64, 448, BM=64, BN=64, threads=128, stages=3)),
+    Case("gemm", lambda: gemm(128, 64, 448, BM=64, BN=64, threads=128, stages=4)),
     Case("stored in parts", lambda: gemm(128, 256, 384, out="float32", trans_b=True)),
     Case(
         "persistent",
@@ -130,7 +130,7 @@ CASES = (
             BM=64,
             BN=64,
             threads=128,
-            stages=3,
+            stages=4,
             blocks=2,
             panel=2,
             dtype="float16",

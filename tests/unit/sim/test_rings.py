@@ -108,7 +108,7 @@ def test_the_source_of_a_copy_in_flight_is_not_to_change(
     """A pass that forgets to look for it lets copies run ahead of what the loop itself writes."""
     monkeypatch.setattr(prefetch, "unfit", lambda *_: None)
     monkeypatch.setattr(roles._Cutter, "_check", lambda self, s: None)
-    monkeypatch.setattr(roles._Cutter, "_check_producer", lambda self, s, made, allocated: None)
+    monkeypatch.setattr(roles._Cutter, "_check_part", lambda self, s, made, allocated: None)
     given = {"A": np.zeros((8, S), np.int32)}
     program = schedule(tile_level(in_place()), 3, **plan)
     findings = check(program, 1, given, seeds=2).findings

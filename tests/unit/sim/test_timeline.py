@@ -211,3 +211,20 @@ def test_a_wait_that_nothing_ends_is_there_too():
     (stuck,) = [s for s in done.timeline.slices if s.more.get("ended") is False]
     assert (stuck.rank, stuck.kind, stuck.name) == (0, "wait", "got[0]")
     validated(chrome([done.timeline]))
+
+
+def test_packets_cross_with_the_number_of_their_launch():
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32"), box: T.Packets((3, S), "float32"), B: T.Tensor((S,), "float32")):
+        with T.Kernel(1), T.Scale("device") as rank, world:
+            T.put_packets(A, box[rank, :], dst=(rank + 1) % world)
+            T.get_packets(box[(rank + 2) % world, :], B)
+
+    timeline = recorded(main, 3, A3)
+    for r in range(3):
+        assert timeline.traffic.bytes[r, (r + 1) % 3] == 2 * S * 4 and timeline.traffic.messages[r].sum() == 1
+    puts, gets = ([s for s in timeline.slices if s.kind == kind] for kind in ("put_packets", "get_packets"))
+    assert len(puts) == len(gets) == 3 and all(s.duration == 2 * S * 4 // REMOTE for s in puts)
+    for get in gets:
+        put = next(s for s in puts if s.rank == (get.rank + 2) % 3)
+        assert get.start + get.duration == max(put.start + put.duration, get.start) + 1

@@ -22,7 +22,7 @@ constexpr int OUTSIDE = -(1 << 30);   // plus the lower 16 bits of what a progra
 struct Record {
   int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index;
 };
-enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED };
+enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS };
 
 // A team as a kernel sees it (tilescale/native/gpu_team.c fills it).
 struct Team {
@@ -168,7 +168,13 @@ __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
 }
 
-// The twin of `p` in the memory of the team's `rank`.
+// The twin of `p` in the memory of the team's `rank`; nobody awaits that the rank has reached this launch.
+template <typename T>
+__device__ __forceinline__ T* twin(const Team& team, T* p, int rank, int site) {
+  if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
+  return (T*)(team.base[rank] + ((const char*)p - team.base[team.rank]));
+}
+// The same, behind step 2.
 template <typename T>
 __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
   if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
@@ -289,7 +295,8 @@ __device__ __forceinline__ void barrier_among(const Team& team, int executors, i
   meet_blocks(team, executors, site, [&] { meet_among(team, site, members, -1); });
 }
 
-// Own counters that are zero when the next launch begins.
+// Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
+// have counted it (packets.cuh).
 struct Counters {
   int count, pad;
   int64_t* at[16];
@@ -324,6 +331,8 @@ extern "C" __global__ void __launch_bounds__(128) ts_leave(const __grid_constant
       ts::await<true>(team, ts::exit_of(team, team.rank, rank), launch, 0, ts::LATE_EXIT, -1, rank);
     __syncthreads();
   }
-  for (int k = 0; k < counters.count; ++k)
+  for (int k = 0; k < counters.count; ++k) {
+    if (counters.length[k] < 0 && threadIdx.x == 0) counters.at[k][0] += 1ll << 32;
     for (int64_t i = threadIdx.x; i < counters.length[k]; i += 128) counters.at[k][i] = 0;
+  }
 }

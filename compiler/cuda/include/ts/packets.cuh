@@ -1,0 +1,71 @@
+// Packets between ranks (tilescale/packets.py): 16 bytes, twice four of data and the launch's number.
+//
+// Each half of a packet is one 64-bit access: a vector access is as many scalar ones in any order, each of which is whole (PTX ISA, "Memory
+// Consistency Model", "Vector Data-types"). So whoever sees the number of this launch has the data beside it. Nothing else is ordered: all
+// accesses are relaxed, at the scope of the system.
+#pragma once
+#include <ts/team.cuh>
+
+namespace ts {
+
+// The number of this launch among those that use the box, from 1. Its blocks count themselves in the lower half of the word, and the last one
+// changes the upper half, so it stands still until every thread of every block has read it.
+__device__ __forceinline__ int launch_of_packets(const int64_t* box) {
+  int64_t seen;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(box) : "memory");
+  return int(seen >> 32) + 1;
+}
+
+// A block has ended: by one thread, behind a barrier of all. The first block adds what lets the lower half be zero behind the last.
+__device__ __forceinline__ void count_packets(int64_t* box) {
+  const int64_t others = int64_t(gridDim.x) * gridDim.y * gridDim.z - 1;
+  const int64_t mine = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 ? (1ll << 32) - others : 1;
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(box), "l"(mine) : "memory");
+}
+
+__device__ __forceinline__ void put_packet(int64_t* to, int64_t data, int number) {
+  const uint64_t mark = uint64_t(uint32_t(number)) << 32, low = uint32_t(data) | mark, high = uint64_t(data) >> 32 | mark;
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
+}
+
+__device__ __forceinline__ bool look_at_packet(const int64_t* at, int number, uint64_t& low, uint64_t& high) {
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(at) : "memory");
+  return int(low >> 32) == number && int(high >> 32) == number;
+}
+
+__device__ __forceinline__ int64_t data_of_packet(uint64_t low, uint64_t high) { return int64_t(high << 32 | uint32_t(low)); }
+
+// Gives up where packets have not come in the time that a wait may take. seen: the number of what is there, -1 where nobody says.
+__device__ __forceinline__ void packets_are_late(const Team& team, uint64_t start, int number, int64_t seen, int site) {
+  const bool late = now() - start > uint64_t(team.limit);
+  if (late || (team.stop && *(volatile const int*)team.stop)) give_up(team, late ? LATE_PACKETS : STOPPED, site, -1, number, seen, 0, -1);
+}
+
+// Until the packet has come; its data.
+__device__ __forceinline__ int64_t get_packet(const Team& team, const int64_t* at, int number, int site) {
+  uint64_t low, high;
+  if (!look_at_packet(at, number, low, high)) {
+    const uint64_t start = now();
+    for (int round = 1; !look_at_packet(at, number, low, high); ++round)
+      if (round % 256 == 0) packets_are_late(team, start, number, int64_t(int(low >> 32) == number ? high >> 32 : low >> 32), site);
+  }
+  return data_of_packet(low, high);
+}
+
+// Of several packets of a thread: the data, and whether it is late. Looks at packets that are not awaited one by one are under way together.
+__device__ __forceinline__ int64_t look_for_packet(const int64_t* at, int number, int* late) {
+  uint64_t low, high;
+  *late |= !look_at_packet(at, number, low, high);
+  return data_of_packet(low, high);
+}
+
+// Whether to look (again), which is the case where some are late. since: how many looks there were, and when the first one was in vain.
+__device__ __forceinline__ bool await_packets(const Team& team, int* late, int64_t* since, int number, int site) {
+  if (!*late) return false;
+  *late = 0;
+  if (since[0]++ == 1) since[1] = int64_t(now());
+  if (since[0] % 256 == 0) packets_are_late(team, uint64_t(since[1]), number, -1, site);
+  return true;
+}
+
+}  // namespace ts
