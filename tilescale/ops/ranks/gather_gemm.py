@@ -64,10 +64,10 @@ def gather_gemm(
     panel: int, high: int, wide: int, groups: int, dtype: str, out: str, trans_b: bool, bias: bool,
     activation: str,
 ) -> Any:  # fmt: skip
-    """C (M, N) = act(concat(A) · op(W) + bias): A (m, K), of ``share(M, world)`` rows but on the last ranks;
-    W (K, N) or (N, K); X, which all ranks reach, has everyone's A when the launch ends."""
+    """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
+    not count; W (K, N) or (N, K); X, which all ranks reach, has everyone's A when the launch ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
-    run = ceil_div(parts, groups)  # pieces along k of a group
+    run, count = ceil_div(parts, groups), ceil_div(each, high) * parts  # pieces along k of a group; of A
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
 
@@ -92,7 +92,7 @@ def gather_gemm(
 
     @T.prim_func
     def ag_gemm(
-        A: T.Tensor((T.dynamic("m"), K), dtype),
+        A: T.Tensor((each, K), dtype),
         X: T.SymmTensor((M, K), dtype),
         W: T.Tensor(b_shape, dtype),
         add: T.Tensor((N if bias else 1,), out),
@@ -100,15 +100,16 @@ def gather_gemm(
         C: T.Tensor((M, N), out),
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
-            first = rank * each
-            count = T.ceildiv(T.max(T.min(each, M - first), 0), high) * parts
-            for piece in T.serial(b, n * count, step=blocks):
-                hop, row, col = piece // count, piece % count // parts, piece % parts
-                dst = (rank - hop + n) % n
-                if row < each // high:
-                    put(A, X, here, high, row * high, col * wide, first, dst)
-                elif each % high:
-                    put(A, X, here, each % high, row * high, col * wide, first, dst)
+            first, last = rank * each, each // high * high
+            for step in T.serial(ceil_div(world * count, blocks)):
+                piece = step * blocks + b
+                hop, row, col = piece // count, piece % count // parts * high, piece % parts * wide
+                if piece < world * count and first + row < M:
+                    # bounds that show that a put ends inside: spare warps make those alone
+                    if last and row < last:
+                        put(A, X, here, high, T.min(row, last - high), col, first, (rank - hop + n) % n)
+                    if each % high and row >= last:
+                        put(A, X, here, each % high, last, col, first, (rank - hop + n) % n)
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for tile in T.Persistent(tall * ceil_div(N, BN), blocks, b):
@@ -186,6 +187,11 @@ def all_gather_matmul(
     del what["fused"]
     what |= {"M": M, "N": N, "K": K, "world": team.size, "dtype": dtype, "trans_b": given.trans_b}
     what |= {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    each = share(M, team.size)
+    if given.rows < each:  # on the last ranks
+        padded = x.new_empty(each, K)
+        padded[: given.rows] = x
+        given = given._replace(x=padded)
     args = (given.x, everyone, given.w, biased(bias, c), here, c)
     host.launch(gather_gemm, args, **what)
     return c

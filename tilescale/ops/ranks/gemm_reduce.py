@@ -101,7 +101,7 @@ def gemm_reduce(
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for tile in T.Persistent(world * each, blocks, b):
-                owner, number = (rank + 1 + tile // each) % n, tile % each
+                owner, number = (rank + 1 + tile // each) % world, tile % each
                 if whole or number * world + owner < tall * across:
                     i, j = panelled(number * world + owner, tall, across, panel)
                     T.clear(acc)
@@ -134,7 +134,7 @@ def gemm_reduce(
                         )
             slice_ = T.alloc_fragment((slab, BN), out)
             for tile in T.Persistent((world - 1) * each, blocks, b):
-                owner, number = (rank + 1 + tile // each) % n, tile % each
+                owner, number = (rank + 1 + tile // each) % world, tile % each
                 if whole or number * world + owner < tall * across:
                     i, j = panelled(number * world + owner, tall, across, panel)
                     T.wait(done[owner, number])

@@ -93,7 +93,7 @@ def gemm_scatter(
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for tile in T.Persistent(world * tall * across, blocks, b):
-                owner = (rank + 1 + tile // (tall * across)) % n
+                owner = (rank + 1 + tile // (tall * across)) % world
                 i, j = panelled(tile % (tall * across), tall, across, panel)
                 T.clear(acc)
                 for k in T.Pipelined(T.ceildiv(k_extent, BK), num_stages=stages):
