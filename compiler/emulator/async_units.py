@@ -433,7 +433,11 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
         raise EmulationError("an arrival of part of a warp")
     synced(b, warps)
     made = usable(b, m, b.units.barrier(byte(m, where)))
-    for _ in range(0 if not one(m, when) else int(warps.all(1).sum())):
+    if not one(m, when):
+        return
+    if b.clocks is not None:
+        made.release(b.clocks.release(np.flatnonzero(m) + b.first))
+    for _ in range(int(warps.all(1).sum())):
         arrived(made, b)
 
 
