@@ -30,11 +30,9 @@ def test_a_table_and_figures(clean_env: dict[str, str], tmp_path: Path):
     assert "3 ranks, processors" in done.stdout and "× gloo" in done.stdout
     made = json.loads(out.read_text())
     assert made["machine"]["ranks"] == 3 and made["command"].startswith("tilescale bench -n 3")
-    line, one, two = made["figures"]["cases"]
-    assert (
-        (one["shape"]["how"], two["shape"]["how"]) == ("one_shot", "two_shot")
-        and one["right"]
-        and two["right"]
+    line, *sums = made["figures"]["cases"]
+    assert [s["shape"]["how"] for s in sums] == ["packets", "one_shot", "two_shot"] and all(
+        s["right"] for s in sums
     )
     assert line["op"] == "all_gather_matmul" and line["shape"]["M"] == 5 and line["right"]
     assert set(line["us"]) == {"ours", "ours, fused", "ours, apart", "library", "alone"}

@@ -3,6 +3,7 @@ mbarriers, wgmma and the peers' addresses, against the simulator."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.ops.ranks import flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
+from tilescale.packets import length
 
 FLAT = {"Q": 64, "blocks": 2, "threads": 64}
 
@@ -177,3 +179,41 @@ def test_gemm_and_sum(world: int, M: int, K: list[int], bias: bool, reduce: bool
             given |= {"arrived": zeros(-(-each // 64), -(-N // 64)), "C": empty((mine, N), "bfloat16")}
         args.append(given)
     agree_on_ranks(kernel, args)
+
+
+def test_a_sum_in_packets_needs_no_flags():
+    """World 2, three threads' worth beyond the end; and the launch's table says that no flags are needed."""
+    t, blocks, P = 300, 4, 128
+    cut = {"P": P, "blocks": blocks, "threads": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
+    kernel = flat_kernels.by_packets(world=2, bias=0, activation="", inplace=False, **cut)
+    args = [
+        {
+            "A": data((t,), "bfloat16", r),
+            "box": np.zeros(length((2, blocks * P), 16), np.int64),
+            "add": data((1,), "bfloat16", 9),
+            "C": empty((t,), "bfloat16"),
+        }
+        for r in range(2)
+    ]
+    agree_on_ranks(kernel, args, seeds=1)
+    notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    assert any("without" in n and "flag" in n for n in notes), notes
+
+
+@pytest.mark.parametrize(
+    "make", [gather_gemm.gather_gemm, gemm_scatter.gemm_scatter, gemm_reduce.gemm_reduce]
+)
+@pytest.mark.parametrize("M, world", [(8192, 4), (2500, 3)])
+def test_warps_beside_the_producer_put_at_full_size(make: Any, M: int, world: int):
+    module = importlib.import_module(make.__module__)
+    how = vars(module.choose(M, 2560, 8192, world, "bfloat16")) | {
+        "M": M,
+        "N": 2560,
+        "K": 8192,
+        "world": world,
+    }
+    assert how.pop("fused")
+    what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
+    more = {} if module is gather_gemm else {"align": 1}
+    notes = driver.lower(make(**how, **what, **more).trace(), "cuda:sm_90a").program.notes
+    assert any("warps beside the producer" in n for n in notes), notes

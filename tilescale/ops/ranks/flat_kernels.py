@@ -177,6 +177,42 @@ def one_shot(
     return all_reduce_in_place if inplace else all_reduce
 
 
+def by_packets(
+    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
+    """The same in packets, which need no signal, and no flags where a launch begins and ends: one trip, for
+    the smallest. A block has ``P`` numbers; box (world, blocks · P) is at least as long as A."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.macro
+    def body(A, box, add, C):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
+            mine, parts = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
+            acc = T.alloc_fragment((P,), "float32")
+            T.copy(A[b * P], mine)
+            T.put_packets(mine, box[rank, b * P])
+            T.get_packets(box[0:world, b * P : (b + 1) * P], parts)
+            T.clear(acc)
+            for i in T.Parallel(P):
+                for r in T.serial(world):
+                    acc[i] += T.cast(parts[r, i], "float32")
+            finished(acc, add if bias else None, b * P, activation)
+            T.copy(acc, C[b * P])
+
+    X, add, box = T.Tensor((t,), dtype), T.Tensor((max(1, bias),), out), T.Packets((world, blocks * P), dtype)
+
+    @T.prim_func
+    def all_reduce(A: X, box: box, add: add, C: T.Tensor((t,), out)):
+        body(A, box, add, C)
+
+    @T.prim_func
+    def all_reduce_in_place(A: X, box: box, add: add):
+        body(A, box, add, A)
+
+    return all_reduce_in_place if inplace else all_reduce
+
+
 def two_shot(
     world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str, inplace: bool,

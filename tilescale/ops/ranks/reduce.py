@@ -1,6 +1,7 @@
 """``all_reduce(x)``: the sum of all ranks' x on every rank, the same bits on each.
 
-Small ones in one shot: every rank puts its x to all others and adds all of them. Large ones in two: rank r
+The smallest go in packets, which are their own signal: every rank puts its x to all others and adds all of
+them. Small ones go the same way in one shot of puts. Large ones in two: rank r
 adds the r-th part of everyone's x and hands its sum out, 2 (n − 1) / n of x instead of n − 1 times. Both add
 in the order of ranks. NCCL adds in an order of its own, so it takes a call only where the caller lets it
 (``order="any"``).
@@ -18,20 +19,23 @@ from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
-from tilescale.ops.ranks.flat_kernels import one_shot, two_shot
+from tilescale.ops.ranks.flat_kernels import by_packets, one_shot, two_shot
 from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: bytes up to which one shot is faster than two, and from which NCCL may be. On 4 H200, 2026-11-22, the
-#: hand-written kernels' turning point was 256 KB; at 4 MB they took 21.5 µs, NCCL 39.9
-SMALL, LARGE = 256 << 10, 256 << 20
+#: bytes up to which packets are taken, up to which one shot is faster than two, and from which NCCL may be.
+#: On 4 H200, 2026-11-22, hand-written kernels in packets took 2.3 µs at 8 KB and 2.9 at 64 KB (NCCL 9.6 and
+#: 10.8), their turning point to two shots was 256 KB, and at 4 MB they took 21.5 µs, NCCL 39.9
+TINY, SMALL, LARGE = 128 << 10, 256 << 10, 256 << 20
 
 
 def choose(size: int, world: int, order: str, distributed: bool) -> str:
-    """How ``size`` bytes are added: "one_shot", "two_shot", or "library" where there is one and it may add as
-    it likes."""
+    """How ``size`` bytes are added: "packets", "one_shot", "two_shot", or "library" where there is one and it
+    may add as it likes."""
     if distributed and order == "any" and size >= LARGE:
         return "library"
+    if size <= TINY:
+        return "packets"
     return "one_shot" if size <= SMALL or world <= 2 else "two_shot"
 
 
@@ -53,7 +57,7 @@ def all_reduce(
             may round on its way.
         out: of x's shape, contiguous, takes the result; x itself, on all ranks or on none, is added in
             place.
-        how: "one_shot", "two_shot" or "library" where the choice by size is not wanted.
+        how: "packets", "one_shot", "two_shot" or "library" where the choice by size is not wanted.
 
     Raises:
         TileValueError, TileTypeError: what does not fit; a library without ``order="any"`` or a process
@@ -65,7 +69,7 @@ def all_reduce(
     torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
     choice = choose(size, team.size, order, torch_group is not None)
-    way = flat.way(how, choice, ("one_shot", "two_shot"), order, torch_group)
+    way = flat.way(how, choice, ("packets", "one_shot", "two_shot"), order, torch_group)
     if x.numel() == 0:
         return c
     if way == "library":
@@ -93,7 +97,14 @@ def reduced(
     t, world, space = x.numel(), team.size, workspace(team)
     size, units = x.element_size(), host.multiprocessors(x.device)
     add = flat.biased(bias, c)
-    if way == "one_shot":
+    if way == "packets":
+        each = 1024 // size  # 8 bytes a thread
+        blocks = 1 << (-(-t // each) - 1).bit_length()  # few boxes serve all sizes
+        what = flat.constants(flat.Cut(each, each, blocks, 128), world, x, c, bias, activation, t)
+        del what["Q"]
+        args = (a, space.box(x, blocks * each), add, *(() if inplace else (landing,)))
+        host.launch(by_packets, args, **what, inplace=inplace)
+    elif way == "one_shot":
         cut = flat.cut(t * size, size, units)
         (parts,) = space.tensors(x, ((world, t), x.dtype))
         args = (a, parts, add, space.counters(cut.blocks), *(() if inplace else (landing,)))
@@ -169,6 +180,8 @@ def pick(
 ) -> Pick:
     total = size * getattr(torch, dtype).itemsize
     way = choose(total, world, order, True)
+    if way == "packets":
+        return Pick(way, 1 << (-(-total // 1024) - 1).bit_length())
     cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units)
     return Pick(way, None if way == "library" else cut.blocks)
 
@@ -186,6 +199,7 @@ OP = RankOp(
     reference=reference,
     pick=pick,
     ways=lambda **_: {
+        "packets": {"how": "packets"},
         "one_shot": {"how": "one_shot"},
         "two_shot": {"how": "two_shot"},
         "library": {"how": "library", "order": "any"},
@@ -194,14 +208,14 @@ OP = RankOp(
     cases=(
         *(
             Case({"size": size, "dtype": dtype, "how": way}, small=True)
-            for way in ("one_shot", "two_shot")
+            for way in ("packets", "one_shot", "two_shot")
             for size, dtype in (
                 (4096, "bfloat16"),
                 (5, "float32"),
                 (1001, "float16"),
                 (10_000, "bfloat16"),
                 (1, "bfloat16"),
-                (600_003, "bfloat16"),
+                *([(600_003, "bfloat16")] if way != "packets" else []),
             )
         ),
         *(Case({"size": size}) for size in (4104, 100_001, 10_000_003)),

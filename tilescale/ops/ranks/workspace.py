@@ -54,6 +54,7 @@ class Workspace:
         self._team = weakref.ref(team)  # the table's keys are to die with the heap
         self._memory: Any = None
         self._counters: Any = None
+        self._boxes: dict[tuple[int, torch.dtype], Any] = {}
         self._kept: list[Any] = []  # outgrown, in a CUDA graph
         self._captured = False
 
@@ -88,16 +89,26 @@ class Workspace:
         made: torch.Tensor = self._counters[:count].view(shape)
         return made
 
+    def box(self, like: torch.Tensor, columns: int) -> torch.Tensor:
+        """What a ``T.Packets((team's size, columns), like's dtype)`` takes. Boxes are kept: one for each
+        number of columns and dtype, of which operations ask for few."""
+        key = (columns, like.dtype)
+        if key not in self._boxes:
+            team = self._team()
+            assert team is not None
+            _refuse_capture()
+            made = comm.packets((team.size, columns), like.dtype, like="torch", team=team)
+            same_device(like, made, "x")
+            self._boxes[key] = made
+        found: torch.Tensor = self._boxes[key]
+        return found
+
     def _grown(self, old: Any, count: int, dtype: torch.dtype | None) -> Any:
         """A larger one; the old one is dropped first, so that the heap has room for both only where a graph
         needs both."""
         team = self._team()
         assert team is not None
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise TileValueError(
-                "an operation needs more symmetric memory while a CUDA graph is being captured",
-                hint="call it once with the same shapes before the capture, on all ranks",
-            )
+        _refuse_capture()
         if old is not None:
             if self._captured:
                 self._kept.append(old)
@@ -114,3 +125,11 @@ class Workspace:
     def _note_capture(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._captured = True
+
+
+def _refuse_capture() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise TileValueError(
+            "an operation needs more symmetric memory while a CUDA graph is being captured",
+            hint="call it once with the same shapes before the capture, on all ranks",
+        )
