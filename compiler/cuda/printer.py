@@ -142,7 +142,7 @@ class CudaPrinter(CPrinter):
             if any(name.startswith("ts::more_registers") for name in self.called):
                 yield "#define TS_COLD __forceinline__"
             yield "#include <ts/team.cuh>"
-        if any(name.startswith("ts::put_r") for name in self.called):
+        if any(name.startswith(("ts::put_r", "ts::put_z")) for name in self.called):
             yield "#include <ts/put.cuh>"
         if any(name.endswith(("put_packet", "get_packet", "look_for_packet")) for name in self.called):
             yield "#include <ts/packets.cuh>"

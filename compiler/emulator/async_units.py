@@ -433,11 +433,9 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
         raise EmulationError("an arrival of part of a warp")
     synced(b, warps)
     made = usable(b, m, b.units.barrier(byte(m, where)))
-    if not one(m, when):
-        return
-    if b.clocks is not None:
-        made.release(b.clocks.release(np.flatnonzero(m) + b.first))
-    for _ in range(int(warps.all(1).sum())):
+    for w in np.flatnonzero(warps.all(1)) if one(m, when) else ():
+        if b.clocks is not None:
+            made.release(b.clocks.release(np.arange(WARP) + w * WARP + b.first))
         arrived(made, b)
 
 

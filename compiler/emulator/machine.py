@@ -587,7 +587,10 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
         return
 
     def met() -> None:
-        b.met(np.arange(b.threads) < count if which == CONSUMERS else m, 0)
+        if which == CONSUMERS:
+            b.met(np.arange(b.threads) < count, 0)
+        else:  # warps of one warpgroup, the others of which never meet them
+            b.met(m, ranks.MEETS[ranks.COMMUNICATOR])
 
     b.units.interleaving.meet((b.units, which), count, int(m.sum()), met)
 

@@ -32,6 +32,8 @@ from tilescale.packets import SHIFT
 
 #: who of a block acts for itself: its threads that meet, its producer, and the warps that put to other ranks
 THREADS, PRODUCER, COMMUNICATOR = ACTORS = range(3)
+#: which of a thread's stamps (`memory.Moments`) counts the meetings of those with whom it acts
+MEETS = {THREADS: 0, COMMUNICATOR: 1}
 #: later than all that anybody knows of
 UNDER_WAY = 1 << 60
 
@@ -82,7 +84,7 @@ class Task:
         return self.number * len(ACTORS) + b.actor
 
     def stamp(self, b: Block, thread: int) -> int:
-        return self.copies if b.actor == PRODUCER else int(b.stamps[thread, 0])
+        return self.copies if b.actor == PRODUCER else int(b.stamps[thread, MEETS[b.actor]])
 
 
 class World:
@@ -179,7 +181,7 @@ class World:
         for thread in np.unique(threads):
             known = self.knowledge(b, int(thread))
             self._ordered(task, memory, flat[threads == thread], known, writes)
-        stamps = task.copies if b.actor == PRODUCER else b.stamps[threads, 0]
+        stamps = task.copies if b.actor == PRODUCER else b.stamps[threads, MEETS[b.actor]]
         (record.wrote if writes else record.read)[task.actor(b), flat] = stamps
 
     def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
@@ -403,7 +405,7 @@ def _put_rows(width: int, threads: int) -> Callable[..., None]:
         b: Block,
         m: Any,
         to: Pointer,
-        from_: Pointer,
+        from_: Pointer | None,
         rows: Any,
         count: Any,
         to_pitch: Any,
@@ -414,7 +416,7 @@ def _put_rows(width: int, threads: int) -> Callable[..., None]:
         if not np.array_equal(np.sort(number[m]), np.arange(threads)):
             raise EmulationError(f"a put by {threads} threads is made by {int(m.sum())}")
         down, along, *pitches = (_scalar(x, m) for x in (rows, count, to_pitch, from_pitch))
-        starts = [np.broadcast_to(p.index, m.shape) for p in (to, from_)]
+        starts = [np.broadcast_to(p.index, m.shape) for p in (to, from_) if p is not None]
         if any(x % width for x in (along, *pitches, *(int(s[m][0]) for s in starts))):
             raise EmulationError(f"{to.memory.name}: rows of a put are no vectors of {width} elements")
         each = along // width
@@ -423,7 +425,10 @@ def _put_rows(width: int, threads: int) -> Callable[..., None]:
             k = first + number
             some = m & (k < down * each)
             row, place = k // each, k % each * width
-            held = load(b, some, from_.memory, starts[1] + row * pitches[1] + place, width)
+            if from_ is None:
+                held = np.zeros((len(m), width), to.memory.data.dtype)[:, slice(None) if width > 1 else 0]
+            else:
+                held = load(b, some, from_.memory, starts[1] + row * pitches[1] + place, width)
             store(b, some, to.memory, starts[0] + row * pitches[0] + place, held, width)
 
     return run
@@ -437,11 +442,15 @@ def find(name: str) -> Callable[..., Any] | None:
     rows = _put_rows(*(int(x) for x in given.split(",")))
     if function == "ts::put_rows":
         return rows
+    if function == "ts::put_zeros":
+        return lambda b, m, to, down, count, pitch, thread: rows(
+            b, m, to, None, down, count, pitch, 0, thread
+        )
     return lambda b, m, to, from_, count, thread: rows(b, m, to, from_, 1, count, 0, 0, thread)
 
 
 #: what the communicator does to other ranks' memory
-PUTS = {"ts::put_run", "ts::put_rows"}
+PUTS = {"ts::put_run", "ts::put_rows", "ts::put_zeros"}
 # ---- packets: 64-bit words, each whole, whose order says nothing
 
 

@@ -95,8 +95,8 @@ def _puts(body: Any) -> tuple[list[Any], list[Any]]:
 
 def unfit(program: TileProgram, call: Any) -> str | None:
     """Why spare warps cannot make a put; None where they can. They leave out what lies outside of the
-    destination, and never read outside of the source: along each axis of it what is copied lies inside, or
-    ends where it ends in the destination."""
+    destination, and never read outside of the source: along each axis of a part of it what is copied lies
+    inside, or ends where it ends in the destination."""
     src, dst = call.args[:2]
     for r in (src, dst):
         name, var = r.source.name, r.source
@@ -114,14 +114,15 @@ def unfit(program: TileProgram, call: Any) -> str | None:
     names, ranges = bound_in(program.func.body), _ranges(program)
     pairs = dict(zip(long_axes(src), long_axes(dst), strict=True))
     for k, (r, size) in enumerate(zip(src.region, src.source.ty.shape, strict=True)):
+        if k not in pairs:
+            continue  # one place: it is there or it is not
         low = spelt_out(r.min, names)
         if ranges.can_prove(low >= 0) and ranges.can_prove(low + r.extent <= size):
             continue
-        same = [pairs[k]] if k in pairs else [j for j in range(len(dst.region)) if j not in pairs.values()]
-        if not any(
+        j = pairs[k]
+        if not (
             ranges.can_prove(low - spelt_out(dst.region[j].min, names) == 0)
             and ranges.can_prove(size - dst.source.ty.shape[j] == 0)
-            for j in same
         ):
             return f"its part of {src.source.name} may reach beyond the end of axis {k}"
     return None

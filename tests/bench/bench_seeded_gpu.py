@@ -1,5 +1,5 @@
 """How many of the faults seeded into what GPUs get are found without a GPU: those of scheduled programs by
-the simulator, those of thread IR by the emulator. All survivors must be known to be harmless.
+the simulator, those of thread IR and of several ranks by the emulator. All survivors must be known to be harmless.
 
     make bench ARGS="-k seeded_gpu"
 """
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.bench.record import record
-from tests.unit.cuda import seeded_threads
+from tests.unit.cuda import seeded_ranks, seeded_threads
 from tests.unit.passes import seeded_gpu
 from tests.unit.passes.seeded import Judge
 
@@ -83,3 +83,16 @@ def test_threads():
     record("seeded_gpu_threads", tally.figures())
     assert not tally.missed, tally.missed
     assert tally.named["all"] >= 0.95 * tally.total["all"]
+
+
+@pytest.mark.bench
+def test_programs_of_several_ranks():
+    tally = Tally()
+    for case in seeded_ranks.CASES:
+        for fault in seeded_ranks.seeded(case):
+            how = seeded_ranks.found(case, fault.program)
+            kind = how if how == "other results" or not how else how.split()[0]
+            why = seeded_ranks.harmless(case, fault) or None
+            tally.add(fault.name, f"{case.name}, {fault.name} ({fault.at})", kind, why)
+    record("seeded_gpu_ranks", tally.figures())
+    assert not tally.missed, tally.missed

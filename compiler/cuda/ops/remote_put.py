@@ -95,6 +95,13 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
         extents = [widened(x, "int32") for x in (counts[rows[1]], run)]
         steps = [widened(p, "int64") for p in reversed(pitches)]
         inner = do(f"put_rows{template}", *sides, *extents, *steps, thread, span=call.span)
+    lows = [(cx.scalar(r.min), size) for r, size in zip(src.region, source.shape, strict=True)]
+    short = [pair for k, pair in enumerate(lows) if k not in from_axes]
+    beyond = [t for low, size in short for t in (low >= 0, low < size) if not cx.proven(t)]
+    if beyond:  # what is read outside of a tensor is zero
+        rows_there = widened(counts[rows[1]] if rows else 1, "int32")
+        there = [address, rows_there, widened(run, "int32"), widened(pitches[1], "int64"), thread]
+        inner = tirx.IfThenElse(all_of(beyond), inner, do(f"put_zeros{template}", *there, span=call.span))
     for var, count in reversed(loops):
         zero = tirx.IntImm("int32", 0)
         inner = tirx.For(

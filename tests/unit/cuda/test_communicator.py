@@ -340,5 +340,50 @@ def elsewhere() -> Any:
     return kernel
 
 
+def of_some_ranks(world: int, there: int) -> Any:
+    """Puts rows that only the first ``there`` ranks have: zeros behind them."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((there, 64, 64), "bfloat16"),
+        X: T.SymmTensor((world, 64, 64), "bfloat16"),
+        C: T.Tensor((64, 64), "bfloat16"),
+        here: T.Signal((1,)),
+    ):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_shared((64, 64), "bfloat16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            with T.Scale("device") as (rank, n):
+                T.copy(
+                    A[rank, 0:64, 0:64],
+                    X[rank, 0:64, 0:64],
+                    dst=(rank + 1) % n,
+                    signal=here[0],
+                    blocking=False,
+                )
+                T.clear(acc)
+                for _ in T.Pipelined(2, num_stages=2):
+                    T.copy(A[0, 0:64, 0:64], x)
+                    T.gemm(x, x, acc)
+                T.copy(acc, C)
+                T.wait(here[0])
+
+    return kernel
+
+
+def test_a_part_that_is_not_there_is_zeros():
+    assert "ts::put_zeros<8, 64>" in code_of(of_some_ranks(3, 2))
+    args = [
+        {
+            "A": data((2, 64, 64), "bfloat16", r),
+            "X": data((3, 64, 64), "bfloat16", 5 + r),
+            "C": empty((64, 64), "bfloat16"),
+            "here": np.zeros(1, np.int64),
+        }
+        for r in range(3)
+    ]
+    agree_on_ranks(of_some_ranks(3, 2), args, seeds=2)
+
+
 def test_zeros_from_beyond_a_tensor_are_the_threads_part():
     assert "may reach beyond the end of axis 0" in note_of(elsewhere())

@@ -77,4 +77,14 @@ __device__ __forceinline__ void put_rows(T* to, const T* from, int rows, int cou
   }
 }
 
+// The same of zeros: rows of a source that is not there.
+template <int width, int threads, typename T>
+__device__ __forceinline__ void put_zeros(T* to, int rows, int count, int64_t to_pitch, int thread) {
+  using Vector = typename Access<width * sizeof(T)>::type;
+#pragma unroll 1
+  for (int row = 0; row < rows; ++row)
+#pragma unroll 1
+    for (int k = thread; k < count / width; k += threads) *(Vector*)(to + row * to_pitch + k * width) = Vector{};
+}
+
 }  // namespace ts
