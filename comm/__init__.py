@@ -300,7 +300,7 @@ def _members(ranks: Any) -> tuple[int, ...]:
             return tuple(distributed.get_process_group_ranks(ranks))
     try:
         return tuple(int(r) for r in ranks)
-    except TypeError as e:
+    except (TypeError, ValueError) as e:
         raise TileTypeError(
             f"team({ranks!r})", expected="ranks, a ProcessGroup or a DeviceMesh of one axis"
         ) from e

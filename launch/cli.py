@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "trace",
         "Write who did what when, on simulated ranks or on processes, as a file for Perfetto.",
     ),
+    "bench": ("bench", "Measure operations of N ranks beside NCCL, cuBLAS and PyTorch's."),
     "doctor": ("doctor", "Say what this machine has, and what is missing for which feature."),
 }
 

@@ -115,9 +115,10 @@ class Emulator:
                     mem.clear()
                 self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, seed)
 
-    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int,
-              shapes: dict[str, tuple[int, ...]]) -> None:  # fmt: skip
-        """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
+    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[list[int]],
+              seed: int, shapes: list[dict[str, tuple[int, ...]]]) -> None:  # fmt: skip
+        """Runs all blocks of several ranks in turns; ``args``, ``symbols`` and ``shapes`` have one entry a
+        rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
         world = ranks.World(args, len(blocks), draw, seed)
@@ -135,7 +136,7 @@ class Emulator:
                 elif source.kind == "map":
                     m = self.kernel.maps[source.index]
                     name = self.names[m.param]
-                    array = args[task.rank][name].reshape(shapes[name])
+                    array = args[task.rank][name].reshape(shapes[task.rank][name])
                     values[of] = TensorMap(array, m.box, m.swizzle, world.view(task, task.rank, name))
                 else:
                     own = {
@@ -144,7 +145,8 @@ class Emulator:
                         "world": len(args),
                         "team": None,
                     }
-                    value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
+                    symbol = source.kind == "symbol"
+                    value = symbols[task.rank][source.index] if symbol else own[source.kind]
                     values[of] = value if value is None else _typed(value, str(var.ty))
             (b,) = self._made([blocks[task.block]], values, memory, world.interleaving)
             b.world, b.task = world, task

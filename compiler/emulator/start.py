@@ -49,9 +49,9 @@ def run_ranks(
     made.ranks(
         bound[0][0],
         [flat for _, flat, _, _ in bound],
-        bound[0][3],
+        [symbols for _, _, _, symbols in bound],
         seed,
-        {k: v.shape for k, v in bound[0][2].items()},
+        [{k: v.shape for k, v in arrays.items()} for _, _, arrays, _ in bound],
     )
     return [arrays for _, _, arrays, _ in bound]
 

@@ -19,6 +19,7 @@ import pytest
 
 from tests.gpu.jobs import Job
 from tests.gpu.ranks import VARIANTS
+from tilescale.ops import RANK_MODULES, load_ranks
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -97,6 +98,15 @@ def test_programs(clean_env: dict[str, str]):
     for name in names:
         job.must(f"{name}: 0 wrong" in job.text, f"no wrong result of {name}")
     job.must(job.code == 0, "success")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_operations_of_several_ranks(clean_env: dict[str, str], ranks: int):
+    more = {"TILESCALE_HEAP_SIZE": "1G"}
+    job = Said(clean_env, "tilescale", ranks, "tests.gpu.rank_ops", "--graph", limit=400, **more)
+    for module in RANK_MODULES:
+        job.must(f"{load_ranks(module).name}: " in job.text, f"the cases of {module}")
+    job.must(job.code == 0 and not re.search(r" [1-9]\d* wrong", job.text), "right results")
 
 
 def test_what_waits_leaves_room_for_a_kernel_that_needs_shared_memory(clean_env: dict[str, str]):

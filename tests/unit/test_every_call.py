@@ -26,6 +26,7 @@ from tilescale.eager import Eager
 from tilescale.errors import TileError
 from tilescale.jit import Factory
 from tilescale.kernel import Kernel
+from tilescale.launch import bench as bench_command
 from tilescale.launch import check as check_command
 from tilescale.launch import doctor, start
 from tilescale.launch import trace as trace_command
@@ -51,7 +52,7 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
         for name, value in inspect.getmembers(kind, inspect.isfunction):
             if not name.startswith("_"):
                 yield f"{kind.__name__}.{name}", value
-    for module in (check_command, start, trace_command, doctor):
+    for module in (bench_command, check_command, start, trace_command, doctor):
         for name, value in vars(module).items():
             if isinstance(value, click.Command):
                 yield f"{module.__name__.split('.')[-1]}.{name}", inspect.unwrap(value.callback)

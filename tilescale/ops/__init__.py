@@ -22,28 +22,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilescale.ops.case import Op
+    from tilescale.ops.ranks.case import RankOp
 
 #: a function that people call → its file
 HOME = {
+    "all_gather": "ranks.gather",
+    "all_gather_matmul": "ranks.gather_gemm",
+    "all_reduce": "ranks.reduce",
     "attention_gradients": "attention_backward",
+    "broadcast": "ranks.spread",
     "flash_attention": "attention",
     "fp8_matmul": "fp8_gemm",
     "grouped_matmul": "grouped",
     "matmul": "gemm",
+    "matmul_all_reduce": "ranks.gemm_reduce",
+    "matmul_reduce_scatter": "ranks.gemm_scatter",
     "mla_decode": "latent_attention",
+    "reduce_scatter": "ranks.scatter",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
     "w4a16_matmul": "w4a16",
 }
 #: files, each of which has an ``OP``
-MODULES = tuple(sorted(set(HOME.values())))
+MODULES = tuple(sorted({m for m in HOME.values() if not m.startswith("ranks.")}))
+#: the same of operations of several ranks, whose ``OP`` is a :class:`~tilescale.ops.ranks.case.RankOp`
+RANK_MODULES = tuple(sorted({m for m in HOME.values() if m.startswith("ranks.")}))
 
-__all__ = ["HOME", "MODULES", "load", *HOME]
+__all__ = ["HOME", "MODULES", "RANK_MODULES", "load", "load_ranks", *HOME]
 
 
 def load(module: str) -> Op:
     """The operation of one of ``MODULES``."""
     op: Op = import_module(f"tilescale.ops.{module}").OP
+    return op
+
+
+def load_ranks(module: str) -> RankOp:
+    """The operation of one of ``RANK_MODULES``."""
+    op: RankOp = import_module(f"tilescale.ops.{module}").OP
     return op
 
 

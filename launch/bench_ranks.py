@@ -1,0 +1,165 @@
+"""What each rank of `tilescale bench` runs: ``python -m tilescale.launch.bench_ranks PLAN OUT``. PLAN is the
+command's, as JSON; rank 0 leaves the figures in the file OUT.
+
+Each case is first compared: ours with the library's result, element by element. Then ours, every way of ours
+that was asked for, the peers and the computation alone are timed together (tilescale/ops/ranks/measure.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+
+from tilescale import comm
+from tilescale.ops import host, load_ranks
+from tilescale.ops.ranks import measure
+from tilescale.ops.ranks.case import RankOp
+from tilescale.ops.ranks.workspace import release
+
+#: bytes that leave a rank of an H200 machine in a second at most, by its links
+LINK = 370e9
+#: of the greatest magnitude of the library's result: roundings of every rank's part, and other orders of sums
+ALIKE = 3e-2
+
+
+def bound(run: Any, arguments: dict[str, Any], **more: Any) -> measure.Call:
+    return lambda: run(**{**arguments, **more})
+
+
+def different(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The greatest difference, relative to the peer's greatest magnitude; infinite where that is NaN."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    if ours.numel() == 0:
+        return 0.0
+    scale = theirs.double().abs().max().clamp_min(1e-30)
+    worst = float((ours.double() - theirs.double()).abs().max() / scale)
+    return worst if worst == worst else float("inf")
+
+
+def variants(
+    op: RankOp, shape: dict[str, Any], arguments: list[dict[str, Any]], group: Any, every_way: bool
+) -> dict[str, list[measure.Call]]:
+    """What is timed, by name: "ours", "ours, …", a peer's name, "alone"."""
+    world, units = comm.world_size(), host.multiprocessors(arguments[0]["x"].device)
+    outs = [op.run(**a).clone() for a in arguments]
+    pairs = list(zip(arguments, outs, strict=True))
+    made = {"ours": [bound(op.run, a, out=o) for a, o in pairs]}
+    if every_way:
+        for way, more in op.ways(world=world, units=units, **shape).items():
+            made[f"ours, {way}"] = [bound(op.run, a, out=o, **more) for a, o in pairs]
+    for name, prepare in op.peers.items():
+        try:
+            made[name] = [prepare(**a, group=group) for a in arguments]
+        except NotImplementedError:
+            continue
+    if op.alone is not None:
+        made["alone"] = [op.alone(**a, world=world) for a in arguments]
+    return made
+
+
+def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> dict[str, Any]:
+    """A case's figures, alike on all ranks."""
+    rank, world, device = comm.rank(), comm.world_size(), plan["device"]
+    draw = {"rank": rank, "world": world, "device": device}
+    first = op.draw(**shape, **draw, seed=0)
+    arguments = [first, *(op.draw(**shape, **draw, seed=k) for k in range(1, measure.sets(first, device)))]
+    calls = variants(op, shape, arguments, group, plan["every_way"])
+    worst = torch.tensor([0.0], dtype=torch.float64, device=device)
+    for k, arguments_of_set in enumerate(arguments):
+        del arguments_of_set
+        worst = worst.maximum(torch.tensor(different(calls["ours"][k](), calls["library"][k]())).to(worst))
+    torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX, group=group)
+    times = measure.measure(calls, device, plan["replays"], group)
+    us = {name: measure.spread(seconds) for name, seconds in times.items()}
+    return figures(op, shape, us, float(worst.item()), world, host.multiprocessors(first["x"].device))
+
+
+def figures(
+    op: RankOp, shape: dict[str, Any], us: dict[str, dict[str, float]], worst: float, world: int, units: int
+) -> dict[str, Any]:
+    """A case's line, from its times in microseconds."""
+    ours, library = us["ours"]["median"], us["library"]["median"]
+    remote, pick = op.remote(world=world, **shape), op.pick(world=world, units=units, **shape)
+    limit = remote / LINK * 1e6
+    best = max(limit, us["alone"]["median"] if "alone" in us else 0.0)
+    ways = {n.removeprefix("ours, "): t["median"] for n, t in us.items() if n.startswith("ours, ")}
+    return {
+        "op": op.name,
+        "shape": shape,
+        "us": us,
+        "way": pick.way,
+        "blocks": pick.blocks,
+        "link_us": limit,
+        "best_us": best,
+        "ratio_to_library": library / ours,
+        "ratio_to_torch": us["torch"]["median"] / ours if "torch" in us else None,
+        "share_of_best": best / ours,
+        "gbytes_per_s": remote / ours / 1e3,
+        "tflops": op.flops(world=world, **shape) / ours / 1e6,
+        "difference": worst,
+        "right": worst <= ALIKE,
+        "slower": library < ours,
+        "fastest_way": min(ways, key=lambda w: ways[w]) if ways else None,
+    }
+
+
+def cases(plan: dict[str, Any]) -> list[tuple[RankOp, dict[str, Any]]]:
+    """Operations and shapes: those asked for, else on GPUs the measured ones, on processors the small ones
+    that no configuration is named for."""
+    found = []
+    for module in plan["modules"]:
+        op = load_ranks(module)
+        if plan["shapes"]:
+            found += [(op, dict(s)) for s in plan["shapes"]]
+            continue
+        for case in op.cases:
+            small = case.small and "BM" not in case.shape
+            wanted = small if plan["device"] == "cpu" else case.bar is not None
+            if wanted and (not plan["only"] or any(o in str(case) for o in plan["only"])):
+                found.append((op, dict(case.shape)))
+    return found
+
+
+def main() -> int:
+    plan, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+    comm.init()
+    rank, world = comm.rank(), comm.world_size()
+    backend = "nccl" if plan["device"] == "cuda" else "gloo"
+    torch.distributed.init_process_group(backend, rank=rank, world_size=world)
+    group, lines, failed = torch.distributed.group.WORLD, [], False
+    from tqdm import tqdm
+
+    todo = tqdm(cases(plan), disable=rank != 0 or not plan["progress"], unit="case", leave=False)
+    for op, shape in todo:
+        todo.set_description(f"{op.name} {' '.join(f'{k}={v}' for k, v in shape.items())}")
+        try:
+            lines.append(one(op, shape, plan, group))
+        except TypeError as error:
+            if not plan["shapes"]:
+                raise
+            lines.append({"op": op.name, "shape": shape, "failed": str(error)})
+            failed = True
+            if rank == 0:
+                traceback.print_exc(limit=-1)
+        release()
+    if rank == 0:
+        machine = {}
+        if plan["device"] == "cuda":
+            found = torch.cuda.get_device_properties(0)
+            machine = {"gpu": found.name, "multiprocessors": found.multi_processor_count}
+        out.write_text(json.dumps({"backend": backend, "machine": machine, "cases": lines}))
+    torch.cuda.synchronize() if plan["device"] == "cuda" else None
+    comm.barrier()
+    torch.distributed.destroy_process_group()
+    return int(failed or not all(line.get("right", False) for line in lines))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,93 @@
+"""`tilescale bench` on processors: the table, the figures, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilescale.launch import bench, bench_ranks
+from tilescale.ops import RANK_MODULES, load_ranks
+
+COMMAND = [sys.executable, "-m", "tilescale.launch", "bench"]
+
+
+def run(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_table_and_figures(clean_env: dict[str, str], tmp_path: Path):
+    out = tmp_path / "figures.json"
+    options = ["--device", "cpu", "--replays", "3", "--every-way", "--json", str(out)]
+    done = run(
+        clean_env, "-n", "3", *options, "all_gather_matmul", "all_reduce", "--only", "M=5", "--only", "size=5"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks, processors" in done.stdout and "× gloo" in done.stdout
+    made = json.loads(out.read_text())
+    assert made["machine"]["ranks"] == 3 and made["command"].startswith("tilescale bench -n 3")
+    line, *sums = made["figures"]["cases"]
+    assert [s["shape"]["how"] for s in sums] == ["packets", "one_shot", "two_shot"] and all(
+        s["right"] for s in sums
+    )
+    assert line["op"] == "all_gather_matmul" and line["shape"]["M"] == 5 and line["right"]
+    assert set(line["us"]) == {"ours", "ours, fused", "ours, apart", "library", "alone"}
+    assert line["way"] == "apart" and line["fastest_way"] in ("fused", "apart")
+    assert line["ratio_to_library"] == pytest.approx(
+        line["us"]["library"]["median"] / line["us"]["ours"]["median"]
+    )
+    assert "all_gather_matmul" in done.stdout and "relu" in done.stdout
+
+
+def test_every_operation_in_a_shape_of_ones_own(clean_env: dict[str, str], tmp_path: Path):
+    out = tmp_path / "figures.json"
+    options = ["--device", "cpu", "--replays", "1", "--json", str(out)]
+    flat = ["all_gather", "reduce_scatter"]
+    products = ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"]
+    for shape, names in (("rows=30,columns=20", flat), ("M=33,N=16,K=24,bias=true", products)):
+        done = run(clean_env, "-n", "2", *options, "--shape", shape, *names)
+        assert done.returncode == 0, done.stdout + done.stderr
+        cases = json.loads(out.read_text())["figures"]["cases"]
+        assert [c["op"] for c in cases] == names and all(c["right"] for c in cases)
+
+
+def test_a_shape_that_an_operation_does_not_have_is_told(clean_env: dict[str, str]):
+    done = run(clean_env, "-n", "1", "--device", "cpu", "--shape", "rows=3", "all_reduce")
+    assert done.returncode == 1 and "rows" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "args, told",
+    [
+        (["-n", "2", "matmul"], "there is no operation 'matmul'; there are all_gather"),
+        (["-n", "2", "--shape", "M"], "expected NAME=VALUE"),
+        (["all_reduce"], "--ranks"),
+    ],
+)
+def test_refusals(clean_env: dict[str, str], args: list[str], told: str):
+    done = run(clean_env, *args)
+    assert done.returncode == 2 and told in done.stderr
+
+
+def test_the_lists_have_cases_for_both_kinds_of_machine():
+    for module in RANK_MODULES:
+        plan: dict[str, Any] = {"modules": [module], "only": [], "shapes": []}
+        measured = bench_ranks.cases({**plan, "device": "cuda"})
+        assert len(measured) == sum(c.bar is not None for c in load_ranks(module).cases) > 0
+
+
+def test_a_line_is_computed_from_times():
+    op = load_ranks("ranks.gather_gemm")
+    us = {
+        name: {"median": t}
+        for name, t in {"ours": 100.0, "library": 150.0, "alone": 90.0, "torch": 120.0}.items()
+    }
+    line = bench_ranks.figures(op, {"M": 8192, "N": 2560, "K": 8192}, us, 0.0, 4, 132)
+    assert line["ratio_to_library"] == 1.5 and line["ratio_to_torch"] == 1.2 and not line["slower"]
+    assert line["link_us"] == pytest.approx(3 * 2048 * 8192 * 2 / 370e9 * 1e6)
+    assert line["best_us"] == max(90.0, line["link_us"]) and line["way"] == "fused" and line["blocks"] == 132
+    assert bench.shape_of("M=5, bias=true,dtype=float16") == {"M": 5, "bias": True, "dtype": "float16"}

@@ -1,0 +1,184 @@
+"""tilescale.ops of several ranks on processes: every small case on 1 to 8 ranks, torch's groups, memory that
+is shared by calls of different shapes, ranks that call different things."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist  # once here, not in each of the forked ranks
+
+import tilescale.ops
+from tests.ranks.harness import RanksFailed, run_ranks
+from tests.unit.ops.rank_cases import nothing_left, right, run
+from tilescale import comm
+from tilescale.ops import RANK_MODULES, load_ranks
+from tilescale.ops.ranks.workspace import release
+
+CASES = {m: [c for c in load_ranks(m).cases if c.small] for m in RANK_MODULES}
+
+
+def one_after_another(module: str, cases: list[Any]) -> list[dict[str, Any]]:
+    return [run(module, dict(c.shape), seeds=1) for c in cases]
+
+
+@pytest.mark.parametrize(
+    "module, world",
+    [(m, n) for m in RANK_MODULES for n in (range(1, 9) if "gemm" in m else (1, 3, 8))],
+)
+def test_meaning(module: str, world: int):
+    """Cases one after another, in the same workspace: on three ranks all of them, on others some."""
+    cases = [c for k, c in enumerate(CASES[module]) if world == 3 or (k + world) % 4 == 0]
+    done = run_ranks(world, one_after_another, module, cases, timeout=120)
+    for k, case in enumerate(cases):
+        right([results[k] for results in done], case, alike=load_ranks(module).alike)
+
+
+def port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def with_torch(address: int, what: Any, *args: Any) -> Any:
+    """On a rank that has joined torch's job, too."""
+    comm.init()
+    where = f"tcp://127.0.0.1:{address}"
+    dist.init_process_group("gloo", init_method=where, rank=comm.rank(), world_size=comm.world_size())
+    try:
+        return what(*args)
+    finally:
+        comm.barrier()
+        dist.destroy_process_group()
+
+
+def groups(modules: tuple[str, ...]) -> list[bool]:
+    """Every operation in a process group, a mesh and by the library."""
+    pair = dist.new_group([0, 2])
+    mesh = dist.init_device_mesh("cpu", (comm.world_size(),), mesh_dim_names=("tp",))
+    right = []
+    for module in modules:
+        op, case = load_ranks(module), CASES[module][0]
+        for group, members in ((None, [0, 1, 2]), (mesh["tp"], [0, 1, 2]), (pair, [0, 2])):
+            if comm.rank() not in members:
+                continue
+            me, world = members.index(comm.rank()), len(members)
+            everyone = [op.draw(**case.shape, rank=r, world=world) for r in range(world)]
+            want = op.reference(everyone)[me]
+            got = op.run(**everyone[me], group=group)
+            right.append(bool(((got.double() - want.value).abs() <= want.allowed).all()))
+            process_group = pair if group is pair else dist.group.WORLD
+            theirs = op.peers["library"](**everyone[me], group=process_group)()
+            right.append(bool(torch.allclose(theirs.double(), got.double(), rtol=0.02, atol=0.02)))
+    return right
+
+
+def test_torch_groups_and_peers():
+    """A process group and a mesh name the ranks; the peers of benchmarks compute the same."""
+    done = run_ranks(3, with_torch, port(), groups, RANK_MODULES, timeout=120)
+    assert all(all(r) for r in done) and [len(r) for r in done] == [
+        6 * len(RANK_MODULES),
+        4 * len(RANK_MODULES),
+        6 * len(RANK_MODULES),
+    ], done
+
+
+def by_the_library() -> bool:
+    x = torch.arange(8.0).reshape(-1, 2) + 100 * comm.rank()
+    return bool(tilescale.ops.all_gather(x, how="library").equal(tilescale.ops.all_gather(x)))
+
+
+def test_the_library_gathers_the_same():
+    assert run_ranks(2, with_torch, port(), by_the_library) == [True, True]
+
+
+def growing() -> list[bool]:
+    """Calls that outgrow the workspace, go back to small ones and give it back; symmetric results."""
+    comm.init()
+    rank, world, right = comm.rank(), comm.world_size(), []
+    for n in (10, 3_000_000, 20, 5_000_000, 7):
+        got = tilescale.ops.all_gather(torch.full((n,), rank, dtype=torch.uint8))
+        right.append(bool(got.equal(torch.arange(world).repeat_interleave(n).to(torch.uint8))))
+        right.append(nothing_left())
+    release()
+    out = comm.full((2 * world, 3), -1.0)
+    x = torch.randn(2, 3) + rank
+    got = tilescale.ops.all_gather(x, out=out)
+    right.append(got is out and bool(got.equal(tilescale.ops.all_gather(x))))
+    return right
+
+
+def test_the_workspace_grows_and_is_given_back():
+    assert all(all(r) for r in run_ranks(3, growing))
+
+
+def anywhere() -> list[bool]:
+    """Sums and broadcasts in place, into memory that begins anywhere, out of views, of nothing."""
+    comm.init()
+    rank, world, right = comm.rank(), comm.world_size(), []
+    want = torch.arange(1000.0) * world + 100 * sum(range(world))
+    for way in ("one_shot", "two_shot"):
+        x = torch.arange(1000.0) + 100 * rank
+        right.append(tilescale.ops.all_reduce(x, out=x, how=way) is x and bool(x.equal(want)))
+        beside = torch.full((1003,), -1.0)
+        y = beside[1:1001].copy_(torch.arange(1000.0) + 100 * rank)  # four bytes behind a multiple of 16
+        right.append(bool(tilescale.ops.all_reduce(y, how=way).equal(want)))
+        tilescale.ops.all_reduce(y, out=y, how=way)
+        right.append(bool(y.equal(want)) and bool((beside[[0, 1001, 1002]] == -1).all()))
+    for way in ("direct", "relayed"):
+        x = torch.arange(7, dtype=torch.int16)[2:] + 10 * rank
+        right.append(tilescale.ops.broadcast(x, world - 1, out=x, how=way) is x)
+        right.append(bool(x.equal(torch.arange(7, dtype=torch.int16)[2:] + 10 * (world - 1))))
+    x = (torch.arange(24.0).view(4, 6) + rank).T  # not contiguous
+    part = tilescale.ops.reduce_scatter(x)
+    right.append(bool(tilescale.ops.all_gather(part, rows=6).equal(tilescale.ops.all_reduce(x))))
+    for nothing in (torch.empty(0, 5), torch.empty(4, 0)):
+        for op in (tilescale.ops.all_reduce, tilescale.ops.reduce_scatter, tilescale.ops.broadcast):
+            right.append(op(nothing).numel() == 0)
+        right.append(tilescale.ops.all_gather(nothing).numel() == 0)
+    right.append(tilescale.ops.matmul_all_reduce(torch.empty(0, 5), torch.ones(5, 3)).shape == (0, 3))
+    return right
+
+
+def test_in_place_and_anywhere_in_memory():
+    done = run_ranks(3, anywhere)
+    assert all(all(r) for r in done), done
+
+
+def sums_by_the_library() -> list[bool]:
+    x, w = torch.arange(60.0).view(20, 3) + comm.rank(), torch.ones(3, 2)
+    ours, theirs = tilescale.ops.all_reduce(x), tilescale.ops.all_reduce(x, order="any", how="library")
+    part = tilescale.ops.reduce_scatter(x, order="any", how="library")
+    whole = tilescale.ops.matmul_all_reduce(x, w)
+    return [
+        bool(ours.equal(theirs)),
+        bool(part.equal(tilescale.ops.reduce_scatter(x))),
+        bool(tilescale.ops.broadcast(x, 1, how="library").equal(torch.arange(60.0).view(20, 3) + 1)),
+        bool(whole.equal(ours @ w)),
+    ]
+
+
+def test_the_library_adds_where_it_may():
+    done = run_ranks(2, with_torch, port(), sums_by_the_library)
+    assert all(all(r) for r in done), done
+
+
+def different() -> None:
+    comm.init()
+    tilescale.ops.all_gather(torch.ones(4))
+    tilescale.ops.all_gather(torch.ones(4 + comm.rank()))
+
+
+def test_ranks_that_bring_different_shapes_are_told():
+    with pytest.raises(RanksFailed, match="different|launch 2"):
+        run_ranks(2, different)
+
+
+def test_without_init():
+    def work() -> None:
+        tilescale.ops.all_gather(torch.ones(4))
+
+    with pytest.raises(RanksFailed, match=r"not initialised"):
+        run_ranks(2, work)

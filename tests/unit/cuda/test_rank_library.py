@@ -1,0 +1,219 @@
+"""The kernels of tilescale.ops for several ranks on the emulated Hopper GPU, as they are printed for TMA,
+mbarriers, wgmma and the peers' addresses, against the simulator."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tilescale.compiler import driver
+from tilescale.ops.ranks import flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
+from tilescale.packets import length
+
+FLAT = {"Q": 64, "blocks": 2, "threads": 64}
+
+
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape, np.int64)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("world, n, m", [(2, 320, 320), (3, 44, 20)])
+def test_gather(world: int, n: int, m: int, direct: bool):
+    kernel = flat_kernels.gather(world=world, dtype="int32", align=4, direct=direct, **FLAT)
+    args = []
+    for r in range(world):
+        given = {
+            "A": data((n if r < world - 1 else m,), "int32", r),
+            "G": empty((world, n), "int32"),
+            "arrived": zeros(world, 2),
+        }
+        args.append(given if direct else {**given, "C": empty((world, n), "int32")})
+    agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize(
+    "world, M, groups, bias",
+    [(2, 128, 1, False), (2, 128, 3, False), (3, 100, 2, True), (3, 2, 1, False)],
+    ids=["whole", "groups", "ragged", "few"],
+)
+def test_gather_gemm(world: int, M: int, groups: int, bias: bool):
+    N, K = 72, 136
+    cut = {
+        "BM": 64,
+        "BN": 64,
+        "BK": 64,
+        "stages": 2,
+        "threads": 128,
+        "blocks": 2,
+        "panel": 2,
+        "high": 32,
+        "wide": 64,
+        "groups": groups,
+    }
+    what = {
+        "dtype": "bfloat16",
+        "out": "bfloat16",
+        "trans_b": False,
+        "bias": bias,
+        "activation": "relu" if bias else "",
+    }
+    kernel = gather_gemm.gather_gemm(M=M, N=N, K=K, world=world, **cut, **what)
+    each = -(-M // world)
+    args = [
+        {
+            "A": data((each, K), "bfloat16", r),
+            "X": empty((M, K), "bfloat16"),
+            "W": data((K, N), "bfloat16", 9 + r),
+            "add": data((N if bias else 1,), "bfloat16", 20 + r),
+            "here": zeros(math.ceil(M / 64), groups),
+            "C": empty((M, N), "bfloat16"),
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args)
+
+
+def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
+    for M, N, K, world in ((8192, 2560, 8192, 4), (5000, 1000, 1000, 3)):
+        how = vars(gather_gemm.choose(M, N, K, world, "bfloat16")) | {"M": M, "N": N, "K": K, "world": world}
+        assert how.pop("fused")
+        what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
+        made = driver.lower(gather_gemm.gather_gemm(**how, **what).trace(), "cuda:sm_90a")
+        assert not [n for n in made.program.notes if "without" in n or "in turn" in n], made.program.notes
+        code = driver.source_text(gather_gemm.gather_gemm(**how, **what).trace(), "cuda", "cuda:sm_90a")
+        producer = code[code.index("ts::fewer_registers") : code.index("ts::more_registers")]
+        assert "ts::wait<true>" in producer and "ts::tma_load(&x[" in producer and "ts::wgmma_m64n" in code
+
+
+SUMS = {**FLAT, "P": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
+
+
+@pytest.mark.parametrize("bias, activation", [(0, ""), (20, "relu")])
+@pytest.mark.parametrize("world, n, last", [(2, 320, 320), (3, 100, 40)])
+def test_scatter_sum(world: int, n: int, last: int, bias: int, activation: str):
+    kernel = flat_kernels.scatter_sum(world=world, bias=bias, activation=activation, **SUMS)
+    args = [
+        {
+            "X": data(((world - 1) * n + last,), "bfloat16", r),
+            "parts": empty((world, n), "bfloat16"),
+            "add": data((max(1, bias),), "bfloat16", 9),
+            "arrived": zeros(2),
+            "C": empty((n if r < world - 1 else last,), "bfloat16"),
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("shots, t", [(1, 300), (1, 4), (2, 300), (2, 4)])
+def test_all_reduce(shots: int, t: int, inplace: bool):
+    world = 3
+    make = flat_kernels.one_shot if shots == 1 else flat_kernels.two_shot
+    kernel = make(world=world, bias=0, activation="", inplace=inplace, **SUMS)
+    n = -(-t // world)
+    n = t if shots == 1 else -(-n // FLAT["Q"]) * FLAT["Q"]
+    args = []
+    for r in range(world):
+        given = {"A": data((t,), "bfloat16", r), "parts": empty((world, n), "bfloat16")}
+        if shots == 2:
+            given["sums"] = empty((world, n), "bfloat16")
+        given["add"] = data((1,), "bfloat16", 9)
+        given |= {"arrived": zeros(2)} if shots == 1 else {"given": zeros(2), "done": zeros(2)}
+        args.append(given if inplace else {**given, "C": empty((t,), "bfloat16")})
+    agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+@pytest.mark.parametrize("world, root", [(2, 1), (4, 2)])
+def test_spread(world: int, root: int, relayed: bool):
+    kernel = flat_kernels.spread(world=world, dtype="int32", align=4, relayed=relayed, **FLAT)
+    args = [
+        {
+            "A": data((1000,), "int32", r),
+            "G": empty((1000,), "int32"),
+            "arrived": zeros(world, 2),
+            "root": root,
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("reduce", [False, True], ids=["scatter", "reduce"])
+@pytest.mark.parametrize(
+    "world, M, K, bias",
+    [(2, 128, [72, 72], False), (3, 100, [40, 40, 8], True)],
+    ids=["whole", "ragged"],
+)
+def test_gemm_and_sum(world: int, M: int, K: list[int], bias: bool, reduce: bool):
+    N = 72
+    cut = {"BM": 64, "BN": 64, "BK": 64, "stages": 2, "threads": 128, "blocks": 2, "panel": 2, "slab": 16}
+    what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": bias, "activation": ""}
+    even = len(set(K)) == 1
+    make = gemm_reduce.gemm_reduce if reduce else gemm_scatter.gemm_scatter
+    kernel = make(M=M, N=N, K=K[0] if even else None, align=1 if even else 8, world=world, **cut, **what)
+    each = -(-M // world)
+    tiles = -(-M // 64) * -(-N // 64)
+    shape = (world, -(-tiles // world), 64, 64) if reduce else (world, each, N)
+    args = []
+    for r in range(world):
+        given = {
+            "A": data((M, K[r]), "bfloat16", r),
+            "W": data((K[r], N), "bfloat16", 9 + r),
+            "add": data((N if bias else 1,), "bfloat16", 20),
+            "own": empty(shape, "bfloat16"),
+            "parts": empty(shape, "bfloat16"),
+        }
+        if reduce:
+            given["sums"] = empty(shape, "bfloat16")
+            given |= {"given": zeros(shape[1]), "done": zeros(*shape[:2]), "C": empty((M, N), "bfloat16")}
+        else:
+            mine = max(0, min(each, M - r * each))
+            given |= {"arrived": zeros(-(-each // 64), -(-N // 64)), "C": empty((mine, N), "bfloat16")}
+        args.append(given)
+    agree_on_ranks(kernel, args)
+
+
+def test_a_sum_in_packets_needs_no_flags():
+    """World 2, three threads' worth beyond the end; and the launch's table says that no flags are needed."""
+    t, blocks, P = 300, 4, 128
+    cut = {"P": P, "blocks": blocks, "threads": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
+    kernel = flat_kernels.by_packets(world=2, bias=0, activation="", inplace=False, **cut)
+    args = [
+        {
+            "A": data((t,), "bfloat16", r),
+            "box": np.zeros(length((2, blocks * P), 16), np.int64),
+            "add": data((1,), "bfloat16", 9),
+            "C": empty((t,), "bfloat16"),
+        }
+        for r in range(2)
+    ]
+    agree_on_ranks(kernel, args, seeds=1)
+    notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    assert any("without" in n and "flag" in n for n in notes), notes
+
+
+@pytest.mark.parametrize(
+    "make", [gather_gemm.gather_gemm, gemm_scatter.gemm_scatter, gemm_reduce.gemm_reduce]
+)
+@pytest.mark.parametrize("M, world", [(8192, 4), (2500, 3)])
+def test_warps_beside_the_producer_put_at_full_size(make: Any, M: int, world: int):
+    module = importlib.import_module(make.__module__)
+    how = vars(module.choose(M, 2560, 8192, world, "bfloat16")) | {
+        "M": M,
+        "N": 2560,
+        "K": 8192,
+        "world": world,
+    }
+    assert how.pop("fused")
+    what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
+    more = {} if module is gather_gemm else {"align": 1}
+    notes = driver.lower(make(**how, **what, **more).trace(), "cuda:sm_90a").program.notes
+    assert any("warps beside the producer" in n for n in notes), notes

@@ -1,0 +1,55 @@
+"""What tests and benchmarks know of an operation of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.ops.case import Case, Expected
+
+__all__ = ["Case", "Expected", "Pick", "RankOp"]
+
+
+@dataclass(frozen=True)
+class Pick:
+    """How a shape is computed, in a word, and by how many blocks, which is how many multiprocessors it keeps
+    (None: a library decides)."""
+
+    way: str
+    blocks: int | None
+
+
+@dataclass(frozen=True)
+class RankOp:
+    """An operation of several ranks with everything that its tests and benchmarks need.
+
+    Attributes:
+        run: what people call; takes a rank's drawn arguments by name, ``group=`` and ``out=``.
+        draw: (shape's items by name, rank=, world=, device=, seed=) → that rank's arguments. Every rank can
+            draw every other one's.
+        reference: all ranks' arguments, in order → the result of each as `Expected`.
+        pick: (world=, units=, shape's items by name) → the choice for this shape on a GPU of so many
+            multiprocessors, where torch has a library.
+        ways: (the same) → way's name → arguments that ask for it.
+        peers: name → from a rank's arguments and a torch process group a call without any. Raises
+            NotImplementedError where the backend or the machine has no such thing.
+        alike: whether all ranks get the same bits.
+        alone: from a rank's arguments a call of what a GPU computes without any communication, or None.
+        flops: of one rank, from the shape's items and world=. remote: bytes that leave one rank at least.
+        cases: those that are `small` run on simulated ranks and on processes; those with a `bar` are
+            measured.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    draw: Callable[..., dict[str, Any]]
+    reference: Callable[[list[dict[str, Any]]], list[Expected]]
+    pick: Callable[..., Pick]
+    ways: Callable[..., dict[str, dict[str, Any]]]
+    cases: tuple[Case, ...]
+    remote: Callable[..., float]
+    peers: Mapping[str, Callable[..., Callable[[], Any]]] = field(default_factory=dict)
+    alone: Callable[..., Callable[[], Any]] | None = None
+    alike: bool = False
+    flops: Callable[..., float] = lambda **_: 0.0

@@ -1,0 +1,144 @@
+"""Tensors as rows of numbers: how collectives cut them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Expected, expected
+from tilescale.ops.case import summed as summed_up
+from tilescale.ops.ranks.gemms import biased
+
+__all__ = [
+    "SUMMED",
+    "Cut",
+    "biased",
+    "constants",
+    "cut",
+    "landed",
+    "landing",
+    "reference_sum",
+    "row",
+    "summed",
+]
+__all__ += ["way", "words"]
+
+#: bytes that are added together, in registers
+ADDED = 8 << 10
+#: dtypes that sums are taken of
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Numbers that are added together, numbers of a put, blocks, threads of a block."""
+
+    P: int
+    Q: int
+    blocks: int
+    threads: int
+
+
+def cut(size: int, itemsize: int, units: int) -> Cut:
+    """For ``size`` bytes to each rank on a GPU of ``units`` multiprocessors: a vector of 16 bytes a thread
+    for small messages, whose time is the trip's; for large ones a put or two of each block to each rank, of
+    16 to 256 KB, since the release behind each costs microseconds."""
+    if size <= 256 << 10:
+        put = 2 << 10
+        return Cut(put // itemsize, put // itemsize, max(1, min(units, -(-size // put))), 128)
+    put = min(256 << 10, max(16 << 10, 1 << (size // units).bit_length() - 1))
+    return Cut(ADDED // itemsize, put // itemsize, min(units, -(-size // put)), 256)
+
+
+def words(*sizes: int) -> tuple[torch.dtype, int]:
+    """The widest integers that rows of so many bytes are made of, and how many of them make a vector. All
+    ranks have to choose alike: ``sizes`` are what they agree on."""
+    step = math.gcd(16, *sizes)
+    kind = {16: torch.int64, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[step]
+    return kind, step // kind.itemsize
+
+
+def row(tensor: torch.Tensor, kind: torch.dtype | None = None) -> torch.Tensor:
+    """A contiguous tensor as a row of numbers, of ``kind`` where that is given. One that does not begin at
+    16 bytes is copied: kernels are made for rows that do."""
+    flat = tensor.reshape(-1)
+    flat = flat if flat.data_ptr() % 16 == 0 else flat.clone()
+    return flat if kind is None else flat.view(kind)
+
+
+def summed(x: torch.Tensor, what: str) -> None:
+    """Refuses what no sum is taken of.
+
+    Raises:
+        TileTypeError: a dtype that is none of `SUMMED`.
+    """
+    if x.dtype not in SUMMED:
+        raise TileTypeError(
+            f"{what} of {str(x.dtype).removeprefix('torch.')}",
+            expected="one of " + ", ".join(str(d).removeprefix("torch.") for d in SUMMED),
+        )
+
+
+def landing(out: torch.Tensor) -> torch.Tensor:
+    """A row that a kernel writes ``out`` as: itself, or where it does not begin at 16 bytes, other memory."""
+    return out.view(-1) if out.data_ptr() % 16 == 0 else out.new_empty(out.numel())
+
+
+def landed(row: torch.Tensor, out: torch.Tensor) -> None:
+    """What a kernel wrote is in ``out``."""
+    if row.data_ptr() != out.data_ptr():
+        out.view(-1).copy_(row)
+
+
+def way(how: str | None, choice: str, ways: tuple[str, ...], order: str, torch_group: Any) -> str:
+    """``how``, checked, or the choice by size.
+
+    Raises:
+        TileValueError: an order or a way that there is not, or the library where it may not add.
+    """
+    if order not in ("rank", "any"):
+        raise TileValueError(f"order={order!r}", expected='"rank" or "any"')
+    if how is None:
+        return choice
+    free = order == "any" and torch_group is not None
+    if how not in ways and not (how == "library" and free):
+        needs = 'where torch has a process group of these ranks, "library" with order="any"'
+        raise TileValueError(f"how={how!r}", expected=", ".join(f'"{w}"' for w in ways) + f"; {needs}")
+    return how
+
+
+def constants(
+    cut: Cut,
+    world: int,
+    x: torch.Tensor,
+    c: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    *extents: int,
+) -> dict[str, Any]:
+    """What a kernel that adds is made of; ``extents``: lengths of rows that all ranks agree on."""
+    size = max(x.element_size(), c.element_size())
+    return {
+        "world": world,
+        "P": cut.P,
+        "Q": cut.Q,
+        "blocks": cut.blocks,
+        "threads": cut.threads,
+        "dtype": host.dtype_name(x),
+        "align": math.gcd(16 // size, *extents),
+        "out": host.dtype_name(c),
+        "bias": 0 if bias is None else bias.numel(),
+        "activation": activation,
+    }
+
+
+def reference_sum(everyone: list[torch.Tensor]) -> Expected:
+    """The sum in float64, and what one in float32 may be off."""
+    parts = [x.double() for x in everyone]
+    magnitude = torch.stack([p.abs() for p in parts]).sum(0)
+    return expected(torch.stack(parts).sum(0), everyone[0].dtype, noise=summed_up(magnitude, len(parts)))

@@ -1,0 +1,349 @@
+"""The tile programs of the collectives: a tensor is a row of numbers, cut into pieces of ``Q``.
+
+Piece p belongs to block p % blocks, on every rank: what one rank's block puts, the same block of another rank
+awaits, so no block waits for all others of its rank. Puts go on beside each other (``blocking=False``) and
+begin at the own neighbour, so that no rank is everyone's first target. A put is a whole piece, since each one
+ends in a signal; a piece is added ``P`` numbers at a time, which lie in registers. Sums are float32's, in
+rank order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilescale.language as T
+from tilescale.ops.gemm_kernels import activated
+
+
+def pieces_of(extent: Any, Q: int, block: Any, blocks: int) -> Any:
+    """How many pieces of so many numbers a block has."""
+    return T.max(0, T.ceildiv(T.ceildiv(extent, Q) - block, blocks))
+
+
+def gather(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, direct: bool) -> Any:
+    """C[r] = rank r's A. A (m,), C (world, n): m ≤ n, both known to the call, multiples of ``align``.
+    ``direct``: C is G, which peers reach; else what arrives in G is copied on."""
+    n, m = T.dynamic("n", multiple_of=align), T.dynamic("m", multiple_of=align)
+
+    @T.macro
+    def body(A, G, arrived, C):
+        with T.Kernel(blocks, threads=threads) as b:
+            with T.Scale("device") as (rank, size):
+                for hop in T.serial(1, size):
+                    for p in T.serial(pieces_of(n, Q, b, blocks)):
+                        at = (p * blocks + b) * Q
+                        T.copy(
+                            A[at : at + Q],
+                            G[rank, at : at + Q],
+                            dst=(rank + hop) % size,
+                            signal=arrived[rank, b],
+                            blocking=False,
+                        )
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
+                    T.copy(A[at : at + Q], (G if direct else C)[rank, at : at + Q])
+                for hop in T.serial(1, size):
+                    source = (rank - hop + size) % size
+                    if direct:
+                        T.wait(arrived[source, b], pieces_of(n, Q, b, blocks))
+                    else:
+                        for p in T.serial(pieces_of(n, Q, b, blocks)):
+                            at = (p * blocks + b) * Q
+                            T.wait(arrived[source, b], p + 1)
+                            T.copy(G[source, at : at + Q], C[source, at : at + Q])
+
+    @T.prim_func
+    def all_gather(
+        A: T.Tensor((m,), dtype),
+        G: T.SymmTensor((world, n), dtype),
+        arrived: T.Signal((world, blocks)),
+        C: T.Tensor((world, n), dtype),
+    ):
+        body(A, G, arrived, C)
+
+    @T.prim_func
+    def all_gather_direct(
+        A: T.Tensor((m,), dtype), G: T.SymmTensor((world, n), dtype), arrived: T.Signal((world, blocks))
+    ):
+        body(A, G, arrived, None)
+
+    return all_gather_direct if direct else all_gather
+
+
+@T.macro
+def add_parts(parts: Any, own: Any, own_at: Any, at: Any, P: int, rank: Any, size: Any, part: Any, acc: Any):
+    """acc = Σ over ranks, in order, of parts[r, at : at + P], of which this rank's are own[own_at …]."""
+    T.clear(acc)
+    for r in T.serial(size):
+        if r == rank:
+            T.copy(own[own_at : own_at + P], part)
+        else:
+            T.copy(parts[r, at : at + P], part)
+        for i in T.Parallel(P):
+            acc[i] += T.cast(part[i], "float32")
+
+
+@T.macro
+def finished(acc: Any, add: Any, at: Any, activation: str):
+    """acc = act(acc + add), where the numbers are from place ``at`` on of rows as long as ``add``."""
+    if add is not None or activation:
+        for i in T.Parallel(*acc.shape):
+            x = acc[i] if add is None else acc[i] + add[(at + i) % add.shape[0]]
+            acc[i] = activated(x, activation)
+
+
+def scatter_sum(
+    world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str,
+) -> Any:  # fmt: skip
+    """C = act(Σ over ranks of their X[rank · n …] + bias). X (t,), parts (world, n), C (m,): m ≤ n, t ≤
+    world · n. ``bias``: so many numbers, again and again; 0: none."""
+    n, m, t = (T.dynamic(x, multiple_of=align) for x in "nmt")
+
+    @T.prim_func
+    def reduce_scatter(
+        X: T.Tensor((t,), dtype),
+        parts: T.SymmTensor((world, n), dtype),
+        add: T.Tensor((max(1, bias),), out),
+        arrived: T.Signal((blocks,)),
+        C: T.Tensor((m,), out),
+    ):
+        with T.Kernel(blocks, threads=threads) as b:
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            with T.Scale("device") as (rank, size):
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
+                    for hop in T.serial(1, size):
+                        owner = (rank + hop) % size
+                        T.copy(
+                            X[owner * n + at : owner * n + at + Q],
+                            parts[rank, at : at + Q],
+                            dst=owner,
+                            signal=arrived[b],
+                            blocking=False,
+                        )
+                T.wait(arrived[b], pieces_of(n, Q, b, blocks) * (size - 1))
+                for p, s in T.grid(pieces_of(m, Q, b, blocks), Q // P):
+                    at = (p * blocks + b) * Q + s * P
+                    if at < m:
+                        add_parts(parts, X, rank * n + at, at, P, rank, size, part, acc)
+                        finished(acc, add if bias else None, at, activation)
+                        T.copy(acc, C[at])
+
+    return reduce_scatter
+
+
+def one_shot(
+    world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
+    """C = act(Σ of all ranks' A + bias), each rank adding everyone's whole A: one trip, for small ones.
+    ``inplace``: A takes the sum, which a block writes when it has put its pieces."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.macro
+    def body(A, parts, add, arrived, C):
+        with T.Kernel(blocks, threads=threads) as b:
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            with T.Scale("device") as (rank, size):
+                for p in T.serial(pieces_of(t, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
+                    for hop in T.serial(1, size):
+                        T.copy(
+                            A[at : at + Q],
+                            parts[rank, at : at + Q],
+                            dst=(rank + hop) % size,
+                            signal=arrived[b],
+                        )
+                T.wait(arrived[b], pieces_of(t, Q, b, blocks) * (size - 1))
+                for p, s in T.grid(pieces_of(t, Q, b, blocks), Q // P):
+                    at = (p * blocks + b) * Q + s * P
+                    if at < t:
+                        add_parts(parts, A, at, at, P, rank, size, part, acc)
+                        finished(acc, add if bias else None, at, activation)
+                        T.copy(acc, C[at])
+
+    X, parts, add = T.Tensor((t,), dtype), T.SymmTensor((world, t), dtype), T.Tensor((max(1, bias),), out)
+    flags = T.Signal((blocks,))
+
+    @T.prim_func
+    def all_reduce(A: X, parts: parts, add: add, arrived: flags, C: T.Tensor((t,), out)):
+        body(A, parts, add, arrived, C)
+
+    @T.prim_func
+    def all_reduce_in_place(A: X, parts: parts, add: add, arrived: flags):
+        body(A, parts, add, arrived, A)
+
+    return all_reduce_in_place if inplace else all_reduce
+
+
+def by_packets(
+    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
+    """The same in packets, which need no signal, and no flags where a launch begins and ends: one trip, for
+    the smallest. A block has ``P`` numbers; box (world, blocks · P) is at least as long as A."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.macro
+    def body(A, box, add, C):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
+            mine, parts = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
+            acc = T.alloc_fragment((P,), "float32")
+            T.copy(A[b * P], mine)
+            T.put_packets(mine, box[rank, b * P])
+            T.get_packets(box[0:world, b * P : (b + 1) * P], parts)
+            T.clear(acc)
+            for i in T.Parallel(P):
+                for r in T.serial(world):
+                    acc[i] += T.cast(parts[r, i], "float32")
+            finished(acc, add if bias else None, b * P, activation)
+            T.copy(acc, C[b * P])
+
+    X, add, box = T.Tensor((t,), dtype), T.Tensor((max(1, bias),), out), T.Packets((world, blocks * P), dtype)
+
+    @T.prim_func
+    def all_reduce(A: X, box: box, add: add, C: T.Tensor((t,), out)):
+        body(A, box, add, C)
+
+    @T.prim_func
+    def all_reduce_in_place(A: X, box: box, add: add):
+        body(A, box, add, A)
+
+    return all_reduce_in_place if inplace else all_reduce
+
+
+def two_shot(
+    world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
+    """The same in two trips, for large ones: rank r adds the numbers from r · n on and hands the sums out.
+    n, a multiple of Q, times world is at least t."""
+    t, n = T.dynamic("t", multiple_of=align), T.dynamic("n", multiple_of=Q)
+
+    @T.macro
+    def body(A, parts, sums, add, given, done, C):
+        with T.Kernel(blocks, threads=threads) as b:
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            whole = T.alloc_fragment((P,), out)
+            with T.Scale("device") as (rank, size):
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
+                    for hop in T.serial(1, size):
+                        owner = (rank + hop) % size
+                        T.copy(
+                            A[owner * n + at : owner * n + at + Q],
+                            parts[rank, at : at + Q],
+                            dst=owner,
+                            signal=given[b],
+                            blocking=inplace,
+                        )
+                T.wait(given[b], pieces_of(n, Q, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    for s in T.serial(Q // P):
+                        at = (p * blocks + b) * Q + s * P
+                        add_parts(parts, A, rank * n + at, at, P, rank, size, part, acc)
+                        finished(acc, add if bias else None, rank * n + at, activation)
+                        T.copy(acc, whole)
+                        T.copy(whole, C[rank * n + at])
+                        T.copy(whole, sums[rank, at])
+                    low = (p * blocks + b) * Q
+                    for hop in T.serial(1, size):
+                        T.copy(
+                            sums[rank, low : low + Q],
+                            sums[rank, low : low + Q],
+                            dst=(rank + hop) % size,
+                            signal=done[b],
+                            blocking=False,
+                        )
+                T.wait(done[b], pieces_of(n, Q, b, blocks) * (size - 1))
+                for p in T.serial(pieces_of(n, Q, b, blocks)):
+                    at = (p * blocks + b) * Q
+                    for hop in T.serial(1, size):
+                        owner = (rank + hop) % size
+                        T.copy(sums[owner, at : at + Q], C[owner * n + at : owner * n + at + Q])
+
+    X, parts, sums = T.Tensor((t,), dtype), T.SymmTensor((world, n), dtype), T.SymmTensor((world, n), out)
+    add, flags = T.Tensor((max(1, bias),), out), T.Signal((blocks,))
+
+    @T.prim_func
+    def all_reduce(
+        A: X, parts: parts, sums: sums, add: add, given: flags, done: flags, C: T.Tensor((t,), out)
+    ):
+        body(A, parts, sums, add, given, done, C)
+
+    @T.prim_func
+    def all_reduce_in_place(A: X, parts: parts, sums: sums, add: add, given: flags, done: flags):
+        body(A, parts, sums, add, given, done, A)
+
+    return all_reduce_in_place if inplace else all_reduce
+
+
+def spread(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, relayed: bool) -> Any:
+    """A = rank ``root``'s A, on all ranks; it arrives in G. ``relayed``: the root puts each piece to one
+    rank, in turn, which puts it to the others: as many bytes leave the root as A has, not world − 1 times as
+    many."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.prim_func
+    def broadcast(
+        A: T.Tensor((t,), dtype),
+        G: T.SymmTensor((t,), dtype),
+        arrived: T.Signal((world, blocks)),
+        root: T.int32,
+    ):
+        with T.Kernel(blocks, threads=threads) as b:
+            with T.Scale("device") as (rank, size):
+                count = pieces_of(t, Q, b, blocks)
+                if rank == root:
+                    for p in T.serial(count):
+                        at = (p * blocks + b) * Q
+                        if relayed:
+                            to = (root + 1 + p % T.max(size - 1, 1)) % size
+                            T.copy(
+                                A[at : at + Q],
+                                G[at : at + Q],
+                                dst=to,
+                                signal=arrived[rank, b],
+                                blocking=False,
+                            )
+                        else:
+                            for hop in T.serial(1, size):
+                                T.copy(
+                                    A[at : at + Q],
+                                    G[at : at + Q],
+                                    dst=(rank + hop) % size,
+                                    signal=arrived[rank, b],
+                                    blocking=False,
+                                )
+                elif relayed:
+                    # as root counts ranks this one is number `mine`, and has pieces mine, mine + size - 1, …
+                    mine = (rank - root - 1 + size) % size
+                    for k in T.serial(pieces_of(count, 1, mine, T.max(size - 1, 1))):
+                        at = ((mine + k * (size - 1)) * blocks + b) * Q
+                        T.wait(arrived[root, b], k + 1)
+                        for hop in T.serial(1, size):
+                            to = (rank + hop) % size
+                            if to != root:
+                                T.copy(
+                                    G[at : at + Q],
+                                    G[at : at + Q],
+                                    dst=to,
+                                    signal=arrived[rank, b],
+                                    blocking=False,
+                                )
+                        T.copy(G[at : at + Q], A[at : at + Q])
+                    for other in T.serial(size - 1):
+                        source = (root + 1 + other) % size
+                        if source != rank:
+                            for k in T.serial(pieces_of(count, 1, other, T.max(size - 1, 1))):
+                                at = ((other + k * (size - 1)) * blocks + b) * Q
+                                T.wait(arrived[source, b], k + 1)
+                                T.copy(G[at : at + Q], A[at : at + Q])
+                else:
+                    for p in T.serial(count):
+                        at = (p * blocks + b) * Q
+                        T.wait(arrived[root, b], p + 1)
+                        T.copy(G[at : at + Q], A[at : at + Q])
+
+    return broadcast

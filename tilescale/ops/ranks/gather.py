@@ -1,0 +1,194 @@
+"""``all_gather(x)``: everyone's rows, one rank's behind another's, on every rank.
+
+Each rank's blocks put pieces of x to all others and copy what arrives into the result; a result that lies in
+symmetric memory is put into directly. Beyond some size NCCL's gather is faster and is called where torch has
+a process group of these ranks (`choose`): the same bytes arrive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilescale import comm
+from tilescale.comm.backend import Team
+from tilescale.errors import TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import generator, normal
+from tilescale.ops.ranks import flat
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks.flat_kernels import gather
+from tilescale.ops.ranks.groups import Group, gather_into, library, rows_of, share, team_of, total
+from tilescale.ops.ranks.workspace import workspace
+
+#: bytes of a rank's part from which NCCL's gather is faster. On 4 H200, 2026-11-22, stores by 132 blocks of a
+#: hand-written kernel against NCCL, GB/s: 212 / 91 at 1 MB, 346 / 333 at 64 MB, 344 / 354 at 512 MB
+LARGE = 256 << 20
+
+WAYS = ("kernel", "library")
+
+
+def choose(size: int, distributed: bool) -> str:
+    """How ``size`` bytes a rank are gathered: "kernel", or "library" where there is one."""
+    return "library" if distributed and size >= LARGE else "kernel"
+
+
+@host.checked
+def all_gather(
+    x: torch.Tensor,
+    *,
+    group: Group = None,
+    rows: int | None = None,
+    out: torch.Tensor | None = None,
+    how: str | None = None,
+) -> torch.Tensor:
+    """All ranks' x, one behind another along the first axis. Collective.
+
+    Args:
+        x: (m, …) of any dtype; alike on all ranks but for m where ``rows`` is given.
+        group: who takes part, see `groups.team_of`; all ranks without.
+        rows: all ranks' m together, split as torch.chunk does; without it every rank has as many.
+        out: (rows, …), contiguous, takes the result; in symmetric memory (`comm.empty`) it is written without
+            a copy.
+        how: "kernel" or "library" where the choice by size is not wanted.
+
+    Raises:
+        TileValueError, TileTypeError: what does not fit; a library without a process group.
+    """
+    team = team_of(group)
+    if x.dim() == 0:
+        raise TileValueError("all_gather of a number", expected="a tensor of one axis at least")
+    M = total(rows, x.shape[0], team, "x")
+    shape = (M, *x.shape[1:])
+    out = None if out is None else host.result(out, shape, x.dtype, x)
+    each = share(M, team.size)
+    inner = math.prod(x.shape[1:])
+    torch_group = library(group, team, x)
+    way = how or choose(each * inner * x.element_size(), torch_group is not None)
+    if way not in WAYS or (way == "library" and torch_group is None):
+        raise TileValueError(
+            f"how={how!r}", expected='"kernel", or "library" where torch has a process group of these ranks'
+        )
+    if M * inner == 0:
+        return out if out is not None else x.new_empty(shape)
+    # Only the last ranks have fewer rows: the result is the front of n equal parts.
+    fits = out is not None and M == each * team.size and out.data_ptr() % 16 == 0
+    whole = out if fits and out is not None else x.new_empty(each * team.size, *x.shape[1:])
+    gathered(x.contiguous(), whole, M, team, way, torch_group)
+    if out is None:
+        return whole[:M]
+    return out if whole is out else out.copy_(whole[:M])
+
+
+def gathered(x: torch.Tensor, whole: torch.Tensor, rows: int, team: Team, way: str, torch_group: Any) -> None:
+    """Puts everyone's x at its part of ``whole``, of which ``rows`` rows are someone's."""
+    if way == "library":
+        part = whole.shape[0] // team.size
+        padded = x if x.shape[0] == part else torch.cat([x, x.new_zeros(part - x.shape[0], *x.shape[1:])])
+        gather_into(whole, padded, torch_group)
+        return
+    inner = math.prod(x.shape[1:]) * x.element_size()
+    size = whole.shape[0] // team.size * inner
+    kind, align = flat.words(size, rows * inner)
+    a, c = flat.row(x, kind), flat.row(whole, kind).view(team.size, -1)
+    cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
+    space = workspace(team)
+    direct = symmetric(whole, team)
+    what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
+    what |= {"dtype": host.dtype_name(a), "align": align, "direct": direct}
+    arrived = space.counters(team.size, cut.blocks)
+    if direct:
+        host.launch(gather, (a, c, arrived), **what)
+    else:
+        (g,) = space.tensors(x, (c.shape, c.dtype))
+        host.launch(gather, (a, g, arrived, c), **what)
+
+
+def symmetric(tensor: torch.Tensor, team: Team) -> bool:
+    """Whether peers of the team reach a tensor. Ranks must agree on that, as on all symmetric memory."""
+    backend = comm.behind()
+    found = None if backend is None else backend.find(tensor.data_ptr())
+    return found is not None and found[0].team is team
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    rows: int,
+    columns: int,
+    dtype: str = "bfloat16",
+    rank: int = 0,
+    world: int = 1,
+    device: Any = "cpu",
+    seed: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """A rank's rows of so many in all."""
+    g = generator(device, 1000 * seed + rank)
+    mine = rows_of(rank, rows, world)
+    if dtype.startswith(("int", "uint")):
+        x = torch.randint(0, 100, (mine, columns), generator=g, device=device).to(getattr(torch, dtype))
+    else:
+        x = normal((mine, columns), dtype, g)
+    return {"x": x, "rows": rows, **more}
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    whole = torch.cat([a["x"] for a in everyone]).double()
+    return [Expected(whole, torch.zeros_like(whole)) for _ in everyone]
+
+
+def by_library(x: torch.Tensor, group: Any, rows: int | None = None, **_: Any) -> Callable[[], Any]:
+    """torch.distributed's gather, on equal parts."""
+    world = torch.distributed.get_world_size(group)
+    rows = world * x.shape[0] if rows is None else rows
+    part = share(rows, world)
+    out = x.new_empty(part * world, *x.shape[1:])
+    padded = torch.cat([x, x.new_zeros(part - x.shape[0], *x.shape[1:])])
+
+    def call() -> Any:
+        gather_into(out, padded, group)
+        return out[:rows]
+
+    return call
+
+
+def pick(world: int, rows: int, columns: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    size = share(rows, world) * columns * getattr(torch, dtype).itemsize
+    way = choose(size, True)
+    return Pick(way, flat.cut(size, 1, units).blocks if way == "kernel" else None)
+
+
+OP = RankOp(
+    name="all_gather",
+    run=all_gather,
+    draw=draw,
+    reference=reference,
+    pick=pick,
+    ways=lambda **_: {way: {"how": way} for way in WAYS},
+    cases=(
+        *(
+            Case({"rows": rows, "columns": columns, "dtype": dtype}, small=True)
+            for rows, columns, dtype in (
+                (24, 64, "bfloat16"),
+                (5, 7, "float32"),
+                (1, 3, "int8"),
+                (7, 1000, "float16"),
+                (2000, 33, "bfloat16"),
+                (300, 8, "int64"),
+                (1301, 401, "bfloat16"),
+            )
+        ),
+        *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),
+        *(Case({"rows": rows, "columns": 8192}, bar=1.0) for rows in (64, 1024, 16384, 131072)),
+    ),
+    peers={"library": by_library},
+    alike=True,
+    remote=lambda world, rows, columns, dtype="bfloat16", **_: float(
+        (world - 1) * share(rows, world) * columns * getattr(torch, dtype).itemsize
+    ),
+)

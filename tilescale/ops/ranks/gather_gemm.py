@@ -1,0 +1,366 @@
+"""``all_gather_matmul(x, w)``: C = concat(x of all ranks) · w in one kernel, where each rank holds rows of x
+and columns of w.
+
+A block first begins its puts of this rank's rows to everyone (its own heap too), then multiplies one tile of
+C after another. A tile waits for exactly the pieces that it reads; tiles of the own rows come first, then
+those of the next ranks' in the order in which they send. Small products, which fill no wave of tiles, are
+computed apart: `all_gather`, then `matmul`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileValueError
+from tilescale.ops import gemm, host
+from tilescale.ops.case import generator, normal
+from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks.gather import all_gather
+from tilescale.ops.ranks.gemms import biased, checked, tiles, worthwhile
+from tilescale.ops.ranks.groups import Group, gather_into, rows_of, share, team_of, total
+from tilescale.ops.ranks.workspace import workspace
+
+
+@dataclass(frozen=True)
+class Config:
+    """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
+    block, blocks that stay, rows of tiles in a panel; ``high`` × ``wide``: numbers of x that one put moves;
+    ``groups``: of pieces along k, each with a counter of its own."""
+
+    fused: bool = True
+    BM: int = 128
+    BN: int = 256
+    BK: int = 64
+    stages: int = 4
+    threads: int = 256
+    blocks: int = 132
+    panel: int = 8
+    high: int = 64  # BM at most
+    wide: int = 1024
+    groups: int = 1
+
+
+@functools.cache
+def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
+    """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`), not by
+    measurements: so far no machine with several GPUs ran it. A hand-written kernel gained 12 % by four
+    groups where M was 512 (4 H200, 2026-11-22)."""
+    groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 1)
+    return Config(fused=worthwhile(M, N, K), groups=groups, **tiles(M, N, K, dtype, units))
+
+
+# ---- the kernel
+
+
+def gather_gemm(
+    M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
+    panel: int, high: int, wide: int, groups: int, dtype: str, out: str, trans_b: bool, bias: bool,
+    activation: str,
+) -> Any:  # fmt: skip
+    """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
+    not count; W (K, N) or (N, K); X, which all ranks reach, has everyone's A when the launch ends."""
+    each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
+    run, count = ceil_div(parts, groups), ceil_div(each, high) * parts  # pieces along k of a group; of A
+    b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
+    crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
+
+    def begun(tile: Any) -> Any:
+        """Counts the pieces of everyone's rows that begin in a row of tiles."""
+        low, stop = tile * BM, T.min(tile * BM + BM, M)
+        per = ceil_div(each, high)
+        before = low // each * per + T.ceildiv(low % each, high)
+        return stop // each * per + T.ceildiv(stop % each, high) - before
+
+    @T.macro
+    def put(A, X, here, rows, row, col, first, dst):
+        """``rows`` rows of A from (row, col) on to ``dst``, with a signal for the row of tiles they begin
+        in."""
+        T.copy(
+            A[row : row + rows, col : col + wide],
+            X[first + row : first + row + rows, col : col + wide],
+            dst=dst,
+            signal=here[(first + row) // BM, col // (run * wide)],
+            blocking=False,
+        )
+
+    @T.prim_func
+    def ag_gemm(
+        A: T.Tensor((each, K), dtype),
+        X: T.SymmTensor((M, K), dtype),
+        W: T.Tensor(b_shape, dtype),
+        add: T.Tensor((N if bias else 1,), out),
+        here: T.Signal((tall, groups)),
+        C: T.Tensor((M, N), out),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+            first, last = rank * each, each // high * high
+            for step in T.serial(ceil_div(world * count, blocks)):
+                piece = step * blocks + b
+                hop, row, col = piece // count, piece % count // parts * high, piece % parts * wide
+                if piece < world * count and first + row < M:
+                    # bounds that show that a put ends inside: spare warps make those alone
+                    if last and row < last:
+                        put(A, X, here, high, T.min(row, last - high), col, first, (rank - hop + n) % n)
+                    if each % high and row >= last:
+                        put(A, X, here, each % high, last, col, first, (rank - hop + n) % n)
+            x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            for tile in T.Persistent(tall * ceil_div(N, BN), blocks, b):
+                i, j = panelled(tile, tall, ceil_div(N, BN), panel)
+                at = (T.ceildiv(first, BM) + crossing + i) % tall  # own rows first
+                above = T.max(at - 1, 0)
+                T.clear(acc)
+                for group in T.serial(groups):
+                    pieces = T.min(run, parts - group * run)
+                    # acquires every piece that reaches into these rows
+                    T.wait(here[at, group], begun(at) * pieces)
+                    if crossing:
+                        T.wait(here[above, group], begun(above) * pieces)
+                    low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
+                    for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
+                        load(X, W, x, w, at * BM, j * BN, low + k * BK, False, trans_b)
+                        T.gemm(x, w, acc, transpose_B=trans_b)
+                finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
+
+    return ag_gemm
+
+
+# ---- what people call
+
+
+@host.checked
+def all_gather_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    *,
+    group: Group = None,
+    rows: int | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """act(concat(x of all ranks) · w + bias) on every rank, with its own w; float32 sums, the same bits from
+    run to run. Collective.
+
+    Args:
+        x: this rank's rows (m, K) of bfloat16, float16 or float32. w: this rank's columns (K, N), contiguous
+            or the transpose of something contiguous; N is alike on all ranks.
+        bias: (N,) of the result's dtype. activation: "relu", "gelu" (by erf) or "silu".
+        group: who takes part, see `groups.team_of`; all ranks without.
+        rows: all ranks' m together, split as torch.chunk does; without it every rank has as many.
+        out: (rows, N), contiguous, takes the result. out_dtype: of the result; x's without, or float32.
+        config: how the work is done, where the choice by the shape is not wanted; alike on all ranks.
+
+    Raises:
+        TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
+    """
+    team = team_of(group)
+    given = checked("all_gather_matmul", x, w, bias, activation, out, out_dtype)
+    M, N, K = total(rows, given.rows, team, "x"), given.N, given.K
+    c = host.result(out, (M, N), given.out, given.x)
+    if M == 0:
+        return c
+    if team.size == 1:
+        return gemm.matmul(x, w, bias, activation, out=c)
+    dtype = host.dtype_name(given.x)
+    how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
+    if how.high > how.BM:
+        raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
+    if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
+        raise TileValueError(f"{how}", expected="groups of whole steps of BK")
+    if not how.fused:
+        gathered = all_gather(given.x, group=group, rows=M)
+        return gemm.matmul(gathered, w, bias, activation, out=c)
+    space = workspace(team)
+    (everyone,) = space.tensors(x, ((M, K), x.dtype))
+    here = space.counters(ceil_div(M, how.BM), how.groups)
+    what = asdict(how)
+    del what["fused"]
+    what |= {"M": M, "N": N, "K": K, "world": team.size, "dtype": dtype, "trans_b": given.trans_b}
+    what |= {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    each = share(M, team.size)
+    if given.rows < each:  # on the last ranks
+        padded = x.new_empty(each, K)
+        padded[: given.rows] = x
+        given = given._replace(x=padded)
+    args = (given.x, everyone, given.w, biased(bias, c), here, c)
+    host.launch(gather_gemm, args, **what)
+    return c
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    M: int,
+    N: int,
+    K: int,
+    dtype: str = "bfloat16",
+    trans_b: bool = False,
+    bias: bool = False,
+    activation: str = "",
+    out: str = "",
+    rank: int = 0,
+    world: int = 1,
+    device: Any = "cpu",
+    seed: int = 0,
+    **config: Any,
+) -> dict[str, Any]:
+    """A rank's rows of M, and its N columns; ``config``: fields of a `Config`."""
+    g = generator(device, 1000 * seed + rank)
+    made: dict[str, Any] = {"x": normal((rows_of(rank, M, world), K), dtype, g), "rows": M}
+    made["w"] = normal((N, K), dtype, g, K**-0.5).T if trans_b else normal((K, N), dtype, g, K**-0.5)
+    made["activation"] = activation
+    if bias:
+        made["bias"] = normal((N,), out or dtype, g)
+    if out:
+        made["out_dtype"] = getattr(torch, out)
+    if config:
+        made["config"] = Config(**config)
+    return made
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    whole = torch.cat([a["x"] for a in everyone])
+    made: list[Expected] = []
+    for a in everyone:
+        own = {k: a[k] for k in ("bias", "activation", "out_dtype") if k in a}
+        made += gemm.reference(whole, a["w"], **own)
+    return made
+
+
+def by_library(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: Any,
+    rows: int | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    **_: Any,
+) -> Callable[[], Any]:
+    """torch.distributed's all-gather, then torch.mm or torch.addmm."""
+    world = torch.distributed.get_world_size(group)
+    M = world * x.shape[0] if rows is None else rows
+    part = share(M, world)
+    whole = x.new_empty(part * world, x.shape[1])
+    padded = torch.cat([x, x.new_zeros(part - x.shape[0], x.shape[1])])
+    product = gemm.cublas(whole[:M], w, bias, activation)
+
+    def call() -> Any:
+        gather_into(whole, padded, group)
+        return product()
+
+    return call
+
+
+def by_torch(
+    x: torch.Tensor, w: torch.Tensor, group: Any, rows: int | None = None, **more: Any
+) -> Callable[[], Any]:
+    """torch.ops.symm_mem.fused_all_gather_matmul, which takes equal parts on GPUs, without an epilogue."""
+    world = torch.distributed.get_world_size(group)
+    if (
+        x.device.type != "cuda"
+        or (rows or 0) % world
+        or more.get("bias") is not None
+        or more.get("activation")
+    ):
+        raise NotImplementedError("PyTorch's fused operation takes equal parts on GPUs, and no epilogue")
+    import torch.distributed._symmetric_memory as symm_mem
+
+    symm_mem.enable_symm_mem_for_group(group.group_name)
+    part = x.contiguous()
+    return lambda: torch.ops.symm_mem.fused_all_gather_matmul(part, [w], 0, group.group_name)[1][0]
+
+
+def alone(
+    x: torch.Tensor, w: torch.Tensor, world: int, rows: int | None = None, **_: Any
+) -> Callable[[], Any]:
+    """The library's product of as many rows, without the gather."""
+    M = world * x.shape[0] if rows is None else rows
+    return gemm.cublas(x.new_ones(M, x.shape[1]), w)
+
+
+def ways(
+    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+) -> dict[str, dict[str, Any]]:
+    choice = choose(M, N, K, world, dtype, units)
+    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
+
+
+def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    choice = choose(M, N, K, world, dtype, units)
+    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
+
+
+_FEW = {
+    "BM": 64,
+    "BN": 64,
+    "BK": 32,
+    "stages": 2,
+    "threads": 128,
+    "blocks": 5,
+    "panel": 2,
+    "high": 16,
+    "wide": 48,
+}
+
+OP = RankOp(
+    name="all_gather_matmul",
+    run=all_gather_matmul,
+    draw=draw,
+    reference=reference,
+    pick=pick,
+    ways=ways,
+    cases=(
+        *(
+            Case({**_FEW, **shape}, small=True)
+            for shape in (
+                {"M": 192, "N": 72, "K": 104},
+                {"M": 128, "N": 64, "K": 64, "bias": True, "activation": "gelu"},
+                {"M": 100, "N": 72, "K": 50, "dtype": "float32", "trans_b": True},
+                {"M": 77, "N": 40, "K": 33, "dtype": "float16", "bias": True, "out": "float32"},
+                {"M": 2, "N": 30, "K": 20, "activation": "silu"},
+                {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True},
+                {"M": 128, "N": 72, "K": 130, "wide": 64, "groups": 2},
+                {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "blocks": 132},
+            )
+        ),
+        *(
+            Case(shape, small=True)
+            for shape in (
+                {"M": 70, "N": 40, "K": 64},
+                {"M": 5, "N": 72, "K": 40, "bias": True, "activation": "relu"},
+            )
+        ),
+        *(
+            Case({"M": m, "N": n, "K": k, "trans_b": tb})
+            for m, n, k in ((5000, 1000, 1000), (1024, 2048, 1024), (3, 1000, 1000), (333, 520, 2056))
+            for tb in (False, True)
+        ),
+        *(
+            Case({"M": m, "N": n, "K": k}, bar=1.0)
+            for m, n, k in (
+                (8192, 2560, 8192),
+                (4096, 5504, 4096),
+                (512, 14336, 8192),
+                (2048, 14336, 8192),
+                (8192, 14336, 8192),
+            )
+        ),
+    ),
+    peers={"library": by_library, "torch": by_torch},
+    alone=alone,
+    flops=lambda M, N, K, **_: 2.0 * M * N * K,
+    remote=lambda world, M, K, dtype="bfloat16", **_: float(
+        (world - 1) * share(M, world) * K * getattr(torch, dtype).itemsize
+    ),
+)

@@ -1,0 +1,310 @@
+"""``matmul_reduce_scatter(x, w)``: the rows of Σ over ranks of x · w that are this rank's, in one kernel.
+Each rank holds columns of x and rows of w, so it has a part of every element.
+
+Blocks multiply the tiles of the next rank's rows, then of the one behind it, and the own ones last. A tile is
+rounded to the operands' dtype, stored, and put to the rank that adds it while the block multiplies on. When a
+block has put all its tiles it adds the own ones that it computed, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.ops import gemm, host
+from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
+from tilescale.ops.ranks import scatter
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks.gemms import (
+    add_in_order,
+    alone,
+    biased,
+    checked,
+    draw_inner,
+    inner_of,
+    library_sum,
+    product,
+    reference_sum,
+    tiles,
+    worthwhile,
+)
+from tilescale.ops.ranks.groups import Group, rows_of, share, team_of
+from tilescale.ops.ranks.workspace import workspace
+
+
+@dataclass(frozen=True)
+class Config:
+    """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
+    block, blocks that stay, rows of tiles in a panel; ``slab``: rows of a tile that are added together."""
+
+    fused: bool = True
+    BM: int = 128
+    BN: int = 256
+    BK: int = 64
+    stages: int = 4
+    threads: int = 256
+    blocks: int = 132
+    panel: int = 8
+    slab: int = 16
+
+
+@functools.cache
+def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
+    """For M rows of the result and a rank's share K of the inner extent: fused where each rank's rows fill a
+    tile. By a model, as `gather_gemm.choose`."""
+    fused = worthwhile(M, N, K) and share(M, world) >= 64
+    return Config(fused=fused, **tiles(M, N, K, dtype, units))
+
+
+# ---- the kernel
+
+
+def gemm_scatter(
+    M: int, N: int, K: int | None, align: int, world: int, BM: int, BN: int, BK: int, stages: int,
+    threads: int, blocks: int, panel: int, slab: int, dtype: str, out: str, trans_b: bool, bias: bool,
+    activation: str,
+) -> Any:  # fmt: skip
+    """C (m, N) = act(Σ over ranks of A · op(W) + bias), rows rank · share(M, world) and on. A (M, K); W (K,
+    N) or (N, K); K None: known to the call, a multiple of ``align``. own (world, share, N): this rank's
+    parts; parts: all ranks' for the own rows, which they put there."""
+    each = share(M, world)
+    tall, across = ceil_div(each, BM), ceil_div(N, BN)
+    shift = -(world - 1) * tall * across % blocks
+    k_extent = T.dynamic("K", multiple_of=align) if K is None else K
+    b_shape, b_tile = ((N, k_extent), (BN, BK)) if trans_b else ((k_extent, N), (BK, BN))
+
+    @T.prim_func
+    def gemm_rs(
+        A: T.Tensor((M, k_extent), dtype),
+        W: T.Tensor(b_shape, dtype),
+        add: T.Tensor((N if bias else 1,), out),
+        own: T.Tensor((world, each, N), dtype),
+        parts: T.SymmTensor((world, each, N), dtype),
+        arrived: T.Signal((tall, across)),
+        C: T.Tensor((T.dynamic("m"), N), out),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+            x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            for tile in T.Persistent(world * tall * across, blocks, b):
+                owner = (rank + 1 + tile // (tall * across)) % world
+                i, j = panelled(tile % (tall * across), tall, across, panel)
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(k_extent, BK), num_stages=stages):
+                    load(A, W, x, w, owner * each + i * BM, j * BN, k * BK, False, trans_b)
+                    T.gemm(x, w, acc, transpose_B=trans_b)
+                T.copy(acc, own[owner, i * BM, j * BN])
+                if owner != rank:
+                    T.copy(
+                        own[owner, i * BM : (i + 1) * BM, j * BN : (j + 1) * BN],
+                        parts[rank, i * BM : (i + 1) * BM, j * BN : (j + 1) * BN],
+                        dst=owner,
+                        signal=arrived[i, j],
+                        blocking=False,
+                    )
+            part, total = T.alloc_fragment((slab, BN), dtype), T.alloc_fragment((slab, BN), "float32")
+            # the tiles whose own part this block has computed
+            for tile in T.Persistent(tall * across, blocks, (b + shift) % blocks):
+                i, j = panelled(tile, tall, across, panel)
+                T.wait(arrived[i, j], n - 1)
+                for s in T.serial(BM // slab):
+                    add_in_order(own, parts, i * BM + s * slab, j * BN, rank, n, part, total)
+                    finish(total, add if bias else None, C, i * BM + s * slab, j * BN, activation, False)
+
+    return gemm_rs
+
+
+# ---- what people call
+
+
+@host.checked
+def matmul_reduce_scatter(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    *,
+    group: Group = None,
+    inner: int | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """act(Σ over ranks of x · w + bias), of which each rank gets its rows. Each rank's part is summed in
+    float32 and rounded to x's dtype; the parts are added in float32 in the order of ranks and rounded once,
+    the same bits from run to run. Collective.
+
+    Args:
+        x: all M rows, this rank's columns (M, K) of bfloat16, float16 or float32. w: this rank's rows (K, N),
+            contiguous or the transpose of something contiguous.
+        bias: (N,) of the result's dtype, added once. activation: "relu", "gelu" (by erf) or "silu".
+        group: who takes part, see `groups.team_of`; all ranks without.
+        inner: all ranks' K together, split as torch.chunk does; without it every rank has as many.
+        out: (m, N), contiguous, takes the result. out_dtype: of the result; x's without, or float32.
+        config: how the work is done, where the choice by the shape is not wanted; alike on all ranks.
+
+    Returns:
+        (m, N): rows r·c to min((r + 1)·c, M) on rank r of n, c = ceil(M / n), as torch.chunk splits them.
+
+    Raises:
+        TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
+    """
+    team = team_of(group)
+    given = checked("matmul_reduce_scatter", x, w, bias, activation, out, out_dtype, empty=inner is not None)
+    M, N = given.rows, given.N
+    K, align = inner_of(inner, given.K, team)
+    c = host.result(out, (rows_of(team.rank, M, team.size), N), given.out, given.x)
+    if M == 0:
+        return c
+    if team.size == 1:
+        return gemm.matmul(x, w, bias, activation, out=c)
+    dtype, each = host.dtype_name(given.x), share(M, team.size)
+    how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
+    if not how.fused:
+        scatter.scattered(product(given.x, w), c, M, team, bias, activation)
+        return c
+    space = workspace(team)
+    (parts,) = space.tensors(x, ((team.size, each, N), x.dtype))
+    arrived = space.counters(ceil_div(each, how.BM), ceil_div(N, how.BN))
+    own = x.new_empty(team.size, each, N)
+    what = asdict(how)
+    del what["fused"]
+    what |= {"M": M, "N": N, "K": K if align == 0 else None, "align": max(1, align), "world": team.size}
+    what |= {"dtype": dtype, "trans_b": given.trans_b}
+    what |= {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    host.launch(gemm_scatter, (given.x, given.w, biased(bias, c), own, parts, arrived, c), **what)
+    return c
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    M: int,
+    N: int,
+    K: int,
+    dtype: str = "bfloat16",
+    trans_b: bool = False,
+    bias: bool = False,
+    activation: str = "",
+    out: str = "",
+    rank: int = 0,
+    world: int = 1,
+    device: Any = "cpu",
+    seed: int = 0,
+    **config: Any,
+) -> dict[str, Any]:
+    """M rows of a rank's columns out of K; ``config``: fields of a `Config`."""
+    made = draw_inner(M, N, K, dtype, trans_b, bias, activation, out, rank, world, device, seed)
+    return made | ({"config": Config(**config)} if config else {})
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    whole, world = reference_sum(everyone), len(everyone)
+    M = whole.value.shape[0]
+    starts = [min(M, r * share(M, world)) for r in range(world + 1)]
+    return [Expected(whole.value[a:b], whole.allowed[a:b]) for a, b in itertools.pairwise(starts)]
+
+
+def by_library(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: Any,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    **_: Any,
+) -> Callable[[], Any]:
+    """torch.mm, then torch.distributed's reduce-scatter (rounding where the library does), then bias and
+    activation."""
+    return library_sum(x, w, group, bias, activation, scatter.by_library)
+
+
+def by_torch(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: Any,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    **_: Any,
+) -> Callable[[], Any]:
+    """torch.ops.symm_mem.fused_matmul_reduce_scatter, which takes rows that the ranks divide on GPUs, without
+    an epilogue."""
+    world = torch.distributed.get_world_size(group)
+    if x.device.type != "cuda" or x.shape[0] % world or bias is not None or activation:
+        raise NotImplementedError("PyTorch's fused operation takes equal parts on GPUs, and no epilogue")
+    import torch.distributed._symmetric_memory as symm_mem
+
+    symm_mem.enable_symm_mem_for_group(group.group_name)
+    return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group.group_name)
+
+
+def ways(
+    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+) -> dict[str, dict[str, Any]]:
+    choice = choose(M, N, share(K, world), world, dtype, units)
+    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
+
+
+def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    choice = choose(M, N, share(K, world), world, dtype, units)
+    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
+
+
+_FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "slab": 32}
+
+OP = RankOp(
+    name="matmul_reduce_scatter",
+    run=matmul_reduce_scatter,
+    draw=draw,
+    reference=reference,
+    pick=pick,
+    ways=ways,
+    cases=(
+        *(
+            Case({**_FEW, **shape}, small=True)
+            for shape in (
+                {"M": 192, "N": 72, "K": 96},
+                {"M": 128, "N": 64, "K": 100, "bias": True, "activation": "gelu"},
+                {"M": 100, "N": 72, "K": 50, "dtype": "float32", "trans_b": True},
+                {"M": 77, "N": 40, "K": 33, "dtype": "float16", "bias": True, "out": "float32"},
+                {"M": 2, "N": 30, "K": 20, "activation": "silu"},
+                {"M": 300, "N": 100, "K": 72, "trans_b": True, "blocks": 132},
+            )
+        ),
+        *(
+            Case(shape, small=True)
+            for shape in (
+                {"M": 70, "N": 40, "K": 64},
+                {"M": 5, "N": 72, "K": 40, "bias": True, "activation": "relu"},
+                {"M": 20, "N": 24, "K": 2, "bias": True, "out": "float32"},
+            )
+        ),
+        *(
+            Case({"M": m, "N": n, "K": k, "trans_b": tb})
+            for m, n, k in ((5000, 1000, 1000), (1024, 2048, 4096), (3, 1000, 1000), (333, 520, 2056))
+            for tb in (False, True)
+        ),
+        *(
+            Case({"M": m, "N": n, "K": k}, bar=1.0)
+            for m, n, k in (
+                (8192, 8192, 8192),
+                (4096, 4096, 10752),
+                (512, 8192, 28672),
+                (2048, 8192, 28672),
+                (8192, 8192, 28672),
+            )
+        ),
+    ),
+    peers={"library": by_library, "torch": by_torch},
+    alone=alone,
+    flops=lambda world, M, N, K, **_: 2.0 * M * N * share(K, world),
+    remote=lambda world, M, N, dtype="bfloat16", **_: float(
+        (world - 1) * share(M, world) * N * getattr(torch, dtype).itemsize
+    ),
+)

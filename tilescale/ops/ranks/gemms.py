@@ -1,0 +1,218 @@
+"""What products of several ranks share: their operands' checks, and how they are cut."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import tilescale.language as T
+from tilescale.comm.backend import Team
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import gemm, host
+from tilescale.ops.case import Expected, expected, generator, normal, summed
+from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.ranks.groups import rows_of, share
+
+#: where K · N · M of a rank's product is less, the two steps are taken apart: kernels for few rows, and for
+#: shares of k, are faster than one that overlaps
+LITTLE = 1 << 28
+
+
+class Operands(NamedTuple):
+    """x's rows, w as its rows lie in memory, whether those are its columns, the extents, the result's
+    dtype."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    trans_b: bool
+    rows: int
+    N: int
+    K: int
+    out: torch.dtype
+
+
+def checked(
+    what: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    empty: bool = False,
+) -> Operands:
+    """The operands of a product. ``empty``: this rank may have nothing of k.
+
+    Raises:
+        TileValueError, TileTypeError: shapes, dtypes or an activation that do not fit.
+    """
+    if x.dim() != 2:
+        raise TileValueError(f"x of {what} has {x.dim()} axes", expected="a matrix")
+    w, trans_b = ordered(w, f"w of {what}")
+    (rows, K), (K2, N) = x.shape, (w.shape[::-1] if trans_b else w.shape)
+    if K != K2:
+        raise TileValueError(f"{what} of ({rows}, {K}) by ({K2}, {N})", expected="x (m, K), w (K, N)")
+    if x.dtype != w.dtype or host.dtype_name(x) not in gemm.DTYPES:
+        raise TileTypeError(
+            f"{what} of {host.dtype_name(x)} by {host.dtype_name(w)}",
+            expected="one of " + ", ".join(gemm.DTYPES) + " for both",
+        )
+    if activation not in gemm.ACTIVATIONS:
+        raise TileValueError(
+            f"activation={activation!r}", expected=", ".join(repr(a) for a in gemm.ACTIVATIONS)
+        )
+    kind = out.dtype if out is not None and out_dtype is None else out_dtype or x.dtype
+    if kind not in (x.dtype, torch.float32):
+        raise TileTypeError(f"a result of {kind}", expected=f"{x.dtype} or torch.float32")
+    if bias is not None and (tuple(bias.shape) != (N,) or bias.dtype != kind):
+        raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
+    if N == 0 or K == 0 and not empty:
+        raise TileValueError(f"{what} of ({rows}, {K}) by ({K}, {N})", expected="N and K of 1 at least")
+    return Operands(x.contiguous(), w, trans_b, rows, N, K, kind)
+
+
+@functools.cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(1, dtype=dtype, device=device)
+
+
+def biased(bias: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
+    """The bias, or a number that a kernel without one takes in its place and does not read."""
+    return _nothing(c.dtype, c.device) if bias is None else bias
+
+
+def ordered(w: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
+    """`host.matrix`. All ranks have to see the same order: of a single row or column, or of nothing, strides
+    say it."""
+    if w.dim() == 2 and w.is_contiguous() and w.T.is_contiguous() and w.stride() != (w.shape[1], 1):
+        return w.T, True
+    return host.matrix(w, what)
+
+
+def tiles(M: int, N: int, K: int, dtype: str, units: int) -> dict[str, Any]:
+    """Tiles for M × N that stay on ``units`` multiprocessors: those that take the least time in whole waves,
+    by what one GPU was measured with (`gemm.TILES`)."""
+    if dtype == "float32":
+        cut = {"BM": 64, "BN": 64, "BK": 32, "stages": 3, "threads": 128}
+    else:
+        found = []
+        for (BM, BN), (step, threads, stages) in gemm.TILES.items():
+            waves = ceil_div(ceil_div(M, BM) * ceil_div(N, BN), units)
+            cut = {"BM": BM, "BN": BN, "BK": 64, "stages": stages, "threads": threads}
+            found.append((waves * step, -BN, cut))
+        cut = min(found, key=lambda f: f[:2])[2]
+    blocks = min(units, ceil_div(M, cut["BM"]) * ceil_div(N, cut["BN"]))
+    return {**cut, "blocks": blocks}
+
+
+def worthwhile(M: int, N: int, K: int) -> bool:
+    """Whether so much is computed that one kernel for both steps may pay."""
+    return M >= 128 and M * N * K >= LITTLE
+
+
+# ---- products whose inner extent is split
+
+
+def inner_of(inner: int | None, mine: int, team: Team) -> tuple[int, int]:
+    """A rank's share of all ranks' inner extent, and 0 where all have that many; else what all shares are
+    multiples of, 8 at most.
+
+    Raises:
+        TileValueError: this rank has another share.
+    """
+    if inner is None:
+        return mine, 0
+    if inner < 1:
+        raise TileValueError(f"inner={inner}", expected="all ranks' columns of x, 1 at least")
+    want = rows_of(team.rank, inner, team.size)
+    if mine != want:
+        raise TileValueError(
+            f"x has {mine} columns on rank {team.rank} of {team.size}, of inner={inner} in all",
+            expected=f"{want}: rank r has columns from r·{share(inner, team.size)} on, as torch.chunk does",
+        )
+    each = share(inner, team.size)
+    return each, 0 if each * team.size == inner else math.gcd(8, each, inner)
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """A rank's part, rounded to x's dtype."""
+    if x.shape[1] == 0:
+        return x.new_zeros(x.shape[0], w.shape[1])
+    made: torch.Tensor = gemm.matmul(x, w)
+    return made
+
+
+@T.macro
+def add_in_order(own: Any, parts: Any, row: Any, col: Any, rank: Any, n: Any, part: Any, total: Any):
+    """total = Σ over ranks, in order, of parts[r] at (row, col), of which this rank's is own[rank]."""
+    T.clear(total)
+    for r in T.serial(n):
+        if r == rank:
+            T.copy(own[rank, row, col], part)
+        else:
+            T.copy(parts[r, row, col], part)
+        for i, j in T.Parallel(*total.shape):
+            total[i, j] += T.cast(part[i, j], "float32")
+
+
+def draw_inner(
+    M: int, N: int, K: int, dtype: str, trans_b: bool, bias: bool, activation: str, out: str, rank: int,
+    world: int, device: Any, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """All rows, and a rank's share of K."""
+    g, mine = generator(device, 1000 * seed + rank), rows_of(rank, K, world)
+    made: dict[str, Any] = {"x": normal((M, mine), dtype, g), "inner": K}
+    made["w"] = normal((N, mine), dtype, g, K**-0.5).T if trans_b else normal((mine, N), dtype, g, K**-0.5)
+    made["activation"] = activation
+    if bias:  # alike on all ranks
+        made["bias"] = normal((N,), out or dtype, generator(device, 1000 * seed + 999))
+    if out:
+        made["out_dtype"] = getattr(torch, out)
+    return made
+
+
+def reference_sum(everyone: list[dict[str, Any]]) -> Expected:
+    """act(Σ over ranks of x · w + bias), whole, where each rank's part is rounded to x's dtype."""
+    first = everyone[0]
+    kind, bias, activation = first["x"].dtype, first.get("bias"), first["activation"]
+    total = noise = magnitude = torch.zeros((), dtype=torch.float64)
+    for a in everyone:
+        x, w = a["x"].double(), a["w"].double()
+        part, size = x @ w, x.abs() @ w.abs()
+        once = expected(part, kind, noise=summed(size, x.shape[1] + 1)).allowed
+        total, noise, magnitude = total + part, noise + once, magnitude + part.abs() + once
+    if bias is not None:
+        total, magnitude = total + bias.double(), magnitude + bias.double().abs()
+    noise = (noise + summed(magnitude, len(everyone) + 1)) * 1.13
+    noise = noise + (total.abs() * 2.0**-21 if activation else 0.0)
+    return expected(gemm.IN_TORCH[activation](total), first.get("out_dtype", kind), noise=noise)
+
+
+def library_sum(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    group: Any,
+    bias: torch.Tensor | None,
+    activation: str,
+    add: Callable[..., Callable[[], Any]],
+) -> Callable[[], Any]:
+    """torch.mm, then the library's sum over ranks, then the epilogue."""
+    part = x.new_empty(x.shape[0], w.shape[1])
+    reduced, act = add(part, group), gemm.IN_TORCH[activation]
+
+    def call() -> Any:
+        torch.mm(x, w, out=part)
+        got = reduced()
+        return act(got if bias is None else got + bias)
+
+    return call
+
+
+def alone(x: torch.Tensor, w: torch.Tensor, world: int, **_: Any) -> Callable[[], Any]:
+    """The library's product of a rank's part, which nobody adds."""
+    assert world
+    return gemm.cublas(x, w)

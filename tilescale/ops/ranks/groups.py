@@ -1,0 +1,114 @@
+"""Who takes part in an operation, and which rows are whose."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from tilescale import comm
+from tilescale.comm.backend import Team
+from tilescale.errors import TileTypeError, TileValueError
+
+#: None: all ranks; else a process group, a mesh of one axis, or a team
+Group = Any
+
+
+def team_of(group: Group) -> Team:
+    """The team of the ranks that take part, this one among them; made the first time that they are named,
+    which is collective among them.
+
+    Args:
+        group: None (all ranks), a torch ProcessGroup, a DeviceMesh of one axis, or what `comm.team` returns.
+
+    Raises:
+        TileTypeError, TileValueError: something else, or this rank is not in it.
+        CommError: `comm.init()` has not been called.
+    """
+    if isinstance(group, Team):
+        return group
+    if group is None:
+        made = comm.team(range(comm.world_size()))
+    elif isinstance(group, (list, tuple, range)):
+        raise TileTypeError(
+            f"group={group!r}",
+            expected="None, a ProcessGroup, a DeviceMesh of one axis or a team",
+            hint="group=tilescale.comm.team(ranks), made once",
+        )
+    else:
+        made = comm.team(group)
+    if made is None:
+        raise TileValueError(
+            f"rank {comm.rank()} calls an operation of a group that it is not in",
+            expected="the call on the group's ranks alone",
+        )
+    return made
+
+
+def library(group: Group, team: Team, x: torch.Tensor) -> Any:
+    """The process group with these ranks in this order, whose library (NCCL on GPUs, gloo) may take a call of
+    x; None where there is none."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if type(group).__name__ == "DeviceMesh":
+        group = group.get_group()
+    found = group if isinstance(group, distributed.ProcessGroup) else distributed.group.WORLD
+    name = str(distributed.get_backend(found))
+    reached = name not in ("nccl", "gloo") or (name == "nccl") == (x.device.type == "cuda")
+    return found if reached and tuple(distributed.get_process_group_ranks(found)) == team.members else None
+
+
+def gather_into(whole: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    """The library's gather of equal parts, by the name that this version of torch has for it."""
+    distributed = torch.distributed
+    getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)(whole, x, group=group)
+
+
+def scatter_into(part: torch.Tensor, x: torch.Tensor, group: Any) -> None:
+    """The library's reduce-scatter of equal parts."""
+    distributed = torch.distributed
+    getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)(part, x, group=group)
+
+
+def share(rows: int, ranks: int) -> int:
+    """Rows of each rank but the last ones, which have fewer or none: ceil(rows / ranks)."""
+    return -(-rows // ranks)
+
+
+def rows_of(rank: int, rows: int, ranks: int) -> int:
+    """How many of ``rows`` a rank has."""
+    each = share(rows, ranks)
+    return max(0, min(each, rows - rank * each))
+
+
+def total(rows: int | None, mine: int, team: Team, what: str) -> int:
+    """All ranks' rows: ``rows``, or as many on each rank as here.
+
+    Raises:
+        TileValueError: this rank has another number of rows than its share.
+    """
+    if rows is None:
+        return mine * team.size
+    want = rows_of(team.rank, rows, team.size)
+    if mine != want:
+        raise TileValueError(
+            f"{what} has {mine} rows on rank {team.rank} of {team.size}, of rows={rows} in all",
+            expected=f"{want}: rank r has rows r·{share(rows, team.size)} and on, as torch.chunk splits them",
+        )
+    return rows
+
+
+def same_device(tensor: torch.Tensor, memory: torch.Tensor, what: str) -> None:
+    """Ranks reach each other's memory on one kind of device.
+
+    Raises:
+        TileTypeError: ``tensor`` lies elsewhere than symmetric memory.
+    """
+    if tensor.device != memory.device:
+        raise TileTypeError(
+            f"{what} lies on {tensor.device}, the ranks' symmetric memory on {memory.device}",
+            expected=f"a tensor on {memory.device}",
+            hint="TILESCALE_TARGET=cuda puts symmetric memory on GPUs, cpu into the machine's memory",
+        )

@@ -1,0 +1,182 @@
+"""``reduce_scatter(x)``: of the sum of all ranks' x each rank gets its rows.
+
+Each rank's blocks put what another rank adds to it; that adds the parts in float32, in the order of ranks.
+NCCL adds in an order of its own, so it takes a call only where the caller lets it (``order="any"``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilescale.comm.backend import Team
+from tilescale.errors import TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import generator, normal
+from tilescale.ops.ranks import flat
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks.flat_kernels import scatter_sum
+from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
+from tilescale.ops.ranks.workspace import workspace
+
+#: bytes of a rank's result from which NCCL's is faster. On 4 H200, 2026-11-22, pulls by 8 blocks of a
+#: hand-written kernel against NCCL, GB/s: 192 / 98 at 1 MB, 325 / 299 at 64 MB, 327 / 341 at 512 MB
+LARGE = 256 << 20
+
+
+def choose(size: int, order: str, distributed: bool) -> str:
+    """How ``size`` bytes a rank are scattered: "kernel", or "library" where there is one and it may add as it
+    likes."""
+    return "library" if distributed and order == "any" and size >= LARGE else "kernel"
+
+
+@host.checked
+def reduce_scatter(
+    x: torch.Tensor,
+    *,
+    group: Group = None,
+    order: str = "rank",
+    out: torch.Tensor | None = None,
+    how: str | None = None,
+) -> torch.Tensor:
+    """This rank's rows of the sum of all ranks' x, added in float32 and rounded once. Collective.
+
+    Args:
+        x: (M, …) of bfloat16, float16 or float32, alike on all ranks.
+        group: who takes part, see `groups.team_of`; all ranks without.
+        order: "rank": the parts are added in the order of ranks; "any": also as torch's library does, which
+            may round on its way.
+        out: (m, …), contiguous, takes the result.
+        how: "kernel" or "library" where the choice by size is not wanted.
+
+    Returns:
+        (m, …): rows r·c to min((r + 1)·c, M) on rank r of n, c = ceil(M / n), as torch.chunk splits them.
+
+    Raises:
+        TileValueError, TileTypeError: what does not fit; a library without ``order="any"`` or a process
+        group.
+    """
+    team = team_of(group)
+    flat.summed(x, "reduce_scatter")
+    if x.dim() == 0:
+        raise TileValueError("reduce_scatter of a number", expected="a tensor of one axis at least")
+    M = x.shape[0]
+    c = host.result(out, (rows_of(team.rank, M, team.size), *x.shape[1:]), x.dtype, x)
+    torch_group = library(group, team, x)
+    size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
+    way = flat.way(how, choose(size, order, torch_group is not None), ("kernel",), order, torch_group)
+    if x.numel() == 0:
+        return c
+    if way == "library":
+        c.copy_(by_library(x, torch_group)())
+    else:
+        scattered(x, c, M, team)
+    return c
+
+
+def scattered(
+    x: torch.Tensor,
+    c: torch.Tensor,
+    M: int,
+    team: Team,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+) -> None:
+    """c = act(this rank's rows of the sum + bias)."""
+    inner = math.prod(x.shape[1:])
+    n = share(M, team.size) * inner
+    a, landing = flat.row(x.contiguous()), flat.landing(c)
+    cut = flat.cut(n * x.element_size(), x.element_size(), host.multiprocessors(x.device))
+    space = workspace(team)
+    (parts,) = space.tensors(x, ((team.size, n), x.dtype))
+    what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner)
+    host.launch(scatter_sum, (a, parts, flat.biased(bias, c), space.counters(cut.blocks), landing), **what)
+    flat.landed(landing, c)
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    rows: int,
+    columns: int,
+    dtype: str = "bfloat16",
+    rank: int = 0,
+    world: int = 1,
+    device: Any = "cpu",
+    seed: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """One of ``world`` tensors."""
+    assert world
+    return {"x": normal((rows, columns), dtype, generator(device, 1000 * seed + rank)), **more}
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    whole, world = flat.reference_sum([a["x"] for a in everyone]), len(everyone)
+    M = whole.value.shape[0]
+    starts = [min(M, r * share(M, world)) for r in range(world + 1)]
+    return [Expected(whole.value[a:b], whole.allowed[a:b]) for a, b in itertools.pairwise(starts)]
+
+
+def by_library(x: torch.Tensor, group: Any, **_: Any) -> Callable[[], Any]:
+    """torch.distributed's reduce-scatter, on equal parts."""
+    world, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+    M, part = x.shape[0], share(x.shape[0], world)
+    out = x.new_empty(part, *x.shape[1:])
+    padded = x if part * world == M else x.new_zeros(part * world, *x.shape[1:])
+
+    def call() -> Any:
+        if padded is not x:
+            padded[:M] = x
+        scatter_into(out, padded, group)
+        return out[: rows_of(rank, M, world)]
+
+    return call
+
+
+def pick(
+    world: int,
+    rows: int,
+    columns: int,
+    dtype: str = "bfloat16",
+    order: str = "rank",
+    units: int = 132,
+    **_: Any,
+) -> Pick:
+    size = share(rows, world) * columns * getattr(torch, dtype).itemsize
+    way = choose(size, order, True)
+    return Pick(way, flat.cut(size, 1, units).blocks if way == "kernel" else None)
+
+
+OP = RankOp(
+    name="reduce_scatter",
+    run=reduce_scatter,
+    draw=draw,
+    reference=reference,
+    pick=pick,
+    ways=lambda **_: {"kernel": {"how": "kernel"}, "library": {"how": "library", "order": "any"}},
+    cases=(
+        *(
+            Case({"rows": rows, "columns": columns, "dtype": dtype}, small=True)
+            for rows, columns, dtype in (
+                (24, 64, "bfloat16"),
+                (5, 7, "float32"),
+                (1, 3, "float16"),
+                (7, 1000, "bfloat16"),
+                (700, 33, "bfloat16"),
+                (1301, 401, "bfloat16"),
+            )
+        ),
+        *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),
+        *(Case({"rows": rows, "columns": 8192}, bar=1.0) for rows in (64, 1024, 16384, 131072)),
+    ),
+    peers={"library": by_library},
+    remote=lambda world, rows, columns, dtype="bfloat16", **_: float(
+        (world - 1) * share(rows, world) * columns * getattr(torch, dtype).itemsize
+    ),
+)

@@ -1,0 +1,168 @@
+"""``broadcast(x, root)``: one rank's tensor on every rank.
+
+Small ones the root puts to all. Of large ones it puts each piece to one rank, in turn, which puts it to the
+others: as many bytes leave every rank as the tensor has, instead of n − 1 times as many the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilescale.errors import TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import generator, normal
+from tilescale.ops.ranks import flat
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks.flat_kernels import spread
+from tilescale.ops.ranks.groups import Group, library, team_of
+from tilescale.ops.ranks.workspace import workspace
+
+#: bytes up to which one trip is faster than two; from which the library's pipeline is taken, which has not
+#: been compared yet
+SMALL, LARGE = 256 << 10, 256 << 20
+
+WAYS = ("direct", "relayed", "library")
+
+
+def choose(size: int, world: int, distributed: bool) -> str:
+    """How ``size`` bytes are sent: "direct", "relayed", or "library" where there is one."""
+    if distributed and size >= LARGE:
+        return "library"
+    return "direct" if size <= SMALL or world <= 2 else "relayed"
+
+
+@host.checked
+def broadcast(
+    x: torch.Tensor,
+    root: int = 0,
+    *,
+    group: Group = None,
+    out: torch.Tensor | None = None,
+    how: str | None = None,
+) -> torch.Tensor:
+    """The root's x, on every rank. Collective.
+
+    Args:
+        x: of any shape and dtype, alike on all ranks; read on the root alone.
+        root: a rank of the group, alike on all ranks.
+        group: who takes part, see `groups.team_of`; all ranks without.
+        out: of x's shape, contiguous, takes the result; x itself is overwritten in place. Without it the root
+            gets x, the others new memory.
+        how: "direct", "relayed" or "library" where the choice by size is not wanted.
+
+    Raises:
+        TileValueError, TileTypeError: what does not fit; a library without a process group.
+    """
+    team = team_of(group)
+    if not isinstance(root, int) or not 0 <= root < team.size:
+        raise TileValueError(f"root={root!r} of {team.size} ranks", expected=f"0 to {team.size - 1}")
+    mine = team.rank == root
+    if out is None and mine and x.is_contiguous():
+        c = x
+    else:
+        c = host.result(out, tuple(x.shape), x.dtype, x)
+    torch_group = library(group, team, x)
+    size = x.numel() * x.element_size()
+    way = how or choose(size, team.size, torch_group is not None)
+    if way not in WAYS or (way == "library" and torch_group is None):
+        raise TileValueError(
+            f"how={how!r}",
+            expected='"direct", "relayed", or "library" where torch has a process group of these ranks',
+        )
+    if mine and c is not x:
+        c.copy_(x)
+    if size == 0 or team.size == 1:
+        return c
+    if way == "library":
+        torch.distributed.broadcast(c, team.members[root], group=torch_group)
+        return c
+    kind, align = flat.words(size)
+    landing = flat.landing(c) if not mine else flat.row(c)
+    a = landing.view(kind)
+    cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
+    space = workspace(team)
+    (g,) = space.tensors(x, (a.shape, kind))
+    what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
+    what |= {"dtype": host.dtype_name(a), "align": align, "relayed": way == "relayed"}
+    host.launch(spread, (a, g, space.counters(team.size, cut.blocks), root), **what)
+    if not mine:
+        flat.landed(landing, c)
+    return c
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    size: int,
+    dtype: str = "bfloat16",
+    root: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    device: Any = "cpu",
+    seed: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """One of ``world`` tensors; the root's number counts modulo their number."""
+    g = generator(device, 1000 * seed + rank)
+    if dtype.startswith("int"):
+        x = torch.randint(0, 100, (size,), generator=g, device=device).to(getattr(torch, dtype))
+    else:
+        x = normal((size,), dtype, g)
+    return {"x": x, "root": root % world, **more}
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    whole = everyone[everyone[0]["root"]]["x"].double()
+    return [Expected(whole, torch.zeros_like(whole)) for _ in everyone]
+
+
+def by_library(x: torch.Tensor, group: Any, root: int = 0, **_: Any) -> Callable[[], Any]:
+    """torch.distributed.broadcast, in place: the root's own tensor, and memory of its own elsewhere."""
+    out = x if torch.distributed.get_rank(group) == root else torch.empty_like(x)
+    source = torch.distributed.get_global_rank(group, root)
+
+    def call() -> Any:
+        torch.distributed.broadcast(out, source, group=group)
+        return out
+
+    return call
+
+
+def pick(world: int, size: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+    total = size * getattr(torch, dtype).itemsize
+    way = choose(total, world, True)
+    return Pick(way, None if way == "library" else flat.cut(total, 1, units).blocks)
+
+
+OP = RankOp(
+    name="broadcast",
+    run=broadcast,
+    draw=draw,
+    reference=reference,
+    pick=pick,
+    ways=lambda **_: {way: {"how": way} for way in WAYS},
+    alike=True,
+    cases=(
+        *(
+            Case({"size": size, "dtype": dtype, "how": way, "root": root}, small=True)
+            for way in ("direct", "relayed")
+            for size, dtype, root in (
+                (4096, "bfloat16", 0),
+                (5, "float32", 2),
+                (1, "int8", 1),
+                (30_001, "bfloat16", 1),
+                (200_001, "bfloat16", 1),
+            )
+        ),
+        *(Case({"size": size, "root": 1}) for size in (4096, 10_000_003)),
+        *(Case({"size": size}, bar=1.0) for size in (4096, 524_288, 33_554_432)),
+    ),
+    peers={"library": by_library},
+    remote=lambda world, size, dtype="bfloat16", **_: float(
+        (world > 1) * size * getattr(torch, dtype).itemsize
+    ),
+)

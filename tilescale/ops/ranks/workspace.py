@@ -1,0 +1,135 @@
+"""Symmetric memory that the kernels of operations work in.
+
+Symmetric memory is allocated by all ranks of a team together, so an operation cannot take some whenever it
+likes: each team has one `Workspace`, a piece of memory and a set of counters, which all operations of the
+team share. Launches of a team are one sequence, and each is complete when everything aimed at this rank has
+landed; so the next launch may use the same bytes.
+
+Both grow to the largest that was asked for, and grow on all ranks at the same call, because what an operation
+asks for follows from what all ranks agree on (extents, dtypes, the size of the team), in the same order of
+calls. A rank that calls something else is named by the allocation or by the launch.
+
+A workspace lives as long as its team, which is until `comm.finalize`, or until `release`. A CUDA graph holds
+addresses: memory that a captured launch uses is kept when the workspace outgrows it. Growing itself is a call
+of the hosts and cannot be captured.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilescale import comm
+from tilescale.comm.backend import Team
+from tilescale.errors import TileValueError
+from tilescale.ops.ranks.groups import Group, same_device, team_of
+
+#: bytes by which a workspace grows, and where the tensors in it begin
+STEP, ALIGN = 2 << 20, 256
+
+_of_team: weakref.WeakKeyDictionary[Team, Workspace] = weakref.WeakKeyDictionary()
+
+
+def workspace(team: Team) -> Workspace:
+    """The team's, made empty at its first operation."""
+    if team not in _of_team:
+        _of_team[team] = Workspace(team)
+    return _of_team[team]
+
+
+def release(group: Group = None) -> None:
+    """Gives back the symmetric memory of a group's operations; collective. The next operation takes new
+    memory. CUDA graphs that were captured before must not be replayed."""
+    _of_team.pop(team_of(group), None)
+
+
+class Workspace:
+    """A team's symmetric memory for its operations, which are called in the same order on all its ranks."""
+
+    def __init__(self, team: Team):
+        self._team = weakref.ref(team)  # the table's keys are to die with the heap
+        self._memory: Any = None
+        self._counters: Any = None
+        self._boxes: dict[tuple[int, torch.dtype], Any] = {}
+        self._kept: list[Any] = []  # outgrown, in a CUDA graph
+        self._captured = False
+
+    def tensors(
+        self, like: torch.Tensor, *wanted: tuple[Sequence[int], torch.dtype], what: str = "x"
+    ) -> list[torch.Tensor]:
+        """Symmetric tensors of these shapes and dtypes, side by side, whose contents are undefined.
+
+        Raises:
+            TileTypeError: ``like``, an operand, lies on another device than symmetric memory.
+            TileValueError: memory has to grow while a CUDA graph is being captured.
+        """
+        places, at = [], 0
+        for shape, dtype in wanted:
+            size = math.prod(shape) * dtype.itemsize
+            places.append((at, size))
+            at += -(-size // ALIGN) * ALIGN
+        if self._memory is None or self._memory.numel() < at:
+            self._memory = self._grown(self._memory, at, torch.uint8)
+        self._note_capture()
+        same_device(like, self._memory, what)
+        return [
+            self._memory[at : at + size].view(dtype).view(tuple(shape))
+            for (shape, dtype), (at, size) in zip(wanted, places, strict=True)
+        ]
+
+    def counters(self, *shape: int) -> torch.Tensor:
+        """What a ``T.Signal(shape)`` takes: zero, as each launch leaves them."""
+        count = math.prod(shape)
+        if self._counters is None or self._counters.numel() < count:
+            self._counters = self._grown(self._counters, count, None)
+        made: torch.Tensor = self._counters[:count].view(shape)
+        return made
+
+    def box(self, like: torch.Tensor, columns: int) -> torch.Tensor:
+        """What a ``T.Packets((team's size, columns), like's dtype)`` takes. Boxes are kept: one for each
+        number of columns and dtype, of which operations ask for few."""
+        key = (columns, like.dtype)
+        if key not in self._boxes:
+            team = self._team()
+            assert team is not None
+            _refuse_capture()
+            made = comm.packets((team.size, columns), like.dtype, like="torch", team=team)
+            same_device(like, made, "x")
+            self._boxes[key] = made
+        found: torch.Tensor = self._boxes[key]
+        return found
+
+    def _grown(self, old: Any, count: int, dtype: torch.dtype | None) -> Any:
+        """A larger one; the old one is dropped first, so that the heap has room for both only where a graph
+        needs both."""
+        team = self._team()
+        assert team is not None
+        _refuse_capture()
+        if old is not None:
+            if self._captured:
+                self._kept.append(old)
+            if old is self._memory:
+                self._memory = None
+            else:
+                self._counters = None
+            del old
+            comm.barrier(team)  # collects what all ranks have dropped
+        if dtype is None:
+            return comm.signals((-(-count // 512) * 512,), like="torch", team=team)
+        return comm.empty((-(-count // STEP) * STEP,), dtype, like="torch", team=team)
+
+    def _note_capture(self) -> None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self._captured = True
+
+
+def _refuse_capture() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise TileValueError(
+            "an operation needs more symmetric memory while a CUDA graph is being captured",
+            hint="call it once with the same shapes before the capture, on all ranks",
+        )
