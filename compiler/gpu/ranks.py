@@ -26,6 +26,8 @@ from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import InternalError
 
+#: more than any launch has
+MOST_RANKS = 1 << 16
 #: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
 _SCOPES = {"grid": "false", "device": "true"}
 
@@ -45,6 +47,8 @@ class Ranks(State):
         ]
         var = tirx.Var(name, dtype)
         self.ranked.append((var, Source(kind)))
+        if kind != "team":
+            self.analyzer.bind(var, ir.Range(int(kind == "world"), MOST_RANKS + int(kind == "world")))
         return var
 
     def site(self, kind: str, name: str, node: Any, text: str = "") -> Any:

@@ -83,7 +83,9 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
         loops.append((var, counts[j]))
     places = [cx.analyzer.simplify(side.flat(s)) for side, s in zip((source, target), start, strict=True)]
     pitches = [_stride(side, k) for side, k in zip((source, target), rows or (None, None), strict=True)]
-    width = _width(cx, bits_of(src.source) // 8, [run, *places, *pitches])
+    width = _width(
+        cx, bits_of(src.source) // 8, [run, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
+    )
     address = cx.peer_address(
         tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, cx.site("copy", target.name, call)
     )
@@ -142,9 +144,19 @@ def _same(cx: CudaLowering, a: Any, b: Any) -> bool:
     )
 
 
+def _beginnings(cx: CudaLowering, region: Any, side: Any) -> list[Any]:
+    """Numbers of which the place where a row of a region begins is a sum of multiples: where it begins in its
+    row, and how far it is along each other axis to the next one."""
+    *axes, last = region.region
+    far = [
+        s for r, s in zip(axes, side.strides, strict=False) if constant(r.min) != 0 or constant(r.extent) != 1
+    ]
+    return [spelt_out(last.min, cx.definitions), *far]
+
+
 def _width(cx: CudaLowering, each: int, numbers: list[Any]) -> int:
     """The most elements that all of these numbers are multiples of, and that one access takes."""
     width = max(1, WIDEST // each)
-    while width > 1 and not all(multiple(cx.analyzer, spelt_out(n, cx.definitions), width) for n in numbers):
+    while width > 1 and not all(multiple(cx.analyzer, n, width) for n in numbers):
         width //= 2
     return width

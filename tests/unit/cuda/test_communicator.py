@@ -95,6 +95,46 @@ def test_rows_are_put_beside_products(M: int, N: int, K: int, world: int, option
     agree_on_ranks(kernel, arguments(M, N, K, world, options.get("wide", 0)), seeds=3)
 
 
+def test_vectors_are_as_wide_as_names_show():
+    """Bounds that are names, as programs compute them, and the own rank, which is never negative."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 128), "bfloat16"),
+        X: T.SymmTensor((128, 128), "bfloat16"),
+        C: T.Tensor((64, 64), "bfloat16"),
+        here: T.Signal((1,)),
+    ):
+        with T.Kernel(4, threads=128) as b:
+            x = T.alloc_shared((64, 64), "bfloat16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            with T.Scale("device") as (rank, n):
+                first, row, col = rank * 64, b // 2 * 32, b % 2 * 64
+                to = X[first + row : first + row + 32, col : col + 64]
+                T.copy(
+                    A[row : row + 32, col : col + 64], to, dst=(rank + 1) % n, signal=here[0], blocking=False
+                )
+                T.clear(acc)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[0, k * 64], x)
+                    T.gemm(x, x, acc)
+                T.copy(acc, C)
+                T.wait(here[0], 4)
+
+    code = code_of(kernel)
+    assert "ts::put_rows<8, 64>" in code and "rank >= 0" not in code and "max(" not in code
+    args = [
+        {
+            "A": data((64, 128), "bfloat16", r),
+            "X": data((128, 128), "bfloat16", 5 + r),
+            "C": empty((64, 64), "bfloat16"),
+            "here": np.zeros(1, np.int64),
+        }
+        for r in range(2)
+    ]
+    agree_on_ranks(kernel, args, seeds=2)
+
+
 def test_the_consumer_has_no_part_in_it():
     code = code_of(pushed(64, 64, 128, 2))
     assert code.index("ts::put_r") < code.index(
