@@ -54,13 +54,11 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
       ts::wgmma_m64n64k16_f16_01(&C_l[0], a_desc, b_desc, 1);
       ts::wgmma_m64n64k16_f16_01(&C_l[0], a_desc + 2UL, b_desc + 128UL, 1);
       ts::wgmma_commit();
-      ts::wgmma_wait<1>();
-      ts::mbarrier_arrive_warp(&empty0[(ring0_read + 2) % 3], k > 0);
+      ts::wgmma_wait<0>();
+      ts::wgmma_arrived<32>(C_l);
+      ts::mbarrier_arrive_warp(&empty0[ring0_read % 3], true);
       ring0_read = ring0_read + 1;
     }
-    ts::wgmma_wait<0>();
-    ts::wgmma_arrived<32>(C_l);
-    ts::mbarrier_arrive_warp(&empty0[(ring0_read + 2) % 3], true);
     #pragma unroll
     for (int u0 = 0; u0 < 8; ++u0) {
       #pragma unroll

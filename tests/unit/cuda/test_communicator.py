@@ -102,7 +102,7 @@ def test_vectors_are_as_wide_as_names_show():
     def kernel(
         A: T.Tensor((64, 128), "bfloat16"),
         X: T.SymmTensor((128, 128), "bfloat16"),
-        C: T.Tensor((64, 64), "bfloat16"),
+        C: T.Tensor((4, 64, 64), "bfloat16"),
         here: T.Signal((1,)),
     ):
         with T.Kernel(4, threads=128) as b:
@@ -118,7 +118,7 @@ def test_vectors_are_as_wide_as_names_show():
                 for k in T.Pipelined(2, num_stages=2):
                     T.copy(A[0, k * 64], x)
                     T.gemm(x, x, acc)
-                T.copy(acc, C)
+                T.copy(acc, C[b, 0, 0])
                 T.wait(here[0], 4)
 
     code = code_of(kernel)
@@ -127,7 +127,7 @@ def test_vectors_are_as_wide_as_names_show():
         {
             "A": data((64, 128), "bfloat16", r),
             "X": data((128, 128), "bfloat16", 5 + r),
-            "C": empty((64, 64), "bfloat16"),
+            "C": empty((4, 64, 64), "bfloat16"),
             "here": np.zeros(1, np.int64),
         }
         for r in range(2)

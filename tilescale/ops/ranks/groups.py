@@ -56,7 +56,8 @@ def library(group: Group, team: Team, x: torch.Tensor) -> Any:
         group = group.get_group()
     found = group if isinstance(group, distributed.ProcessGroup) else distributed.group.WORLD
     name = str(distributed.get_backend(found))
-    reached = name not in ("nccl", "gloo") or (name == "nccl") == (x.device.type == "cuda")
+    on_gpu = x.device.type != "cpu"
+    reached = name not in ("nccl", "gloo") or (name == "nccl") == on_gpu
     return found if reached and tuple(distributed.get_process_group_ranks(found)) == team.members else None
 
 

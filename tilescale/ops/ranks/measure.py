@@ -23,6 +23,7 @@ import torch
 
 import tilescale.language as T
 from tilescale import comm
+from tilescale.devices import of
 from tilescale.jit import compile
 
 #: bytes that the sets of arguments take together at least; an H200's L2 cache has 50 MB
@@ -42,7 +43,7 @@ def size(value: Any) -> int:
 
 def sets(arguments: dict[str, Any], device: str) -> int:
     """How many sets of such arguments a measurement needs."""
-    return 2 if device == "cpu" else max(2, -(-TRAFFIC // max(1, sum(map(size, arguments.values())))))
+    return max(2, -(-TRAFFIC // max(1, sum(map(size, arguments.values()))))) if of(device).gpu else 2
 
 
 @T.prim_func
@@ -104,7 +105,7 @@ class Clocked:
 def _prepared(calls: list[Call], device: str, may_fail: bool) -> Clocked | Graph | None:
     """The variant; None where a peer cannot be captured."""
     try:
-        return Clocked(calls) if device == "cpu" else Graph(calls)
+        return Graph(calls) if of(device).gpu else Clocked(calls)
     except RuntimeError:
         if not may_fail:
             raise
