@@ -84,9 +84,9 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
     places = [cx.analyzer.simplify(side.flat(s)) for side, s in zip((source, target), start, strict=True)]
     pitches = [_stride(side, k) for side, k in zip((source, target), rows or (None, None), strict=True)]
     width = _width(cx, bits_of(src.source) // 8, [run, *places, *pitches])
-    address = cx.peer_address(
-        tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, cx.site("copy", target.name, call)
-    )
+    site = cx.site("copy", target.name, call)
+    look = cx.look(peer, site)
+    address = cx.peer_address(tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, site)
     sides, thread = [address, at(source.buf, places[0])], cx.communicator_thread()
     template = f"<{width}, {int(call.attrs['warps']) * WARP}>"
     if rows is None:
@@ -100,7 +100,7 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
         inner = tirx.For(
             var, zero, widened(count, "int32"), tirx.ForKind.SERIAL, inner, annotations={"unroll": 1}
         )
-    return tirx.IfThenElse(all_of(tests), inner, None) if tests else inner
+    return sequence([*look, tirx.IfThenElse(all_of(tests), inner, None) if tests else inner])
 
 
 def _runs(
