@@ -681,6 +681,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         for how in ("", "publishing_")
     },
     **{
+        f"ts::remote_red_add{n}_{k}": threads.remote_add(n) for k in ("f32", "f16", "bf16") for n in (2, 4, 8)
+    },
+    **{f"ts::system_red_add{k}": threads.remote_add(1) for k in ("", "_f16", "_bf16")},
+    **{
         f"ts::{how}_{kind}": threads.atomic(kind.partition("_")[0])
         for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store")
         for how in ("atomic", "publishing")

@@ -40,11 +40,13 @@ UNDER_WAY = 1 << 60
 
 class Cells:
     """Who touched each element of a rank's tensor, and when: for every block how often its threads had met by
-    then, and for its producer how many copies it had made; -1: never."""
+    then, and for its producer how many copies it had made; -1: never. added: to an element that ranks add
+    to."""
 
     def __init__(self, blocks: int, size: int):
-        self.wrote = np.full((blocks * len(ACTORS), size), -1, np.int64)
-        self.read = np.full((blocks * len(ACTORS), size), -1, np.int64)
+        self.wrote, self.read, self.added = (
+            np.full((blocks * len(ACTORS), size), -1, np.int64) for _ in range(3)
+        )
 
 
 @dataclass
@@ -181,8 +183,11 @@ class World:
             clock[task.actor(b)] = task.copies
         return clock
 
-    def touched(self, b: Block, memory: Memory, cells: Any, who: Any, writes: bool) -> None:
-        """Looks for accesses of other blocks that nothing orders before these, and remembers these."""
+    def touched(
+        self, b: Block, memory: Memory, cells: Any, who: Any, writes: bool, adds: bool = False
+    ) -> None:
+        """Looks for accesses of other blocks that nothing orders before these, and remembers these. adds:
+        what they write is added, whoever else adds there."""
         task: Task = b.task
         record = self._record(task, memory)
         if record is None:
@@ -190,9 +195,10 @@ class World:
         flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
         for thread in np.unique(threads):
             known = self.knowledge(b, int(thread))
-            self._ordered(task, memory, flat[threads == thread], known, writes)
+            self._ordered(task, memory, flat[threads == thread], known, writes, adds=adds)
         stamps = task.copies if b.actor == PRODUCER else b.stamps[threads, 0]
-        (record.wrote if writes else record.read)[task.actor(b), flat] = stamps
+        kind = record.added if adds else record.wrote if writes else record.read
+        kind[task.actor(b), flat] = stamps
 
     def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
         """TMA begins to write elements of a tensor for a thread. Nobody else may know of that before the
@@ -216,13 +222,23 @@ class World:
         return None if where is None else self.cells[where[0]][where[1]]
 
     def _ordered(
-        self, task: Task, memory: Memory, cells: Any, known: Any, writes: bool, by: str = ""
+        self,
+        task: Task,
+        memory: Memory,
+        cells: Any,
+        known: Any,
+        writes: bool,
+        by: str = "",
+        adds: bool = False,
     ) -> None:
         """Raises for accesses of other blocks that are not ``known`` to come before these."""
         record, at = self._record(task, memory), cells.ravel()
         if record is None:
             return
-        for seen, verb in ((record.wrote, "writes"), *(((record.read, "reads"),) if writes else ())):
+        others = [(record.wrote, "writes")]
+        others += [(record.read, "reads")] if writes else []
+        others += [] if adds else [(record.added, "adds to")]
+        for seen, verb in others:
             stamps = seen[:, at]
             stamps[task.actors] = -1
             bad = stamps >= np.maximum(known, 0)[:, None]

@@ -242,6 +242,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "signal": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[1])",
             "value": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], value=2)",
             "signal_op": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], signal_op='set')",
+            "op": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], op='add')",
             "blocking": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], blocking=False)",
             "coalesced_width": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], coalesced_width=2)",
             "disable_tma": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], disable_tma=True)",
