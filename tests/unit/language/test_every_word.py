@@ -137,6 +137,8 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "domain": "for p, q in T.Persistent((8, 4), 4, bx):\n    A[p, q] = x",
             "wave_size": "for p, q in T.Persistent((8, 8), 2, bx):\n    A[p, q] = x",
             "index": "for p, q in T.Persistent((8, 8), 4, 3 - bx):\n    A[p, q] = x",
+            "group": "for p, q in T.Persistent((8, 8), 4, bx, group=(2, 4)):\n    A[p, q] = x",
+            "rotate": "for p, q in T.Persistent((8, 8), 4, bx, rotate=1):\n    A[p, q] = x",
         },
     ),
     "Pipelined": (
