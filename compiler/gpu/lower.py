@@ -345,6 +345,9 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         self.here = loc_of(s.span) or self.here
         if self.loop is None and (nest := nest_of(s)) is not None:
             return self.remote_copy(s.value, nest) if _is_remote(s) else self.nest(nest)
+        if isinstance(s, (tirx.SeqStmt, tirx.For, tirx.While, tirx.IfThenElse, tirx.AttrStmt)):
+            with self.behind_looks():
+                return method(s)
         return method(s)
 
     def _s_SeqStmt(self, s: Any) -> Any:
@@ -375,7 +378,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
-        with self.analyzer.constraint_scope(test):
+        with self.analyzer.constraint_scope(test), self.behind_looks():
             then = self.stmt(s.then_case)
         other = None
         if s.else_case is not None:

@@ -9,6 +9,7 @@ is read and written by plain loads and stores, never by TMA or through the non-c
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.team import team_of_call
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, same_expression, structural_walk, tirx
 from tilescale.errors import InternalError
 
 #: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
@@ -105,16 +106,28 @@ class Ranks(State):
             return []
         self.device = True
         scale = self.executor.name
+        asked = None if rank is None else widened(self.scalar(rank), "int32")
+        if any((role, on) == (self.role, scale) and _same(r, asked) for role, on, r in self.looked):
+            return []  # that rank's entry is known here: a put's signal follows its copy
+        self.looked.append((self.role, scale, asked))
         if scale not in self.entered:
             name = "entered" if scale == "block" else f"entered_{scale}"
             self.entered[scale] = tirx.decl_buffer((1,), "int32", name, scope="local", layout=None)
         seen, zero = self.entered[scale], tirx.IntImm("int32", 0)
-        who = [self.of_launch("team")] + ([] if rank is None else [widened(self.scalar(rank), "int32")])
+        who = [self.of_launch("team"), *([] if asked is None else [asked])]
         thread, number, threads = self.barrier_of(scale)
         meets = [thread, tirx.IntImm("int32", threads), number, site]
         looked = tirx.call_extern("int32", "ts::enter_all" if rank is None else "ts::enter", *who, *meets)
         unseen = tirx.EQ(tirx.BufferLoad(seen, [zero]), zero)
         return [tirx.IfThenElse(unseen, tirx.BufferStore(seen, looked, [zero]), None)]
+
+    @contextlib.contextmanager
+    def behind_looks(self) -> Iterator[None]:
+        """Around a statement, or a branch of one: what its looks saw is not known behind it, since they may
+        not have been made."""
+        known = list(self.looked)
+        yield
+        self.looked = known
 
     def _looks_together(self) -> bool:
         """Whether several threads run what is being lowered, and have a barrier of their own."""
@@ -336,3 +349,13 @@ class Ranks(State):
         return tirx.call_extern(
             "handle", f"ts::{among.form}_of_ranks", *(widened(self.scalar(t), "int32") for t in terms)
         )
+
+
+def _same(seen: Any, asked: Any) -> bool:
+    """Whether a look at one rank is one at the other: the same expression of names, which keep their
+    values."""
+    if seen is None or asked is None:
+        return seen is None
+    loads: list[Any] = []
+    structural_walk(asked, (ir.TensorLoad, loads.append))
+    return not loads and same_expression(seen, asked)

@@ -102,6 +102,8 @@ class State:
         self.boxes: dict[Any, Any] = {}
         #: by scale of an executor that looks at entries: the variable that says whether it has seen all
         self.entered: dict[str, Any] = {}
+        #: the looks that stand in front of what is being lowered: role, scale, and the rank (None: all)
+        self.looked: list[tuple[str | None, str, Any]] = []
         #: whether other ranks are reached
         self.device = False
 

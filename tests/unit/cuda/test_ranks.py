@@ -66,9 +66,6 @@ extern "C" __global__ void __launch_bounds__(128) shift(
   float* const inbox_there = (float*)ts::twin(team, inbox, ts::floormod(rank + 1, n), 0);
   inbox_there[tid] = A[tid];
   __syncthreads();  // the signal tells of what all threads did
-  if (entered == 0) {
-    entered = ts::enter(team, ts::floormod(rank + 1, n), tid, 128, 0, 1);
-  }
   if (tid == 0) {
     ts::signal_add<true>(ts::twin(team, &arrived[0], ts::floormod(rank + 1, n), 1), 2L);
   }

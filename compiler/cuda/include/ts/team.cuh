@@ -185,7 +185,7 @@ __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
 //
 // number: of the barrier of these threads, -1 a warp's. Which statement they are at is the same for all, as for every barrier of theirs.
 constexpr int EVERYONE = MAX_RANKS;
-static __device__ TS_COLD int look_at_entries(const Team& team, int rank, int thread, int threads, int number, int site) {
+__device__ __forceinline__ int enter(const Team& team, int rank, int thread, int threads, int number, int site) {
   if (!team.ordered) return 1;
   const int64_t launch = words(team, team.rank)[LAUNCH], mine = entry_of(team, team.rank, team.rank)[1];
   int all = 1;
@@ -210,12 +210,9 @@ static __device__ TS_COLD int look_at_entries(const Team& team, int rank, int th
   }
   return all;
 }
-__device__ __forceinline__ int enter(const Team& team, int rank, int thread, int threads, int number, int site) {
-  return look_at_entries(team, rank, thread, threads, number, site);
-}
 // The same of all ranks, each of which is awaited.
 __device__ __forceinline__ int enter_all(const Team& team, int thread, int threads, int number, int site) {
-  return look_at_entries(team, EVERYONE, thread, threads, number, site);
+  return enter(team, EVERYONE, thread, threads, number, site);
 }
 
 // The twin of `p` in the memory of the team's `rank`; nobody awaits here that the rank has reached this launch.
