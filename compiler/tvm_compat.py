@@ -136,6 +136,11 @@ def same_structure(a: Any, b: Any) -> bool:
     return bool(tvm_ffi.structural_equal(a, b, map_free_vars=True))
 
 
+def same_expression(a: Any, b: Any) -> bool:
+    """Whether two expressions are written alike, over the same variables."""
+    return bool(tvm_ffi.structural_equal(a, b))
+
+
 is_expr = ir.is_prim_expr
 
 
@@ -196,6 +201,7 @@ __all__ = [
     "is_buffer_var",
     "is_expr",
     "register_op",
+    "same_expression",
     "same_structure",
     "structural_map",
     "structural_walk",

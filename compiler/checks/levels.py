@@ -166,12 +166,18 @@ def _arithmetic(program: TileProgram) -> tuple[bool, bool]:
     """Whether sums have one order, and whether what is computed where has nothing to do with the order of
     arrival."""
     atomics: list[Any] = []
-    structural_walk(
-        program.func.body,
-        (ir.Call, lambda c: atomics.append(c) if getattr(c.op, "name", "") == "ts.atomic" else None),
-    )
-    dtypes = [str(getattr(c.args[0].source.ty.dtype, "dtype", c.args[0].source.ty.dtype)) for c in atomics]
-    sums = any("float" in dt and str(c.attrs["kind"]) == "add" for c, dt in zip(atomics, dtypes, strict=True))
+    added: list[Any] = []
+
+    def look(c: Any) -> None:
+        if c.op.name == "ts.atomic":
+            atomics.append(c)
+        if c.op.name == "ts.atomic" and str(c.attrs["kind"]) == "add":
+            added.append(c.args[0].source)
+        if c.op.name == "ts.remote_copy" and "op" in c.attrs:
+            added.append(c.args[1].source)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    sums = any("float" in str(getattr(b.ty.dtype, "dtype", b.ty.dtype)) for b in added)
     return not sums, all(str(c.ty) == str(VOID) for c in atomics)
 
 

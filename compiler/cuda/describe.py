@@ -161,7 +161,8 @@ def _alignments(kernel: ThreadKernel, program: TileProgram) -> list[int]:
         size = int(name[name.index("<") + 1 : -1]) if name.startswith("ts::cp_async<") else WIDEST
         for a in call.args:
             if isinstance(a, ir.Call) and a.op.name in ("tirx.address_of", "tirx.buffer_data"):
-                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], size)
+                named = a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0]
+                note(twins.get(named, named), size)
 
     def there(s: Any) -> None:
         found: list[Any] = []

@@ -104,6 +104,17 @@ class Lowering(Clusters, Apart, MatrixStores):
             )
         return super().barrier_call(scope)
 
+    def barrier_of(self, scope: str) -> tuple[Any, Any, int]:
+        if scope == "warpgroup":
+            return self.tid % WARPGROUP, self.tid // WARPGROUP + 1, WARPGROUP
+        if scope == "block" and self.role == COMMUNICATOR:
+            threads = self.program.launch.comm_warps * WARP
+            return self.communicator_thread(), tirx.IntImm("int32", SENDERS), threads
+        if scope == "block":  # a producer's threads go their own way
+            number = tirx.IntImm("int32", CONSUMERS if self.role == "consumer" else 0)
+            return self.tid, number, self.threads
+        return super().barrier_of(scope)
+
     def named_barrier(self, number: int, count: int) -> Any:
         """At the author's number where this kernel does not use it itself."""
         if number not in self.named:

@@ -70,9 +70,9 @@ class Apart(lower.Lowering):
             self.wrote, self.computed = True, None
             self.bind_range(self.lane, WARPGROUP)
             body = structural_map(consumer, (tirx.SeqStmt, lambda s: sequence(self.postponed(flat(s)))))
-            bodies.append(
-                sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(body)])
-            )
+            with self.behind_looks():
+                made = self.stmt(body)
+            bodies.append(sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), made]))
         self.group = None
         made, number = bodies.pop(), tirx.Var("group", "int32")
         for g in reversed(range(len(bodies))):

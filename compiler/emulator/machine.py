@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import async_units, clusters, interleaving, isa, matrices, ranks, threads
+from tilescale.compiler.emulator import (
+    async_units,
+    clusters,
+    entries,
+    interleaving,
+    isa,
+    matrices,
+    ranks,
+    threads,
+)
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.maps import TensorMap
 from tilescale.compiler.emulator.memory import (
@@ -121,7 +130,7 @@ class Emulator:
         rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
-        world = ranks.World(args, len(blocks), draw, seed)
+        world = ranks.World(args, len(blocks), draw, seed, self.kernel.ordered)
 
         def run(task: Any) -> None:
             values: dict[int, Any] = {}
@@ -148,6 +157,7 @@ class Emulator:
                     symbol = source.kind == "symbol"
                     value = symbols[task.rank][source.index] if symbol else own[source.kind]
                     values[of] = value if value is None else _typed(value, str(var.ty))
+            world.entered.add(task.rank)
             (b,) = self._made([blocks[task.block]], values, memory, world.interleaving)
             b.world, b.task = world, task
             self._block(b)
@@ -595,6 +605,15 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     b.units.interleaving.meet((b.units, which), count, int(m.sum()), met)
 
 
+def _barrier_of(b: Block, m: Any, number: Any, threads: Any) -> None:
+    """That of an executor: 0 is the block's, -1 a warp's."""
+    which = int(np.broadcast_to(number, m.shape)[m].flat[0])
+    if which > 0:
+        _barrier_sync(b, m, number, threads)
+    else:
+        (_meet(0, 0) if which == 0 else _meet(2, WARP))(b, m)
+
+
 def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
     b.units.interleaving.arrive(
         (b.units, int(async_units.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum())
@@ -650,6 +669,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
+    "ts::enter": entries.enter(_barrier_of),
+    "ts::enter_all": entries.enter(_barrier_of, everyone=True),
     "ts::any": threads.vote,
     "ts::uniform": threads.uniform,
     "ts::shuffle_xor": threads.shuffle_xor,
@@ -664,6 +685,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         for n in (2, 4, 8)
         for how in ("", "publishing_")
     },
+    **{
+        f"ts::remote_red_add{n}_{k}": threads.remote_add(n) for k in ("f32", "f16", "bf16") for n in (2, 4, 8)
+    },
+    **{f"ts::system_red_add{k}": threads.remote_add(1) for k in ("", "_f16", "_bf16")},
     **{
         f"ts::{how}_{kind}": threads.atomic(kind.partition("_")[0])
         for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store")

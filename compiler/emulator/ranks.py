@@ -5,8 +5,9 @@ Memory is as it would be if every store were seen at once, so what a GPU might d
 instead, as it is inside a block: every element of a tensor remembers when which block touched it last, and an
 access that conflicts with another block's must know of that by signals, waits and meetings
 (include/ts/team.cuh). A release tells what the block's threads did before they met last, an acquire serves
-all of them once they have met behind it: the meetings that passes/insert_barriers.py puts around both. The
-flags at the ends of a launch are not run.
+all of them once they have met behind it: the meetings that passes/insert_barriers.py puts around both. Who
+takes a rank's address must know that the rank has entered the launch (entries.py); the flags at its end are
+not run.
 
 A block's producer is somebody of its own: what it acquired the consumers do not know, and what it copied they
 know of behind the ring's barrier. So are the warps that put to other ranks, who meet each other. TMA knows
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator.copies import EmulationError
+from tilescale.compiler.emulator.entries import await_entry, require_entry
 from tilescale.compiler.emulator.interleaving import Interleaving
 from tilescale.compiler.emulator.memory import Block, Memory, Pointer, load, store
 from tilescale.compiler.ir.signals import OPS
@@ -40,11 +42,13 @@ UNDER_WAY = 1 << 60
 
 class Cells:
     """Who touched each element of a rank's tensor, and when: for every block how often its threads had met by
-    then, and for its producer how many copies it had made; -1: never."""
+    then, and for its producer how many copies it had made; -1: never. added: to an element that ranks add
+    to."""
 
     def __init__(self, blocks: int, size: int):
-        self.wrote = np.full((blocks * len(ACTORS), size), -1, np.int64)
-        self.read = np.full((blocks * len(ACTORS), size), -1, np.int64)
+        self.wrote, self.read, self.added = (
+            np.full((blocks * len(ACTORS), size), -1, np.int64) for _ in range(3)
+        )
 
 
 @dataclass
@@ -68,6 +72,11 @@ class Task:
     acquired: list[Acquired] = field(default_factory=list)
     rounds: dict[Any, int] = field(default_factory=dict)
     views: dict[tuple[int, str], Memory] = field(default_factory=dict)
+    #: (threads, ranks): whose entry a thread knows of
+    entered: Any = None
+    #: the looks of its executors, as `entries` keeps them
+    looks: dict[Any, list[None]] = field(default_factory=dict)
+    saw: dict[Any, set[int]] = field(default_factory=dict)
     #: of packets that threads have looked for in vain: whether they have come
     late: list[Callable[[], bool]] = field(default_factory=list)
     #: how many copies the producer has made
@@ -88,10 +97,15 @@ class Task:
 
 
 class World:
-    """The ranks of one launch. ``arrays``: for each rank its flat tensors by name."""
+    """The ranks of one launch. ``arrays``: for each rank its flat tensors by name. ``ordered``: ranks await
+    each other's entry."""
 
-    def __init__(self, arrays: list[dict[str, Any]], blocks: int, draw: Any, seed: int = 0):
-        self.arrays, self.blocks = arrays, blocks
+    def __init__(
+        self, arrays: list[dict[str, Any]], blocks: int, draw: Any, seed: int = 0, ordered: bool = True
+    ):
+        self.arrays, self.blocks, self.ordered = arrays, blocks, ordered
+        #: the ranks that have entered
+        self.entered: set[int] = set()
         total = len(arrays) * blocks
         self.cells = [
             {name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)}
@@ -171,8 +185,11 @@ class World:
             clock[task.actor(b)] = task.copies
         return clock
 
-    def touched(self, b: Block, memory: Memory, cells: Any, who: Any, writes: bool) -> None:
-        """Looks for accesses of other blocks that nothing orders before these, and remembers these."""
+    def touched(
+        self, b: Block, memory: Memory, cells: Any, who: Any, writes: bool, adds: bool = False
+    ) -> None:
+        """Looks for accesses of other blocks that nothing orders before these, and remembers these. adds:
+        what they write is added, whoever else adds there."""
         task: Task = b.task
         record = self._record(task, memory)
         if record is None:
@@ -180,9 +197,10 @@ class World:
         flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
         for thread in np.unique(threads):
             known = self.knowledge(b, int(thread))
-            self._ordered(task, memory, flat[threads == thread], known, writes)
+            self._ordered(task, memory, flat[threads == thread], known, writes, adds=adds)
         stamps = task.copies if b.actor == PRODUCER else b.stamps[threads, MEETS[b.actor]]
-        (record.wrote if writes else record.read)[task.actor(b), flat] = stamps
+        kind = record.added if adds else record.wrote if writes else record.read
+        kind[task.actor(b), flat] = stamps
 
     def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
         """TMA begins to write elements of a tensor for a thread. Nobody else may know of that before the
@@ -206,13 +224,23 @@ class World:
         return None if where is None else self.cells[where[0]][where[1]]
 
     def _ordered(
-        self, task: Task, memory: Memory, cells: Any, known: Any, writes: bool, by: str = ""
+        self,
+        task: Task,
+        memory: Memory,
+        cells: Any,
+        known: Any,
+        writes: bool,
+        by: str = "",
+        adds: bool = False,
     ) -> None:
         """Raises for accesses of other blocks that are not ``known`` to come before these."""
         record, at = self._record(task, memory), cells.ravel()
         if record is None:
             return
-        for seen, verb in ((record.wrote, "writes"), *(((record.read, "reads"),) if writes else ())):
+        others = [(record.wrote, "writes")]
+        others += [(record.read, "reads")] if writes else []
+        others += [] if adds else [(record.added, "adds to")]
+        for seen, verb in others:
             stamps = seen[:, at]
             stamps[task.actors] = -1
             bad = stamps >= np.maximum(known, 0)[:, None]
@@ -259,12 +287,18 @@ def _scalar(value: Any, m: Any) -> int:
     return int(found[0])
 
 
-def _peer(b: Block, m: Any, team: Any, pointer: Pointer, rank: Any, site: Any) -> Pointer:
-    world, there = b.world, _scalar(rank, m)
-    if not 0 <= there < len(world.arrays):
-        raise EmulationError(f"rank {there} is out of range")
-    _, name = world.place(b.task, pointer.memory)
-    return Pointer(world.view(b.task, there, name), pointer.index)
+def _address(know: Callable[[Block, Any, int], None]) -> Callable[..., Pointer]:
+    """A rank's address, for threads that ``know`` of its entry."""
+
+    def run(b: Block, m: Any, team: Any, pointer: Pointer, rank: Any, site: Any) -> Pointer:
+        world, there = b.world, _scalar(rank, m)
+        if not 0 <= there < len(world.arrays):
+            raise EmulationError(f"rank {there} is out of range")
+        know(b, m, there)
+        _, name = world.place(b.task, pointer.memory)
+        return Pointer(world.view(b.task, there, name), pointer.index)
+
+    return run
 
 
 def _signal(op: str) -> Callable[..., None]:
@@ -364,8 +398,13 @@ def _barrier(device: bool) -> Callable[..., None]:
     return run
 
 
-def _team_sync(b: Block, m: Any, team: Any, site: Any) -> None:
-    b.world.meet(b, _one(m, "a meeting of ranks"), ("team", b.task.block), len(b.world.arrays))
+def _team_sync(b: Block, m: Any, team: Any, lane: Any, site: Any) -> None:
+    """Lanes of one warp, each of which tells some ranks what it knows, and acquires as much."""
+    lanes = np.flatnonzero(m)
+    if not np.array_equal(np.broadcast_to(lane, m.shape)[m], np.arange(b.wave)):
+        raise EmulationError(f"a meeting of ranks by {len(lanes)} threads")
+    require_entry(b, m, slice(None))
+    b.world.meet(b, int(lanes[0]), ("team", b.task.block), len(b.world.arrays))
 
 
 def _range_of_ranks(b: Block, m: Any, first: Any, count: Any, step: Any) -> tuple[int, ...]:
@@ -522,8 +561,8 @@ def _await_packets(b: Block, m: Any, team: Any, late: Pointer, since: Pointer, n
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "ts::peer": _peer,
-    "ts::twin": _peer,
+    "ts::peer": _address(await_entry),
+    "ts::twin": _address(require_entry),
     "ts::team_sync": _team_sync,
     "ts::team_sync_among": _team_sync_among,
     "ts::barrier_among": _barrier_among,

@@ -93,6 +93,29 @@ def red_add(count: int, dtype: str) -> Callable[..., None]:
     return run
 
 
+def remote_add(count: int) -> Callable[..., None]:
+    """Neighbours in another rank's memory, each added atomically among all ranks."""
+
+    def run(b: Block, m: Any, where: Pointer, values: Any) -> None:
+        lanes, dtype = np.flatnonzero(m), str(where.memory.data.dtype)
+        if (where.index[m] % count).any():
+            raise EmulationError(
+                f"{where.memory.name}: {count} elements are added from one on that is no multiple of {count}"
+            )
+        given = (
+            decoded(load(b, m, values.memory, values.index, count), dtype)
+            if isinstance(values, Pointer)
+            else np.broadcast_to(values, m.shape)[:, None]
+        )
+        b.world.until(lambda: True)  # others may come first
+        for k in range(count):
+            cells = where.index + k
+            b.world.touched(b, where.memory, cells[lanes], lanes, writes=True, adds=True)
+            atomic("add")(b, m, Pointer(where.memory, cells), given[:, k])
+
+    return run
+
+
 def atomic(kind: str) -> Callable[..., Any]:
     from tilescale.compiler.sim.tiles import updated
 

@@ -271,6 +271,14 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             raise self.refused(f"a barrier of a {scope}", "barriers of part of a block")
         return tirx.call_extern("void", "__syncthreads" if scope == "block" else "__syncwarp")
 
+    def barrier_of(self, scope: str) -> tuple[Any, Any, int]:
+        """The barrier of an executor's threads, for a call that is one: this thread's number among them, the
+        barrier's, which is -1 for a warp's, and how many they are."""
+        if scope not in ("block", "warp"):
+            raise self.refused(f"a barrier of a {scope}", "barriers of part of a block")
+        number = tirx.IntImm("int32", 0 if scope == "block" else -1)
+        return self.thread(), number, self.executor.threads
+
     def numbered_barrier(self, number: int, count: int) -> Any:
         """Threads of the block synchronize at one of its barriers."""
         if number == OF_WARPS or number == 0 and count == self.threads:
@@ -337,6 +345,9 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         self.here = loc_of(s.span) or self.here
         if self.loop is None and (nest := nest_of(s)) is not None:
             return self.remote_copy(s.value, nest) if _is_remote(s) else self.nest(nest)
+        if isinstance(s, (tirx.SeqStmt, tirx.For, tirx.While, tirx.IfThenElse, tirx.AttrStmt)):
+            with self.behind_looks():
+                return method(s)
         return method(s)
 
     def _s_SeqStmt(self, s: Any) -> Any:
@@ -367,7 +378,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
-        with self.analyzer.constraint_scope(test):
+        with self.analyzer.constraint_scope(test), self.behind_looks():
             then = self.stmt(s.then_case)
         other = None
         if s.else_case is not None:
@@ -429,7 +440,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         body = self.stmt(self.program.func.body)
         begins, ends = self.around()
         numbers, counts = self.launches_of_boxes()
-        body = sequence([*begins, *numbers, body, *counts, *ends])
+        body = sequence([*begins, *self.entries(), *numbers, body, *counts, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch

@@ -9,6 +9,7 @@ is read and written by plain loads and stores, never by TMA or through the non-c
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.team import team_of_call
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, same_expression, structural_walk, tirx
 from tilescale.errors import InternalError
 
 #: more than any launch has
@@ -69,8 +70,7 @@ class Ranks(State):
         return self.places[buffer]
 
     def remote_copy(self, call: Any, nest: Any) -> Any:
-        """A nest one side of which is another rank's memory. Every thread awaits that rank's entry for itself
-        (``ts::peer``)."""
+        """A nest one side of which is another rank's memory."""
         if str(call.attrs["reach"]) == "cta_cluster":
             return self.cluster_copy(call, nest)
         side = str(call.attrs["side"])
@@ -80,19 +80,69 @@ class Ranks(State):
             own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="global.symm", layout=None
         )
         site = self.site("copy", own.name, call, "pull" if side == "src" else "")
+        look = self.look(call.args[2], site)
         there = self.peer_address(tirx.buffer_data(own.buf), call.args[2], site)
         data = tirx.reinterpret(ir.PointerType(ir.PrimType(str(own.buf.ty.dtype)), "global.symm"), there)
         self.remote = (param, side == "dst", Global(tile, own.shape, own.strides, own.index, own.name))
         body = self.nest(nest)
         self.remote = None
-        return sequence([tirx.DeclBuffer(tile, call.span, data=data), body])
+        return sequence([*look, tirx.DeclBuffer(tile, call.span, data=data), body])
 
-    def peer_address(self, address: Any, rank: Any, site: Any) -> Any:
+    def peer_address(self, address: Any, rank: Any, site: Any, alone: bool = False) -> Any:
+        """The same place in another rank's memory. What stands behind a `look` at the rank's entry, or in a
+        launch without entries, is arithmetic; a thread looks for itself (``ts::peer``) where it is ``alone``,
+        in an expression or in what no other thread of an executor runs."""
         self.device = True
-        name = "ts::twin" if self.program.launch.exchanges else "ts::peer"
+        looks = self.program.launch.flagged and (alone or not self._looks_together())
+        name = "ts::peer" if looks else "ts::twin"
         return tirx.call_extern(
             "handle", name, self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
         )
+
+    def look(self, rank: Any, site: Any) -> list[Any]:
+        """What stands in front of an executor's access to a rank's memory: its threads look at the entries of
+        this launch, together, until they have once seen all (include/ts/team.cuh argues why that is enough).
+        ``rank``: None awaits all of them.
+
+        The look is a barrier of the executor, which may stand there: all of its threads come to the access,
+        or none (nests have their conditions inside), as for the barriers around signals and waits."""
+        if not self.program.launch.flagged or not self._looks_together():
+            return []
+        self.device = True
+        scale = self.executor.name
+        asked = None if rank is None else widened(self.scalar(rank), "int32")
+        if any((role, on) == (self.role, scale) and _same(r, asked) for role, on, r in self.looked):
+            return []  # that rank's entry is known here: a put's signal follows its copy
+        self.looked.append((self.role, scale, asked))
+        if scale not in self.entered:
+            name = "entered" if scale == "block" else f"entered_{scale}"
+            self.entered[scale] = tirx.decl_buffer((1,), "int32", name, scope="local", layout=None)
+        seen, zero = self.entered[scale], tirx.IntImm("int32", 0)
+        who = [self.of_launch("team"), *([] if asked is None else [asked])]
+        thread, number, threads = self.barrier_of(scale)
+        meets = [thread, tirx.IntImm("int32", threads), number, site]
+        looked = tirx.call_extern("int32", "ts::enter_all" if rank is None else "ts::enter", *who, *meets)
+        unseen = tirx.EQ(tirx.BufferLoad(seen, [zero]), zero)
+        return [tirx.IfThenElse(unseen, tirx.BufferStore(seen, looked, [zero]), None)]
+
+    @contextlib.contextmanager
+    def behind_looks(self) -> Iterator[None]:
+        """Around a statement, or a branch of one: what its looks saw is not known behind it, since they may
+        not have been made."""
+        known = list(self.looked)
+        yield
+        self.looked = known
+
+    def _looks_together(self) -> bool:
+        """Whether several threads run what is being lowered, and have a barrier of their own."""
+        return self.executor.threads > 1 and self.role != "producer" and self.loop is None
+
+    def entries(self) -> list[Any]:
+        """At the head of the kernel nobody has looked."""
+        zero = tirx.IntImm("int32", 0)
+        return [
+            s for b in self.entered.values() for s in (tirx.AllocBuffer(b), tirx.BufferStore(b, zero, [zero]))
+        ]
 
     # -- signals
     # ------------------------------------------------------------------------------------------------------
@@ -102,12 +152,14 @@ class Ranks(State):
         site = self.site("signal", region.source.name, call)
         buf, index, tests = self.counter(region, call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
+        look: list[Any] = []
         if len(call.args) > 2:
+            look = self.look(call.args[2], site)
             at = self.peer_address(at, call.args[2], site)
         done = do(
             f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span
         )
-        return self._checked(done, tests, site)
+        return sequence([*look, self._checked(done, tests, site)])
 
     def wait(self, call: Any) -> Any:
         """``T.wait`` there."""
@@ -150,12 +202,15 @@ class Ranks(State):
         buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         dtype = element_dtype(buf)
         operand = cast(self.scalar(value), dtype)
-        at = self.peer_address(tirx.address_of(tirx.BufferLoad(buf, [index])), peer, site)
+        asked = str(call.ty) != str(VOID)
+        look = [] if asked else self.look(peer, site)
+        at = self.peer_address(tirx.address_of(tirx.BufferLoad(buf, [index])), peer, site, alone=asked)
         done = tirx.call_extern(dtype, f"ts::system_{call.attrs['kind']}", at, operand)
-        if str(call.ty) != str(VOID):
+        if asked:
             return done if not tests else tirx.if_then_else(all_of(tests), done, tirx.const(0, dtype))
         made = tirx.Evaluate(done, call.span)
-        return self.once(made if not tests else tirx.IfThenElse(all_of(tests), made, None))
+        made = self.once(made if not tests else tirx.IfThenElse(all_of(tests), made, None))
+        return sequence([*look, made])
 
     # -- packets
     # -----------------------------------------------------------------------------------------------------
@@ -175,6 +230,7 @@ class Ranks(State):
             there = tirx.decl_buffer(
                 own.buf.ty.shape, "int64", f"{own.name}_there", scope="global.packets", layout=None
             )
+            before += self.look(rank, site)
             at = self.peer_address(tirx.buffer_data(own.buf), rank, site)
             data = tirx.reinterpret(ir.PointerType(ir.PrimType("int64"), "global.packets"), at)
             before.append(tirx.DeclBuffer(there, call.span, data=data))
@@ -281,7 +337,10 @@ class Ranks(State):
         site = self.site("collective", "", call)
         if (among := self._among(call)) is not None:
             return self.once(do("team_sync_among", self.of_launch("team"), site, among, span=call.span))
-        return self.once(do("team_sync", self.of_launch("team"), site, span=call.span))
+        lane = self.block_thread()
+        meet = do("team_sync", self.of_launch("team"), lane, site, span=call.span)
+        first = lane < tirx.IntImm("int32", self.target.wave)
+        return sequence([*self.look(None, site), tirx.IfThenElse(first, meet, None)])
 
     def _among(self, call: Any) -> Any:
         """The members of the team inside the kernel that synchronizes in ``call``; None where it is
@@ -294,3 +353,13 @@ class Ranks(State):
         return tirx.call_extern(
             "handle", f"ts::{among.form}_of_ranks", *(widened(self.scalar(t), "int32") for t in terms)
         )
+
+
+def _same(seen: Any, asked: Any) -> bool:
+    """Whether a look at one rank is one at the other: the same expression of names, which keep their
+    values."""
+    if seen is None or asked is None:
+        return seen is None
+    loads: list[Any] = []
+    structural_walk(asked, (ir.TensorLoad, loads.append))
+    return not loads and same_expression(seen, asked)

@@ -45,6 +45,8 @@ class State:
     of_launch: Callable[[str], Any]
     cluster_copy: Callable[[Any, Nest], Any]
     barrier_call: Callable[[str], Any]
+    barrier_of: Callable[[str], tuple[Any, Any, int]]
+    block_thread: Callable[[], Any]
 
     def __init__(self, program: TileProgram):
         self.program, self.target = program, program.target
@@ -98,6 +100,10 @@ class State:
         self.remote: tuple[Any, bool, Place] | None = None
         #: boxes of packets, with the variable that holds the number of this launch in each
         self.boxes: dict[Any, Any] = {}
+        #: by scale of an executor that looks at entries: the variable that says whether it has seen all
+        self.entered: dict[str, Any] = {}
+        #: the looks that stand in front of what is being lowered: role, scale, and the rank (None: all)
+        self.looked: list[tuple[str | None, str, Any]] = []
         #: whether other ranks are reached
         self.device = False
 

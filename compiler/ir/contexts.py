@@ -61,8 +61,14 @@ class RegionView(Protocol):
         """Its elements as they lie in memory; zero outside."""
         ...
 
-    def write(self, ex: Any, values: Any, owner: int | None = None) -> None:
-        """Stores ``values``; what is outside is dropped."""
+    def write(
+        self,
+        ex: Any,
+        values: Any,
+        owner: int | None = None,
+        combined: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Stores ``values``, or what is made of the old elements and them; what is outside is dropped."""
         ...
 
 

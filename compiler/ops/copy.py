@@ -10,8 +10,9 @@ from tilescale.compiler.builder.values import Region, as_expr, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops import base, by_hand
+from tilescale.compiler.ops.atomic import DTYPES
 from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
@@ -28,6 +29,7 @@ def copy(
     signal: Any = None,
     value: Any = None,
     signal_op: str | None = None,
+    op: str | None = None,
     blocking: bool = True,
     coalesced_width: int | None = None,
     disable_tma: bool = False,
@@ -46,6 +48,8 @@ def copy(
         signal: a counter of the destination's rank that is signalled when the copy is complete (with
         ``dst``). value, signal_op: what is done to it, as in ``T.signal``: 1 and "add" where they are left
         out.
+        op: "add" (with ``dst``): the values are added to what lies there, each element atomically among all
+            ranks, in the order of arrival: sums of floats differ from run to run.
         blocking: False: the copy, from one tensor to another with ``dst`` and ``signal``, begins here and
             goes on beside the statements behind it. It is complete where its signal is seen, and the signal
             tells of it and of the executor's non-blocking copies before it, of nothing else.
@@ -57,7 +61,9 @@ def copy(
 
     Raises:
         TileValueError: shapes that differ, both sides remote, a rank that cannot be.
-        TileTypeError: a remote side that is not declared ``T.SymmTensor``.
+        TileTypeError: a remote side that is not declared ``T.SymmTensor``; sums of a dtype that has no atomic
+            additions.
+        TileSyntaxError: ``op`` of what is no put to another rank, or goes on beside its executor.
     """
     require_bools(disable_tma=disable_tma, blocking=blocking)
     args = list(operands)
@@ -116,6 +122,9 @@ def copy(
         to.buffer.store(tuple(to.mins), frm.buffer[tuple(frm.mins)])
         return
     words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
+    if op is not None:
+        _require_sum(op, to, side, blocking)
+        words["op"] = op
     if not blocking:
         _require_nonblocking(frm, to, side, signal)
         words["nonblocking"] = True
@@ -154,6 +163,32 @@ def _require_nonblocking(frm: Region, to: Region, side: str, signal: Any) -> Non
                 expected="a tensor on both sides: a tile may have other contents before it is read",
                 hint="blocking=True, or a T.copy of the tile to a tensor first",
             )
+
+
+def _require_sum(op: str, to: Region, side: str, blocking: bool) -> None:
+    """Refuses what is no sum into another rank's memory."""
+    loc = source.current()
+    if op != "add":
+        raise TileValueError(f"op={op!r} of T.copy", loc=loc, expected='"add", or nothing')
+    if side != "dst" or bld.current().reach != "device":
+        what = "from another rank" if side == "src" else "to another block" if side else "within one rank"
+        raise TileSyntaxError(
+            f'op="add" of a copy {what}',
+            loc=loc,
+            expected='a put: T.copy(tile, B[i, 0], dst=rank, op="add")',
+            hint=f"T.atomic_add({to.name}[…], tile) in the own memory",
+        )
+    if to.dtype not in DTYPES:
+        raise TileTypeError(
+            f'op="add" of a copy to {to.dtype}', loc=loc, expected="one of " + ", ".join(DTYPES)
+        )
+    if not blocking:
+        raise TileSyntaxError(
+            'op="add" of a non-blocking copy',
+            loc=loc,
+            expected="the block's own threads, which add what they copy",
+            hint="blocking=True",
+        )
 
 
 def _by_hand(
@@ -241,7 +276,7 @@ class Copy(TileOp):
             value = tirx.BufferLoad(src.source, indexed(src, at, from_axes))
             kind = str(tirx.BufferLoad(dst.source, [r.min for r in dst.region]).ty)
             value = value if str(value.ty) == kind else tirx.Cast(kind, value)
-            return tirx.BufferStore(dst.source, value, indexed(dst, at, to_axes), call.span)
+            return self.stored(call, indexed(dst, at, to_axes), value)
 
         asked = {"layout": str(call.attrs["layout"])} if "layout" in call.attrs else {}
         return element_nest(
@@ -252,6 +287,10 @@ class Copy(TileOp):
             width=int(call.attrs["width"]) if "width" in call.attrs else 0,
             **asked,
         )
+
+    def stored(self, call: Any, indices: list[Any], value: Any) -> Any:
+        """What the nest does with an element's value."""
+        return tirx.BufferStore(call.args[1].source, value, indices, call.span)
 
     def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import tiles
@@ -264,10 +303,12 @@ class Copy(TileOp):
 class RemoteCopy(Copy):
     """``ts.remote_copy(src, dst, owner)``: a rank (block of the cluster) owns the side that ``attrs["side"]``
     names, "src" or "dst". With two operands more, ``dst``'s owner is signalled: a counter and what
-    ``attrs["signal_op"]`` does to it."""
+    ``attrs["signal_op"]`` does to it. With ``attrs["op"]`` the values are combined with what lies there, each
+    element by an atomic update that orders nothing else: as those of a copy, they are there behind a
+    signal."""
 
     name = "remote_copy"
-    attributes = (*Copy.attributes, "side", "signal_op?", "nonblocking?")
+    attributes = (*Copy.attributes, "side", "signal_op?", "op?", "nonblocking?")
     plain = False
     puts = True
 
@@ -276,9 +317,24 @@ class RemoteCopy(Copy):
         told = [Access(call.args[3], "update", owner)] if self.signals(call) else []
         return [
             Access(call.args[0], "read", owner if side == "src" else None, asynchronous=beside),
-            Access(call.args[1], "write", owner if side == "dst" else None, asynchronous=beside),
+            Access(call.args[1], "update", owner, half="add")
+            if self.adds(call)
+            else Access(call.args[1], "write", owner if side == "dst" else None, asynchronous=beside),
             *told,
         ]
+
+    def adds(self, call: Any) -> bool:
+        """Whether it adds to what lies there."""
+        return "op" in call.attrs
+
+    def stored(self, call: Any, indices: list[Any], value: Any) -> Any:
+        if not self.adds(call):
+            return super().stored(call, indices, value)
+        where = tirx.BufferRegion(call.args[1].source, [ir.Range.from_min_extent(i, 1) for i in indices])
+        attrs = {"kind": call.attrs["op"], "executor": call.attrs["executor"], "reach": call.attrs["reach"]}
+        return tirx.Evaluate(
+            ir.Call("ts.atomic", [where, value], attrs=attrs, ret_ty=VOID, span=call.span), call.span
+        )
 
     def side(self, call: Any) -> str:
         return str(call.attrs["side"])
@@ -294,9 +350,9 @@ class RemoteCopy(Copy):
         return self.signals(call)  # the signal is a step of its own: what was copied may land long before it
 
     def simulate(self, call: Any, cx: SimContext) -> Any:
-        from tilescale.compiler.sim import flights, tiles
+        from tilescale.compiler.sim import atomics, flights, tiles
 
-        side = self.side(call)
+        side, adds = self.side(call), self.adds(call)
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
         signal = (
             cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer)
@@ -307,7 +363,10 @@ class RemoteCopy(Copy):
         def run(ex: Any) -> None:
             owner = peer(ex)
             values = tiles.converted(src.read(ex, owner if side == "src" else None), src.dtype, dst.dtype)
-            dst.write(ex, values, owner if side == "dst" else None)
+            if adds:
+                atomics.posted(ex, dst, values, owner)
+            else:
+                dst.write(ex, values, owner if side == "dst" else None)
 
         def with_signal(ex: Any) -> Iterator[str]:
             run(ex)

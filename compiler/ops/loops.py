@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.builder import state as builder
 from tilescale.compiler.builder.constructs import LoopNest
-from tilescale.compiler.builder.values import binary, index_expr, to_expr
+from tilescale.compiler.builder.values import index_expr, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ops import by_hand
+from tilescale.compiler.ops import by_hand, tile_orders
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
 
@@ -191,28 +192,75 @@ def _by_hand(order: Any, stage: Any, group: Any) -> dict[str, Any]:
     return {"ts.order": list(order), "ts.stage": list(stage), "ts.group": [list(g) for g in groups]}
 
 
-def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> LoopNest:
-    """The tiles of ``domain`` (extents) that fall to block ``index`` of ``wave_size`` resident ones, in
-    row-major order: ``for bm, bn in T.Persistent((M_tiles, N_tiles), blocks, block_id)``. Yields one index an
-    axis. ``group_size`` changes nothing."""
-    extents = [to_expr(e, "an extent") for e in (domain if isinstance(domain, (tuple, list)) else (domain,))]
-    total: Any = 1
-    for e in extents:
-        total = binary("*", total, e)
+def Persistent(
+    domain: Any, wave_size: Any, index: Any, group_size: int = 8, group: Any = None, rotate: Any = None
+) -> LoopNest:
+    """The tiles of ``domain`` (extents) that fall to block ``index`` of ``wave_size`` resident ones:
+    ``for bm, bn in T.Persistent((M_tiles, N_tiles), blocks, block_id)``. Yields one index an axis.
+
+    Tiles are numbered, in row-major order if nothing else is asked for, and a wave of blocks takes as many of
+    them as it has blocks; block b takes the b-th.
+
+    Args:
+        group: two numbers: the last two axes are cut into groups of so many tiles, and the axes in front of
+            them (the ranks that own the tiles, say) go round between groups: ``for owner, i, j in
+            T.Persistent((n, rows, cols), blocks, b, group=(2, 8))`` visits a group of each owner, then the
+            next group of each. Extents need be no multiples.
+        rotate: by how many places a block's tile lies further in each wave than in the one before, round the
+            wave: with a group's tiles a block comes to another owner in each wave.
+        group_size: changes nothing.
+
+    Raises:
+        TileTypeError: ``group`` of a domain with one axis, or one that is not two numbers. TileValueError: a
+            group without tiles, a wave turned backwards.
+    """
+    axes = [to_expr(e, "an extent") for e in (domain if isinstance(domain, (tuple, list)) else (domain,))]
+    extents = [constant(e) if constant(e) is not None else e for e in axes]
+    total = tile_orders.product(extents)
+    groups = None if group is None else _group(group, len(extents))
+    first: Any = index
+    number: Callable[[Any], Any] = lambda counted: counted  # noqa: E731
+    if rotate is not None:
+        turn = to_expr(rotate, "rotate=")
+        known = constant(turn)
+        if known is not None and known < 0:
+            raise TileValueError(
+                f"rotate={known} of T.Persistent", loc=source.current(), expected="0 or more"
+            )
+        first, number = tile_orders.rotated(wave_size, index, total, turn if known is None else known)
 
     def coordinates(variables: list[Any]) -> Any:
-        flat, out = variables[0], []
-        for e in reversed(extents[1:]):
-            out.append(binary("%", flat, e))
-            flat = binary("//", flat, e)
-        # The outermost needs no remainder: between numbers it says that the tile lies inside, elsewhere it
-        # costs TVM minutes.
-        out.append(flat if constant(extents[0]) is None else binary("%", flat, extents[0]))
-        out.reverse()
+        at = number(variables[0])
+        out = (
+            tile_orders.row_major(at, extents)
+            if groups is None
+            else tile_orders.in_groups(at, extents, groups)
+        )
         return tuple(out) if len(out) > 1 else out[0]
 
-    rounds = (index, total, wave_size)
+    rounds = (first, total, wave_size)
     return LoopNest("persistent", [_range(rounds)], None, coordinates)
+
+
+def _group(group: Any, axes: int) -> tuple[int, int]:
+    """``group=`` of T.Persistent.
+
+    Raises:
+        TileTypeError, TileValueError.
+    """
+    loc = source.current()
+    if axes < 2:
+        raise TileTypeError(
+            "group= of a domain with one axis", loc=loc, expected="two axes, or more with owners in front"
+        )
+    pair = tuple(group) if isinstance(group, (tuple, list)) else ()
+    if len(pair) != 2 or any(isinstance(g, bool) or not isinstance(g, int) for g in pair):
+        raise TileTypeError(f"group={group!r} of T.Persistent", loc=loc, expected="two numbers: group=(2, 8)")
+    if min(pair) < 1:
+        raise TileValueError(
+            f"group={group!r} of T.Persistent", loc=loc, expected="1 or more along each axis"
+        )
+    return pair
 
 
 def grid(*extents: Any) -> LoopNest:

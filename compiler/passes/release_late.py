@@ -16,7 +16,7 @@ from tilescale.compiler.ops.wgmma import await_products, wgmma
 from tilescale.compiler.passes.products import flat, has_producer, is_product, operands_of
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
-#: the fewest stages of a ring of which one can be spared
+#: the fewest stages of a ring of which one can be spared, where two rounds are under way at once
 STAGES = 4
 
 
@@ -29,12 +29,17 @@ def release_late(program: TileProgram) -> TileProgram:
     )
 
 
+def _one_at_a_time(products: list[Any]) -> bool:
+    """Whether those of a round are awaited before the next round's begin: no stage is held longer."""
+    return any(c.op.name == "ts.wgmma_sp" for c in products)
+
+
 def _late_round(begin: Any, products: list[Any], release: Any, count: Any) -> list[Any]:
     """A round of products and the release of the round before's stage, whose products are complete by then:
     behind this round's, as many groups may be under way as it has. A product of a sparse operand reads its
     places from registers that the round before's read until they are complete: where there is one, those are
     awaited in front."""
-    if any(c.op.name == "ts.wgmma_sp" for c in products):
+    if _one_at_a_time(products):
         return [
             begin,
             await_products([], products[0].span, straight=True),
@@ -66,9 +71,8 @@ def _late(loop: Any, plan: Any) -> Any:
     ):
         return loop
     products = [s.value for s in stmts[1:-2]]
-    if (
-        not isinstance(stmts[-1], tirx.BufferStore)
-        or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < STAGES
+    if not isinstance(stmts[-1], tirx.BufferStore) or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < (
+        2 if _one_at_a_time(products) else STAGES
     ):
         return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span

@@ -81,6 +81,26 @@ def tile(ex: Executor, target: RegionView, kind: str, value: Callable[[], Any]) 
     )
 
 
+def posted(ex: Executor, target: RegionView, values: Any, owner: int) -> None:
+    """A tile, as it lies in memory, added to a region of rank ``owner``'s, when it lands there. Each element
+    is added at once; nobody acquires or releases anything by that."""
+    storage, dtype = target.storage(ex, owner), target.dtype
+    key, _, _ = target.cut(ex, storage)
+    if storage.shadow.tracked:
+        places = [
+            (id(storage.shadow), int(np.ravel_multi_index(at, storage.shape)))
+            for at in np.ndindex(*(k.stop - k.start for k in key))
+            for at in [tuple(i + k.start for i, k in zip(at, key, strict=True))]
+        ]
+        _scopes(ex, storage, places, target.site, wide=True)
+
+    def added(old: Any, new: Any) -> Any:
+        both = (numerics.decode(np.atleast_1d(x), dtype) for x in (old, new))
+        return numerics.encode(tiles.ATOMIC["add"](*both), dtype).reshape(np.shape(old))
+
+    target.write(ex, values, owner, added)
+
+
 def _published(
     ex: Executor,
     storage: Any,

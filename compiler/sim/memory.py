@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 #: events that are not of a kernel: memory that nothing wrote, and what the host wrote before the launch
 UNWRITTEN, HOST = 0, 1
-#: atomic operations that do one half of an update alone: they collide with what an update collides with
-HALVES = ("load", "store")
+#: atomic operations that do one half of an update alone, or order nothing: they collide with what an update
+#: collides with
+HALVES = ("load", "store", "add")
 
 
 class Events:
@@ -72,7 +73,7 @@ class Shadow:
         self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage
     ) -> None:
         """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides
-        with. ``mode``: "read", "write", or of an atomic operation "update", "load" or "store"."""
+        with. ``mode``: "read", "write", or of an atomic operation "update", "load", "store" or "add"."""
         half, mode = mode, "update" if mode in HALVES else mode
         last = self.last.reshape(shape)
         event = self.events.add(ex, site, mode, key) if self.tracked else 0
@@ -101,7 +102,9 @@ class Shadow:
                 plane.reshape(shape)[key] = 0
         else:
             self._remember(ex, self.reads if mode == "read" else self.updates, shape, key, event)
-            if half in ("update", "store"):  # what is updated is written, and ordered by its own plane
+            if (
+                half != "load" and mode == "update"
+            ):  # what is updated is written, and ordered by its own plane
                 now = last[key]
                 last[key] = np.where(now == UNWRITTEN, HOST, now)
 
@@ -163,7 +166,7 @@ class Storage:
         if self.shadow.looks is not None and mode == "read":
             mbarriers.looked(ex, self, key, site)
         if self.is_common:
-            if mode == "write":
+            if mode in ("write", "add"):
                 ex.machine.polling.changed()
             elif ex.polled is not None:
                 polling.looked(ex, self, key)

@@ -3,6 +3,7 @@ were touched."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,14 +122,22 @@ class View:
         """The region's elements as they lie in memory; zero outside."""
         return self.placed(ex, owner).read()
 
-    def write(self, ex: Any, values: Any, owner: int | None = None) -> None:
-        """Stores ``values``, as they lie in memory; what is outside is dropped."""
+    def write(
+        self,
+        ex: Any,
+        values: Any,
+        owner: int | None = None,
+        combined: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        """Stores ``values``, as they lie in memory; what is outside is dropped. ``combined``: what is made of
+        the elements that lie there by then, and of the values."""
         storage = self.storage(ex, owner)
         key, part, shape = self.cut(ex, storage)
         values = np.broadcast_to(values, shape) if np.ndim(values) == 0 else values.reshape(shape)
         chosen = values if part is None else values[part]
+        make = combined or (lambda old, new: new)
         if not self.posts(ex, owner):
-            storage.data[key] = chosen
+            storage.data[key] = make(storage.data[key], chosen)
             return
         assert owner is not None
         kept = chosen.copy()
@@ -136,7 +145,7 @@ class View:
         def land() -> None:
             for observer in ex.machine.observers:
                 observer.accessed(ex, storage, key, "land", False)
-            storage.data[key] = kept
+            storage.data[key] = make(storage.data[key], kept)
 
         ex.post(self.peer(owner), land)
 
@@ -167,5 +176,9 @@ class View:
             )
         if all(k.stop > k.start for k in key):
             storage.record(
-                ex if by is None else by, key, mode, self.site, mode == "write" and self.posts(ex, owner)
+                ex if by is None else by,
+                key,
+                mode,
+                self.site,
+                mode in ("write", "add") and self.posts(ex, owner),
             )

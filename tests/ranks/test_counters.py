@@ -7,7 +7,7 @@ import torch
 
 from tests.kernels import run
 from tests.ranks.harness import run_ranks
-from tests.unit.ops import test_look, test_put, test_remote_atomic, test_signals
+from tests.unit.ops import test_look, test_put, test_remote_atomic, test_signals, test_sums_into_peers
 from tilescale import comm
 
 R = 3
@@ -19,6 +19,10 @@ def test_in_processes():
     polled, sizes = run(test_look.polled()), run(test_put.exchange())
     tickets = {dtype: run(test_remote_atomic.tickets(dtype)) for dtype in ("int32", "float32")}
     handed = run(test_remote_atomic.handed_over())
+    adds = {
+        dtype: run(test_sums_into_peers.gathered(dtype))
+        for dtype in ("float32", "float16", "bfloat16", "int32")
+    }
 
     def work():
         comm.init()
@@ -54,6 +58,14 @@ def test_in_processes():
             flag.fill_(0)
             handed(x, flag, o)
             assert rank != 0 or (o == 2).all()
+        for dtype, made in adds.items():
+            kind = getattr(torch, dtype)
+            given = torch.arange(128).reshape(2, 64).to(kind) + rank
+            total, two, out = comm.zeros((2, 64), dtype), comm.signals(2), torch.zeros(2, 64, dtype=kind)
+            for _ in range(20):
+                total.fill_(1)
+                made(given, total, two, out)
+                assert (out == (R * torch.arange(128).reshape(2, 64) + 4).to(kind)).all(), dtype
         return np.asarray(places).tolist()
 
     assert sorted(p for places in run_ranks(R, work) for p in places) == list(range(2 * R))

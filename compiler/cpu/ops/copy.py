@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cpu import move
+from tilescale.compiler.cpu import convert, move
 from tilescale.compiler.cpu.lower import Lowering as CpuLowering
+from tilescale.compiler.cpu.ops.atomic import on_cpu
+from tilescale.compiler.cpu.view import View
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cpu", "copy")
@@ -27,7 +30,18 @@ def lower_remote_copy(call: Any, cx: CpuLowering) -> Any:
     )
     src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
     dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
-    body = cx.transferred([move.copy(cx, src, dst)], src if side == "src" else dst, peer, site)
+    moved = _added(cx, src, dst, str(call.attrs["op"])) if "op" in call.attrs else move.copy(cx, src, dst)
+    body = cx.transferred([moved], src if side == "src" else dst, peer, site)
     if len(call.args) > 3:
         body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
     return sequence(body)
+
+
+def _added(cx: CpuLowering, src: View, dst: View, kind: str) -> Any:
+    """Each element combined with what lies there; atomic among processes, too."""
+
+    def one(target: Any, source: Any) -> Any:
+        value = convert.load(src.buf, source, src.dtype)
+        return tirx.Evaluate(on_cpu(dst, kind, target, convert.cast(value, src.dtype, dst.dtype)))
+
+    return move.each(cx, dst, src, one)

@@ -86,9 +86,9 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
     width = _width(
         cx, bits_of(src.source) // 8, [run, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
     )
-    address = cx.peer_address(
-        tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, cx.site("copy", target.name, call)
-    )
+    site = cx.site("copy", target.name, call)
+    look = cx.look(peer, site)
+    address = cx.peer_address(tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, site)
     sides, thread = [address, at(source.buf, places[0])], cx.communicator_thread()
     template = f"<{width}, {int(call.attrs['warps']) * WARP}>"
     if rows is None:
@@ -109,7 +109,7 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
         inner = tirx.For(
             var, zero, widened(count, "int32"), tirx.ForKind.SERIAL, inner, annotations={"unroll": 1}
         )
-    return tirx.IfThenElse(all_of(tests), inner, None) if tests else inner
+    return sequence([*look, tirx.IfThenElse(all_of(tests), inner, None) if tests else inner])
 
 
 def _runs(

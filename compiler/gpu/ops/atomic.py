@@ -38,9 +38,9 @@ def lower_atomic(call: Any, cx: GpuLowering) -> Any:
     operand = cast(cx.scalar(value), dtype)
     where = tirx.address_of(tirx.BufferLoad(buf, [flat]))
     kind = "publishing" if isinstance(place, Global) and cx.publishes else "atomic"
-    done = tirx.call_extern(
-        dtype, f"ts::{kind}_{call.attrs['kind']}{_suffix(cx, call, dtype)}", where, operand
-    )
+    kind = "system_red" if cx.remote is not None else kind  # a put that adds (ops/copy.py) orders nothing
+    name = f"ts::{kind}_{call.attrs['kind']}{_suffix(cx, call, dtype)}"
+    done = tirx.call_extern(dtype if cx.remote is None else "void", name, where, operand)
     test = all_of(tests) if tests else None
     if str(call.ty) != str(VOID):
         return done if test is None else tirx.if_then_else(test, done, tirx.const(0, dtype))
@@ -60,7 +60,8 @@ def emit_neighbours(cx: State, call: Any, count: int, at: Any, values: Any) -> A
     ``values`` is the first of the registers that are added. It carries what was written before as
     :func:`lower_atomic`'s update does; it returns nothing, so there is nothing that it could be ordered
     behind."""
-    name = f"{'publishing_' if cx.publishes else ''}red_add{count}_{NAMES[element_dtype(at.source)]}"
+    how = "remote_" if cx.remote is not None else "publishing_" if cx.publishes else ""
+    name = f"{how}red_add{count}_{NAMES[element_dtype(at.source)]}"
     return tirx.Evaluate(
         tirx.call_extern("void", f"ts::{name}", tirx.address_of(at), tirx.address_of(values)), call.span
     )

@@ -57,13 +57,17 @@ extern "C" __global__ void __launch_bounds__(128) shift(
     int ranks,
     const __grid_constant__ ts::Team team) {
   const int tid = threadIdx.x;
+  int entered = 0;
   const int rank = my_rank;
   const int n = ranks;
-  float* const inbox_there = (float*)ts::peer(team, inbox, ts::floormod(rank + 1, n), 0);
+  if (entered == 0) {
+    entered = ts::enter(team, ts::floormod(rank + 1, n), tid, 128, 0, 0);
+  }
+  float* const inbox_there = (float*)ts::twin(team, inbox, ts::floormod(rank + 1, n), 0);
   inbox_there[tid] = A[tid];
   __syncthreads();  // the signal tells of what all threads did
   if (tid == 0) {
-    ts::signal_add<true>(ts::peer(team, &arrived[0], ts::floormod(rank + 1, n), 1), 2L);
+    ts::signal_add<true>(ts::twin(team, &arrived[0], ts::floormod(rank + 1, n), 1), 2L);
   }
   if (tid == 0) {
     ts::wait<true>(team, arrived, 0L, 2L, 0, 2);
@@ -119,8 +123,8 @@ def test_a_tile_in_registers_is_put_and_got():
             T.copy(f, A, dst=0)
 
     text = printed(kernel)
-    assert "(half*)ts::peer(team, (half*)A" in text or "ts::peer(team, A," in text
-    assert text.count("ts::peer(team, A, 0,") == 2
+    assert "(half*)ts::twin(team, (half*)A" in text or "ts::twin(team, A," in text
+    assert text.count("ts::twin(team, A, 0,") == 2
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_a_collective_meets_the_same_block_of_every_rank():
             T.all_gather(A, G)
 
     text = printed(kernel)
-    assert text.count("ts::team_sync(team, 0)") == 2 and text.count("behind the team sync") == 2
+    assert text.count("ts::team_sync(team, tid, 0)") == 2 and text.count("behind the team sync") == 2
 
     @T.prim_func
     def inside(A: T.Tensor((128,), "float32"), G: T.SymmTensor((2, 128), "float32")):

@@ -137,6 +137,8 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "domain": "for p, q in T.Persistent((8, 4), 4, bx):\n    A[p, q] = x",
             "wave_size": "for p, q in T.Persistent((8, 8), 2, bx):\n    A[p, q] = x",
             "index": "for p, q in T.Persistent((8, 8), 4, 3 - bx):\n    A[p, q] = x",
+            "group": "for p, q in T.Persistent((8, 8), 4, bx, group=(2, 4)):\n    A[p, q] = x",
+            "rotate": "for p, q in T.Persistent((8, 8), 4, bx, rotate=1):\n    A[p, q] = x",
         },
     ),
     "Pipelined": (
@@ -242,6 +244,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "signal": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[1])",
             "value": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], value=2)",
             "signal_op": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], signal_op='set')",
+            "op": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], op='add')",
             "blocking": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], blocking=False)",
             "coalesced_width": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], coalesced_width=2)",
             "disable_tma": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], disable_tma=True)",

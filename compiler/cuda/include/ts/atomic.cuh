@@ -162,6 +162,35 @@ __device__ __forceinline__ T system_add(T* at, T value) {
     return system_by_swap(at, [=](T before) { return before + value; });
   }
 }
+// A sum that ranks add to in any order, and that nobody is told of by it: relaxed. The scope is the system's, since two updates are atomic to
+// each other only where the scope of each takes in the other (PTX ISA, "red"). TMA's sums are relaxed at the scope of a GPU
+// ("cp.reduce.async.bulk"), so it makes none of these. What comes before a signal of the block is there for whoever awaits it: the barrier in
+// front of the signal orders these behind it as it does plain stores.
+template <typename T>
+__device__ __forceinline__ void system_red_add(T* at, T value) {
+  if constexpr (sizeof(T) == 2) {
+    system_by_swap(at, [=](T before) { return T(float(before) + float(value)); });
+  } else if constexpr (T(1) / T(2) == T(0)) {  // integers of 32 or 64 bits
+    using Word = typename WordOf<sizeof(T)>::type;
+    if constexpr (sizeof(T) == 4) asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(at), "r"(bits<Word>(value)) : "memory");
+    else asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(bits<Word>(value)) : "memory");
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("red.relaxed.sys.global.add.f32 [%0], %1;" ::"l"(at), "f"(value) : "memory");
+  } else {
+    asm volatile("red.relaxed.sys.global.add.f64 [%0], %1;" ::"l"(at), "d"(value) : "memory");
+  }
+}
+#define TS_SYSTEM_RED_ADD(kind)                                                                                                       \
+  template <typename T>                                                                                                              \
+  __device__ __forceinline__ void system_red_add_##kind(T* at, T value) {                                                            \
+    asm volatile("red.relaxed.sys.global.add.noftz." #kind " [%0], %1;" ::"l"(at), "h"(bits<unsigned short>(value)) : "memory");     \
+  }
+TS_SYSTEM_RED_ADD(f16)
+#if __CUDA_ARCH__ >= 900
+TS_SYSTEM_RED_ADD(bf16)
+#endif
+#undef TS_SYSTEM_RED_ADD
+
 #define TS_SYSTEM(kind, better)                                                                                    \
   template <typename T>                                                                                            \
   __device__ __forceinline__ T system_##kind(T* at, T value) {                                                     \

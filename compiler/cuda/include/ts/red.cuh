@@ -5,13 +5,17 @@
 
 namespace ts {
 
-#define TS_RED_ADD(name, words, instruction, places)                                                                         \
-  __device__ __forceinline__ void red_add##name(void* at, const void* values) {                                              \
+#define TS_RED_ADD_OF(function, scope, words, instruction, places)                                                           \
+  __device__ __forceinline__ void function(void* at, const void* values) {                                                   \
     uint32_t x[words];                                                                                                       \
     memcpy(x, values, sizeof(x));                                                                                            \
-    asm volatile("red.relaxed.gpu.global.add." instruction " [%0], " places ";" ::"l"(__cvta_generic_to_global(at)),         \
+    asm volatile("red.relaxed." scope ".global.add." instruction " [%0], " places ";" ::"l"(__cvta_generic_to_global(at)),   \
                  TS_WORDS_##words : "memory");                                                                               \
-  }                                                                                                                          \
+  }
+#define TS_RED_ADD(name, words, instruction, places)                                                                         \
+  TS_RED_ADD_OF(red_add##name, "gpu", words, instruction, places)                                                            \
+  /* of another rank's memory (system_red_add in atomic.cuh) */                                                              \
+  TS_RED_ADD_OF(remote_red_add##name, "sys", words, instruction, places)                                                     \
   /* what the block did before is seen by whoever sees the sums */                                                           \
   __device__ __forceinline__ void publishing_red_add##name(void* at, const void* values) {                                   \
     __threadfence();                                                                                                         \
@@ -36,5 +40,6 @@ TS_RED_ADD(4_f32, 4, "v4.f32", "{%1, %2, %3, %4}")
 #undef TS_WORDS_2
 #undef TS_WORDS_4
 #undef TS_RED_ADD
+#undef TS_RED_ADD_OF
 
 }  // namespace ts

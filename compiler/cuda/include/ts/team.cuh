@@ -4,7 +4,7 @@
 // replayed counts too. Launch k of rank r, on its stream:
 //   1. ts_enter counts, and tells every rank: r is in launch k, which is described by this number (a release at the scope of the system).
 //      Whatever r's earlier work did, its zeroed signals included, lies before it in the stream.
-//   2. A block awaits rank q's entry before it first touches q's memory (`peer`), with acquire, and compares the descriptions.
+//   2. A block awaits rank q's entry before it first touches q's memory (`enter`, `peer`), with acquire, and compares the descriptions.
 //   3. ts_leave runs behind all blocks of r. When all ranks have entered, it tells them that r is through with launch k (release), awaits
 //      the same of everyone (acquire), and zeroes r's own signals. So r's launch is complete when every access aimed at r is.
 // Flags are pushed: each lies in the memory of the rank that awaits it, one writer a word, and only grows. Peers' memory is written by
@@ -158,7 +158,7 @@ __device__ __forceinline__ void no_counter(const Team& team, int site) { give_up
 
 // ---- peers
 
-// Step 2: every thread that will touch the rank's memory calls this for itself, so its own acquire orders it.
+// Step 2 by a thread for itself: its own acquire orders what it does in the rank's memory.
 __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (!team.ordered || rank == team.rank) return;
   const int64_t launch = words(team, team.rank)[LAUNCH];
@@ -168,7 +168,54 @@ __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
 }
 
-// The twin of `p` in the memory of the team's `rank`; nobody awaits that the rank has reached this launch.
+// Step 2 by an executor at once, in front of its first access to `rank`, of all its threads. Whether it knows now that every rank of the
+// team has entered: then it need never look again in this launch, and takes addresses by `twin`.
+//
+// Thread i looks at the entries of ranks i, i + threads, …: those of a node cost one latency together. It awaits that of `rank` alone. Others
+// that are late are left for a later look: a rank that this executor never touches may enter after this kernel has done all its work here,
+// and what comes before the first access to a late rank goes on beside it. A rank that entered with another description counts as late too, so
+// that the access to it gives up, and names it.
+//
+// Order: ts_enter on rank r releases at the scope of the system (its st.release.sys), behind all that r did before in its stream. The thread
+// that sees the number acquires it (ld.acquire.sys, a morally strong pair: one synchronizes with the other). The barrier synchronizes with
+// itself (PTX ISA, "bar.red": orders as bar.sync does; __syncwarp among a warp), and causality order is transitive (PTX ISA, "Memory
+// Consistency Model", "Causality order"). So what any thread of the executor does behind this comes after r's entry, and plain accesses of
+// r's memory need no look of their own. Entries only grow, and no rank passes launch k + 1's before this one has left launch k: what was seen
+// stays true to the launch's end.
+//
+// number: of the barrier of these threads, -1 a warp's. Which statement they are at is the same for all, as for every barrier of theirs.
+constexpr int EVERYONE = MAX_RANKS;
+__device__ __forceinline__ int enter(const Team& team, int rank, int thread, int threads, int number, int site) {
+  if (!team.ordered) return 1;
+  const int64_t launch = words(team, team.rank)[LAUNCH], mine = entry_of(team, team.rank, team.rank)[1];
+  int all = 1;
+  for (int r = thread; r < team.size; r += threads) {
+    if (r == rank || rank == EVERYONE) {
+      touch(team, r, site);
+    } else if (r != team.rank) {
+      const int64_t* entry = entry_of(team, team.rank, r);
+      all &= load_acquire<true>(entry) == launch && *(volatile const int64_t*)(entry + 1) == mine;
+    }
+  }
+  if (number < 0) {
+    all = __all_sync(0xffffffffu, all);
+    __syncwarp();  // a vote orders no memory
+  } else if (number == 0) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; barrier.red.and.pred p, 0, p; selp.b32 %0, 1, 0, p; }" : "+r"(all)::"memory");
+  } else {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; barrier.red.and.pred p, %1, %2, p; selp.b32 %0, 1, 0, p; }"
+                 : "+r"(all)
+                 : "r"(number), "r"(threads)
+                 : "memory");
+  }
+  return all;
+}
+// The same of all ranks, each of which is awaited.
+__device__ __forceinline__ int enter_all(const Team& team, int thread, int threads, int number, int site) {
+  return enter(team, EVERYONE, thread, threads, number, site);
+}
+
+// The twin of `p` in the memory of the team's `rank`; nobody awaits here that the rank has reached this launch.
 template <typename T>
 __device__ __forceinline__ T* twin(const Team& team, T* p, int rank, int site) {
   if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
@@ -191,15 +238,15 @@ __device__ __forceinline__ int64_t next_round(const Team& team, int64_t was) {
   return was >> 32 == launch ? was + 1 : launch << 32 | 1;
 }
 
-// Tells every rank by a release, and awaits the same of each.
+// Tells every rank by a release, and awaits the same of each: by a thread, or by the lanes of a warp, each of which does so with some.
 template <typename Word>
-__device__ __forceinline__ void meet_ranks(const Team& team, int site, Word word) {
+__device__ __forceinline__ void meet_ranks(const Team& team, int site, Word word, int lane = 0, int lanes = 1) {
   int64_t* own = word(team.rank, team.rank);
   const int64_t round = next_round(team, *own);
-  *own = round;
-  for (int i = 1; i < team.size; ++i) touch(team, (team.rank + i) % team.size, site);
-  for (int i = 1; i < team.size; ++i) signal_set<true>(word((team.rank + i) % team.size, team.rank), round);
-  for (int i = 1; i < team.size; ++i) {
+  if (lanes > 1) __syncwarp();  // all have read the word
+  if (lane == 0) *own = round;
+  for (int i = 1 + lane; i < team.size; i += lanes) signal_set<true>(word((team.rank + i) % team.size, team.rank), round);
+  for (int i = 1 + lane; i < team.size; i += lanes) {
     const int rank = (team.rank + i) % team.size;
     await<true>(team, word(team.rank, rank), round, 0, LATE_MEETING, site, rank);
   }
@@ -210,10 +257,11 @@ __device__ __forceinline__ int64_t own_block() {
   return blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
 }
 
-// This block and the same block of every rank.
-__device__ __forceinline__ void team_sync(const Team& team, int site) {
+// This block and the same block of every rank, by a warp of it, behind `enter_all`. Each lane releases what the barrier in front has handed to
+// it, so all that the block did; what lanes acquire the barrier behind hands to the block.
+__device__ __forceinline__ void team_sync(const Team& team, int lane, int site) {
   const int64_t block = own_block();
-  meet_ranks(team, site, [&](int at, int rank) { return sync_of(team, at, rank, block); });
+  meet_ranks(team, site, [&](int at, int rank) { return sync_of(team, at, rank, block); }, lane, 32);
 }
 
 // The members of a team inside a kernel, as ranks of the launch: evenly spaced, or a list, of which -1 is none.
@@ -285,7 +333,10 @@ __device__ __forceinline__ void meet_blocks(const Team& team, int executors, int
 template <bool device>
 __device__ __forceinline__ void barrier(const Team& team, int executors, int site) {
   meet_blocks(team, executors, site, [&] {
-    if constexpr (device) meet_ranks(team, site, [&](int at, int rank) { return meeting_of(team, at, rank); });
+    if constexpr (device) {
+      for (int i = 1; i < team.size; ++i) touch(team, (team.rank + i) % team.size, site);
+      meet_ranks(team, site, [&](int at, int rank) { return meeting_of(team, at, rank); });
+    }
   });
 }
 

@@ -1,0 +1,225 @@
+"""``T.copy(…, dst=rank, op="add")``: tiles added to another rank's memory, on every target."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.kernels import refused
+from tests.unit.cuda.emulated import agree_on_ranks, lowered
+from tests.unit.ops.test_signals import by_name
+from tilescale.compiler import driver, emulator
+from tilescale.compiler.checks.run import check, launch
+from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.emulator import EmulationError
+from tilescale.compiler.sim import numerics
+from tilescale.errors import TileError
+
+R = 3
+
+
+def gathered(
+    dtype: str = "float32", given: str = "", wait: bool = True, width: int = 64, scope: str = "shared"
+) -> Any:
+    """Every rank's rows, added up in everyone's memory; two blocks a rank."""
+    given = given or dtype
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2, width), given),
+        total: T.SymmTensor((2, width), dtype),
+        s: T.Signal((2,)),
+        B: T.Tensor((2, width), dtype),
+    ):
+        with T.Kernel(2, threads=32) as b, T.Scale("device") as (rank, n):
+            if scope == "shared":
+                held = T.alloc_shared((1, width), given)
+            else:
+                held = T.alloc_fragment((1, width), given)
+            T.copy(A[b, 0], held)
+            for k in T.serial(n):
+                to = total[b, 0:width]
+                if scope == "global":
+                    T.copy(A[b, 0:width], to, dst=(rank + k) % n, signal=s[b], op="add")
+                else:
+                    T.copy(held, to, dst=(rank + k) % n, signal=s[b], op="add")
+            if wait:
+                T.wait(s[b], n)
+            T.copy(total[b, 0:width], B[b, 0])
+
+    return main
+
+
+def arguments(dtype: str = "float32", given: str = "", width: int = 64) -> list[dict[str, Any]]:
+    """Small whole numbers: their sums are exact, in whatever order."""
+    draw = np.random.default_rng(3)
+
+    def numbers(kind: str) -> Any:
+        x = draw.integers(-8, 9, (2, width))
+        return numerics.encode(x.astype(np.float32), kind) if kind in numerics.FLOATS else x.astype(kind)
+
+    return [
+        {
+            "A": numbers(given or dtype),
+            "total": numbers(dtype),
+            "s": np.zeros(2, "int64"),
+            "B": np.zeros((2, width), numerics.storage(dtype)),
+        }
+        for _ in range(R)
+    ]
+
+
+def sums(args: list[dict[str, Any]], dtype: str, given: str = "") -> list[Any]:
+    """What each rank's memory holds behind it."""
+    wide = [numerics.decode(a["A"], given or dtype).astype(np.float64) for a in args]
+    return [numerics.decode(a["total"], dtype).astype(np.float64) + sum(wide) for a in args]
+
+
+@pytest.mark.parametrize("scope", ["shared", "fragment", "global"])
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("float32", ""),
+        ("float16", ""),
+        ("bfloat16", ""),
+        ("int32", ""),
+        ("bfloat16", "float32"),
+        ("float64", ""),
+    ],
+)
+def test_the_simulator_adds_in_any_order(dtype: str, given: str, scope: str):
+    args = arguments(dtype, given)
+    kernel = gathered(dtype, given, scope=scope)
+    for order, seed in (("round_robin", 0), ("random", 1), ("adversary", 2), ("adversary", 3)):
+        result = launch(kernel, R, by_name(args), order=order, seed=seed)
+        for rank, (got, want) in enumerate(zip(result.arrays, sums(args, dtype, given), strict=True)):
+            assert (numerics.decode(got["B"], dtype) == want).all(), (order, rank)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("scope", ["shared", "fragment", "global"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32"])
+def test_emulated_threads_add_in_any_order(dtype: str, scope: str, arch: str):
+    agree_on_ranks(gathered(dtype, scope=scope), arguments(dtype), seeds=4, arch=arch)
+
+
+CALLS = {
+    "float32": ("ts::system_red_add(", "ts::remote_red_add2_f32("),
+    "float16": ("ts::remote_red_add2_f16(", "ts::remote_red_add2_f16("),
+    "bfloat16": ("ts::system_red_add(", "ts::remote_red_add2_bf16("),
+    "int32": ("ts::system_red_add(", "ts::system_red_add("),
+}
+
+
+@pytest.mark.parametrize("dtype", CALLS)
+def test_neighbours_are_added_by_one_instruction(dtype: str):
+    for arch, call in zip(("sm_80", "sm_90a"), CALLS[dtype], strict=True):
+        text = driver.source_text(gathered(dtype).trace(), "cuda", f"cuda:{arch}")
+        assert call in text and "tma_reduce" not in text, text
+        added = re.search(r"\w+_red_add\w*\((\S+)\[", text)
+        assert added is not None and added[1].endswith("total_there"), "in the peer's memory"
+        assert text.index(call) < text.index("the signal tells of what all threads did")
+
+
+def test_wide_rows_are_added_sixteen_bytes_at_a_time():
+    for dtype, call in (("float32", "remote_red_add4_f32"), ("bfloat16", "remote_red_add8_bf16")):
+        text = driver.source_text(gathered(dtype, width=1024).trace(), "cuda", "cuda:sm_90a")
+        assert call in text
+        made = lowered(gathered(dtype, width=1024))
+        from tilescale.compiler.cuda.describe import _alignments
+
+        assert _alignments(made.kernel, made.program)[1] == 16
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_nvcc_takes_it_of_every_dtype(arch: str):
+    for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "uint32", "int64", "uint64"):
+        for width in (33, 1024):
+            made = driver.lower(gathered(dtype, width=width).trace(), f"cuda:{arch}")
+            toolchain.compile_cubin(driver.backend(f"cuda:{arch}").printed(made), arch)
+
+
+def test_without_its_wait_it_is_a_race():
+    report = check(gathered(wait=False), R, by_name(arguments()), seeds=3)
+    assert any(f.kind == "race" for f in report.findings), report
+    made = lowered(gathered(wait=False))
+    with pytest.raises(EmulationError, match="race in total of rank"):
+        for seed in range(8):
+            emulator.run_ranks(made.kernel, made.program, arguments(), seed)
+
+
+def mixed(how: str) -> Any:
+    """Rank 1 adds to what rank 0 touches at the same time."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), total: T.SymmTensor((64,), "float32")):
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+            if rank == 1:
+                T.copy(A, total, dst=0, op="add")
+            if rank == 0:
+                if how == "adds":
+                    T.copy(A, total, dst=0, op="add")
+                elif how == "stores":
+                    T.copy(A, total)
+                else:
+                    T.atomic_add(total, A)
+
+    return main
+
+
+@pytest.mark.parametrize(("how", "found"), [("adds", ""), ("stores", "race"), ("alone", "race")])
+def test_what_goes_beside_it(how: str, found: str):
+    """Another put that adds; no store; no update that is atomic within its own rank alone."""
+    args = [{"A": np.ones(64, "float32"), "total": np.zeros(64, "float32")} for _ in range(2)]
+    kinds = {f.kind for f in check(mixed(how), 2, by_name(args), seeds=3).findings}
+    assert (found in kinds) if found else not kinds, kinds
+
+
+BODIES = {
+    'op="add" of a copy within one rank': lambda A, S, s: T.copy(A, S, op="add"),
+    'op="add" of a copy from another rank': lambda A, S, s: T.copy(S, A, src=0, op="add"),
+    "op='max' of T.copy": lambda A, S, s: T.copy(A, S, dst=0, op="max"),
+    'op="add" of a non-blocking copy': lambda A, S, s: T.copy(
+        A[0:4], S[0:4], dst=0, signal=s[0], op="add", blocking=False
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_what_is_no_put_is_refused(what: str):
+    body = BODIES[what]
+
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32"), S: T.SymmTensor((4,), "float32"), s: T.Signal((1,))):
+        with T.Kernel(1, threads=32), T.Scale("device"):
+            body(A, S, s)
+
+    with refused(TileError, what):
+        main.trace()
+
+
+def test_other_memory_and_other_dtypes_are_refused():
+    @T.prim_func
+    def bytes_(A: T.Tensor((4,), "int8"), S: T.SymmTensor((4,), "int8")):
+        with T.Kernel(1, threads=32), T.Scale("device"):
+            T.copy(A, S, dst=0, op="add")
+
+    with refused(TileError, 'op="add" of a copy to int8'):
+        bytes_.trace()
+
+    @T.prim_func
+    def cluster(A: T.Tensor((4,), "float32")):
+        with T.Kernel(2, threads=32, cluster_dims=2):
+            a, b = T.alloc_shared((4,), "float32"), T.alloc_shared((4,), "float32")
+            T.clear(a)
+            T.clear(b)
+            with T.Scale("cta_cluster"):
+                T.copy(a, b, dst=0, op="add")
+
+    with refused(TileError, 'op="add" of a copy to another block'):
+        cluster.trace()
