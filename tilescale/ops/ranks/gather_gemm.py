@@ -43,7 +43,7 @@ class Config:
     blocks: int = 132
     panel: int = 8
     high: int = 64  # BM at most
-    wide: int = 1024
+    wide: int = 512
     groups: int = 1
 
 
