@@ -31,7 +31,7 @@ goes through it by itself, has no ring and stays as it is, which is said too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale.compiler.advice import reason
@@ -165,7 +165,8 @@ class _Draft:
         if str(notes.get("ts.kind", "")) != "pipelined" or int(notes.get("ts.num_stages", 0)) < 1:
             return loop
         by_reader = self.by_reader and loop.loop_var not in self.reasons
-        pipeline = pipeline_of(loop, self.uses, self.views, by_reader)
+        branches = by_reader and self.program.launch.cluster == (1, 1, 1)
+        pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches)
         narrow = any(loop.loop_var.same_as(v) for v in self.narrow)
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
@@ -256,9 +257,7 @@ class _Draft:
                 self._counter(f"ring{ring.number}_filled"),
                 self._counter(f"ring{ring.number}_read"),
             )
-            mine = [
-                s for s in copies if filled_tile(s) in buffers or k == 0 and filled_tile(s) not in p.fills
-            ]
+            mine = [s for s in copies if p.filled(s) in buffers or k == 0 and p.filled(s) not in p.fills]
             fill += [
                 token("acquire", ring.number, now(filled), span),
                 *[_in_stage(_asynchronous(s, p, ring), staged, _stage(filled, ring.depth)) for s in mine],
@@ -394,6 +393,12 @@ class Pipeline:
     fills: dict[Any, int]
     first: int
     last: int
+    #: a copy may be one of two, as a condition says, where a producer makes it
+    branches: bool = False
+
+    def filled(self, stmt: Any) -> Any:
+        """The buffer that a statement fills; None where it fills none of which there can be stages."""
+        return _filled(stmt, self.branches)
 
     def with_guards(self) -> Pipeline:
         """With the waits directly in front of the copies counted among them: they guard the copies and go
@@ -404,18 +409,27 @@ class Pipeline:
                 first = k
             elif not isinstance(self.stmts[k], tirx.Bind):
                 break
-        return Pipeline(self.loop, self.stmts, self.fills, first, self.last)
+        return replace(self, first=first)
 
 
-def pipeline_of(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool = False) -> Pipeline | None:
+def _filled(stmt: Any, branches: bool) -> Any:
+    if not branches or not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
+        return filled_tile(stmt)
+    one, other = filled_tile(stmt.then_case), filled_tile(stmt.else_case)
+    return one if one is not None and other is not None and one.same_as(other) else None
+
+
+def pipeline_of(
+    loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool = False, branches: bool = False
+) -> Pipeline | None:
     """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory,
     has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
-    own."""
+    own. ``branches``: a copy may be one of two, as a condition says."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
     for k, s in enumerate(stmts):
-        buffer = filled_tile(s)
+        buffer = _filled(s, branches)
         # used in this loop alone, written once, and read by no statement before: the previous round's value
         # is never wanted
         if (
@@ -432,10 +446,10 @@ def pipeline_of(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: boo
         return None
     first, last = min(fills.values()), max(fills.values())
     if not by_reader and any(
-        fills.keys() & _touches(s) for s in stmts[first:last] if filled_tile(s) not in fills
+        fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s, branches) not in fills
     ):
         return None  # a reader stands between the copies: the stage would be committed too late for it
-    return Pipeline(loop, stmts, fills, first, last)
+    return Pipeline(loop, stmts, fills, first, last, branches)
 
 
 def _first_readers(p: Pipeline) -> list[list[Any]]:
@@ -476,9 +490,7 @@ def _stage(counter: Any, depth: int) -> Any:
 
 def _consumed(stmt: Any, p: Pipeline) -> bool:
     """Whether a statement among the copies is none of them, nor what they need."""
-    return (
-        filled_tile(stmt) not in p.fills and not splitting.is_guard(stmt) and not isinstance(stmt, tirx.Bind)
-    )
+    return p.filled(stmt) not in p.fills and not splitting.is_guard(stmt) and not isinstance(stmt, tirx.Bind)
 
 
 def _sets_variables(stmt: Any) -> bool:
@@ -493,11 +505,12 @@ def _sets_variables(stmt: Any) -> bool:
 
 def _asynchronous(stmt: Any, p: Pipeline, ring: Ring) -> Any:
     """A copy into a ring's stage as one that is complete only where its round is awaited."""
-    return (
-        stmt
-        if filled_tile(stmt) not in p.fills
-        else tirx.Evaluate(filling(FILLED_BY[ring.form], stmt.value, ring.number), stmt.span)
-    )
+    if p.filled(stmt) not in p.fills:
+        return stmt
+    if isinstance(stmt, tirx.IfThenElse):
+        one, other = (_asynchronous(s, p, ring) for s in (stmt.then_case, stmt.else_case))
+        return tirx.IfThenElse(stmt.condition, one, other, stmt.span)
+    return tirx.Evaluate(filling(FILLED_BY[ring.form], stmt.value, ring.number), stmt.span)
 
 
 def _below_the_block(body: Any) -> list[Any]:

@@ -21,8 +21,8 @@ from tilescale import comm
 from tilescale.ops import host
 from tilescale.ops.ranks import gather_gemm
 
-#: M, N of a rank and K of the products of four ranks
-SHAPES = ((8192, 2560, 8192), (4096, 5504, 4096), (512, 14336, 8192))
+#: M, N of a rank and K of the products of four ranks, with no whole tiles of rows: then the own ones are put too
+SHAPES = ((8184, 2560, 8192), (4088, 5504, 4096), (504, 14336, 8192))
 
 
 def gathering(M: int, N: int, K: int, how: Any, x: Any, w: Any) -> tuple[Callable[[], Any], Any]:

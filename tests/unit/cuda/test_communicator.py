@@ -283,6 +283,59 @@ def test_the_barrier_in_front_of_its_signal_cannot_go(monkeypatch: pytest.Monkey
             emulator.run_ranks(made, program, args, seed)
 
 
+def either(world: int) -> Any:
+    """The own rows come from one tensor, those of others from another one, in one pipelined loop."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 128), "bfloat16"),
+        X: T.SymmTensor((world, 64, 128), "bfloat16"),
+        W: T.Tensor((128, 64), "bfloat16"),
+        C: T.Tensor((world, 64, 64), "bfloat16"),
+        here: T.Signal((world,)),
+    ):
+        with T.Kernel(1, threads=128):
+            x, w = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            with T.Scale("device") as (rank, n):
+                for hop in T.serial(1, n):
+                    to = X[rank, 0:64, 0:128]
+                    T.copy(A[0:64, 0:128], to, dst=(rank + hop) % n, signal=here[rank], blocking=False)
+                for step in T.serial(n):
+                    owner = (rank + step) % n
+                    if owner != rank:
+                        T.wait(here[owner])
+                    T.clear(acc)
+                    for k in T.Pipelined(2, num_stages=2):
+                        if owner == rank:
+                            T.copy(A[0, k * 64], x)
+                        else:
+                            T.copy(X[owner, 0, k * 64], x)
+                        T.copy(W[k * 64, 0], w)
+                        T.gemm(x, w, acc)
+                    T.copy(acc, C[owner, 0, 0])
+
+    return kernel
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_a_ring_is_filled_from_either_of_two_tensors(arch: str):
+    args = [
+        {
+            "A": data((64, 128), "bfloat16", r),
+            "X": empty((3, 64, 128), "bfloat16"),
+            "W": data((128, 64), "bfloat16", 9),
+            "C": empty((3, 64, 64), "bfloat16"),
+            "here": np.zeros(3, np.int64),
+        }
+        for r in range(3)
+    ]
+    agree_on_ranks(either(3), args, arch=arch, seeds=4)
+    if arch == "sm_90a":
+        code = code_of(either(3))
+        assert code.count("ts::tma_load(&x[") == 2 and code.count("ts::mbarrier_expect(") == 1
+
+
 # ---- who makes them, and why
 
 

@@ -20,7 +20,7 @@ import tilescale.language as T
 from tilescale.errors import TileValueError
 from tilescale.ops import gemm, host
 from tilescale.ops.case import generator, normal
-from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
+from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gemms import biased, checked, tiles, worthwhile
@@ -65,11 +65,12 @@ def gather_gemm(
     activation: str,
 ) -> Any:  # fmt: skip
     """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
-    not count; W (K, N) or (N, K); X, which all ranks reach, has everyone's A when the launch ends."""
+    not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
     run, count = ceil_div(parts, groups), ceil_div(each, high) * parts  # pieces along k of a group; of A
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
+    hops = world - 1 + crossing  # a tile with rows of several ranks takes all of them from X
 
     def begun(tile: Any) -> Any:
         """Counts the pieces of everyone's rows that begin in a row of tiles."""
@@ -101,10 +102,11 @@ def gather_gemm(
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
             first, last = rank * each, each // high * high
-            for step in T.serial(ceil_div(world * count, blocks)):
+            for step in T.serial(ceil_div(hops * count, blocks)):
                 piece = step * blocks + b
-                hop, row, col = piece // count, piece % count // parts * high, piece % parts * wide
-                if piece < world * count and first + row < M:
+                hop = piece // count + 1 - crossing
+                row, col = piece % count // parts * high, piece % parts * wide
+                if piece < hops * count and first + row < M:
                     # bounds that show that a put ends inside: spare warps make those alone
                     if last and row < last:
                         put(A, X, here, high, T.min(row, last - high), col, first, (rank - hop + n) % n)
@@ -115,17 +117,24 @@ def gather_gemm(
             for tile in T.Persistent(tall * ceil_div(N, BN), blocks, b):
                 i, j = panelled(tile, tall, ceil_div(N, BN), panel)
                 at = (T.ceildiv(first, BM) + crossing + i) % tall  # own rows first
-                above = T.max(at - 1, 0)
+                above, owner = T.max(at - 1, 0), at * BM // each
                 T.clear(acc)
                 for group in T.serial(groups):
                     pieces = T.min(run, parts - group * run)
-                    # acquires every piece that reaches into these rows
-                    T.wait(here[at, group], begun(at) * pieces)
+                    if crossing or owner != rank:  # acquires every piece that reaches into these rows
+                        T.wait(here[at, group], begun(at) * pieces)
                     if crossing:
                         T.wait(here[above, group], begun(above) * pieces)
                     low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
                     for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
-                        load(X, W, x, w, at * BM, j * BN, low + k * BK, False, trans_b)
+                        if crossing or owner != rank:
+                            T.copy(X[at * BM, low + k * BK], x)
+                        else:
+                            T.copy(A[at * BM - first, low + k * BK], x)
+                        if trans_b:
+                            T.copy(W[j * BN, low + k * BK], w)
+                        else:
+                            T.copy(W[low + k * BK, j * BN], w)
                         T.gemm(x, w, acc, transpose_B=trans_b)
                 finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
 
