@@ -282,6 +282,56 @@ def packets() -> int:
     return wrong
 
 
+@tilescale.jit
+def added(N, dtype, scale, blocks=4, threads=256):
+    lanes = {"block": 1, "warpgroup": threads // 128, "warp": threads // 32}[scale]
+    part = N // lanes
+
+    @T.prim_func
+    def sums_in_place(
+        A: T.Tensor((blocks, N), dtype),
+        total: T.SymmTensor((blocks, N), dtype),
+        s: T.Signal((blocks,)),
+        B: T.Tensor((blocks, N), dtype),
+    ):
+        with T.Kernel(blocks, threads=threads) as b:
+            with T.Scale("device") as (rank, n):
+                for k in T.serial(n):
+                    with T.Scale(scale) as (e, _):
+                        low = e * part
+                        T.copy(
+                            A[b, low : low + part],
+                            total[b, low : low + part],
+                            dst=(rank + 1 + k) % n,
+                            signal=s[b],
+                            op="add",
+                        )
+                T.wait(s[b], n * lanes)
+                T.copy(total[b, 0:N], B[b, 0:N])
+
+    return sums_in_place
+
+
+def sums() -> int:
+    """Puts that add, by blocks, warpgroups and warps, each of which looks at entry flags of ranks that come
+    late. Whole numbers: their sums are exact in any order."""
+    wrong, rank, size = 0, comm.rank(), comm.world_size()
+    for dtype in ("float32", "float16", "bfloat16", "int32"):
+        for N, scale in ((1000, "block"), (1024, "warpgroup"), (1024, "warp"), (33, "block")):
+            kind = getattr(torch, dtype)
+            total, s = comm.empty((4, N), dtype), comm.signals((4,))
+            a, b = (torch.empty(4, N, device="cuda", dtype=kind) for _ in range(2))
+            kernel = added(N, dtype, scale)
+            for step in range(12):
+                a.fill_(rank + step)
+                total.fill_(step)
+                if step % 4 == rank:
+                    time.sleep(0.002)
+                kernel(a, total, s, b)
+                wrong += int((b != sum(r + step for r in range(size)) + step).sum())
+    return wrong
+
+
 def unsent() -> int:
     """Rank 1 launches nothing, and rank 0 waits for its packets."""
     sums = Packets(everyone=True)
@@ -448,6 +498,7 @@ PROGRAMS = (
     unordered,
     graph,
     packets,
+    sums,
     unsent,
     streams,
     teams,

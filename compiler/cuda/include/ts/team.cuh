@@ -168,6 +168,8 @@ __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
 }
 
+constexpr int EVERYONE = MAX_RANKS;
+
 // Step 2 by an executor at once, in front of its first access to `rank`, of all its threads. Whether it knows now that every rank of the
 // team has entered: then it need never look again in this launch, and takes addresses by `twin`.
 //
@@ -184,7 +186,6 @@ __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
 // stays true to the launch's end.
 //
 // number: of the barrier of these threads, -1 a warp's. Which statement they are at is the same for all, as for every barrier of theirs.
-constexpr int EVERYONE = MAX_RANKS;
 __device__ __forceinline__ int enter(const Team& team, int rank, int thread, int threads, int number, int site) {
   if (!team.ordered) return 1;
   const int64_t launch = words(team, team.rank)[LAUNCH], mine = entry_of(team, team.rank, team.rank)[1];
