@@ -35,6 +35,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale.compiler.advice import reason
+from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.program import TileProgram
@@ -45,7 +46,6 @@ from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.ops.copy import filling
 from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
-from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
@@ -525,23 +525,17 @@ def _below_the_block(body: Any) -> list[Any]:
     return found
 
 
-def _role_names(body: Any) -> list[Any]:
-    found: list[Any] = []
-    structural_walk(
-        body, (tirx.AttrStmt, lambda s: found.append(s.node.value) if s.attr_key == "ts.role" else None)
-    )
-    return found
-
-
 def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
     """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are
     read, at the head of the kernel (a tile may be allocated in the very loop that fills it)."""
     plan, heads = draft.plan, []
     for counter in draft.counters:
         heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
-    plan.roles = list(splitting.ROLES) if any(r.form == ROLES for r in plan.rings) else ["all"]
-    if COMMUNICATOR in map(str, _role_names(body)):
-        plan.roles.insert(1, COMMUNICATOR)
+    found: set[str] = set()
+    structural_walk(
+        body, (tirx.AttrStmt, lambda s: found.add(str(s.node.value)) if s.attr_key == "ts.role" else None)
+    )
+    plan.roles = [r for r in spec.ROLES if r in found] or ["all"]
 
     def place(s: Any) -> Any:
         new = draft.staged.get(s.buffer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.bench.gpu import captured, measure, ratios, spread
 from tests.bench.record import record
 from tilescale import comm
 from tilescale.ops import host
-from tilescale.ops.ranks import gather_gemm
+from tilescale.ops.ranks import gather_gemm, gemms
 
 #: M, N of a rank and K of the products of four ranks, with no whole tiles of rows: then the own ones are put too
 SHAPES = ((8184, 2560, 8192), (4088, 5504, 4096), (504, 14336, 8192))
@@ -27,12 +27,11 @@ SHAPES = ((8184, 2560, 8192), (4088, 5504, 4096), (504, 14336, 8192))
 
 def gathering(M: int, N: int, K: int, how: Any, x: Any, w: Any) -> tuple[Callable[[], Any], Any]:
     """A launch of the kernel as the only rank, and its result."""
-    constants = asdict(how) | {"M": M, "N": N, "K": K, "world": 1, "dtype": "bfloat16", "trans_b": False}
-    constants |= {"out": "bfloat16", "bias": False, "activation": ""}
-    del constants["fused"]
     everyone, here = comm.empty((M, K), torch.bfloat16), comm.signals((-(-M // how.BM), how.groups))
     c, none = x.new_full((M, N), float("nan")), x.new_empty(1)
     everyone.fill_(float("nan"))
+    given = gemms.checked("a product", x, w, None, "", c, None)
+    constants = gemms.constants(how, given, c, None, "", 1, M=M, K=K)
     return partial(host.launch, gather_gemm.gather_gemm, (x, everyone, w, none, here, c), **constants), c
 
 

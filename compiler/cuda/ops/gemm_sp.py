@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops import gemm
 from tilescale.compiler.gpu.ops import gemm_sp as shared
-from tilescale.compiler.gpu.ops.gemm import operand, unrolled
+from tilescale.compiler.gpu.ops.gemm import into_shared, operand, unrolled
 from tilescale.compiler.ir.contexts import LayoutContext, StageContext
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.nests import matrix_axes
@@ -116,20 +116,8 @@ class GemmSp(shared.GemmSp["CudaLowering"]):
         if not _has_mma(call, cx.executor.threads, cx.program.target):
             return super().stage(call, cx)
         own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
-        before, operands = [], []
-        for r in (a, b, e):
-            if in_registers(r.source):
-                tile = cx.tile(
-                    f"{r.source.name}_shared",
-                    [int(x.extent) for x in r.region],
-                    element_dtype(r.source),
-                    "shared",
-                    call.span,
-                )
-                before.append(cx.copy(r, tile, call))
-                operands.append(tile)
-            else:
-                operands.append(r)
+        moved = [r for r in (a, b, e) if in_registers(r.source)]
+        before, operands = into_shared(call, cx, (a, b, e), moved)
         if own:
             return [*before, cx.again(call, [*operands[:2], c, clears, operands[2]])] if before else None
         shape = [int(c.region[x].extent) for x in matrix_axes(c)]

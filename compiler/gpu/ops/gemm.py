@@ -5,6 +5,7 @@ once. A target with instructions for products overrides what `Gemm` has of them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +36,23 @@ ZERO = tirx.IntImm("int32", 0)
 # ---- staging and layouts
 
 
+def into_shared(
+    call: Any, cx: StageContext, operands: Sequence[Any], moved: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Copies of the ``moved`` ones of operands into tiles in shared memory, and the operands with those in
+    their places."""
+    copies, placed = [], []
+    for r in operands:
+        if any(r is x for x in moved):
+            shape = [int(x.extent) for x in r.region]
+            tile = cx.tile(f"{r.source.name}_shared", shape, element_dtype(r.source), "shared", call.span)
+            copies.append(cx.copy(r, tile, call))
+            placed.append(tile)
+        else:
+            placed.append(r)
+    return copies, placed
+
+
 def stage(call: Any, cx: StageContext, from_registers: bool = False) -> list[Any] | None:
     """Operands in registers go to shared memory, an accumulator that is no whole fragment into one.
     ``from_registers``: the instruction takes A from where it lies."""
@@ -43,20 +61,7 @@ def stage(call: Any, cx: StageContext, from_registers: bool = False) -> list[Any
     moved = [r for r in (a, b) if in_registers(r.source) and not (r is a and from_registers)]
     if own and not moved:
         return None
-    before, operands = [], []
-    for r in (a, b):
-        if any(r is x for x in moved):
-            tile = cx.tile(
-                f"{r.source.name}_shared",
-                [int(x.extent) for x in r.region],
-                element_dtype(r.source),
-                "shared",
-                call.span,
-            )
-            before.append(cx.copy(r, tile, call))
-            operands.append(tile)
-        else:
-            operands.append(r)
+    before, operands = into_shared(call, cx, (a, b), moved)
     if own:
         return [*before, cx.again(call, [*operands, *call.args[2:]])]
     m, n, _ = extents(call)

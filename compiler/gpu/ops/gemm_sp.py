@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.gpu.ops.gemm import Own
+from tilescale.compiler.gpu.ops.gemm import Own, into_shared
 from tilescale.compiler.ir.contexts import StageContext
 from tilescale.compiler.ir.lowerings import Lowering, lowering, lowers
 from tilescale.compiler.layout.loops import element_dtype, in_registers
@@ -19,23 +19,9 @@ class GemmSp(Lowering[Own]):
         """A nest that writes A out, and the product."""
         a, b, c, clears, e = call.args
         m, k = dense_shape(call)
-        reads = [
-            (
-                r,
-                cx.tile(
-                    f"{r.source.name}_shared",
-                    [int(x.extent) for x in r.region],
-                    element_dtype(r.source),
-                    "shared",
-                    call.span,
-                ),
-            )
-            for r in (a, e)
-            if in_registers(r.source)
-        ]
-        held = {id(r): tile for r, tile in reads}
+        copies, (a, e) = into_shared(call, cx, (a, e), [r for r in (a, e) if in_registers(r.source)])
         dense = cx.tile(f"{a.source.name}_dense", (m, k), element_dtype(a.source), "shared", call.span)
-        again = cx.again(call, [held.get(id(a), a), b, c, clears, held.get(id(e), e)])
+        again = cx.again(call, [a, b, c, clears, e])
         nest, product = as_gemm(again.value, dense)
         staged = lowering(product.value, cx.program.target).stage(product.value, cx)
-        return [*(cx.copy(r, tile, call) for r, tile in reads), nest, *(staged or [product])]
+        return [*copies, nest, *(staged or [product])]

@@ -162,7 +162,7 @@ def scattered(world: int) -> Any:
     return kernel
 
 
-def _gathers(world: int) -> list[dict[str, Any]]:
+def gathers(world: int) -> list[dict[str, Any]]:
     made = []
     for r in range(world):
         x = np.full((world, S, S), np.nan).astype(data((1,), "bfloat16", 0).dtype)
@@ -193,8 +193,8 @@ def _scatters(world: int) -> list[dict[str, Any]]:
 
 
 CASES = (
-    Case("gathered", lambda: gathered(3), lambda: _gathers(3)),
-    Case("relayed", lambda: relayed(3), lambda: _gathers(3)),
+    Case("gathered", lambda: gathered(3), lambda: gathers(3)),
+    Case("relayed", lambda: relayed(3), lambda: gathers(3)),
     Case("scattered", lambda: scattered(3), lambda: _scatters(3)),
 )
 
@@ -211,6 +211,26 @@ def seeded(case: Case) -> Iterator[Fault]:
             for what, other in _edits(s, role):
                 program = case.program.with_body(_with(case.program.func.body, s, other))
                 yield Fault(f"{role}: {name_of(s)} {what}", f"statement {k}", program)
+
+
+def without(name: str, role: str, gone: list[Any]) -> Callable[[Any], Any]:
+    """Takes an operation out of a role's part: for `structural_map` over `tirx.AttrStmt`."""
+
+    def region(s: Any) -> Any:
+        if s.attr_key != "ts.role" or str(s.node.value) != role:
+            return s
+
+        def leaf(e: Any) -> Any:
+            if name_of(e) != name:
+                return e
+            gone.append(e)
+            return NOTHING
+
+        return tirx.AttrStmt(
+            s.node, s.attr_key, s.value, structural_map(s.body, (tirx.Evaluate, leaf)), s.span
+        )
+
+    return region
 
 
 def _roles(body: Any) -> list[tuple[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tests.unit.cuda.seeded_ranks import gathers, relayed, without
 from tilescale.compiler import driver, emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
@@ -195,66 +196,10 @@ def test_a_consumer_that_reads_or_tells_waits_too(stored: bool, signalled: bool)
     agree_on_ranks(told(stored, signalled), args, seeds=3)
 
 
-def relayed(world: int) -> Any:
-    """A ring: each rank forwards what it was put."""
-
-    @T.prim_func
-    def kernel(
-        X: T.SymmTensor((world, 64, 64), "bfloat16"),
-        W: T.Tensor((64, 64), "bfloat16"),
-        C: T.Tensor((world, 64, 64), "bfloat16"),
-        here: T.Signal((world,)),
-    ):
-        with T.Kernel(1, threads=128):
-            x, w = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
-            acc = T.alloc_fragment((64, 64), "float32")
-            with T.Scale("device") as (rank, n):
-                for step in T.serial(n):
-                    owner = (rank + n - step) % n
-                    if step > 0:
-                        T.wait(here[owner])
-                    if step < n - 1:
-                        there = X[owner, 0:64, 0:64]
-                        T.copy(there, there, dst=(rank + 1) % n, signal=here[owner], blocking=False)
-                    T.clear(acc)
-                    for k in T.Pipelined(1, num_stages=2):
-                        T.copy(X[owner, 0, k * 64], x)
-                        T.copy(W[k * 64, 0], w)
-                        T.gemm(x, w, acc)
-                    T.copy(acc, C[owner, 0, 0])
-
-    return kernel
-
-
-def ring_arguments(world: int) -> list[dict[str, Any]]:
-    made = arguments(64, 64, 64, world)
-    for a in made:
-        a["here"] = a["here"].reshape(world)
-    return made
-
-
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_what_others_put_is_forwarded_behind_its_wait(world: int):
     assert "ts::barrier_sync(14, 64);  // behind the wait" in code_of(relayed(world))
-    agree_on_ranks(relayed(world), ring_arguments(world), seeds=4)
-
-
-def without(name: str, role: str, gone: list[Any]) -> Any:
-    def region(s: Any) -> Any:
-        if s.attr_key != "ts.role" or str(s.node.value) != role:
-            return s
-
-        def leaf(e: Any) -> Any:
-            if getattr(getattr(e.value, "op", None), "name", "") != f"ts.{name}":
-                return e
-            gone.append(e)
-            return tirx.Evaluate(tirx.IntImm("int32", 0))
-
-        return tirx.AttrStmt(
-            s.node, s.attr_key, s.value, structural_map(s.body, (tirx.Evaluate, leaf)), s.span
-        )
-
-    return region
+    agree_on_ranks(relayed(world), gathers(world), seeds=4)
 
 
 @pytest.mark.parametrize("name", ["wait", "sync"])
@@ -268,7 +213,7 @@ def test_neither_its_wait_nor_the_barrier_behind_can_go(name: str):
     assert gone
     with pytest.raises(EmulationError, match="race in X of rank"):
         for seed in range(16):
-            emulator.run_ranks(made, program, ring_arguments(3), seed)
+            emulator.run_ranks(made, program, gathers(3), seed)
 
 
 def test_the_barrier_in_front_of_its_signal_cannot_go(monkeypatch: pytest.MonkeyPatch):

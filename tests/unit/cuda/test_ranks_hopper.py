@@ -11,6 +11,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tests.unit.cuda.seeded_ranks import without
 from tilescale.compiler import driver, emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
@@ -72,26 +73,6 @@ def run(kernel: Any, args: Any, change: Callable[[Any], Any], seed: int) -> Any:
     return emulator.run_ranks(Lowering(program).run(), program, args, seed)
 
 
-def in_producer(name: str, gone: list[Any]) -> Callable[[Any], Any]:
-    """Takes an operation out of the producer's part."""
-
-    def without(s: Any) -> Any:
-        if s.attr_key != "ts.role" or str(s.node.value) != "producer":
-            return s
-
-        def leaf(e: Any) -> Any:
-            if getattr(getattr(e.value, "op", None), "name", "") != f"ts.{name}":
-                return e
-            gone.append(e)
-            return tirx.Evaluate(tirx.IntImm("int32", 0))
-
-        return tirx.AttrStmt(
-            s.node, s.attr_key, s.value, structural_map(s.body, (tirx.Evaluate, leaf)), s.span
-        )
-
-    return without
-
-
 @pytest.mark.parametrize(("M", "N", "K", "world"), [(64, 64, 128, 2), (40, 72, 72, 3)])
 def test_rows_that_others_put_go_through_a_ring(M: int, N: int, K: int, world: int):
     agree_on_ranks(gather_multiply(M, N, K, world), arguments(M, N, K, world), seeds=4)
@@ -110,7 +91,12 @@ def test_neither_the_wait_nor_its_proxy_fence_can_go(name: str):
     gone: list[Any] = []
     with pytest.raises(EmulationError, match=r"race in X of rank \d .* nothing orders the two"):
         for seed in range(8):
-            run(gather_multiply(64, 64, 128, 2), arguments(64, 64, 128, 2), in_producer(name, gone), seed)
+            run(
+                gather_multiply(64, 64, 128, 2),
+                arguments(64, 64, 128, 2),
+                without(name, "producer", gone),
+                seed,
+            )
     assert gone
 
 

@@ -12,21 +12,6 @@ from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Expected, expected
 from tilescale.ops.case import summed as summed_up
-from tilescale.ops.ranks.gemms import biased
-
-__all__ = [
-    "SUMMED",
-    "Cut",
-    "biased",
-    "constants",
-    "cut",
-    "landed",
-    "landing",
-    "reference_sum",
-    "row",
-    "summed",
-]
-__all__ += ["way", "words"]
 
 #: bytes that are added together, in registers
 ADDED = 8 << 10

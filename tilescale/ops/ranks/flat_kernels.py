@@ -71,6 +71,24 @@ def gather(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int
 
 
 @T.macro
+def hand_out(
+    A: Any, parts: Any, n: Any, Q: int, b: Any, blocks: int, rank: Any, size: Any, given: Any, blocking: bool
+):
+    """Puts this block's pieces of each rank's ``n`` numbers of A to the rank that adds them."""
+    for p in T.serial(pieces_of(n, Q, b, blocks)):
+        at = (p * blocks + b) * Q
+        for hop in T.serial(1, size):
+            owner = (rank + hop) % size
+            T.copy(
+                A[owner * n + at : owner * n + at + Q],
+                parts[rank, at : at + Q],
+                dst=owner,
+                signal=given[b],
+                blocking=blocking,
+            )
+
+
+@T.macro
 def add_parts(parts: Any, own: Any, own_at: Any, at: Any, P: int, rank: Any, size: Any, part: Any, acc: Any):
     """acc = Σ over ranks, in order, of parts[r, at : at + P], of which this rank's are own[own_at …]."""
     T.clear(acc)
@@ -111,17 +129,7 @@ def scatter_sum(
         with T.Kernel(blocks, threads=threads) as b:
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
             with T.Scale("device") as (rank, size):
-                for p in T.serial(pieces_of(n, Q, b, blocks)):
-                    at = (p * blocks + b) * Q
-                    for hop in T.serial(1, size):
-                        owner = (rank + hop) % size
-                        T.copy(
-                            X[owner * n + at : owner * n + at + Q],
-                            parts[rank, at : at + Q],
-                            dst=owner,
-                            signal=arrived[b],
-                            blocking=False,
-                        )
+                hand_out(X, parts, n, Q, b, blocks, rank, size, arrived, False)
                 T.wait(arrived[b], pieces_of(n, Q, b, blocks) * (size - 1))
                 for p, s in T.grid(pieces_of(m, Q, b, blocks), Q // P):
                     at = (p * blocks + b) * Q + s * P
@@ -227,17 +235,7 @@ def two_shot(
             part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
             whole = T.alloc_fragment((P,), out)
             with T.Scale("device") as (rank, size):
-                for p in T.serial(pieces_of(n, Q, b, blocks)):
-                    at = (p * blocks + b) * Q
-                    for hop in T.serial(1, size):
-                        owner = (rank + hop) % size
-                        T.copy(
-                            A[owner * n + at : owner * n + at + Q],
-                            parts[rank, at : at + Q],
-                            dst=owner,
-                            signal=given[b],
-                            blocking=inplace,
-                        )
+                hand_out(A, parts, n, Q, b, blocks, rank, size, given, inplace)
                 T.wait(given[b], pieces_of(n, Q, b, blocks) * (size - 1))
                 for p in T.serial(pieces_of(n, Q, b, blocks)):
                     for s in T.serial(Q // P):

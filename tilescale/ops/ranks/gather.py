@@ -21,7 +21,7 @@ from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import gather
-from tilescale.ops.ranks.groups import Group, gather_into, library, rows_of, share, team_of, total
+from tilescale.ops.ranks.groups import Group, filled, gather_into, library, rows_of, share, team_of, total
 from tilescale.ops.ranks.workspace import workspace
 
 #: bytes of a rank's part from which NCCL's gather is faster. On 4 H200, 2026-11-22, stores by 132 blocks of a
@@ -87,8 +87,7 @@ def gathered(x: torch.Tensor, whole: torch.Tensor, rows: int, team: Team, way: s
     """Puts everyone's x at its part of ``whole``, of which ``rows`` rows are someone's."""
     if way == "library":
         part = whole.shape[0] // team.size
-        padded = x if x.shape[0] == part else torch.cat([x, x.new_zeros(part - x.shape[0], *x.shape[1:])])
-        gather_into(whole, padded, torch_group)
+        gather_into(whole, filled(x, part), torch_group)
         return
     inner = math.prod(x.shape[1:]) * x.element_size()
     size = whole.shape[0] // team.size * inner
@@ -148,7 +147,7 @@ def by_library(x: torch.Tensor, group: Any, rows: int | None = None, **_: Any) -
     rows = world * x.shape[0] if rows is None else rows
     part = share(rows, world)
     out = x.new_empty(part * world, *x.shape[1:])
-    padded = torch.cat([x, x.new_zeros(part - x.shape[0], *x.shape[1:])])
+    padded = filled(x, part)
 
     def call() -> Any:
         gather_into(out, padded, group)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from tilescale.errors import TileValueError
 from tilescale.ops import gemm, host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
-from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gather import all_gather
-from tilescale.ops.ranks.gemms import biased, checked, tiles, worthwhile
-from tilescale.ops.ranks.groups import Group, gather_into, rows_of, share, team_of, total
+from tilescale.ops.ranks.gemms import biased, checked, chosen, constants, tiles, worthwhile
+from tilescale.ops.ranks.groups import Group, filled, gather_into, rows_of, share, team_of, total
 from tilescale.ops.ranks.workspace import workspace
 
 
@@ -180,8 +180,7 @@ def all_gather_matmul(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    dtype = host.dtype_name(given.x)
-    how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
+    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
     if how.high > how.BM:
         raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
     if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
@@ -192,10 +191,7 @@ def all_gather_matmul(
     space = workspace(team)
     (everyone,) = space.tensors(x, ((M, K), x.dtype))
     here = space.counters(ceil_div(M, how.BM), how.groups)
-    what = asdict(how)
-    del what["fused"]
-    what |= {"M": M, "N": N, "K": K, "world": team.size, "dtype": dtype, "trans_b": given.trans_b}
-    what |= {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    what = constants(how, given, c, bias, activation, team.size, M=M, K=K)
     each = share(M, team.size)
     if given.rows < each:  # on the last ranks
         padded = x.new_empty(each, K)
@@ -261,7 +257,7 @@ def by_library(
     M = world * x.shape[0] if rows is None else rows
     part = share(M, world)
     whole = x.new_empty(part * world, x.shape[1])
-    padded = torch.cat([x, x.new_zeros(part - x.shape[0], x.shape[1])])
+    padded = filled(x, part)
     product = gemm.cublas(whole[:M], w, bias, activation)
 
     def call() -> Any:
@@ -298,18 +294,7 @@ def alone(
     return gemm.cublas(x.new_ones(M, x.shape[1]), w)
 
 
-def ways(
-    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
-) -> dict[str, dict[str, Any]]:
-    choice = choose(M, N, K, world, dtype, units)
-    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
-
-
-def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
-    choice = choose(M, N, K, world, dtype, units)
-    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
-
-
+ways, pick = chosen(choose)
 _FEW = {
     "BM": 64,
     "BN": 64,

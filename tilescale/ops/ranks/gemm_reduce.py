@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,13 +20,15 @@ import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import activated, ceil_div, load, panelled
 from tilescale.ops.ranks import reduce
-from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
-from tilescale.ops.ranks.gemm_scatter import Config
+from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks.gemm_scatter import RAGGED, SMALL, Config, draw
 from tilescale.ops.ranks.gemms import (
     alone,
     biased,
     checked,
-    draw_inner,
+    chosen,
+    constants,
+    depth,
     inner_of,
     library_sum,
     product,
@@ -187,8 +188,7 @@ def matmul_all_reduce(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    dtype = host.dtype_name(given.x)
-    how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
+    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
     if not how.fused:
         way = reduce.choose(M * N * x.element_size(), team.size, "rank", False)
         reduce.reduced(product(given.x, w), c, team, way, bias, activation)
@@ -197,37 +197,13 @@ def matmul_all_reduce(
     shape = (team.size, each, how.BM, how.BN)
     parts, sums = space.tensors(x, (shape, x.dtype), (shape, c.dtype))
     flags = space.counters(1 + team.size, each)
-    what = asdict(how)
-    del what["fused"]
-    what |= {"M": M, "N": N, "K": K if align == 0 else None, "align": max(1, align), "world": team.size}
-    what |= {"dtype": dtype, "trans_b": given.trans_b}
-    what |= {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    what = constants(how, given, c, bias, activation, team.size, M=M, **depth(K, align))
     args = (given.x, given.w, biased(bias, c), x.new_empty(shape), parts, sums, flags[0], flags[1:], c)
     host.launch(gemm_reduce, args, **what)
     return c
 
 
 # ---- what is right, and what it is measured against
-
-
-def draw(
-    M: int,
-    N: int,
-    K: int,
-    dtype: str = "bfloat16",
-    trans_b: bool = False,
-    bias: bool = False,
-    activation: str = "",
-    out: str = "",
-    rank: int = 0,
-    world: int = 1,
-    device: Any = "cpu",
-    seed: int = 0,
-    **config: Any,
-) -> dict[str, Any]:
-    """M rows of a rank's columns out of K; ``config``: fields of a `Config`."""
-    made = draw_inner(M, N, K, dtype, trans_b, bias, activation, out, rank, world, device, seed)
-    return made | ({"config": Config(**config)} if config else {})
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
@@ -251,19 +227,7 @@ def by_library(
     return library_sum(x, w, group, bias, activation, add)
 
 
-def ways(
-    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
-) -> dict[str, dict[str, Any]]:
-    choice = choose(M, N, share(K, world), world, dtype, units)
-    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
-
-
-def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
-    choice = choose(M, N, share(K, world), world, dtype, units)
-    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
-
-
-_FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "slab": 32}
+ways, pick = chosen(choose, inner=True)
 
 OP = RankOp(
     name="matmul_all_reduce",
@@ -274,31 +238,9 @@ OP = RankOp(
     ways=ways,
     alike=True,
     cases=(
-        *(
-            Case({**_FEW, **shape}, small=True)
-            for shape in (
-                {"M": 192, "N": 72, "K": 96},
-                {"M": 128, "N": 64, "K": 100, "bias": True, "activation": "gelu"},
-                {"M": 100, "N": 72, "K": 50, "dtype": "float32", "trans_b": True},
-                {"M": 77, "N": 40, "K": 33, "dtype": "float16", "bias": True, "out": "float32"},
-                {"M": 2, "N": 30, "K": 20, "activation": "silu"},
-                {"M": 300, "N": 100, "K": 72, "trans_b": True, "blocks": 132},
-            )
-        ),
-        *(
-            Case(shape, small=True)
-            for shape in (
-                {"M": 70, "N": 40, "K": 64},
-                {"M": 5, "N": 72, "K": 40, "bias": True, "activation": "relu"},
-                {"M": 20, "N": 24, "K": 2, "bias": True, "out": "float32"},
-                {"M": 700, "N": 200, "K": 9, "bias": True, "activation": "silu"},
-            )
-        ),
-        *(
-            Case({"M": m, "N": n, "K": k, "trans_b": tb})
-            for m, n, k in ((5000, 1000, 1000), (1024, 2048, 4096), (3, 1000, 1000), (333, 520, 2056))
-            for tb in (False, True)
-        ),
+        *SMALL,
+        Case({"M": 700, "N": 200, "K": 9, "bias": True, "activation": "silu"}, small=True),
+        *RAGGED,
         *(
             Case({"M": m, "N": n, "K": k}, bar=1.0)
             for m, n, k in (

@@ -9,9 +9,8 @@ block has put all its tiles it adds the own ones that it computed, in the order 
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +19,15 @@ import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.ranks import scatter
-from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemms import (
     add_in_order,
     alone,
     biased,
     checked,
+    chosen,
+    constants,
+    depth,
     draw_inner,
     inner_of,
     library_sum,
@@ -164,8 +166,8 @@ def matmul_reduce_scatter(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    dtype, each = host.dtype_name(given.x), share(M, team.size)
-    how = config or choose(M, N, K, team.size, dtype, host.multiprocessors(x.device))
+    each = share(M, team.size)
+    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
     if not how.fused:
         scatter.scattered(product(given.x, w), c, M, team, bias, activation)
         return c
@@ -173,11 +175,7 @@ def matmul_reduce_scatter(
     (parts,) = space.tensors(x, ((team.size, each, N), x.dtype))
     arrived = space.counters(ceil_div(each, how.BM), ceil_div(N, how.BN))
     own = x.new_empty(team.size, each, N)
-    what = asdict(how)
-    del what["fused"]
-    what |= {"M": M, "N": N, "K": K if align == 0 else None, "align": max(1, align), "world": team.size}
-    what |= {"dtype": dtype, "trans_b": given.trans_b}
-    what |= {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    what = constants(how, given, c, bias, activation, team.size, M=M, **depth(K, align))
     host.launch(gemm_scatter, (given.x, given.w, biased(bias, c), own, parts, arrived, c), **what)
     return c
 
@@ -206,10 +204,7 @@ def draw(
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
-    whole, world = reference_sum(everyone), len(everyone)
-    M = whole.value.shape[0]
-    starts = [min(M, r * share(M, world)) for r in range(world + 1)]
-    return [Expected(whole.value[a:b], whole.allowed[a:b]) for a, b in itertools.pairwise(starts)]
+    return scatter.by_rank(reference_sum(everyone), len(everyone))
 
 
 def by_library(
@@ -244,19 +239,36 @@ def by_torch(
     return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group.group_name)
 
 
-def ways(
-    world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
-) -> dict[str, dict[str, Any]]:
-    choice = choose(M, N, share(K, world), world, dtype, units)
-    return {w: {"config": replace(choice, fused=w == "fused")} for w in ("fused", "apart")}
-
-
-def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
-    choice = choose(M, N, share(K, world), world, dtype, units)
-    return Pick("fused", choice.blocks) if choice.fused else Pick("apart", None)
-
+ways, pick = chosen(choose, inner=True)
 
 _FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "slab": 32}
+#: what is drawn by `draw`: in one kernel, where small shapes would be taken apart, or as they are picked
+SMALL = (
+    *(
+        Case({**_FEW, **shape}, small=True)
+        for shape in (
+            {"M": 192, "N": 72, "K": 96},
+            {"M": 128, "N": 64, "K": 100, "bias": True, "activation": "gelu"},
+            {"M": 100, "N": 72, "K": 50, "dtype": "float32", "trans_b": True},
+            {"M": 77, "N": 40, "K": 33, "dtype": "float16", "bias": True, "out": "float32"},
+            {"M": 2, "N": 30, "K": 20, "activation": "silu"},
+            {"M": 300, "N": 100, "K": 72, "trans_b": True, "blocks": 132},
+        )
+    ),
+    *(
+        Case(shape, small=True)
+        for shape in (
+            {"M": 70, "N": 40, "K": 64},
+            {"M": 5, "N": 72, "K": 40, "bias": True, "activation": "relu"},
+            {"M": 20, "N": 24, "K": 2, "bias": True, "out": "float32"},
+        )
+    ),
+)
+RAGGED = tuple(
+    Case({"M": m, "N": n, "K": k, "trans_b": tb})
+    for m, n, k in ((5000, 1000, 1000), (1024, 2048, 4096), (3, 1000, 1000), (333, 520, 2056))
+    for tb in (False, True)
+)
 
 OP = RankOp(
     name="matmul_reduce_scatter",
@@ -266,30 +278,8 @@ OP = RankOp(
     pick=pick,
     ways=ways,
     cases=(
-        *(
-            Case({**_FEW, **shape}, small=True)
-            for shape in (
-                {"M": 192, "N": 72, "K": 96},
-                {"M": 128, "N": 64, "K": 100, "bias": True, "activation": "gelu"},
-                {"M": 100, "N": 72, "K": 50, "dtype": "float32", "trans_b": True},
-                {"M": 77, "N": 40, "K": 33, "dtype": "float16", "bias": True, "out": "float32"},
-                {"M": 2, "N": 30, "K": 20, "activation": "silu"},
-                {"M": 300, "N": 100, "K": 72, "trans_b": True, "blocks": 132},
-            )
-        ),
-        *(
-            Case(shape, small=True)
-            for shape in (
-                {"M": 70, "N": 40, "K": 64},
-                {"M": 5, "N": 72, "K": 40, "bias": True, "activation": "relu"},
-                {"M": 20, "N": 24, "K": 2, "bias": True, "out": "float32"},
-            )
-        ),
-        *(
-            Case({"M": m, "N": n, "K": k, "trans_b": tb})
-            for m, n, k in ((5000, 1000, 1000), (1024, 2048, 4096), (3, 1000, 1000), (333, 520, 2056))
-            for tb in (False, True)
-        ),
+        *SMALL,
+        *RAGGED,
         *(
             Case({"M": m, "N": n, "K": k}, bar=1.0)
             for m, n, k in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import rows_of, share
 
 #: where K · N · M of a rank's product is less, the two steps are taken apart: kernels for few rows, and for
@@ -73,6 +75,41 @@ def checked(
     if N == 0 or K == 0 and not empty:
         raise TileValueError(f"{what} of ({rows}, {K}) by ({K}, {N})", expected="N and K of 1 at least")
     return Operands(x.contiguous(), w, trans_b, rows, N, K, kind)
+
+
+def constants(
+    how: Any,
+    given: Operands,
+    c: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    world: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """What a kernel for both steps is made of: its Config's fields, what its operands are, and ``more``."""
+    what = {k: v for k, v in asdict(how).items() if k != "fused"}
+    what |= {"N": given.N, "world": world, "dtype": host.dtype_name(given.x), "trans_b": given.trans_b}
+    return what | {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation, **more}
+
+
+def chosen(choose: Callable[..., Any], inner: bool = False) -> tuple[Callable[..., Any], Callable[..., Pick]]:
+    """`RankOp.ways` and `RankOp.pick` of a product whose steps are one kernel or apart, as ``choose`` says
+    for M, N, K, the world, the dtype and the multiprocessors. ``inner``: K is split over the ranks."""
+
+    def choice(world: int, M: int, N: int, K: int, dtype: str, units: int) -> Any:
+        return choose(M, N, share(K, world) if inner else K, world, dtype, units)
+
+    def ways(
+        world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+    ) -> dict[str, dict[str, Any]]:
+        picked = choice(world, M, N, K, dtype, units)
+        return {w: {"config": replace(picked, fused=w == "fused")} for w in ("fused", "apart")}
+
+    def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
+        picked = choice(world, M, N, K, dtype, units)
+        return Pick("fused", picked.blocks) if picked.fused else Pick("apart", None)
+
+    return ways, pick
 
 
 @functools.cache
@@ -136,6 +173,11 @@ def inner_of(inner: int | None, mine: int, team: Team) -> tuple[int, int]:
         )
     each = share(inner, team.size)
     return each, 0 if each * team.size == inner else math.gcd(8, each, inner)
+
+
+def depth(K: int, align: int) -> dict[str, Any]:
+    """What a kernel knows of the inner extent that `inner_of` found."""
+    return {"K": K if align == 0 else None, "align": max(1, align)}
 
 
 def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

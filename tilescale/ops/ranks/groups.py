@@ -84,6 +84,12 @@ def rows_of(rank: int, rows: int, ranks: int) -> int:
     return max(0, min(each, rows - rank * each))
 
 
+def filled(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """x with zeros behind its rows, where it has fewer: parts as the library takes them, all alike."""
+    missing = rows - x.shape[0]
+    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+
+
 def total(rows: int | None, mine: int, team: Team, what: str) -> int:
     """All ranks' rows: ``rows``, or as many on each rank as here.
 

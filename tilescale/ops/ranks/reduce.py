@@ -20,6 +20,7 @@ from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import by_packets, one_shot, two_shot
+from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
@@ -96,7 +97,7 @@ def reduced(
         landing = a
     t, world, space = x.numel(), team.size, workspace(team)
     size, units = x.element_size(), host.multiprocessors(x.device)
-    add = flat.biased(bias, c)
+    add = biased(bias, c)
     if way == "packets":
         each = 1024 // size  # 8 bytes a thread
         blocks = 1 << (-(-t // each) - 1).bit_length()  # few boxes serve all sizes

@@ -20,6 +20,7 @@ from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import scatter_sum
+from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
@@ -94,7 +95,7 @@ def scattered(
     space = workspace(team)
     (parts,) = space.tensors(x, ((team.size, n), x.dtype))
     what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner)
-    host.launch(scatter_sum, (a, parts, flat.biased(bias, c), space.counters(cut.blocks), landing), **what)
+    host.launch(scatter_sum, (a, parts, biased(bias, c), space.counters(cut.blocks), landing), **what)
     flat.landed(landing, c)
 
 
@@ -117,7 +118,11 @@ def draw(
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
-    whole, world = flat.reference_sum([a["x"] for a in everyone]), len(everyone)
+    return by_rank(flat.reference_sum([a["x"] for a in everyone]), len(everyone))
+
+
+def by_rank(whole: Expected, world: int) -> list[Expected]:
+    """Each rank's rows of a result."""
     M = whole.value.shape[0]
     starts = [min(M, r * share(M, world)) for r in range(world + 1)]
     return [Expected(whole.value[a:b], whole.allowed[a:b]) for a, b in itertools.pairwise(starts)]
