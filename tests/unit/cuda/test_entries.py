@@ -11,8 +11,9 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import Made, agree_on_ranks
+from tests.unit.cuda.seeded_ranks import gathers, relayed
 from tests.unit.cuda.test_communicator import arguments as products
-from tests.unit.cuda.test_communicator import code_of, pushed, relayed, ring_arguments
+from tests.unit.cuda.test_communicator import code_of, pushed
 from tests.unit.cuda.test_emulated_ranks import arguments, f32, zeros
 from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
@@ -88,7 +89,7 @@ def test_meetings_await_everyone_once():
 def test_the_communicator_has_a_look_of_its_own():
     code = code_of(pushed(64, 64, 128, 2))
     assert code.count("ts::enter(team, ") == 1 and code.count(", tid - 160, 64, 14, ") == 1
-    agree_on_ranks(relayed(3), ring_arguments(3), seeds=6)
+    agree_on_ranks(relayed(3), gathers(3), seeds=6)
 
 
 def test_consumers_look_at_the_barrier_of_the_consumers():
