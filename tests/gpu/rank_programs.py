@@ -328,7 +328,12 @@ def sums() -> int:
                 if step % 4 == rank:
                     time.sleep(0.002)
                 kernel(a, total, s, b)
-                wrong += int((b != sum(r + step for r in range(size)) + step).sum())
+                off = b != sum(r + step for r in range(size)) + step
+                if off.any():
+                    print(
+                        f"sums of {dtype}, {N}, {scale}, step {step}: {b[off][:4].tolist()} in {off.sum(1).tolist()}"
+                    )
+                wrong += int(off.sum())
     return wrong
 
 
@@ -515,7 +520,7 @@ def main() -> int:
     for name in sys.argv[1:]:
         wrong = named[name]()
         comm.barrier()
-        if comm.rank() == 0:
+        if comm.rank() == 0 or wrong:
             print(f"{name}: {wrong} wrong", flush=True)
         bad |= wrong != 0
     return int(bad)

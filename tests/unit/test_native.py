@@ -395,13 +395,22 @@ def test_a_barrier_that_one_block_misses(limits: Callable[..., None]) -> None:
 def test_ctrl_c_ends_a_wait() -> None:
     import signal
 
-    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    f, ended = chain(), threading.Event()
+
+    def press() -> None:  # until it ends: Python swallows what is raised inside a finalizer
+        while not ended.wait(0.3):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press)
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        chain()(torch.zeros(9, dtype=torch.int64))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pressing.start()
+            f(torch.zeros(9, dtype=torch.int64))
+    finally:
+        ended.set()
+        pressing.join()
     assert time.monotonic() - start < 3
-    timer.join()
 
 
 def test_waiting_blocks_must_be_resident_together() -> None:
