@@ -298,7 +298,7 @@ def added(N, dtype, scale, blocks=4, threads=256):
             with T.Scale("device") as (rank, n):
                 for k in T.serial(n):
                     with T.Scale(scale) as (e, _):
-                        low = e * part
+                        low = e % lanes * part  # blocks are counted over the grid
                         T.copy(
                             A[b, low : low + part],
                             total[b, low : low + part],
