@@ -2,11 +2,13 @@
 //
 // Host order numbers the launches of a team 1, 2, … on every rank alike; the number is counted on the device, so that a graph that is
 // replayed counts too. Launch k of rank r, on its stream:
-//   1. ts_enter counts, and tells every rank: r is in launch k, which is described by this number (a release at the scope of the system).
-//      Whatever r's earlier work did, its zeroed signals included, lies before it in the stream.
+//   1. r's first block tells every rank: r is in launch k, which is described by this number (`begin_launch`, a release at the scope of the
+//      system). Whatever r's earlier work did, its zeroed signals included, lies before the kernel in the stream.
 //   2. A block awaits rank q's entry before it first touches q's memory (`enter`, `peer`), with acquire, and compares the descriptions.
-//   3. ts_leave runs behind all blocks of r. When all ranks have entered, it tells them that r is through with launch k (release), awaits
-//      the same of everyone (acquire), and zeroes r's own signals. So r's launch is complete when every access aimed at r is.
+//   3. The last of r's blocks to end (`end_launch`) acts for all of them. When all ranks have entered, it tells them that r is through with
+//      launch k (release), awaits the same of everyone (acquire), zeroes r's own signals and counts the launch. So r's launch is complete
+//      when every access aimed at r is.
+// A launch without blocks is passed by a kernel of one block that does these three alone (`ts_pass`).
 // Flags are pushed: each lies in the memory of the rank that awaits it, one writer a word, and only grows. Peers' memory is written by
 // plain stores, whose completion a release of the same thread orders, or of another one of the block behind a barrier.
 #pragma once
@@ -24,19 +26,33 @@ struct Record {
 };
 enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS };
 
+// Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
+// have counted it (packets.cuh).
+struct Counters {
+  int count, pad;
+  int64_t* at[16];
+  int64_t length[16];
+};
+
 // A team as a kernel sees it (tilescale/native/gpu_team.c fills it).
 struct Team {
   int rank, size, ordered, kernel;
-  int64_t limit;    // ns that a wait may take
-  Record* record;   // null: nobody reads it
-  const int* stop;  // not 0 there: the job has been stopped; null: nobody says
-  int64_t control;  // where the control words lie in every rank's arena
+  int64_t limit;        // ns that a wait may take
+  Record* record;       // null: nobody reads it
+  const int* stop;      // not 0 there: the job has been stopped; null: nobody says
+  int64_t control;      // where the control words lie in every rank's arena
+  int64_t description;  // of what this launch is, which ranks compare
+  int ends, pad;        // Ends: what is to be done when all blocks have ended; 0: nothing
+  Counters counters;
   char* base[MAX_RANKS];
 };
+enum Ends { COUNTED = 1, CLEARED = 2 };
 
 // The control words of a rank: its own, then what each rank tells it.
-enum Words { LAUNCH, ARRIVED, GENERATION, FAILED, ENTRIES = 16 };
+enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, ENDED, ENTRIES = 16 };
 __device__ __forceinline__ int64_t* words(const Team& team, int rank) { return (int64_t*)(team.base[rank] + team.control); }
+// This launch's number: the count stands still until its last block has ended.
+__device__ __forceinline__ int64_t launch_of(const Team& team) { return words(team, team.rank)[LAUNCHES] + 1; }
 __device__ __forceinline__ int64_t* entry_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * rank; }
 __device__ __forceinline__ int64_t* exit_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * team.size + rank; }
 __device__ __forceinline__ int64_t* meeting_of(const Team& team, int at, int rank) {
@@ -100,7 +116,7 @@ static __device__ TS_COLD void give_up(const Team& team, int why, int site, int 
   int64_t* own = words(team, team.rank);
   if (team.record && atomicCAS((unsigned long long*)&own[FAILED], 0ull, 1ull) == 0) {
     Record* r = team.record;
-    r->why = why, r->kernel = team.kernel, r->control = team.control, r->site = site, r->rank = rank, r->launch = own[LAUNCH];
+    r->why = why, r->kernel = team.kernel, r->control = team.control, r->site = site, r->rank = rank, r->launch = launch_of(team);
     r->value = value, r->seen = seen, r->compare = compare, r->index = index;
     int x, y, z;  // read here: a kernel that never fails holds no registers for them
     asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y; mov.u32 %2, %%ctaid.z;" : "=r"(x), "=r"(y), "=r"(z));
@@ -161,10 +177,9 @@ __device__ __forceinline__ void no_counter(const Team& team, int site) { give_up
 // Step 2 by a thread for itself: its own acquire orders what it does in the rank's memory.
 __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (!team.ordered || rank == team.rank) return;
-  const int64_t launch = words(team, team.rank)[LAUNCH];
+  const int64_t launch = launch_of(team), mine = team.description;
   const int64_t* entry = entry_of(team, team.rank, rank);
-  const int64_t seen = await<true>(team, entry, launch, 0, LATE_ENTRY, site, rank);
-  const int64_t mine = entry_of(team, team.rank, team.rank)[1], its = *(volatile const int64_t*)(entry + 1);
+  const int64_t seen = await<true>(team, entry, launch, 0, LATE_ENTRY, site, rank), its = *(volatile const int64_t*)(entry + 1);
   if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
 }
 
@@ -178,7 +193,7 @@ constexpr int EVERYONE = MAX_RANKS;
 // and what comes before the first access to a late rank goes on beside it. A rank that entered with another description counts as late too, so
 // that the access to it gives up, and names it.
 //
-// Order: ts_enter on rank r releases at the scope of the system (its st.release.sys), behind all that r did before in its stream. The thread
+// Order: rank r's begin_launch releases at the scope of the system (its st.release.sys), behind all that r did before in its stream. The thread
 // that sees the number acquires it (ld.acquire.sys, a morally strong pair: one synchronizes with the other). The barrier synchronizes with
 // itself (PTX ISA, "bar.red": orders as bar.sync does; __syncwarp among a warp), and causality order is transitive (PTX ISA, "Memory
 // Consistency Model", "Causality order"). So what any thread of the executor does behind this comes after r's entry, and plain accesses of
@@ -188,7 +203,7 @@ constexpr int EVERYONE = MAX_RANKS;
 // number: of the barrier of these threads, -1 a warp's. Which statement they are at is the same for all, as for every barrier of theirs.
 __device__ __forceinline__ int enter(const Team& team, int rank, int thread, int threads, int number, int site) {
   if (!team.ordered) return 1;
-  const int64_t launch = words(team, team.rank)[LAUNCH], mine = entry_of(team, team.rank, team.rank)[1];
+  const int64_t launch = launch_of(team), mine = team.description;
   int all = 1;
   for (int r = thread; r < team.size; r += threads) {
     if (r == rank || rank == EVERYONE) {
@@ -235,7 +250,7 @@ __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
 
 // The next round of a word that only this thread writes; launches only grow, so no word is ever reset.
 __device__ __forceinline__ int64_t next_round(const Team& team, int64_t was) {
-  const int64_t launch = words(team, team.rank)[LAUNCH];
+  const int64_t launch = launch_of(team);
   return was >> 32 == launch ? was + 1 : launch << 32 | 1;
 }
 
@@ -347,44 +362,62 @@ __device__ __forceinline__ void barrier_among(const Team& team, int executors, i
   meet_blocks(team, executors, site, [&] { meet_among(team, site, members, -1); });
 }
 
-// Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
-// have counted it (packets.cuh).
-struct Counters {
-  int count, pad;
-  int64_t* at[16];
-  int64_t length[16];
-};
+// ---- the ends of a launch
 
-}  // namespace ts
-
-// Step 1. The description is there before the number is.
-extern "C" __global__ void __launch_bounds__(32) ts_enter(const __grid_constant__ ts::Team team, int64_t description) {
-  int64_t* own = ts::words(team, team.rank);
-  const int64_t launch = own[ts::LAUNCH] + 1;
-  __syncwarp();
-  if (threadIdx.x == 0) own[ts::LAUNCH] = launch;
-  if (!team.ordered) return;
-  for (int rank = threadIdx.x; rank < team.size; rank += 32) {
-    int64_t* entry = ts::entry_of(team, rank, team.rank);
-    *(volatile int64_t*)(entry + 1) = description;
-    ts::signal_set<true>(entry, launch);
+// Step 1, by the first warp of the first block, before anything else. The description is there before the number is.
+__device__ __forceinline__ void begin_launch(const Team& team, int thread) {
+  if (!team.ordered || own_block() != 0 || thread >= 32) return;
+  for (int rank = thread; rank < team.size; rank += 32) {
+    int64_t* entry = entry_of(team, rank, team.rank);
+    *(volatile int64_t*)(entry + 1) = team.description;
+    signal_set<true>(entry, launch_of(team));
   }
 }
 
-// Step 3.
-extern "C" __global__ void __launch_bounds__(128) ts_leave(const __grid_constant__ ts::Team team,
-                                                           const __grid_constant__ ts::Counters counters) {
+// Step 3, by a warp that knows that all of this rank's blocks have ended.
+static __device__ TS_COLD void finish_launch(const Team& team, int lane) {
+  int64_t* own = words(team, team.rank);
+  const int64_t launch = launch_of(team);
   if (team.ordered) {
-    const int64_t launch = ts::words(team, team.rank)[ts::LAUNCH];
-    for (int rank = threadIdx.x; rank < team.size; rank += 128) ts::touch(team, rank, -1);
-    __syncthreads();
-    for (int rank = threadIdx.x; rank < team.size; rank += 128) ts::signal_set<true>(ts::exit_of(team, rank, team.rank), launch);
-    for (int rank = threadIdx.x; rank < team.size; rank += 128)
-      ts::await<true>(team, ts::exit_of(team, team.rank, rank), launch, 0, ts::LATE_EXIT, -1, rank);
-    __syncthreads();
+    for (int rank = lane; rank < team.size; rank += 32) touch(team, rank, -1);
+    __syncwarp();
+    for (int rank = lane; rank < team.size; rank += 32) signal_set<true>(exit_of(team, rank, team.rank), launch);
+    for (int rank = lane; rank < team.size; rank += 32)
+      await<true>(team, exit_of(team, team.rank, rank), launch, 0, LATE_EXIT, -1, rank);
+    __syncwarp();
   }
-  for (int k = 0; k < counters.count; ++k) {
-    if (counters.length[k] < 0 && threadIdx.x == 0) counters.at[k][0] += 1ll << 32;
-    for (int64_t i = threadIdx.x; i < counters.length[k]; i += 128) counters.at[k][i] = 0;
+  for (int k = 0; k < team.counters.count; ++k) {
+    if (team.counters.length[k] < 0 && lane == 0) team.counters.at[k][0] += 1ll << 32;
+    for (int64_t i = lane; i < team.counters.length[k]; i += 32) team.counters.at[k][i] = 0;
   }
+  if (lane == 0) {
+    own[ENDED] = 0;
+    if (team.ends & COUNTED) own[LAUNCHES] = launch;
+  }
+}
+
+// Behind all else of a block, by all its threads: its last one to end does step 3.
+//
+// Order: what a block's threads did is before the barrier, and so before the addition, which releases it at the scope of the GPU; additions
+// to one word go on with each other's release sequences, so the last one acquires what all blocks did. It hands that to its warp
+// (__syncwarp), whose releases at the scope of the system are cumulative: who sees that r has left knows of all that r's blocks did. What r
+// acquires of the others' exits is before this kernel's end, and so before whatever comes behind it in the stream.
+__device__ __forceinline__ void end_launch(const Team& team, int thread) {
+  if (!team.ends) return;
+  __syncthreads();
+  if (thread >= 32) return;
+  int64_t before = 0;
+  if (thread == 0)
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(&words(team, team.rank)[ENDED]) : "memory");
+  before = __shfl_sync(0xffffffffu, before, 0);
+  __syncwarp();  // the exchange of a value orders no memory
+  if (before + 1 == int64_t(gridDim.x) * gridDim.y * gridDim.z) finish_launch(team, thread);
+}
+
+}  // namespace ts
+
+// A launch without blocks.
+extern "C" __global__ void __launch_bounds__(32) ts_pass(const __grid_constant__ ts::Team team) {
+  ts::begin_launch(team, threadIdx.x);
+  ts::end_launch(team, threadIdx.x);
 }
