@@ -36,8 +36,8 @@ class ThreadKernel:
     dependent launch); the code then says what it waits for. device: other ranks are reached, between the
     flags at both ends of the launch; those are left out where it is not ``ordered``, and where it is ``bare``
     nobody counts the launch either. team: the code holds ts_pass. maps: what the launcher makes of parameters
-    beside passing them on; on NVIDIA's GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled program) that threads make in vectors →
-    the bytes of one. wave: threads that run in step (`Target.wave`).
+    beside passing them on; on NVIDIA's GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled
+    program) that threads make in vectors → the bytes of one. wave: threads that run in step (`Target.wave`).
     """
 
     func: Any
