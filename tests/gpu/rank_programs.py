@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -117,6 +118,23 @@ def killed() -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     ring.launch()
     torch.cuda.synchronize()
+    return 0
+
+
+def killed_inside() -> int:
+    """The last rank is killed while fused products of all ranks follow one another."""
+    from tilescale.ops import all_gather_matmul, matmul_reduce_scatter
+
+    x, w = (torch.randn(shape, device="cuda").bfloat16() for shape in ((256, 512), (512, 256)))
+    y = torch.randn(256 * comm.world_size(), 512, device="cuda").bfloat16()
+    for step in range(10**9):
+        all_gather_matmul(x, w)
+        matmul_reduce_scatter(y, w)
+        if step % 20 == 0:
+            torch.cuda.synchronize()
+        if last() and step == 100:
+            print(f"killed at {time.time()}", flush=True)
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
     return 0
 
 
@@ -498,6 +516,7 @@ PROGRAMS = (
     late,
     ends,
     killed,
+    killed_inside,
     asserts,
     raises,
     unordered,
