@@ -464,10 +464,11 @@ static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* a
   if (TS_UNLIKELY(ts_gpu_view_of(K, team, device, &view))) return -1;
   int bare = G->flags & FLAG_BARE, meets = team && view.size > 1 && G->flags & FLAG_DEVICE;
   int bad = team ? ts_gpu_in_order(team, c->hStream) : 0;
-  if (meets && !bad && !bare) view.description = ts_gpu_describe(K, args, team), view.ends = TS_COUNTED;
+  if (meets && !bad && !bare) view.description = ts_gpu_describe(K, args, team);
   /* Without order others may be signalling for the next launch already: theirs to count on. */
   ts_gpu_counters_of(K, args, !meets || view.ordered, empty && !bare, &view.counters);
-  if (team && view.counters.count) view.ends |= TS_CLEARED;
+  if (bare) view.ordered = 0;
+  view.ends = team && (view.ordered || view.counters.count);
   if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
   if (!bad && (empty || bare) && view.ends) bad = launch_pass(G, c->hStream, &view);
   return bad;

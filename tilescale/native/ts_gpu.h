@@ -78,7 +78,6 @@ typedef struct ts_gpu_counters {
   int64_t length[TS_MAX_SYMM];
 } ts_gpu_counters;
 
-enum { TS_COUNTED = 1, TS_CLEARED = 2 };
 typedef struct ts_gpu_view {
   int32_t rank, size, ordered, kernel;
   int64_t limit;

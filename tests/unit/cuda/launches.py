@@ -361,7 +361,14 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     calls.during(lambda: run(*args, 0))
     view = struct.unpack("<4i5q2i", fake.bytes(0)[:64])
     bases = struct.unpack("<2q", fake.bytes(0)[64 + 264 : 64 + 264 + 16])
-    out["view"] = [*view[:3], *view[4:5], view[7], view[8] != 0, view[9], *(b == base for b in bases)]
+    out["view"] = [
+        *view[:3],
+        *view[4:5],
+        view[7],
+        0 < view[8] < 1 << 32,
+        view[9],
+        *(b == base for b in bases),
+    ]
     counters = struct.unpack("<2iq", fake.bytes(0)[64:80])
     out["counters"] = [counters[0], counters[2] == args[1].array.ctypes.data]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x77):

@@ -204,9 +204,11 @@ def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, A
 def test_a_launch_on_a_team_is_one_kernel_that_is_told_how_to_end(seen: dict[str, Any]):
     got = seen["team"]
     assert got["first"] == [["kernel", 0]]
-    # Rank, size, ordered, limit in ns, control words, a description, counted and cleared, arenas.
-    assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, 3, True, True]
-    assert got["ends"] == [[1, 3], [1, 1], [0, 1]], "without order counters are left alone"
+    # Rank, size, ordered, limit in ns, control words, a description of 32 bits, an end, arenas.
+    assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, 1, True, True]
+    assert got["ends"] == [[1, 1], [1, 1], [0, 0]], (
+        "without order nothing is told, and counters are left alone"
+    )
     assert got["counters"] == [1, True], "what is kept is not zeroed"
     assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["pass", 0]], (
         "the others wait for this rank all the same"

@@ -5,10 +5,11 @@
 //   1. r's first block tells every rank: r is in launch k, which is described by this number (`begin_launch`, a release at the scope of the
 //      system). Whatever r's earlier work did, its zeroed signals included, lies before the kernel in the stream.
 //   2. A block awaits rank q's entry before it first touches q's memory (`enter`, `peer`), with acquire, and compares the descriptions.
-//   3. The last of r's blocks to end (`end_launch`) acts for all of them. When all ranks have entered, it tells them that r is through with
-//      launch k (release), awaits the same of everyone (acquire), zeroes r's own signals and counts the launch. So r's launch is complete
-//      when every access aimed at r is.
-// A launch without blocks is passed by a kernel of one block that does these three alone (`ts_pass`).
+//   3. Each of r's blocks tells every rank, r too, when it is through with launch k (`end_launch`, a release). The last block does so when
+//      all ranks have entered; then it awaits the same of all blocks of everyone (acquire), zeroes r's own signals and counts the launch. So
+//      r's launch is complete when every access aimed at r is. (The last block, since it begins last: nobody awaits its place.)
+// A launch without blocks is passed by a kernel of one block that does these three alone (`ts_pass`). One without order does none of it, and
+// is not counted: all that the number is for there is to tell meetings of different launches apart, and they go on counting.
 // Flags are pushed: each lies in the memory of the rank that awaits it, one writer a word, and only grows. Peers' memory is written by
 // plain stores, whose completion a release of the same thread orders, or of another one of the block behind a barrier.
 #pragma once
@@ -41,30 +42,32 @@ struct Team {
   Record* record;       // null: nobody reads it
   const int* stop;      // not 0 there: the job has been stopped; null: nobody says
   int64_t control;      // where the control words lie in every rank's arena
-  int64_t description;  // of what this launch is, which ranks compare
-  int ends, pad;        // Ends: what is to be done when all blocks have ended; 0: nothing
+  int64_t description;  // of what this launch is, which ranks compare: 32 bits
+  int ends, pad;        // whether there is something to be done when blocks have ended
   Counters counters;
   char* base[MAX_RANKS];
 };
-enum Ends { COUNTED = 1, CLEARED = 2 };
 
 // The control words of a rank: its own, then what each rank tells it.
-enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, ENDED, ENTRIES = 16 };
+enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, CLEARED, ENDED, ENTRIES = 16 };
 __device__ __forceinline__ int64_t* words(const Team& team, int rank) { return (int64_t*)(team.base[rank] + team.control); }
-// This launch's number: the count stands still until its last block has ended.
+// This launch's number: the count stands still until all its blocks have ended.
 __device__ __forceinline__ int64_t launch_of(const Team& team) { return words(team, team.rank)[LAUNCHES] + 1; }
-__device__ __forceinline__ int64_t* entry_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * rank; }
-__device__ __forceinline__ int64_t* exit_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * team.size + rank; }
+// That `rank` has entered: in the upper half the launch's number, in the lower one what describes the launch. How often it has left: in the
+// upper half, which changes when all its blocks have added to it. Numbers in halves go round after four thousand million launches, so words are
+// compared by their difference (WITHIN).
+__device__ __forceinline__ int64_t* entry_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + rank; }
+__device__ __forceinline__ int64_t* exit_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + team.size + rank; }
 __device__ __forceinline__ int64_t* meeting_of(const Team& team, int at, int rank) {
-  return words(team, at) + ENTRIES + 3 * team.size + rank;
+  return words(team, at) + ENTRIES + 2 * team.size + rank;
 }
 __device__ __forceinline__ int64_t* sync_of(const Team& team, int at, int rank, int64_t block) {
-  return words(team, at) + ENTRIES + (4 + block) * team.size + rank;
+  return words(team, at) + ENTRIES + (3 + block) * team.size + rank;
 }
 // Teams inside a kernel, for each block and (block -1) all blocks of a rank: how often `rank` has met, or has come to meet, the one at
 // whose words this lies; and how often that one has come to meet `rank`.
 __device__ __forceinline__ int64_t* met_of(const Team& team, int at, int rank, int64_t block) {
-  return words(team, at) + ENTRIES + (4 + MAX_BLOCKS) * team.size + 2 * (block + 1) * team.size + rank;
+  return words(team, at) + ENTRIES + (3 + MAX_BLOCKS) * team.size + 2 * (block + 1) * team.size + rank;
 }
 __device__ __forceinline__ int64_t* came_of(const Team& team, int at, int rank, int64_t block) {
   return met_of(team, at, rank, block) + team.size;
@@ -129,8 +132,12 @@ static __device__ TS_COLD void give_up(const Team& team, int why, int site, int 
   asm volatile("trap;");
 }
 
+constexpr int WITHIN = 6;  // as many as `value` or more, of numbers that go round
+__device__ __forceinline__ int64_t upper(int64_t number) { return int64_t(uint64_t(number) << 32); }
+
 __device__ __forceinline__ bool holds(int64_t seen, int64_t value, int compare) {
   return compare == 0   ? seen >= value
+         : compare == WITHIN ? int64_t(uint64_t(seen) - uint64_t(value)) >= 0
          : compare == 1 ? seen == value
          : compare == 2 ? seen > value
          : compare == 3 ? seen != value
@@ -177,10 +184,9 @@ __device__ __forceinline__ void no_counter(const Team& team, int site) { give_up
 // Step 2 by a thread for itself: its own acquire orders what it does in the rank's memory.
 __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (!team.ordered || rank == team.rank) return;
-  const int64_t launch = launch_of(team), mine = team.description;
-  const int64_t* entry = entry_of(team, team.rank, rank);
-  const int64_t seen = await<true>(team, entry, launch, 0, LATE_ENTRY, site, rank), its = *(volatile const int64_t*)(entry + 1);
-  if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
+  const int64_t launch = upper(launch_of(team)), mine = launch | team.description;
+  const int64_t seen = await<true>(team, entry_of(team, team.rank, rank), launch, WITHIN, LATE_ENTRY, site, rank);
+  if (seen != mine) give_up(team, DIFFERENT, site, rank, team.description, seen & 0xffffffff, 0, -1);
 }
 
 constexpr int EVERYONE = MAX_RANKS;
@@ -203,14 +209,13 @@ constexpr int EVERYONE = MAX_RANKS;
 // number: of the barrier of these threads, -1 a warp's. Which statement they are at is the same for all, as for every barrier of theirs.
 __device__ __forceinline__ int enter(const Team& team, int rank, int thread, int threads, int number, int site) {
   if (!team.ordered) return 1;
-  const int64_t launch = launch_of(team), mine = team.description;
+  const int64_t mine = upper(launch_of(team)) | team.description;
   int all = 1;
   for (int r = thread; r < team.size; r += threads) {
     if (r == rank || rank == EVERYONE) {
       touch(team, r, site);
     } else if (r != team.rank) {
-      const int64_t* entry = entry_of(team, team.rank, r);
-      all &= load_acquire<true>(entry) == launch && *(volatile const int64_t*)(entry + 1) == mine;
+      all &= load_acquire<true>(entry_of(team, team.rank, r)) == mine;
     }
   }
   if (number < 0) {
@@ -250,8 +255,8 @@ __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
 
 // The next round of a word that only this thread writes; launches only grow, so no word is ever reset.
 __device__ __forceinline__ int64_t next_round(const Team& team, int64_t was) {
-  const int64_t launch = launch_of(team);
-  return was >> 32 == launch ? was + 1 : launch << 32 | 1;
+  const int64_t launch = upper(launch_of(team));
+  return upper(was >> 32) == launch ? was + 1 : launch | 1;
 }
 
 // Tells every rank by a release, and awaits the same of each: by a thread, or by the lanes of a warp, each of which does so with some.
@@ -264,7 +269,7 @@ __device__ __forceinline__ void meet_ranks(const Team& team, int site, Word word
   for (int i = 1 + lane; i < team.size; i += lanes) signal_set<true>(word((team.rank + i) % team.size, team.rank), round);
   for (int i = 1 + lane; i < team.size; i += lanes) {
     const int rank = (team.rank + i) % team.size;
-    await<true>(team, word(team.rank, rank), round, 0, LATE_MEETING, site, rank);
+    await<true>(team, word(team.rank, rank), round, WITHIN, LATE_MEETING, site, rank);
   }
 }
 
@@ -316,7 +321,7 @@ __device__ __forceinline__ void meet_among(const Team& team, int site, const Mem
   for (int i = 0; i < members.size(); ++i) {
     const int rank = members.at(i);
     if (rank < 0 || rank == team.rank) continue;
-    await<true>(team, came_of(team, team.rank, rank, block), *met_of(team, team.rank, rank, block), 0, LATE_MEETING, site, rank);
+    await<true>(team, came_of(team, team.rank, rank, block), *met_of(team, team.rank, rank, block), WITHIN, LATE_MEETING, site, rank);
   }
 }
 
@@ -364,54 +369,47 @@ __device__ __forceinline__ void barrier_among(const Team& team, int executors, i
 
 // ---- the ends of a launch
 
-// Step 1, by the first warp of the first block, before anything else. The description is there before the number is.
+// Step 1, by the first warp of the first block, before anything else.
 __device__ __forceinline__ void begin_launch(const Team& team, int thread) {
   if (!team.ordered || own_block() != 0 || thread >= 32) return;
-  for (int rank = thread; rank < team.size; rank += 32) {
-    int64_t* entry = entry_of(team, rank, team.rank);
-    *(volatile int64_t*)(entry + 1) = team.description;
-    signal_set<true>(entry, launch_of(team));
-  }
+  const int64_t mine = upper(launch_of(team)) | team.description;
+  for (int rank = thread; rank < team.size; rank += 32) signal_set<true>(entry_of(team, rank, team.rank), mine);
 }
 
-// Step 3, by a warp that knows that all of this rank's blocks have ended.
+// Behind all else of a block, by all its threads. Additions of all blocks of a rank are 1 << 32 together: the last block's holds what keeps
+// the upper half where it is until all have come. Without order the rank's own counters alone are seen to, and the rank counts for itself.
+//
+// Order: what a block's threads did is before the barrier, and so before each lane's addition, which releases it at the scope of the system;
+// additions to one word go on with each other's release sequences, so who sees the upper half change knows of all that the blocks of that rank
+// did. What r acquires of the others' exits is before this kernel's end, and so before whatever comes behind it in the stream: the zeroes,
+// too, which the next launch's entry releases. A block reads nothing of the launch behind its additions, so the count may change then.
+__device__ __forceinline__ int64_t* end_of(const Team& team, int at, int rank) {
+  return team.ordered ? exit_of(team, at, rank) : words(team, team.rank) + ENDED;
+}
 static __device__ TS_COLD void finish_launch(const Team& team, int lane) {
-  int64_t* own = words(team, team.rank);
-  const int64_t launch = launch_of(team);
-  if (team.ordered) {
-    for (int rank = lane; rank < team.size; rank += 32) touch(team, rank, -1);
-    __syncwarp();
-    for (int rank = lane; rank < team.size; rank += 32) signal_set<true>(exit_of(team, rank, team.rank), launch);
-    for (int rank = lane; rank < team.size; rank += 32)
-      await<true>(team, exit_of(team, team.rank, rank), launch, 0, LATE_EXIT, -1, rank);
-    __syncwarp();
-  }
+  int64_t* count = words(team, team.rank) + (team.ordered ? LAUNCHES : CLEARED);
+  const int64_t launch = *count + 1;
+  for (int rank = lane; rank < (team.ordered ? team.size : 1); rank += 32)
+    await<true>(team, end_of(team, team.rank, rank), upper(launch), WITHIN, LATE_EXIT, -1, rank);
+  __syncwarp();
   for (int k = 0; k < team.counters.count; ++k) {
     if (team.counters.length[k] < 0 && lane == 0) team.counters.at[k][0] += 1ll << 32;
     for (int64_t i = lane; i < team.counters.length[k]; i += 32) team.counters.at[k][i] = 0;
   }
-  if (lane == 0) {
-    own[ENDED] = 0;
-    if (team.ends & COUNTED) own[LAUNCHES] = launch;
-  }
+  if (lane == 0) *count = launch;
 }
-
-// Behind all else of a block, by all its threads: its last one to end does step 3.
-//
-// Order: what a block's threads did is before the barrier, and so before the addition, which releases it at the scope of the GPU; additions
-// to one word go on with each other's release sequences, so the last one acquires what all blocks did. It hands that to its warp
-// (__syncwarp), whose releases at the scope of the system are cumulative: who sees that r has left knows of all that r's blocks did. What r
-// acquires of the others' exits is before this kernel's end, and so before whatever comes behind it in the stream.
 __device__ __forceinline__ void end_launch(const Team& team, int thread) {
   if (!team.ends) return;
   __syncthreads();
   if (thread >= 32) return;
-  int64_t before = 0;
-  if (thread == 0)
-    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(&words(team, team.rank)[ENDED]) : "memory");
-  before = __shfl_sync(0xffffffffu, before, 0);
-  __syncwarp();  // the exchange of a value orders no memory
-  if (before + 1 == int64_t(gridDim.x) * gridDim.y * gridDim.z) finish_launch(team, thread);
+  const int64_t others = int64_t(gridDim.x) * gridDim.y * gridDim.z - 1;
+  const bool last = own_block() == others;
+  for (int rank = thread; rank < (team.ordered ? team.size : 1); rank += 32) {
+    if (last && team.ordered) touch(team, rank, -1);  // nobody is passed over who has launched something else
+    signal_add<true>(end_of(team, rank, team.rank), last ? (1ll << 32) - others : 1);
+  }
+  __syncwarp();
+  if (last) finish_launch(team, thread);
 }
 
 }  // namespace ts
