@@ -355,6 +355,17 @@ def sums() -> int:
     return wrong
 
 
+def tuned() -> int:
+    """Ranks tune together, and keep the same configuration."""
+    tuner = tilescale.autotune(configs=[{"threads": 128}, {"threads": 256}])(added)
+    kernel = tuner(1024, "float32", "warpgroup")
+    total, s = comm.empty((4, 1024), "float32"), comm.signals((4,))
+    a, b = (torch.ones(4, 1024, device="cuda") for _ in range(2))
+    total.fill_(0)
+    kernel(a, total, s, b)
+    return int((b != comm.world_size()).sum())
+
+
 def unsent() -> int:
     """Rank 1 launches nothing, and rank 0 waits for its packets."""
     sums = Packets(everyone=True)
@@ -523,6 +534,7 @@ PROGRAMS = (
     graph,
     packets,
     sums,
+    tuned,
     unsent,
     streams,
     teams,

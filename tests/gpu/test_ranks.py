@@ -93,7 +93,18 @@ def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
 
 
 def test_programs(clean_env: dict[str, str]):
-    names = ["graph", "packets", "sums", "streams", "teams", "inside", "barriers", "meets", "unordered"]
+    names = [
+        "graph",
+        "packets",
+        "sums",
+        "tuned",
+        "streams",
+        "teams",
+        "inside",
+        "barriers",
+        "meets",
+        "unordered",
+    ]
     job = program(clean_env, *names, ranks=3)
     for name in names:
         job.must(f"{name}: 0 wrong" in job.text, f"no wrong result of {name}")

@@ -23,7 +23,16 @@ from tilescale.ops.case import generator, normal
 from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gather import all_gather
-from tilescale.ops.ranks.gemms import biased, checked, chosen, constants, tiles, worthwhile
+from tilescale.ops.ranks.gemms import (
+    biased,
+    checked,
+    chosen,
+    configured,
+    constants,
+    knobs,
+    tiles,
+    worthwhile,
+)
 from tilescale.ops.ranks.groups import Group, filled, gather_into, rows_of, share, team_of, total
 from tilescale.ops.ranks.workspace import workspace
 
@@ -45,6 +54,10 @@ class Config:
     high: int = 64  # BM at most
     wide: int = 512
     groups: int = 1
+
+
+#: rows and columns of x that tuning lets one put move
+PIECES = ((64, 512), (64, 1024), (32, 1024), (128, 1024))
 
 
 @functools.cache
@@ -180,7 +193,7 @@ def all_gather_matmul(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
+    how = config or configured(team, "all_gather_matmul", choose, M, given, K)
     if how.high > how.BM:
         raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
     if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
@@ -294,7 +307,6 @@ def alone(
     return gemm.cublas(x.new_ones(M, x.shape[1]), w)
 
 
-ways, pick = chosen(choose)
 _FEW = {
     "BM": 64,
     "BN": 64,
@@ -312,8 +324,8 @@ OP = RankOp(
     run=all_gather_matmul,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    **chosen(choose),
+    knobs=knobs(tuple({"groups": n} for n in (1, 2, 4)), tuple({"high": h, "wide": w} for h, w in PIECES)),
     cases=(
         *(
             Case({**_FEW, **shape}, small=True)

@@ -27,9 +27,11 @@ from tilescale.ops.ranks.gemms import (
     biased,
     checked,
     chosen,
+    configured,
     constants,
     depth,
     inner_of,
+    knobs,
     library_sum,
     product,
     reference_sum,
@@ -188,7 +190,7 @@ def matmul_all_reduce(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
+    how = config or configured(team, "matmul_all_reduce", choose, M, given, K)
     if not how.fused:
         way = reduce.choose(M * N * x.element_size(), team.size, "rank", False)
         reduce.reduced(product(given.x, w), c, team, way, bias, activation)
@@ -227,15 +229,13 @@ def by_library(
     return library_sum(x, w, group, bias, activation, add)
 
 
-ways, pick = chosen(choose, inner=True)
-
 OP = RankOp(
     name="matmul_all_reduce",
     run=matmul_all_reduce,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    **chosen(choose, inner=True),
+    knobs=knobs(tuple({"slab": n} for n in (8, 16, 32))),
     alike=True,
     cases=(
         *SMALL,

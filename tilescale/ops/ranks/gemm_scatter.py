@@ -26,10 +26,12 @@ from tilescale.ops.ranks.gemms import (
     biased,
     checked,
     chosen,
+    configured,
     constants,
     depth,
     draw_inner,
     inner_of,
+    knobs,
     library_sum,
     product,
     reference_sum,
@@ -167,7 +169,7 @@ def matmul_reduce_scatter(
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
     each = share(M, team.size)
-    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
+    how = config or configured(team, "matmul_reduce_scatter", choose, M, given, K)
     if not how.fused:
         scatter.scattered(product(given.x, w), c, M, team, bias, activation)
         return c
@@ -239,8 +241,6 @@ def by_torch(
     return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group.group_name)
 
 
-ways, pick = chosen(choose, inner=True)
-
 _FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "slab": 32}
 #: what is drawn by `draw`: in one kernel, where small shapes would be taken apart, or as they are picked
 SMALL = (
@@ -275,8 +275,8 @@ OP = RankOp(
     run=matmul_reduce_scatter,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    **chosen(choose, inner=True),
+    knobs=knobs(tuple({"slab": n} for n in (8, 16, 32))),
     cases=(
         *SMALL,
         *RAGGED,

@@ -16,6 +16,7 @@ from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.ranks import picks
 from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import rows_of, share
 
@@ -92,9 +93,21 @@ def constants(
     return what | {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation, **more}
 
 
-def chosen(choose: Callable[..., Any], inner: bool = False) -> tuple[Callable[..., Any], Callable[..., Pick]]:
-    """`RankOp.ways` and `RankOp.pick` of a product whose steps are one kernel or apart, as ``choose`` says
-    for M, N, K, the world, the dtype and the multiprocessors. ``inner``: K is split over the ranks."""
+def configured(
+    team: Team, operation: str, choose: Callable[..., Any], M: int, given: Operands, K: int
+) -> Any:
+    """What was measured for all M rows, this rank's N columns and K of the inner extent, or as ``choose``
+    says."""
+    x, dtype = given.x, host.dtype_name(given.x)
+    model = choose(M, given.N, K, team.size, dtype, host.multiprocessors(x.device))
+    kept = picks.found(team, operation, x.device, M=M, N=given.N, K=K, dtype=dtype)
+    return replace(model, **kept) if kept else model
+
+
+def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
+    """`RankOp.ways`, `pick`, `base`, `asked` and `shape_of` of a product whose steps are one kernel or apart,
+    as ``choose`` says for M, N, K, the world, the dtype and the multiprocessors. ``inner``: K is split over
+    the ranks."""
 
     def choice(world: int, M: int, N: int, K: int, dtype: str, units: int) -> Any:
         return choose(M, N, share(K, world) if inner else K, world, dtype, units)
@@ -105,11 +118,50 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> tuple[Callable[..
         picked = choice(world, M, N, K, dtype, units)
         return {w: {"config": replace(picked, fused=w == "fused")} for w in ("fused", "apart")}
 
-    def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
-        picked = choice(world, M, N, K, dtype, units)
+    def pick(
+        world: int,
+        M: int,
+        N: int,
+        K: int,
+        dtype: str = "bfloat16",
+        units: int = 132,
+        kept: Any = None,
+        **_: Any,
+    ) -> Pick:
+        picked = replace(choice(world, M, N, K, dtype, units), **(kept or {}))
         return Pick("fused", picked.blocks) if picked.fused else Pick("apart", None)
 
-    return ways, pick
+    def base(
+        world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+    ) -> dict[str, Any]:
+        return asdict(choice(world, M, N, K, dtype, units))
+
+    def asked(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"config": replace(choose(1, 1, 1, 2, "bfloat16"), **fields)}
+
+    def shape_of(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", **_: Any) -> dict[str, Any]:
+        return {"M": M, "N": N, "K": share(K, world) if inner else K, "dtype": dtype}
+
+    return {"ways": ways, "pick": pick, "base": base, "asked": asked, "shape_of": shape_of}
+
+
+def knobs(*more: tuple[dict[str, Any], ...]) -> Callable[..., tuple[tuple[dict[str, Any], ...], ...]]:
+    """`RankOp.knobs` of a product: in one kernel or apart, tiles, rows of tiles in a panel, then ``more``."""
+
+    def of(world: int, M: int, N: int, units: int = 132, **_: Any) -> tuple[tuple[dict[str, Any], ...], ...]:
+        cuts = tuple(
+            {
+                "BM": BM,
+                "BN": BN,
+                "threads": threads,
+                "stages": stages,
+                "blocks": min(units, ceil_div(M, BM) * ceil_div(N, BN)),
+            }
+            for (BM, BN), (_, threads, stages) in gemm.TILES.items()
+        )
+        return (({"fused": True}, {"fused": False}), cuts, tuple({"panel": n} for n in (4, 8, 16)), *more)
+
+    return of
 
 
 @functools.cache
