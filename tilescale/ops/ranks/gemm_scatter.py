@@ -18,11 +18,12 @@ import torch
 import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
-from tilescale.ops.ranks import scatter
+from tilescale.ops.ranks import fp8, scatter
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemms import (
     add_in_order,
     alone,
+    bias_of,
     biased,
     checked,
     chosen,
@@ -134,6 +135,8 @@ def matmul_reduce_scatter(
     bias: torch.Tensor | None = None,
     activation: str = "",
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     group: Group = None,
     inner: int | None = None,
     out: torch.Tensor | None = None,
@@ -148,6 +151,9 @@ def matmul_reduce_scatter(
         x: all M rows, this rank's columns (M, K) of bfloat16, float16 or float32. w: this rank's rows (K, N),
             contiguous or the transpose of something contiguous.
         bias: (N,) of the result's dtype, added once. activation: "relu", "gelu" (by erf) or "silu".
+        scale_x, scale_w: of 8-bit floats, as `fp8_matmul` takes them for x and w: float32, one number each or
+            one a block of 128; the steps are taken one after the other then, and parts have the result's
+            dtype.
         group: who takes part, see `groups.team_of`; all ranks without.
         inner: all ranks' K together, split as torch.chunk does; without it every rank has as many.
         out: (m, N), contiguous, takes the result. out_dtype: of the result; x's without, or float32.
@@ -160,6 +166,14 @@ def matmul_reduce_scatter(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     team = team_of(group)
+    if fp8.asked(x, scale_x, scale_w, "matmul_reduce_scatter"):
+        assert scale_x is not None and scale_w is not None
+        inner_of(inner, x.shape[1], team)
+        own_part, M = fp8.part(x, w, scale_x, scale_w, bias, activation, out, out_dtype), x.shape[0]
+        c = host.result(out, (rows_of(team.rank, M, team.size), w.shape[1]), own_part.dtype, x)
+        if M:
+            scatter.scattered(own_part, c, M, team, bias, activation)
+        return c
     given = checked("matmul_reduce_scatter", x, w, bias, activation, out, out_dtype, empty=inner is not None)
     M, N = given.rows, given.N
     K, align = inner_of(inner, given.K, team)
@@ -194,6 +208,7 @@ def draw(
     bias: bool = False,
     activation: str = "",
     out: str = "",
+    scales: str = "",
     rank: int = 0,
     world: int = 1,
     device: Any = "cpu",
@@ -201,6 +216,10 @@ def draw(
     **config: Any,
 ) -> dict[str, Any]:
     """M rows of a rank's columns out of K; ``config``: fields of a `Config`."""
+    if scales:
+        made = fp8.draw(M, N, rows_of(rank, K, world), scales, out, device, seed, rank, common=False)
+        made |= {"inner": K, "activation": activation}
+        return made | bias_of(bias, N, out or "bfloat16", device, seed)
     made = draw_inner(M, N, K, dtype, trans_b, bias, activation, out, rank, world, device, seed)
     return made | ({"config": Config(**config)} if config else {})
 
@@ -215,11 +234,11 @@ def by_library(
     group: Any,
     bias: torch.Tensor | None = None,
     activation: str = "",
-    **_: Any,
+    **scaled: Any,
 ) -> Callable[[], Any]:
     """torch.mm, then torch.distributed's reduce-scatter (rounding where the library does), then bias and
     activation."""
-    return library_sum(x, w, group, bias, activation, scatter.by_library)
+    return library_sum(x, w, group, bias, activation, scatter.by_library, scaled)
 
 
 def by_torch(
@@ -228,12 +247,18 @@ def by_torch(
     group: Any,
     bias: torch.Tensor | None = None,
     activation: str = "",
-    **_: Any,
+    **scaled: Any,
 ) -> Callable[[], Any]:
     """torch.ops.symm_mem.fused_matmul_reduce_scatter, which takes rows that the ranks divide on GPUs, without
     an epilogue."""
     world = torch.distributed.get_world_size(group)
-    if x.device.type != "cuda" or x.shape[0] % world or bias is not None or activation:
+    if (
+        x.device.type != "cuda"
+        or x.shape[0] % world
+        or bias is not None
+        or activation
+        or scaled.get("scale_x") is not None
+    ):
         raise NotImplementedError("PyTorch's fused operation takes equal parts on GPUs, and no epilogue")
     import torch.distributed._symmetric_memory as symm_mem
 
@@ -255,6 +280,12 @@ SMALL = (
             {"M": 300, "N": 100, "K": 72, "trans_b": True, "blocks": 132},
         )
     ),
+    *(
+        Case({"M": m, "N": 72, "K": k, "scales": scales, **more}, small=True)
+        for scales in ("tensor", "blocks")
+        for m, k, more in ((77, 400, {}), (5, 2, {"bias": True, "activation": "relu"}))
+    ),
+    Case({"M": 33, "N": 40, "K": 300, "scales": "tensor", "out": "float32"}, small=True),
     *(
         Case(shape, small=True)
         for shape in (

@@ -13,7 +13,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.ops import gemm, host
+from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks import picks
@@ -261,23 +261,32 @@ def draw_inner(
     g, mine = generator(device, 1000 * seed + rank), rows_of(rank, K, world)
     made: dict[str, Any] = {"x": normal((M, mine), dtype, g), "inner": K}
     made["w"] = normal((N, mine), dtype, g, K**-0.5).T if trans_b else normal((mine, N), dtype, g, K**-0.5)
-    made["activation"] = activation
-    if bias:  # alike on all ranks
-        made["bias"] = normal((N,), out or dtype, generator(device, 1000 * seed + 999))
+    made |= bias_of(bias, N, out or dtype, device, seed) | {"activation": activation}
     if out:
         made["out_dtype"] = getattr(torch, out)
     return made
 
 
+def bias_of(bias: bool, N: int, dtype: str, device: Any, seed: int) -> dict[str, Any]:
+    """A bias that is alike on all ranks, or none."""
+    return {"bias": normal((N,), dtype, generator(device, 1000 * seed + 999))} if bias else {}
+
+
 def reference_sum(everyone: list[dict[str, Any]]) -> Expected:
     """act(Σ over ranks of x · w + bias), whole, where each rank's part is rounded to x's dtype."""
     first = everyone[0]
-    kind, bias, activation = first["x"].dtype, first.get("bias"), first["activation"]
+    small = "scale_x" in first
+    kind = first.get("out_dtype", torch.bfloat16) if small else first["x"].dtype
+    bias, activation = first.get("bias"), first["activation"]
     total = noise = magnitude = torch.zeros((), dtype=torch.float64)
     for a in everyone:
         x, w = a["x"].double(), a["w"].double()
-        part, size = x @ w, x.abs() @ w.abs()
-        once = expected(part, kind, noise=summed(size, x.shape[1] + 1)).allowed
+        if small and x.shape[1]:
+            of = fp8_gemm.reference(a["x"], a["w"], a["scale_x"], a["scale_w"], kind)[0]
+            part, once = of.value, of.allowed
+        else:
+            part, size = x @ w, x.abs() @ w.abs()
+            once = expected(part, kind, noise=summed(size, x.shape[1] + 1)).allowed
         total, noise, magnitude = total + part, noise + once, magnitude + part.abs() + once
     if bias is not None:
         total, magnitude = total + bias.double(), magnitude + bias.double().abs()
@@ -293,20 +302,31 @@ def library_sum(
     bias: torch.Tensor | None,
     activation: str,
     add: Callable[..., Callable[[], Any]],
+    scaled: dict[str, Any],
 ) -> Callable[[], Any]:
-    """torch.mm, then the library's sum over ranks, then the epilogue."""
-    part = x.new_empty(x.shape[0], w.shape[1])
+    """torch.mm, or torch._scaled_mm where there are scales, then the library's sum over ranks, then the
+    epilogue."""
+    small = "scale_x" in scaled
+    kind = scaled.get("out_dtype", torch.bfloat16) if small else x.dtype
+    part = x.new_empty(x.shape[0], w.shape[1], dtype=kind)
+    product = fp8_gemm.scaled_mm(x, w, scaled["scale_x"], scaled["scale_w"], kind) if small else None
     reduced, act = add(part, group), gemm.IN_TORCH[activation]
 
     def call() -> Any:
-        torch.mm(x, w, out=part)
+        if product is not None:
+            part.copy_(product())
+        else:
+            torch.mm(x, w, out=part)
         got = reduced()
         return act(got if bias is None else got + bias)
 
     return call
 
 
-def alone(x: torch.Tensor, w: torch.Tensor, world: int, **_: Any) -> Callable[[], Any]:
+def alone(x: torch.Tensor, w: torch.Tensor, world: int, **scaled: Any) -> Callable[[], Any]:
     """The library's product of a rank's part, which nobody adds."""
     assert world
+    if "scale_x" in scaled:
+        kind = scaled.get("out_dtype", torch.bfloat16)
+        return fp8_gemm.scaled_mm(x, w, scaled["scale_x"], scaled["scale_w"], kind)
     return gemm.cublas(x, w)
