@@ -102,7 +102,7 @@ def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> 
     draw = {"rank": rank, "world": world, "device": device}
     first = op.draw(**shape, **draw, seed=0)
     arguments = [first, *(op.draw(**shape, **draw, seed=k) for k in range(1, measure.sets(first, device)))]
-    if plan["tune"] and "how" not in shape and not any("config" in a for a in arguments):
+    if plan["tune"] and not {"how", "scales"} & set(shape) and "config" not in first:
         tune(op, shape, arguments, plan, group)
     calls = variants(op, shape, arguments, group, plan["every_way"])
     worst = torch.tensor([0.0], dtype=torch.float64, device=device)

@@ -397,7 +397,7 @@ OP = RankOp(
     peers={"library": by_library, "torch": by_torch},
     alone=alone,
     flops=lambda M, N, K, **_: 2.0 * M * N * K,
-    remote=lambda world, M, K, dtype="bfloat16", **_: float(
-        (world - 1) * share(M, world) * K * getattr(torch, dtype).itemsize
+    remote=lambda world, M, K, dtype="bfloat16", scales="", **_: float(
+        (world - 1) * share(M, world) * K * (1 if scales else getattr(torch, dtype).itemsize)
     ),
 )

@@ -252,13 +252,8 @@ def by_torch(
     """torch.ops.symm_mem.fused_matmul_reduce_scatter, which takes rows that the ranks divide on GPUs, without
     an epilogue."""
     world = torch.distributed.get_world_size(group)
-    if (
-        x.device.type != "cuda"
-        or x.shape[0] % world
-        or bias is not None
-        or activation
-        or scaled.get("scale_x") is not None
-    ):
+    behind = bias is not None or activation or "scale_x" in scaled
+    if x.device.type != "cuda" or x.shape[0] % world or behind:
         raise NotImplementedError("PyTorch's fused operation takes equal parts on GPUs, and no epilogue")
     import torch.distributed._symmetric_memory as symm_mem
 

@@ -126,8 +126,11 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
         dtype: str = "bfloat16",
         units: int = 132,
         kept: Any = None,
+        scales: str = "",
         **_: Any,
     ) -> Pick:
+        if scales:
+            return Pick("apart", None)
         picked = replace(choice(world, M, N, K, dtype, units), **(kept or {}))
         return Pick("fused", picked.blocks) if picked.fused else Pick("apart", None)
 
