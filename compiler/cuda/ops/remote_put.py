@@ -85,9 +85,11 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
         loops.append((var, counts[j]))
     places = [cx.analyzer.simplify(side.flat(s)) for side, s in zip((source, target), start, strict=True)]
     pitches = [_stride(side, k) for side, k in zip((source, target), rows or (None, None), strict=True)]
-    width = _width(
-        cx, bits_of(src.source) // 8, [run, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
-    )
+    side_by_side = [run]
+    if to_axes and constant(run) is None:  # as many as there are, from where a row begins to where it ends
+        side_by_side = [cx.scalar(dst.region[to_axes[-1]].extent), target.shape[to_axes[-1]]]
+    numbers = [*side_by_side, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
+    width = _width(cx, bits_of(src.source) // 8, numbers)
     pulls = int(str(call.attrs["side"]) == "src")  # the place among the sides of the one that is far
     site = cx.site("copy", (source if pulls else target).name, call, "pull" if pulls else "")
     look = cx.look(peer, site)
