@@ -175,7 +175,7 @@ class World:
         completes."""
         task: Task = b.task
         known = task.fenced.get(thread, np.zeros_like(task.known))
-        self._ordered(task, memory, cells, known, writes=False, by="TMA for ")
+        self._ordered(b, memory, cells, known, writes=False, by="TMA for ")
         record = self._record(task, memory)
         if record is not None:
             record.read[task.actor(b), cells.ravel()] = task.stamp(b, thread)
@@ -197,7 +197,7 @@ class World:
         flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
         for thread in np.unique(threads):
             known = self.knowledge(b, int(thread))
-            self._ordered(task, memory, flat[threads == thread], known, writes, adds=adds)
+            self._ordered(b, memory, flat[threads == thread], known, writes, adds=adds)
         stamps = task.copies if b.actor == PRODUCER else b.stamps[threads, MEETS[b.actor]]
         kind = record.added if adds else record.wrote if writes else record.read
         kind[task.actor(b), flat] = stamps
@@ -206,7 +206,7 @@ class World:
         """TMA begins to write elements of a tensor for a thread. Nobody else may know of that before the
         thread has awaited it, as it does by calling what this gives."""
         task: Task = b.task
-        self._ordered(task, memory, cells, self.knowledge(b, thread), writes=True, by="TMA for ")
+        self._ordered(b, memory, cells, self.knowledge(b, thread), writes=True, by="TMA for ")
         record = self._record(task, memory)
         at, actor = cells.ravel(), task.actor(b)
         if record is None:
@@ -225,7 +225,7 @@ class World:
 
     def _ordered(
         self,
-        task: Task,
+        b: Block,
         memory: Memory,
         cells: Any,
         known: Any,
@@ -233,7 +233,9 @@ class World:
         by: str = "",
         adds: bool = False,
     ) -> None:
-        """Raises for accesses of other blocks that are not ``known`` to come before these."""
+        """Raises for accesses of other blocks that are not ``known`` to come before these, and for what this
+        block's communicator has pulled."""
+        task: Task = b.task
         record, at = self._record(task, memory), cells.ravel()
         if record is None:
             return
@@ -242,7 +244,10 @@ class World:
         others += [] if adds else [(record.added, "adds to")]
         for seen, verb in others:
             stamps = seen[:, at]
+            pulls = stamps[task.actors][COMMUNICATOR].copy()
             stamps[task.actors] = -1
+            if seen is record.wrote and b.actor != COMMUNICATOR:
+                stamps[task.actors.start + COMMUNICATOR] = pulls
             bad = stamps >= np.maximum(known, 0)[:, None]
             bad &= stamps >= 0
             if bad.any():

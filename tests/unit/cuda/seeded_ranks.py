@@ -87,6 +87,38 @@ def gathered(world: int) -> Any:
     return kernel
 
 
+def pulled(world: int) -> Any:
+    """Each rank reads the others' rows while it multiplies, and multiplies them behind its own signals."""
+
+    @T.prim_func
+    def kernel(
+        X: T.SymmTensor((world, S, S), "bfloat16"),
+        W: T.Tensor((S, S), "bfloat16"),
+        C: T.Tensor((world, S, S), "bfloat16"),
+        here: T.Signal((world,)),
+    ):
+        with T.Kernel(1, threads=128):
+            x, w = T.alloc_shared((S, S), "bfloat16"), T.alloc_shared((S, S), "bfloat16")
+            acc = T.alloc_fragment((S, S), "float32")
+            with T.Scale("device") as (rank, n):
+                for hop in T.serial(1, n):
+                    owner = (rank + hop) % n
+                    theirs = X[owner, 0:S, 0:S]
+                    T.copy(theirs, theirs, src=owner, signal=here[owner], blocking=False)
+                for step in T.serial(n):
+                    owner = (rank + step) % n
+                    if step > 0:
+                        T.wait(here[owner])
+                    T.clear(acc)
+                    for k in T.Pipelined(1, num_stages=2):
+                        T.copy(X[owner, 0, k * S], x)
+                        T.copy(W[k * S, 0], w)
+                        T.gemm(x, w, acc)
+                    T.copy(acc, C[owner, 0, 0])
+
+    return kernel
+
+
 def relayed(world: int) -> Any:
     """A ring: each rank forwards what it was put."""
 
@@ -194,6 +226,7 @@ def _scatters(world: int) -> list[dict[str, Any]]:
 
 CASES = (
     Case("gathered", lambda: gathered(3), lambda: gathers(3)),
+    Case("pulled", lambda: pulled(3), lambda: gathers(3)),
     Case("relayed", lambda: relayed(3), lambda: gathers(3)),
     Case("scattered", lambda: scattered(3), lambda: _scatters(3)),
 )
@@ -210,7 +243,12 @@ def seeded(case: Case) -> Iterator[Fault]:
         for k, s in enumerate(found):
             for what, other in _edits(s, role):
                 program = case.program.with_body(_with(case.program.func.body, s, other))
-                yield Fault(f"{role}: {name_of(s)} {what}", f"statement {k}", program)
+                yield Fault(f"{role}: {_called(s)} {what}", f"statement {k}", program)
+
+
+def _called(s: Any) -> str:
+    pulls = name_of(s) == "remote_put" and str(s.value.attrs["side"]) == "src"
+    return "pull" if pulls else name_of(s)
 
 
 def without(name: str, role: str, gone: list[Any]) -> Callable[[Any], Any]:
