@@ -105,25 +105,27 @@ def gemm_scatter(
         arrived: T.Signal((count,)),
         C: T.Tensor((T.dynamic("m"), N), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):
                 hop, number = turn(place, count, run, lead, world)
                 if whole or number < count:
-                    owner = (rank + hop) % n
+                    owner = (rank + hop) % world
                     i, j = panelled(number, tall, across, panel)
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(k_extent, BK), num_stages=stages):
                         load(A, W, x, w, owner * each + i * BM, j * BN, k * BK, False, trans_b)
                         T.gemm(x, w, acc, transpose_B=trans_b)
                     if hop > 0:
-                        store_packed(acc, own, hop - 1, number)
+                        # bounds that show that nothing lies outside
+                        h, q = T.min(hop - 1, world - 2), T.max(T.min(number, count - 1), 0)
+                        store_packed(acc, own, h, q)
                         T.copy(
-                            own[hop - 1, number, 0 : packed[0], 0 : packed[1]],
-                            parts[hop - 1, number, 0 : packed[0], 0 : packed[1]],
+                            own[h, q, 0 : packed[0], 0 : packed[1]],
+                            parts[h, q, 0 : packed[0], 0 : packed[1]],
                             dst=owner,
-                            signal=arrived[number],
+                            signal=arrived[q],
                             blocking=False,
                         )
                     else:

@@ -230,6 +230,17 @@ def store_packed(acc: Any, to: Any, hop: Any, number: Any):
 
 
 @T.macro
+def load_packed(acc: Any, frm: Any, hop: Any, number: Any):
+    """acc = frm[hop, number], which `store_packed` made."""
+    BM, BN = acc.shape
+    width = frm.shape[3]
+    for q, lane, s in T.Parallel(BM * BN // 256, 32, 8):
+        acc[_spot(q, lane, s, BM // 16)] = T.cast(
+            frm[hop, number, (q * 256 + lane * 8) // width, (q * 256 + lane * 8) % width + s], "float32"
+        )
+
+
+@T.macro
 def add_parts(acc: Any, parts: Any, w: Any, arrived: Any, number: Any, others: int, stages: int):
     """acc += parts[0, number] + … + parts[others - 1, number], in this order, when all have arrived. Their
     pieces come through w: they take the stages behind the tile's own steps of k. Whoever fills them acquires
