@@ -93,7 +93,7 @@ def gemm_reduce(
         done: T.Signal((world - 1, count)),
         C: T.Tensor((M, N), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):
@@ -112,7 +112,7 @@ def gemm_reduce(
                         T.copy(
                             own[h, q, 0 : packed[0], 0 : packed[1]],
                             parts[h, q, 0 : packed[0], 0 : packed[1]],
-                            dst=owner,
+                            dst=(rank + hop) % n,
                             signal=arrived[q],
                             blocking=False,
                         )
@@ -124,7 +124,7 @@ def gemm_reduce(
                             T.copy(
                                 mine[0, q, 0 : finished[0], 0 : finished[1]],
                                 sums[at, q, 0 : finished[0], 0 : finished[1]],
-                                dst=(rank + world - 1 - at) % world,
+                                dst=(rank + world - 1 - at) % n,
                                 signal=done[at, q],
                                 blocking=False,
                             )

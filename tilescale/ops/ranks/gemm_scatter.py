@@ -105,7 +105,7 @@ def gemm_scatter(
         arrived: T.Signal((count,)),
         C: T.Tensor((T.dynamic("m"), N), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):
@@ -124,7 +124,7 @@ def gemm_scatter(
                         T.copy(
                             own[h, q, 0 : packed[0], 0 : packed[1]],
                             parts[h, q, 0 : packed[0], 0 : packed[1]],
-                            dst=owner,
+                            dst=(rank + hop) % n,
                             signal=arrived[q],
                             blocking=False,
                         )
