@@ -55,6 +55,7 @@ def shape_of(text: str) -> dict[str, Any]:
 )
 @click.option("--replays", type=click.IntRange(1), default=20, show_default=True, help="Of each variant.")
 @click.option("--every-way", is_flag=True, help="Time every way that an operation knows, beside its choice.")
+@click.option("--tune", is_flag=True, help="First find the fastest choice for each shape, and keep it.")
 @click.option(
     "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="A file for the figures."
 )
@@ -68,6 +69,7 @@ def command(
     shapes: tuple[str, ...],
     replays: int,
     every_way: bool,
+    tune: bool,
     file: Path | None,
     names: tuple[str, ...],
 ) -> None:
@@ -88,6 +90,7 @@ def command(
         "shapes": [shape_of(s) for s in shapes],
         "replays": replays,
         "every_way": every_way,
+        "tune": tune,
         "progress": sys.stderr.isatty(),
     }
     os.environ["TILESCALE_TARGET"] = str(plan["device"])
@@ -165,7 +168,7 @@ def show(figures: dict[str, Any], count: int) -> None:
             f"{line['share_of_best']:.2f}",
             f"{line['gbytes_per_s']:.3g}",
             "–" if line["blocks"] is None else str(line["blocks"]),
-            " ".join([line["way"], *marks]),
+            " ".join([line["way"], *(["(tuned)"] if line["tuned"] else []), *marks]),
         )
     console.print(table)
     console.print(

@@ -8,6 +8,7 @@ that was asked for, the peers and the computation alone are timed together (tile
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import traceback
 from pathlib import Path
@@ -17,9 +18,11 @@ import torch
 import torch.distributed
 
 from tilescale import comm
+from tilescale.errors import TileError
 from tilescale.ops import host, load_ranks
-from tilescale.ops.ranks import measure
+from tilescale.ops.ranks import measure, picks
 from tilescale.ops.ranks.case import RankOp
+from tilescale.ops.ranks.groups import team_of
 from tilescale.ops.ranks.workspace import release
 
 #: bytes that leave a rank of an H200 machine in a second at most, by its links
@@ -64,12 +67,43 @@ def variants(
     return made
 
 
+def tune(
+    op: RankOp, shape: dict[str, Any], arguments: list[dict[str, Any]], plan: dict[str, Any], group: Any
+) -> None:
+    """Sets one knob of an operation after another to the fastest of its alternatives, and keeps the whole.
+    The slowest rank counts. Alternatives that are refused are passed over, alike on all ranks."""
+    world, x = comm.world_size(), arguments[0]["x"]
+    units, team = host.multiprocessors(x.device), team_of(None)
+    best, outs = op.base(world=world, units=units, **shape), [op.run(**a).clone() for a in arguments]
+    for knob in op.knobs(world=world, units=units, **shape):
+        tried: dict[str, dict[str, Any]] = {}
+        for words in [{}, *knob]:
+            tried.setdefault(json.dumps({**best, **words}), {**best, **words})
+        calls: dict[str, list[measure.Call]] = {}
+        for name, words in tried.items():
+            more = op.asked(words)
+            try:
+                op.run(**{**arguments[0], **more}, out=outs[0])
+            except (TileError, TypeError):
+                continue
+            calls[name] = [bound(op.run, {**a, **more}, out=o) for a, o in zip(arguments, outs, strict=True)]
+        if len(calls) > 1:
+            times = measure.measure(calls, plan["device"], plan["replays"], group)
+            best = tried[min(times, key=lambda name: statistics.median(times[name]))]
+        release()
+    found = picks.found(team, op.name, x.device, **op.shape_of(world=world, **shape))
+    if found != best:
+        picks.keep(team, op.name, best, **op.shape_of(world=world, **shape))
+
+
 def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> dict[str, Any]:
     """A case's figures, alike on all ranks."""
     rank, world, device = comm.rank(), comm.world_size(), plan["device"]
     draw = {"rank": rank, "world": world, "device": device}
     first = op.draw(**shape, **draw, seed=0)
     arguments = [first, *(op.draw(**shape, **draw, seed=k) for k in range(1, measure.sets(first, device)))]
+    if plan["tune"] and not {"how", "scales"} & set(shape) and "config" not in first:
+        tune(op, shape, arguments, plan, group)
     calls = variants(op, shape, arguments, group, plan["every_way"])
     worst = torch.tensor([0.0], dtype=torch.float64, device=device)
     for k, arguments_of_set in enumerate(arguments):
@@ -78,15 +112,23 @@ def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> 
     torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX, group=group)
     times = measure.measure(calls, device, plan["replays"], group)
     us = {name: measure.spread(seconds) for name, seconds in times.items()}
-    return figures(op, shape, us, float(worst.item()), world, host.multiprocessors(first["x"].device))
+    kept = picks.found(team_of(None), op.name, first["x"].device, **op.shape_of(world=world, **shape))
+    units = host.multiprocessors(first["x"].device)
+    return figures(op, shape, us, float(worst.item()), world, units, kept)
 
 
 def figures(
-    op: RankOp, shape: dict[str, Any], us: dict[str, dict[str, float]], worst: float, world: int, units: int
+    op: RankOp,
+    shape: dict[str, Any],
+    us: dict[str, dict[str, float]],
+    worst: float,
+    world: int,
+    units: int,
+    kept: dict[str, Any],
 ) -> dict[str, Any]:
-    """A case's line, from its times in microseconds."""
+    """A case's line, from its times in microseconds; ``kept``: what was found by tuning."""
     ours, library = us["ours"]["median"], us["library"]["median"]
-    remote, pick = op.remote(world=world, **shape), op.pick(world=world, units=units, **shape)
+    remote, pick = op.remote(world=world, **shape), op.pick(world=world, units=units, kept=kept, **shape)
     limit = remote / LINK * 1e6
     best = max(limit, us["alone"]["median"] if "alone" in us else 0.0)
     ways = {n.removeprefix("ours, "): t["median"] for n, t in us.items() if n.startswith("ours, ")}
@@ -96,6 +138,7 @@ def figures(
         "us": us,
         "way": pick.way,
         "blocks": pick.blocks,
+        "tuned": kept or None,
         "link_us": limit,
         "best_us": best,
         "ratio_to_library": library / ours,

@@ -4,6 +4,10 @@ writes its own line for all."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tilescale.comm.backend import Team
 
 
 def ranks() -> int:
@@ -21,22 +25,31 @@ def rank() -> int:
     return comm.rank()
 
 
-def table(values: Sequence[float]) -> list[list[float]]:
-    """``values`` of every rank, by rank; equally many on all. Collective."""
+def table(values: Sequence[float], team: Team | None = None) -> list[list[float]]:
+    """``values`` of every rank of a team (all ranks without), by rank; equally many on all. Collective."""
     from tilescale import comm
 
-    n = ranks()
+    n = team.size if team is not None else ranks()
     if n == 1:
         return [list(values)]
-    me = comm.rank()
-    board = comm.empty((n, len(values)), "float64", like="numpy")
+    me = team.rank if team is not None else comm.rank()
+    board = comm.empty((n, max(1, len(values))), "float64", like=_kind(), team=team)
     for r in range(n):
-        comm.peer(board, r)[me, :] = values
-    comm.barrier()  # releases this rank's lines, acquires the others'
-    out = board.tolist()
+        line = comm.peer(board, r)[me, : len(values)]
+        line[:] = line.new_tensor(values) if hasattr(line, "new_tensor") else values
+    comm.barrier(team)  # releases this rank's lines, acquires the others'
+    out: list[list[float]] = board[:, : len(values)].tolist()
     # The board is given back when all have dropped it, and that is noticed at a later collective call: nobody
     # reads it by then.
     return out
+
+
+def _kind() -> str:
+    """Of tensors by which the host reaches symmetric memory."""
+    from tilescale import comm
+
+    memory = getattr(comm.behind(), "memory", None)
+    return "numpy" if getattr(memory, "device", None) is None else "torch"
 
 
 def largest(values: Sequence[float]) -> list[float]:

@@ -1,6 +1,6 @@
-"""Entry flags of an emulated launch (include/ts/team.cuh, step 2). A rank has entered once one of its blocks
-runs, which the order of the turns decides. Each thread remembers of which ranks it knows that: by its own
-look, or by one of its executor's, behind their barrier. Whoever takes a rank's address must know of that
+"""Entry flags of an emulated launch (include/ts/team.cuh, steps 1 and 2). A rank has entered once its first
+block runs, which the order of the turns decides. Each thread remembers of which ranks it knows that: by its
+own look, or by one of its executor's, behind their barrier. Whoever takes a rank's address must know of that
 rank."""
 
 from __future__ import annotations

@@ -157,7 +157,6 @@ class Emulator:
                     symbol = source.kind == "symbol"
                     value = symbols[task.rank][source.index] if symbol else own[source.kind]
                     values[of] = value if value is None else _typed(value, str(var.ty))
-            world.entered.add(task.rank)
             (b,) = self._made([blocks[task.block]], values, memory, world.interleaving)
             b.world, b.task = world, task
             self._block(b)

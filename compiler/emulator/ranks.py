@@ -560,7 +560,19 @@ def _await_packets(b: Block, m: Any, team: Any, late: Pointer, since: Pointer, n
     return out
 
 
+def _begin_launch(b: Block, m: Any, team: Any, thread: Any) -> None:
+    """A rank has entered when its first block has begun."""
+    if b.world is not None and b.task.block == 0:
+        b.world.entered.add(b.task.rank)
+
+
+def _end_launch(b: Block, m: Any, team: Any, thread: Any) -> None:
+    """Flags at a launch's end are not run: counters are left as they are then."""
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "ts::begin_launch": _begin_launch,
+    "ts::end_launch": _end_launch,
     "ts::peer": _address(await_entry),
     "ts::twin": _address(require_entry),
     "ts::team_sync": _team_sync,

@@ -35,10 +35,9 @@ class ThreadKernel:
     cooperative launch). dependent: may start before the kernel in front of it has ended (programmatic
     dependent launch); the code then says what it waits for. device: other ranks are reached, between the
     flags at both ends of the launch; those are left out where it is not ``ordered``, and where it is ``bare``
-    nobody counts the launch either. team: the code holds
-    ts_enter and ts_leave. maps: what the launcher makes of parameters beside passing them on; on NVIDIA's
-    GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled program) that threads make in vectors →
-    the bytes of one. wave: threads that run in step (`Target.wave`).
+    nobody counts the launch either. team: the code holds ts_pass. maps: what the launcher makes of parameters
+    beside passing them on; on NVIDIA's GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled
+    program) that threads make in vectors → the bytes of one. wave: threads that run in step (`Target.wave`).
     """
 
     func: Any

@@ -440,7 +440,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         body = self.stmt(self.program.func.body)
         begins, ends = self.around()
         numbers, counts = self.launches_of_boxes()
-        body = sequence([*begins, *self.entries(), *numbers, body, *counts, *ends])
+        tells, leaves = self.ends_of_launch()
+        body = sequence([*tells, *begins, *self.entries(), *numbers, body, *counts, *ends, *leaves])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch
@@ -468,13 +469,8 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             bare=launch.exchanges,
             widths=self.widths,
             wave=self.target.wave,
-            team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
+            team=self.device or bool(self.ranked),
         )
-
-
-def zeroed(p: Any) -> bool:
-    """Whether a parameter is a T.Signal whose counters are zero when a launch begins."""
-    return getattr(p.spec, "kind", "") == "signal" and not p.spec.keep
 
 
 def _is_remote(s: Any) -> bool:

@@ -299,6 +299,15 @@ class Ranks(State):
             ]
         return numbers, counts
 
+    def ends_of_launch(self) -> tuple[list[Any], list[Any]]:
+        """What the first block of a launch does before all else, and every block behind it: ranks tell each
+        other of the launch's beginning and end, and counters are zero when the next one begins."""
+        needed = self.device or any(_zeroed(p) for p in self.program.params)
+        if not needed or self.program.launch.exchanges:
+            return [], []
+        team = self.of_launch("team")
+        return [do("begin_launch", team, self.tid)], [do("end_launch", team, self.tid)]
+
     def counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
         buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         return buf, flat, tests
@@ -363,3 +372,8 @@ def _same(seen: Any, asked: Any) -> bool:
     loads: list[Any] = []
     structural_walk(asked, (ir.TensorLoad, loads.append))
     return not loads and same_expression(seen, asked)
+
+
+def _zeroed(p: Any) -> bool:
+    """Whether a parameter is a T.Signal whose counters are zero when a launch begins."""
+    return getattr(p.spec, "kind", "") == "signal" and not p.spec.keep

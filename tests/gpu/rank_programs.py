@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -117,6 +118,23 @@ def killed() -> int:
         os.kill(os.getpid(), signal.SIGKILL)
     ring.launch()
     torch.cuda.synchronize()
+    return 0
+
+
+def killed_inside() -> int:
+    """The last rank is killed while fused products of all ranks follow one another."""
+    from tilescale.ops import all_gather_matmul, matmul_reduce_scatter
+
+    x, w = (torch.randn(shape, device="cuda").bfloat16() for shape in ((256, 512), (512, 256)))
+    y = torch.randn(256 * comm.world_size(), 512, device="cuda").bfloat16()
+    for step in range(10**9):
+        all_gather_matmul(x, w)
+        matmul_reduce_scatter(y, w)
+        if step % 20 == 0:
+            torch.cuda.synchronize()
+        if last() and step == 100:
+            print(f"killed at {time.time()}", flush=True)
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
     return 0
 
 
@@ -298,7 +316,7 @@ def added(N, dtype, scale, blocks=4, threads=256):
             with T.Scale("device") as (rank, n):
                 for k in T.serial(n):
                     with T.Scale(scale) as (e, _):
-                        low = e * part
+                        low = e % lanes * part  # blocks are counted over the grid
                         T.copy(
                             A[b, low : low + part],
                             total[b, low : low + part],
@@ -335,6 +353,17 @@ def sums() -> int:
                     )
                 wrong += int(off.sum())
     return wrong
+
+
+def tuned() -> int:
+    """Ranks tune together, and keep the same configuration."""
+    tuner = tilescale.autotune(configs=[{"threads": 128}, {"threads": 256}])(added)
+    kernel = tuner(1024, "float32", "warpgroup")
+    total, s = comm.empty((4, 1024), "float32"), comm.signals((4,))
+    a, b = (torch.ones(4, 1024, device="cuda") for _ in range(2))
+    total.fill_(0)
+    kernel(a, total, s, b)
+    return int((b != comm.world_size()).sum())
 
 
 def unsent() -> int:
@@ -498,12 +527,14 @@ PROGRAMS = (
     late,
     ends,
     killed,
+    killed_inside,
     asserts,
     raises,
     unordered,
     graph,
     packets,
     sums,
+    tuned,
     unsent,
     streams,
     teams,

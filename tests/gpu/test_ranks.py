@@ -93,7 +93,18 @@ def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
 
 
 def test_programs(clean_env: dict[str, str]):
-    names = ["graph", "packets", "sums", "streams", "teams", "inside", "barriers", "meets", "unordered"]
+    names = [
+        "graph",
+        "packets",
+        "sums",
+        "tuned",
+        "streams",
+        "teams",
+        "inside",
+        "barriers",
+        "meets",
+        "unordered",
+    ]
     job = program(clean_env, *names, ranks=3)
     for name in names:
         job.must(f"{name}: 0 wrong" in job.text, f"no wrong result of {name}")
@@ -166,6 +177,22 @@ def living(mark: str) -> list[str]:
             if mark.encode() in entry.read_bytes():
                 found.append(entry.parent.name)
     return found
+
+
+def test_a_rank_that_is_killed_inside_fused_kernels_ends_the_job(clean_env: dict[str, str]):
+    job = program(
+        clean_env, "killed_inside", ranks=3, TILESCALE_HEAP_SIZE="256M", TILESCALE_WAIT_TIMEOUT="100"
+    )
+    ended = time.time()
+    job.must_fail("rank 2 was killed by signal 9")
+    at = re.search(r"killed at ([0-9.]+)", job.text)
+    job.must(at is not None and ended - float(at[1]) < 10, "an end within ten seconds")
+
+
+def test_many_launches_with_delays(clean_env: dict[str, str]):
+    more = {"TILESCALE_HEAP_SIZE": "256M"}
+    job = Said(clean_env, "tilescale", 2, "tests.gpu.stress", "--launches", "500", limit=200, **more)
+    job.must(job.code == 0 and not re.search(r" [1-9]\d* wrong", job.text), "right results")
 
 
 @pytest.mark.parametrize("launcher", ["tilescale", "torchrun", "mpirun"])

@@ -80,6 +80,12 @@ def is_alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def _heed() -> None:
+    """A test run in the background, or by nohup, ignores these, and so would what it starts."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Callable[..., Job]]:
     jobs = []
@@ -108,9 +114,7 @@ def start(tmp_path: Path, clean_env: dict[str, str]) -> Iterator[Callable[..., J
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # a test run in the background ignores it
+            preexec_fn=_heed,
         )
         jobs.append(Job(folder, process, count))
         return jobs[-1]

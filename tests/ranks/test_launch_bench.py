@@ -55,6 +55,19 @@ def test_every_operation_in_a_shape_of_ones_own(clean_env: dict[str, str], tmp_p
         assert [c["op"] for c in cases] == names and all(c["right"] for c in cases)
 
 
+def test_what_tuning_finds_is_kept_for_later(clean_env: dict[str, str], tmp_path: Path):
+    out, env = tmp_path / "figures.json", {**clean_env, "TILESCALE_CACHE_DIR": str(tmp_path / "cache")}
+    options = ["-n", "2", "--device", "cpu", "--replays", "1", "--shape", "rows=30,columns=20"]
+    for more in (["--tune"], []):
+        done = run(env, *options, *more, "--json", str(out), "all_gather")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (line,) = json.loads(out.read_text())["figures"]["cases"]
+        assert line["right"] and set(line["tuned"]) == {"how", "blocks"} and "(tuned)" in done.stdout
+        assert line["way"] == line["tuned"]["how"]
+    (kept,) = (tmp_path / "cache" / "tuned").glob("ranks-2-on-1-of-1-*.json")
+    assert json.loads(kept.read_text()) == {"all_gather": {"size=600": line["tuned"]}}
+
+
 def test_a_shape_that_an_operation_does_not_have_is_told(clean_env: dict[str, str]):
     done = run(clean_env, "-n", "1", "--device", "cpu", "--shape", "rows=3", "all_reduce")
     assert done.returncode == 1 and "rows" in done.stdout
@@ -86,7 +99,7 @@ def test_a_line_is_computed_from_times():
         name: {"median": t}
         for name, t in {"ours": 100.0, "library": 150.0, "alone": 90.0, "torch": 120.0}.items()
     }
-    line = bench_ranks.figures(op, {"M": 8192, "N": 2560, "K": 8192}, us, 0.0, 4, 132)
+    line = bench_ranks.figures(op, {"M": 8192, "N": 2560, "K": 8192}, us, 0.0, 4, 132, {})
     assert line["ratio_to_library"] == 1.5 and line["ratio_to_torch"] == 1.2 and not line["slower"]
     assert line["link_us"] == pytest.approx(3 * 2048 * 8192 * 2 / 370e9 * 1e6)
     assert line["best_us"] == max(90.0, line["link_us"]) and line["way"] == "fused" and line["blocks"] == 132

@@ -13,8 +13,8 @@
  *   then nparams × alignment in bytes that the kernel relies on
  *   then the parameters as in make_kernel's `desc`
  * Slots are those of the CPU target: the parameters, rank, world, the symbols.
- * Flags: 1 all blocks resident together (cooperative)   2 dependent launch   4 reaches other ranks: ts_enter and ts_leave run around it
- *   8 without those (unordered)   16 the code has them
+ * Flags: 1 all blocks resident together (cooperative)   2 dependent launch   4 reaches other ranks, between the flags of team.cuh
+ *   8 without those (unordered)   16 the code has ts_pass
  */
 #include "ts_gpu.h"
 #include <dlfcn.h>
@@ -123,7 +123,7 @@ typedef struct {
 typedef struct ts_gpu {
   ts_kernel* K;
   char *code, *symbol;
-  void *library, *kernel, *enter, *leave;
+  void *library, *kernel, *pass;
   _Atomic uint64_t ready; /* devices whose attributes of the kernel are set, a bit each */
   int64_t* words;         /* the description: what follows points into it */
   const gpu_arg* args;
@@ -231,14 +231,13 @@ static CUresult make_records(ts_gpu* G) {
   return 0;
 }
 
-/* The kernels around a launch, and how those that wait for other ranks are placed. A multiprocessor splits its memory into L1 and shared
+/* The kernel in the place of one without blocks, and how those that wait for other ranks are placed. A multiprocessor splits its memory into L1 and shared
  * memory for the blocks that it holds, and changes that only while it holds none: the driver gives a kernel that needs little shared memory
  * little, and beside blocks of it that wait no block finds a place that needs more. Where ranks share a GPU that one may be what the others
  * wait for: so what waits asks for all the shared memory that there is. */
 static CUresult make_team_ready(ts_gpu* G, int device) {
-  CUresult code = cu.LibraryGetKernel(&G->enter, G->library, "ts_enter");
-  if (!code) code = cu.LibraryGetKernel(&G->leave, G->library, "ts_leave");
-  void* waiting[] = {G->kernel, G->leave};
+  CUresult code = cu.LibraryGetKernel(&G->pass, G->library, "ts_pass");
+  void* waiting[] = {G->kernel, G->pass};
   for (int k = 0; k < 2 && !code && (G->flags & FLAG_DEVICE || G->K->nsymm); k++)
     code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED, waiting[k], device);
   return code;
@@ -449,32 +448,29 @@ static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, int device, ts_
   return TS_UNLIKELY(code) ? failed("the launch (cuLaunchKernelEx)", code) : 0;
 }
 
-static int launch_one(void* kernel, uint32_t threads, void* stream, void** values) {
-  CUlaunchConfig c = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = threads, .blockDimY = 1, .blockDimZ = 1, .hStream = stream};
-  CUresult code = cu.LaunchKernelEx(&c, kernel, values, NULL);
+static int launch_pass(const ts_gpu* G, void* stream, ts_gpu_view* view) {
+  CUlaunchConfig c = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32, .blockDimY = 1, .blockDimZ = 1, .hStream = stream};
+  CUresult code = cu.LaunchKernelEx(&c, G->pass, (void*[]){view}, NULL);
   return TS_UNLIKELY(code) ? failed("the launch (cuLaunchKernelEx)", code) : 0;
 }
 
-/* The kernel between ts_enter and ts_leave (include/ts/team.cuh), as far as the launch needs them: a rank alone has nobody to tell. */
+/* A launch on a team, whose kernel begins and ends it (include/ts/team.cuh) as far as it is needed: a rank alone has nobody to tell. */
 static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* args, int64_t* slots, int device, int empty,
                           CUlaunchConfig* c) {
   const ts_kernel* K = G->K;
   char why[TS_MESSAGE];
   if (TS_UNLIKELY(recorded(why, sizeof why))) return failed("a launch before", 0);
   ts_gpu_view view;
-  ts_gpu_counters counters;
   if (TS_UNLIKELY(ts_gpu_view_of(K, team, device, &view))) return -1;
-  int meets = team && view.size > 1 && G->flags & FLAG_DEVICE, bad = team ? ts_gpu_in_order(team, c->hStream) : 0;
-  if (meets && !bad && !(G->flags & FLAG_BARE)) {
-    int64_t description = ts_gpu_describe(K, args, team);
-    bad = launch_one(G->enter, 32, c->hStream, (void*[]){&view, &description});
-  }
-  if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
+  int bare = G->flags & FLAG_BARE, meets = team && view.size > 1 && G->flags & FLAG_DEVICE;
+  int bad = team ? ts_gpu_in_order(team, c->hStream) : 0;
+  if (meets && !bad && !bare) view.description = ts_gpu_describe(K, args, team);
   /* Without order others may be signalling for the next launch already: theirs to count on. */
-  int unordered = meets && !view.ordered;
-  ts_gpu_counters_of(K, args, !unordered, empty && !(G->flags & FLAG_BARE), &counters);
-  if (!bad && team && ((meets && !unordered) || counters.count))
-    bad = launch_one(G->leave, 128, c->hStream, (void*[]){&view, &counters});
+  ts_gpu_counters_of(K, args, !meets || view.ordered, empty && !bare, &view.counters);
+  if (bare) view.ordered = 0;
+  view.ends = team && (view.ordered || view.counters.count);
+  if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
+  if (!bad && (empty || bare) && view.ends) bad = launch_pass(G, c->hStream, &view);
   return bad;
 }
 
@@ -588,7 +584,7 @@ static void set_attributes(ts_gpu* G) {
     G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     G->attrs[G->nattrs++].value.cooperative = 1;
   }
-  if (G->flags & FLAG_DEPENDENT && !(G->flags & FLAG_TEAM)) { /* in front of a team's kernel stands ts_enter, which must be over */
+  if (G->flags & FLAG_DEPENDENT && !(G->flags & FLAG_TEAM)) { /* a team's kernel tells the others first that what came before is over */
     G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     G->attrs[G->nattrs++].value.programmaticStreamSerializationAllowed = 1;
   }

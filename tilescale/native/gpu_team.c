@@ -55,7 +55,7 @@ TS_API void ts_gpu_team_at(int32_t slot, int64_t control) {
 
 /* Bytes of the control words of a team of `size` ranks. */
 TS_API int64_t ts_gpu_control_bytes(int32_t size) {
-  int64_t meetings = 4 + (int64_t)TS_MAX_RESIDENT, inside = 2 * (1 + (int64_t)TS_MAX_RESIDENT); /* of everyone, of teams inside kernels */
+  int64_t meetings = 3 + (int64_t)TS_MAX_RESIDENT, inside = 2 * (1 + (int64_t)TS_MAX_RESIDENT); /* of everyone, of teams inside kernels */
   return 8 * (16 + (meetings + inside) * size);
 }
 
@@ -140,7 +140,7 @@ int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_
     hash = mixed(hash, (uint64_t)now.symm[i].offset);
     for (int32_t d = 0; d < now.symm[i].ndim; d++) hash = mixed(hash, (uint64_t)now.symm[i].shape[d]);
   }
-  hash ^= hash >> 32;
+  hash = (hash ^ hash >> 32) & 0xffffffff; /* stands beside the launch's number */
   ts_slot* s = ts_team_slot(team, ts_team_rank(team));
   ts_launched* kept = &s->launched[hash % TS_LAUNCHED];
   if (atomic_load_explicit(&kept->hash, memory_order_relaxed) != hash) {

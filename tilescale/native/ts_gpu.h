@@ -72,20 +72,22 @@ void ts_graphs_free(ts_graphs* G);
 int ts_graphs_launch(ts_graphs* G, int device, const CUlaunchConfig* c, void* kernel, void** values, CUresult* code);
 
 /* ---- teams: as include/ts/team.cuh has them */
-typedef struct ts_gpu_view {
-  int32_t rank, size, ordered, kernel;
-  int64_t limit;
-  void* record;
-  const void* stop;
-  int64_t control;
-  char* base[TS_MAX_RANKS];
-} ts_gpu_view;
-
 typedef struct ts_gpu_counters {
   int32_t count, pad;
   char* at[TS_MAX_SYMM];
   int64_t length[TS_MAX_SYMM];
 } ts_gpu_counters;
+
+typedef struct ts_gpu_view {
+  int32_t rank, size, ordered, kernel;
+  int64_t limit;
+  void* record;
+  const void* stop;
+  int64_t control, description;
+  int32_t ends, pad;
+  ts_gpu_counters counters;
+  char* base[TS_MAX_RANKS];
+} ts_gpu_view;
 
 /* How a launch sees its team; without one it is a rank of its own, with control words on the device. */
 int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, ts_gpu_view* out);

@@ -79,7 +79,7 @@ typedef const struct { uint32_t gridDimX, gridDimY, gridDimZ, blockDimX, blockDi
 struct { int64_t launches, loads, encodes, grid[3], block[3], shared, stream, nattrs, attrs[4][4], device, pushed, attribute[2]; } fake;
 struct { int64_t dims[5], strides[5], box[5], type, rank, swizzle, l2; } fake_map;
 int64_t fake_sizes[16], fake_fail, fake_current;
-char fake_params[16][128], fake_symbol[64];
+char fake_params[16][512], fake_symbol[64];
 
 static int code(int which) { return fake_fail == which ? 209 : 0; }
 int cuInit(unsigned flags) { (void)flags; return getenv("FAKE_NO_GPU") ? 100 : 0; }
@@ -101,7 +101,7 @@ int cuLibraryLoadData(void** l, const void* d, void* a, void* b, unsigned c, voi
 int cuLibraryGetKernel(void** k, void* l, const char* name) {
   (void)l;
   strncpy(fake_symbol, name, sizeof fake_symbol - 1);
-  *k = (void*)(intptr_t)(!strcmp(name, "ts_enter") ? 4 : !strcmp(name, "ts_leave") ? 5 : 2);
+  *k = (void*)(intptr_t)(!strcmp(name, "ts_pass") ? 5 : 2);
   return 0;
 }
 int64_t fake_carveout[6]; /* per cent of a multiprocessor's memory that shared memory gets, of each kernel */
@@ -179,7 +179,7 @@ typedef const struct { void* func; uint32_t gridDimX, gridDimY, gridDimZ, blockD
                        void **kernelParams, **extra, *kern, *ctx; } *Node;
 #endif
 enum { GRAPHS = 64 };
-static struct { uint32_t grid[3], block[3], shared; void* kernel; char params[16][128]; } held[GRAPHS];
+static struct { uint32_t grid[3], block[3], shared; void* kernel; char params[16][512]; } held[GRAPHS];
 int64_t fake_graphs[4]; /* made, given other arguments, launched, destroyed */
 static int hold(intptr_t g, Node p) {
   if (p->func || p->ctx || p->extra) return 1;

@@ -188,7 +188,7 @@ class Driver:
         self.words = (ctypes.c_int64 * at).in_dll(lib, "fake")
         self.map = (ctypes.c_int64 * 19).in_dll(lib, "fake_map")
         self.sizes = (ctypes.c_int64 * 16).in_dll(lib, "fake_sizes")
-        self.params = (ctypes.c_char * 128 * 16).in_dll(lib, "fake_params")
+        self.params = (ctypes.c_char * 512 * 16).in_dll(lib, "fake_params")
         self.fail, self.current = (
             ctypes.c_int64.in_dll(lib, "fake_fail"),
             ctypes.c_int64.in_dll(lib, "fake_current"),
@@ -268,8 +268,8 @@ def exchanged(everyone: bool) -> Any:
 
 
 class Calls:
-    """What the driver was asked for on a team: launches of ts_enter, of the kernel and of ts_leave, events
-    recorded and awaited."""
+    """What the driver was asked for on a team: launches of the kernel and of ts_pass, events recorded and
+    awaited."""
 
     def __init__(self) -> None:
         lib = ctypes.CDLL("libcuda.so.1")
@@ -282,7 +282,7 @@ class Calls:
     def during(self, call: Callable[[], Any]) -> list[Any]:
         self.count.value = 0
         text = said(call)
-        kinds = {1: {4: "enter", 2: "kernel", 5: "leave"}, 2: "record", 3: "wait"}
+        kinds = {1: {2: "kernel", 5: "pass"}, 2: "record", 3: "wait"}
         rows = [self.calls[k : k + 3] for k in range(0, self.count.value, 3)]
         names = [[kinds[w][a], b] if w == 1 else [kinds[w], a] for w, a, b in rows]
         return names if text == "nothing" else [text]
@@ -338,20 +338,38 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
 
     def made(prim: Any) -> Callable[..., None]:
         lowered = driver.lower(prim.trace(), "cuda:sm_90a")
+        places[prim.name] = [s.kind == "team" for s in lowered.own.sources]
         table = backend("cuda:sm_90a").describe(lowered, instrument=False, fingerprint=77)
         desc = struct.pack(f"<{len(table.desc)}q", *table.desc)
         return native.make_cuda_kernel(b"cubin", desc, prim.name, lowered.own.name, "\n".join(table.sites))
 
+    def ends(name: str, call: Callable[[], Any]) -> list[int]:
+        """Ordered, and what is to be done when all blocks have ended, as a kernel is told."""
+        fake.expect(*(512 if team else 4 for team in places[name]))
+        calls.during(call)
+        view = struct.unpack("<4i5q2i", fake.bytes(places[name].index(True))[:64])
+        fake.expect(512)  # of ts_pass
+        return [view[2], view[9]]
+
+    places: dict[str, list[bool]] = {}
     run, calls = made(told), Calls()
     args = (piece(8192, 64, "float32"), piece(12288, 4, "int64"), piece(16384, 2, "int64"))
     out: dict[str, Any] = {"first": calls.during(lambda: run(*args, 3))}
     carveouts = (ctypes.c_int64 * 6).in_dll(ctypes.CDLL("libcuda.so.1"), "fake_carveout")
-    out["carveouts"] = [carveouts[of] for of in (2, 5)]  # of the kernel and ts_leave
-    fake.expect(128, 128)  # ts_leave's
-    calls.during(lambda: run(*args, 3))
-    view = struct.unpack("<4iqqqq2q", fake.bytes(0)[:64])
-    out["view"] = [*view[:3], *view[4:5], view[7], view[8] == base, view[9] == base]
-    counters = struct.unpack("<2iq", fake.bytes(1)[:16])
+    out["carveouts"] = [carveouts[of] for of in (2, 5)]  # of the kernel and ts_pass
+    fake.expect(512)  # of ts_pass, a launch without blocks
+    calls.during(lambda: run(*args, 0))
+    view = struct.unpack("<4i5q2i", fake.bytes(0)[:64])
+    bases = struct.unpack("<2q", fake.bytes(0)[64 + 264 : 64 + 264 + 16])
+    out["view"] = [
+        *view[:3],
+        *view[4:5],
+        view[7],
+        0 < view[8] < 1 << 32,
+        view[9],
+        *(b == base for b in bases),
+    ]
+    counters = struct.unpack("<2iq", fake.bytes(0)[64:80])
     out["counters"] = [counters[0], counters[2] == args[1].array.ctypes.data]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x77):
         out["other stream"] = calls.during(lambda: run(*args, 3))
@@ -364,9 +382,15 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     out["with flags"] = calls.during(lambda: packets[1](box, 1))
     out["not counted"] = calls.during(lambda: packets[0](box, 0))
     out["counted"] = calls.during(lambda: packets[1](box, 0))
-    counters = struct.unpack("<2iq", fake.bytes(1)[:16])
+    counters = struct.unpack("<2iq", fake.bytes(0)[64:80])
     out["box"] = [counters[0], counters[2] == box.array.ctypes.data]
-    out["unordered"] = calls.during(lambda: made(told_without_order)(args[1]))
+    without_order = made(told_without_order)
+    out["unordered"] = calls.during(lambda: without_order(args[1]))
+    out["ends"] = [
+        ends("told", lambda: run(*args, 3)),
+        ends("exchange", lambda: packets[1](box, 1)),
+        ends("told_without_order", lambda: without_order(args[1])),
+    ]
     out["resident"] = calls.during(lambda: run(*args, 41))
     out["says"] = failures(view[5], view[3])
     out["ordinary"] = calls.during(lambda: run(OnGpu(np.zeros(64, "float32")), *args[1:], 3))

@@ -201,21 +201,16 @@ def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, A
     )
 
 
-def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
+def test_a_launch_on_a_team_is_one_kernel_that_is_told_how_to_end(seen: dict[str, Any]):
     got = seen["team"]
-    assert got["first"] == [["enter", 0], ["kernel", 0], ["leave", 0]]
-    # Rank, size, ordered, limit in ns, control words, arenas.
-    assert got["view"] == [
-        1,
-        2,
-        1,
-        5_000_000_000,
-        4096,
-        True,
-        True,
-    ]
+    assert got["first"] == [["kernel", 0]]
+    # Rank, size, ordered, limit in ns, control words, a description of 32 bits, an end, arenas.
+    assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, 1, True, True]
+    assert got["ends"] == [[1, 1], [1, 1], [0, 0]], (
+        "without order nothing is told, and counters are left alone"
+    )
     assert got["counters"] == [1, True], "what is kept is not zeroed"
-    assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["enter", 0], ["leave", 0]], (
+    assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["pass", 0]], (
         "the others wait for this rank all the same"
     )
 
@@ -226,31 +221,23 @@ def test_what_waits_for_ranks_leaves_shared_memory_to_others(seen: dict[str, Any
 
 def test_launches_of_a_team_are_one_sequence(seen: dict[str, Any]):
     got = seen["team"]
-    assert got["other stream"] == [
-        ["record", 0],
-        ["wait", 0x77],
-        ["enter", 0x77],
-        ["kernel", 0x77],
-        ["leave", 0x77],
-    ]
-    assert got["captured"] == [["enter", 0], ["kernel", 0], ["leave", 0]], (
-        "what is captured runs when its graph does"
-    )
+    assert got["other stream"] == [["record", 0], ["wait", 0x77], ["kernel", 0x77]]
+    assert got["captured"] == [["kernel", 0]], "what is captured runs when its graph does"
 
 
 def test_a_launch_without_order_only_counts(seen: dict[str, Any]):
-    assert seen["team"]["unordered"] == [["enter", 0], ["kernel", 0]]
+    assert seen["team"]["unordered"] == [["kernel", 0]]
 
 
 def test_a_launch_in_which_all_exchange_packets_stands_alone(seen: dict[str, Any]):
     got = seen["team"]
     assert got["exchanged"] == [["kernel", 0]]
-    assert got["with flags"] == [["enter", 0], ["kernel", 0], ["leave", 0]]
+    assert got["with flags"] == [["kernel", 0]]
 
 
 def test_a_launch_without_blocks_counts_as_one_that_uses_a_box(seen: dict[str, Any]):
     assert seen["team"]["not counted"] == []
-    assert seen["team"]["counted"] == [["enter", 0], ["leave", 0]]
+    assert seen["team"]["counted"] == [["pass", 0]]
     assert seen["team"]["box"] == [1, True]
 
 

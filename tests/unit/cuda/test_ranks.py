@@ -57,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(128) shift(
     int ranks,
     const __grid_constant__ ts::Team team) {
   const int tid = threadIdx.x;
+  ts::begin_launch(team, tid);
   int entered = 0;
   const int rank = my_rank;
   const int n = ranks;
@@ -74,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(128) shift(
   }
   __syncthreads();  // behind the wait
   B[tid] = inbox[tid];
+  ts::end_launch(team, tid);
 }"""
     )
 

@@ -32,6 +32,11 @@ class RankOp:
         pick: (world=, units=, shape's items by name) → the choice for this shape on a GPU of so many
             multiprocessors, where torch has a library.
         ways: (the same) → way's name → arguments that ask for it.
+        base: (the same) → the choice as a table of words, from which tuning starts.
+        knobs: (the same) → what tuning may set otherwise, one knob after another: of each the words of its
+            alternatives.
+        asked: such a table → arguments that ask for it. shape_of: (world=, shape's items) → what choices are
+            kept by (`picks`).
         peers: name → from a rank's arguments and a torch process group a call without any. Raises
             NotImplementedError where the backend or the machine has no such thing.
         alike: whether all ranks get the same bits.
@@ -51,5 +56,9 @@ class RankOp:
     remote: Callable[..., float]
     peers: Mapping[str, Callable[..., Callable[[], Any]]] = field(default_factory=dict)
     alone: Callable[..., Callable[[], Any]] | None = None
+    base: Callable[..., dict[str, Any]] = lambda **_: {}
+    knobs: Callable[..., tuple[tuple[dict[str, Any], ...], ...]] = lambda **_: ()
+    shape_of: Callable[..., dict[str, Any]] = lambda world, **shape: shape
+    asked: Callable[[dict[str, Any]], dict[str, Any]] = dict
     alike: bool = False
     flops: Callable[..., float] = lambda **_: 0.0

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Expected, expected
 from tilescale.ops.case import summed as summed_up
+from tilescale.ops.ranks import picks
 
 #: bytes that are added together, in registers
 ADDED = 8 << 10
@@ -29,8 +31,37 @@ class Cut:
     threads: int
 
 
+def kept(team: Team, operation: str, x: torch.Tensor, blocks: int | None, **shape: Any) -> dict[str, Any]:
+    """What was measured for this shape, with a caller's bound of ``blocks``: words ``how`` and ``blocks``, as
+    far as there are.
+
+    Raises:
+        TileValueError: a bound of none.
+    """
+    if blocks is not None and blocks < 1:
+        raise TileValueError(f"blocks={blocks}", expected="1 at least, or None")
+    found = picks.found(team, operation, x.device, **shape) if team.size > 1 else {}
+    return {"how": found.get("how"), "blocks": found.get("blocks") if blocks is None else blocks}
+
+
+def allowed(kept: dict[str, Any], torch_group: Any) -> str | None:
+    """The way that was measured, unless it is the library's and there is none."""
+    way: str | None = kept["how"]
+    return None if way == "library" and torch_group is None else way
+
+
+def multiprocessors(device: torch.device, blocks: int | None) -> int:
+    """Of a device, at most ``blocks``."""
+    units = host.multiprocessors(device)
+    return units if blocks is None else min(units, blocks)
+
+
+#: what tuning tries of a collective: multiprocessors that its kernel keeps
+BLOCKS = tuple({"blocks": n} for n in (8, 16, 32, 64, None))
+
+
 def cut(size: int, itemsize: int, units: int) -> Cut:
-    """For ``size`` bytes to each rank on a GPU of ``units`` multiprocessors: a vector of 16 bytes a thread
+    """For ``size`` bytes to each rank on ``units`` multiprocessors: a vector of 16 bytes a thread
     for small messages, whose time is the trip's; for large ones a put or two of each block to each rank, of
     16 to 256 KB, since the release behind each costs microseconds."""
     if size <= 256 << 10:

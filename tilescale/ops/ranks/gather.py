@@ -44,6 +44,7 @@ def all_gather(
     rows: int | None = None,
     out: torch.Tensor | None = None,
     how: str | None = None,
+    blocks: int | None = None,
 ) -> torch.Tensor:
     """All ranks' x, one behind another along the first axis. Collective.
 
@@ -54,6 +55,7 @@ def all_gather(
         out: (rows, …), contiguous, takes the result; in symmetric memory (`comm.empty`) it is written without
             a copy.
         how: "kernel" or "library" where the choice by size is not wanted.
+        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for.
 
     Raises:
         TileValueError, TileTypeError: what does not fit; a library without a process group.
@@ -67,7 +69,9 @@ def all_gather(
     each = share(M, team.size)
     inner = math.prod(x.shape[1:])
     torch_group = library(group, team, x)
-    way = how or choose(each * inner * x.element_size(), torch_group is not None)
+    size = each * inner * x.element_size()
+    kept = flat.kept(team, "all_gather", x, blocks, size=size)
+    way = how or flat.allowed(kept, torch_group) or choose(size, torch_group is not None)
     if way not in WAYS or (way == "library" and torch_group is None):
         raise TileValueError(
             f"how={how!r}", expected='"kernel", or "library" where torch has a process group of these ranks'
@@ -77,13 +81,21 @@ def all_gather(
     # Only the last ranks have fewer rows: the result is the front of n equal parts.
     fits = out is not None and M == each * team.size and out.data_ptr() % 16 == 0
     whole = out if fits and out is not None else x.new_empty(each * team.size, *x.shape[1:])
-    gathered(x.contiguous(), whole, M, team, way, torch_group)
+    gathered(x.contiguous(), whole, M, team, way, torch_group, kept["blocks"])
     if out is None:
         return whole[:M]
     return out if whole is out else out.copy_(whole[:M])
 
 
-def gathered(x: torch.Tensor, whole: torch.Tensor, rows: int, team: Team, way: str, torch_group: Any) -> None:
+def gathered(
+    x: torch.Tensor,
+    whole: torch.Tensor,
+    rows: int,
+    team: Team,
+    way: str,
+    torch_group: Any,
+    blocks: int | None = None,
+) -> None:
     """Puts everyone's x at its part of ``whole``, of which ``rows`` rows are someone's."""
     if way == "library":
         part = whole.shape[0] // team.size
@@ -93,7 +105,7 @@ def gathered(x: torch.Tensor, whole: torch.Tensor, rows: int, team: Team, way: s
     size = whole.shape[0] // team.size * inner
     kind, align = flat.words(size, rows * inner)
     a, c = flat.row(x, kind), flat.row(whole, kind).view(team.size, -1)
-    cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
+    cut = flat.cut(size, a.element_size(), flat.multiprocessors(x.device, blocks))
     space = workspace(team)
     direct = symmetric(whole, team)
     what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
@@ -156,10 +168,14 @@ def by_library(x: torch.Tensor, group: Any, rows: int | None = None, **_: Any) -
     return call
 
 
-def pick(world: int, rows: int, columns: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
-    size = share(rows, world) * columns * getattr(torch, dtype).itemsize
-    way = choose(size, True)
-    return Pick(way, flat.cut(size, 1, units).blocks if way == "kernel" else None)
+def _size(world: int, rows: int, columns: int, dtype: str = "bfloat16", **_: Any) -> int:
+    return share(rows, world) * columns * getattr(torch, dtype).itemsize
+
+
+def pick(world: int, units: int = 132, kept: Any = None, how: str | None = None, **shape: Any) -> Pick:
+    size, kept = _size(world, **shape), kept or {}
+    way = how or kept.get("how") or choose(size, True)
+    return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 
 OP = RankOp(
@@ -169,6 +185,9 @@ OP = RankOp(
     reference=reference,
     pick=pick,
     ways=lambda **_: {way: {"how": way} for way in WAYS},
+    base=lambda world, units=132, **shape: {"how": choose(_size(world, **shape), True), "blocks": None},
+    knobs=lambda **_: (({"how": "kernel"}, {"how": "library"}), flat.BLOCKS),
+    shape_of=lambda world, **shape: {"size": _size(world, **shape)},
     cases=(
         *(
             Case({"rows": rows, "columns": columns, "dtype": dtype}, small=True)

@@ -18,12 +18,22 @@ import torch
 
 import tilescale.language as T
 from tilescale.errors import TileValueError
-from tilescale.ops import gemm, host
+from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
+from tilescale.ops.ranks import fp8
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gather import all_gather
-from tilescale.ops.ranks.gemms import biased, checked, chosen, constants, tiles, worthwhile
+from tilescale.ops.ranks.gemms import (
+    biased,
+    checked,
+    chosen,
+    configured,
+    constants,
+    knobs,
+    tiles,
+    worthwhile,
+)
 from tilescale.ops.ranks.groups import Group, filled, gather_into, rows_of, share, team_of, total
 from tilescale.ops.ranks.workspace import workspace
 
@@ -45,6 +55,10 @@ class Config:
     high: int = 64  # BM at most
     wide: int = 512
     groups: int = 1
+
+
+#: rows and columns of x that tuning lets one put move
+PIECES = ((64, 512), (64, 1024), (32, 1024), (128, 1024))
 
 
 @functools.cache
@@ -151,6 +165,8 @@ def all_gather_matmul(
     bias: torch.Tensor | None = None,
     activation: str = "",
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     group: Group = None,
     rows: int | None = None,
     out: torch.Tensor | None = None,
@@ -164,6 +180,8 @@ def all_gather_matmul(
         x: this rank's rows (m, K) of bfloat16, float16 or float32. w: this rank's columns (K, N), contiguous
             or the transpose of something contiguous; N is alike on all ranks.
         bias: (N,) of the result's dtype. activation: "relu", "gelu" (by erf) or "silu".
+        scale_x, scale_w: of 8-bit floats, as `fp8_matmul` takes them for x and w: float32, one number
+            each, x's alike on all ranks, or one a block of 128; the steps are taken one after the other then.
         group: who takes part, see `groups.team_of`; all ranks without.
         rows: all ranks' m together, split as torch.chunk does; without it every rank has as many.
         out: (rows, N), contiguous, takes the result. out_dtype: of the result; x's without, or float32.
@@ -173,6 +191,10 @@ def all_gather_matmul(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     team = team_of(group)
+    if fp8.asked(x, scale_x, scale_w, "all_gather_matmul"):
+        assert scale_x is not None and scale_w is not None
+        more = (bias, activation, team, group, rows, out, out_dtype)
+        return fp8.gathered(x, w, scale_x, scale_w, *more)
     given = checked("all_gather_matmul", x, w, bias, activation, out, out_dtype)
     M, N, K = total(rows, given.rows, team, "x"), given.N, given.K
     c = host.result(out, (M, N), given.out, given.x)
@@ -180,7 +202,7 @@ def all_gather_matmul(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
+    how = config or configured(team, "all_gather_matmul", choose, M, given, K)
     if how.high > how.BM:
         raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
     if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
@@ -214,6 +236,7 @@ def draw(
     bias: bool = False,
     activation: str = "",
     out: str = "",
+    scales: str = "",
     rank: int = 0,
     world: int = 1,
     device: Any = "cpu",
@@ -221,6 +244,9 @@ def draw(
     **config: Any,
 ) -> dict[str, Any]:
     """A rank's rows of M, and its N columns; ``config``: fields of a `Config`."""
+    if scales:
+        mine = rows_of(rank, M, world)
+        return fp8.draw(mine, N, K, scales, out, device, seed, rank, common=True) | {"rows": M}
     g = generator(device, 1000 * seed + rank)
     made: dict[str, Any] = {"x": normal((rows_of(rank, M, world), K), dtype, g), "rows": M}
     made["w"] = normal((N, K), dtype, g, K**-0.5).T if trans_b else normal((K, N), dtype, g, K**-0.5)
@@ -237,6 +263,10 @@ def draw(
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     whole = torch.cat([a["x"] for a in everyone])
     made: list[Expected] = []
+    if "scale_x" in everyone[0]:
+        scales = [a["scale_x"] for a in everyone]
+        scale = scales[0] if scales[0].dim() == 1 else torch.cat(scales)
+        return [fp8.reference(a, whole, scale) for a in everyone]
     for a in everyone:
         own = {k: a[k] for k in ("bias", "activation", "out_dtype") if k in a}
         made += gemm.reference(whole, a["w"], **own)
@@ -250,11 +280,13 @@ def by_library(
     rows: int | None = None,
     bias: torch.Tensor | None = None,
     activation: str = "",
-    **_: Any,
+    **scaled: Any,
 ) -> Callable[[], Any]:
-    """torch.distributed's all-gather, then torch.mm or torch.addmm."""
+    """torch.distributed's all-gather, then torch.mm, torch.addmm, or torch._scaled_mm of 8-bit floats."""
     world = torch.distributed.get_world_size(group)
     M = world * x.shape[0] if rows is None else rows
+    if "scale_x" in scaled:
+        return fp8.gathered_by_library(x, w, M, group, **scaled)
     part = share(M, world)
     whole = x.new_empty(part * world, x.shape[1])
     padded = filled(x, part)
@@ -277,6 +309,7 @@ def by_torch(
         or (rows or 0) % world
         or more.get("bias") is not None
         or more.get("activation")
+        or "scale_x" in more
     ):
         raise NotImplementedError("PyTorch's fused operation takes equal parts on GPUs, and no epilogue")
     import torch.distributed._symmetric_memory as symm_mem
@@ -287,14 +320,18 @@ def by_torch(
 
 
 def alone(
-    x: torch.Tensor, w: torch.Tensor, world: int, rows: int | None = None, **_: Any
+    x: torch.Tensor, w: torch.Tensor, world: int, rows: int | None = None, **scaled: Any
 ) -> Callable[[], Any]:
     """The library's product of as many rows, without the gather."""
     M = world * x.shape[0] if rows is None else rows
+    if (scale := scaled.get("scale_x")) is not None:
+        scale = scale if scale.dim() == 1 else scale.new_ones(M, scale.shape[1])
+        whole = torch.zeros(M, x.shape[1], dtype=x.dtype, device=x.device)
+        kind = scaled.get("out_dtype", torch.bfloat16)
+        return fp8_gemm.scaled_mm(whole, w, scale, scaled["scale_w"], kind)
     return gemm.cublas(x.new_ones(M, x.shape[1]), w)
 
 
-ways, pick = chosen(choose)
 _FEW = {
     "BM": 64,
     "BN": 64,
@@ -312,8 +349,8 @@ OP = RankOp(
     run=all_gather_matmul,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    **chosen(choose),
+    knobs=knobs(tuple({"groups": n} for n in (1, 2, 4)), tuple({"high": h, "wide": w} for h, w in PIECES)),
     cases=(
         *(
             Case({**_FEW, **shape}, small=True)
@@ -336,6 +373,12 @@ OP = RankOp(
             )
         ),
         *(
+            Case({"M": m, "N": n, "K": k, "scales": scales}, small=True)
+            for scales in ("tensor", "blocks")
+            for m, n, k in ((77, 72, 144), (2, 40, 272))
+        ),
+        Case({"M": 33, "N": 40, "K": 100, "scales": "tensor", "out": "float32"}, small=True),
+        *(
             Case({"M": m, "N": n, "K": k, "trans_b": tb})
             for m, n, k in ((5000, 1000, 1000), (1024, 2048, 1024), (3, 1000, 1000), (333, 520, 2056))
             for tb in (False, True)
@@ -354,7 +397,7 @@ OP = RankOp(
     peers={"library": by_library, "torch": by_torch},
     alone=alone,
     flops=lambda M, N, K, **_: 2.0 * M * N * K,
-    remote=lambda world, M, K, dtype="bfloat16", **_: float(
-        (world - 1) * share(M, world) * K * getattr(torch, dtype).itemsize
+    remote=lambda world, M, K, dtype="bfloat16", scales="", **_: float(
+        (world - 1) * share(M, world) * K * (1 if scales else getattr(torch, dtype).itemsize)
     ),
 )

@@ -20,7 +20,7 @@ import torch
 import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
-from tilescale.ops.ranks import reduce
+from tilescale.ops.ranks import fp8, reduce
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemm_scatter import RAGGED, SMALL, Config, draw
 from tilescale.ops.ranks.gemms import (
@@ -29,10 +29,12 @@ from tilescale.ops.ranks.gemms import (
     biased,
     checked,
     chosen,
+    configured,
     constants,
     depth,
     in_turn,
     inner_of,
+    knobs,
     lead_of,
     library_sum,
     load_packed,
@@ -150,6 +152,8 @@ def matmul_all_reduce(
     bias: torch.Tensor | None = None,
     activation: str = "",
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     group: Group = None,
     inner: int | None = None,
     out: torch.Tensor | None = None,
@@ -165,6 +169,9 @@ def matmul_all_reduce(
             contiguous or the transpose of something contiguous.
         bias: (N,) of the result's dtype, added once, alike on all ranks. activation: "relu", "gelu" (by erf)
             or "silu".
+        scale_x, scale_w: of 8-bit floats, as `fp8_matmul` takes them for x and w: float32, one number each or
+            one a block of 128; the steps are taken one after the other then, and parts have the result's
+            dtype.
         group: who takes part, see `groups.team_of`; all ranks without.
         inner: all ranks' K together, split as torch.chunk does; without it every rank has as many.
         out: (M, N), contiguous, takes the result. out_dtype: of the result; x's without, or float32.
@@ -174,6 +181,16 @@ def matmul_all_reduce(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     team = team_of(group)
+    if fp8.asked(x, scale_x, scale_w, "matmul_all_reduce"):
+        assert scale_x is not None and scale_w is not None
+        inner_of(inner, x.shape[1], team)
+        own_part = fp8.part(x, w, scale_x, scale_w, bias, activation, out, out_dtype)
+        c = host.result(out, tuple(own_part.shape), own_part.dtype, x)
+        if c.numel():
+            size = own_part.numel() * own_part.element_size()
+            way = reduce.choose(size, team.size, "rank", False)
+            reduce.reduced(own_part, c, team, way, bias, activation)
+        return c
     given = checked("matmul_all_reduce", x, w, bias, activation, out, out_dtype, empty=inner is not None)
     M, N = given.rows, given.N
     K, align = inner_of(inner, given.K, team)
@@ -182,7 +199,7 @@ def matmul_all_reduce(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
+    how = config or configured(team, "matmul_all_reduce", choose, M, given, K)
     if not how.fused:
         way = reduce.choose(M * N * x.element_size(), team.size, "rank", False)
         reduce.reduced(product(given.x, w), c, team, way, bias, activation)
@@ -213,7 +230,7 @@ def by_library(
     group: Any,
     bias: torch.Tensor | None = None,
     activation: str = "",
-    **_: Any,
+    **scaled: Any,
 ) -> Callable[[], Any]:
     """torch.mm, then torch.distributed's all-reduce in place (rounding where the library does), then bias and
     activation."""
@@ -221,18 +238,16 @@ def by_library(
     def add(part: torch.Tensor, group: Any) -> Callable[[], Any]:
         return lambda: (torch.distributed.all_reduce(part, group=group), part)[1]
 
-    return library_sum(x, w, group, bias, activation, add)
+    return library_sum(x, w, group, bias, activation, add, scaled)
 
-
-ways, pick = chosen(choose, inner=True)
 
 OP = RankOp(
     name="matmul_all_reduce",
     run=matmul_all_reduce,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    **chosen(choose, inner=True),
+    knobs=knobs(tuple({"run": n} for n in (8, 16, 32)), tuple({"lead": n} for n in (4, 8, 12, 24))),
     alike=True,
     cases=(
         *SMALL,

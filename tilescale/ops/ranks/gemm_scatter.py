@@ -19,19 +19,22 @@ import torch
 import tilescale.language as T
 from tilescale.ops import gemm, host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
-from tilescale.ops.ranks import scatter
+from tilescale.ops.ranks import fp8, scatter
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemms import (
     add_parts,
     alone,
+    bias_of,
     biased,
     checked,
     chosen,
+    configured,
     constants,
     depth,
     draw_inner,
     in_turn,
     inner_of,
+    knobs,
     lead_of,
     library_sum,
     packed_of,
@@ -145,6 +148,8 @@ def matmul_reduce_scatter(
     bias: torch.Tensor | None = None,
     activation: str = "",
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
     group: Group = None,
     inner: int | None = None,
     out: torch.Tensor | None = None,
@@ -159,6 +164,9 @@ def matmul_reduce_scatter(
         x: all M rows, this rank's columns (M, K) of bfloat16, float16 or float32. w: this rank's rows (K, N),
             contiguous or the transpose of something contiguous.
         bias: (N,) of the result's dtype, added once. activation: "relu", "gelu" (by erf) or "silu".
+        scale_x, scale_w: of 8-bit floats, as `fp8_matmul` takes them for x and w: float32, one number each or
+            one a block of 128; the steps are taken one after the other then, and parts have the result's
+            dtype.
         group: who takes part, see `groups.team_of`; all ranks without.
         inner: all ranks' K together, split as torch.chunk does; without it every rank has as many.
         out: (m, N), contiguous, takes the result. out_dtype: of the result; x's without, or float32.
@@ -171,6 +179,14 @@ def matmul_reduce_scatter(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     team = team_of(group)
+    if fp8.asked(x, scale_x, scale_w, "matmul_reduce_scatter"):
+        assert scale_x is not None and scale_w is not None
+        inner_of(inner, x.shape[1], team)
+        own_part, M = fp8.part(x, w, scale_x, scale_w, bias, activation, out, out_dtype), x.shape[0]
+        c = host.result(out, (rows_of(team.rank, M, team.size), w.shape[1]), own_part.dtype, x)
+        if M:
+            scatter.scattered(own_part, c, M, team, bias, activation)
+        return c
     given = checked("matmul_reduce_scatter", x, w, bias, activation, out, out_dtype, empty=inner is not None)
     M, N = given.rows, given.N
     K, align = inner_of(inner, given.K, team)
@@ -180,7 +196,7 @@ def matmul_reduce_scatter(
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
     each = share(M, team.size)
-    how = config or choose(M, N, K, team.size, host.dtype_name(x), host.multiprocessors(x.device))
+    how = config or configured(team, "matmul_reduce_scatter", choose, M, given, K)
     if not how.fused:
         scatter.scattered(product(given.x, w), c, M, team, bias, activation)
         return c
@@ -206,6 +222,7 @@ def draw(
     bias: bool = False,
     activation: str = "",
     out: str = "",
+    scales: str = "",
     rank: int = 0,
     world: int = 1,
     device: Any = "cpu",
@@ -213,6 +230,10 @@ def draw(
     **config: Any,
 ) -> dict[str, Any]:
     """M rows of a rank's columns out of K; ``config``: fields of a `Config`."""
+    if scales:
+        made = fp8.draw(M, N, rows_of(rank, K, world), scales, out, device, seed, rank, common=False)
+        made |= {"inner": K, "activation": activation}
+        return made | bias_of(bias, N, out or "bfloat16", device, seed)
     made = draw_inner(M, N, K, dtype, trans_b, bias, activation, out, rank, world, device, seed)
     return made | ({"config": Config(**config)} if config else {})
 
@@ -227,11 +248,11 @@ def by_library(
     group: Any,
     bias: torch.Tensor | None = None,
     activation: str = "",
-    **_: Any,
+    **scaled: Any,
 ) -> Callable[[], Any]:
     """torch.mm, then torch.distributed's reduce-scatter (rounding where the library does), then bias and
     activation."""
-    return library_sum(x, w, group, bias, activation, scatter.by_library)
+    return library_sum(x, w, group, bias, activation, scatter.by_library, scaled)
 
 
 def by_torch(
@@ -240,20 +261,19 @@ def by_torch(
     group: Any,
     bias: torch.Tensor | None = None,
     activation: str = "",
-    **_: Any,
+    **scaled: Any,
 ) -> Callable[[], Any]:
     """torch.ops.symm_mem.fused_matmul_reduce_scatter, which takes rows that the ranks divide on GPUs, without
     an epilogue."""
     world = torch.distributed.get_world_size(group)
-    if x.device.type != "cuda" or x.shape[0] % world or bias is not None or activation:
+    behind = bias is not None or activation or "scale_x" in scaled
+    if x.device.type != "cuda" or x.shape[0] % world or behind:
         raise NotImplementedError("PyTorch's fused operation takes equal parts on GPUs, and no epilogue")
     import torch.distributed._symmetric_memory as symm_mem
 
     symm_mem.enable_symm_mem_for_group(group.group_name)
     return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group.group_name)
 
-
-ways, pick = chosen(choose, inner=True)
 
 _FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "run": 2, "lead": 4}
 #: what is drawn by `draw`: in one kernel, where small shapes would be taken apart, or as they are picked
@@ -269,6 +289,12 @@ SMALL = (
             {"M": 300, "N": 100, "K": 72, "trans_b": True, "blocks": 132},
         )
     ),
+    *(
+        Case({"M": m, "N": 72, "K": k, "scales": scales, **more}, small=True)
+        for scales in ("tensor", "blocks")
+        for m, k, more in ((77, 400, {}), (5, 2, {"bias": True, "activation": "relu"}))
+    ),
+    Case({"M": 33, "N": 40, "K": 300, "scales": "tensor", "out": "float32"}, small=True),
     *(
         Case(shape, small=True)
         for shape in (
@@ -289,8 +315,8 @@ OP = RankOp(
     run=matmul_reduce_scatter,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    **chosen(choose, inner=True),
+    knobs=knobs(tuple({"run": n} for n in (8, 16, 32)), tuple({"lead": n} for n in (4, 8, 12, 24))),
     cases=(
         *SMALL,
         *RAGGED,

@@ -13,9 +13,10 @@ import torch
 import tilescale.language as T
 from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.ops import gemm, host
+from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.ranks import picks
 from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import rows_of, share
 
@@ -92,9 +93,21 @@ def constants(
     return what | {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation, **more}
 
 
-def chosen(choose: Callable[..., Any], inner: bool = False) -> tuple[Callable[..., Any], Callable[..., Pick]]:
-    """`RankOp.ways` and `RankOp.pick` of a product whose steps are one kernel or apart, as ``choose`` says
-    for M, N, K, the world, the dtype and the multiprocessors. ``inner``: K is split over the ranks."""
+def configured(
+    team: Team, operation: str, choose: Callable[..., Any], M: int, given: Operands, K: int
+) -> Any:
+    """What was measured for all M rows, this rank's N columns and K of the inner extent, or as ``choose``
+    says."""
+    x, dtype = given.x, host.dtype_name(given.x)
+    model = choose(M, given.N, K, team.size, dtype, host.multiprocessors(x.device))
+    kept = picks.found(team, operation, x.device, M=M, N=given.N, K=K, dtype=dtype)
+    return replace(model, **kept) if kept else model
+
+
+def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
+    """`RankOp.ways`, `pick`, `base`, `asked` and `shape_of` of a product whose steps are one kernel or apart,
+    as ``choose`` says for M, N, K, the world, the dtype and the multiprocessors. ``inner``: K is split over
+    the ranks."""
 
     def choice(world: int, M: int, N: int, K: int, dtype: str, units: int) -> Any:
         return choose(M, N, share(K, world) if inner else K, world, dtype, units)
@@ -105,11 +118,53 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> tuple[Callable[..
         picked = choice(world, M, N, K, dtype, units)
         return {w: {"config": replace(picked, fused=w == "fused")} for w in ("fused", "apart")}
 
-    def pick(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
-        picked = choice(world, M, N, K, dtype, units)
+    def pick(
+        world: int,
+        M: int,
+        N: int,
+        K: int,
+        dtype: str = "bfloat16",
+        units: int = 132,
+        kept: Any = None,
+        scales: str = "",
+        **_: Any,
+    ) -> Pick:
+        if scales:
+            return Pick("apart", None)
+        picked = replace(choice(world, M, N, K, dtype, units), **(kept or {}))
         return Pick("fused", picked.blocks) if picked.fused else Pick("apart", None)
 
-    return ways, pick
+    def base(
+        world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
+    ) -> dict[str, Any]:
+        return asdict(choice(world, M, N, K, dtype, units))
+
+    def asked(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"config": replace(choose(1, 1, 1, 2, "bfloat16"), **fields)}
+
+    def shape_of(world: int, M: int, N: int, K: int, dtype: str = "bfloat16", **_: Any) -> dict[str, Any]:
+        return {"M": M, "N": N, "K": share(K, world) if inner else K, "dtype": dtype}
+
+    return {"ways": ways, "pick": pick, "base": base, "asked": asked, "shape_of": shape_of}
+
+
+def knobs(*more: tuple[dict[str, Any], ...]) -> Callable[..., tuple[tuple[dict[str, Any], ...], ...]]:
+    """`RankOp.knobs` of a product: in one kernel or apart, tiles, rows of tiles in a panel, then ``more``."""
+
+    def of(world: int, M: int, N: int, units: int = 132, **_: Any) -> tuple[tuple[dict[str, Any], ...], ...]:
+        cuts = tuple(
+            {
+                "BM": BM,
+                "BN": BN,
+                "threads": threads,
+                "stages": stages,
+                "blocks": min(units, ceil_div(M, BM) * ceil_div(N, BN)),
+            }
+            for (BM, BN), (_, threads, stages) in gemm.TILES.items()
+        )
+        return (({"fused": True}, {"fused": False}), cuts, tuple({"panel": n} for n in (4, 8, 16)), *more)
+
+    return of
 
 
 @functools.cache
@@ -305,24 +360,33 @@ def draw_inner(
     g, mine = generator(device, 1000 * seed + rank), rows_of(rank, K, world)
     made: dict[str, Any] = {"x": normal((M, mine), dtype, g), "inner": K}
     made["w"] = normal((N, mine), dtype, g, K**-0.5).T if trans_b else normal((mine, N), dtype, g, K**-0.5)
-    made["activation"] = activation
-    if bias:  # alike on all ranks
-        made["bias"] = normal((N,), out or dtype, generator(device, 1000 * seed + 999))
+    made |= bias_of(bias, N, out or dtype, device, seed) | {"activation": activation}
     if out:
         made["out_dtype"] = getattr(torch, out)
     return made
+
+
+def bias_of(bias: bool, N: int, dtype: str, device: Any, seed: int) -> dict[str, Any]:
+    """A bias that is alike on all ranks, or none."""
+    return {"bias": normal((N,), dtype, generator(device, 1000 * seed + 999))} if bias else {}
 
 
 def reference_sum(everyone: list[dict[str, Any]]) -> Expected:
     """act(Σ over ranks of x · w + bias), whole, where each rank's part may be rounded to x's dtype (the owner's
     own is not)."""
     first = everyone[0]
-    kind, bias, activation = first["x"].dtype, first.get("bias"), first["activation"]
+    small = "scale_x" in first
+    kind = first.get("out_dtype", torch.bfloat16) if small else first["x"].dtype
+    bias, activation = first.get("bias"), first["activation"]
     total = noise = magnitude = torch.zeros((), dtype=torch.float64)
     for a in everyone:
         x, w = a["x"].double(), a["w"].double()
-        part, size = x @ w, x.abs() @ w.abs()
-        once = expected(part, kind, noise=summed(size, x.shape[1] + 1)).allowed
+        if small and x.shape[1]:
+            of = fp8_gemm.reference(a["x"], a["w"], a["scale_x"], a["scale_w"], kind)[0]
+            part, once = of.value, of.allowed
+        else:
+            part, size = x @ w, x.abs() @ w.abs()
+            once = expected(part, kind, noise=summed(size, x.shape[1] + 1)).allowed
         total, noise, magnitude = total + part, noise + once, magnitude + part.abs() + once
     if bias is not None:
         total, magnitude = total + bias.double(), magnitude + bias.double().abs()
@@ -338,20 +402,31 @@ def library_sum(
     bias: torch.Tensor | None,
     activation: str,
     add: Callable[..., Callable[[], Any]],
+    scaled: dict[str, Any],
 ) -> Callable[[], Any]:
-    """torch.mm, then the library's sum over ranks, then the epilogue."""
-    part = x.new_empty(x.shape[0], w.shape[1])
+    """torch.mm, or torch._scaled_mm where there are scales, then the library's sum over ranks, then the
+    epilogue."""
+    small = "scale_x" in scaled
+    kind = scaled.get("out_dtype", torch.bfloat16) if small else x.dtype
+    part = x.new_empty(x.shape[0], w.shape[1], dtype=kind)
+    product = fp8_gemm.scaled_mm(x, w, scaled["scale_x"], scaled["scale_w"], kind) if small else None
     reduced, act = add(part, group), gemm.IN_TORCH[activation]
 
     def call() -> Any:
-        torch.mm(x, w, out=part)
+        if product is not None:
+            part.copy_(product())
+        else:
+            torch.mm(x, w, out=part)
         got = reduced()
         return act(got if bias is None else got + bias)
 
     return call
 
 
-def alone(x: torch.Tensor, w: torch.Tensor, world: int, **_: Any) -> Callable[[], Any]:
+def alone(x: torch.Tensor, w: torch.Tensor, world: int, **scaled: Any) -> Callable[[], Any]:
     """The library's product of a rank's part, which nobody adds."""
     assert world
+    if "scale_x" in scaled:
+        kind = scaled.get("out_dtype", torch.bfloat16)
+        return fp8_gemm.scaled_mm(x, w, scaled["scale_x"], scaled["scale_w"], kind)
     return gemm.cublas(x, w)

@@ -48,6 +48,7 @@ def all_reduce(
     order: str = "rank",
     out: torch.Tensor | None = None,
     how: str | None = None,
+    blocks: int | None = None,
 ) -> torch.Tensor:
     """The sum of all ranks' x, added in float32 and rounded once, the same bits on all of them. Collective.
 
@@ -59,6 +60,8 @@ def all_reduce(
         out: of x's shape, contiguous, takes the result; x itself, on all ranks or on none, is added in
             place.
         how: "packets", "one_shot", "two_shot" or "library" where the choice by size is not wanted.
+        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
+            as many blocks as the tensor has kilobytes.
 
     Raises:
         TileValueError, TileTypeError: what does not fit; a library without ``order="any"`` or a process
@@ -69,7 +72,8 @@ def all_reduce(
     c = host.result(out, tuple(x.shape), x.dtype, x)
     torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
-    choice = choose(size, team.size, order, torch_group is not None)
+    kept = flat.kept(team, "all_reduce", x, blocks, size=size, order=order)
+    choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None)
     way = flat.way(how, choice, ("packets", "one_shot", "two_shot"), order, torch_group)
     if x.numel() == 0:
         return c
@@ -78,7 +82,7 @@ def all_reduce(
             c.copy_(x)
         torch.distributed.all_reduce(c, group=torch_group)
     else:
-        reduced(x, c, team, way)
+        reduced(x, c, team, way, blocks=kept["blocks"])
     return c
 
 
@@ -89,6 +93,7 @@ def reduced(
     way: str,
     bias: torch.Tensor | None = None,
     activation: str = "",
+    blocks: int | None = None,
 ) -> None:
     """c = act(the sum + bias)."""
     a, landing = flat.row(x.contiguous()), flat.landing(c)
@@ -96,14 +101,14 @@ def reduced(
     if inplace and a.data_ptr() != landing.data_ptr():  # they do not begin at 16 bytes
         landing = a
     t, world, space = x.numel(), team.size, workspace(team)
-    size, units = x.element_size(), host.multiprocessors(x.device)
+    size, units = x.element_size(), flat.multiprocessors(x.device, blocks)
     add = biased(bias, c)
     if way == "packets":
         each = 1024 // size  # 8 bytes a thread
-        blocks = 1 << (-(-t // each) - 1).bit_length()  # few boxes serve all sizes
-        what = flat.constants(flat.Cut(each, each, blocks, 128), world, x, c, bias, activation, t)
+        boxes = 1 << (-(-t // each) - 1).bit_length()  # few serve all sizes
+        what = flat.constants(flat.Cut(each, each, boxes, 128), world, x, c, bias, activation, t)
         del what["Q"]
-        args = (a, space.box(x, blocks * each), add, *(() if inplace else (landing,)))
+        args = (a, space.box(x, boxes * each), add, *(() if inplace else (landing,)))
         host.launch(by_packets, args, **what, inplace=inplace)
     elif way == "one_shot":
         cut = flat.cut(t * size, size, units)
@@ -177,10 +182,17 @@ def by_torch(x: torch.Tensor, group: Any, **_: Any) -> Callable[[], Any]:
 
 
 def pick(
-    world: int, size: int, dtype: str = "bfloat16", order: str = "rank", units: int = 132, **_: Any
+    world: int,
+    size: int,
+    dtype: str = "bfloat16",
+    order: str = "rank",
+    units: int = 132,
+    kept: Any = None,
+    how: str | None = None,
+    **_: Any,
 ) -> Pick:
-    total = size * getattr(torch, dtype).itemsize
-    way = choose(total, world, order, True)
+    total, kept = size * getattr(torch, dtype).itemsize, kept or {}
+    way, units = how or kept.get("how") or choose(total, world, order, True), kept.get("blocks") or units
     if way == "packets":
         return Pick(way, 1 << (-(-total // 1024) - 1).bit_length())
     cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units)
@@ -204,6 +216,15 @@ OP = RankOp(
         "one_shot": {"how": "one_shot"},
         "two_shot": {"how": "two_shot"},
         "library": {"how": "library", "order": "any"},
+    },
+    base=lambda world, size, dtype="bfloat16", order="rank", units=132, **_: {
+        "how": choose(size * getattr(torch, dtype).itemsize, world, order, True),
+        "blocks": None,
+    },
+    knobs=lambda **_: (({"how": "packets"}, {"how": "one_shot"}, {"how": "two_shot"}), flat.BLOCKS),
+    shape_of=lambda world, size, dtype="bfloat16", order="rank", **_: {
+        "size": size * getattr(torch, dtype).itemsize,
+        "order": order,
     },
     alike=True,
     cases=(

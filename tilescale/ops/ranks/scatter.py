@@ -43,6 +43,7 @@ def reduce_scatter(
     order: str = "rank",
     out: torch.Tensor | None = None,
     how: str | None = None,
+    blocks: int | None = None,
 ) -> torch.Tensor:
     """This rank's rows of the sum of all ranks' x, added in float32 and rounded once. Collective.
 
@@ -53,6 +54,7 @@ def reduce_scatter(
             may round on its way.
         out: (m, …), contiguous, takes the result.
         how: "kernel" or "library" where the choice by size is not wanted.
+        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for.
 
     Returns:
         (m, …): rows r·c to min((r + 1)·c, M) on rank r of n, c = ceil(M / n), as torch.chunk splits them.
@@ -69,13 +71,15 @@ def reduce_scatter(
     c = host.result(out, (rows_of(team.rank, M, team.size), *x.shape[1:]), x.dtype, x)
     torch_group = library(group, team, x)
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
-    way = flat.way(how, choose(size, order, torch_group is not None), ("kernel",), order, torch_group)
+    kept = flat.kept(team, "reduce_scatter", x, blocks, size=size, order=order)
+    choice = flat.allowed(kept, torch_group) or choose(size, order, torch_group is not None)
+    way = flat.way(how, choice, ("kernel",), order, torch_group)
     if x.numel() == 0:
         return c
     if way == "library":
         c.copy_(by_library(x, torch_group)())
     else:
-        scattered(x, c, M, team)
+        scattered(x, c, M, team, blocks=kept["blocks"])
     return c
 
 
@@ -86,12 +90,13 @@ def scattered(
     team: Team,
     bias: torch.Tensor | None = None,
     activation: str = "",
+    blocks: int | None = None,
 ) -> None:
     """c = act(this rank's rows of the sum + bias)."""
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
-    cut = flat.cut(n * x.element_size(), x.element_size(), host.multiprocessors(x.device))
+    cut = flat.cut(n * x.element_size(), x.element_size(), flat.multiprocessors(x.device, blocks))
     space = workspace(team)
     (parts,) = space.tensors(x, ((team.size, n), x.dtype))
     what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner)
@@ -144,18 +149,16 @@ def by_library(x: torch.Tensor, group: Any, **_: Any) -> Callable[[], Any]:
     return call
 
 
+def _size(world: int, rows: int, columns: int, dtype: str = "bfloat16", **_: Any) -> int:
+    return share(rows, world) * columns * getattr(torch, dtype).itemsize
+
+
 def pick(
-    world: int,
-    rows: int,
-    columns: int,
-    dtype: str = "bfloat16",
-    order: str = "rank",
-    units: int = 132,
-    **_: Any,
+    world: int, order: str = "rank", units: int = 132, kept: Any = None, how: str | None = None, **shape: Any
 ) -> Pick:
-    size = share(rows, world) * columns * getattr(torch, dtype).itemsize
-    way = choose(size, order, True)
-    return Pick(way, flat.cut(size, 1, units).blocks if way == "kernel" else None)
+    size, kept = _size(world, **shape), kept or {}
+    way = how or kept.get("how") or choose(size, order, True)
+    return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 
 OP = RankOp(
@@ -165,6 +168,12 @@ OP = RankOp(
     reference=reference,
     pick=pick,
     ways=lambda **_: {"kernel": {"how": "kernel"}, "library": {"how": "library", "order": "any"}},
+    base=lambda world, units=132, order="rank", **shape: {
+        "how": choose(_size(world, **shape), order, True),
+        "blocks": None,
+    },
+    knobs=lambda **_: (flat.BLOCKS,),
+    shape_of=lambda world, order="rank", **shape: {"size": _size(world, **shape), "order": order},
     cases=(
         *(
             Case({"rows": rows, "columns": columns, "dtype": dtype}, small=True)

@@ -42,6 +42,7 @@ def broadcast(
     group: Group = None,
     out: torch.Tensor | None = None,
     how: str | None = None,
+    blocks: int | None = None,
 ) -> torch.Tensor:
     """The root's x, on every rank. Collective.
 
@@ -52,6 +53,7 @@ def broadcast(
         out: of x's shape, contiguous, takes the result; x itself is overwritten in place. Without it the root
             gets x, the others new memory.
         how: "direct", "relayed" or "library" where the choice by size is not wanted.
+        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for.
 
     Raises:
         TileValueError, TileTypeError: what does not fit; a library without a process group.
@@ -66,7 +68,8 @@ def broadcast(
         c = host.result(out, tuple(x.shape), x.dtype, x)
     torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
-    way = how or choose(size, team.size, torch_group is not None)
+    kept = flat.kept(team, "broadcast", x, blocks, size=size)
+    way = how or flat.allowed(kept, torch_group) or choose(size, team.size, torch_group is not None)
     if way not in WAYS or (way == "library" and torch_group is None):
         raise TileValueError(
             f"how={how!r}",
@@ -82,7 +85,7 @@ def broadcast(
     kind, align = flat.words(size)
     landing = flat.landing(c) if not mine else flat.row(c)
     a = landing.view(kind)
-    cut = flat.cut(size, a.element_size(), host.multiprocessors(x.device))
+    cut = flat.cut(size, a.element_size(), flat.multiprocessors(x.device, kept["blocks"]))
     space = workspace(team)
     (g,) = space.tensors(x, (a.shape, kind))
     what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
@@ -132,9 +135,17 @@ def by_library(x: torch.Tensor, group: Any, root: int = 0, **_: Any) -> Callable
     return call
 
 
-def pick(world: int, size: int, dtype: str = "bfloat16", units: int = 132, **_: Any) -> Pick:
-    total = size * getattr(torch, dtype).itemsize
-    way = choose(total, world, True)
+def pick(
+    world: int,
+    size: int,
+    dtype: str = "bfloat16",
+    units: int = 132,
+    kept: Any = None,
+    how: str | None = None,
+    **_: Any,
+) -> Pick:
+    total, kept = size * getattr(torch, dtype).itemsize, kept or {}
+    way, units = how or kept.get("how") or choose(total, world, True), kept.get("blocks") or units
     return Pick(way, None if way == "library" else flat.cut(total, 1, units).blocks)
 
 
@@ -145,6 +156,12 @@ OP = RankOp(
     reference=reference,
     pick=pick,
     ways=lambda **_: {way: {"how": way} for way in WAYS},
+    base=lambda world, size, dtype="bfloat16", units=132, **_: {
+        "how": choose(size * getattr(torch, dtype).itemsize, world, True),
+        "blocks": None,
+    },
+    knobs=lambda **_: (tuple({"how": way} for way in WAYS), flat.BLOCKS),
+    shape_of=lambda world, size, dtype="bfloat16", **_: {"size": size * getattr(torch, dtype).itemsize},
     alike=True,
     cases=(
         *(

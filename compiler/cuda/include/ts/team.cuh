@@ -2,11 +2,14 @@
 //
 // Host order numbers the launches of a team 1, 2, … on every rank alike; the number is counted on the device, so that a graph that is
 // replayed counts too. Launch k of rank r, on its stream:
-//   1. ts_enter counts, and tells every rank: r is in launch k, which is described by this number (a release at the scope of the system).
-//      Whatever r's earlier work did, its zeroed signals included, lies before it in the stream.
+//   1. r's first block tells every rank: r is in launch k, which is described by this number (`begin_launch`, a release at the scope of the
+//      system). Whatever r's earlier work did, its zeroed signals included, lies before the kernel in the stream.
 //   2. A block awaits rank q's entry before it first touches q's memory (`enter`, `peer`), with acquire, and compares the descriptions.
-//   3. ts_leave runs behind all blocks of r. When all ranks have entered, it tells them that r is through with launch k (release), awaits
-//      the same of everyone (acquire), and zeroes r's own signals. So r's launch is complete when every access aimed at r is.
+//   3. Each of r's blocks tells every rank, r too, when it is through with launch k (`end_launch`, a release). The last block does so when
+//      all ranks have entered; then it awaits the same of all blocks of everyone (acquire), zeroes r's own signals and counts the launch. So
+//      r's launch is complete when every access aimed at r is. (The last block, since it begins last: nobody awaits its place.)
+// A launch without blocks is passed by a kernel of one block that does these three alone (`ts_pass`). One without order does none of it, and
+// is not counted: all that the number is for there is to tell meetings of different launches apart, and they go on counting.
 // Flags are pushed: each lies in the memory of the rank that awaits it, one writer a word, and only grows. Peers' memory is written by
 // plain stores, whose completion a release of the same thread orders, or of another one of the block behind a barrier.
 #pragma once
@@ -24,31 +27,47 @@ struct Record {
 };
 enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS };
 
+// Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
+// have counted it (packets.cuh).
+struct Counters {
+  int count, pad;
+  int64_t* at[16];
+  int64_t length[16];
+};
+
 // A team as a kernel sees it (tilescale/native/gpu_team.c fills it).
 struct Team {
   int rank, size, ordered, kernel;
-  int64_t limit;    // ns that a wait may take
-  Record* record;   // null: nobody reads it
-  const int* stop;  // not 0 there: the job has been stopped; null: nobody says
-  int64_t control;  // where the control words lie in every rank's arena
+  int64_t limit;        // ns that a wait may take
+  Record* record;       // null: nobody reads it
+  const int* stop;      // not 0 there: the job has been stopped; null: nobody says
+  int64_t control;      // where the control words lie in every rank's arena
+  int64_t description;  // of what this launch is, which ranks compare: 32 bits
+  int ends, pad;        // whether there is something to be done when blocks have ended
+  Counters counters;
   char* base[MAX_RANKS];
 };
 
 // The control words of a rank: its own, then what each rank tells it.
-enum Words { LAUNCH, ARRIVED, GENERATION, FAILED, ENTRIES = 16 };
+enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, CLEARED, ENDED, ENTRIES = 16 };
 __device__ __forceinline__ int64_t* words(const Team& team, int rank) { return (int64_t*)(team.base[rank] + team.control); }
-__device__ __forceinline__ int64_t* entry_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * rank; }
-__device__ __forceinline__ int64_t* exit_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * team.size + rank; }
+// This launch's number: the count stands still until all its blocks have ended.
+__device__ __forceinline__ int64_t launch_of(const Team& team) { return words(team, team.rank)[LAUNCHES] + 1; }
+// That `rank` has entered: in the upper half the launch's number, in the lower one what describes the launch. How often it has left: in the
+// upper half, which changes when all its blocks have added to it. Numbers in halves go round after four thousand million launches, so words are
+// compared by their difference (WITHIN).
+__device__ __forceinline__ int64_t* entry_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + rank; }
+__device__ __forceinline__ int64_t* exit_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + team.size + rank; }
 __device__ __forceinline__ int64_t* meeting_of(const Team& team, int at, int rank) {
-  return words(team, at) + ENTRIES + 3 * team.size + rank;
+  return words(team, at) + ENTRIES + 2 * team.size + rank;
 }
 __device__ __forceinline__ int64_t* sync_of(const Team& team, int at, int rank, int64_t block) {
-  return words(team, at) + ENTRIES + (4 + block) * team.size + rank;
+  return words(team, at) + ENTRIES + (3 + block) * team.size + rank;
 }
 // Teams inside a kernel, for each block and (block -1) all blocks of a rank: how often `rank` has met, or has come to meet, the one at
 // whose words this lies; and how often that one has come to meet `rank`.
 __device__ __forceinline__ int64_t* met_of(const Team& team, int at, int rank, int64_t block) {
-  return words(team, at) + ENTRIES + (4 + MAX_BLOCKS) * team.size + 2 * (block + 1) * team.size + rank;
+  return words(team, at) + ENTRIES + (3 + MAX_BLOCKS) * team.size + 2 * (block + 1) * team.size + rank;
 }
 __device__ __forceinline__ int64_t* came_of(const Team& team, int at, int rank, int64_t block) {
   return met_of(team, at, rank, block) + team.size;
@@ -100,7 +119,7 @@ static __device__ TS_COLD void give_up(const Team& team, int why, int site, int 
   int64_t* own = words(team, team.rank);
   if (team.record && atomicCAS((unsigned long long*)&own[FAILED], 0ull, 1ull) == 0) {
     Record* r = team.record;
-    r->why = why, r->kernel = team.kernel, r->control = team.control, r->site = site, r->rank = rank, r->launch = own[LAUNCH];
+    r->why = why, r->kernel = team.kernel, r->control = team.control, r->site = site, r->rank = rank, r->launch = launch_of(team);
     r->value = value, r->seen = seen, r->compare = compare, r->index = index;
     int x, y, z;  // read here: a kernel that never fails holds no registers for them
     asm volatile("mov.u32 %0, %%ctaid.x; mov.u32 %1, %%ctaid.y; mov.u32 %2, %%ctaid.z;" : "=r"(x), "=r"(y), "=r"(z));
@@ -113,8 +132,12 @@ static __device__ TS_COLD void give_up(const Team& team, int why, int site, int 
   asm volatile("trap;");
 }
 
+constexpr int WITHIN = 6;  // as many as `value` or more, of numbers that go round
+__device__ __forceinline__ int64_t upper(int64_t number) { return int64_t(uint64_t(number) << 32); }
+
 __device__ __forceinline__ bool holds(int64_t seen, int64_t value, int compare) {
   return compare == 0   ? seen >= value
+         : compare == WITHIN ? int64_t(uint64_t(seen) - uint64_t(value)) >= 0
          : compare == 1 ? seen == value
          : compare == 2 ? seen > value
          : compare == 3 ? seen != value
@@ -161,11 +184,9 @@ __device__ __forceinline__ void no_counter(const Team& team, int site) { give_up
 // Step 2 by a thread for itself: its own acquire orders what it does in the rank's memory.
 __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (!team.ordered || rank == team.rank) return;
-  const int64_t launch = words(team, team.rank)[LAUNCH];
-  const int64_t* entry = entry_of(team, team.rank, rank);
-  const int64_t seen = await<true>(team, entry, launch, 0, LATE_ENTRY, site, rank);
-  const int64_t mine = entry_of(team, team.rank, team.rank)[1], its = *(volatile const int64_t*)(entry + 1);
-  if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
+  const int64_t launch = upper(launch_of(team)), mine = launch | team.description;
+  const int64_t seen = await<true>(team, entry_of(team, team.rank, rank), launch, WITHIN, LATE_ENTRY, site, rank);
+  if (seen != mine) give_up(team, DIFFERENT, site, rank, team.description, seen & 0xffffffff, 0, -1);
 }
 
 constexpr int EVERYONE = MAX_RANKS;
@@ -178,7 +199,7 @@ constexpr int EVERYONE = MAX_RANKS;
 // and what comes before the first access to a late rank goes on beside it. A rank that entered with another description counts as late too, so
 // that the access to it gives up, and names it.
 //
-// Order: ts_enter on rank r releases at the scope of the system (its st.release.sys), behind all that r did before in its stream. The thread
+// Order: rank r's begin_launch releases at the scope of the system (its st.release.sys), behind all that r did before in its stream. The thread
 // that sees the number acquires it (ld.acquire.sys, a morally strong pair: one synchronizes with the other). The barrier synchronizes with
 // itself (PTX ISA, "bar.red": orders as bar.sync does; __syncwarp among a warp), and causality order is transitive (PTX ISA, "Memory
 // Consistency Model", "Causality order"). So what any thread of the executor does behind this comes after r's entry, and plain accesses of
@@ -188,14 +209,13 @@ constexpr int EVERYONE = MAX_RANKS;
 // number: of the barrier of these threads, -1 a warp's. Which statement they are at is the same for all, as for every barrier of theirs.
 __device__ __forceinline__ int enter(const Team& team, int rank, int thread, int threads, int number, int site) {
   if (!team.ordered) return 1;
-  const int64_t launch = words(team, team.rank)[LAUNCH], mine = entry_of(team, team.rank, team.rank)[1];
+  const int64_t mine = upper(launch_of(team)) | team.description;
   int all = 1;
   for (int r = thread; r < team.size; r += threads) {
     if (r == rank || rank == EVERYONE) {
       touch(team, r, site);
     } else if (r != team.rank) {
-      const int64_t* entry = entry_of(team, team.rank, r);
-      all &= load_acquire<true>(entry) == launch && *(volatile const int64_t*)(entry + 1) == mine;
+      all &= load_acquire<true>(entry_of(team, team.rank, r)) == mine;
     }
   }
   if (number < 0) {
@@ -235,8 +255,8 @@ __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
 
 // The next round of a word that only this thread writes; launches only grow, so no word is ever reset.
 __device__ __forceinline__ int64_t next_round(const Team& team, int64_t was) {
-  const int64_t launch = words(team, team.rank)[LAUNCH];
-  return was >> 32 == launch ? was + 1 : launch << 32 | 1;
+  const int64_t launch = upper(launch_of(team));
+  return upper(was >> 32) == launch ? was + 1 : launch | 1;
 }
 
 // Tells every rank by a release, and awaits the same of each: by a thread, or by the lanes of a warp, each of which does so with some.
@@ -249,7 +269,7 @@ __device__ __forceinline__ void meet_ranks(const Team& team, int site, Word word
   for (int i = 1 + lane; i < team.size; i += lanes) signal_set<true>(word((team.rank + i) % team.size, team.rank), round);
   for (int i = 1 + lane; i < team.size; i += lanes) {
     const int rank = (team.rank + i) % team.size;
-    await<true>(team, word(team.rank, rank), round, 0, LATE_MEETING, site, rank);
+    await<true>(team, word(team.rank, rank), round, WITHIN, LATE_MEETING, site, rank);
   }
 }
 
@@ -301,7 +321,7 @@ __device__ __forceinline__ void meet_among(const Team& team, int site, const Mem
   for (int i = 0; i < members.size(); ++i) {
     const int rank = members.at(i);
     if (rank < 0 || rank == team.rank) continue;
-    await<true>(team, came_of(team, team.rank, rank, block), *met_of(team, team.rank, rank, block), 0, LATE_MEETING, site, rank);
+    await<true>(team, came_of(team, team.rank, rank, block), *met_of(team, team.rank, rank, block), WITHIN, LATE_MEETING, site, rank);
   }
 }
 
@@ -347,44 +367,55 @@ __device__ __forceinline__ void barrier_among(const Team& team, int executors, i
   meet_blocks(team, executors, site, [&] { meet_among(team, site, members, -1); });
 }
 
-// Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
-// have counted it (packets.cuh).
-struct Counters {
-  int count, pad;
-  int64_t* at[16];
-  int64_t length[16];
-};
+// ---- the ends of a launch
+
+// Step 1, by the first warp of the first block, before anything else.
+__device__ __forceinline__ void begin_launch(const Team& team, int thread) {
+  if (!team.ordered || own_block() != 0 || thread >= 32) return;
+  const int64_t mine = upper(launch_of(team)) | team.description;
+  for (int rank = thread; rank < team.size; rank += 32) signal_set<true>(entry_of(team, rank, team.rank), mine);
+}
+
+// Behind all else of a block, by all its threads. Additions of all blocks of a rank are 1 << 32 together: the last block's holds what keeps
+// the upper half where it is until all have come. Without order the rank's own counters alone are seen to, and the rank counts for itself.
+//
+// Order: what a block's threads did is before the barrier, and so before each lane's addition, which releases it at the scope of the system;
+// additions to one word go on with each other's release sequences, so who sees the upper half change knows of all that the blocks of that rank
+// did. What r acquires of the others' exits is before this kernel's end, and so before whatever comes behind it in the stream: the zeroes,
+// too, which the next launch's entry releases. A block reads nothing of the launch behind its additions, so the count may change then.
+__device__ __forceinline__ int64_t* end_of(const Team& team, int at, int rank) {
+  return team.ordered ? exit_of(team, at, rank) : words(team, team.rank) + ENDED;
+}
+static __device__ TS_COLD void finish_launch(const Team& team, int lane) {
+  int64_t* count = words(team, team.rank) + (team.ordered ? LAUNCHES : CLEARED);
+  const int64_t launch = *count + 1;
+  for (int rank = lane; rank < (team.ordered ? team.size : 1); rank += 32)
+    await<true>(team, end_of(team, team.rank, rank), upper(launch), WITHIN, LATE_EXIT, -1, rank);
+  __syncwarp();
+  for (int k = 0; k < team.counters.count; ++k) {
+    if (team.counters.length[k] < 0 && lane == 0) team.counters.at[k][0] += 1ll << 32;
+    for (int64_t i = lane; i < team.counters.length[k]; i += 32) team.counters.at[k][i] = 0;
+  }
+  if (lane == 0) *count = launch;
+}
+__device__ __forceinline__ void end_launch(const Team& team, int thread) {
+  if (!team.ends) return;
+  __syncthreads();
+  if (thread >= 32) return;
+  const int64_t others = int64_t(gridDim.x) * gridDim.y * gridDim.z - 1;
+  const bool last = own_block() == others;
+  for (int rank = thread; rank < (team.ordered ? team.size : 1); rank += 32) {
+    if (last && team.ordered) touch(team, rank, -1);  // nobody is passed over who has launched something else
+    signal_add<true>(end_of(team, rank, team.rank), last ? (1ll << 32) - others : 1);
+  }
+  __syncwarp();
+  if (last) finish_launch(team, thread);
+}
 
 }  // namespace ts
 
-// Step 1. The description is there before the number is.
-extern "C" __global__ void __launch_bounds__(32) ts_enter(const __grid_constant__ ts::Team team, int64_t description) {
-  int64_t* own = ts::words(team, team.rank);
-  const int64_t launch = own[ts::LAUNCH] + 1;
-  __syncwarp();
-  if (threadIdx.x == 0) own[ts::LAUNCH] = launch;
-  if (!team.ordered) return;
-  for (int rank = threadIdx.x; rank < team.size; rank += 32) {
-    int64_t* entry = ts::entry_of(team, rank, team.rank);
-    *(volatile int64_t*)(entry + 1) = description;
-    ts::signal_set<true>(entry, launch);
-  }
-}
-
-// Step 3.
-extern "C" __global__ void __launch_bounds__(128) ts_leave(const __grid_constant__ ts::Team team,
-                                                           const __grid_constant__ ts::Counters counters) {
-  if (team.ordered) {
-    const int64_t launch = ts::words(team, team.rank)[ts::LAUNCH];
-    for (int rank = threadIdx.x; rank < team.size; rank += 128) ts::touch(team, rank, -1);
-    __syncthreads();
-    for (int rank = threadIdx.x; rank < team.size; rank += 128) ts::signal_set<true>(ts::exit_of(team, rank, team.rank), launch);
-    for (int rank = threadIdx.x; rank < team.size; rank += 128)
-      ts::await<true>(team, ts::exit_of(team, team.rank, rank), launch, 0, ts::LATE_EXIT, -1, rank);
-    __syncthreads();
-  }
-  for (int k = 0; k < counters.count; ++k) {
-    if (counters.length[k] < 0 && threadIdx.x == 0) counters.at[k][0] += 1ll << 32;
-    for (int64_t i = threadIdx.x; i < counters.length[k]; i += 128) counters.at[k][i] = 0;
-  }
+// A launch without blocks.
+extern "C" __global__ void __launch_bounds__(32) ts_pass(const __grid_constant__ ts::Team team) {
+  ts::begin_launch(team, threadIdx.x);
+  ts::end_launch(team, threadIdx.x);
 }

@@ -1,0 +1,97 @@
+"""Choices of operations of several ranks that were measured: where they are kept, who takes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tilescale import comm, ops
+from tilescale.errors import TileValueError
+from tilescale.ops import host
+from tilescale.ops.ranks import picks
+from tilescale.ops.ranks.groups import team_of
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path))
+    return tmp_path / "tuned"
+
+
+def kept_by_one_rank() -> list[Any]:
+    """What ranks find before and behind a choice, and from the file."""
+    comm.init()
+    team, cpu, seen = team_of(None), torch.device("cpu"), []
+    seen.append(picks.found(team, "all_gather", cpu, size=40))
+    picks.keep(team, "all_gather", {"how": "kernel", "blocks": 3}, size=40)
+    seen.append(picks.found(team, "all_gather", cpu, size=40))
+    picks._of_team.pop(team)
+    comm.barrier()
+    seen.append(picks.found(team, "all_gather", cpu, size=40))
+    return [
+        *seen,
+        picks.found(team, "all_gather", cpu, size=41),
+        picks.found(team, "broadcast", cpu, size=40),
+    ]
+
+
+def test_all_ranks_find_what_the_first_one_has_on_disk(ranks: Any, cache: Path):
+    for seen in ranks(3, target="sim").call(kept_by_one_rank):
+        assert seen == [{}, {"how": "kernel", "blocks": 3}, {"how": "kernel", "blocks": 3}, {}, {}]
+    (file,) = cache.glob("ranks-3-on-1-of-1-processors.json")
+    assert json.loads(file.read_text()) == {"all_gather": {"size=40": {"how": "kernel", "blocks": 3}}}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"all_gather": {}}'])
+def test_a_file_that_nobody_can_read_is_none(ranks: Any, cache: Path, text: str):
+    cache.mkdir()
+    (cache / "ranks-2-on-1-of-1-processors.json").write_text(text)
+    assert ranks(2, target="sim").call(found_nothing) == [{}, {}]
+
+
+def found_nothing() -> dict[str, Any]:
+    comm.init()
+    return picks.found(team_of(None), "all_gather", torch.device("cpu"), size=40)
+
+
+def gathered(choice: dict[str, Any], more: dict[str, Any]) -> bool:
+    """Whether the result is right, with a choice kept."""
+    comm.init()
+    team, x = team_of(None), torch.arange(60_000.0) + comm.rank()
+    picks.found(team, "all_gather", x.device, size=x.numel() * 4)
+    picks._of_team[team][1]["all_gather"] = {f"size={x.numel() * 4}": choice} if choice else {}
+    want = torch.cat([torch.arange(60_000.0) + r for r in range(comm.world_size())])
+    return bool((ops.all_gather(x, **more) == want).all())
+
+
+@pytest.mark.parametrize(
+    "choice, more, blocks",
+    [({}, {}, 118), ({"how": "kernel", "blocks": 5}, {}, 5), ({"how": "kernel", "blocks": 5}, {"blocks": 2}, 2),
+     ({}, {"blocks": 7}, 7), ({"how": "library", "blocks": None}, {}, 118)],
+)  # fmt: skip
+def test_calls_take_what_is_kept_unless_they_say_otherwise(
+    ranks: Any, monkeypatch: pytest.MonkeyPatch, choice: Any, more: Any, blocks: int
+):
+    used, kernel = set(), host.kernel
+
+    def noted(factory: Any, target: str, /, **constants: Any) -> Any:
+        used.add(constants["blocks"])
+        return kernel(factory, target, **constants)
+
+    monkeypatch.setattr(host, "kernel", noted)
+    assert ranks(2, target="sim").call(gathered, choice, more) == [True, True] and used == {blocks}
+
+
+def none_at_all() -> str:
+    comm.init()
+    with pytest.raises(TileValueError, match="1 at least") as error:
+        ops.all_gather(torch.zeros(8), blocks=0)
+    return str(error.value)
+
+
+def test_no_multiprocessor_is_refused(ranks: Any):
+    assert all("blocks=0" in text for text in ranks(2, target="sim").call(none_at_all))
