@@ -207,7 +207,9 @@ def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: 
     if (known := _COUNTED.get(key)) is not None:
         return known
     found = _counted(loop, indices, fragment, writes)
-    if isinstance(found, Slots) and not found.dynamic:  # else an index has more in it than the loop's variables
+    if (
+        isinstance(found, Slots) and not found.dynamic
+    ):  # else an index has more in it than the loop's variables
         if len(_COUNTED) > 256:
             _COUNTED.clear()
         _COUNTED[key] = found

@@ -442,8 +442,8 @@ def pipeline_of(
 ) -> Pipeline | None:
     """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory,
     has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
-    own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill and
-    read, too."""
+    own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
+    and read, too."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}

@@ -85,7 +85,9 @@ def wanted(kind: str, how: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tenso
     return made
 
 
-def check(kind: str, how: Any, x: torch.Tensor, w: torch.Tensor, run: Callable[[], Any], c: torch.Tensor) -> None:
+def check(
+    kind: str, how: Any, x: torch.Tensor, w: torch.Tensor, run: Callable[[], Any], c: torch.Tensor
+) -> None:
     """Twice, over what is left: the second launch finds the first one's parts and flags."""
     want = wanted(kind, how, x, w)
     for _ in range(2):

@@ -72,8 +72,8 @@ def gemm_reduce(
 ) -> Any:  # fmt: skip
     """C (M, N) = act(Σ over ranks of A · op(W) + bias). A (M, K); W (K, N) or (N, K); K None: known to the
     call, a multiple of ``align``. Tile t is rank t % world's, its number t // world. own[h - 1]: this rank's
-    parts of the tiles of the rank h behind it; parts[h - 1]: those of the rank h in front of this one, for the
-    own tiles; mine: the own tiles, finished; sums[h - 1]: those of the rank h behind this one."""
+    parts of the tiles of the rank h behind it; parts[h - 1]: those of the rank h in front of this one, for
+    the own tiles; mine: the own tiles, finished; sums[h - 1]: those of the rank h behind this one."""
     tall, across = ceil_div(M, BM), ceil_div(N, BN)
     count = ceil_div(tall * across, world)
     whole = count * world == tall * across and count % run == 0

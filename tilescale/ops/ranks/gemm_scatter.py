@@ -1,10 +1,10 @@
 """``matmul_reduce_scatter(x, w)``: the rows of Σ over ranks of x · w that are this rank's, in one kernel.
 Each rank holds columns of x and rows of w, so it has a part of every element.
 
-Blocks multiply tiles of all ranks' rows in turn (`gemms.turn`). Another rank's tile is rounded to the operands'
-dtype, stored, and put to its owner while the block multiplies on. An own tile comes late enough for the
-others' parts to be there: they follow the operands through their ring and are added to the accumulators, in
-the order of distance.
+Blocks multiply tiles of all ranks' rows in turn (`gemms.turn`). Another rank's tile is rounded to the
+operands' dtype, stored, and put to its owner while the block multiplies on. An own tile comes late enough for
+the others' parts to be there: they follow the operands through their ring and are added to the accumulators,
+in the order of distance.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from tilescale.ops.ranks.workspace import workspace
 @dataclass(frozen=True)
 class Config:
     """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
-    block, blocks that stay; tiles of a run, which lie in panels of so many rows of tiles, and how many runs of
-    other ranks' tiles come in front of the first own one (`gemms.turn`)."""
+    block, blocks that stay; tiles of a run, which lie in panels of so many rows of tiles, and how many runs
+    of other ranks' tiles come in front of the first own one (`gemms.turn`)."""
 
     fused: bool = True
     BM: int = 128
@@ -275,7 +275,17 @@ def by_torch(
     return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group.group_name)
 
 
-_FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "run": 2, "lead": 4}
+_FEW = {
+    "BM": 64,
+    "BN": 64,
+    "BK": 32,
+    "stages": 2,
+    "threads": 128,
+    "blocks": 5,
+    "panel": 2,
+    "run": 2,
+    "lead": 4,
+}
 #: what is drawn by `draw`: in one kernel, where small shapes would be taken apart, or as they are picked
 SMALL = (
     *(

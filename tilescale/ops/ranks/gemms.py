@@ -247,8 +247,8 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def packed_shape(BM: int, BN: int, b_tile: tuple[int, int]) -> tuple[int, int]:
-    """The shape in which a partial tile (BM, BN) crosses to its owner: pieces, each a tile of w's shape, so that
-    it can come back through the stages of the operands' ring."""
+    """The shape in which a partial tile (BM, BN) crosses to its owner: pieces, each a tile of w's shape, so
+    that it can come back through the stages of the operands' ring."""
     return BM * BN // b_tile[1], b_tile[1]
 
 
@@ -260,7 +260,8 @@ def packed_of(what: str, how: Any, trans_b: bool) -> tuple[int, int]:
     """
     if how.BM % how.BK or how.BM % 16 or how.BN % 16 or how.BK % 8:
         raise TileValueError(
-            f"{what} with {how}", expected="BM a multiple of BK and of 16, BN of 16, BK of 8: parts come in pieces"
+            f"{what} with {how}",
+            expected="BM a multiple of BK and of 16, BN of 16, BK of 8: parts come in pieces",
         )
     return packed_shape(how.BM, how.BN, (how.BN, how.BK) if trans_b else (how.BK, how.BN))
 
@@ -321,10 +322,10 @@ def turn(place: Any, count: int, run: int, lead: int, world: int):
     first, so that no two ranks put to one; behind ``lead`` runs each world-th one is an own one, and when the
     others' are done all are. Numbers of ``count`` and more are no tile.
 
-    Why nobody waits for ever. Own run g stands behind lead + (world - 1) · g runs of others at least, and with
-    lead ≥ world - 1 the runs g of all distances are among them. All ranks have the same order, so what an own
-    tile waits for is computed at earlier places. A block takes its places in rising order, and all blocks are
-    resident: of all places that are not done, in all ranks, the first waits for none that is not done."""
+    Why nobody waits for ever. Own run g stands behind lead + (world - 1) · g runs of others, or all of them;
+    with lead ≥ world - 1 the runs g of all distances are among them. All ranks have the same order, so what
+    an own tile waits for is computed at earlier places. A block takes its places in rising order, and all
+    blocks are resident: of all places that are not done, in all ranks, the first waits for none such."""
     runs, q = ceil_div(count, run), place // run
     before = T.max((q - lead + world - 1) // world, 0)  # own runs in front of this one
     nth = q - before  # of the others'
@@ -372,8 +373,8 @@ def bias_of(bias: bool, N: int, dtype: str, device: Any, seed: int) -> dict[str,
 
 
 def reference_sum(everyone: list[dict[str, Any]]) -> Expected:
-    """act(Σ over ranks of x · w + bias), whole, where each rank's part may be rounded to x's dtype (the owner's
-    own is not)."""
+    """act(Σ over ranks of x · w + bias), whole, where each rank's part may be rounded to x's dtype (in one
+    kernel the owner's is not)."""
     first = everyone[0]
     small = "scale_x" in first
     kind = first.get("out_dtype", torch.bfloat16) if small else first["x"].dtype
