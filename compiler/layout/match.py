@@ -195,7 +195,7 @@ def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bo
 
 
 #: what was counted, by all that decides it: several passes ask the same
-_COUNTED: dict[Any, Slots] = {}
+_COUNTED: dict[Any, Slots | str] = {}
 
 
 def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
@@ -207,9 +207,7 @@ def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: 
     if (known := _COUNTED.get(key)) is not None:
         return known
     found = _counted(loop, indices, fragment, writes)
-    if (
-        isinstance(found, Slots) and not found.dynamic
-    ):  # else an index has more in it than the loop's variables
+    if isinstance(found, str) or not found.dynamic:
         if len(_COUNTED) > 256:
             _COUNTED.clear()
         _COUNTED[key] = found
