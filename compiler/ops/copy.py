@@ -45,14 +45,14 @@ def copy(
     Args:
         src, dst: the rank (block, inside ``T.Scale("cta_cluster")``) that owns that side, the other side
             being the caller's; or, given memory instead of an integer, the operands themselves.
-        signal: a counter of the destination's rank that is signalled when the copy is complete (with
-        ``dst``). value, signal_op: what is done to it, as in ``T.signal``: 1 and "add" where they are left
-        out.
+        signal: a counter of the destination's rank that is signalled when the copy is complete: with
+            ``dst``, and with ``src`` where it does not block. value, signal_op: what is done to it, as in
+            ``T.signal``: 1 and "add" where they are left out.
         op: "add" (with ``dst``): the values are added to what lies there, each element atomically among all
             ranks, in the order of arrival: sums of floats differ from run to run.
-        blocking: False: the copy, from one tensor to another with ``dst`` and ``signal``, begins here and
-            goes on beside the statements behind it. It is complete where its signal is seen, and the signal
-            tells of it and of the executor's non-blocking copies before it, of nothing else.
+        blocking: False: the copy, from one tensor to another with ``signal`` and ``dst`` or ``src``, begins
+            here and goes on beside the statements behind it. It is complete where its signal is seen, and the
+            signal tells of it and of the executor's non-blocking copies before it, of nothing else.
         coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside. A
             layout says that threads copy, no engine beside them; a width bounds what threads move (cp.async
             too), not TMA.
@@ -105,9 +105,11 @@ def copy(
         raise TileSyntaxError(f"{word}= of T.copy without signal=", loc=source.current(), hint=hint)
     if signal is not None:
         value, signal_op = 1 if value is None else value, "add" if signal_op is None else signal_op
-        if side != "dst":
+        if side != "dst" and (side != "src" or blocking):
             raise TileSyntaxError(
-                "signal= goes with dst=", loc=source.current(), hint="T.signal(s[i]) after the copy"
+                "signal= goes with dst=, or with src= and blocking=False",
+                loc=source.current(),
+                hint="T.signal(s[i]) after the copy",
             )
         from tilescale.compiler.ir.signals import OPS
         from tilescale.compiler.ops.sync import counter
@@ -141,18 +143,18 @@ def copy(
 def _require_nonblocking(frm: Region, to: Region, side: str, signal: Any) -> None:
     """Refuses what cannot go on beside its executor."""
     loc, b = source.current(), bld.current()
-    if side != "dst" or signal is None:
+    if not side or signal is None:
         raise TileSyntaxError(
             "blocking=False of a copy that nobody is told of",
             loc=loc,
-            expected="dst= and signal=: its end is known by its signal alone",
+            expected="dst= or src=, and signal=: its end is known by its signal alone",
             hint="T.copy(A[i, 0], B[i, 0], dst=rank, signal=s[i], blocking=False)",
         )
     if b.reach != "device" or b.executor != "block":
         raise TileSyntaxError(
             f"a non-blocking copy of a {b.executor if b.reach == 'device' else b.reach}",
             loc=loc,
-            expected="one of a block's, to another rank",
+            expected="one of a block's, to another rank or from it",
             hint='T.copy(…, blocking=False) inside T.Scale("device"), outside of smaller scales',
         )
     for r in (frm, to):
@@ -302,7 +304,7 @@ class Copy(TileOp):
 @register
 class RemoteCopy(Copy):
     """``ts.remote_copy(src, dst, owner)``: a rank (block of the cluster) owns the side that ``attrs["side"]``
-    names, "src" or "dst". With two operands more, ``dst``'s owner is signalled: a counter and what
+    names, "src" or "dst". With two operands more, the rank of ``dst`` is signalled: a counter and what
     ``attrs["signal_op"]`` does to it. With ``attrs["op"]`` the values are combined with what lies there, each
     element by an atomic update that orders nothing else: as those of a copy, they are there behind a
     signal."""
@@ -314,12 +316,13 @@ class RemoteCopy(Copy):
 
     def effects(self, call: Any) -> list[Access]:
         side, owner, beside = self.side(call), call.args[2], self.queue(call) != ""
-        told = [Access(call.args[3], "update", owner)] if self.signals(call) else []
+        to = owner if side == "dst" else None
+        told = [Access(call.args[3], "update", to)] if self.signals(call) else []
         return [
             Access(call.args[0], "read", owner if side == "src" else None, asynchronous=beside),
             Access(call.args[1], "update", owner, half="add")
             if self.adds(call)
-            else Access(call.args[1], "write", owner if side == "dst" else None, asynchronous=beside),
+            else Access(call.args[1], "write", to, asynchronous=beside),
             *told,
         ]
 
@@ -344,7 +347,9 @@ class RemoteCopy(Copy):
         return len(call.args) > 4
 
     def queue(self, call: Any) -> str:
-        return "put" if "nonblocking" in call.attrs and self.signals(call) else ""
+        if "nonblocking" not in call.attrs or not self.signals(call):
+            return ""
+        return "put" if self.side(call) == "dst" else "pull"
 
     def stops(self, call: Any) -> bool:
         return self.signals(call)  # the signal is a step of its own: what was copied may land long before it
@@ -354,8 +359,9 @@ class RemoteCopy(Copy):
 
         side, adds = self.side(call), self.adds(call)
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
+        told = peer if side == "dst" else None
         signal = (
-            cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer)
+            cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), told)
             if self.signals(call)
             else None
         )
@@ -372,13 +378,13 @@ class RemoteCopy(Copy):
             run(ex)
             yield "signal"
             assert signal is not None
-            signal(ex, peer(ex))
+            signal(ex, None if told is None else told(ex))
 
         def beside(ex: Any, unit: Any) -> Iterator[str]:
             run(ex)
             yield "signal"
             assert signal is not None
-            signal(ex, peer(ex), flights.Put(ex, unit))
+            signal(ex, None if told is None else told(ex), flights.Put(ex, unit))
 
         if signal is None:
             return run

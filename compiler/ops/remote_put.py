@@ -1,5 +1,6 @@
-"""A put with its signal by the warps that do nothing else (passes/remote_puts.py): what a non-blocking
-``T.copy(…, dst=rank, signal=s[i])`` of a tensor has become where a block has such warps."""
+"""A put, or a pull, with its signal by the warps that do nothing else (passes/remote_puts.py): what a
+non-blocking ``T.copy(…, dst=rank, signal=s[i])`` of a tensor, or one with ``src=rank``, has become where a
+block has such warps."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 
 def remote_put(call: Any, warps: int) -> Any:
-    """The put that a ``ts.remote_copy`` asks for, by so many warps."""
-    attrs = {k: call.attrs[k] for k in ("executor", "reach", "signal_op")}
+    """The put or pull that a ``ts.remote_copy`` asks for, by so many warps."""
+    attrs = {k: call.attrs[k] for k in ("executor", "reach", "signal_op", "side")}
     made = ir.Call(
         "ts.remote_put", list(call.args), attrs={**attrs, "warps": warps}, ret_ty=VOID, span=call.span
     )
@@ -22,18 +23,16 @@ def remote_put(call: Any, warps: int) -> Any:
 @register
 class RemotePut(RemoteCopy):
     """``ts.remote_put(src, dst, rank, counter, value)``: it begins where it stands and is complete where its
-    signal is seen. The signal tells of it and of the block's puts before it."""
+    signal is seen. The signal tells of it and of the block's puts and pulls before it. ``attrs["side"]``: the
+    rank's, "dst" of a put and "src" of a pull."""
 
     name = "remote_put"
     levels = ("scheduled",)
-    attributes = ("signal_op", "warps")
+    attributes = ("signal_op", "side", "warps")
     moves = in_place = False
-
-    def side(self, call: Any) -> str:
-        return "dst"
 
     def nest(self, call: Any) -> Any:
         return None
 
     def queue(self, call: Any) -> str:
-        return "put"
+        return "put" if self.side(call) == "dst" else "pull"

@@ -1,9 +1,10 @@
-"""Non-blocking copies to other ranks (``T.copy(…, dst=rank, signal=s[i], blocking=False)``): those that stand
-in the communicator's part (passes/roles.py) are puts of its warps; any other is a copy by the block's threads
-and a signal behind it, which is right as well, and not beside anything.
+"""Non-blocking copies to other ranks and from them (``T.copy(…, dst=rank, signal=s[i], blocking=False)``, or
+``src=rank``): those that stand in the communicator's part (passes/roles.py) are puts and pulls of its warps;
+any other is a copy by the block's threads and a signal behind it, which is right as well, and not beside
+anything.
 
-A put by spare warps is plain loads and stores of at most 16 bytes, many under way at once: both sides are
-rows of a tensor without strides of its own, of one dtype of whole bytes.
+A put or pull by spare warps is plain loads and stores of at most 16 bytes, many under way at once: both sides
+are rows of a tensor without strides of its own, of one dtype of whole bytes.
 """
 
 from __future__ import annotations
@@ -69,9 +70,15 @@ def _said(program: TileProgram, here: list[Any], elsewhere: list[Any]) -> list[A
 
 
 def is_put(call: Any) -> bool:
-    """Whether a call is a copy to another rank that goes on beside its executor."""
+    """Whether a call is a copy to another rank, or from one, that goes on beside its executor."""
     op = find(call)
-    return op is not None and op.puts and op.queue(call) == "put"
+    return op is not None and op.puts and op.queue(call) in ("put", "pull")
+
+
+def is_pull(call: Any) -> bool:
+    """Whether a call is a copy from another rank that goes on beside its executor."""
+    op = find(call)
+    return op is not None and op.puts and op.queue(call) == "pull"
 
 
 def puts_of(s: Any) -> list[Any]:

@@ -137,6 +137,8 @@ def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
             found.append(whole)
 
     for call in calls(stmt):
+        if remote_puts.is_pull(call):
+            continue  # who touches what is pulled awaits its signal (docs/LANGUAGE.md, "Order")
         for access in effects_of(call):
             if access.mode != "read" and access.owner is None:
                 note(access.region.source)
@@ -319,7 +321,7 @@ class _Cutter:
                 if (why := remote_puts.unfit(self.program, call)) is not None:
                     raise Unfit(why, call.span)
             made = self.part(s, COMMUNICATOR)
-            sources = {c.args[0].source for c in puts}
+            sources = {c.args[0].source for c in puts if not remote_puts.is_pull(c)}
             if late := {b for b in sources if writes_locally(s, {b}) is not None}:
                 hands = Hands(late)
                 return hands.taking(made), hands
@@ -519,7 +521,7 @@ class Hands:
         self.taken = tirx.decl_buffer((1,), "int64", "taken", scope="local.var", layout=None)
 
     def counts(self, put: Any) -> bool:
-        return put.args[0].source in self.late
+        return put.args[0].source in self.late and not remote_puts.is_pull(put)
 
     def handing(self, put: Any) -> Any:
         """What the consumer does where a put stands."""

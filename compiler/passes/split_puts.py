@@ -25,12 +25,13 @@ def split_puts(program: TileProgram) -> TileProgram:
 
 
 def in_two(s: Any) -> list[Any]:
-    """A put as a copy and a signal by the same executor."""
+    """A put, or a pull, as a copy and a signal by the same executor: of a pull's own rank."""
     call = s.value
     src, dst, peer, counter, value = call.args
     attrs = dict(call.attrs)
     signalled = {"executor": attrs["executor"], "reach": attrs["reach"], "op": attrs["signal_op"]}
     plain = {k: v for k, v in attrs.items() if k not in ("signal_op", "nonblocking")}
     copied = ir.Call(call.op, [src, dst, peer], attrs=plain, ret_ty=call.ty, span=call.span)
-    signal = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=VOID, span=call.span)
+    told = [peer] if str(attrs["side"]) == "dst" else []
+    signal = ir.Call("ts.signal", [counter, value, *told], attrs=signalled, ret_ty=VOID, span=call.span)
     return [tirx.Evaluate(copied, s.span), tirx.Evaluate(signal, s.span)]

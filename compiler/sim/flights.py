@@ -1,13 +1,13 @@
 """What runs beside the executor that issued it: products of the tensor cores and stores by TMA, in the
 scheduled programs of GPUs.
 
-An executor has a queue of each kind (``PUT``: a non-blocking copy to another rank, whose own signal says that
-it is complete; it moves when it is issued, and is nobody's to await). What is in flight begins behind what
-its issuer did before and reads its operands until it is awaited; an accumulator is nobody's until then.
-Products of one queue are complete in their order, so that one may add to what the one before it leaves.
-Stores are not ordered among each other,
-and waiting for them means that they have read what they store: what they write stays unordered to all else of
-the launch but what comes behind a wait for complete ones.
+An executor has a queue of each kind (``PUT``, ``PULL``: a non-blocking copy to another rank or from it,
+whose own signal says that it is complete; it moves when it is issued, and is nobody's to await). What is in
+flight begins behind what its issuer did before and reads its operands until it is awaited; an accumulator
+is nobody's until then. Products of one queue are complete in their order, so that one may add to what the
+one before it leaves. Stores are not ordered among each other, and waiting for them means that they have
+read what they store: what they write stays unordered to all else of the launch but what comes behind a wait
+for complete ones.
 
 So the operands' reads and the accumulator's writes are those of an *engine* with a clock of its own (as with
 copies into rings, rings.py), and who awaits comes behind it. Three things are told by name, whether or not
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.rings import Ring
     from tilescale.compiler.sim.view import Placed
 
-PRODUCT, STORE, PUT = "product", "store", "put"
+PRODUCT, STORE, PUT, PULL = "product", "store", "put", "pull"
 
 
 class Put:
@@ -101,10 +101,14 @@ def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit, AsyncUnit]:
     q, number = queue(ex, kind), ex.root + offset + ex.linear
     q.now, q.number = q.now + 2, number
     clock = ex.vc.copy()
-    if kind in (PRODUCT, PUT):
+    if kind in (PRODUCT, PUT, PULL):
         clock[number] = q.now - 1  # behind those before it
+    if kind == PULL:
+        clock[ex.number] = 0  # and behind what the executor has awaited, not behind what it did itself
     reads = AsyncUnit(ex.machine, number, q.now - 1, clock, ex.name)
-    return reads, reads if kind in (PRODUCT, PUT) else AsyncUnit(ex.machine, number, q.now, clock, ex.name)
+    return reads, reads if kind in (PRODUCT, PUT, PULL) else AsyncUnit(
+        ex.machine, number, q.now, clock, ex.name
+    )
 
 
 def start(

@@ -467,7 +467,8 @@ class Collector(Reading):
         if op.name == "signal":
             self._signal(call.args[0], call.args[1], str(call.attrs["op"]), at, owner, reach)
         elif op.name == "remote_copy" and len(call.args) > 3:
-            self._signal(call.args[3], call.args[4], str(call.attrs["signal_op"]), at, owner, reach)
+            to = owner if op.side(call) == "dst" else None
+            self._signal(call.args[3], call.args[4], str(call.attrs["signal_op"]), at, to, reach)
         elif op.name == "wait":
             memory, index = self._counter(call.args[0])
             self.found.waits.append(

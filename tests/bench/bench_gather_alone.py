@@ -1,7 +1,10 @@
-"""``python -m tests.bench.bench_gather_alone wide=256 high=128``: AG-GEMM's kernel on one GPU, all of whose rows
-its own communicators put into its own memory: as many bytes as they put where there are several GPUs, without
-the links. Beside it the product alone, by cuBLAS; graphs replayed in turn. Each word is a field of
-`gather_gemm.Config` that a variant has otherwise.
+"""``TILESCALE_TARGET=cuda python -m tests.bench.bench_gather_alone wide=256 high=128``: AG-GEMM's kernels on one
+GPU, as the only rank.
+
+By puts: all rows are put by the kernel's own communicators into its own memory, as many bytes as they put where
+there are several GPUs, without the links. By pulls: as one of four ranks, whose others are itself: three
+quarters of the rows are read and written where they lie. Beside them the product alone, by cuBLAS; graphs
+replayed in turn. Each word is a field of `gather_gemm.Config` that a variant of both has otherwise.
 """
 
 from __future__ import annotations
@@ -21,17 +24,22 @@ from tilescale import comm
 from tilescale.ops import host
 from tilescale.ops.ranks import gather_gemm, gemms
 
-#: M, N of a rank and K of the products of four ranks, with no whole tiles of rows: then the own ones are put too
-SHAPES = ((8184, 2560, 8192), (4088, 5504, 4096), (504, 14336, 8192))
+#: M, N of a rank and K of the products of four ranks. With eight rows less there are no whole tiles of them, and
+#: the own ones are put, too
+SHAPES = ((8192, 2560, 8192), (4096, 5504, 4096), (512, 14336, 8192))
+FEWER = 8
 
 
-def gathering(M: int, N: int, K: int, how: Any, x: Any, w: Any) -> tuple[Callable[[], Any], Any]:
+def gathering(how: Any, x: Any, w: Any) -> tuple[Callable[[], Any], Any]:
     """A launch of the kernel as the only rank, and its result."""
+    (M, K), N, world = x.shape, w.shape[1], 4 if how.pull else 1
     everyone, here = comm.empty((M, K), torch.bfloat16), comm.signals((-(-M // how.BM), how.groups))
     c, none = x.new_full((M, N), float("nan")), x.new_empty(1)
-    everyone.fill_(float("nan"))
+    everyone.copy_(x) if how.pull else everyone.fill_(float("nan"))
     given = gemms.checked("a product", x, w, None, "", c, None)
-    constants = gemms.constants(how, given, c, None, "", 1, M=M, K=K)
+    constants = gemms.constants(how, given, c, None, "", world, M=M, K=K)
+    if constants.pop("pull"):
+        return partial(host.launch, gather_gemm.pull_gemm, (everyone, w, none, here, c), **constants), c
     return partial(host.launch, gather_gemm.gather_gemm, (x, everyone, w, none, here, c), **constants), c
 
 
@@ -40,13 +48,16 @@ def one(M: int, N: int, K: int, words: list[str]) -> dict[str, Any]:
     w = (torch.randn(K, N, device="cuda") * K**-0.5).bfloat16()
     out, picked = torch.mm(x, w), gather_gemm.choose(M, N, K, 4, "bfloat16", host.multiprocessors(x.device))
     graphs, kept = {"cuBLAS alone": captured([partial(torch.mm, x, w, out=out)] * 3)}, []
-    for word in ("", *words):
-        name, _, value = word.partition("=")
-        run, c = gathering(M, N, K, replace(picked, **{name: int(value)}) if word else picked, x, w)
-        run()
-        assert torch.allclose(c.float(), x.float() @ w.float(), rtol=0.02, atol=0.02), word
-        graphs[word or "picked"] = captured([run] * 3)
-        kept.append(run)
+    for pull in (True, False):
+        for word in ("", *words):
+            name, _, value = word.partition("=")
+            how = replace(picked, pull=pull, **({name: int(value)} if word else {}))
+            rows = x if pull else x[: M - FEWER]
+            run, c = gathering(how, rows, w)
+            run()
+            assert torch.allclose(c.float(), rows.float() @ w.float(), rtol=0.02, atol=0.02), (pull, word)
+            graphs[f"{'pulls' if pull else 'puts'} {word}".strip()] = captured([run] * 3)
+            kept.append(run)
     times = measure(graphs, 3, 15)
     found = {}
     for name, taken in times.items():

@@ -1,4 +1,4 @@
-"""How the communicator's warps put rows to another rank (compiler/ops/remote_put.py).
+"""How the communicator's warps put rows to another rank, or pull them from it (compiler/ops/remote_put.py).
 
 Each thread copies vectors of up to 16 bytes by plain loads and stores, several under way at once
 (``ts::put_run``, ``ts::put_rows``). Then the warps synchronize, and one thread signals. Why whoever sees the
@@ -6,7 +6,8 @@ signal sees the rows: each thread's stores come before the barrier, the barrier 
 release at the scope of the system and so cumulative over what the barrier ordered (PTX ISA, "Memory
 Consistency Model", "Causality order", and "bar.sync", which orders prior accesses of its participants). The
 rows that are read are there: what the launch's predecessors left, or what one thread of these warps acquired
-in front of a barrier of theirs.
+in front of a barrier of theirs. Those of another rank are what its stream did before it entered the launch
+(ts::enter), or what it told these warps of. Each is read once, behind that, so no cache has an older one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def lower_remote_put(call: Any, cx: CudaLowering) -> Any:
         "reach": call.attrs["reach"],
         "op": call.attrs["signal_op"],
     }
-    signal = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=VOID, span=call.span)
+    told = [peer] if str(call.attrs["side"]) == "dst" else []
+    signal = ir.Call("ts.signal", [counter, value, *told], attrs=signalled, ret_ty=VOID, span=call.span)
     return sequence(
         [
             _rows(call, cx),
@@ -83,13 +85,17 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
         loops.append((var, counts[j]))
     places = [cx.analyzer.simplify(side.flat(s)) for side, s in zip((source, target), start, strict=True)]
     pitches = [_stride(side, k) for side, k in zip((source, target), rows or (None, None), strict=True)]
-    width = _width(
-        cx, bits_of(src.source) // 8, [run, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
-    )
-    site = cx.site("copy", target.name, call)
+    side_by_side = [run]
+    if to_axes and constant(run) is None:  # as many as there are, from where a row begins to where it ends
+        side_by_side = [cx.scalar(dst.region[to_axes[-1]].extent), target.shape[to_axes[-1]]]
+    numbers = [*side_by_side, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
+    width = _width(cx, bits_of(src.source) // 8, numbers)
+    pulls = int(str(call.attrs["side"]) == "src")  # the place among the sides of the one that is far
+    site = cx.site("copy", (source if pulls else target).name, call, "pull" if pulls else "")
     look = cx.look(peer, site)
-    address = cx.peer_address(tirx.address_of(tirx.BufferLoad(target.buf, [places[1]])), peer, site)
-    sides, thread = [address, at(source.buf, places[0])], cx.communicator_thread()
+    sides = [at(target.buf, places[1]), at(source.buf, places[0])]
+    sides[pulls] = cx.peer_address(sides[pulls], peer, site)
+    address, thread = sides[0], cx.communicator_thread()
     template = f"<{width}, {int(call.attrs['warps']) * WARP}>"
     if rows is None:
         inner = do(f"put_run{template}", *sides, widened(run, "int32"), thread, span=call.span)

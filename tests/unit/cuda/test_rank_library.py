@@ -43,7 +43,8 @@ def test_gather(world: int, n: int, m: int, direct: bool):
     [(2, 128, 1, False), (2, 128, 3, False), (3, 100, 2, True), (3, 2, 1, False)],
     ids=["whole", "groups", "ragged", "few"],
 )
-def test_gather_gemm(world: int, M: int, groups: int, bias: bool):
+@pytest.mark.parametrize("pull", [False, True])
+def test_gather_gemm(world: int, M: int, groups: int, bias: bool, pull: bool):
     N, K = 72, 136
     cut = {
         "BM": 64,
@@ -64,7 +65,8 @@ def test_gather_gemm(world: int, M: int, groups: int, bias: bool):
         "bias": bias,
         "activation": "relu" if bias else "",
     }
-    kernel = gather_gemm.gather_gemm(M=M, N=N, K=K, world=world, **cut, **what)
+    make = gather_gemm.pull_gemm if pull else gather_gemm.gather_gemm
+    kernel = make(M=M, N=N, K=K, world=world, **cut, **what)
     each = -(-M // world)
     args = [
         {
@@ -77,19 +79,25 @@ def test_gather_gemm(world: int, M: int, groups: int, bias: bool):
         }
         for r in range(world)
     ]
+    for r, a in enumerate(args if pull else ()):
+        rows = a.pop("A")[: max(0, M - r * each)]
+        a["X"][r * each : r * each + len(rows)] = rows
     agree_on_ranks(kernel, args)
 
 
 def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
     for M, N, K, world in ((8192, 2560, 8192, 4), (5000, 1000, 1000, 3)):
         how = vars(gather_gemm.choose(M, N, K, world, "bfloat16")) | {"M": M, "N": N, "K": K, "world": world}
-        assert how.pop("fused")
+        assert how.pop("fused") and how.pop("pull")
         what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
-        made = driver.lower(gather_gemm.gather_gemm(**how, **what).trace(), "cuda:sm_90a")
-        assert not [n for n in made.program.notes if "without" in n or "in turn" in n], made.program.notes
-        code = driver.source_text(gather_gemm.gather_gemm(**how, **what).trace(), "cuda", "cuda:sm_90a")
-        producer = code[code.index("ts::fewer_registers") : code.index("ts::more_registers")]
-        assert "ts::wait<true>" in producer and "ts::tma_load(&x[" in producer and "ts::wgmma_m64n" in code
+        for make in (gather_gemm.gather_gemm, gather_gemm.pull_gemm):
+            kernel = make(**how, **what)
+            made = driver.lower(kernel.trace(), "cuda:sm_90a")
+            assert not [n for n in made.program.notes if "without" in n or "in turn" in n], made.program.notes
+            code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+            producer = code[code.index("ts::fewer_registers") : code.index("ts::more_registers")]
+            assert "ts::wait<true>" in producer and "ts::tma_load(&x[" in producer
+            assert "ts::wgmma_m64n" in code and "ts::put_rows<8, 64>" in code
 
 
 SUMS = {**FLAT, "P": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
@@ -237,7 +245,8 @@ def test_a_sum_in_packets_needs_no_flags():
 
 
 @pytest.mark.parametrize(
-    "make", [gather_gemm.gather_gemm, gemm_scatter.gemm_scatter, gemm_reduce.gemm_reduce]
+    "make",
+    [gather_gemm.gather_gemm, gather_gemm.pull_gemm, gemm_scatter.gemm_scatter, gemm_reduce.gemm_reduce],
 )
 @pytest.mark.parametrize("M, world", [(8192, 4), (2500, 3)])
 def test_warps_beside_the_producer_put_at_full_size(make: Any, M: int, world: int):
@@ -249,6 +258,7 @@ def test_warps_beside_the_producer_put_at_full_size(make: Any, M: int, world: in
         "world": world,
     }
     assert how.pop("fused")
+    how.pop("pull", None)
     what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
     more = {} if module is gather_gemm else {"align": 1}
     notes = driver.lower(make(**how, **what, **more).trace(), "cuda:sm_90a").program.notes

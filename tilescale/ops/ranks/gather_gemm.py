@@ -40,11 +40,13 @@ from tilescale.ops.ranks.workspace import workspace
 
 @dataclass(frozen=True)
 class Config:
-    """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
-    block, blocks that stay, rows of tiles in a panel; ``high`` × ``wide``: numbers of x that one put moves;
+    """How it is computed. ``fused``: in one kernel, or apart; ``pull``: each rank reads the others' rows, or
+    writes its own to them. Then: tiles, stages of the ring, threads of a
+    block, blocks that stay, rows of tiles in a panel; ``high`` × ``wide``: numbers of x that one copy moves;
     ``groups``: of pieces along k, each with a counter of its own."""
 
     fused: bool = True
+    pull: bool = False
     BM: int = 128
     BN: int = 256
     BK: int = 64
@@ -65,9 +67,11 @@ PIECES = ((64, 512), (64, 1024), (32, 1024), (128, 1024))
 def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
     """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`), not by
     measurements: so far no machine with several GPUs ran it. A hand-written kernel gained 12 % by four
-    groups where M was 512 (4 H200, 2026-11-22)."""
+    groups where M was 512, and 15 % and more by pulls, whose loads wait for their data and do not queue in
+    front of the product's (4 H200, 2026-11-22)."""
     groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 1)
-    return Config(fused=worthwhile(M, N, K), groups=groups, **tiles(M, N, K, dtype, units))
+    pull = dtype != "float32"  # as the kernels of tensor cores that have warps to spare
+    return Config(worthwhile(M, N, K), pull, groups=groups, **tiles(M, N, K, dtype, units))
 
 
 # ---- the kernel
@@ -155,6 +159,77 @@ def gather_gemm(
     return ag_gemm
 
 
+def pull_gemm(
+    M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
+    panel: int, high: int, wide: int, groups: int, dtype: str, out: str, trans_b: bool, bias: bool,
+    activation: str,
+) -> Any:  # fmt: skip
+    """The same, where each rank reads the others' rows: of X (M, K) it has its own when the launch begins,
+    and all when it ends."""
+    each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
+    run, count = ceil_div(parts, groups), ceil_div(each, high) * parts  # pieces along k of a group; of a rank
+    b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
+    crossing = int(each % BM > 0)  # a tile may have rows of several ranks
+
+    def begun(tile: Any, rank: Any) -> Any:
+        """Counts the pieces of others' rows that begin in a row of tiles."""
+
+        def above(row: Any) -> Any:
+            every = row // each * ceil_div(each, high) + T.ceildiv(row % each, high)
+            return every - T.ceildiv(T.min(T.max(row - rank * each, 0), each), high)
+
+        return above(T.min(tile * BM + BM, M)) - above(tile * BM)
+
+    @T.macro
+    def pull(X, here, rows, at, col, src):
+        """``rows`` rows of X from (at, col) on, with a signal for the row of tiles they begin in."""
+        theirs, told = X[at : at + rows, col : col + wide], here[at // BM, col // (run * wide)]
+        T.copy(theirs, theirs, src=src, signal=told, blocking=False)
+
+    @T.prim_func
+    def ag_gemm(
+        X: T.SymmTensor((M, K), dtype),
+        W: T.Tensor(b_shape, dtype),
+        add: T.Tensor((N if bias else 1,), out),
+        here: T.Signal((tall, groups)),
+        C: T.Tensor((M, N), out),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+            for step in T.serial(ceil_div((world - 1) * count, blocks)):  # in the order in which tiles come
+                piece = step * blocks + b
+                owner = (rank + 1 + piece // count) % world
+                row, col = piece % count // parts * high, piece % parts * wide
+                if piece < (world - 1) * count and owner * each + row < M:
+                    if row + high <= each:
+                        pull(X, here, high, owner * each + row, col, owner % n)
+                    if each % high and row + high > each:
+                        pull(X, here, each % high, owner * each + row, col, owner % n)
+            x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            for tile in T.Persistent(tall * ceil_div(N, BN), blocks, b):
+                i, j = panelled(tile, tall, ceil_div(N, BN), panel)
+                at = (T.ceildiv(rank * each, BM) + crossing + i) % tall  # own rows first
+                above = T.max(at - 1, 0)
+                T.clear(acc)
+                for group in T.serial(groups):
+                    pieces = T.min(run, parts - group * run)
+                    if crossing or at * BM // each != rank:  # every piece that reaches into these rows
+                        T.wait(here[at, group], begun(at, rank) * pieces)
+                    if crossing:
+                        T.wait(here[above, group], begun(above, rank) * pieces)
+                    low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
+                    for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
+                        T.copy(X[at * BM, low + k * BK], x)
+                        if trans_b:
+                            T.copy(W[j * BN, low + k * BK], w)
+                        else:
+                            T.copy(W[low + k * BK, j * BN], w)
+                        T.gemm(x, w, acc, transpose_B=trans_b)
+                finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
+
+    return ag_gemm
+
+
 # ---- what people call
 
 
@@ -215,6 +290,10 @@ def all_gather_matmul(
     here = space.counters(ceil_div(M, how.BM), how.groups)
     what = constants(how, given, c, bias, activation, team.size, M=M, K=K)
     each = share(M, team.size)
+    if what.pop("pull"):
+        everyone[team.rank * each :][: given.rows].copy_(given.x)  # before this rank enters the launch
+        host.launch(pull_gemm, (everyone, given.w, biased(bias, c), here, c), **what)
+        return c
     if given.rows < each:  # on the last ranks
         padded = x.new_empty(each, K)
         padded[: given.rows] = x
@@ -350,7 +429,11 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     **chosen(choose),
-    knobs=knobs(tuple({"groups": n} for n in (1, 2, 4)), tuple({"high": h, "wide": w} for h, w in PIECES)),
+    knobs=knobs(
+        ({"pull": True}, {"pull": False}),
+        tuple({"groups": n} for n in (1, 2, 4)),
+        tuple({"high": h, "wide": w} for h, w in PIECES),
+    ),
     cases=(
         *(
             Case({**_FEW, **shape}, small=True)
@@ -363,6 +446,12 @@ OP = RankOp(
                 {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True},
                 {"M": 128, "N": 72, "K": 130, "wide": 64, "groups": 2},
                 {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "blocks": 132},
+                {"M": 192, "N": 72, "K": 104, "pull": True},
+                {"M": 128, "N": 64, "K": 64, "bias": True, "activation": "gelu", "pull": True},
+                {"M": 77, "N": 40, "K": 33, "dtype": "float16", "out": "float32", "pull": True},
+                {"M": 2, "N": 30, "K": 20, "activation": "silu", "pull": True},
+                {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True, "pull": True},
+                {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "pull": True},
             )
         ),
         *(
