@@ -163,7 +163,7 @@ class Lowering(Clusters, Apart, MatrixStores):
         self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
         for b, number in plan.ring_of.items():
             shape = [int(e) for e in b.ty.shape[1:]]
-            self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
+            self.barriers[number].bytes.append(prod(shape) * bits_of(b) // 8)
         head = initialised(self)
         if self.dependent:  # setting up is what may go on before the launch in front has ended
             self.head += [*head, *_awaits_launches()]

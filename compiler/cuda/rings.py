@@ -46,8 +46,8 @@ class Barriers:
         cx.head += [full, empty]
         #: the warpgroups that read it, where they have code of their own; None: all consumers
         self.readers = readers
-        #: of one stage, all of its tiles
-        self.bytes = 0
+        #: of one stage, tile by tile
+        self.bytes: list[int] = []
         #: whether threads read its tiles themselves, and not products alone
         self.by_threads = ring.number in read_by_threads(cx.program.func.body, cx.program.schedule.ring_of)
 
@@ -79,12 +79,14 @@ def acquire(cx: CudaLowering, token: Any) -> Any:
     """The stage is empty; what will fill it is announced, so that copies may arrive in any order behind
     this."""
     b, n = _of(cx, token)
+    tiles = int(token.attrs["tiles"]) if "tiles" in token.attrs else -1
+    coming = sum(size for k, size in enumerate(b.bytes) if tiles >> k & 1)
     free = tirx.bitwise_xor(b.phase(n), tirx.IntImm("int32", 1))
     waited = call("mbarrier_wait", at(b.empty, b.stage(n)), free, span=token.span)
     return tirx.SeqStmt(
         [
             waited,
-            call("mbarrier_expect", at(b.full, b.stage(n)), tirx.IntImm("int32", b.bytes), span=token.span),
+            call("mbarrier_expect", at(b.full, b.stage(n)), tirx.IntImm("int32", coming), span=token.span),
         ]
     )
 

@@ -8,11 +8,10 @@ from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def token(kind: str, ring: int, counter: Any, span: Any) -> Any:
-    """``ts.ring_<kind>(counter)`` of a ring, as a statement."""
-    return tirx.Evaluate(
-        ir.Call(f"ts.ring_{kind}", [counter], attrs={"ring": ring}, ret_ty=VOID, span=span), span
-    )
+def token(kind: str, ring: int, counter: Any, span: Any, tiles: int | None = None) -> Any:
+    """``ts.ring_<kind>(counter)`` of a ring, as a statement. ``tiles``: see `RingAcquire`."""
+    attrs = {"ring": ring} if tiles is None else {"ring": ring, "tiles": tiles}
+    return tirx.Evaluate(ir.Call(f"ts.ring_{kind}", [counter], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
 def late_release(ring: int, counter: Any, when: Any, span: Any) -> Any:

@@ -194,8 +194,27 @@ def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bo
     return Slots(base, tuple(coefficients), ())
 
 
+#: what was counted, by all that decides it: several passes ask the same
+_COUNTED: dict[Any, Slots | str] = {}
+
+
 def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
     """The same for any index that can be evaluated, over all threads and rounds."""
+    names = tuple(v.name for v in loop.vars)
+    if len(set(names)) < len(names) or any(numeric.variables(e) - set(loop.vars) for e in indices):
+        return _counted(loop, indices, fragment, writes)
+    key = (names, loop.extents, loop.shifts, loop.fragment, tuple(map(str, indices)), fragment, writes)
+    if (known := _COUNTED.get(key)) is not None:
+        return known
+    found = _counted(loop, indices, fragment, writes)
+    if isinstance(found, str) or not found.dynamic:
+        if len(_COUNTED) > 256:
+            _COUNTED.clear()
+        _COUNTED[key] = found
+    return found
+
+
+def _counted(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
     if loop.fragment.threads != fragment.threads:
         return "it is spread over other threads"
     values, inside = loop.values

@@ -41,9 +41,11 @@ class _Token(TileOp):
 
 @register
 class RingAcquire(_Token):
-    """The stage of the counter's round is empty: its readers of the round before have released it."""
+    """The stage of the counter's round is empty: its readers of the round before have released it. ``tiles``:
+    which of the ring's tiles the round fills, bit k for the k-th; all of them without."""
 
     name = "ring_acquire"
+    attributes = ("ring", "tiles?")
 
 
 @register

@@ -7,7 +7,8 @@ in front of a barrier or of another release, the arrival needs none: a fence ord
 whatever it was put there for.
 
 Only what stands in one sequence is looked at: at its head, of a loop's body among them, everything counts as
-read since.
+read since. But of a ring that loops share, a stage that products alone have read between its round's wait and
+its release needs no fence either: what threads read of other rounds lies in front of those rounds' releases.
 """
 
 from __future__ import annotations
@@ -56,11 +57,15 @@ def elide_proxy_fences(program: TileProgram) -> TileProgram:
 
 def _marked(stmts: list[Any], every: set[int], ring_of: dict[Any, int]) -> list[Any]:
     out, read = [], set(every)
+    multiplied = _multiplied(stmts, ring_of)
     for s in stmts:
+        multiplied |= _multiplied(flat(s.body), ring_of) if isinstance(s, tirx.For) else set()
         if name_of(s) == "sync" and str(s.value.attrs["scope"]) == "block" and int(s.value.attrs["proxy"]):
             read = set()
         elif name_of(s) == "ring_release":
-            if int(s.value.attrs["ring"]) in read:
+            if int(s.value.attrs["ring"]) in every & multiplied:
+                s = again(s.value, list(s.value.args), {"fenced": 1})
+            elif int(s.value.attrs["ring"]) in read:
                 read = set()  # behind its own fence
             elif int(s.value.attrs["ring"]) in every:
                 s = again(s.value, list(s.value.args), {"fenced": 1})
@@ -68,3 +73,10 @@ def _marked(stmts: list[Any], every: set[int], ring_of: dict[Any, int]) -> list[
             read |= read_by_threads(s, ring_of)
         out.append(s)
     return out
+
+
+def _multiplied(stmts: list[Any], ring_of: dict[Any, int]) -> set[int]:
+    """The rings that a sequence awaits itself, and of which no thread reads anything there: only products do.
+    The release behind such a loop is that of its last round (passes/release_late.py)."""
+    awaited = {int(s.value.attrs["ring"]) for s in stmts if name_of(s) == "ring_wait"}
+    return awaited - {n for s in stmts for n in read_by_threads(s, ring_of)}

@@ -10,7 +10,9 @@ Its buffers get a leading stage axis. A schedule is data (`Schedule`), asked for
 
 and in a fourth, which goes with a producer: ``by_reader``, where a loop has a ring for the copies of each
 first reader, awaited in front of it and released behind their last one, so that a tile that is read early
-gives its stage back early. Otherwise one ring has all of a loop's copies. ``alone`` says of a copy outside
+gives its stage back early. Otherwise one ring has all of a loop's copies. Loops with a producer that fill the
+same tiles share their ring (`_shared`): what one of them copies follows in the stages behind what another one
+did, as far ahead as all stages reach. ``alone`` says of a copy outside
 such loops whether it may go through a ring of its own, as a tile does that is filled once and read by many
 products: of one stage, or where it is filled again and again of ``single_depth``, so that the next tile is
 under way while this one is read.
@@ -30,7 +32,7 @@ goes through it by itself, has no ring and stays as it is, which is said too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -159,6 +161,7 @@ class _Draft:
         self.program = program
         self.counters: list[Any] = []
         self.staged: dict[Any, Any] = {}
+        self.shared = _shared(self) if by_reader and program.launch.cluster == (1, 1, 1) else set()
 
     def visit(self, loop: Any) -> Any:
         notes = loop.annotations or {}
@@ -166,7 +169,7 @@ class _Draft:
             return loop
         by_reader = self.by_reader and loop.loop_var not in self.reasons
         branches = by_reader and self.program.launch.cluster == (1, 1, 1)
-        pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches)
+        pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared)
         narrow = any(loop.loop_var.same_as(v) for v in self.narrow)
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
@@ -234,6 +237,13 @@ class _Draft:
         self.plan.stages.update(dict.fromkeys(staged.values(), asked // ring.depth))
         return ring, staged
 
+    def _ring_for(self, p: Pipeline, buffers: list[Any]) -> tuple[Ring, dict[Any, Any]]:
+        """The ring that another loop shares with this one for these buffers, else a new one."""
+        if buffers[0] not in self.staged:
+            return self._new_ring(p, buffers)
+        staged = {b: self.staged[b] for b in buffers}
+        return self.plan.rings[self.plan.ring_of[staged[buffers[0]]]], staged
+
     def _by_reader(self, p: Pipeline) -> Any:
         """The loop with a ring for each first reader, in the order of their copies."""
         guarded = p.with_guards()
@@ -252,14 +262,14 @@ class _Draft:
         before: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
         behind: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
         for k, buffers in enumerate(groups):
-            ring, staged = self._new_ring(p, buffers)
+            ring, staged = self._ring_for(p, buffers)
             filled, read = (
                 self._counter(f"ring{ring.number}_filled"),
                 self._counter(f"ring{ring.number}_read"),
             )
             mine = [s for s in copies if p.filled(s) in buffers or k == 0 and p.filled(s) not in p.fills]
             fill += [
-                token("acquire", ring.number, now(filled), span),
+                token("acquire", ring.number, now(filled), span, tiles=_tiles(ring, buffers)),
                 *[_in_stage(_asynchronous(s, p, ring), staged, _stage(filled, ring.depth)) for s in mine],
                 token("commit", ring.number, now(filled), span),
                 tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
@@ -378,6 +388,9 @@ class _Draft:
         return None
 
     def _counter(self, name: str) -> Any:
+        for known in self.counters:
+            if known.name == name:  # of a ring that another loop has, too
+                return known
         made = tirx.decl_buffer((1,), "int32", name, scope="local.var", data_alignment=64, layout=None)
         self.counters.append(made)
         return made
@@ -420,11 +433,17 @@ def _filled(stmt: Any, branches: bool) -> Any:
 
 
 def pipeline_of(
-    loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool = False, branches: bool = False
+    loop: Any,
+    uses: dict[Any, int],
+    views: set[Any],
+    by_reader: bool = False,
+    branches: bool = False,
+    shared: Set[Any] = frozenset(),
 ) -> Pipeline | None:
     """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory,
     has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
-    own. ``branches``: a copy may be one of two, as a condition says."""
+    own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
+    and read, too."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
@@ -436,7 +455,7 @@ def pipeline_of(
             buffer is not None
             and buffer not in fills
             and buffer not in views
-            and inside[buffer] == uses[buffer]
+            and (inside[buffer] == uses[buffer] or buffer in shared)
         ):
             if not any(buffer in _touches(t) for t in stmts[:k]) and not any(
                 _writes(t, buffer) for t in stmts[k + 1 :]
@@ -450,6 +469,51 @@ def pipeline_of(
     ):
         return None  # a reader stands between the copies: the stage would be committed too late for it
     return Pipeline(loop, stmts, fills, first, last, branches)
+
+
+def _shared(draft: _Draft) -> set[Any]:
+    """The tiles that several pipelined loops fill, and nobody touches elsewhere: these loops have one ring.
+    Each fills them before it reads them, asks for as many stages, and copies what has one first reader there
+    from tiles that had one in the first of these loops, whose ring it is."""
+    loops: list[Any] = []
+    structural_walk(draft.program.func.body, (tirx.For, loops.append))
+    loops = [
+        f
+        for f in loops
+        if str((f.annotations or {}).get("ts.kind", "")) == "pipelined"
+        and not any(f.loop_var.same_as(v) for v in (*draft.narrow, *draft.reasons))
+    ]
+    inside = {f.loop_var: buffer_uses(f.body) for f in loops}
+    found = {
+        b
+        for b, uses in draft.uses.items()
+        if b.ty.storage_scope == "shared"
+        and sum(b in u for u in inside.values()) > 1
+        and sum(u.get(b, 0) for u in inside.values()) == uses
+    }
+    while True:
+        first: dict[Any, tuple[frozenset[Any], int]] = {}  # tile → those of its ring, and its stages
+        bad: set[Any] = set()
+        for f in loops:
+            mine = found & inside[f.loop_var].keys()
+            p = pipeline_of(f, draft.uses, draft.views, True, True, found) if mine else None
+            bad |= mine - (p.fills.keys() if p is not None else set())
+            for group in map(frozenset, [] if p is None else _first_readers(p)):
+                asked = int(f.annotations["ts.num_stages"])
+                whole = next((first[b] for b in group if b in first), None)
+                if whole is None:
+                    first |= dict.fromkeys(group, (group, asked))
+                elif not group <= whole[0] or asked != whole[1]:
+                    bad |= group
+        if not bad & found:
+            return found
+        found -= bad
+
+
+def _tiles(ring: Ring, buffers: list[Any]) -> int | None:
+    """Which of a ring's tiles a round fills, a bit each; None where it fills all of them."""
+    mine = {b.name for b in buffers}
+    return None if mine == set(ring.buffers) else sum(1 << k for k, b in enumerate(ring.buffers) if b in mine)
 
 
 def _first_readers(p: Pipeline) -> list[list[Any]]:

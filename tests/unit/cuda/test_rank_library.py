@@ -13,6 +13,7 @@ import pytest
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.ops.ranks import flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
+from tilescale.ops.ranks.gemms import packed_shape
 from tilescale.packets import length
 
 FLAT = {"Q": 64, "blocks": 2, "threads": 64}
@@ -156,37 +157,72 @@ def test_spread(world: int, root: int, relayed: bool):
 
 @pytest.mark.parametrize("reduce", [False, True], ids=["scatter", "reduce"])
 @pytest.mark.parametrize(
-    "world, M, K, bias",
-    [(2, 128, [72, 72], False), (3, 100, [40, 40, 8], True)],
-    ids=["whole", "ragged"],
+    "world, M, K, bias, out, trans_b, BK",
+    [
+        (2, 128, [72, 72], False, "bfloat16", False, 64),
+        (3, 100, [40, 40, 8], True, "bfloat16", False, 64),
+        (4, 256, [32, 32, 32, 32], True, "float32", True, 32),
+    ],
+    ids=["whole", "ragged", "pieces"],
 )
-def test_gemm_and_sum(world: int, M: int, K: list[int], bias: bool, reduce: bool):
+def test_gemm_and_sum(
+    world: int, M: int, K: list[int], bias: bool, out: str, trans_b: bool, BK: int, reduce: bool
+):
     N = 72
-    cut = {"BM": 64, "BN": 64, "BK": 64, "stages": 2, "threads": 128, "blocks": 2, "panel": 2, "slab": 16}
-    what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": bias, "activation": ""}
+    cut = {"BM": 64, "BN": 64, "BK": BK, "stages": 2, "threads": 128, "blocks": 2}
+    cut |= {"panel": 2, "run": 2, "lead": 2}
+    what = {"dtype": "bfloat16", "out": out, "trans_b": trans_b, "bias": bias, "activation": ""}
     even = len(set(K)) == 1
     make = gemm_reduce.gemm_reduce if reduce else gemm_scatter.gemm_scatter
     kernel = make(M=M, N=N, K=K[0] if even else None, align=1 if even else 8, world=world, **cut, **what)
     each = -(-M // world)
-    tiles = -(-M // 64) * -(-N // 64)
-    shape = (world, -(-tiles // world), 64, 64) if reduce else (world, each, N)
+    if reduce:
+        count = -(-(-(-M // 64) * -(-N // 64)) // world)
+    else:
+        count = -(-each // 64) * -(-N // 64)
+    shape = (world - 1, count, *packed_shape(64, 64, (64, BK) if trans_b else (BK, 64)))
     args = []
     for r in range(world):
         given = {
             "A": data((M, K[r]), "bfloat16", r),
-            "W": data((K[r], N), "bfloat16", 9 + r),
-            "add": data((N if bias else 1,), "bfloat16", 20),
+            "W": data((N, K[r]) if trans_b else (K[r], N), "bfloat16", 9 + r),
+            "add": data((N if bias else 1,), out, 20),
             "own": empty(shape, "bfloat16"),
             "parts": empty(shape, "bfloat16"),
         }
         if reduce:
-            given["sums"] = empty(shape, "bfloat16")
-            given |= {"given": zeros(shape[1]), "done": zeros(*shape[:2]), "C": empty((M, N), "bfloat16")}
+            finished = packed_shape(64, 64, (1, 256))
+            given |= {"mine": empty((1, count, *finished), out)}
+            given |= {"sums": empty((world - 1, count, *finished), out)}
+            given |= {"arrived": zeros(count), "done": zeros(world - 1, count), "C": empty((M, N), out)}
         else:
             mine = max(0, min(each, M - r * each))
-            given |= {"arrived": zeros(-(-each // 64), -(-N // 64)), "C": empty((mine, N), "bfloat16")}
+            given |= {"arrived": zeros(count), "C": empty((mine, N), out)}
         args.append(given)
     agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("make", [gemm_scatter.gemm_scatter, gemm_reduce.gemm_reduce])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_parts_come_back_through_the_operands_ring(make: Any, trans_b: bool):
+    """At full size: TMA brings them into the stages of w, behind the producer's own wait; threads add them from
+    16 bytes of shared memory at once, and store their own parts by 16 bytes."""
+    module = importlib.import_module(make.__module__)
+    how = vars(module.choose(8192, 8192, 2048, 4, "bfloat16")) | {"M": 8192, "N": 8192, "K": 2048, "world": 4}
+    assert how.pop("fused")
+    what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": trans_b, "bias": False, "activation": ""}
+    program = driver.lower(make(**how, **what, align=1).trace(), "cuda:sm_90a").program
+    (ring,) = program.schedule.rings
+    assert ring.depth == how["stages"] and not any("in turn" in n for n in program.notes), program.notes
+    code = driver.source_text(make(**how, **what, align=1).trace(), "cuda", "cuda:sm_90a")
+    producer = code[code.index("ts::fewer_registers") : code.index("else if (tid - 288")]
+    assert "ts::wait<true>" in producer
+    assert "parts_map" in producer[producer.index("ts::fence_proxy_async_global") :]
+    consumer = code[code.index("ts::more_registers") :]
+    assert "*(uint4*)&w_in[0] = " in consumer and "= *(const uint4*)&own_out[0];" in consumer
+    # a stage that only wgmma reads is given back without a fence of the threads' reads
+    loop = consumer[: consumer.index("ts::wgmma_wait<0>")]
+    assert "ts::mbarrier_arrive_warp" in loop and "fence_proxy_async" not in loop
 
 
 def test_a_sum_in_packets_needs_no_flags():

@@ -13,6 +13,7 @@ from tilescale.compiler.checks.run import check
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.passes.pipeline import tile_level
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import InternalError
@@ -357,3 +358,55 @@ def test_the_verifier_knows_roles_and_tokens():
         replaced(ir.Call, lambda c: constant if getattr(c.op, "name", "") == "ts.ring_wait" else c),
         roles=BOTH,
     )
+
+
+@T.prim_func
+def two_loops(A: T.Tensor((8, S), "int32"), B: T.Tensor((8, S), "int32"), C: T.Tensor((S,), "int32")):
+    """Rows of two tensors, then some of one alone, all added."""
+    with T.Kernel(1):
+        a, b, c = (
+            T.alloc_shared((S,), "int32"),
+            T.alloc_shared((S,), "int32"),
+            T.alloc_fragment((S,), "int32"),
+        )
+        T.clear(c)
+        for k in T.Pipelined(5, num_stages=3):
+            T.copy(A[k, 0], a)
+            T.copy(B[k, 0], b)
+            for i in T.Parallel(S):
+                c[i] += a[i] * b[i]
+        for k in T.Pipelined(3, num_stages=3):
+            T.copy(B[k + 5, 0], b)
+            for i in T.Parallel(S):
+                c[i] += b[i]
+        T.copy(c, C)
+
+
+def test_loops_that_fill_the_same_tiles_share_their_ring():
+    made = schedule(tile_level(two_loops), 3, roles=BOTH, by_reader=True)
+    spec.verify(made.func, spec.SCHEDULED, "schedule")
+    (ring,) = made.schedule.rings
+    assert (ring.depth, ring.buffers, ring.form) == (3, ["a", "b"], "roles")
+    acquired = [c for c in calls(made.func.body) if c.op.name == "ts.ring_acquire"]
+    assert [int(c.attrs["tiles"]) if "tiles" in c.attrs else None for c in acquired] == [None, 2]
+    report = check(two_loops, 1, None, level="both", arch="sm_90a", seeds=3)
+    assert report, report
+
+
+def test_loops_of_other_stages_share_no_ring():
+    @T.prim_func
+    def other(A: T.Tensor((8, S), "int32"), C: T.Tensor((S,), "int32")):
+        with T.Kernel(1):
+            a, c = T.alloc_shared((S,), "int32"), T.alloc_fragment((S,), "int32")
+            T.clear(c)
+            for k in T.Pipelined(5, num_stages=3):
+                T.copy(A[k, 0], a)
+                for i in T.Parallel(S):
+                    c[i] += a[i]
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[k + 5, 0], a)
+                for i in T.Parallel(S):
+                    c[i] -= a[i]
+            T.copy(c, C)
+
+    assert not schedule(tile_level(other), 3, roles=BOTH, by_reader=True).schedule.rings

@@ -9,7 +9,7 @@ results are ordinary tensors. Kernels put out of an ordinary operand straight in
 nothing is copied into the heap first; where a result is gathered, it is copied out of the heap inside the
 kernel.
 
-Sums are taken in float32 in the order of ranks, each rank's part rounded to the operands' dtype before it
+Sums are taken in float32 in a fixed order, what another rank adds rounded to the operands' dtype before it
 crosses: all ranks get the same bits, and so does every run.
 
 How rows are split: of M rows over n ranks each has c = ceil(M / n), the last ones fewer or none

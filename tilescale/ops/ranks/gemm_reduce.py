@@ -1,10 +1,11 @@
 """``matmul_all_reduce(x, w)``: act(Σ over ranks of x · w + bias) on every rank, the same bits on each, in one
 kernel. Each rank holds columns of x and rows of w, so it has a part of every element.
 
-Each tile of the result has an owner. Blocks multiply the next rank's tiles, then those of the one behind it,
-and the own ones last; a tile is rounded to the operands' dtype, stored, and put to its owner while the block
-multiplies on. When a block has put all its tiles it adds the own ones that it computed, in the order of
-ranks, finishes them and puts them to everyone; then it copies what arrives into the result. Small products
+Each tile of the result has an owner. Blocks multiply tiles of all owners in turn (`gemms.turn`). Another
+owner's tile is rounded to the operands' dtype, stored, and put to its owner while the block multiplies on. An
+own tile comes late enough for the others' parts to be there: they follow the operands through their ring and
+are added to the accumulators, in the order of distance. The finished tile is stored and put to everyone. When
+a block has computed all its tiles it copies what arrives into the result. Small products
 are computed apart: `matmul`, then one shot or two of `all_reduce`, with bias and activation inside.
 """
 
@@ -18,11 +19,12 @@ import torch
 
 import tilescale.language as T
 from tilescale.ops import gemm, host
-from tilescale.ops.gemm_kernels import activated, ceil_div, load, panelled
+from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.ranks import fp8, reduce
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemm_scatter import RAGGED, SMALL, Config, draw
 from tilescale.ops.ranks.gemms import (
+    add_parts,
     alone,
     biased,
     checked,
@@ -30,12 +32,20 @@ from tilescale.ops.ranks.gemms import (
     configured,
     constants,
     depth,
+    in_turn,
     inner_of,
     knobs,
+    lead_of,
     library_sum,
+    load_packed,
+    packed_of,
+    packed_shape,
+    places,
     product,
     reference_sum,
+    store_packed,
     tiles,
+    turn,
     worthwhile,
 )
 from tilescale.ops.ranks.groups import Group, share, team_of
@@ -48,7 +58,8 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     model, as `gather_gemm.choose`."""
     cut = tiles(M, N, K, dtype, units)
     fused = worthwhile(M, N, K) and ceil_div(M, cut["BM"]) * ceil_div(N, cut["BN"]) >= max(units // 2, world)
-    return Config(fused=fused, **cut)
+    count = ceil_div(ceil_div(M, cut["BM"]) * ceil_div(N, cut["BN"]), world)
+    return Config(fused=fused, **cut, **in_turn(count, cut["blocks"]))
 
 
 # ---- the kernel
@@ -56,94 +67,77 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
 
 def gemm_reduce(
     M: int, N: int, K: int | None, align: int, world: int, BM: int, BN: int, BK: int, stages: int,
-    threads: int, blocks: int, panel: int, slab: int, dtype: str, out: str, trans_b: bool, bias: bool,
-    activation: str,
+    threads: int, blocks: int, panel: int, run: int, lead: int, dtype: str, out: str, trans_b: bool,
+    bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C (M, N) = act(Σ over ranks of A · op(W) + bias). A (M, K); W (K, N) or (N, K); K None: known to the
-    call, a multiple of ``align``. Tile q is rank q % world's, its number q // world. own (world, number, BM,
-    BN): this rank's parts, by owner; parts: all ranks' for the own tiles; sums: all owners' tiles."""
+    call, a multiple of ``align``. Tile t is rank t % world's, its number t // world. own[h - 1]: this rank's
+    parts of the tiles of the rank h behind it; parts[h - 1]: those of the rank h in front of this one, for
+    the own tiles; mine: the own tiles, finished; sums[h - 1]: those of the rank h behind this one."""
     tall, across = ceil_div(M, BM), ceil_div(N, BN)
-    each = ceil_div(tall * across, world)
-    shift = -(world - 1) * each % blocks
-    whole = each * world == tall * across  # all ranks have equally many tiles
+    count = ceil_div(tall * across, world)
+    whole = count * world == tall * across and count % run == 0
+    lead = lead_of(count, run, lead, world)
     k_extent = T.dynamic("K", multiple_of=align) if K is None else K
     b_shape, b_tile = ((N, k_extent), (BN, BK)) if trans_b else ((k_extent, N), (BK, BN))
-
-    @T.macro
-    def add_up(own, parts, add, sums, C, number, row, col, rank, n, part, total):
-        """The own tile at (row, col), finished: in sums, and in C."""
-        for s in T.serial(BM // slab):
-            T.clear(total)
-            for r in T.serial(n):
-                if r == rank:
-                    T.copy(own[rank, number, s * slab, 0], part)
-                else:
-                    T.copy(parts[r, number, s * slab, 0], part)
-                for i, j in T.Parallel(slab, BN):
-                    total[i, j] += T.cast(part[i, j], "float32")
-            if bias or activation:
-                for i, j in T.Parallel(slab, BN):
-                    x = total[i, j] + add[col + j] if bias else total[i, j]
-                    total[i, j] = activated(x, activation)
-            T.copy(total, sums[rank, number, s * slab, 0])
-            T.copy(total, C[row + s * slab, col])
+    packed, finished = packed_shape(BM, BN, b_tile), packed_shape(BM, BN, (1, 256))
 
     @T.prim_func
     def gemm_ar(
         A: T.Tensor((M, k_extent), dtype),
         W: T.Tensor(b_shape, dtype),
         add: T.Tensor((N if bias else 1,), out),
-        own: T.Tensor((world, each, BM, BN), dtype),
-        parts: T.SymmTensor((world, each, BM, BN), dtype),
-        sums: T.SymmTensor((world, each, BM, BN), out),
-        given: T.Signal((each,)),
-        done: T.Signal((world, each)),
+        own: T.Tensor((world - 1, count, *packed), dtype),
+        parts: T.SymmTensor((world - 1, count, *packed), dtype),
+        mine: T.Tensor((1, count, *finished), out),
+        sums: T.SymmTensor((world - 1, count, *finished), out),
+        arrived: T.Signal((count,)),
+        done: T.Signal((world - 1, count)),
         C: T.Tensor((M, N), out),
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
-            for tile in T.Persistent(world * each, blocks, b):
-                owner, number = (rank + 1 + tile // each) % world, tile % each
-                if whole or number * world + owner < tall * across:
+            for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):
+                hop, number = turn(place, count, run, lead, world)
+                owner = (rank + hop) % world
+                if whole or (number < count and number * world + owner < tall * across):
                     i, j = panelled(number * world + owner, tall, across, panel)
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(k_extent, BK), num_stages=stages):
                         load(A, W, x, w, i * BM, j * BN, k * BK, False, trans_b)
                         T.gemm(x, w, acc, transpose_B=trans_b)
-                    T.copy(acc, own[owner, number, 0, 0])
-                    if owner != rank:
+                    # bounds that show that nothing lies outside
+                    h, q = T.max(T.min(hop - 1, world - 2), 0), T.max(T.min(number, count - 1), 0)
+                    if hop > 0:
+                        store_packed(acc, own, h, q)
                         T.copy(
-                            own[owner, number, 0:BM, 0:BN],
-                            parts[rank, number, 0:BM, 0:BN],
-                            dst=owner,
-                            signal=given[number],
-                            blocking=False,
-                        )
-            part, total = T.alloc_fragment((slab, BN), dtype), T.alloc_fragment((slab, BN), "float32")
-            # the tiles whose own part this block has computed
-            for number in T.Persistent(each, blocks, (b + shift) % blocks):
-                if whole or number * world + rank < tall * across:
-                    i, j = panelled(number * world + rank, tall, across, panel)
-                    T.wait(given[number], n - 1)
-                    add_up(own, parts, add, sums, C, number, i * BM, j * BN, rank, n, part, total)
-                    for hop in T.serial(1, n):
-                        T.copy(
-                            sums[rank, number, 0:BM, 0:BN],
-                            sums[rank, number, 0:BM, 0:BN],
+                            own[h, q, 0 : packed[0], 0 : packed[1]],
+                            parts[h, q, 0 : packed[0], 0 : packed[1]],
                             dst=(rank + hop) % n,
-                            signal=done[rank, number],
+                            signal=arrived[q],
                             blocking=False,
                         )
-            slice_ = T.alloc_fragment((slab, BN), out)
-            for tile in T.Persistent((world - 1) * each, blocks, b):
-                owner, number = (rank + 1 + tile // each) % world, tile % each
+                    else:
+                        add_parts(acc, parts, w, arrived, q, world - 1, stages)
+                        finish(acc, add if bias else None, C, i * BM, j * BN, activation, False)
+                        store_packed(acc, mine, 0, q)
+                        for at in T.serial(world - 1):
+                            T.copy(
+                                mine[0, q, 0 : finished[0], 0 : finished[1]],
+                                sums[at, q, 0 : finished[0], 0 : finished[1]],
+                                dst=(rank + world - 1 - at) % n,
+                                signal=done[at, q],
+                                blocking=False,
+                            )
+            for tile in T.Persistent((world - 1) * count, blocks, b):
+                number, at = tile // (world - 1), tile % (world - 1)
+                owner = (rank + 1 + at) % world
                 if whole or number * world + owner < tall * across:
                     i, j = panelled(number * world + owner, tall, across, panel)
-                    T.wait(done[owner, number])
-                    for s in T.serial(BM // slab):
-                        T.copy(sums[owner, number, s * slab, 0], slice_)
-                        T.copy(slice_, C[i * BM + s * slab, j * BN])
+                    T.wait(done[at, number])
+                    load_packed(acc, sums, at, number)
+                    finish(acc, None, C, i * BM, j * BN, "", False)
 
     return gemm_ar
 
@@ -166,9 +160,9 @@ def matmul_all_reduce(
     out_dtype: torch.dtype | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """act(Σ over ranks of x · w + bias), the same bits on every rank. Each rank's part is summed in float32
-    and rounded to x's dtype; the parts are added in float32 in the order of ranks and rounded once.
-    Collective.
+    """act(Σ over ranks of x · w + bias), the same bits on every rank. Each rank's part is summed in float32.
+    Each tile is added by one rank: the others' parts, rounded to x's dtype, to its own one, in float32 and in
+    a fixed order; it is rounded once. Collective.
 
     Args:
         x: all M rows, this rank's columns (M, K) of bfloat16, float16 or float32. w: this rank's rows (K, N),
@@ -210,12 +204,15 @@ def matmul_all_reduce(
         way = reduce.choose(M * N * x.element_size(), team.size, "rank", False)
         reduce.reduced(product(given.x, w), c, team, way, bias, activation)
         return c
-    space, each = workspace(team), ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN), team.size)
-    shape = (team.size, each, how.BM, how.BN)
-    parts, sums = space.tensors(x, (shape, x.dtype), (shape, c.dtype))
-    flags = space.counters(1 + team.size, each)
+    space, count = workspace(team), ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN), team.size)
+    others = (team.size - 1, count)
+    shape = (*others, *packed_of("matmul_all_reduce", how, given.trans_b))
+    finished = packed_shape(how.BM, how.BN, (1, 256))
+    parts, sums = space.tensors(x, (shape, x.dtype), ((*others, *finished), c.dtype))
+    own, mine = x.new_empty(shape), c.new_empty(1, count, *finished)
+    flags = space.counters(team.size, count)
     what = constants(how, given, c, bias, activation, team.size, M=M, **depth(K, align))
-    args = (given.x, given.w, biased(bias, c), x.new_empty(shape), parts, sums, flags[0], flags[1:], c)
+    args = (given.x, given.w, biased(bias, c), own, parts, mine, sums, flags[0], flags[1:], c)
     host.launch(gemm_reduce, args, **what)
     return c
 
@@ -250,7 +247,7 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     **chosen(choose, inner=True),
-    knobs=knobs(tuple({"slab": n} for n in (8, 16, 32))),
+    knobs=knobs(tuple({"run": n} for n in (8, 16, 32)), tuple({"lead": n} for n in (4, 8, 12, 24))),
     alike=True,
     cases=(
         *SMALL,

@@ -1,9 +1,10 @@
 """``matmul_reduce_scatter(x, w)``: the rows of Σ over ranks of x · w that are this rank's, in one kernel.
 Each rank holds columns of x and rows of w, so it has a part of every element.
 
-Blocks multiply the tiles of the next rank's rows, then of the one behind it, and the own ones last. A tile is
-rounded to the operands' dtype, stored, and put to the rank that adds it while the block multiplies on. When a
-block has put all its tiles it adds the own ones that it computed, in the order of ranks.
+Blocks multiply tiles of all ranks' rows in turn (`gemms.turn`). Another rank's tile is rounded to the
+operands' dtype, stored, and put to its owner while the block multiplies on. An own tile comes late enough for
+the others' parts to be there: they follow the operands through their ring and are added to the accumulators,
+in the order of distance.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.ranks import fp8, scatter
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemms import (
-    add_in_order,
+    add_parts,
     alone,
     bias_of,
     biased,
@@ -31,12 +32,19 @@ from tilescale.ops.ranks.gemms import (
     constants,
     depth,
     draw_inner,
+    in_turn,
     inner_of,
     knobs,
+    lead_of,
     library_sum,
+    packed_of,
+    packed_shape,
+    places,
     product,
     reference_sum,
+    store_packed,
     tiles,
+    turn,
     worthwhile,
 )
 from tilescale.ops.ranks.groups import Group, rows_of, share, team_of
@@ -46,7 +54,8 @@ from tilescale.ops.ranks.workspace import workspace
 @dataclass(frozen=True)
 class Config:
     """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
-    block, blocks that stay, rows of tiles in a panel; ``slab``: rows of a tile that are added together."""
+    block, blocks that stay; tiles of a run, which lie in panels of so many rows of tiles, and how many runs
+    of other ranks' tiles come in front of the first own one (`gemms.turn`)."""
 
     fused: bool = True
     BM: int = 128
@@ -55,8 +64,9 @@ class Config:
     stages: int = 4
     threads: int = 256
     blocks: int = 132
-    panel: int = 8
-    slab: int = 16
+    panel: int = 4
+    run: int = 32
+    lead: int = 12
 
 
 @functools.cache
@@ -64,7 +74,9 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     """For M rows of the result and a rank's share K of the inner extent: fused where each rank's rows fill a
     tile. By a model, as `gather_gemm.choose`."""
     fused = worthwhile(M, N, K) and share(M, world) >= 64
-    return Config(fused=fused, **tiles(M, N, K, dtype, units))
+    cut = tiles(M, N, K, dtype, units)
+    count = ceil_div(share(M, world), cut["BM"]) * ceil_div(N, cut["BN"])
+    return Config(fused=fused, **cut, **in_turn(count, cut["blocks"]))
 
 
 # ---- the kernel
@@ -72,55 +84,56 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
 
 def gemm_scatter(
     M: int, N: int, K: int | None, align: int, world: int, BM: int, BN: int, BK: int, stages: int,
-    threads: int, blocks: int, panel: int, slab: int, dtype: str, out: str, trans_b: bool, bias: bool,
-    activation: str,
+    threads: int, blocks: int, panel: int, run: int, lead: int, dtype: str, out: str, trans_b: bool,
+    bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C (m, N) = act(Σ over ranks of A · op(W) + bias), rows rank · share(M, world) and on. A (M, K); W (K,
-    N) or (N, K); K None: known to the call, a multiple of ``align``. own (world, share, N): this rank's
-    parts; parts: all ranks' for the own rows, which they put there."""
+    N) or (N, K); K None: known to the call, a multiple of ``align``. own[h - 1]: this rank's parts for the
+    rank h behind it; parts[h - 1]: those of the rank h in front of this one, which it puts there."""
     each = share(M, world)
     tall, across = ceil_div(each, BM), ceil_div(N, BN)
-    shift = -(world - 1) * tall * across % blocks
+    count, whole = tall * across, tall * across % run == 0
+    lead = lead_of(count, run, lead, world)
     k_extent = T.dynamic("K", multiple_of=align) if K is None else K
     b_shape, b_tile = ((N, k_extent), (BN, BK)) if trans_b else ((k_extent, N), (BK, BN))
+    packed = packed_shape(BM, BN, b_tile)
 
     @T.prim_func
     def gemm_rs(
         A: T.Tensor((M, k_extent), dtype),
         W: T.Tensor(b_shape, dtype),
         add: T.Tensor((N if bias else 1,), out),
-        own: T.Tensor((world, each, N), dtype),
-        parts: T.SymmTensor((world, each, N), dtype),
-        arrived: T.Signal((tall, across)),
+        own: T.Tensor((world - 1, count, *packed), dtype),
+        parts: T.SymmTensor((world - 1, count, *packed), dtype),
+        arrived: T.Signal((count,)),
         C: T.Tensor((T.dynamic("m"), N), out),
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
-            for tile in T.Persistent(world * tall * across, blocks, b):
-                owner = (rank + 1 + tile // (tall * across)) % world
-                i, j = panelled(tile % (tall * across), tall, across, panel)
-                T.clear(acc)
-                for k in T.Pipelined(T.ceildiv(k_extent, BK), num_stages=stages):
-                    load(A, W, x, w, owner * each + i * BM, j * BN, k * BK, False, trans_b)
-                    T.gemm(x, w, acc, transpose_B=trans_b)
-                T.copy(acc, own[owner, i * BM, j * BN])
-                if owner != rank:
-                    T.copy(
-                        own[owner, i * BM : (i + 1) * BM, j * BN : (j + 1) * BN],
-                        parts[rank, i * BM : (i + 1) * BM, j * BN : (j + 1) * BN],
-                        dst=owner,
-                        signal=arrived[i, j],
-                        blocking=False,
-                    )
-            part, total = T.alloc_fragment((slab, BN), dtype), T.alloc_fragment((slab, BN), "float32")
-            # the tiles whose own part this block has computed
-            for tile in T.Persistent(tall * across, blocks, (b + shift) % blocks):
-                i, j = panelled(tile, tall, across, panel)
-                T.wait(arrived[i, j], n - 1)
-                for s in T.serial(BM // slab):
-                    add_in_order(own, parts, i * BM + s * slab, j * BN, rank, n, part, total)
-                    finish(total, add if bias else None, C, i * BM + s * slab, j * BN, activation, False)
+            for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):
+                hop, number = turn(place, count, run, lead, world)
+                if whole or number < count:
+                    owner = (rank + hop) % world
+                    i, j = panelled(number, tall, across, panel)
+                    T.clear(acc)
+                    for k in T.Pipelined(T.ceildiv(k_extent, BK), num_stages=stages):
+                        load(A, W, x, w, owner * each + i * BM, j * BN, k * BK, False, trans_b)
+                        T.gemm(x, w, acc, transpose_B=trans_b)
+                    if hop > 0:
+                        # bounds that show that nothing lies outside
+                        h, q = T.min(hop - 1, world - 2), T.max(T.min(number, count - 1), 0)
+                        store_packed(acc, own, h, q)
+                        T.copy(
+                            own[h, q, 0 : packed[0], 0 : packed[1]],
+                            parts[h, q, 0 : packed[0], 0 : packed[1]],
+                            dst=(rank + hop) % n,
+                            signal=arrived[q],
+                            blocking=False,
+                        )
+                    else:
+                        add_parts(acc, parts, w, arrived, number, world - 1, stages)
+                        finish(acc, add if bias else None, C, i * BM, j * BN, activation, False)
 
     return gemm_rs
 
@@ -144,7 +157,7 @@ def matmul_reduce_scatter(
     config: Config | None = None,
 ) -> torch.Tensor:
     """act(Σ over ranks of x · w + bias), of which each rank gets its rows. Each rank's part is summed in
-    float32 and rounded to x's dtype; the parts are added in float32 in the order of ranks and rounded once,
+    float32; the others' are rounded to x's dtype and added to the own one, in float32 and in a fixed order,
     the same bits from run to run. Collective.
 
     Args:
@@ -188,9 +201,10 @@ def matmul_reduce_scatter(
         scatter.scattered(product(given.x, w), c, M, team, bias, activation)
         return c
     space = workspace(team)
-    (parts,) = space.tensors(x, ((team.size, each, N), x.dtype))
-    arrived = space.counters(ceil_div(each, how.BM), ceil_div(N, how.BN))
-    own = x.new_empty(team.size, each, N)
+    count = ceil_div(each, how.BM) * ceil_div(N, how.BN)
+    shape = (team.size - 1, count, *packed_of("matmul_reduce_scatter", how, given.trans_b))
+    (parts,) = space.tensors(x, (shape, x.dtype))
+    arrived, own = space.counters(count), x.new_empty(shape)
     what = constants(how, given, c, bias, activation, team.size, M=M, **depth(K, align))
     host.launch(gemm_scatter, (given.x, given.w, biased(bias, c), own, parts, arrived, c), **what)
     return c
@@ -261,7 +275,17 @@ def by_torch(
     return lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group.group_name)
 
 
-_FEW = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 5, "panel": 2, "slab": 32}
+_FEW = {
+    "BM": 64,
+    "BN": 64,
+    "BK": 32,
+    "stages": 2,
+    "threads": 128,
+    "blocks": 5,
+    "panel": 2,
+    "run": 2,
+    "lead": 4,
+}
 #: what is drawn by `draw`: in one kernel, where small shapes would be taken apart, or as they are picked
 SMALL = (
     *(
@@ -302,7 +326,7 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     **chosen(choose, inner=True),
-    knobs=knobs(tuple({"slab": n} for n in (8, 16, 32))),
+    knobs=knobs(tuple({"run": n} for n in (8, 16, 32)), tuple({"lead": n} for n in (4, 8, 12, 24))),
     cases=(
         *SMALL,
         *RAGGED,

@@ -243,17 +243,114 @@ def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return made
 
 
+# ---- partial tiles, and the order of tiles
+
+
+def packed_shape(BM: int, BN: int, b_tile: tuple[int, int]) -> tuple[int, int]:
+    """The shape in which a partial tile (BM, BN) crosses to its owner: pieces, each a tile of w's shape, so
+    that it can come back through the stages of the operands' ring."""
+    return BM * BN // b_tile[1], b_tile[1]
+
+
+def packed_of(what: str, how: Any, trans_b: bool) -> tuple[int, int]:
+    """`packed_shape` of a Config.
+
+    Raises:
+        TileValueError: its tiles have no such pieces.
+    """
+    if how.BM % how.BK or how.BM % 16 or how.BN % 16 or how.BK % 8:
+        raise TileValueError(
+            f"{what} with {how}",
+            expected="BM a multiple of BK and of 16, BN of 16, BK of 8: parts come in pieces",
+        )
+    return packed_shape(how.BM, how.BN, (how.BN, how.BK) if trans_b else (how.BK, how.BN))
+
+
+def _spot(q: Any, lane: Any, s: Any, high: int) -> tuple[Any, Any]:
+    """The element of a tile ``high`` blocks of 16 × 16 high that is number s of a lane's 8 in block q, blocks
+    counted down the columns: as a warp has them after a product on tensor cores (PTX ISA 9.0, "wgmma", the
+    fragment of D). There a thread's 8 elements are 16 bytes side by side, and a warp's are 512."""
+    row = q % high * 16 + s // 2 % 2 * 8 + lane // 4
+    return row, q // high * 16 + s // 4 * 8 + lane % 4 * 2 + s % 2
+
+
 @T.macro
-def add_in_order(own: Any, parts: Any, row: Any, col: Any, rank: Any, n: Any, part: Any, total: Any):
-    """total = Σ over ranks, in order, of parts[r] at (row, col), of which this rank's is own[rank]."""
-    T.clear(total)
-    for r in T.serial(n):
-        if r == rank:
-            T.copy(own[rank, row, col], part)
-        else:
-            T.copy(parts[r, row, col], part)
-        for i, j in T.Parallel(*total.shape):
-            total[i, j] += T.cast(part[i, j], "float32")
+def store_packed(acc: Any, to: Any, hop: Any, number: Any):
+    """to[hop, number] = acc, rounded, in the order of `_spot`."""
+    BM, BN = acc.shape
+    width = to.shape[3]
+    for q, lane, s in T.Parallel(BM * BN // 256, 32, 8):
+        to[hop, number, (q * 256 + lane * 8) // width, (q * 256 + lane * 8) % width + s] = acc[
+            _spot(q, lane, s, BM // 16)
+        ]
+
+
+@T.macro
+def load_packed(acc: Any, frm: Any, hop: Any, number: Any):
+    """acc = frm[hop, number], which `store_packed` made."""
+    BM, BN = acc.shape
+    width = frm.shape[3]
+    for q, lane, s in T.Parallel(BM * BN // 256, 32, 8):
+        acc[_spot(q, lane, s, BM // 16)] = T.cast(
+            frm[hop, number, (q * 256 + lane * 8) // width, (q * 256 + lane * 8) % width + s], "float32"
+        )
+
+
+@T.macro
+def add_parts(acc: Any, parts: Any, w: Any, arrived: Any, number: Any, others: int, stages: int):
+    """acc += parts[0, number] + … + parts[others - 1, number], in this order, when all have arrived. Their
+    pieces come through w: they take the stages behind the tile's own steps of k. Whoever fills them acquires
+    the others' puts by the wait in front of the first piece; all later ones come behind it in its order."""
+    BM, BN = acc.shape
+    rows, width = w.shape
+    for piece in range(BM * BN // (rows * width)):
+        for hop in T.Pipelined(others, num_stages=stages):
+            if piece == 0:
+                if hop == 0:
+                    T.wait(arrived[number], others)
+            T.copy(parts[hop, number, piece * rows : (piece + 1) * rows, 0:width], w)
+            for q, lane, s in T.Parallel(rows * width // 256, 32, 8):
+                acc[_spot(piece * (rows * width // 256) + q, lane, s, BM // 16)] += T.cast(
+                    w[(q * 256 + lane * 8) // width, (q * 256 + lane * 8) % width + s], "float32"
+                )
+
+
+@T.macro
+def turn(place: Any, count: int, run: int, lead: int, world: int):
+    """How far the owner is (0: this rank itself) and the tile's number of its ``count``, at a place of the
+    order in which all ranks take their tiles: runs of ``run`` tiles go round the other ranks, the next one
+    first, so that no two ranks put to one; behind ``lead`` runs each world-th one is an own one, and when the
+    others' are done all are. Numbers of ``count`` and more are no tile.
+
+    Why nobody waits for ever. Own run g stands behind lead + (world - 1) · g runs of others, or all of them;
+    with lead ≥ world - 1 the runs g of all distances are among them. All ranks have the same order, so what
+    an own tile waits for is computed at earlier places. A block takes its places in rising order, and all
+    blocks are resident: of all places that are not done, in all ranks, the first waits for none such."""
+    runs, q = ceil_div(count, run), place // run
+    before = T.max((q - lead + world - 1) // world, 0)  # own runs in front of this one
+    nth = q - before  # of the others'
+    over = nth >= (world - 1) * runs
+    own = over or (q >= lead and (q - lead) % world == 0)
+    hop = T.if_then_else(own, 0, 1 + nth % (world - 1))
+    nth = T.if_then_else(over, q - (world - 1) * runs, T.if_then_else(own, before, nth // (world - 1)))
+    return hop, nth * run + place % run
+
+
+def in_turn(count: int, blocks: int) -> dict[str, int]:
+    """The fields of a Config that say in which order ``count`` tiles of each rank are taken: runs of up to 32
+    that leave few places without a tile, and three waves of others' tiles before the first own one."""
+    run = count if count <= 32 else min(range(16, 33), key=lambda r: (-count % r, -r))
+    return {"run": run, "lead": ceil_div(3 * blocks, run)}
+
+
+def places(count: int, run: int, world: int) -> int:
+    """How many places `turn` has."""
+    return ceil_div(count, run) * run * world
+
+
+def lead_of(count: int, run: int, lead: int, world: int) -> int:
+    """Runs of others' tiles in front of the first own one: ``lead`` where it can be."""
+    return max(world - 1, min(lead, (world - 1) * ceil_div(count, run)))
 
 
 def draw_inner(
@@ -276,7 +373,8 @@ def bias_of(bias: bool, N: int, dtype: str, device: Any, seed: int) -> dict[str,
 
 
 def reference_sum(everyone: list[dict[str, Any]]) -> Expected:
-    """act(Σ over ranks of x · w + bias), whole, where each rank's part is rounded to x's dtype."""
+    """act(Σ over ranks of x · w + bias), whole, where each rank's part may be rounded to x's dtype (in one
+    kernel the owner's is not)."""
     first = everyone[0]
     small = "scale_x" in first
     kind = first.get("out_dtype", torch.bfloat16) if small else first["x"].dtype
