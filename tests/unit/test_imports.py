@@ -116,7 +116,7 @@ RUNTIME: dict[str, set[str]] = {
     "eager": {"tracing", "language", "cache", "explain", "devices", "kernel", "build", "simulator", "jitted"},
     "jit": {"tracing", "language", "devices", "kernel", "build", "undecided", "simulator", "jitted", "eager"},
     "tuning": {"agree", "advice", "language", "devices", "profiler", "kernel", "build", "jitted", "jit"},
-    "ops": {"advice", "language", "devices", "kernel", "jit"},
+    "ops": {"agree", "advice", "language", "devices", "kernel", "jit"},
     "testing": {"lifetime", "language", "kernel", "simulator", "jit"},
     "__init__": {"version", "compat", "language", "profiler", "kernel", "layout", "jit", "tuning", "ops"},
     "__main__": set(),

@@ -68,9 +68,11 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`), not by
     measurements: so far no machine with several GPUs ran it. A hand-written kernel gained 12 % by four
     groups where M was 512, and 15 % and more by pulls, whose loads wait for their data and do not queue in
-    front of the product's (4 H200, 2026-11-22)."""
+    front of the product's (4 H200, 2026-11-22). On one GPU, without links, pulls take 0.52 of the time of
+    puts at 8192 × 2560 × 8192, 0.78 at 4096 × 5504 × 4096 and 1.08 at 512 × 14336 × 8192
+    (tests/bench/results/gather_alone.json)."""
     groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 1)
-    pull = dtype != "float32"  # as the kernels of tensor cores that have warps to spare
+    pull = dtype != "float32" and M > 1024  # kernels of tensor cores have warps to spare
     return Config(worthwhile(M, N, K), pull, groups=groups, **tiles(M, N, K, dtype, units))
 
 
