@@ -33,7 +33,8 @@ def lower_remote_copy(call: Any, cx: CpuLowering) -> Any:
     moved = _added(cx, src, dst, str(call.attrs["op"])) if "op" in call.attrs else move.copy(cx, src, dst)
     body = cx.transferred([moved], src if side == "src" else dst, peer, site)
     if len(call.args) > 3:
-        body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
+        told = peer if side == "dst" else None  # of what is pulled it is the own rank
+        body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), told, site)
     return sequence(body)
 
 
