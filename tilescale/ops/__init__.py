@@ -38,6 +38,8 @@ HOME = {
     "matmul_all_reduce": "ranks.gemm_reduce",
     "matmul_reduce_scatter": "ranks.gemm_scatter",
     "mla_decode": "latent_attention",
+    "moe_combine": "ranks.combine",
+    "moe_dispatch": "ranks.dispatch",
     "reduce_scatter": "ranks.scatter",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
