@@ -71,7 +71,7 @@ def moe_dispatch(
     if num_experts < 1:
         raise TileValueError(f"num_experts={num_experts}", expected="1 at least")
     ids, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
-    planned = _planned(ids, weights, num_experts, most, team)
+    planned = _planned(ids, weights, num_experts, most, team, blocks)
     return _sent(x.contiguous(), scales, planned, blocks)
 
 
@@ -101,7 +101,9 @@ def _fits(
         raise TileValueError(f"{t} tokens, tokens={most}", expected="tokens= the most that any rank has")
 
 
-def _planned(ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any) -> Dispatched:
+def _planned(
+    ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, blocks: int | None
+) -> Dispatched:
     """Where everyone's tokens go. The rest is memory for what comes, without contents."""
     (t, K), W = ids.shape, team.size
     R, P = experts.room(most, K, E, W)
@@ -111,11 +113,11 @@ def _planned(ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: 
         experts=ids, weights=weights, pairs=new(t, K), slots=new(t, W), begins=new(W), num_experts=E,
         tokens=most, team=team,
     )  # fmt: skip
-    blocks = max(1, min(host.multiprocessors(ids.device), -(-most // expert_kernels.CHUNK)))
-    C = expert_kernels.told(E, W)
+    units = flat.multiprocessors(ids.device, blocks)
+    cut, C = max(1, min(units, -(-most // expert_kernels.CHUNK))), expert_kernels.told(E, W)
     box = workspace(team).box(ids, C)
-    args = (ids, new(blocks, C), box, made.pairs, made.slots, made.begins, made.sizes, made.starts)
-    host.launch(expert_kernels.plan, args, K=K, E=E, world=W, blocks=blocks, threads=256)
+    args = (ids, new(cut, C), box, made.pairs, made.slots, made.begins, made.sizes, made.starts)
+    host.launch(expert_kernels.plan, args, K=K, E=E, world=W, blocks=cut, threads=256)
     return made
 
 

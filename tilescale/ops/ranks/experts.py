@@ -12,8 +12,8 @@ from tilescale.comm.backend import Team
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks.groups import share
 
-#: bytes that a warp moves of a row at a time
-STEP = 2048
+#: bytes that a warp moves of a row at a time: 32 of each thread
+STEP = 1024
 #: rows that are added up before one signal tells of them
 GROUP = 8
 
@@ -131,12 +131,12 @@ def remote(
 
 #: cases that both are tested with
 SMALL: tuple[dict[str, Any], ...] = (
-    {"tokens": 37, "hidden": 64, "topk": 2, "experts": 8},
-    {"tokens": 70, "hidden": 40, "topk": 3, "experts": 7, "dtype": "float32", "uneven": True},
+    {"tokens": 37, "hidden": 24, "topk": 2, "experts": 8},
+    {"tokens": 40, "hidden": 10, "topk": 3, "experts": 7, "dtype": "float32", "uneven": True, "blocks": 1},
     {"tokens": 1, "hidden": 33, "topk": 1, "experts": 5, "dtype": "float16"},
-    {"tokens": 50, "hidden": 72, "topk": 2, "experts": 6, "choice": "one"},
-    {"tokens": 40, "hidden": 16, "topk": 4, "experts": 12, "choice": "few"},
-    {"tokens": 33, "hidden": 24, "topk": 8, "experts": 9, "choice": "drop", "uneven": True},
+    {"tokens": 10, "hidden": 72, "topk": 2, "experts": 6, "choice": "one"},
+    {"tokens": 12, "hidden": 16, "topk": 4, "experts": 12, "choice": "few"},
+    {"tokens": 11, "hidden": 24, "topk": 8, "experts": 9, "choice": "drop", "uneven": True},
     {"tokens": 5, "hidden": 1100, "topk": 2, "experts": 2},
 )
 #: and measured with
