@@ -29,6 +29,7 @@ HOME = {
     "all_gather": "ranks.gather",
     "all_gather_matmul": "ranks.gather_gemm",
     "all_reduce": "ranks.reduce",
+    "all_to_all": "ranks.exchange",
     "attention_gradients": "attention_backward",
     "broadcast": "ranks.spread",
     "flash_attention": "attention",

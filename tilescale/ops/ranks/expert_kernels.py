@@ -286,3 +286,71 @@ def combine(
                     T.copy(acc, C[i, h * wide])
 
     return moe_combine
+
+
+def exchange(H: int, world: int, wide: int, group: int, blocks: int, threads: int, dtype: str) -> Any:
+    """Rows X (t, H), the first ``sizes[0]`` of which go to rank 0, the next ``sizes[1]`` to rank 1, …, into
+    C (R, H) there, in the order of ranks; ``got`` (world,): how many came from each.
+
+    Ranks tell each other their sizes by packets, so each block knows where its rows go. A warp puts ``group``
+    rows, one after another, into ``landing`` (R, H) and signals once; what came it copies on.
+    """
+    t, R, u = (T.dynamic(x) for x in "tRu")
+    W, C = world, ceil_div(world, 4) * 4
+
+    @T.prim_func
+    def all_to_all(
+        X: T.Tensor((t, H), dtype),
+        sizes: T.Tensor((W,), "int32"),
+        box: T.Packets((W, C), "int32"),
+        landing: T.SymmTensor((R, H), dtype),
+        arrived: T.Signal((W, u)),
+        Y: T.Tensor((R, H), dtype),
+        got: T.Tensor((W,), "int32"),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+            mine, every = T.alloc_shared((C,), "int32"), T.alloc_shared((W, C), "int32")
+            first, there, here = (T.alloc_shared((W,), "int32") for _ in range(3))
+            for j in T.Parallel(C):
+                mine[j] = 0
+                if j < W:
+                    mine[j] = sizes[j]
+            if b == 0:
+                T.put_packets(mine, box[rank, 0:C])
+            T.get_packets(box[0:W, 0:C], every)
+            for d in T.Parallel(W):
+                first[d] = 0
+                there[d] = 0
+                here[d] = 0
+                for s in T.serial(W):
+                    first[d] += T.if_then_else(s < d, every[rank, s], 0)  # of X's rows for d
+                    there[d] += T.if_then_else(s < rank, every[s, d], 0)  # of this rank's rows at d
+                    here[d] += T.if_then_else(s < d, every[s, rank], 0)  # of d's rows here
+            if b == 0:
+                for s in T.Parallel(W):
+                    got[s] = every[s, rank]
+            T.device_assert(here[W - 1] + every[W - 1, rank] <= R, "more rows come than rows= says")
+            with T.Scale("warp") as (w, m):
+                x = T.alloc_fragment((wide,), dtype)
+                for hop in T.serial(1, n):
+                    d = (rank + hop) % n
+                    for g in T.serial(w * blocks + b, T.ceildiv(every[rank, d], group), step=m * blocks):
+                        for i in T.serial(g * group, T.min(g * group + group, every[rank, d])):
+                            for h in T.serial(ceil_div(H, wide)):
+                                T.copy(X[first[d] + i, h * wide], x)
+                                T.copy(x, landing[there[d] + i, h * wide], dst=d)
+                        T.signal(arrived[rank, g], dst=d)  # releases this warp's rows of the group
+                for hop in T.serial(n):
+                    s = (rank + n - hop) % n
+                    for g in T.serial(w * blocks + b, T.ceildiv(every[s, rank], group), step=m * blocks):
+                        if s != rank:
+                            T.wait(arrived[s, g])  # acquires the rows that s's warp put
+                        for i in T.serial(g * group, T.min(g * group + group, every[s, rank])):
+                            for h in T.serial(ceil_div(H, wide)):
+                                if s == rank:
+                                    T.copy(X[first[s] + i, h * wide], x)
+                                else:
+                                    T.copy(landing[here[s] + i, h * wide], x)
+                                T.copy(x, Y[here[s] + i, h * wide])
+
+    return all_to_all
