@@ -122,14 +122,23 @@ def test_dispatch(scales: int):
 def test_arrange():
     kernel = expert_kernels.arrange(K=K, world=WORLD, blocks=BLOCKS, threads=64)
     agree_on_ranks(
-        kernel, [{**taken(r, "meta", "starts", "sizes"), "index": empty((R * K,), "int32")} for r in range(WORLD)]
+        kernel,
+        [{**taken(r, "meta", "starts", "sizes"), "index": empty((R * K,), "int32")} for r in range(WORLD)],
     )
 
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_combine(weighted: bool):
     kernel = expert_kernels.combine(
-        H=H, K=K, world=WORLD, wide=16, group=4, blocks=BLOCKS, threads=64, dtype="bfloat16", weighted=weighted
+        H=H,
+        K=K,
+        world=WORLD,
+        wide=16,
+        group=4,
+        blocks=BLOCKS,
+        threads=64,
+        dtype="bfloat16",
+        weighted=weighted,
     )
     q = max(TOKENS)
     agree_on_ranks(
@@ -160,3 +169,26 @@ def test_rows_move_in_vectors_at_full_size():
         code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
         assert f"*(const uint4*)&{name}[" in code and "_there[" in code
         assert "*(uint4*)&rows_there[" in code or "*(uint4*)&back_there[" in code
+
+
+@pytest.mark.parametrize("columns", [24, 7])
+def test_exchange(columns: int):
+    sizes = np.array([[3, 6], [0, 5]], np.int32)
+    kernel = expert_kernels.exchange(
+        H=columns, world=WORLD, wide=16, group=4, blocks=BLOCKS, threads=64, dtype="bfloat16"
+    )
+    agree_on_ranks(
+        kernel,
+        [
+            {
+                "X": data((10, columns), "bfloat16", r),
+                "sizes": sizes[r].copy(),
+                "box": np.zeros(length((WORLD, 4), 32), np.int64),
+                "landing": empty((12, columns), "bfloat16"),
+                "arrived": np.zeros((WORLD, 3), np.int64),
+                "Y": empty((12, columns), "bfloat16"),
+                "got": empty((WORLD,), "int32"),
+            }
+            for r in range(WORLD)
+        ],
+    )

@@ -8,6 +8,7 @@ token's rank, which adds the ranks' rows in their order: every run gives the sam
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -125,10 +126,14 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     return found
 
 
-def timed(out: torch.Tensor, **drawn: Any) -> Callable[[], torch.Tensor]:
-    """The call that is timed, its dispatch and experts made before."""
+def timed(
+    out: torch.Tensor | None = None, blocks: int | None = None, **drawn: Any
+) -> Callable[[], torch.Tensor]:
+    """The call that is timed, its dispatch and experts made before, and what the next dispatch overwrites
+    kept."""
     y, sent = answered(**drawn)
-    return lambda: moe_combine(y, sent, out=out)
+    sent = replace(sent, meta=sent.meta.clone())
+    return lambda: moe_combine(y, sent, out=out, blocks=blocks)
 
 
 def by_library(
@@ -152,7 +157,9 @@ def by_library(
     got = come.tolist()
     terms = factor(experts.long())[..., None].float() * x.float()[:, None]
     terms = terms.to(x.dtype).float() * weights[..., None]
-    packed = torch.cat([(terms[o] * (there[o] == d)[..., None]).sum(1) for d, o in enumerate(order)]).to(x.dtype)
+    packed = torch.cat([(terms[o] * (there[o] == d)[..., None]).sum(1) for d, o in enumerate(order)]).to(
+        x.dtype
+    )
     answers = x.new_empty(sum(got), x.shape[1])
     torch.distributed.all_to_all_single(answers, packed, got, sent, group=group)
     back, out = torch.empty_like(packed), torch.zeros_like(x, dtype=torch.float32)
@@ -183,4 +190,5 @@ OP = RankOp(
     ),
     peers={"library": by_library},
     remote=experts.remote,
+    timed=timed,
 )

@@ -184,9 +184,15 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     return found
 
 
-def timed(out: Any = None, **drawn: Any) -> Callable[[], torch.Tensor]:
-    """The call that is timed; it gives the rows that came."""
-    return lambda: moe_dispatch(**drawn).rows
+def timed(out: Any = None, **drawn: Any) -> Callable[[], Dispatched]:
+    """The call that is timed, without a result of its own."""
+    return lambda: moe_dispatch(**drawn)
+
+
+def seen(sent: Dispatched) -> torch.Tensor:
+    """The rows that came, with zeros behind them."""
+    there = torch.arange(len(sent.rows), device=sent.rows.device) < sent.starts[-1]
+    return sent.rows.where(there[:, None], torch.zeros((), dtype=sent.rows.dtype))
 
 
 def by_library(
@@ -236,4 +242,6 @@ OP = RankOp(
     ),
     peers={"library": by_library},
     remote=experts.remote,
+    timed=timed,
+    seen=seen,
 )

@@ -73,7 +73,7 @@ def all_to_all(
     if rows * inner == 0:
         return c, got
     kind, _ = flat.words(inner)
-    a = (x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format))
+    a = x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
     landing = flat.landing(c).view(kind).view(rows, -1)
     a = a.reshape(-1).view(kind).view(x.shape[0], landing.shape[1])
     space = workspace(team)
@@ -120,16 +120,16 @@ def draw(
 
 def whole(out: torch.Tensor | None = None, **drawn: Any) -> torch.Tensor:
     """What came, with zeros behind it; what tests compare."""
-    found, got = all_to_all(**drawn)
-    there = torch.arange(len(found), device=found.device) < got.sum()
-    found = found.where(there.view(-1, *[1] * (found.dim() - 1)), torch.zeros((), dtype=found.dtype))
+    found = seen(all_to_all(**drawn))
     return found if out is None else out.copy_(found)
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     found = []
     for r in range(len(everyone)):
-        parts = [a["x"].split([*a["sizes"].tolist(), len(a["x"]) - int(a["sizes"].sum())])[r] for a in everyone]
+        parts = [
+            a["x"].split([*a["sizes"].tolist(), len(a["x"]) - int(a["sizes"].sum())])[r] for a in everyone
+        ]
         value = torch.zeros(everyone[0]["rows"], *everyone[0]["x"].shape[1:], dtype=torch.float64)
         came = torch.cat(parts).double()
         value = value.to(came.device)
@@ -138,9 +138,16 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     return found
 
 
-def timed(out: torch.Tensor, **drawn: Any) -> Callable[[], torch.Tensor]:
+def timed(out: torch.Tensor | None = None, **drawn: Any) -> Callable[[], Any]:
     """The call that is timed."""
-    return lambda: all_to_all(**drawn, out=out)[0]
+    return lambda: all_to_all(**drawn, out=out)
+
+
+def seen(found: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """What came, with zeros behind it."""
+    rows, got = found
+    there = torch.arange(len(rows), device=rows.device) < got.sum()
+    return rows.where(there.view(-1, *[1] * (rows.dim() - 1)), torch.zeros((), dtype=rows.dtype))
 
 
 def by_library(x: torch.Tensor, sizes: torch.Tensor, rows: int, group: Any, **_: Any) -> Callable[[], Any]:
@@ -181,4 +188,6 @@ OP = RankOp(
     remote=lambda world, rows, columns, dtype="bfloat16", uneven=True, **_: (
         (world - 1) * rows * columns * float(getattr(torch, dtype).itemsize) * (0.5 if uneven else 1)
     ),
+    timed=timed,
+    seen=seen,
 )

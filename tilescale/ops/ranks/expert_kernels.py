@@ -114,9 +114,7 @@ def plan(K: int, E: int, world: int, blocks: int, threads: int) -> Any:
                 T.cumsum(to, place, dim=0)
                 for i, d in T.Parallel(CHUNK, W):
                     if low + i < t:
-                        slots[low + i, d] = T.if_then_else(
-                            to[i, d] > 0, before[EP + d] + place[i, d] - 1, -1
-                        )
+                        slots[low + i, d] = T.if_then_else(to[i, d] > 0, before[EP + d] + place[i, d] - 1, -1)
                 for i, k in T.Parallel(CHUNK, K):
                     if low + i < t:
                         pairs[low + i, k] = -1
@@ -172,10 +170,14 @@ def dispatch(
         marks: T.SymmTensor((R if S else 1, max(S, 1)), "float32"),
         meta: T.SymmTensor((R, 2, K), "int32"),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n), T.Scale("warp") as (w, m):
+        with (
+            T.Kernel(blocks, threads=threads) as b,
+            T.Scale("device") as (rank, n),
+            T.Scale("warp") as (w, of),
+        ):
             x, z = T.alloc_fragment((wide,), dtype), T.alloc_fragment((max(S, 1),), "float32")
             mark = T.alloc_fragment((2, K), "int32")
-            for i in T.serial(w * blocks + b, t, step=m * blocks):
+            for i in T.serial(w * blocks + b, t, step=of * blocks):
                 for h in T.serial(ceil_div(H, wide)):
                     T.copy(X[i, h * wide], x)
                     for hop in T.serial(1, n + 1):
@@ -257,19 +259,23 @@ def combine(
         arrived: T.Signal((world, u)),
         C: T.Tensor((t, H), dtype),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n), T.Scale("warp") as (w, m):
+        with (
+            T.Kernel(blocks, threads=threads) as b,
+            T.Scale("device") as (rank, n),
+            T.Scale("warp") as (w, of),
+        ):
             part, acc = T.alloc_fragment((wide,), dtype), T.alloc_fragment((wide,), "float32")
             for hop in T.serial(1, n):
                 owner = (rank + hop) % n
                 count = starts[owner + 1] - starts[owner]
-                for g in T.serial(w * blocks + b, T.ceildiv(count, group), step=m * blocks):
+                for g in T.serial(w * blocks + b, T.ceildiv(count, group), step=of * blocks):
                     for i in T.serial(g * group, T.min(g * group + group, count)):
                         for h in T.serial(ceil_div(H, wide)):
                             T.clear(acc)
                             add(Y, meta, starts[owner] + i, h * wide, part, acc)
                             T.copy(acc, back[rank, i, h * wide], dst=owner)
                     T.signal(arrived[rank, g], dst=owner)  # releases this warp's rows of the group
-            for i in T.serial(w * blocks + b, t, step=m * blocks):
+            for i in T.serial(w * blocks + b, t, step=of * blocks):
                 for d in T.serial(n):
                     if d != rank and slots[i, d] >= 0:
                         T.wait(arrived[d, slots[i, d] // group])  # acquires the row that d's warp put
@@ -330,11 +336,11 @@ def exchange(H: int, world: int, wide: int, group: int, blocks: int, threads: in
                 for s in T.Parallel(W):
                     got[s] = every[s, rank]
             T.device_assert(here[W - 1] + every[W - 1, rank] <= R, "more rows come than rows= says")
-            with T.Scale("warp") as (w, m):
+            with T.Scale("warp") as (w, of):
                 x = T.alloc_fragment((wide,), dtype)
                 for hop in T.serial(1, n):
                     d = (rank + hop) % n
-                    for g in T.serial(w * blocks + b, T.ceildiv(every[rank, d], group), step=m * blocks):
+                    for g in T.serial(w * blocks + b, T.ceildiv(every[rank, d], group), step=of * blocks):
                         for i in T.serial(g * group, T.min(g * group + group, every[rank, d])):
                             for h in T.serial(ceil_div(H, wide)):
                                 T.copy(X[first[d] + i, h * wide], x)
@@ -342,7 +348,7 @@ def exchange(H: int, world: int, wide: int, group: int, blocks: int, threads: in
                         T.signal(arrived[rank, g], dst=d)  # releases this warp's rows of the group
                 for hop in T.serial(n):
                     s = (rank + n - hop) % n
-                    for g in T.serial(w * blocks + b, T.ceildiv(every[s, rank], group), step=m * blocks):
+                    for g in T.serial(w * blocks + b, T.ceildiv(every[s, rank], group), step=of * blocks):
                         if s != rank:
                             T.wait(arrived[s, g])  # acquires the rows that s's warp put
                         for i in T.serial(g * group, T.min(g * group + group, every[s, rank])):
