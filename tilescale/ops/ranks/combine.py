@@ -18,7 +18,7 @@ from tilescale.ops import host
 from tilescale.ops.case import ROUNDING, Case, Expected, expected, summed
 from tilescale.ops.ranks import expert_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
-from tilescale.ops.ranks.dispatch import moe_dispatch
+from tilescale.ops.ranks.dispatch import moe_dispatch, of_pairs
 from tilescale.ops.ranks.experts import Dispatched
 from tilescale.ops.ranks.groups import Group, share
 from tilescale.ops.ranks.workspace import workspace
@@ -95,7 +95,7 @@ def answered(
     sent = moe_dispatch(x, experts, weights, group=group, **drawn)
     pair = torch.arange(len(sent.index), device=x.device)
     expert = torch.searchsorted(sent.sizes.cumsum(0), pair, right=True) + sent.team.rank * len(sent.sizes)
-    return (sent.expanded().float() * factor(expert)[:, None]).to(x.dtype), sent
+    return (of_pairs(sent).float() * factor(expert)[:, None]).to(x.dtype), sent
 
 
 def factor(expert: torch.Tensor) -> torch.Tensor:

@@ -162,8 +162,14 @@ def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, block
 
 def pairs_that_came(out: torch.Tensor | None = None, group: Group = None, **drawn: Any) -> torch.Tensor:
     """(P, H): the row of each pair, zero behind the last one; what tests compare."""
-    found = moe_dispatch(**drawn, group=group).expanded()
+    found = of_pairs(moe_dispatch(**drawn, group=group))
     return found if out is None else out.copy_(found)
+
+
+def of_pairs(sent: Dispatched) -> torch.Tensor:
+    """(P, H): the row of each pair, with zeros behind the last one."""
+    there = torch.arange(len(sent.index), device=sent.rows.device) < sent.sizes.sum()
+    return sent.expanded().where(there[:, None], torch.zeros((), dtype=sent.rows.dtype))
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:

@@ -227,6 +227,31 @@ def arrange(K: int, world: int, blocks: int, threads: int) -> Any:
     return moe_arrange
 
 
+def expand(H: int, wide: int, blocks: int, threads: int, dtype: str) -> Any:
+    """Y (P, H): the row of X (R, H) that ``index`` (P,) names, of each pair that ``sizes`` count; behind them
+    nothing is written."""
+    R, P, local = T.dynamic("R"), T.dynamic("P"), T.dynamic("local")
+
+    @T.prim_func
+    def moe_expand(
+        X: T.Tensor((R, H), dtype),
+        index: T.Tensor((P,), "int32"),
+        sizes: T.Tensor((local,), "int32"),
+        Y: T.Tensor((P, H), dtype),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("warp") as (w, of):
+            x = T.alloc_fragment((wide,), dtype)
+            filled = T.alloc_var("int32", 0)
+            for e in T.serial(local):
+                filled = filled + sizes[e]
+            for i in T.serial(w * blocks + b, T.min(filled, P), step=of * blocks):
+                for h in T.serial(ceil_div(H, wide)):
+                    T.copy(X[index[i], h * wide], x)
+                    T.copy(x, Y[i, h * wide])
+
+    return moe_expand
+
+
 def combine(
     H: int, K: int, world: int, wide: int, group: int, blocks: int, threads: int, dtype: str, weighted: bool
 ) -> Any:

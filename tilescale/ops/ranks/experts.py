@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tilescale.comm.backend import Team
+from tilescale.errors import TileValueError
+from tilescale.ops import host
 from tilescale.ops.case import generator, normal
+from tilescale.ops.ranks import expert_kernels, flat
 from tilescale.ops.ranks.groups import share
 
 #: bytes that a warp moves of a row at a time: 32 of each thread
@@ -30,8 +34,7 @@ class Dispatched:
         scales: (R, S) of float32, theirs; None without. In the same memory.
         sizes: (local,) of int32: how many tokens each of this rank's experts got.
         index: (P,) of int32: the row of each pair of a token and its expert, in the order of experts, then
-            of rows, as ``sizes`` cuts them: ``grouped_matmul(rows, w, sizes, index=index)``. 0 behind the
-            last one.
+            of rows, as ``sizes`` cuts them: `expanded` gives these rows. 0 behind the last one.
         starts: (ranks + 1,) of int32: the first row of each rank.
         meta: (R, 2, K) of int32: of each row its pairs, −1 for experts elsewhere, and the bits of their
             weights. In the memory of ``rows``.
@@ -58,12 +61,35 @@ class Dispatched:
     tokens: int
     team: Team
 
-    def expanded(self, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """(P, …): the row of each pair; zero behind the last one. By torch, without the host."""
-        rows = self.rows if rows is None else rows
-        there = torch.arange(len(self.index), device=rows.device) < self.sizes.sum()
-        picked = rows[self.index.long()]
-        return picked.where(there.view(-1, *[1] * (rows.dim() - 1)), torch.zeros((), dtype=rows.dtype))
+    def expanded(self, rows: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """(P, …): the row of each pair, as `grouped_matmul` takes them with ``sizes``; behind the last pair
+        undefined. The host waits for nothing.
+
+        Args:
+            rows: (R, …), contiguous, instead of ``self.rows``: their ``scales``, say.
+            out: (P, …), contiguous, takes the result.
+
+        Raises:
+            TileValueError, TileTypeError: what does not fit.
+        """
+        rows, P = self.rows if rows is None else rows, len(self.index)
+        if rows.shape[0] != self.rows.shape[0] or not rows.is_contiguous():
+            raise TileValueError(
+                f"rows {tuple(rows.shape)}", expected=f"({self.rows.shape[0]}, …), contiguous"
+            )
+        made = host.result(out, (P, *rows.shape[1:]), rows.dtype, rows)
+        inner = math.prod(rows.shape[1:]) * rows.element_size()
+        if P * inner == 0:
+            return made
+        kind, _ = flat.words(inner)
+        x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
+        landing = flat.landing(made)
+        what = {"H": x.shape[1], "wide": min(STEP // x.element_size(), x.shape[1]), "threads": 256}
+        what |= {"dtype": host.dtype_name(x), "blocks": min(4 * host.multiprocessors(x.device), -(-P // 8))}
+        args = (x, self.index, self.sizes, landing.view(kind).view(P, -1))
+        host.launch(expert_kernels.expand, args, **what)
+        flat.landed(landing, made)
+        return made
 
 
 @functools.cache
