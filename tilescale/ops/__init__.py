@@ -41,6 +41,7 @@ HOME = {
     "mla_decode": "latent_attention",
     "moe_combine": "ranks.combine",
     "moe_dispatch": "ranks.dispatch",
+    "moe_route": "routing",
     "reduce_scatter": "ranks.scatter",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
