@@ -130,7 +130,7 @@ class Emulator:
         rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
-        warps = -(-self.kernel.threads // WARP)
+        warps = -(-self.kernel.threads // WARP) if "__syncwarp" in self.called else 1
         world = ranks.World(args, len(blocks), warps, draw, seed, self.kernel.ordered)
 
         def run(task: Any) -> None:

@@ -43,12 +43,39 @@ BLOCK = 1 << 32
 UNDER_WAY = 1 << 60
 
 
-class Cells:
-    """Who touched each element of a rank's tensor, and when: for every warp its stamp by then, and for a
-    producer how many copies it had made; -1: never. added: to an element that ranks add to."""
+class Record:
+    """Who touched each element of a rank's tensor in one way, and when: at every place of a clock one more
+    than the stamp by then (of a producer, than how many copies it had made); 0: never."""
+
+    #: who touched an element (`Task.code`): nobody so far; several
+    NOBODY, SEVERAL = -1, -2
 
     def __init__(self, places: int, size: int):
-        self.wrote, self.read, self.added = (np.full((places, size), -1, np.int64) for _ in range(3))
+        self.stamps = np.zeros((size, places), np.int64)
+        self.by = np.full(size, self.NOBODY, np.int32)
+
+    def note(self, cells: Any, code: int, places: Any, stamps: Any) -> None:
+        before = self.by[cells]
+        self.by[cells] = np.where((before == self.NOBODY) | (before == code), code, self.SEVERAL)
+        self.stamps[cells, places] = stamps + 1
+
+    def others(self, cells: Any, code: int) -> Any:
+        """Which of these somebody else has touched."""
+        by = self.by[cells]
+        return (by != code) & (by != self.NOBODY)
+
+
+class Cells:
+    """The records of a rank's tensor. added: to an element that ranks add to."""
+
+    def __init__(self, places: int, size: int):
+        self.wrote, self.read, self.added = (Record(places, size) for _ in range(3))
+
+    def conflicting(self, writes: bool, adds: bool) -> list[tuple[Record, str]]:
+        """What an access must come behind."""
+        found = [(self.wrote, "writes")]
+        found += [(self.read, "reads")] if writes else []
+        return found + ([] if adds else [(self.added, "adds to")])
 
 
 @dataclass
@@ -70,7 +97,7 @@ class Task:
     rank: int
     block: int
     known: Any
-    #: how many places in a clock each block has
+    #: how many places in a clock each block has: one for all warps where they never act by themselves
     width: int
     acquired: list[Acquired] = field(default_factory=list)
     rounds: dict[Any, int] = field(default_factory=dict)
@@ -92,9 +119,15 @@ class Task:
         """Its places in a clock."""
         return slice(self.number * self.width, (self.number + 1) * self.width)
 
+    def code(self, b: Block) -> int:
+        """The block, or its communicator, whose pulls the block's threads await."""
+        return 2 * self.number + int(b.actor == COMMUNICATOR)
+
     def place(self, b: Block, thread: Any) -> Any:
         """Of what a thread does (or several) in a clock."""
-        within = FIRST_WARP + thread // b.wave if b.actor == THREADS else b.actor - PRODUCER
+        within = b.actor - PRODUCER
+        if b.actor == THREADS:
+            within = FIRST_WARP + (thread // b.wave if self.width > FIRST_WARP + 1 else thread * 0)
         return self.number * self.width + within
 
     def stamp(self, b: Block, thread: Any) -> Any:
@@ -102,7 +135,10 @@ class Task:
         if b.actor == PRODUCER:
             return self.copies
         met = b.stamps[thread]
-        return met[..., 0] * BLOCK + met[..., 2] if b.actor == THREADS else met[..., 1]
+        if b.actor == COMMUNICATOR:
+            return met[..., 1]
+        alone = self.width > FIRST_WARP + 1
+        return met[..., 0] * BLOCK + (met[..., 2] if alone else 0)
 
 
 class World:
@@ -205,7 +241,7 @@ class World:
         self._ordered(b, memory, cells, known, writes=False, by="TMA for ")
         record = self._record(task, memory)
         if record is not None:
-            record.read[task.place(b, thread), cells.ravel()] = task.stamp(b, thread)
+            record.read.note(cells.ravel(), task.code(b), task.place(b, thread), task.stamp(b, thread))
         clock = self.knowledge(b, thread).copy()
         if b.actor == PRODUCER:
             task.copies += 1
@@ -222,11 +258,28 @@ class World:
         if record is None:
             return
         flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
-        for thread in np.unique(threads):
-            known = self.knowledge(b, int(thread))
-            self._ordered(b, memory, flat[threads == thread], known, writes, adds=adds)
+        code, asked = task.code(b), np.zeros(len(flat), bool)
+        for seen, _ in record.conflicting(writes, adds):
+            asked |= seen.others(flat, code)
+        if asked.any():
+            flat_asked, group = flat[asked], self._alike(b, threads[asked])
+            for thread in np.unique(group):
+                known = self.knowledge(b, int(thread))
+                self._ordered(b, memory, flat_asked[group == thread], known, writes, adds=adds)
         kind = record.added if adds else record.wrote if writes else record.read
-        kind[task.place(b, threads), flat] = task.stamp(b, threads)
+        kind.note(flat, code, task.place(b, threads), task.stamp(b, threads))
+
+    def _alike(self, b: Block, threads: Any) -> Any:
+        """For each of these threads one of those that know the same: who stands at the same place at the
+        same stamp, and heard the same by itself."""
+        heard = [h.threads for h in b.task.acquired if h.actor == b.actor]
+        first: dict[Any, int] = {}
+        found = np.zeros(b.threads, np.int64)
+        for thread in np.unique(threads).tolist():
+            at = int(b.task.place(b, thread)), int(b.task.stamp(b, thread))
+            key = (*at, *(thread in who for who in heard))
+            found[thread] = first.setdefault(key, thread)
+        return found[threads]
 
     def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
         """TMA begins to write elements of a tensor for a thread. Nobody else may know of that before the
@@ -237,10 +290,11 @@ class World:
         at, place = cells.ravel(), task.place(b, thread)
         if record is None:
             return lambda: None
-        record.wrote[place, at] = UNDER_WAY
+        code = task.code(b)
+        record.wrote.note(at, code, place, UNDER_WAY)
 
         def awaited() -> None:
-            record.wrote[place, at] = task.stamp(b, thread)
+            record.wrote.note(at, code, place, task.stamp(b, thread))
 
         return awaited
 
@@ -265,20 +319,17 @@ class World:
         record, at = self._record(task, memory), cells.ravel()
         if record is None:
             return
-        others = [(record.wrote, "writes")]
-        others += [(record.read, "reads")] if writes else []
-        others += [] if adds else [(record.added, "adds to")]
-        for seen, verb in others:
-            stamps = seen[:, at]
+        for seen, verb in record.conflicting(writes, adds):
+            stamps = seen.stamps[at] - 1
             pulling = task.actors.start + COMMUNICATOR - PRODUCER
-            pulls = stamps[pulling].copy()
-            stamps[task.actors] = -1
+            pulls = stamps[:, pulling].copy()
+            stamps[:, task.actors] = -1
             if seen is record.wrote and b.actor != COMMUNICATOR:
-                stamps[pulling] = pulls
-            bad = stamps >= np.maximum(known, 0)[:, None]
+                stamps[:, pulling] = pulls
+            bad = stamps >= np.maximum(known, 0)
             bad &= stamps >= 0
             if bad.any():
-                other, cell = (int(x[0]) for x in np.nonzero(bad))
+                cell, other = (int(x[0]) for x in np.nonzero(bad))
                 them = self.tasks[other // self.width]
                 rank = self.place(task, memory)[0]
                 raise EmulationError(
