@@ -74,6 +74,21 @@ class Tile:
         )
 
 
+class Several:
+    """Memory that warps name each for itself: twins of one tensor on several ranks."""
+
+    def __init__(self, of: Any, memories: dict[int, Memory]):
+        self.of, self.memories = of, memories
+
+    def parts(self, m: Any) -> list[tuple[Any, Memory]]:
+        """Which of the threads ``m`` mean which memory."""
+        found = [(m & (self.of == key), memory) for key, memory in self.memories.items()]
+        return [(who, memory) for who, memory in found if who.any()]
+
+    def of_thread(self, thread: int) -> Memory:
+        return self.memories[int(self.of[thread])]
+
+
 class Moments:
     """The stamps that accesses were made at. ``everyone``: (threads of the cluster, 5), how often the
     thread's block, its warpgroup, its warp and its cluster have met, and its time. Threads that have met are
@@ -305,6 +320,8 @@ def spread(value: Any, m: Any) -> Any:
 
 def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
     """Elements as they lie in memory, (threads,) or (threads, lanes); zero where a lane does not run."""
+    if isinstance(mem, Several):
+        return sum(load(b, part, memory, index, lanes) for part, memory in mem.parts(m))
     who = np.flatnonzero(m)
     if len(who) == len(m):
         found = mem.data[_place(b, m, mem, index, who, lanes, False)]
@@ -318,6 +335,10 @@ def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
 
 
 def store(b: Block, m: Any, mem: Any, index: Any, value: Any, lanes: int) -> None:
+    if isinstance(mem, Several):
+        for part, memory in mem.parts(m):
+            store(b, part, memory, index, value, lanes)
+        return
     who = np.flatnonzero(m)
     if len(who):
         made = value[:, None] if lanes == 1 else value

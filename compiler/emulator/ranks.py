@@ -25,7 +25,7 @@ import numpy as np
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.entries import await_entry, require_entry
 from tilescale.compiler.emulator.interleaving import Interleaving
-from tilescale.compiler.emulator.memory import Block, Memory, Pointer, load, store
+from tilescale.compiler.emulator.memory import Block, Memory, Pointer, Several, load, store
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics
@@ -383,20 +383,25 @@ def _address(know: Callable[[Block, Any, int], None]) -> Callable[..., Pointer]:
     """A rank's address, for threads that ``know`` of its entry."""
 
     def run(b: Block, m: Any, team: Any, pointer: Pointer, rank: Any, site: Any) -> Pointer:
-        world, there = b.world, _scalar(rank, m)
-        if not 0 <= there < len(world.arrays):
-            raise EmulationError(f"rank {there} is out of range")
-        know(b, m, there)
-        _, name = world.place(b.task, pointer.memory)
-        return Pointer(world.view(b.task, there, name), pointer.index)
+        world, (_, name) = b.world, b.world.place(b.task, pointer.memory)
+        ranks = np.broadcast_to(rank, m.shape)
+        views = {}
+        for there in map(int, np.unique(ranks[m])):
+            if not 0 <= there < len(world.arrays):
+                raise EmulationError(f"rank {there} is out of range")
+            know(b, m & (ranks == there), there)
+            views[there] = world.view(b.task, there, name)
+        return Pointer(views.popitem()[1] if len(views) == 1 else Several(ranks, views), pointer.index)
 
     return run
 
 
 def _signal(op: str) -> Callable[..., None]:
     def run(b: Block, m: Any, pointer: Pointer, value: Any) -> None:
-        rank, name = b.world.place(b.task, pointer.memory)
         for thread in _one_a_warp(b, m, "a signal"):
+            memory = pointer.memory
+            memory = memory.of_thread(thread) if isinstance(memory, Several) else memory
+            rank, name = b.world.place(b.task, memory)
             at = int(np.broadcast_to(pointer.index, m.shape)[thread])
             number = int(np.broadcast_to(value, m.shape)[thread])
             b.world.until(lambda: True)  # others may come first

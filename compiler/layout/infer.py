@@ -205,7 +205,7 @@ class Solver:
         accesses = fragments_of(u.nest)
         unknown = [a for a in accesses if a.buffer not in self.known and self._mine(a.buffer, u)]
         decided = u.nest.layout or any(
-            a.buffer in self.known and _decides(self.known[a.buffer]) for a in accesses
+            a.buffer in self.known and _decides(u.nest, a, self.known[a.buffer]) for a in accesses
         )
         if not unknown or not decided:
             return
@@ -267,9 +267,9 @@ class Solver:
         return total
 
 
-def _decides(layout: Any) -> bool:
-    """Whether a fragment says anything about a loop: one number that all threads hold does not."""
-    return isinstance(layout, Fragment) and prod(layout.shape) > 1
+def _decides(nest: Nest, a: Element, layout: Any) -> bool:
+    """The same before all is known: one number that is written does not, either."""
+    return loops.decides(nest, a, layout) and prod(layout.shape) > 1
 
 
 def _shape(buffer: Any) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import Element, Nest
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.asked import loop_of
 from tilescale.compiler.layout.fragment import Fragment, packed
 from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
@@ -252,7 +253,7 @@ def choose(
         return None, [(a, why) for a in known if a.mode != "read" or not is_replicated(layouts[a.buffer])]
     found: tuple[Loop | None, list[tuple[Element, str]]] = None, []
     # numbers that every thread has say nothing about who runs what: memory does then
-    alone = all(a.mode == "read" and prod(layouts[a.buffer].shape) == 1 for a in known)
+    alone = not any(decides(nest, a, layouts[a.buffer]) for a in known)
     asked = loop_of(nest)
     for loop in _and_free([] if alone else tries, nest, threads) if asked is None else (asked,):
         bad = []
@@ -267,6 +268,15 @@ def choose(
         if not found[1]:
             break
     return found
+
+
+def decides(nest: Nest, a: Element, layout: Any) -> bool:
+    """Whether a fragment in a nest says who runs what. What is one number for all iterations does not where
+    every thread has it."""
+    if not isinstance(layout, Fragment):
+        return False
+    number = not any(mentions(e, v) for e in a.indices for v in nest.vars)
+    return a.mode != "read" or not (prod(layout.shape) == 1 or (number and is_replicated(layout)))
 
 
 def _and_free(tries: list[Loop], nest: Nest, threads: int) -> Iterator[Loop]:

@@ -79,7 +79,7 @@ def taken(rank: int, *names: str) -> dict[str, Any]:
 
 def test_plan():
     C = expert_kernels.told(E, WORLD)
-    kernel = expert_kernels.plan(K=K, E=E, world=WORLD, blocks=BLOCKS, threads=64)
+    kernel = expert_kernels.plan(K=K, E=E, world=WORLD, chunk=32, blocks=BLOCKS, threads=64)
     args = [
         {
             **taken(r, "ids"),
@@ -96,11 +96,12 @@ def test_plan():
     agree_on_ranks(kernel, args)
 
 
-@pytest.mark.parametrize("scales", [0, 3])
-def test_dispatch(scales: int):
+@pytest.mark.parametrize(("scales", "steps", "cut"), [(0, 1, 2), (3, 2, 1)])
+def test_dispatch(scales: int, steps: int, cut: int):
     kernel = expert_kernels.dispatch(
-        H=H, K=K, E=E, S=scales, world=WORLD, wide=16, blocks=BLOCKS, threads=64, dtype="bfloat16"
-    )
+        H=H, K=K, E=E, S=scales, world=WORLD, wide=16, steps=steps, cut=cut, blocks=BLOCKS, threads=64,
+        dtype="bfloat16",
+    )  # fmt: skip
     agree_on_ranks(
         kernel,
         [
@@ -109,37 +110,23 @@ def test_dispatch(scales: int):
                 "Z": data((TOKENS[r], scales) if scales else (1, 1), "float32", 20 + r),
                 **taken(r, "ids"),
                 "weights": data((TOKENS[r], K), "float32", 40 + r),
-                **taken(r, "pairs", "slots", "begins"),
+                **taken(r, "pairs", "slots", "begins", "sizes"),
                 "rows": empty((R, H), "bfloat16"),
                 "marks": empty((R, scales) if scales else (1, 1), "float32"),
                 "meta": empty((R, 2, K), "int32"),
+                "index": empty((R * K,), "int32"),
             }
             for r in range(WORLD)
         ],
     )
 
 
-def test_arrange():
-    kernel = expert_kernels.arrange(K=K, world=WORLD, blocks=BLOCKS, threads=64)
-    agree_on_ranks(
-        kernel,
-        [{**taken(r, "meta", "starts", "sizes"), "index": empty((R * K,), "int32")} for r in range(WORLD)],
-    )
-
-
-@pytest.mark.parametrize("weighted", [True, False])
-def test_combine(weighted: bool):
+@pytest.mark.parametrize(("weighted", "group", "steps", "cut"), [(True, 4, 2, 1), (False, 1, 1, 2)])
+def test_combine(weighted: bool, group: int, steps: int, cut: int):
     kernel = expert_kernels.combine(
-        H=H,
-        K=K,
-        world=WORLD,
-        wide=16,
-        group=4,
-        blocks=BLOCKS,
-        threads=64,
-        dtype="bfloat16",
-        weighted=weighted,
-    )
+        H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, group=group, blocks=BLOCKS, threads=64,
+        dtype="bfloat16", weighted=weighted,
+    )  # fmt: skip
     q = max(TOKENS)
     agree_on_ranks(
         kernel,
@@ -148,7 +135,7 @@ def test_combine(weighted: bool):
                 "Y": data((R * K, H), "bfloat16", r),
                 **taken(r, "meta", "starts", "slots"),
                 "back": empty((WORLD, q, H), "bfloat16"),
-                "arrived": np.zeros((WORLD, -(-q // 4)), np.int64),
+                "arrived": np.zeros((WORLD, -(-q // group) * cut), np.int64),
                 "C": empty((TOKENS[r], H), "bfloat16"),
             }
             for r in range(WORLD)
@@ -159,10 +146,20 @@ def test_combine(weighted: bool):
 def test_rows_move_in_vectors_at_full_size():
     made = {
         "X": expert_kernels.dispatch(
-            H=1792, K=8, E=256, S=0, world=4, wide=128, blocks=32, threads=256, dtype="int64"
+            H=3584, K=8, E=256, S=0, world=4, wide=896, steps=4, cut=1, blocks=32, threads=256, dtype="int32"
         ),
         "Y": expert_kernels.combine(
-            H=7168, K=8, world=4, wide=512, group=8, blocks=32, threads=512, dtype="bfloat16", weighted=True
+            H=7168,
+            K=8,
+            world=4,
+            wide=512,
+            steps=14,
+            cut=1,
+            group=8,
+            blocks=32,
+            threads=512,
+            dtype="bfloat16",
+            weighted=True,
         ),
     }
     for name, kernel in made.items():

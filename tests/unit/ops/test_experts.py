@@ -76,7 +76,7 @@ def again() -> bool:
     other = torch.randn(len(given["x"]), 5)
     second = ops.moe_dispatch(other, like=sent)
     assert second.index.equal(sent.index) and second.rows.shape[1] == 5
-    back = ops.moe_combine(second.expanded(), second, weighted=False)
+    back = ops.moe_combine(second.expanded(), sent, weighted=False)
     counted = (given["experts"] >= 0).sum(1, keepdim=True)
     assert torch.allclose(back, other * counted, rtol=1e-5)
     eight = given["x"].to(torch.float8_e4m3fn)
@@ -114,6 +114,10 @@ def refusals() -> list[str]:
         with pytest.raises(kind) as error:
             call()
         told.append(str(error.value))
+    y = sent.expanded()
+    send(x, ids, num_experts=4)
+    with pytest.raises(TileValueError, match="the group has dispatched others"):
+        ops.moe_combine(y, sent)
     return told
 
 

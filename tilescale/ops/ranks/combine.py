@@ -23,6 +23,9 @@ from tilescale.ops.ranks.experts import Dispatched
 from tilescale.ops.ranks.groups import Group, share
 from tilescale.ops.ranks.workspace import workspace
 
+#: of a block, and lines that each of its warps reads of each of `NEAR` rows at once: 128 registers a thread
+THREADS, LINES = 512, 2
+
 
 @host.checked
 def moe_combine(
@@ -58,6 +61,12 @@ def moe_combine(
         )
     if y.dtype not in flat.SUMMED:
         raise TileTypeError(f"moe_combine of {host.dtype_name(y)}", expected="bfloat16, float16 or float32")
+    space = workspace(team)
+    if space.owner.get(experts.PLACE) is not sent.plan:
+        raise TileValueError(
+            "moe_combine of tokens behind whose dispatch the group has dispatched others",
+            expected="the latest dispatch; moe_dispatch(…, like=sent) makes it so again",
+        )
     H, W = y.shape[1], team.size
     c = host.result(out, (t, H), y.dtype, y)
     if sent.tokens == 0:
@@ -65,21 +74,26 @@ def moe_combine(
     y = y.contiguous()
     y = y if y.data_ptr() % 16 == 0 else y.clone()
     landing = c if c.data_ptr() % 16 == 0 else c.new_empty(c.shape)
-    space = workspace(team)
+    units = flat.multiprocessors(y.device, blocks)
+    how = experts.cut(H, y.element_size(), sent.tokens, THREADS // 32 * units, LINES)
+    parts = -(-sent.tokens // how.group) * how.cut
+    (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=experts.PLACE)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
-    arrived = space.counters(W, -(-sent.tokens // experts.GROUP))
+    arrived = space.counters(W, parts)
     what = {
         "H": H,
         "K": K,
         "world": W,
-        "wide": min(experts.STEP // y.element_size(), H),
-        "group": experts.GROUP,
-        "blocks": max(1, min(flat.multiprocessors(y.device, blocks), -(-sent.tokens // 4))),
-        "threads": 256,
+        "wide": how.wide,
+        "steps": how.steps,
+        "cut": how.cut,
+        "group": how.group,
+        "blocks": max(1, min(units, -(-parts // (THREADS // 32)))),
+        "threads": THREADS,
         "dtype": host.dtype_name(y),
         "weighted": weighted,
     }
-    args = (y, sent.meta, sent.starts, sent.slots, back, arrived, landing)
+    args = (y, meta, sent.starts, sent.slots, back, arrived, landing)
     host.launch(expert_kernels.combine, args, **what)
     flat.landed(landing, c)
     return c

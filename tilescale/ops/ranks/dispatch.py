@@ -1,9 +1,8 @@
 """``moe_dispatch(x, experts, weights, num_experts=E)``: each token to the ranks of the experts that its
 router chose, once a rank.
 
-Three launches, of which only the middle one moves rows: `plan` counts and finds everyone's places, `dispatch`
-stores rows, `arrange` lists them by expert. Nothing is asked of the host, so all of it replays in a CUDA
-graph with other choices.
+Two launches: `plan` counts and finds everyone's places, `dispatch` stores rows there, and lists them by
+expert. Nothing is asked of the host, so all of it replays in a CUDA graph with other choices.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from tilescale.ops.ranks.experts import Dispatched
 from tilescale.ops.ranks.groups import Group, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: where a workspace keeps what came
-PLACE = "experts"
+#: of a block
+THREADS = 256
 
 
 @host.checked
@@ -101,23 +100,31 @@ def _fits(
         raise TileValueError(f"{t} tokens, tokens={most}", expected="tokens= the most that any rank has")
 
 
+def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:
+    """How many tokens a block of `plan` finds places for at once, and how many blocks: as few tokens as they
+    can be, 32 at least, of which the masks take 32 KB at most."""
+    most = max(32, (8 << 10) * 32 // (E * K) // 32 * 32)
+    chunk = min(most, -(-max(1, tokens) // (32 * units)) * 32)
+    return chunk, max(1, min(units, -(-tokens // chunk)))
+
+
 def _planned(
     ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, blocks: int | None
 ) -> Dispatched:
     """Where everyone's tokens go. The rest is memory for what comes, without contents."""
     (t, K), W = ids.shape, team.size
-    R, P = experts.room(most, K, E, W)
     new = lambda *shape: ids.new_empty(shape)  # noqa: E731
     made = Dispatched(
-        rows=ids, scales=None, sizes=new(share(E, W)), index=new(P), starts=new(W + 1), meta=ids,
+        rows=ids, scales=None, sizes=new(share(E, W)), index=ids, starts=new(W + 1), meta=ids,
         experts=ids, weights=weights, pairs=new(t, K), slots=new(t, W), begins=new(W), num_experts=E,
-        tokens=most, team=team,
+        tokens=most, team=team, plan=object(),
     )  # fmt: skip
     units = flat.multiprocessors(ids.device, blocks)
-    cut, C = max(1, min(units, -(-most // expert_kernels.CHUNK))), expert_kernels.told(E, W)
+    C = expert_kernels.told(E, W)
+    chunk, cut = planned(most, K, E, units)
     box = workspace(team).box(ids, C)
     args = (ids, new(cut, C), box, made.pairs, made.slots, made.begins, made.sizes, made.starts)
-    host.launch(expert_kernels.plan, args, K=K, E=E, world=W, blocks=cut, threads=256)
+    host.launch(expert_kernels.plan, args, K=K, E=E, world=W, chunk=chunk, blocks=cut, threads=256)
     return made
 
 
@@ -126,35 +133,37 @@ def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, block
     team, K, S = where.team, where.experts.shape[1], 0 if scales is None else scales.shape[1]
     (_, H), W = x.shape, team.size
     R, P = experts.room(where.tokens, K, where.num_experts, W)
-    rows, marks, meta = workspace(team).tensors(
-        x, ((R, H), x.dtype), ((R if S else 1, max(S, 1)), torch.float32), ((R, 2, K), torch.int32),
-        apart=PLACE,
+    space = workspace(team)
+    # what a combine reads lies first, in the same place for rows of any size
+    meta, index, rows, marks = space.tensors(
+        x, ((R, 2, K), torch.int32), ((P,), torch.int32), ((R, H), x.dtype),
+        ((R if S else 1, max(S, 1)), torch.float32), apart=experts.PLACE,
     )  # fmt: skip
+    space.owner[experts.PLACE] = where.plan
     kind, _ = flat.words(H * x.element_size())
     a, landing = (x if x.data_ptr() % 16 == 0 else x.clone()).view(kind), rows.view(kind)
     z = x.new_empty((1, 1), dtype=torch.float32) if scales is None else scales.contiguous()
     units = flat.multiprocessors(x.device, blocks)
     if where.tokens:
+        how = experts.cut(a.shape[1], a.element_size(), where.tokens, THREADS // 32 * units, experts.MOVED)
+        warps = how.cut * where.tokens
         what = {
             "H": a.shape[1],
             "K": K,
             "E": where.num_experts,
             "S": S,
             "world": W,
-            "wide": min(experts.STEP // a.element_size(), a.shape[1]),
-            "blocks": max(1, min(units, -(-where.tokens // 4))),
-            "threads": 256,
+            "wide": how.wide,
+            "steps": how.steps,
+            "cut": how.cut,
+            "blocks": max(1, min(units, -(-warps // (THREADS // 32)))),
+            "threads": THREADS,
             "dtype": host.dtype_name(a),
         }
-        args = (a, z, where.experts, where.weights, where.pairs, where.slots, where.begins, landing)
-        host.launch(expert_kernels.dispatch, (*args, marks, meta), **what)
-        blocks = min(units, -(-P // 1024))
-        host.launch(
-            expert_kernels.arrange, (meta, where.starts, where.sizes, where.index), K=K, world=W, threads=256,
-            blocks=blocks,
-        )  # fmt: skip
-    kept = {k: v for k, v in vars(where).items() if k not in ("rows", "scales", "meta")}
-    return Dispatched(rows=rows, scales=marks if S else None, meta=meta, **kept)
+        args = (a, z, where.experts, where.weights, where.pairs, where.slots, where.begins, where.sizes)
+        host.launch(expert_kernels.dispatch, (*args, landing, marks, meta, index), **what)
+    kept = {k: v for k, v in vars(where).items() if k not in ("rows", "scales", "meta", "index")}
+    return Dispatched(rows=rows, scales=marks if S else None, meta=meta, index=index, **kept)
 
 
 # ---- what is right, and what it is measured against
@@ -169,7 +178,7 @@ def pairs_that_came(out: torch.Tensor | None = None, group: Group = None, **draw
 def of_pairs(sent: Dispatched) -> torch.Tensor:
     """(P, H): the row of each pair, with zeros behind the last one."""
     there = torch.arange(len(sent.index), device=sent.rows.device) < sent.sizes.sum()
-    return sent.expanded().where(there[:, None], torch.zeros((), dtype=sent.rows.dtype))
+    return sent.expanded().where(there[:, None], sent.rows.new_zeros(()))
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
@@ -198,7 +207,7 @@ def timed(out: Any = None, **drawn: Any) -> Callable[[], Dispatched]:
 def seen(sent: Dispatched) -> torch.Tensor:
     """The rows that came, with zeros behind them."""
     there = torch.arange(len(sent.rows), device=sent.rows.device) < sent.starts[-1]
-    return sent.rows.where(there[:, None], torch.zeros((), dtype=sent.rows.dtype))
+    return sent.rows.where(there[:, None], sent.rows.new_zeros(()))
 
 
 def by_library(

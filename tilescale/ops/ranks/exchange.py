@@ -79,16 +79,19 @@ def all_to_all(
     space = workspace(team)
     (there,) = space.tensors(x, (landing.shape, kind))
     box = space.box(sizes.to(torch.int32), -(-team.size // 4) * 4)
+    blocks = max(1, min(flat.multiprocessors(x.device, blocks), -(-rows // 4)))
+    how = experts.cut(a.shape[1], a.element_size(), 8 * blocks, 8 * blocks, experts.MOVED)
+    group = max(1, min(experts.GROUP, rows // (8 * blocks)))
     what = {
         "H": a.shape[1],
         "world": team.size,
-        "wide": min(experts.STEP // a.element_size(), a.shape[1]),
-        "group": experts.GROUP,
-        "blocks": max(1, min(flat.multiprocessors(x.device, blocks), -(-rows // 4))),
+        "wide": how.wide,
+        "group": group,
+        "blocks": blocks,
         "threads": 256,
         "dtype": host.dtype_name(a),
     }
-    arrived = space.counters(team.size, -(-rows // experts.GROUP))
+    arrived = space.counters(team.size, -(-rows // group))
     args = (a, sizes.to(torch.int32), box, there, arrived, landing, got)
     host.launch(expert_kernels.exchange, args, **what)
     flat.landed(landing.view(-1).view(x.dtype), c)
@@ -147,7 +150,7 @@ def seen(found: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """What came, with zeros behind it."""
     rows, got = found
     there = torch.arange(len(rows), device=rows.device) < got.sum()
-    return rows.where(there.view(-1, *[1] * (rows.dim() - 1)), torch.zeros((), dtype=rows.dtype))
+    return rows.where(there.view(-1, *[1] * (rows.dim() - 1)), rows.new_zeros(()))
 
 
 def by_library(x: torch.Tensor, sizes: torch.Tensor, rows: int, group: Any, **_: Any) -> Callable[[], Any]:

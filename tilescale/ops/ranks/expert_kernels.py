@@ -16,8 +16,8 @@ from typing import Any
 import tilescale.language as T
 from tilescale.ops.gemm_kernels import ceil_div
 
-#: tokens whose places a block finds together
-CHUNK = 32
+#: rows that a warp reads at once
+NEAR = 8
 
 
 def told(E: int, world: int) -> int:
@@ -26,25 +26,34 @@ def told(E: int, world: int) -> int:
     return ceil_div(world * ceil_div(E, world) + world, 4) * 4
 
 
-def goes(ids: Any, token: Any, rank: Any, K: int, local: int) -> Any:
-    """1 where one of a token's experts is on a rank, else 0. An expert of −1 is on none."""
-    there = ids[token, 0] // local == rank
-    for k in range(1, K):
-        there = T.any_of(there, ids[token, k] // local == rank)
-    return T.if_then_else(there, 1, 0)
+def goes(chosen: Any, i: Any, d: Any, K: int, local: int) -> Any:
+    """Whether one of a token's experts is on rank d. An expert of −1 is on none."""
+    return T.any_of(*(chosen[i, k] // local == d for k in range(K)))
 
 
-def plan(K: int, E: int, world: int, blocks: int, threads: int) -> Any:
+def ones(masks: Any, at: Any, column: Any) -> Any:
+    """How many bits of a column of masks (words, columns) are set in front of bit ``at``."""
+    found = 0
+    for w in range(masks.shape[0]):
+        low = T.if_then_else(at // 32 > w, 0xFFFFFFFF, (T.cast(1, "uint32") << T.cast(at % 32, "uint32")) - 1)
+        word = T.if_then_else(at // 32 >= w, masks[w, column] & T.cast(low, "uint32"), T.cast(0, "uint32"))
+        found = found + T.cast(T.popcount(word), "int32")
+    return found
+
+
+def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> Any:
     """Where each own token goes, from its experts ``ids`` (t, K), −1 for none: ``pairs`` (t, K), which of the
     pairs each one is at its rank; ``slots`` (t, world), which of this rank's rows there, −1 where it does not
     go; ``begins`` (world,), this rank's first row at each rank. And what comes: ``sizes``, this rank's pairs
     of each of its experts; ``starts`` (world + 1,), the first row of each rank.
 
     Each block counts its tokens'. Behind the rank's barrier each adds up what is before its own, the first
-    one all, which it sends to everyone. ``counts`` is memory to work in.
+    one all, which it sends to everyone. ``counts`` is memory to work in. Then places are found for ``chunk``
+    tokens at once: each choice is a bit of its expert's mask, in the order of tokens, and its place is how
+    many bits are set in front of it.
     """
     t, W, local, C = T.dynamic("t"), world, ceil_div(E, world), told(E, world)
-    EP = W * local
+    EP, bit = W * local, lambda at: T.cast(1, "uint32") << T.cast(at % 32, "uint32")
 
     @T.prim_func
     def moe_plan(
@@ -58,20 +67,22 @@ def plan(K: int, E: int, world: int, blocks: int, threads: int) -> Any:
         starts: T.Tensor((W + 1,), "int32"),
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
-            per = T.ceildiv(T.ceildiv(t, blocks), CHUNK) * CHUNK
+            per = T.ceildiv(T.ceildiv(t, blocks), chunk) * chunk
             first = T.min(b * per, t)
-            rounds = T.ceildiv(T.min(first + per, t) - first, CHUNK)
+            rounds = T.ceildiv(T.min(first + per, t) - first, chunk)
             mine, before, total = (T.alloc_shared((C,), "int32") for _ in range(3))
-            chosen, to, place = (T.alloc_shared((CHUNK, x), "int32") for x in (K, W, W))
+            chosen = T.alloc_shared((chunk, K), "int32")
+            of_expert = T.alloc_shared((ceil_div(chunk * K, 32), EP), "uint32")
+            of_rank = T.alloc_shared((ceil_div(chunk, 32), W), "uint32")
             T.clear(mine)
             for c in T.serial(rounds):
-                take(ids, first + c * CHUNK, t, chosen, to, K, local)
-                for i, k in T.Parallel(CHUNK, K):
+                take(ids, first + c * chunk, t, chosen)
+                for i, k in T.Parallel(chunk, K):
                     if chosen[i, k] >= 0:
                         T.atomic_add(mine[chosen[i, k]], 1)
-                for d in T.Parallel(W):
-                    for i in T.serial(CHUNK):
-                        mine[EP + d] += to[i, d]
+                for i, d in T.Parallel(chunk, W):
+                    if goes(chosen, i, d, K, local):
+                        T.atomic_add(mine[EP + d], 1)
             T.copy(mine, counts[b, 0:C])
             with T.Scale("grid"):
                 T.barrier()  # releases what this block counted, acquires what the others did
@@ -109,52 +120,66 @@ def plan(K: int, E: int, world: int, blocks: int, threads: int) -> Any:
                     for s in T.serial(W):
                         begins[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
             for c in T.serial(rounds):
-                low = first + c * CHUNK
-                take(ids, low, t, chosen, to, K, local)
-                T.cumsum(to, place, dim=0)
-                for i, d in T.Parallel(CHUNK, W):
+                low = first + c * chunk
+                take(ids, low, t, chosen)
+                T.clear(of_expert)
+                T.clear(of_rank)
+                for i, k in T.Parallel(chunk, K):
+                    if chosen[i, k] >= 0:  # each bit is added once, and so set
+                        T.atomic_add(of_expert[(i * K + k) // 32, chosen[i, k]], bit(i * K + k))
+                for i, d in T.Parallel(chunk, W):
+                    if goes(chosen, i, d, K, local):
+                        T.atomic_add(of_rank[i // 32, d], bit(i))
+                for i, k in T.Parallel(chunk, K):
                     if low + i < t:
-                        slots[low + i, d] = T.if_then_else(to[i, d] > 0, before[EP + d] + place[i, d] - 1, -1)
-                for i, k in T.Parallel(CHUNK, K):
-                    if low + i < t:
+                        e = chosen[i, k]
                         pairs[low + i, k] = -1
-                        if chosen[i, k] >= 0:
-                            earlier = T.alloc_var("int32", 0)
-                            for p in T.serial(i * K + k):
-                                if chosen[p // K, p % K] == chosen[i, k]:
-                                    earlier = earlier + 1
-                            pairs[low + i, k] = pair[chosen[i, k] // local, chosen[i, k] % local] + earlier
-                for i, k in T.Parallel(CHUNK, K):
-                    if chosen[i, k] >= 0:
-                        T.atomic_add(pair[chosen[i, k] // local, chosen[i, k] % local], 1)
+                        if e >= 0:
+                            pairs[low + i, k] = pair[e // local, e % local] + ones(of_expert, i * K + k, e)
+                for i, d in T.Parallel(chunk, W):
+                    if low + i < t:
+                        there = (of_rank[i // 32, d] & bit(i)) != 0
+                        slots[low + i, d] = T.if_then_else(there, before[EP + d] + ones(of_rank, i, d), -1)
+                for d, e in T.Parallel(W, local):
+                    pair[d, e] += ones(of_expert, chunk * K, d * local + e)
                 for d in T.Parallel(W):
-                    before[EP + d] += place[CHUNK - 1, d]
+                    before[EP + d] += ones(of_rank, chunk, d)
 
     return moe_plan
 
 
 @T.macro
-def take(ids: Any, low: Any, t: Any, chosen: Any, to: Any, K: int, local: int):
-    """The experts of the tokens from ``low`` on, and the ranks that they go to."""
-    for i, k in T.Parallel(CHUNK, K):
+def take(ids: Any, low: Any, t: Any, chosen: Any):
+    """The experts of the tokens from ``low`` on."""
+    for i, k in T.Parallel(*chosen.shape):
         chosen[i, k] = -1
         if low + i < t:
             chosen[i, k] = ids[low + i, k]
-    for i, d in T.Parallel(*to.shape):
-        to[i, d] = goes(chosen, i, d, K, local)
 
 
 def dispatch(
-    H: int, K: int, E: int, S: int, world: int, wide: int, blocks: int, threads: int, dtype: str
+    H: int,
+    K: int,
+    E: int,
+    S: int,
+    world: int,
+    wide: int,
+    steps: int,
+    cut: int,
+    blocks: int,
+    threads: int,
+    dtype: str,
 ) -> Any:
     """Own tokens X (t, H), with the ``S`` numbers of each in Z, as `plan` says: into ``rows`` (R, H) and
     ``marks`` (R, S) of the ranks of their experts. There ``meta`` (R, 2, K) gets which pairs a row is, −1 for
-    those of other ranks, and the bits of their ``weights``.
+    those of other ranks, and the bits of their ``weights``; ``index`` (P,) the row of each pair. Behind the
+    pairs that come here it is 0.
 
-    A warp takes a token, reads it once and stores it to one rank after another, beginning at the next one, so
-    that no rank is everyone's first. Nobody waits: the launch ends when everything has arrived.
+    A warp takes a token, or one of ``cut`` parts of it, reads ``wide`` columns at once and stores them to one
+    rank after another, beginning at the next one, so that no rank is everyone's first. Nobody waits: the
+    launch ends when everything has arrived.
     """
-    t, R = T.dynamic("t"), T.dynamic("R")
+    t, R, P, held = (T.dynamic(x) for x in ("t", "R", "P", "held"))
     local = ceil_div(E, world)
 
     @T.prim_func
@@ -166,68 +191,55 @@ def dispatch(
         pairs: T.Tensor((t, K), "int32"),
         slots: T.Tensor((t, world), "int32"),
         begins: T.Tensor((world,), "int32"),
+        sizes: T.Tensor((held,), "int32"),
         rows: T.SymmTensor((R, H), dtype),
         marks: T.SymmTensor((R if S else 1, max(S, 1)), "float32"),
         meta: T.SymmTensor((R, 2, K), "int32"),
+        index: T.SymmTensor((P,), "int32"),
     ):
-        with (
-            T.Kernel(blocks, threads=threads) as b,
-            T.Scale("device") as (rank, n),
-            T.Scale("warp") as (w, of),
-        ):
-            x, z = T.alloc_fragment((wide,), dtype), T.alloc_fragment((max(S, 1),), "float32")
-            mark = T.alloc_fragment((2, K), "int32")
-            for i in T.serial(w * blocks + b, t, step=of * blocks):
-                for h in T.serial(ceil_div(H, wide)):
-                    T.copy(X[i, h * wide], x)
-                    for hop in T.serial(1, n + 1):
-                        d = (rank + hop) % n
-                        if slots[i, d] >= 0:
-                            T.copy(x, rows[begins[d] + slots[i, d], h * wide], dst=d)
-                if S:
-                    T.copy(Z[i, 0], z)
-                for hop in T.serial(1, n + 1):
-                    d = (rank + hop) % n
-                    if slots[i, d] >= 0:
-                        at = begins[d] + slots[i, d]
-                        for k in T.Parallel(K):
-                            mark[0, k] = T.if_then_else(ids[i, k] // local == d, pairs[i, k], -1)
-                            mark[1, k] = T.reinterpret(weights[i, k], "int32")
-                        T.copy(mark, meta[at, 0, 0], dst=d)
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+            with T.Scale("warp") as (w, of):
+                x, z = T.alloc_fragment((wide,), dtype), T.alloc_fragment((max(S, 1),), "float32")
+                mark = T.alloc_fragment((2, K), "int32")
+                for unit in T.serial(w * blocks + b, t * cut, step=of * blocks):
+                    i, part = unit // cut, unit % cut
+                    for h in T.serial(steps):
+                        T.copy(X[i, (part * steps + h) * wide], x)
+                        for hop in T.serial(1, n + 1):
+                            d = (rank + hop) % n
+                            if slots[i, d] >= 0:
+                                T.copy(x, rows[begins[d] + slots[i, d], (part * steps + h) * wide], dst=d)
+                    if part == 0:
                         if S:
-                            T.copy(z, marks[at, 0], dst=d)
-
-    return moe_dispatch
-
-
-def arrange(K: int, world: int, blocks: int, threads: int) -> Any:
-    """``index`` (P,): the row of each pair, from ``meta`` (R, 2, K); 0 behind the last pair."""
-    R, P, local = T.dynamic("R"), T.dynamic("P"), T.dynamic("local")
-
-    @T.prim_func
-    def moe_arrange(
-        meta: T.Tensor((R, 2, K), "int32"),
-        starts: T.Tensor((world + 1,), "int32"),
-        sizes: T.Tensor((local,), "int32"),
-        index: T.Tensor((P,), "int32"),
-    ):
-        with T.Kernel(blocks, threads=threads) as b:
+                            T.copy(Z[i, 0], z)
+                        for hop in T.serial(1, n + 1):
+                            d = (rank + hop) % n
+                            if slots[i, d] >= 0:
+                                at = begins[d] + slots[i, d]
+                                for j, k in T.Parallel(2, K):
+                                    here = T.if_then_else(ids[i, k] // local == d, pairs[i, k], -1)
+                                    mark[j, k] = T.if_then_else(
+                                        j == 0, here, T.reinterpret(weights[i, k], "int32")
+                                    )
+                                T.copy(mark, meta[at, 0, 0], dst=d)
+                                if S:
+                                    T.copy(z, marks[at, 0], dst=d)
+                        for k in T.serial(K):
+                            if pairs[i, k] >= 0:
+                                there = ids[i, k] // local
+                                T.put(begins[there] + slots[i, there], index[pairs[i, k]], dst=there)
             filled = T.alloc_var("int32", 0)
-            for e in T.serial(local):
+            for e in T.serial(held):
                 filled = filled + sizes[e]
-            for c in T.serial(b, T.ceildiv(starts[world], CHUNK), step=blocks):
-                for i, k in T.Parallel(CHUNK, K):
-                    if c * CHUNK + i < starts[world] and meta[c * CHUNK + i, 0, k] >= 0:
-                        index[meta[c * CHUNK + i, 0, k]] = c * CHUNK + i
             for c in T.serial(b, T.ceildiv(P - filled, 1024), step=blocks):
                 for i in T.Parallel(1024):
                     if filled + c * 1024 + i < P:
                         index[filled + c * 1024 + i] = 0
 
-    return moe_arrange
+    return moe_dispatch
 
 
-def expand(H: int, wide: int, blocks: int, threads: int, dtype: str) -> Any:
+def expand(H: int, wide: int, steps: int, blocks: int, threads: int, dtype: str) -> Any:
     """Y (P, H): the row of X (R, H) that ``index`` (P,) names, of each pair that ``sizes`` count; behind them
     nothing is written."""
     R, P, local = T.dynamic("R"), T.dynamic("P"), T.dynamic("local")
@@ -245,7 +257,7 @@ def expand(H: int, wide: int, blocks: int, threads: int, dtype: str) -> Any:
             for e in T.serial(local):
                 filled = filled + sizes[e]
             for i in T.serial(w * blocks + b, T.min(filled, P), step=of * blocks):
-                for h in T.serial(ceil_div(H, wide)):
+                for h in T.serial(steps):
                     T.copy(X[index[i], h * wide], x)
                     T.copy(x, Y[i, h * wide])
 
@@ -253,26 +265,55 @@ def expand(H: int, wide: int, blocks: int, threads: int, dtype: str) -> Any:
 
 
 def combine(
-    H: int, K: int, world: int, wide: int, group: int, blocks: int, threads: int, dtype: str, weighted: bool
+    H: int,
+    K: int,
+    world: int,
+    wide: int,
+    steps: int,
+    cut: int,
+    group: int,
+    blocks: int,
+    threads: int,
+    dtype: str,
+    weighted: bool,
 ) -> Any:
     """C (t, H): the sum, over the ranks that a token went to, in their order, of what each makes of it: the
     sum over the token's experts there, in its router's order, of their rows of Y (P, H), times its weights.
 
-    A warp adds up ``group`` rows of one rank, one after another, puts them into ``back`` (world, q, H) there
-    and signals once. Then, a warp a token, it adds what has come: of its own rank's experts, without rounding
-    them in between, and of others.
+    A warp's unit is ``group`` rows, or one of ``cut`` parts of them. It adds up a unit of each other rank's,
+    puts them into ``back`` (world, q, H) there and signals once. One round later, so that rows have had the
+    time to cross, it adds what has come of a unit of its own tokens: of its own rank's experts, without
+    rounding them in between, and of others.
+
+    No circle of waits: a rank numbers its rows for another one in the order of its tokens, so the row of its
+    token i there is its i-th at most. Round k adds up tokens of units that the rounds before k put on every
+    rank; so what a warp awaits in a round never waits for that round of anyone.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
+    near = min(NEAR, max(K, world))
 
     @T.macro
-    def add(Y, meta, row, at, part, acc):
-        """acc += Σ w · Y of a row's pairs."""
-        for k in T.serial(K):
-            if meta[row, 0, k] >= 0:
-                T.copy(Y[meta[row, 0, k], at], part)
-                for j in T.Parallel(wide):
-                    x = T.cast(part[j], "float32")
-                    acc[j] += T.reinterpret(meta[row, 1, k], "float32") * x if weighted else x
+    def add(Y, place, weight, at, parts, acc):
+        """acc = Σ w · Y of a row's pairs, of which ``near`` are read at once."""
+        T.clear(acc)
+        for first in range(0, K, near):
+            for k in range(first, min(K, first + near)):
+                if place[k] >= 0:
+                    T.copy(Y[place[k], at], parts[k - first])
+            for k in range(first, min(K, first + near)):
+                if place[k] >= 0:
+                    factor = weight[k]  # a number, which every thread has
+                    for j in T.Parallel(wide):
+                        x = T.cast(parts[k - first][j], "float32")
+                        acc[j] += factor * x if weighted else x
+
+    @T.macro
+    def look(meta, row, place, weight):
+        """A row's pairs, and their weights."""
+        for k in range(K):
+            place[k] = meta[row, 0, k]
+            if weighted:
+                weight[k] = T.reinterpret(meta[row, 1, k], "float32")
 
     @T.prim_func
     def moe_combine(
@@ -289,32 +330,52 @@ def combine(
             T.Scale("device") as (rank, n),
             T.Scale("warp") as (w, of),
         ):
-            part, acc = T.alloc_fragment((wide,), dtype), T.alloc_fragment((wide,), "float32")
-            for hop in T.serial(1, n):
-                owner = (rank + hop) % n
-                count = starts[owner + 1] - starts[owner]
-                for g in T.serial(w * blocks + b, T.ceildiv(count, group), step=of * blocks):
-                    for i in T.serial(g * group, T.min(g * group + group, count)):
-                        for h in T.serial(ceil_div(H, wide)):
-                            T.clear(acc)
-                            add(Y, meta, starts[owner] + i, h * wide, part, acc)
-                            T.copy(acc, back[rank, i, h * wide], dst=owner)
-                    T.signal(arrived[rank, g], dst=owner)  # releases this warp's rows of the group
-            for i in T.serial(w * blocks + b, t, step=of * blocks):
-                for d in T.serial(n):
-                    if d != rank and slots[i, d] >= 0:
-                        T.wait(arrived[d, slots[i, d] // group])  # acquires the row that d's warp put
-                for h in T.serial(ceil_div(H, wide)):
-                    T.clear(acc)
-                    for d in T.serial(n):
-                        if slots[i, d] >= 0:
-                            if d == rank:
-                                add(Y, meta, starts[rank] + slots[i, d], h * wide, part, acc)
-                            else:
-                                T.copy(back[d, slots[i, d], h * wide], part)
-                                for j in T.Parallel(wide):
-                                    acc[j] += T.cast(part[j], "float32")
-                    T.copy(acc, C[i, h * wide])
+            parts = [T.alloc_fragment((wide,), dtype) for _ in range(near)]
+            acc, own = T.alloc_fragment((wide,), "float32"), T.alloc_fragment((wide,), "float32")
+            place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
+            slot = T.alloc_local((world,), "int32")
+            most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
+            for d in range(world):
+                most = T.max(most, starts[d + 1] - starts[d])
+            for k in T.serial(T.ceildiv(T.ceildiv(most, group) * cut, of * blocks) + 1):
+                unit = (k * of + w) * blocks + b
+                g, part = unit // cut, unit % cut
+                for hop in T.serial(1, n):
+                    owner = (rank + hop) % n
+                    count = starts[owner + 1] - starts[owner]
+                    if g * group < count:
+                        for i in T.serial(g * group, T.min(g * group + group, count)):
+                            look(meta, starts[owner] + i, place, weight)
+                            for h in T.serial(steps):
+                                add(Y, place, weight, (part * steps + h) * wide, parts, acc)
+                                T.copy(acc, back[rank, i, (part * steps + h) * wide], dst=owner)
+                        T.signal(arrived[rank, unit], dst=owner)  # releases this warp's part of the rows
+                before = unit - of * blocks
+                for i in T.serial(T.max(before // cut * group, 0), T.min(before // cut * group + group, t)):
+                    for d in range(world):
+                        slot[d] = slots[i, d]
+                        if d != rank and slot[d] >= 0:
+                            # acquires the part of the row that d's warp put
+                            T.wait(arrived[d, slot[d] // group * cut + before % cut])
+                    for j in range(K):
+                        place[j] = -1
+                    if slots[i, rank] >= 0:
+                        look(meta, starts[rank] + slots[i, rank], place, weight)
+                    for h in T.serial(steps):
+                        at = (before % cut * steps + h) * wide
+                        add(Y, place, weight, at, parts, own)
+                        T.clear(acc)
+                        for first in range(0, world, near):
+                            for d in range(first, min(world, first + near)):
+                                if d != rank and slot[d] >= 0:
+                                    T.copy(back[d, slot[d], at], parts[d - first])
+                            for d in range(first, min(world, first + near)):
+                                if slot[d] >= 0:
+                                    for j in T.Parallel(wide):
+                                        acc[j] += (
+                                            own[j] if d == rank else T.cast(parts[d - first][j], "float32")
+                                        )
+                        T.copy(acc, C[i, at])
 
     return moe_combine
 

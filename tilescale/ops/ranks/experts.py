@@ -16,9 +16,13 @@ from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import expert_kernels, flat
 from tilescale.ops.ranks.groups import share
 
-#: bytes that a warp moves of a row at a time: 32 of each thread
-STEP = 1024
-#: rows that are added up before one signal tells of them
+#: bytes that the threads of a warp move at once, 16 each
+LINE = 512
+#: lines that a warp which moves a row reads at a time
+MOVED = 16
+#: where a workspace keeps what came
+PLACE = "experts"
+#: rows that are added up before one signal tells of them, at most
 GROUP = 8
 
 
@@ -34,7 +38,8 @@ class Dispatched:
         scales: (R, S) of float32, theirs; None without. In the same memory.
         sizes: (local,) of int32: how many tokens each of this rank's experts got.
         index: (P,) of int32: the row of each pair of a token and its expert, in the order of experts, then
-            of rows, as ``sizes`` cuts them: `expanded` gives these rows. 0 behind the last one.
+            of rows, as ``sizes`` cuts them: `expanded` gives these rows. 0 behind the last one. In the same
+            memory.
         starts: (ranks + 1,) of int32: the first row of each rank.
         meta: (R, 2, K) of int32: of each row its pairs, −1 for experts elsewhere, and the bits of their
             weights. In the memory of ``rows``.
@@ -44,6 +49,7 @@ class Dispatched:
             int32: this rank's first row at each rank.
         num_experts: of all ranks. tokens: a rank's at most.
         team: the ranks.
+        plan: what dispatches of the same choices have in common (`like=`), and no others.
     """
 
     rows: torch.Tensor
@@ -60,6 +66,7 @@ class Dispatched:
     num_experts: int
     tokens: int
     team: Team
+    plan: object
 
     def expanded(self, rows: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """(P, …): the row of each pair, as `grouped_matmul` takes them with ``sizes``; behind the last pair
@@ -84,12 +91,37 @@ class Dispatched:
         kind, _ = flat.words(inner)
         x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
         landing = flat.landing(made)
-        what = {"H": x.shape[1], "wide": min(STEP // x.element_size(), x.shape[1]), "threads": 256}
-        what |= {"dtype": host.dtype_name(x), "blocks": min(4 * host.multiprocessors(x.device), -(-P // 8))}
+        blocks = min(2 * host.multiprocessors(x.device), -(-P // 8))
+        how = cut(x.shape[1], x.element_size(), P, 8 * blocks, MOVED)
+        what = {"H": x.shape[1], "wide": how.wide, "steps": how.steps, "blocks": blocks, "threads": 256}
+        what["dtype"] = host.dtype_name(x)
         args = (x, self.index, self.sizes, landing.view(kind).view(P, -1))
         host.launch(expert_kernels.expand, args, **what)
         flat.landed(landing, made)
         return made
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How warps share rows: ``cut`` parts of each, ``steps`` times ``wide`` elements in a part, and so many
+    rows (``group``) one after another."""
+
+    wide: int
+    steps: int
+    cut: int
+    group: int
+
+
+@functools.cache
+def cut(columns: int, itemsize: int, rows: int, warps: int, lines: int) -> Cut:
+    """For ``rows`` rows on ``warps`` warps, each moving ``lines`` lines at once at most. Where rows are
+    fewer than warps they have several parts."""
+    size = columns * itemsize
+    parts = max(1, min(-(-size // LINE), warps // max(1, rows)))
+    piece = -(-size // parts)
+    steps = -(-piece // (lines * LINE))
+    wide = min(size, -(-piece // (steps * LINE)) * LINE)
+    return Cut(wide // itemsize, steps, -(-size // (steps * wide)), max(1, min(GROUP, rows // max(1, warps))))
 
 
 @functools.cache

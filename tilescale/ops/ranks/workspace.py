@@ -59,6 +59,8 @@ class Workspace:
         self._memory: dict[str, Any] = {}
         self._boxes: dict[tuple[int, torch.dtype], Any] = {}
         self._kept: list[Any] = []  # outgrown, in a CUDA graph
+        #: by the name of a piece that is kept apart: whose result lies there now
+        self.owner: dict[str, object] = {}
         self._captured = False
 
     def tensors(

@@ -82,6 +82,14 @@ __device__ __forceinline__ int64_t load_acquire(const int64_t* at) {
   else asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
   return seen;
 }
+// A look that orders nothing: it leaves the multiprocessor's L1 cache alone, which every acquire empties (of all its warps, too).
+template <bool system>
+__device__ __forceinline__ int64_t load_relaxed(const int64_t* at) {
+  int64_t seen;
+  if constexpr (system) asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  else asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  return seen;
+}
 template <bool system>
 __device__ __forceinline__ void signal_set(int64_t* at, int64_t value) {
   if constexpr (system) asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
@@ -147,6 +155,9 @@ __device__ __forceinline__ bool holds(int64_t seen, int64_t value, int compare) 
 
 // Until the word compares with `value`; what its writers did before they released it is visible behind this. index: of a counter, for
 // the report.
+//
+// The first look acquires, since mostly it is the last one. Those behind it do not, so that warps beside this one keep their L1 cache; the one
+// behind them does, and decides: it reads what they saw or something newer (coherence of one location), released by the same writers.
 template <bool system>
 __device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, int64_t value, int compare, int why, int site, int rank,
                                          int64_t index = -1) {
@@ -154,8 +165,11 @@ __device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, in
   if (holds(seen, value, compare)) return seen;
   const uint64_t start = now();
   for (int round = 1;; ++round) {
-    seen = load_acquire<system>(at);
-    if (holds(seen, value, compare)) return seen;
+    seen = load_relaxed<system>(at);
+    if (holds(seen, value, compare)) {
+      seen = load_acquire<system>(at);
+      if (holds(seen, value, compare)) return seen;
+    }
     if (round % 256 == 0) {
       const bool late = now() - start > uint64_t(team.limit);
       if (late || (team.stop && *(volatile const int*)team.stop))
