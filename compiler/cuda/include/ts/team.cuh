@@ -153,6 +153,11 @@ __device__ __forceinline__ bool holds(int64_t seen, int64_t value, int compare) 
                         : seen < value;
 }
 
+// Whether the job has been stopped, which the host's memory says: some thousand waiting warps that look at it without a break keep each other
+// waiting for milliseconds. So each looks every LOOK nanoseconds at most.
+constexpr uint64_t LOOK = 10000000;
+__device__ __forceinline__ bool stopped(const Team& team) { return team.stop && *(volatile const int*)team.stop; }
+
 // Until the word compares with `value`; what its writers did before they released it is visible behind this. index: of a counter, for
 // the report.
 //
@@ -164,6 +169,7 @@ __device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, in
   int64_t seen = load_acquire<system>(at);
   if (holds(seen, value, compare)) return seen;
   const uint64_t start = now();
+  uint64_t looked = start;
   for (int round = 1;; ++round) {
     seen = load_relaxed<system>(at);
     if (holds(seen, value, compare)) {
@@ -171,9 +177,10 @@ __device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, in
       if (holds(seen, value, compare)) return seen;
     }
     if (round % 256 == 0) {
-      const bool late = now() - start > uint64_t(team.limit);
-      if (late || (team.stop && *(volatile const int*)team.stop))
-        give_up(team, late ? why : STOPPED, site, rank, value, seen, compare, index);
+      const uint64_t time = now();
+      const bool late = time - start > uint64_t(team.limit), look = time - looked > LOOK;
+      if (look) looked = time;
+      if (late || (look && stopped(team))) give_up(team, late ? why : STOPPED, site, rank, value, seen, compare, index);
     }
   }
 }
