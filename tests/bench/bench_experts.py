@@ -2,7 +2,8 @@
 
     TILESCALE_TARGET=cuda tilescale launch -n 4 -m tests.bench.bench_experts blocks=32
 
-All ranks' blocks have to fit on the GPU together, by MPS, since they wait for each other: `blocks` is a rank's.
+``combine=8,512,2`` sets `expert_kernels.NEAR` and combine's threads and lines otherwise, ``only=combine`` times
+one of them. All ranks' blocks have to fit on the GPU together, by MPS, since they wait for each other: `blocks` is a rank's.
 "dispatch again" is what `like=` does, a dispatch without its plan. Graphs, ranks aligned on the device, the
 median of the slowest rank's replays; bytes are those of the rows that leave a rank, for other ranks.
 """
@@ -17,7 +18,7 @@ import torch
 from tests.bench.record import record
 from tilescale import comm
 from tilescale.ops import moe_combine, moe_dispatch, moe_route
-from tilescale.ops.ranks import experts, measure
+from tilescale.ops.ranks import combine, expert_kernels, experts, measure
 from tilescale.ops.ranks.dispatch import of_pairs
 from tilescale.ops.ranks.workspace import release
 
@@ -25,7 +26,7 @@ SHAPES = ({"tokens": 4096}, {"tokens": 1024}, {"tokens": 128})
 COMMON = {"hidden": 7168, "topk": 8, "experts": 256}
 
 
-def one(shape: dict[str, Any], blocks: int, group: Any) -> dict[str, Any]:
+def one(shape: dict[str, Any], blocks: int, only: str, group: Any) -> dict[str, Any]:
     rank, world = comm.rank(), comm.world_size()
     sets = max(2, -(-measure.TRAFFIC // (shape["tokens"] * COMMON["hidden"] * 2)))
     drawn = [
@@ -42,6 +43,7 @@ def one(shape: dict[str, Any], blocks: int, group: Any) -> dict[str, Any]:
         "combine": [lambda v=v: moe_combine(v, kept[0], blocks=blocks) for v in y],
         "expand": [kept[0].expanded] * 2,
     }
+    variants = {name: calls for name, calls in variants.items() if only in name}
     times = measure.measure(variants, "cuda", 15, group)
     leaves = experts.remote(world=world, **COMMON, **shape)
     found = {}
@@ -58,11 +60,14 @@ def one(shape: dict[str, Any], blocks: int, group: Any) -> dict[str, Any]:
 
 def main() -> int:
     words = dict(w.split("=") for w in sys.argv[1:])
+    if "combine" in words:
+        expert_kernels.NEAR, combine.THREADS, combine.LINES = map(int, words["combine"].split(","))
     comm.init()
     torch.distributed.init_process_group("gloo", rank=comm.rank(), world_size=comm.world_size())
-    lines = [one(dict(s), int(words.get("blocks", "32")), torch.distributed.group.WORLD) for s in SHAPES]
-    if comm.rank() == 0:
-        record(f"experts_{comm.world_size()}_{words.get('blocks', '32')}", {"cases": lines})
+    blocks, group = int(words.get("blocks", "32")), torch.distributed.group.WORLD
+    lines = [one(dict(s), blocks, words.get("only", ""), group) for s in SHAPES]
+    if comm.rank() == 0 and "only" not in words:
+        record(f"experts_{comm.world_size()}_{blocks}", {"cases": lines})
     comm.barrier()
     torch.distributed.destroy_process_group()
     return 0

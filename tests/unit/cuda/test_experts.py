@@ -52,8 +52,10 @@ def places() -> list[dict[str, Any]]:
         meta = np.zeros((len(rows[r]), 2, K), np.int32)
         for at, (s, i) in enumerate(rows[r]):
             weights = data((TOKENS[s], K), "float32", 40 + s)[i].view(np.int32)
-            meta[at, 1] = weights
-            meta[at, 0] = [pairs[r].index((s, i, e)) if e // LOCAL == r else -1 for e in ids[s][i]]
+            here = [k for k, e in enumerate(ids[s][i]) if e // LOCAL == r]
+            meta[at] = -1
+            meta[at, 0, : len(here)] = [pairs[r].index((s, i, ids[s][i][k])) for k in here]
+            meta[at, 1, : len(here)] = weights[here]
         found.append(
             {
                 "ids": ids[r],

@@ -2,7 +2,8 @@
 of its router.
 
 Each rank adds up its own experts' rows of a token in float32, in the router's order, and puts one row to the
-token's rank, which adds the ranks' rows in their order: every run gives the same bits.
+token's rank, which adds its own experts' part and then the ranks' rows in their order: every run gives the
+same bits.
 """
 
 from __future__ import annotations

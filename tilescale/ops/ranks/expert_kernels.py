@@ -17,7 +17,7 @@ import tilescale.language as T
 from tilescale.ops.gemm_kernels import ceil_div
 
 #: rows that a warp reads at once
-NEAR = 8
+NEAR = 6
 
 
 def told(E: int, world: int) -> int:
@@ -171,9 +171,9 @@ def dispatch(
     dtype: str,
 ) -> Any:
     """Own tokens X (t, H), with the ``S`` numbers of each in Z, as `plan` says: into ``rows`` (R, H) and
-    ``marks`` (R, S) of the ranks of their experts. There ``meta`` (R, 2, K) gets which pairs a row is, −1 for
-    those of other ranks, and the bits of their ``weights``; ``index`` (P,) the row of each pair. Behind the
-    pairs that come here it is 0.
+    ``marks`` (R, S) of the ranks of their experts. There ``meta`` (R, 2, K) gets which pairs a row is, in the
+    order of its router's choices, −1 behind the last one, and the bits of their ``weights``; ``index`` (P,)
+    the row of each pair. Behind the pairs that come here it is 0.
 
     A warp takes a token, or one of ``cut`` parts of it, reads ``wide`` columns at once and stores them to one
     rank after another, beginning at the next one, so that no rank is everyone's first. Nobody waits: the
@@ -207,8 +207,10 @@ def dispatch(
                         T.copy(X[i, (part * steps + h) * wide], x)
                         for hop in T.serial(1, n + 1):
                             d = (rank + hop) % n
-                            if slots[i, d] >= 0:
-                                T.copy(x, rows[begins[d] + slots[i, d], (part * steps + h) * wide], dst=d)
+                            slot = slots[i, d]
+                            if slot >= 0:
+                                at = begins[d] + slot
+                                T.copy(x, rows[at, (part * steps + h) * wide], dst=d)
                     if part == 0:
                         if S:
                             T.copy(Z[i, 0], z)
@@ -216,11 +218,15 @@ def dispatch(
                             d = (rank + hop) % n
                             if slots[i, d] >= 0:
                                 at = begins[d] + slots[i, d]
-                                for j, k in T.Parallel(2, K):
-                                    here = T.if_then_else(ids[i, k] // local == d, pairs[i, k], -1)
-                                    mark[j, k] = T.if_then_else(
-                                        j == 0, here, T.reinterpret(weights[i, k], "int32")
-                                    )
+                                for j, s in T.Parallel(2, K):
+                                    found = T.alloc_var("int32", 0)
+                                    mark[j, s] = -1
+                                    for k in T.serial(K):
+                                        if ids[i, k] // local == d:
+                                            if found == s:
+                                                weight = T.reinterpret(weights[i, k], "int32")
+                                                mark[j, s] = T.if_then_else(j == 0, pairs[i, k], weight)
+                                            found = found + 1
                                 T.copy(mark, meta[at, 0, 0], dst=d)
                                 if S:
                                     T.copy(z, marks[at, 0], dst=d)
@@ -277,8 +283,9 @@ def combine(
     dtype: str,
     weighted: bool,
 ) -> Any:
-    """C (t, H): the sum, over the ranks that a token went to, in their order, of what each makes of it: the
-    sum over the token's experts there, in its router's order, of their rows of Y (P, H), times its weights.
+    """C (t, H): the sum of what each rank makes of a token, this rank first, then the others in their order:
+    the sum over the token's experts there, in its router's order, of their rows of Y (P, H), times its
+    weights.
 
     A warp's unit is ``group`` rows, or one of ``cut`` parts of them. It adds up a unit of each other rank's,
     puts them into ``back`` (world, q, H) there and signals once. One round later, so that rows have had the
@@ -290,30 +297,28 @@ def combine(
     rank; so what a warp awaits in a round never waits for that round of anyone.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-    near = min(NEAR, max(K, world))
-
-    @T.macro
-    def add(Y, place, weight, at, parts, acc):
-        """acc = Σ w · Y of a row's pairs, of which ``near`` are read at once."""
-        T.clear(acc)
-        for first in range(0, K, near):
-            for k in range(first, min(K, first + near)):
-                if place[k] >= 0:
-                    T.copy(Y[place[k], at], parts[k - first])
-            for k in range(first, min(K, first + near)):
-                if place[k] >= 0:
-                    factor = weight[k]  # a number, which every thread has
-                    for j in T.Parallel(wide):
-                        x = T.cast(parts[k - first][j], "float32")
-                        acc[j] += factor * x if weighted else x
 
     @T.macro
     def look(meta, row, place, weight):
-        """A row's pairs, and their weights."""
+        """A row's pairs, and their weights: once a row, since what is read streams through the L1 cache."""
         for k in range(K):
             place[k] = meta[row, 0, k]
-            if weighted:
-                weight[k] = T.reinterpret(meta[row, 1, k], "float32")
+            weight[k] = T.reinterpret(meta[row, 1, k], "float32")
+
+    @T.macro
+    def add(Y, at, parts, place, weight, acc):
+        """acc += Σ w · Y of a row's pairs, of which `NEAR` are read at once."""
+        for first in range(0, K, NEAR):
+            near = range(first, min(K, first + NEAR))
+            for k in near:
+                if place[k] >= 0:
+                    T.copy(Y[place[k], at], parts[k - first])
+            for k in near:
+                if place[k] >= 0:
+                    factor = weight[k]
+                    for j in T.Parallel(wide):
+                        x = T.cast(parts[k - first][j], "float32")
+                        acc[j] += factor * x if weighted else x
 
     @T.prim_func
     def moe_combine(
@@ -330,8 +335,8 @@ def combine(
             T.Scale("device") as (rank, n),
             T.Scale("warp") as (w, of),
         ):
-            parts = [T.alloc_fragment((wide,), dtype) for _ in range(near)]
-            acc, own = T.alloc_fragment((wide,), "float32"), T.alloc_fragment((wide,), "float32")
+            parts = [T.alloc_fragment((wide,), dtype) for _ in range(min(NEAR, max(K, world)))]
+            acc = T.alloc_fragment((wide,), "float32")
             place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
             slot = T.alloc_local((world,), "int32")
             most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
@@ -347,8 +352,10 @@ def combine(
                         for i in T.serial(g * group, T.min(g * group + group, count)):
                             look(meta, starts[owner] + i, place, weight)
                             for h in T.serial(steps):
-                                add(Y, place, weight, (part * steps + h) * wide, parts, acc)
-                                T.copy(acc, back[rank, i, (part * steps + h) * wide], dst=owner)
+                                at = (part * steps + h) * wide
+                                T.clear(acc)
+                                add(Y, at, parts, place, weight, acc)
+                                T.copy(acc, back[rank, i, at], dst=owner)
                         T.signal(arrived[rank, unit], dst=owner)  # releases this warp's part of the rows
                 before = unit - of * blocks
                 for i in T.serial(T.max(before // cut * group, 0), T.min(before // cut * group + group, t)):
@@ -357,24 +364,24 @@ def combine(
                         if d != rank and slot[d] >= 0:
                             # acquires the part of the row that d's warp put
                             T.wait(arrived[d, slot[d] // group * cut + before % cut])
+                    own = slots[i, rank]
                     for j in range(K):
                         place[j] = -1
-                    if slots[i, rank] >= 0:
-                        look(meta, starts[rank] + slots[i, rank], place, weight)
+                    if own >= 0:
+                        look(meta, starts[rank] + own, place, weight)
                     for h in T.serial(steps):
                         at = (before % cut * steps + h) * wide
-                        add(Y, place, weight, at, parts, own)
                         T.clear(acc)
-                        for first in range(0, world, near):
-                            for d in range(first, min(world, first + near)):
+                        add(Y, at, parts, place, weight, acc)
+                        for first in range(0, world, NEAR):
+                            near = range(first, min(world, first + NEAR))
+                            for d in near:
                                 if d != rank and slot[d] >= 0:
                                     T.copy(back[d, slot[d], at], parts[d - first])
-                            for d in range(first, min(world, first + near)):
-                                if slot[d] >= 0:
+                            for d in near:
+                                if d != rank and slot[d] >= 0:
                                     for j in T.Parallel(wide):
-                                        acc[j] += (
-                                            own[j] if d == rank else T.cast(parts[d - first][j], "float32")
-                                        )
+                                        acc[j] += T.cast(parts[d - first][j], "float32")
                         T.copy(acc, C[i, at])
 
     return moe_combine

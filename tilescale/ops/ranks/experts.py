@@ -41,8 +41,8 @@ class Dispatched:
             of rows, as ``sizes`` cuts them: `expanded` gives these rows. 0 behind the last one. In the same
             memory.
         starts: (ranks + 1,) of int32: the first row of each rank.
-        meta: (R, 2, K) of int32: of each row its pairs, −1 for experts elsewhere, and the bits of their
-            weights. In the memory of ``rows``.
+        meta: (R, 2, K) of int32: of each row its pairs, in the order of its router's choices, −1 behind the
+            last one, and the bits of their weights. In the memory of ``rows``.
         experts, weights: (t, K): the own tokens' experts, of int32, and their weights, of float32.
         pairs: (t, K) of int32: which pair each one is at its rank, −1 for none. slots: (t, ranks) of int32:
             which of this rank's rows each token is at each rank, −1 where it did not go. begins: (ranks,) of
