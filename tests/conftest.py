@@ -3,6 +3,7 @@ time limit."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -21,6 +22,15 @@ for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Compiling makes objects by the million and keeps a hundred thousand others alive (TVM, torch, the tests), which
+# the collector would walk through again and again.
+gc.set_threshold(200_000, 20, 100)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
