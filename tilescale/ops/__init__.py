@@ -39,6 +39,7 @@ HOME = {
     "matmul_reduce_scatter": "ranks.gemm_scatter",
     "mla_decode": "latent_attention",
     "reduce_scatter": "ranks.scatter",
+    "ring_attention": "ranks.ring",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
     "w4a16_matmul": "w4a16",
