@@ -31,10 +31,6 @@ LINK = 370e9
 ALIKE = 3e-2
 
 
-def bound(run: Any, arguments: dict[str, Any], **more: Any) -> measure.Call:
-    return lambda: run(**{**arguments, **more})
-
-
 def different(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The greatest difference, relative to the peer's greatest magnitude; infinite where that is NaN."""
     if ours.shape != theirs.shape:
@@ -53,10 +49,10 @@ def variants(
     world, units = comm.world_size(), host.multiprocessors(arguments[0]["x"].device)
     outs = [op.run(**a).clone() for a in arguments]
     pairs = list(zip(arguments, outs, strict=True))
-    made = {"ours": [bound(op.run, a, out=o) for a, o in pairs]}
+    made = {"ours": [op.call(a, o) for a, o in pairs]}
     if every_way:
         for way, more in op.ways(world=world, units=units, **shape).items():
-            made[f"ours, {way}"] = [bound(op.run, a, out=o, **more) for a, o in pairs]
+            made[f"ours, {way}"] = [op.call({**a, **more}, o) for a, o in pairs]
     for name, prepare in op.peers.items():
         try:
             made[name] = [prepare(**a, group=group) for a in arguments]
@@ -86,7 +82,7 @@ def tune(
                 op.run(**{**arguments[0], **more}, out=outs[0])
             except (TileError, TypeError):
                 continue
-            calls[name] = [bound(op.run, {**a, **more}, out=o) for a, o in zip(arguments, outs, strict=True)]
+            calls[name] = [op.call({**a, **more}, o) for a, o in zip(arguments, outs, strict=True)]
         if len(calls) > 1:
             times = measure.measure(calls, plan["device"], plan["replays"], group)
             best = tried[min(times, key=lambda name: statistics.median(times[name]))]
@@ -108,7 +104,9 @@ def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> 
     worst = torch.tensor([0.0], dtype=torch.float64, device=device)
     for k, arguments_of_set in enumerate(arguments):
         del arguments_of_set
-        worst = worst.maximum(torch.tensor(different(calls["ours"][k](), calls["library"][k]())).to(worst))
+        worst = worst.maximum(
+            torch.tensor(different(op.seen(calls["ours"][k]()), calls["library"][k]())).to(worst)
+        )
     torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX, group=group)
     times = measure.measure(calls, device, plan["replays"], group)
     us = {name: measure.spread(seconds) for name, seconds in times.items()}

@@ -130,7 +130,8 @@ class Emulator:
         rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
-        world = ranks.World(args, len(blocks), draw, seed, self.kernel.ordered)
+        warps = -(-self.kernel.threads // WARP) if "__syncwarp" in self.called else 1
+        world = ranks.World(args, len(blocks), warps, draw, seed, self.kernel.ordered)
 
         def run(task: Any) -> None:
             values: dict[int, Any] = {}
@@ -599,7 +600,7 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
         if which == CONSUMERS:
             b.met(np.arange(b.threads) < count, 0)
         else:  # warps of one warpgroup, the others of which never meet them
-            b.met(m, ranks.MEETS[ranks.COMMUNICATOR])
+            b.met(m, 1)
 
     b.units.interleaving.meet((b.units, which), count, int(m.sum()), met)
 

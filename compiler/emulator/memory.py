@@ -157,7 +157,7 @@ class Block:
     #: where several blocks run in turns: all ranks, and which block this is (`ranks`)
     world: Any = None
     task: Any = None
-    #: who of it this is, by whether it has a producer (`ranks.ACTORS`)
+    #: who of it this is, by whether it has a producer (`ranks.THREADS` and so on)
     actor: int = 0
 
     @property

@@ -33,29 +33,57 @@ from tilescale.compiler.sim.tiles import updated
 from tilescale.packets import SHIFT
 
 #: who of a block acts for itself: its threads that meet, its producer, and the warps that put to other ranks
-THREADS, PRODUCER, COMMUNICATOR = ACTORS = range(3)
-#: which of a thread's stamps (`memory.Moments`) counts the meetings of those with whom it acts
-MEETS = {THREADS: 0, COMMUNICATOR: 1}
+THREADS, PRODUCER, COMMUNICATOR = range(3)
+#: where they stand among a block's places in a clock: the producer, the communicator, then one warp of its
+#: threads after another
+FIRST_WARP = 2
+#: a thread's stamp is how often the block's threads had met, and below that bit, how often its warp had
+BLOCK = 1 << 32
 #: later than all that anybody knows of
 UNDER_WAY = 1 << 60
 
 
-class Cells:
-    """Who touched each element of a rank's tensor, and when: for every block how often its threads had met by
-    then, and for its producer how many copies it had made; -1: never. added: to an element that ranks add
-    to."""
+class Record:
+    """Who touched each element of a rank's tensor in one way, and when: at every place of a clock one more
+    than the stamp by then (of a producer, than how many copies it had made); 0: never."""
 
-    def __init__(self, blocks: int, size: int):
-        self.wrote, self.read, self.added = (
-            np.full((blocks * len(ACTORS), size), -1, np.int64) for _ in range(3)
-        )
+    #: who touched an element (`Task.code`): nobody so far; several
+    NOBODY, SEVERAL = -1, -2
+
+    def __init__(self, places: int, size: int):
+        self.stamps = np.zeros((size, places), np.int64)
+        self.by = np.full(size, self.NOBODY, np.int32)
+
+    def note(self, cells: Any, code: int, places: Any, stamps: Any) -> None:
+        before = self.by[cells]
+        self.by[cells] = np.where((before == self.NOBODY) | (before == code), code, self.SEVERAL)
+        self.stamps[cells, places] = stamps + 1
+
+    def others(self, cells: Any, code: int) -> Any:
+        """Which of these somebody else has touched."""
+        by = self.by[cells]
+        return (by != code) & (by != self.NOBODY)
+
+
+class Cells:
+    """The records of a rank's tensor. added: to an element that ranks add to."""
+
+    def __init__(self, places: int, size: int):
+        self.wrote, self.read, self.added = (Record(places, size) for _ in range(3))
+
+    def conflicting(self, writes: bool, adds: bool) -> list[tuple[Record, str]]:
+        """What an access must come behind."""
+        found = [(self.wrote, "writes")]
+        found += [(self.read, "reads")] if writes else []
+        return found + ([] if adds else [(self.added, "adds to")])
 
 
 @dataclass
 class Acquired:
-    """What threads learnt: of each actor, all that it did before its threads met so often."""
+    """What threads learnt: of each place in a clock, all that was done there before such a stamp."""
 
     actor: int
+    place: int
     threads: frozenset[int]
     stamp: int
     clock: Any
@@ -69,6 +97,8 @@ class Task:
     rank: int
     block: int
     known: Any
+    #: how many places in a clock each block has: one for all warps where they never act by themselves
+    width: int
     acquired: list[Acquired] = field(default_factory=list)
     rounds: dict[Any, int] = field(default_factory=dict)
     views: dict[tuple[int, str], Memory] = field(default_factory=dict)
@@ -87,13 +117,28 @@ class Task:
     @property
     def actors(self) -> slice:
         """Its places in a clock."""
-        return slice(self.number * len(ACTORS), (self.number + 1) * len(ACTORS))
+        return slice(self.number * self.width, (self.number + 1) * self.width)
 
-    def actor(self, b: Block) -> int:
-        return self.number * len(ACTORS) + b.actor
+    def code(self, b: Block) -> int:
+        """The block, or its communicator, whose pulls the block's threads await."""
+        return 2 * self.number + int(b.actor == COMMUNICATOR)
 
-    def stamp(self, b: Block, thread: int) -> int:
-        return self.copies if b.actor == PRODUCER else int(b.stamps[thread, MEETS[b.actor]])
+    def place(self, b: Block, thread: Any) -> Any:
+        """Of what a thread does (or several) in a clock."""
+        within = b.actor - PRODUCER
+        if b.actor == THREADS:
+            within = FIRST_WARP + (thread // b.wave if self.width > FIRST_WARP + 1 else thread * 0)
+        return self.number * self.width + within
+
+    def stamp(self, b: Block, thread: Any) -> Any:
+        """When a thread does something (or several)."""
+        if b.actor == PRODUCER:
+            return self.copies
+        met = b.stamps[thread]
+        if b.actor == COMMUNICATOR:
+            return met[..., 1]
+        alone = self.width > FIRST_WARP + 1
+        return met[..., 0] * BLOCK + (met[..., 2] if alone else 0)
 
 
 class World:
@@ -101,21 +146,27 @@ class World:
     each other's entry."""
 
     def __init__(
-        self, arrays: list[dict[str, Any]], blocks: int, draw: Any, seed: int = 0, ordered: bool = True
+        self,
+        arrays: list[dict[str, Any]],
+        blocks: int,
+        warps: int,
+        draw: Any,
+        seed: int = 0,
+        ordered: bool = True,
     ):
         self.arrays, self.blocks, self.ordered = arrays, blocks, ordered
         #: the ranks that have entered
         self.entered: set[int] = set()
-        total = len(arrays) * blocks
+        total, self.width = len(arrays) * blocks, FIRST_WARP + warps
         self.cells = [
-            {name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)}
+            {name: Cells(total * self.width, a.size) for name, a in of.items() if isinstance(a, np.ndarray)}
             for of in arrays
         ]
         self.clocks: dict[Any, Any] = {}
         self.counts: dict[Any, int] = {}
         self.interleaving = Interleaving(draw, seed)
-        none = np.zeros(total * len(ACTORS), np.int64)
-        self.tasks = [Task(k, k // blocks, k % blocks, none.copy()) for k in range(total)]
+        none = np.zeros(total * self.width, np.int64)
+        self.tasks = [Task(k, k // blocks, k % blocks, none.copy(), self.width) for k in range(total)]
 
     def view(self, task: Task, rank: int, name: str) -> Memory:
         """A rank's tensor as one block sees it: the data are everyone's, what its threads touched since they
@@ -131,23 +182,30 @@ class World:
     # -- what is known
     # ------------------------------------------------------------------------------------------------
     def knowledge(self, b: Block, thread: int) -> Any:
-        """What a thread knows of all blocks: what it heard itself, and what any heard before the threads
-        met."""
+        """What a thread knows of all blocks: what it heard itself, and what any heard before it and that one
+        met, as threads of the block or of one warp."""
         task: Task = b.task
-        now, all_met = task.stamp(b, thread), int(b.stamps[:, 0].min())
-        for h in [h for h in task.acquired if h.actor == THREADS and h.stamp < all_met]:
+        now, all_met = task.stamp(b, thread), int(b.stamps[:, 0].min()) * BLOCK
+        for h in [h for h in task.acquired if h.actor == THREADS and h.stamp // BLOCK * BLOCK < all_met]:
             task.known = np.maximum(task.known, h.clock)
             task.acquired.remove(h)
         clock = task.known
         for h in task.acquired:
-            if h.actor == b.actor and (thread in h.threads or b.actor != PRODUCER and h.stamp < now):
+            if h.actor != b.actor:
+                continue
+            since = now if h.place == task.place(b, thread) else now // BLOCK * BLOCK
+            if thread in h.threads or b.actor != PRODUCER and h.stamp < since:
                 clock = np.maximum(clock, h.clock)
         return clock
 
     def tell(self, b: Block, thread: int, key: Any) -> None:
         """A release by a thread, kept with what it releases to."""
-        clock = self.knowledge(b, thread).copy()
-        clock[b.task.actor(b)] = b.task.stamp(b, thread)
+        clock, task = self.knowledge(b, thread).copy(), b.task
+        stamp, place = task.stamp(b, thread), task.place(b, thread)
+        if b.actor == THREADS:  # what all warps did before they met, and what this one did since
+            every = slice(task.actors.start + FIRST_WARP, task.actors.stop)
+            clock[every] = np.maximum(clock[every], stamp // BLOCK * BLOCK)
+        clock[place] = stamp
         before = self.clocks.get(key)
         self.clocks[key] = clock if before is None else np.maximum(before, clock)
 
@@ -157,14 +215,19 @@ class World:
             self.hear(b, [thread], self.clocks[key].copy())
 
     def hear(self, b: Block, threads: Any, clock: Any) -> None:
-        """Threads that have met equally often learn what a clock says."""
-        who = frozenset(int(t) for t in threads)
-        stamp = b.task.stamp(b, min(who))
-        for h in b.task.acquired:
-            if (h.actor, h.threads, h.stamp) == (b.actor, who, stamp):
-                h.clock = np.maximum(h.clock, clock)
-                return
-        b.task.acquired.append(Acquired(b.actor, who, stamp, clock))
+        """Threads learn what a clock says; those of a warp have met equally often."""
+        task: Task = b.task
+        lanes = np.unique(np.asarray(list(threads), np.int64))
+        places = np.broadcast_to(task.place(b, lanes), lanes.shape)
+        for place in np.unique(places):
+            who = frozenset(int(t) for t in lanes[places == place])
+            stamp = int(task.stamp(b, min(who)))
+            for h in task.acquired:
+                if (h.actor, h.place, h.threads, h.stamp) == (b.actor, place, who, stamp):
+                    h.clock = np.maximum(h.clock, clock)
+                    break
+            else:
+                task.acquired.append(Acquired(b.actor, int(place), who, stamp, clock))
 
     def fence(self, b: Block, threads: Any) -> None:
         """A proxy fence of global memory by each of these threads."""
@@ -178,11 +241,11 @@ class World:
         self._ordered(b, memory, cells, known, writes=False, by="TMA for ")
         record = self._record(task, memory)
         if record is not None:
-            record.read[task.actor(b), cells.ravel()] = task.stamp(b, thread)
+            record.read.note(cells.ravel(), task.code(b), task.place(b, thread), task.stamp(b, thread))
         clock = self.knowledge(b, thread).copy()
         if b.actor == PRODUCER:
             task.copies += 1
-            clock[task.actor(b)] = task.copies
+            clock[task.place(b, thread)] = task.copies
         return clock
 
     def touched(
@@ -195,12 +258,28 @@ class World:
         if record is None:
             return
         flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
-        for thread in np.unique(threads):
-            known = self.knowledge(b, int(thread))
-            self._ordered(b, memory, flat[threads == thread], known, writes, adds=adds)
-        stamps = task.copies if b.actor == PRODUCER else b.stamps[threads, MEETS[b.actor]]
+        code, asked = task.code(b), np.zeros(len(flat), bool)
+        for seen, _ in record.conflicting(writes, adds):
+            asked |= seen.others(flat, code)
+        if asked.any():
+            flat_asked, group = flat[asked], self._alike(b, threads[asked])
+            for thread in np.unique(group):
+                known = self.knowledge(b, int(thread))
+                self._ordered(b, memory, flat_asked[group == thread], known, writes, adds=adds)
         kind = record.added if adds else record.wrote if writes else record.read
-        kind[task.actor(b), flat] = stamps
+        kind.note(flat, code, task.place(b, threads), task.stamp(b, threads))
+
+    def _alike(self, b: Block, threads: Any) -> Any:
+        """For each of these threads one of those that know the same: who stands at the same place at the
+        same stamp, and heard the same by itself."""
+        heard = [h.threads for h in b.task.acquired if h.actor == b.actor]
+        first: dict[Any, int] = {}
+        found = np.zeros(b.threads, np.int64)
+        for thread in np.unique(threads).tolist():
+            at = int(b.task.place(b, thread)), int(b.task.stamp(b, thread))
+            key = (*at, *(thread in who for who in heard))
+            found[thread] = first.setdefault(key, thread)
+        return found[threads]
 
     def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
         """TMA begins to write elements of a tensor for a thread. Nobody else may know of that before the
@@ -208,13 +287,14 @@ class World:
         task: Task = b.task
         self._ordered(b, memory, cells, self.knowledge(b, thread), writes=True, by="TMA for ")
         record = self._record(task, memory)
-        at, actor = cells.ravel(), task.actor(b)
+        at, place = cells.ravel(), task.place(b, thread)
         if record is None:
             return lambda: None
-        record.wrote[actor, at] = UNDER_WAY
+        code = task.code(b)
+        record.wrote.note(at, code, place, UNDER_WAY)
 
         def awaited() -> None:
-            record.wrote[actor, at] = task.stamp(b, thread)
+            record.wrote.note(at, code, place, task.stamp(b, thread))
 
         return awaited
 
@@ -239,20 +319,18 @@ class World:
         record, at = self._record(task, memory), cells.ravel()
         if record is None:
             return
-        others = [(record.wrote, "writes")]
-        others += [(record.read, "reads")] if writes else []
-        others += [] if adds else [(record.added, "adds to")]
-        for seen, verb in others:
-            stamps = seen[:, at]
-            pulls = stamps[task.actors][COMMUNICATOR].copy()
-            stamps[task.actors] = -1
+        for seen, verb in record.conflicting(writes, adds):
+            stamps = seen.stamps[at] - 1
+            pulling = task.actors.start + COMMUNICATOR - PRODUCER
+            pulls = stamps[:, pulling].copy()
+            stamps[:, task.actors] = -1
             if seen is record.wrote and b.actor != COMMUNICATOR:
-                stamps[task.actors.start + COMMUNICATOR] = pulls
-            bad = stamps >= np.maximum(known, 0)[:, None]
+                stamps[:, pulling] = pulls
+            bad = stamps >= np.maximum(known, 0)
             bad &= stamps >= 0
             if bad.any():
-                other, cell = (int(x[0]) for x in np.nonzero(bad))
-                them = self.tasks[other // len(ACTORS)]
+                cell, other = (int(x[0]) for x in np.nonzero(bad))
+                them = self.tasks[other // self.width]
                 rank = self.place(task, memory)[0]
                 raise EmulationError(
                     f"race in {memory.name} of rank {rank} at {at[cell]}: block {them.block} of "
@@ -285,6 +363,15 @@ def _one(m: Any, what: str) -> int:
     return int(lanes[0])
 
 
+def _one_a_warp(b: Block, m: Any, what: str) -> list[int]:
+    """The threads of warps that each do something by themselves, one of each. Warps of a block go in step
+    here: where one of them waits all do, so that warps which wait for each other do not come to an end."""
+    lanes = np.flatnonzero(m)
+    if len(np.unique(lanes // b.wave)) != len(lanes):
+        raise EmulationError(f"{what} by {len(lanes)} threads, several of one warp")
+    return [int(x) for x in lanes]
+
+
 def _scalar(value: Any, m: Any) -> int:
     found = np.unique(np.broadcast_to(value, m.shape)[m])
     if len(found) != 1:
@@ -308,16 +395,16 @@ def _address(know: Callable[[Block, Any, int], None]) -> Callable[..., Pointer]:
 
 def _signal(op: str) -> Callable[..., None]:
     def run(b: Block, m: Any, pointer: Pointer, value: Any) -> None:
-        thread = _one(m, "a signal")
-        at = int(np.broadcast_to(pointer.index, m.shape)[thread])
-        number = int(np.broadcast_to(value, m.shape)[thread])
         rank, name = b.world.place(b.task, pointer.memory)
-        b.world.until(lambda: True)  # others may come first
-        if op == "set":
-            b.world.clocks.pop((rank, name, at), None)
-        b.world.tell(b, thread, (rank, name, at))
-        data = b.world.arrays[rank][name]
-        data[at] = OPS[op](int(data[at]), number)
+        for thread in _one_a_warp(b, m, "a signal"):
+            at = int(np.broadcast_to(pointer.index, m.shape)[thread])
+            number = int(np.broadcast_to(value, m.shape)[thread])
+            b.world.until(lambda: True)  # others may come first
+            if op == "set":
+                b.world.clocks.pop((rank, name, at), None)
+            b.world.tell(b, thread, (rank, name, at))
+            data = b.world.arrays[rank][name]
+            data[at] = OPS[op](int(data[at]), number)
 
     return run
 
@@ -335,12 +422,15 @@ _HOLDS: list[Callable[[int, int], bool]] = [
 def _wait(
     b: Block, m: Any, team: Any, pointer: Pointer, index: Any, value: Any, compare: Any, site: Any
 ) -> None:
-    thread = _one(m, "a wait")
-    at, wanted = (int(np.broadcast_to(x, m.shape)[thread]) for x in (index, value))
     rank, name = b.world.place(b.task, pointer.memory)
     data, holds = b.world.arrays[rank][name], _HOLDS[_scalar(compare, m)]
-    b.world.until(lambda: holds(int(data[at]), wanted))
-    b.world.acquire(b, thread, (rank, name, at))
+    awaited = [
+        (thread, *(int(np.broadcast_to(x, m.shape)[thread]) for x in (index, value)))
+        for thread in _one_a_warp(b, m, "a wait")
+    ]
+    b.world.until(lambda: all(holds(int(data[at]), wanted) for _, at, wanted in awaited))
+    for thread, at, _ in awaited:
+        b.world.acquire(b, thread, (rank, name, at))
 
 
 def _test(

@@ -235,8 +235,9 @@ class Solver:
             if u.nest is not None:
                 memory = [a for a in u.nest.accesses if not in_registers(a.buffer)]
                 mine = [a for a in u.nest.accesses if a.buffer.same_as(buffer)]
-                if memory and mine:
-                    k, run = loops.contiguous(u.nest)
+                # one number for all iterations, read from memory, says nothing of the tile
+                if mine and memory and (walk := loops.contiguous(u.nest)) is not None:
+                    k, run = walk
                     axes = [
                         x
                         for x, e in enumerate(mine[0].indices)

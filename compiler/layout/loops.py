@@ -180,9 +180,9 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
 # ---- a loop from nothing
 
 
-def contiguous(nest: Nest) -> tuple[int, int]:
+def contiguous(nest: Nest) -> tuple[int, int] | None:
     """``(k, widest)``: the variable along which most accesses to memory walk, and how many neighbours one
-    access may take."""
+    access may take; None where none walks."""
     votes: dict[int, list[int]] = {}
     own = own_buffers(nest)
     for a in nest.accesses:
@@ -197,7 +197,7 @@ def contiguous(nest: Nest) -> tuple[int, int]:
                 run //= 2
             votes.setdefault(k, []).append(run)
     if not votes:
-        return len(nest.vars) - 1, 1
+        return None
     k = max(votes, key=lambda k: (len(votes[k]), k))
     return k, min(*votes[k], nest.width or max(votes[k]))
 
@@ -221,7 +221,7 @@ def from_memory(nest: Nest, threads: int) -> Loop | None:
         return None
     if not nest.vars:
         return Loop((), (), best((), threads, 32), ())
-    along, widest = contiguous(nest)
+    along, widest = contiguous(nest) or (len(nest.vars) - 1, 1)
     bits = max((bits_of(a.buffer) for a in nest.accesses), default=32)
     made = best(tuple(nest.extents), threads, bits, along, widest)
     return Loop(nest.vars, tuple(nest.extents), made, tuple(0 for _ in nest.vars))

@@ -81,6 +81,10 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"N": 600, "launches": 5}, 1e-5),
         ({"N": 3, "launches": 3, "seed": 1}, 1e-5),
     ],
+    "16_moe_layer": [
+        ({"tokens": 30, "D": 16, "F": 24, "launches": 2}, 2e-2),
+        ({"tokens": 7, "D": 24, "F": 8, "local": 3, "topk": 3, "launches": 2, "seed": 6}, 2e-2),
+    ],
 }
 
 

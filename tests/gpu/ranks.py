@@ -35,6 +35,7 @@ VARIANTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], float]]] = {
     "13_expert_slots": [((60, 64), {}, 1e-4)],
     "14_hierarchical_all_reduce": [((20_000,), {}, 1e-5)],
     "15_small_all_reduce": [((3_000,), {}, 1e-5)],
+    "16_moe_layer": [((60, 64, 96), {}, 2e-2)],
 }
 
 

@@ -13,7 +13,7 @@ from tilescale.ops import load_ranks
 from tilescale.ops.case import as_tuple, worst
 from tilescale.ops.ranks.case import Case, device_of
 from tilescale.ops.ranks.groups import team_of
-from tilescale.ops.ranks.workspace import workspace
+from tilescale.ops.ranks.workspace import COUNTERS, workspace
 
 BESIDE = 64
 
@@ -69,5 +69,5 @@ def right(results: list[dict[str, Any]], case: Case, *, alike: bool) -> None:
 
 def nothing_left(group: Any = None) -> bool:
     """Whether the team's counters are zero, as the next launch expects them."""
-    counters = workspace(team_of(group))._counters
+    counters = workspace(team_of(group))._memory.get(COUNTERS)
     return counters is None or not bool(counters.any())

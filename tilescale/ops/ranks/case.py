@@ -47,6 +47,8 @@ class RankOp:
             kept by (`picks`).
         peers: name → from a rank's arguments and a torch process group a call without any. Raises
             NotImplementedError where the backend or the machine has no such thing.
+        timed: where ``run`` is more than what people call: (that, with ``out=``) → the call that is measured.
+        seen: what such a call gave → a tensor, to be compared with a peer's.
         alike: whether all ranks get the same bits.
         alone: from a rank's arguments a call of what a GPU computes without any communication, or None.
         flops: of one rank, from the shape's items and world=. remote: bytes that leave one rank at least.
@@ -68,5 +70,13 @@ class RankOp:
     knobs: Callable[..., tuple[tuple[dict[str, Any], ...], ...]] = lambda **_: ()
     shape_of: Callable[..., dict[str, Any]] = lambda world, **shape: shape
     asked: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    timed: Callable[..., Callable[[], Any]] | None = None
+    seen: Callable[[Any], Any] = lambda given: given
     alike: bool = False
     flops: Callable[..., float] = lambda **_: 0.0
+
+    def call(self, arguments: dict[str, Any], out: Any = None) -> Callable[[], Any]:
+        """What is measured, of a rank's arguments: a call without any."""
+        if self.timed is not None:
+            return self.timed(**arguments, out=out)
+        return lambda: self.run(**arguments, out=out)

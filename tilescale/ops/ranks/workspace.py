@@ -5,6 +5,8 @@ likes: each team has one `Workspace`, a piece of memory and a set of counters, w
 team share. Launches of a team are one sequence, and each is complete when everything aimed at this rank has
 landed; so the next launch may use the same bytes.
 
+An operation whose result stays in symmetric memory until its next call keeps a piece apart, by a name.
+
 Both grow to the largest that was asked for, and grow on all ranks at the same call, because what an operation
 asks for follows from what all ranks agree on (extents, dtypes, the size of the team), in the same order of
 calls. A rank that calls something else is named by the allocation or by the launch.
@@ -30,6 +32,8 @@ from tilescale.ops.ranks.groups import Group, same_device, team_of
 
 #: bytes by which a workspace grows, and where the tensors in it begin
 STEP, ALIGN = 2 << 20, 256
+#: where a workspace keeps its counters
+COUNTERS = "counters"
 
 _of_team: weakref.WeakKeyDictionary[Team, Workspace] = weakref.WeakKeyDictionary()
 
@@ -52,16 +56,20 @@ class Workspace:
 
     def __init__(self, team: Team):
         self._team = weakref.ref(team)  # the table's keys are to die with the heap
-        self._memory: Any = None
-        self._counters: Any = None
+        self._memory: dict[str, Any] = {}
         self._boxes: dict[tuple[int, torch.dtype], Any] = {}
         self._kept: list[Any] = []  # outgrown, in a CUDA graph
         self._captured = False
 
     def tensors(
-        self, like: torch.Tensor, *wanted: tuple[Sequence[int], torch.dtype], what: str = "x"
+        self,
+        like: torch.Tensor,
+        *wanted: tuple[Sequence[int], torch.dtype],
+        what: str = "x",
+        apart: str = "",
     ) -> list[torch.Tensor]:
-        """Symmetric tensors of these shapes and dtypes, side by side, whose contents are undefined.
+        """Symmetric tensors of these shapes and dtypes, side by side, whose contents are undefined. All calls
+        share their memory, but for those that name one ``apart``, which share it with others of that name.
 
         Raises:
             TileTypeError: ``like``, an operand, lies on another device than symmetric memory.
@@ -72,21 +80,25 @@ class Workspace:
             size = math.prod(shape) * dtype.itemsize
             places.append((at, size))
             at += -(-size // ALIGN) * ALIGN
-        if self._memory is None or self._memory.numel() < at:
-            self._memory = self._grown(self._memory, at, torch.uint8)
+        memory = self._memory.get(apart)
+        if memory is None or memory.numel() < at:
+            memory = None  # so that the table alone holds the one that is dropped
+            memory = self._grown(apart, at, torch.uint8)
         self._note_capture()
-        same_device(like, self._memory, what)
+        same_device(like, memory, what)
         return [
-            self._memory[at : at + size].view(dtype).view(tuple(shape))
+            memory[at : at + size].view(dtype).view(tuple(shape))
             for (shape, dtype), (at, size) in zip(wanted, places, strict=True)
         ]
 
     def counters(self, *shape: int) -> torch.Tensor:
         """What a ``T.Signal(shape)`` takes: zero, as each launch leaves them."""
         count = math.prod(shape)
-        if self._counters is None or self._counters.numel() < count:
-            self._counters = self._grown(self._counters, count, None)
-        made: torch.Tensor = self._counters[:count].view(shape)
+        counters = self._memory.get(COUNTERS)
+        if counters is None or counters.numel() < count:
+            counters = None
+            counters = self._grown(COUNTERS, count, None)
+        made: torch.Tensor = counters[:count].view(shape)
         return made
 
     def box(self, like: torch.Tensor, columns: int) -> torch.Tensor:
@@ -103,24 +115,23 @@ class Workspace:
         found: torch.Tensor = self._boxes[key]
         return found
 
-    def _grown(self, old: Any, count: int, dtype: torch.dtype | None) -> Any:
-        """A larger one; the old one is dropped first, so that the heap has room for both only where a graph
+    def _grown(self, name: str, count: int, dtype: torch.dtype | None) -> Any:
+        """A larger piece; the old one is dropped first, so that the heap has room for both only where a graph
         needs both."""
         team = self._team()
         assert team is not None
         _refuse_capture()
-        if old is not None:
+        if (old := self._memory.pop(name, None)) is not None:
             if self._captured:
                 self._kept.append(old)
-            if old is self._memory:
-                self._memory = None
-            else:
-                self._counters = None
             del old
             comm.barrier(team)  # collects what all ranks have dropped
         if dtype is None:
-            return comm.signals((-(-count // 512) * 512,), like="torch", team=team)
-        return comm.empty((-(-count // STEP) * STEP,), dtype, like="torch", team=team)
+            made = comm.signals((-(-count // 512) * 512,), like="torch", team=team)
+        else:
+            made = comm.empty((-(-count // STEP) * STEP,), dtype, like="torch", team=team)
+        self._memory[name] = made
+        return made
 
     def _note_capture(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():

@@ -1,0 +1,123 @@
+"""What a dispatch leaves behind, beyond the rows of its pairs (tests/unit/ops/test_rank_library.py): where
+things are, its numbers for blocks, a second one by the same places, combining without weights; refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tilescale import comm, ops
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops.ranks import experts
+
+SHAPE: dict[str, Any] = {"tokens": 9, "hidden": 16, "topk": 3, "experts": 7, "choice": "drop"}
+
+
+def drawn(rank: int, world: int, seed: int = 0) -> dict[str, Any]:
+    return experts.draw(**SHAPE, uneven=True, rank=rank, world=world, seed=seed)
+
+
+def came(rank: int, world: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
+    """(rank, token) of the rows that a rank gets, (rank, token, expert) of its pairs."""
+    local = -(-SHAPE["experts"] // world)
+    ids = [drawn(s, world)["experts"] for s in range(world)]
+    every = [(s, t) for s in range(world) for t in range(len(ids[s]))]
+    rows = [(s, t) for s, t in every if (ids[s][t] // local == rank).any()]
+    mine = range(rank * local, min(rank * local + local, SHAPE["experts"]))
+    return rows, [(s, t, e) for e in mine for s, t in every if e in ids[s][t]]
+
+
+def places() -> bool:
+    comm.init()
+    rank, world = comm.rank(), comm.world_size()
+    given = drawn(rank, world)
+    marks = torch.randn(len(given["x"]), 2, generator=torch.Generator().manual_seed(rank))
+    everyone = [
+        torch.randn(len(drawn(s, world)["x"]), 2, generator=torch.Generator().manual_seed(s))
+        for s in range(world)
+    ]
+    sent = ops.moe_dispatch(**given, scales=marks)
+    rows, pairs = came(rank, world)
+    local = -(-SHAPE["experts"] // world)
+    assert sent.starts.tolist() == [sum(s < r for s, _ in rows) for r in range(world + 1)]
+    sizes = [sum(e == rank * local + k for _, _, e in pairs) for k in range(local)]
+    assert sent.sizes.tolist() == sizes
+    assert sent.index.tolist()[: len(pairs)] == [rows.index((s, t)) for s, t, _ in pairs]
+    assert not sent.index[len(pairs) :].any()
+    assert sent.rows.shape == experts.room(9, 3, 7, world)[:1] + (16,) and sent.scales is not None
+    for at, (s, t) in enumerate(rows):
+        of = drawn(s, world)
+        assert sent.rows[at].equal(of["x"][t]) and sent.scales[at].equal(everyone[s][t])
+        here = of["experts"][t] // local == rank
+        assert ((sent.meta[at, 0] >= 0) == here).all()
+        assert [pairs[p] for p in sent.meta[at, 0][here]] == [(s, t, int(e)) for e in of["experts"][t][here]]
+        assert sent.meta[at, 1].view(torch.float32).equal(of["weights"][t])
+    for t in range(len(given["x"])):
+        for d in range(world):
+            there = came(d, world)[0]
+            slot = there.index((rank, t)) - int(sent.begins[d]) if (rank, t) in there else -1
+            assert int(sent.slots[t, d]) == slot
+    return True
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_places(ranks: Any, world: int):
+    assert all(ranks(world, target="sim").call(places))
+
+
+def again() -> bool:
+    """Gradients go where tokens went, and come back without weights; float8 crosses as it is."""
+    comm.init()
+    rank, world = comm.rank(), comm.world_size()
+    given = drawn(rank, world)
+    sent = ops.moe_dispatch(**given)
+    other = torch.randn(len(given["x"]), 5)
+    second = ops.moe_dispatch(other, like=sent)
+    assert second.index.equal(sent.index) and second.rows.shape[1] == 5
+    back = ops.moe_combine(second.expanded(), second, weighted=False)
+    counted = (given["experts"] >= 0).sum(1, keepdim=True)
+    assert torch.allclose(back, other * counted, rtol=1e-5)
+    eight = given["x"].to(torch.float8_e4m3fn)
+    rows = ops.moe_dispatch(eight, given["experts"].long(), num_experts=7, tokens=9).rows
+    whole = [drawn(s, world)["x"][t].to(torch.float8_e4m3fn) for s, t in came(rank, world)[0]]
+    assert not whole or rows[: len(whole)].view(torch.uint8).equal(torch.stack(whole).view(torch.uint8))
+    return True
+
+
+def test_a_second_dispatch_by_the_same_places(ranks: Any):
+    assert all(ranks(3, target="sim").call(again))
+
+
+def refusals() -> list[str]:
+    comm.init()
+    x, ids = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int32)
+    send = ops.moe_dispatch
+    sent = send(x, ids, num_experts=4)
+    wrong: list[tuple[type[Exception], Any]] = [
+        (TileValueError, lambda: send(x, num_experts=4)),
+        (TileValueError, lambda: send(x, ids)),
+        (TileValueError, lambda: send(x, ids[:3], num_experts=4)),
+        (TileTypeError, lambda: send(x, ids.float(), num_experts=4)),
+        (TileTypeError, lambda: send(x, ids, x[:, :2].double(), num_experts=4)),
+        (TileValueError, lambda: send(x, ids, num_experts=4, tokens=3)),
+        (TileValueError, lambda: send(x, ids, num_experts=0)),
+        (TileValueError, lambda: send(x, ids, like=sent)),
+        (TileValueError, lambda: send(x[:3], like=sent)),
+        (TileTypeError, lambda: send(x, ids, num_experts=4, scales=x.double())),
+        (TileValueError, lambda: ops.moe_combine(x, sent)),
+        (TileTypeError, lambda: ops.moe_combine(sent.expanded().int(), sent)),
+    ]
+    told = []
+    for kind, call in wrong:
+        with pytest.raises(kind) as error:
+            call()
+        told.append(str(error.value))
+    return told
+
+
+def test_refusals(ranks: Any):
+    told = "\n".join(ranks(2, target="sim").call(refusals)[0])
+    for part in ("4 tokens, tokens=3", "one of the two", "int32 or int64", "a row of each pair"):
+        assert part in told, told

@@ -1,0 +1,194 @@
+"""``moe_combine(y, sent)``: what the experts made of each token comes back and is added up, times the weights
+of its router.
+
+Each rank adds up its own experts' rows of a token in float32, in the router's order, and puts one row to the
+token's rank, which adds the ranks' rows in their order: every run gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import ROUNDING, Case, Expected, expected, summed
+from tilescale.ops.ranks import expert_kernels, experts, flat
+from tilescale.ops.ranks.case import Pick, RankOp
+from tilescale.ops.ranks.dispatch import moe_dispatch, of_pairs
+from tilescale.ops.ranks.experts import Dispatched
+from tilescale.ops.ranks.groups import Group, share
+from tilescale.ops.ranks.workspace import workspace
+
+
+@host.checked
+def moe_combine(
+    y: torch.Tensor,
+    sent: Dispatched,
+    *,
+    weighted: bool = True,
+    out: torch.Tensor | None = None,
+    blocks: int | None = None,
+) -> torch.Tensor:
+    """Of each of this rank's tokens the sum of its experts' rows, times their weights. Collective among the
+    ranks of the dispatch.
+
+    Args:
+        y: (P, H) of bfloat16, float16 or float32, contiguous: a row of each pair, in the order of
+            ``sent.index``. H may be another one than that of the dispatch.
+        sent: what `moe_dispatch` gave; the group has dispatched nothing since but ``like`` this.
+        weighted: False: the weights are all one.
+        out: (t, H), contiguous, takes the result.
+        blocks: multiprocessors that the kernel keeps at most.
+
+    Returns:
+        (t, H) of y's dtype, added in float32. A rank's part that crosses to another is rounded once. Zero
+        where a token has no experts.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    P, (t, K), team = len(sent.index), sent.experts.shape, sent.team
+    if y.dim() != 2 or y.shape[0] != P or y.shape[1] == 0:
+        raise TileValueError(
+            f"moe_combine of {tuple(y.shape)}", expected=f"({P}, H): a row of each pair that sent.index lists"
+        )
+    if y.dtype not in flat.SUMMED:
+        raise TileTypeError(f"moe_combine of {host.dtype_name(y)}", expected="bfloat16, float16 or float32")
+    H, W = y.shape[1], team.size
+    c = host.result(out, (t, H), y.dtype, y)
+    if sent.tokens == 0:
+        return c
+    y = y.contiguous()
+    y = y if y.data_ptr() % 16 == 0 else y.clone()
+    landing = c if c.data_ptr() % 16 == 0 else c.new_empty(c.shape)
+    space = workspace(team)
+    (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
+    arrived = space.counters(W, -(-sent.tokens // experts.GROUP))
+    what = {
+        "H": H,
+        "K": K,
+        "world": W,
+        "wide": min(experts.STEP // y.element_size(), H),
+        "group": experts.GROUP,
+        "blocks": max(1, min(flat.multiprocessors(y.device, blocks), -(-sent.tokens // 4))),
+        "threads": 256,
+        "dtype": host.dtype_name(y),
+        "weighted": weighted,
+    }
+    args = (y, sent.meta, sent.starts, sent.slots, back, arrived, landing)
+    host.launch(expert_kernels.combine, args, **what)
+    flat.landed(landing, c)
+    return c
+
+
+# ---- what is right, and what it is measured against
+
+
+def answered(
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, group: Group = None, **drawn: Any
+) -> tuple[torch.Tensor, Dispatched]:
+    """A dispatch, and what its experts, each of which is a factor, make of it."""
+    sent = moe_dispatch(x, experts, weights, group=group, **drawn)
+    pair = torch.arange(len(sent.index), device=x.device)
+    expert = torch.searchsorted(sent.sizes.cumsum(0), pair, right=True) + sent.team.rank * len(sent.sizes)
+    return (of_pairs(sent).float() * factor(expert)[:, None]).to(x.dtype), sent
+
+
+def factor(expert: torch.Tensor) -> torch.Tensor:
+    """What an expert multiplies by."""
+    return 1 + (expert % 13) / 8.0
+
+
+def there_and_back(
+    out: torch.Tensor | None = None, group: Group = None, blocks: int | None = None, **drawn: Any
+) -> torch.Tensor:
+    """What tests compare."""
+    return moe_combine(*answered(**drawn, group=group), out=out, blocks=blocks)
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    """In float64, of rows that the experts rounded."""
+    W, E = len(everyone), everyone[0]["num_experts"]
+    local, found = share(E, W), []
+    for rank, a in enumerate(everyone):
+        x, ids, w = a["x"], a["experts"].long(), a["weights"].double()
+        rows = (x.float()[:, None] * factor(ids)[..., None]).to(x.dtype).double()
+        terms = rows * (w * (ids >= 0))[..., None]
+        total, noise = terms.sum(1), summed(terms.abs().sum(1), ids.shape[1])
+        for d in range(W):
+            part = (terms * (ids // local == d)[..., None]).sum(1)
+            noise = noise + (part.abs() * ROUNDING[x.dtype] if d != rank else 0)
+        found.append(expected(total, x.dtype, noise=noise * 1.01))
+    return found
+
+
+def timed(
+    out: torch.Tensor | None = None, blocks: int | None = None, **drawn: Any
+) -> Callable[[], torch.Tensor]:
+    """The call that is timed, its dispatch and experts made before, and what the next dispatch overwrites
+    kept."""
+    y, sent = answered(**drawn)
+    sent = replace(sent, meta=sent.meta.clone())
+    return lambda: moe_combine(y, sent, out=out, blocks=blocks)
+
+
+def by_library(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    group: Any,
+    **_: Any,
+) -> Callable[[], Any]:
+    """torch.distributed's all-to-all of rows that are added up on the ranks of the experts, and index_add
+    here; the numbers are known before."""
+    world = torch.distributed.get_world_size(group)
+    local = share(num_experts, world)
+    there = experts // local
+    order = [(there == d).any(-1).nonzero()[:, 0] for d in range(world)]
+    tokens, sent = torch.cat(order), [len(o) for o in order]
+    counts = torch.tensor(sent, dtype=torch.int64, device=x.device)
+    come = torch.empty_like(counts)
+    torch.distributed.all_to_all_single(come, counts, group=group)
+    got = come.tolist()
+    terms = factor(experts.long())[..., None].float() * x.float()[:, None]
+    terms = terms.to(x.dtype).float() * weights[..., None]
+    packed = torch.cat([(terms[o] * (there[o] == d)[..., None]).sum(1) for d, o in enumerate(order)]).to(
+        x.dtype
+    )
+    answers = x.new_empty(sum(got), x.shape[1])
+    torch.distributed.all_to_all_single(answers, packed, got, sent, group=group)
+    back, out = torch.empty_like(packed), torch.zeros_like(x, dtype=torch.float32)
+
+    def call() -> Any:
+        torch.distributed.all_to_all_single(back, answers, sent, got, group=group)
+        return out.zero_().index_add_(0, tokens, back.float()).to(x.dtype)
+
+    return call
+
+
+def pick(world: int, units: int = 132, **shape: Any) -> Pick:
+    return Pick("kernel", min(units, -(-shape["tokens"] // 4)))
+
+
+OP = RankOp(
+    name="moe_combine",
+    run=there_and_back,
+    draw=experts.draw,
+    reference=reference,
+    pick=pick,
+    ways=lambda **_: {"kernel": {}},
+    base=lambda **_: {"blocks": None},
+    knobs=lambda **_: (flat.BLOCKS,),
+    cases=(
+        *(Case(shape, small=True) for shape in experts.SMALL),
+        *(Case(shape, bar=1.0) for shape in experts.MEASURED),
+    ),
+    peers={"library": by_library},
+    remote=experts.remote,
+    timed=timed,
+)

@@ -1,0 +1,253 @@
+"""``moe_dispatch(x, experts, weights, num_experts=E)``: each token to the ranks of the experts that its
+router chose, once a rank.
+
+Three launches, of which only the middle one moves rows: `plan` counts and finds everyone's places, `dispatch`
+stores rows, `arrange` lists them by expert. Nothing is asked of the host, so all of it replays in a CUDA
+graph with other choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Case, Expected
+from tilescale.ops.ranks import expert_kernels, experts, flat
+from tilescale.ops.ranks.case import Pick, RankOp
+from tilescale.ops.ranks.experts import Dispatched
+from tilescale.ops.ranks.groups import Group, share, team_of
+from tilescale.ops.ranks.workspace import workspace
+
+#: where a workspace keeps what came
+PLACE = "experts"
+
+
+@host.checked
+def moe_dispatch(
+    x: torch.Tensor,
+    experts: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+    *,
+    num_experts: int | None = None,
+    scales: torch.Tensor | None = None,
+    tokens: int | None = None,
+    like: Dispatched | None = None,
+    group: Group = None,
+    blocks: int | None = None,
+) -> Dispatched:
+    """Sends each of this rank's tokens to the ranks of its experts, once to each. Drop-free. Collective.
+
+    Args:
+        x: (t, H) of any dtype, 8-bit floats included; t may differ between ranks, H may not.
+        experts: (t, K) of int32 or int64: the numbers of each token's experts, −1 for none. Expert e is on
+            rank e // ceil(num_experts / ranks).
+        weights: (t, K) of float32, which travel with the tokens for `moe_combine`; ones without.
+        num_experts: of all ranks, alike on all.
+        scales: (t, S) of float32, which go with the tokens: of the blocks of 8-bit floats.
+        tokens: the most that any rank has, alike on all ranks; without it all have as many.
+        like: another x of as many tokens goes where those of this dispatch went (its gradients, say):
+            instead of experts, weights, num_experts, tokens and group.
+        group: who takes part, see `groups.team_of`; all ranks without.
+        blocks: multiprocessors that the kernel keeps at most.
+
+    Raises:
+        TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
+    """
+    if like is not None:
+        if experts is not None or weights is not None or num_experts is not None or tokens is not None:
+            raise TileValueError("moe_dispatch with like= and a choice of experts", expected="one of the two")
+        _fits(x, like.experts, like.weights, scales, like.tokens)
+        return _sent(x.contiguous(), scales, like, blocks)
+    if experts is None or num_experts is None:
+        raise TileValueError("moe_dispatch without experts", expected="experts and num_experts, or like=")
+    team = team_of(group)
+    most = x.shape[0] if tokens is None else tokens
+    weights = torch.ones_like(experts, dtype=torch.float32) if weights is None else weights
+    _fits(x, experts, weights, scales, most)
+    if num_experts < 1:
+        raise TileValueError(f"num_experts={num_experts}", expected="1 at least")
+    ids, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
+    planned = _planned(ids, weights, num_experts, most, team, blocks)
+    return _sent(x.contiguous(), scales, planned, blocks)
+
+
+def _fits(
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None, most: int
+) -> None:
+    t = x.shape[0]
+    two = x.dim() == 2 and experts.dim() == 2 and x.shape[1] > 0 and experts.shape[1] > 0
+    alike = two and experts.shape[0] == t and weights.shape == experts.shape
+    if not alike or (scales is not None and (scales.dim() != 2 or scales.shape[0] != t)):
+        also = "" if scales is None else f", scales {tuple(scales.shape)}"
+        raise TileValueError(
+            f"moe_dispatch of {tuple(x.shape)}, experts {tuple(experts.shape)}, weights "
+            f"{tuple(weights.shape)}{also}",
+            expected="x (t, H), experts and weights (t, K), scales (t, S)",
+        )
+    if experts.dtype not in (torch.int32, torch.int64) or weights.dtype != torch.float32:
+        raise TileTypeError(
+            f"experts of {host.dtype_name(experts)}, weights of {host.dtype_name(weights)}",
+            expected="int32 or int64, and float32",
+        )
+    if scales is not None and (scales.dtype != torch.float32 or scales.shape[1] == 0):
+        raise TileTypeError(
+            f"scales of {host.dtype_name(scales)}, {tuple(scales.shape)}", expected="float32, one at least"
+        )
+    if t > most:
+        raise TileValueError(f"{t} tokens, tokens={most}", expected="tokens= the most that any rank has")
+
+
+def _planned(
+    ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, blocks: int | None
+) -> Dispatched:
+    """Where everyone's tokens go. The rest is memory for what comes, without contents."""
+    (t, K), W = ids.shape, team.size
+    R, P = experts.room(most, K, E, W)
+    new = lambda *shape: ids.new_empty(shape)  # noqa: E731
+    made = Dispatched(
+        rows=ids, scales=None, sizes=new(share(E, W)), index=new(P), starts=new(W + 1), meta=ids,
+        experts=ids, weights=weights, pairs=new(t, K), slots=new(t, W), begins=new(W), num_experts=E,
+        tokens=most, team=team,
+    )  # fmt: skip
+    units = flat.multiprocessors(ids.device, blocks)
+    cut, C = max(1, min(units, -(-most // expert_kernels.CHUNK))), expert_kernels.told(E, W)
+    box = workspace(team).box(ids, C)
+    args = (ids, new(cut, C), box, made.pairs, made.slots, made.begins, made.sizes, made.starts)
+    host.launch(expert_kernels.plan, args, K=K, E=E, world=W, blocks=cut, threads=256)
+    return made
+
+
+def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, blocks: int | None) -> Dispatched:
+    """``where`` with the rows of x, which went there."""
+    team, K, S = where.team, where.experts.shape[1], 0 if scales is None else scales.shape[1]
+    (_, H), W = x.shape, team.size
+    R, P = experts.room(where.tokens, K, where.num_experts, W)
+    rows, marks, meta = workspace(team).tensors(
+        x, ((R, H), x.dtype), ((R if S else 1, max(S, 1)), torch.float32), ((R, 2, K), torch.int32),
+        apart=PLACE,
+    )  # fmt: skip
+    kind, _ = flat.words(H * x.element_size())
+    a, landing = (x if x.data_ptr() % 16 == 0 else x.clone()).view(kind), rows.view(kind)
+    z = x.new_empty((1, 1), dtype=torch.float32) if scales is None else scales.contiguous()
+    units = flat.multiprocessors(x.device, blocks)
+    if where.tokens:
+        what = {
+            "H": a.shape[1],
+            "K": K,
+            "E": where.num_experts,
+            "S": S,
+            "world": W,
+            "wide": min(experts.STEP // a.element_size(), a.shape[1]),
+            "blocks": max(1, min(units, -(-where.tokens // 4))),
+            "threads": 256,
+            "dtype": host.dtype_name(a),
+        }
+        args = (a, z, where.experts, where.weights, where.pairs, where.slots, where.begins, landing)
+        host.launch(expert_kernels.dispatch, (*args, marks, meta), **what)
+        blocks = min(units, -(-P // 1024))
+        host.launch(
+            expert_kernels.arrange, (meta, where.starts, where.sizes, where.index), K=K, world=W, threads=256,
+            blocks=blocks,
+        )  # fmt: skip
+    kept = {k: v for k, v in vars(where).items() if k not in ("rows", "scales", "meta")}
+    return Dispatched(rows=rows, scales=marks if S else None, meta=meta, **kept)
+
+
+# ---- what is right, and what it is measured against
+
+
+def pairs_that_came(out: torch.Tensor | None = None, group: Group = None, **drawn: Any) -> torch.Tensor:
+    """(P, H): the row of each pair, zero behind the last one; what tests compare."""
+    found = of_pairs(moe_dispatch(**drawn, group=group))
+    return found if out is None else out.copy_(found)
+
+
+def of_pairs(sent: Dispatched) -> torch.Tensor:
+    """(P, H): the row of each pair, with zeros behind the last one."""
+    there = torch.arange(len(sent.index), device=sent.rows.device) < sent.sizes.sum()
+    return sent.expanded().where(there[:, None], torch.zeros((), dtype=sent.rows.dtype))
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    """The rows of each rank's pairs."""
+    W, E, K = len(everyone), everyone[0]["num_experts"], everyone[0]["experts"].shape[1]
+    local, (_, P) = share(E, W), experts.room(everyone[0]["tokens"], K, E, W)
+    found = []
+    for r in range(W):
+        pieces = [
+            a["x"][(a["experts"] == e).nonzero()[:, 0]].double()
+            for e in range(r * local, min(E, r * local + local))
+            for a in everyone
+        ]
+        whole = everyone[0]["x"].new_zeros((P, everyone[0]["x"].shape[1]), dtype=torch.float64)
+        came = torch.cat(pieces) if pieces else whole[:0]
+        whole[: len(came)] = came
+        found.append(Expected(whole, torch.zeros_like(whole)))
+    return found
+
+
+def timed(out: Any = None, **drawn: Any) -> Callable[[], Dispatched]:
+    """The call that is timed, without a result of its own."""
+    return lambda: moe_dispatch(**drawn)
+
+
+def seen(sent: Dispatched) -> torch.Tensor:
+    """The rows that came, with zeros behind them."""
+    there = torch.arange(len(sent.rows), device=sent.rows.device) < sent.starts[-1]
+    return sent.rows.where(there[:, None], torch.zeros((), dtype=sent.rows.dtype))
+
+
+def by_library(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    num_experts: int,
+    tokens: int,
+    group: Any,
+    **_: Any,
+) -> Callable[[], Any]:
+    """torch.distributed's all-to-all of packed rows, whose numbers are known before: the bytes alone."""
+    world = torch.distributed.get_world_size(group)
+    local = share(num_experts, world)
+    there = experts // local  # −1 stays so
+    order = [(there == d).any(-1).nonzero()[:, 0] for d in range(world)]
+    packed, sent = x[torch.cat(order)], [len(o) for o in order]
+    counts = torch.tensor(sent, dtype=torch.int64, device=x.device)
+    come = torch.empty_like(counts)
+    torch.distributed.all_to_all_single(come, counts, group=group)
+    got = come.tolist()
+    out = x.new_zeros(world * tokens, x.shape[1])
+
+    def call() -> Any:
+        torch.distributed.all_to_all_single(out[: sum(got)], packed, got, sent, group=group)
+        return out
+
+    return call
+
+
+def pick(world: int, units: int = 132, **shape: Any) -> Pick:
+    return Pick("kernel", min(units, -(-shape["tokens"] // 4)))
+
+
+OP = RankOp(
+    name="moe_dispatch",
+    run=pairs_that_came,
+    draw=experts.draw,
+    reference=reference,
+    pick=pick,
+    ways=lambda **_: {"kernel": {}},
+    base=lambda **_: {"blocks": None},
+    knobs=lambda **_: (flat.BLOCKS,),
+    cases=(
+        *(Case(shape, small=True) for shape in experts.SMALL),
+        *(Case(shape, bar=1.0) for shape in experts.MEASURED),
+    ),
+    peers={"library": by_library},
+    remote=experts.remote,
+    timed=timed,
+    seen=seen,
+)

@@ -1,0 +1,193 @@
+"""``all_to_all(x, sizes)``: each rank's rows in parts, one for each rank; what came, in the order of ranks.
+
+How many rows go where is read on the device alone, so that a CUDA graph replays with other numbers; the
+result has room for ``rows``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Case, Expected, generator, normal
+from tilescale.ops.ranks import expert_kernels, experts, flat
+from tilescale.ops.ranks.case import Pick, RankOp
+from tilescale.ops.ranks.groups import Group, team_of
+from tilescale.ops.ranks.workspace import workspace
+
+
+@host.checked
+def all_to_all(
+    x: torch.Tensor,
+    sizes: torch.Tensor | None = None,
+    *,
+    rows: int | None = None,
+    group: Group = None,
+    out: torch.Tensor | None = None,
+    blocks: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first sizes[0] rows of x go to rank 0, the next sizes[1] to rank 1, …. Collective.
+
+    Args:
+        x: (m, …) of any dtype; m may differ between ranks, the other extents may not.
+        sizes: (ranks,) of int32 or int64, on x's device; together m at most. Without it all parts are equal.
+        rows: how many rows could come to a rank at most, alike on all ranks; needed with ``sizes``.
+        group: who takes part, see `groups.team_of`; all ranks without.
+        out: (rows, …), contiguous, takes the result.
+        blocks: multiprocessors that the kernel keeps at most.
+
+    Returns:
+        (rows, …): what came, rank 0's first, undefined behind it; and (ranks,) of int32: how many rows came
+        from each rank. A launch that brings more than ``rows`` fails.
+
+    Raises:
+        TileValueError, TileTypeError: what does not fit.
+    """
+    team = team_of(group)
+    if x.dim() == 0:
+        raise TileValueError("all_to_all of a number", expected="a tensor of one axis at least")
+    if sizes is None:
+        if x.shape[0] % team.size:
+            raise TileValueError(
+                f"all_to_all of {x.shape[0]} rows among {team.size} ranks", expected="equal parts, or sizes="
+            )
+        rows = x.shape[0] if rows is None else rows
+        each = x.shape[0] // team.size
+        sizes = torch.full((team.size,), each, dtype=torch.int32, device=x.device)
+    if sizes.shape != (team.size,) or sizes.device != x.device:
+        raise TileValueError(
+            f"sizes {tuple(sizes.shape)} on {sizes.device}", expected=f"({team.size},) on {x.device}"
+        )
+    if sizes.dtype not in (torch.int32, torch.int64):
+        raise TileTypeError(f"sizes of {host.dtype_name(sizes)}", expected="int32 or int64")
+    if rows is None or rows < 0:
+        raise TileValueError(f"rows={rows}", expected="how many rows could come to a rank, with sizes=")
+    c = host.result(out, (rows, *x.shape[1:]), x.dtype, x)
+    got = torch.zeros(team.size, dtype=torch.int32, device=x.device)
+    inner = math.prod(x.shape[1:]) * x.element_size()
+    if rows * inner == 0:
+        return c, got
+    kind, _ = flat.words(inner)
+    a = x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
+    landing = flat.landing(c).view(kind).view(rows, -1)
+    a = a.reshape(-1).view(kind).view(x.shape[0], landing.shape[1])
+    space = workspace(team)
+    (there,) = space.tensors(x, (landing.shape, kind))
+    box = space.box(sizes.to(torch.int32), -(-team.size // 4) * 4)
+    what = {
+        "H": a.shape[1],
+        "world": team.size,
+        "wide": min(experts.STEP // a.element_size(), a.shape[1]),
+        "group": experts.GROUP,
+        "blocks": max(1, min(flat.multiprocessors(x.device, blocks), -(-rows // 4))),
+        "threads": 256,
+        "dtype": host.dtype_name(a),
+    }
+    arrived = space.counters(team.size, -(-rows // experts.GROUP))
+    args = (a, sizes.to(torch.int32), box, there, arrived, landing, got)
+    host.launch(expert_kernels.exchange, args, **what)
+    flat.landed(landing.view(-1).view(x.dtype), c)
+    return c, got
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    rows: int,
+    columns: int,
+    dtype: str = "bfloat16",
+    uneven: bool = True,
+    rank: int = 0,
+    world: int = 1,
+    device: Any = "cpu",
+    seed: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """A rank's parts, of ``rows`` rows each where they are even, else of any number up to that, also none."""
+    g = generator(device, 1000 * seed + rank)
+    sizes = torch.full((world,), rows, dtype=torch.int32, device=device)
+    if uneven:
+        sizes = torch.randint(0, rows + 1, (world,), generator=g, device=device, dtype=torch.int32)
+    # as many rows as there could be, so that a graph replays with other parts
+    return {"x": normal((world * rows, columns), dtype, g), "sizes": sizes, "rows": world * rows, **more}
+
+
+def whole(out: torch.Tensor | None = None, **drawn: Any) -> torch.Tensor:
+    """What came, with zeros behind it; what tests compare."""
+    found = seen(all_to_all(**drawn))
+    return found if out is None else out.copy_(found)
+
+
+def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
+    found = []
+    for r in range(len(everyone)):
+        parts = [
+            a["x"].split([*a["sizes"].tolist(), len(a["x"]) - int(a["sizes"].sum())])[r] for a in everyone
+        ]
+        value = torch.zeros(everyone[0]["rows"], *everyone[0]["x"].shape[1:], dtype=torch.float64)
+        came = torch.cat(parts).double()
+        value = value.to(came.device)
+        value[: len(came)] = came
+        found.append(Expected(value, torch.zeros_like(value)))
+    return found
+
+
+def timed(out: torch.Tensor | None = None, **drawn: Any) -> Callable[[], Any]:
+    """The call that is timed."""
+    return lambda: all_to_all(**drawn, out=out)
+
+
+def seen(found: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """What came, with zeros behind it."""
+    rows, got = found
+    there = torch.arange(len(rows), device=rows.device) < got.sum()
+    return rows.where(there.view(-1, *[1] * (rows.dim() - 1)), torch.zeros((), dtype=rows.dtype))
+
+
+def by_library(x: torch.Tensor, sizes: torch.Tensor, rows: int, group: Any, **_: Any) -> Callable[[], Any]:
+    """torch.distributed's, whose parts the host knows before."""
+    given, come = sizes.tolist(), torch.empty_like(sizes)
+    torch.distributed.all_to_all_single(come, sizes, group=group)
+    got, out = come.tolist(), x.new_zeros(rows, *x.shape[1:])
+
+    def call() -> Any:
+        torch.distributed.all_to_all_single(out[: sum(got)], x[: sum(given)], got, given, group=group)
+        return out
+
+    return call
+
+
+def pick(world: int, units: int = 132, rows: int = 0, **_: Any) -> Pick:
+    return Pick("kernel", max(1, min(units, -(-rows * world // 4))))
+
+
+OP = RankOp(
+    name="all_to_all",
+    run=whole,
+    draw=draw,
+    reference=reference,
+    pick=pick,
+    ways=lambda **_: {"kernel": {}},
+    base=lambda **_: {"blocks": None},
+    knobs=lambda **_: (flat.BLOCKS,),
+    cases=(
+        Case({"rows": 9, "columns": 20}, small=True),
+        Case({"rows": 1, "columns": 3, "dtype": "float16"}, small=True),
+        Case({"rows": 20, "columns": 5, "dtype": "float32", "uneven": False, "blocks": 1}, small=True),
+        Case({"rows": 3, "columns": 1100}, small=True),
+        *(Case({"rows": rows, "columns": 7168}, bar=1.0) for rows in (32, 512, 4096)),
+        Case({"rows": 4096, "columns": 4096, "uneven": False}, bar=1.0),
+    ),
+    peers={"library": by_library},
+    remote=lambda world, rows, columns, dtype="bfloat16", uneven=True, **_: (
+        (world - 1) * rows * columns * float(getattr(torch, dtype).itemsize) * (0.5 if uneven else 1)
+    ),
+    timed=timed,
+    seen=seen,
+)

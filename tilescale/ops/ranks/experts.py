@@ -1,0 +1,174 @@
+"""What `moe_dispatch` and `moe_combine` share: what a dispatch leaves behind, and how both are drawn."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilescale.comm.backend import Team
+from tilescale.errors import TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import generator, normal
+from tilescale.ops.ranks import expert_kernels, flat
+from tilescale.ops.ranks.groups import share
+
+#: bytes that a warp moves of a row at a time: 32 of each thread
+STEP = 1024
+#: rows that are added up before one signal tells of them
+GROUP = 8
+
+
+@dataclass(frozen=True)
+class Dispatched:
+    """What `moe_dispatch` brought to this rank, and where its own tokens are. Tensors have room for all that
+    could come; how much of it has come the host never knows.
+
+    Attributes:
+        rows: (R, H), R = ranks · tokens: the tokens that came, each once, in the order of ranks and of their
+            tokens there; behind ``starts[-1]`` of them undefined. Symmetric memory, which the group's next
+            `moe_dispatch` overwrites.
+        scales: (R, S) of float32, theirs; None without. In the same memory.
+        sizes: (local,) of int32: how many tokens each of this rank's experts got.
+        index: (P,) of int32: the row of each pair of a token and its expert, in the order of experts, then
+            of rows, as ``sizes`` cuts them: `expanded` gives these rows. 0 behind the last one.
+        starts: (ranks + 1,) of int32: the first row of each rank.
+        meta: (R, 2, K) of int32: of each row its pairs, −1 for experts elsewhere, and the bits of their
+            weights. In the memory of ``rows``.
+        experts, weights: (t, K): the own tokens' experts, of int32, and their weights, of float32.
+        pairs: (t, K) of int32: which pair each one is at its rank, −1 for none. slots: (t, ranks) of int32:
+            which of this rank's rows each token is at each rank, −1 where it did not go. begins: (ranks,) of
+            int32: this rank's first row at each rank.
+        num_experts: of all ranks. tokens: a rank's at most.
+        team: the ranks.
+    """
+
+    rows: torch.Tensor
+    scales: torch.Tensor | None
+    sizes: torch.Tensor
+    index: torch.Tensor
+    starts: torch.Tensor
+    meta: torch.Tensor
+    experts: torch.Tensor
+    weights: torch.Tensor
+    pairs: torch.Tensor
+    slots: torch.Tensor
+    begins: torch.Tensor
+    num_experts: int
+    tokens: int
+    team: Team
+
+    def expanded(self, rows: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """(P, …): the row of each pair, as `grouped_matmul` takes them with ``sizes``; behind the last pair
+        undefined. The host waits for nothing.
+
+        Args:
+            rows: (R, …), contiguous, instead of ``self.rows``: their ``scales``, say.
+            out: (P, …), contiguous, takes the result.
+
+        Raises:
+            TileValueError, TileTypeError: what does not fit.
+        """
+        rows, P = self.rows if rows is None else rows, len(self.index)
+        if rows.shape[0] != self.rows.shape[0] or not rows.is_contiguous():
+            raise TileValueError(
+                f"rows {tuple(rows.shape)}", expected=f"({self.rows.shape[0]}, …), contiguous"
+            )
+        made = host.result(out, (P, *rows.shape[1:]), rows.dtype, rows)
+        inner = math.prod(rows.shape[1:]) * rows.element_size()
+        if P * inner == 0:
+            return made
+        kind, _ = flat.words(inner)
+        x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
+        landing = flat.landing(made)
+        what = {"H": x.shape[1], "wide": min(STEP // x.element_size(), x.shape[1]), "threads": 256}
+        what |= {"dtype": host.dtype_name(x), "blocks": min(4 * host.multiprocessors(x.device), -(-P // 8))}
+        args = (x, self.index, self.sizes, landing.view(kind).view(P, -1))
+        host.launch(expert_kernels.expand, args, **what)
+        flat.landed(landing, made)
+        return made
+
+
+@functools.cache
+def room(tokens: int, topk: int, experts: int, ranks: int) -> tuple[int, int]:
+    """How many rows and pairs could come to a rank: each rank's tokens, each to as many of its experts as it
+    can choose."""
+    return tokens * ranks, tokens * ranks * min(topk, share(experts, ranks))
+
+
+def tokens_of(rank: int, tokens: int, world: int, uneven: bool) -> int:
+    """How many tokens a drawn rank has: all ``tokens``, or uneven: the first rank has none, the last one
+    all."""
+    return tokens * rank // max(1, world - 1) if uneven else tokens
+
+
+def draw(
+    tokens: int,
+    hidden: int,
+    topk: int,
+    experts: int,
+    dtype: str = "bfloat16",
+    choice: str = "",
+    uneven: bool = False,
+    rank: int = 0,
+    world: int = 1,
+    device: Any = "cpu",
+    seed: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """A rank's tokens and their experts. ``choice``: "" some experts are liked by all; "one": all tokens
+    choose the last one first; "few": half of the experts get nothing; "drop": some choices are none."""
+    g = generator(device, 1000 * seed + rank)
+    t = tokens_of(rank, tokens, world, uneven)
+    liked = torch.randn(1, experts, generator=generator(device, seed + 77), device=device)
+    logits = torch.randn(t, experts, generator=g, device=device) + liked
+    if choice == "one":
+        logits[:, -1] = 100
+    if choice == "few":
+        logits[:, : experts // 2] = -100
+    found = logits.softmax(-1).topk(min(topk, experts))
+    ids, weights = found.indices.to(torch.int32), found.values / found.values.sum(-1, keepdim=True)
+    if choice == "drop":
+        none = torch.rand(ids.shape, generator=g, device=device) < 0.4
+        ids = ids.masked_fill(none, -1)
+    return {
+        "x": normal((t, hidden), dtype, g),
+        "experts": ids,
+        "weights": weights.float().contiguous(),
+        "num_experts": experts,
+        "tokens": tokens,
+        **more,
+    }
+
+
+def remote(
+    world: int, tokens: int, hidden: int, topk: int, experts: int, dtype: str = "bfloat16", **_: Any
+) -> float:
+    """Bytes of the rows that leave a rank, where each of its tokens chooses at random: of a token with k
+    experts out of E a rank with e of them gets one with the probability 1 − C(E − e, k) / C(E, k)."""
+    local, missed = share(experts, world), 1.0
+    for k in range(topk):
+        missed *= max(0, experts - local - k) / (experts - k)
+    return (world - 1) * (1 - missed) * tokens * hidden * float(getattr(torch, dtype).itemsize)
+
+
+#: cases that both are tested with
+SMALL: tuple[dict[str, Any], ...] = (
+    {"tokens": 37, "hidden": 24, "topk": 2, "experts": 8},
+    {"tokens": 40, "hidden": 10, "topk": 3, "experts": 7, "dtype": "float32", "uneven": True, "blocks": 1},
+    {"tokens": 1, "hidden": 33, "topk": 1, "experts": 5, "dtype": "float16"},
+    {"tokens": 10, "hidden": 72, "topk": 2, "experts": 6, "choice": "one"},
+    {"tokens": 12, "hidden": 16, "topk": 4, "experts": 12, "choice": "few"},
+    {"tokens": 11, "hidden": 24, "topk": 8, "experts": 9, "choice": "drop", "uneven": True},
+    {"tokens": 5, "hidden": 1100, "topk": 2, "experts": 2},
+)
+#: and measured with
+MEASURED: tuple[dict[str, Any], ...] = (
+    {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256},
+    {"tokens": 128, "hidden": 7168, "topk": 8, "experts": 256},
+    {"tokens": 1024, "hidden": 4096, "topk": 4, "experts": 64},
+    {"tokens": 8192, "hidden": 2048, "topk": 6, "experts": 64},
+)
