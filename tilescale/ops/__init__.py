@@ -43,6 +43,7 @@ HOME = {
     "moe_dispatch": "ranks.dispatch",
     "moe_route": "routing",
     "reduce_scatter": "ranks.scatter",
+    "ring_attention": "ranks.ring",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
     "w4a16_matmul": "w4a16",

@@ -67,6 +67,61 @@ def share_of(tiles: Any, part: Any, parts: int) -> tuple[Any, Any]:
     return T.min(part * each, tiles), T.min((part + 1) * each, tiles)
 
 
+@T.macro
+def begun(o, top, base, total):
+    """Nothing summed yet."""
+    T.fill(top, -T.infinity("float32"))
+    T.fill(base, LEAST)
+    T.clear(total)
+    T.clear(o)
+
+
+@T.macro
+def exponentials(score, p, o, top, base, shrink, total, factor):
+    """A round's scores times ``factor`` as powers of two, rounded into p and added to ``total``; what was
+    summed before shrinks where a score exceeds those before by much."""
+    rows, keys = score.shape
+    T.reduce_max(score, top, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        exceeds = top[i] * factor > base[i] + SLACK
+        shrink[i] = T.if_then_else(exceeds, T.__exp2(base[i] - top[i] * factor), 1.0)
+        base[i] = T.if_then_else(exceeds, top[i] * factor, base[i])
+        total[i] *= shrink[i]
+    for i, j in T.Parallel(rows, keys):
+        score[i, j] = T.__exp2(score[i, j] * factor - base[i])
+    T.reduce_sum(score, total, dim=1, clear=False)
+    for i, j in T.Parallel(*o.shape):
+        if shrink[i] != 1.0:
+            o[i, j] *= shrink[i]
+    T.copy(score, p)
+
+
+@T.macro
+def divided(o, top, base, total):
+    """The output from what was summed, and in ``top`` its log-sum-exps."""
+    for i in T.Parallel(o.shape[0]):
+        top[i] = (base[i] + T.log2(total[i])) / LOG2_E
+        total[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+    for i, j in T.Parallel(*o.shape):
+        o[i, j] *= total[i]
+
+
+def turns(count: Any, block: Any, blocks: Any) -> Any:
+    """How many of ``count`` tiles a block that stays takes, of ``blocks``."""
+    whole = count // blocks
+    last = T.if_then_else(whole % 2 == 0, block, blocks - 1 - block) < count - blocks * whole
+    return whole + T.if_then_else(last, 1, 0)
+
+
+def turn(n: Any, block: Any, blocks: Any, each: Any, heads: Any, side: Any) -> tuple[Any, Any]:
+    """The ``n``th of those, of ``each`` a head: its place among the head's, and the head. The first tiles of
+    ``side`` heads first, then the next heads; every other round of blocks from the end."""
+    at = n * blocks + T.if_then_else(n % 2 == 0, block, blocks - 1 - block)
+    first = at // (side * each) * side
+    k, beside = at - first * each, T.min(side, heads - first)
+    return k // beside, first + k % beside
+
+
 def attention(
     heads: int,
     kv_heads: int,
@@ -105,10 +160,7 @@ def attention(
         tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
         begin, tiles = share_of(tiles, to // s.batch, parts) if parts > 1 else (0, tiles)
         T.copy(s.tile(Q, b, h, q_first + row, BM), q)
-        T.fill(top, low)
-        T.fill(base, LEAST)
-        T.clear(total)
-        T.clear(o)
+        begun(o, top, base, total)
         for t in T.Pipelined(tiles - begin if parts > 1 else tiles, num_stages=tile.stages):
             at = (tiles - 1 - t) * BN
             T.copy(s.tile(K, b, h // (heads // kv_heads), k_first + at, BN), k)
@@ -118,25 +170,9 @@ def attention(
                 for i, j in T.Parallel(BM, BN):
                     last = T.min(row + i, k_count - 1) if causal else k_count - 1
                     score[i, j] = T.if_then_else(at + j <= last, score[i, j], low)
-            T.reduce_max(score, top, dim=1, clear=False)
-            for i in T.Parallel(BM):
-                exceeds = top[i] * factor > base[i] + SLACK
-                shrink[i] = T.if_then_else(exceeds, T.__exp2(base[i] - top[i] * factor), 1.0)
-                base[i] = T.if_then_else(exceeds, top[i] * factor, base[i])
-                total[i] *= shrink[i]
-            for i, j in T.Parallel(BM, BN):
-                score[i, j] = T.__exp2(score[i, j] * factor - base[i])
-            T.reduce_sum(score, total, dim=1, clear=False)
-            for i, j in T.Parallel(BM, wide):
-                if shrink[i] != 1.0:
-                    o[i, j] *= shrink[i]
-            T.copy(score, p)
+            exponentials(score, p, o, top, base, shrink, total, factor)
             T.gemm(p, v, o, policy=FULL_ROW)
-        for i in T.Parallel(BM):
-            top[i] = (base[i] + T.log2(total[i])) / LOG2_E
-            total[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-        for i, j in T.Parallel(BM, wide):
-            o[i, j] *= total[i]
+        divided(o, top, base, total)
         if packed:
             for i, j in T.Parallel(BM, dim):
                 if row + i < q_count:
@@ -171,31 +207,12 @@ def attention(
             with T.Kernel(each, heads, s.batch * parts, threads=tile.threads) as (x, h, to):
                 queries(Q, K, V, O, Lse, None, None, each, x, h, to % s.batch if parts > 1 else to, to)
         else:
-            # the longest walks of ``side`` heads first, then the next heads; every other round from the end
             with T.Kernel(T.min(tile.blocks, each * every), threads=tile.threads) as block:
                 blocks = T.min(tile.blocks, each * every)
-                whole = each * every // blocks
-                turned = blocks - 1 - block
-                last = T.if_then_else(whole % 2 == 0, block, turned) < each * every - whole * blocks
-                for n in T.serial(whole + T.if_then_else(last, 1, 0)):
-                    at = n * blocks + T.if_then_else(n % 2 == 0, block, turned)
-                    first = at // (side * each) * side
-                    k, beside = at - first * each, T.min(side, every - first)
-                    head = first + k % beside
-                    queries(
-                        Q,
-                        K,
-                        V,
-                        O,
-                        Lse,
-                        None,
-                        None,
-                        each,
-                        k // beside,
-                        head % heads,
-                        head // heads,
-                        head // heads,
-                    )
+                for n in T.serial(turns(each * every, block, blocks)):
+                    x, head = turn(n, block, blocks, each, every, side)
+                    b = head // heads
+                    queries(Q, K, V, O, Lse, None, None, each, x, head % heads, b, b)
 
     @T.prim_func
     def packed_flash_attention(

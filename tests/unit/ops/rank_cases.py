@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import Any
 
 import torch
 
 from tilescale import comm
 from tilescale.ops import load_ranks
-from tilescale.ops.case import worst
-from tilescale.ops.ranks.case import Case
+from tilescale.ops.case import as_tuple, worst
+from tilescale.ops.ranks.case import Case, device_of
 from tilescale.ops.ranks.groups import team_of
 from tilescale.ops.ranks.workspace import COUNTERS, workspace
 
@@ -41,15 +42,18 @@ def run(module: str, shape: dict[str, Any], device: str = "cpu", seeds: int = 2)
     for seed in range(seeds):
         everyone = [op.draw(**shape, rank=r, world=world, seed=seed, device=device) for r in range(world)]
         want = op.reference(everyone)[rank]
-        got = op.run(**everyone[rank])
-        assert got.shape == want.value.shape and got.device == everyone[rank]["x"].device
-        off = max(off, worst(got, want))
-        out, room = poisoned(got)
-        again = op.run(**everyone[rank], out=out)
-        as_bytes = got.contiguous().view(torch.uint8)
-        same &= again is out and as_bytes.equal(out.view(torch.uint8))
-        beside &= intact(room)
-        bits.append(hashlib.sha256(as_bytes.cpu().numpy().tobytes()).hexdigest())
+        results = op.run(**everyone[rank])
+        got, wanted = as_tuple(results), as_tuple(want)
+        assert [g.shape for g in got] == [w.value.shape for w in wanted]
+        assert all(g.device == device_of(everyone[rank]) for g in got)
+        off = max(off, *map(worst, got, wanted))
+        outs, rooms = zip(*map(poisoned, got), strict=True)
+        again = as_tuple(op.run(**everyone[rank], out=outs if isinstance(results, tuple) else outs[0]))
+        as_bytes = [g.contiguous().view(torch.uint8) for g in got]
+        same &= all(map(operator.is_, again, outs))
+        same &= all(a.equal(o.view(torch.uint8)) for a, o in zip(as_bytes, outs, strict=True))
+        beside &= all(map(intact, rooms))
+        bits.append(hashlib.sha256(b"".join(a.cpu().numpy().tobytes() for a in as_bytes)).hexdigest())
     return {"off": off, "same": same, "beside": beside, "bits": bits}
 
 

@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from tilescale.ops.case import Case, Expected
 
-__all__ = ["Case", "Expected", "Pick", "RankOp"]
+__all__ = ["Case", "Expected", "Pick", "RankOp", "device_of"]
+
+
+def device_of(arguments: Mapping[str, Any]) -> torch.device:
+    """The device of a rank's drawn arguments."""
+    return next(a.device for a in arguments.values() if isinstance(a, torch.Tensor))
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,8 @@ class RankOp:
         run: what people call; takes a rank's drawn arguments by name, ``group=`` and ``out=``.
         draw: (shape's items by name, rank=, world=, device=, seed=) → that rank's arguments. Every rank can
             draw every other one's.
-        reference: all ranks' arguments, in order → the result of each as `Expected`.
+        reference: all ranks' arguments, in order → the result of each as `Expected`, or its results as a
+            tuple of them, as ``run`` gives a tuple and takes one as ``out=``.
         pick: (world=, units=, shape's items by name) → the choice for this shape on a GPU of so many
             multiprocessors, where torch has a library.
         ways: (the same) → way's name → arguments that ask for it.
@@ -51,7 +59,7 @@ class RankOp:
     name: str
     run: Callable[..., Any]
     draw: Callable[..., dict[str, Any]]
-    reference: Callable[[list[dict[str, Any]]], list[Expected]]
+    reference: Callable[[list[dict[str, Any]]], list[Any]]
     pick: Callable[..., Pick]
     ways: Callable[..., dict[str, dict[str, Any]]]
     cases: tuple[Case, ...]
