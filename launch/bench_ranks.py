@@ -20,8 +20,9 @@ import torch.distributed
 from tilescale import comm
 from tilescale.errors import TileError
 from tilescale.ops import host, load_ranks
+from tilescale.ops.case import as_tuple
 from tilescale.ops.ranks import measure, picks
-from tilescale.ops.ranks.case import RankOp
+from tilescale.ops.ranks.case import RankOp, device_of
 from tilescale.ops.ranks.groups import team_of
 from tilescale.ops.ranks.workspace import release
 
@@ -31,8 +32,10 @@ LINK = 370e9
 ALIKE = 3e-2
 
 
-def different(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The greatest difference, relative to the peer's greatest magnitude; infinite where that is NaN."""
+def different(ours: Any, theirs: Any) -> float:
+    """The greatest difference, relative to the peer's greatest magnitude; infinite where that is NaN. Of
+    several results the first."""
+    ours, theirs = as_tuple(ours)[0], as_tuple(theirs)[0]
     if ours.shape != theirs.shape:
         return float("inf")
     if ours.numel() == 0:
@@ -46,7 +49,7 @@ def variants(
     op: RankOp, shape: dict[str, Any], arguments: list[dict[str, Any]], group: Any, every_way: bool
 ) -> dict[str, list[measure.Call]]:
     """What is timed, by name: "ours", "ours, …", a peer's name, "alone"."""
-    world, units = comm.world_size(), host.multiprocessors(arguments[0]["x"].device)
+    world, units = comm.world_size(), host.multiprocessors(device_of(arguments[0]))
     outs = [op.run(**a).clone() for a in arguments]
     pairs = list(zip(arguments, outs, strict=True))
     made = {"ours": [op.call(a, o) for a, o in pairs]}
@@ -68,8 +71,8 @@ def tune(
 ) -> None:
     """Sets one knob of an operation after another to the fastest of its alternatives, and keeps the whole.
     The slowest rank counts. Alternatives that are refused are passed over, alike on all ranks."""
-    world, x = comm.world_size(), arguments[0]["x"]
-    units, team = host.multiprocessors(x.device), team_of(None)
+    world, device = comm.world_size(), device_of(arguments[0])
+    units, team = host.multiprocessors(device), team_of(None)
     best, outs = op.base(world=world, units=units, **shape), [op.run(**a).clone() for a in arguments]
     for knob in op.knobs(world=world, units=units, **shape):
         tried: dict[str, dict[str, Any]] = {}
@@ -87,7 +90,7 @@ def tune(
             times = measure.measure(calls, plan["device"], plan["replays"], group)
             best = tried[min(times, key=lambda name: statistics.median(times[name]))]
         release()
-    found = picks.found(team, op.name, x.device, **op.shape_of(world=world, **shape))
+    found = picks.found(team, op.name, device, **op.shape_of(world=world, **shape))
     if found != best:
         picks.keep(team, op.name, best, **op.shape_of(world=world, **shape))
 
@@ -110,8 +113,8 @@ def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> 
     torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX, group=group)
     times = measure.measure(calls, device, plan["replays"], group)
     us = {name: measure.spread(seconds) for name, seconds in times.items()}
-    kept = picks.found(team_of(None), op.name, first["x"].device, **op.shape_of(world=world, **shape))
-    units = host.multiprocessors(first["x"].device)
+    kept = picks.found(team_of(None), op.name, device_of(first), **op.shape_of(world=world, **shape))
+    units = host.multiprocessors(device_of(first))
     return figures(op, shape, us, float(worst.item()), world, units, kept)
 
 
