@@ -56,7 +56,7 @@ class Backend(backend.Backend[ThreadKernel]):
     def lower(self, program: TileProgram, *, instrument: bool, keep: bool) -> Lowered[ThreadKernel]:
         _require_budget(program)
         scheduled, trace = pipeline.run(program, self.target, keep=keep)
-        kernel = Lowering(scheduled).run()
+        kernel = Lowering(scheduled, instrument=instrument).run()
         levels.verify(kernel.func, levels.THREAD, f"lowering of {kernel.name}")
         return Lowered(scheduled, kernel, {kernel.name: kernel.func}, trace)
 
