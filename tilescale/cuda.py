@@ -121,6 +121,5 @@ CUDA = Cuda(
     flag="is_cuda",
     dlpack=(2, 13),
     gpu=True,
-    mute="launches on a GPU",
     absent="no CUDA driver",
 )

@@ -172,7 +172,7 @@ class Lowering(Clusters, Apart, MatrixStores):
         if moved is not None and _looks_up(producer.body):
             moved = LOOKING.get(self.threads, moved)
         count = self.program.launch.comm_warps * WARP if senders else 0
-        if moved is not None and (senders or self.instrument):  # what logs needs registers, too
+        if moved is not None and senders:
             moved = SENDING[self.threads]
         self.extra = self.target.wave + count if moved is None else WARPGROUP
         self.role = "producer"
