@@ -8,4 +8,14 @@ from tilescale.compiler.emulator.logs import Log, Logged
 from tilescale.compiler.emulator.machine import FUNCTIONS, PRINTED, Emulator
 from tilescale.compiler.emulator.start import launch, run, run_ranks
 
-__all__ = ["FUNCTIONS", "PRINTED", "EmulationError", "Emulator", "Log", "Logged", "launch", "run", "run_ranks"]
+__all__ = [
+    "FUNCTIONS",
+    "PRINTED",
+    "EmulationError",
+    "Emulator",
+    "Log",
+    "Logged",
+    "launch",
+    "run",
+    "run_ranks",
+]

@@ -58,9 +58,7 @@ def _span(
         )
         if who != t:
             raise EmulationError(f"thread {t} logs as thread {who}")
-        log.events.append(
-            Logged(b.task.rank, b.task.block, who, where, since, _CLOCK.time(), with_, much)
-        )
+        log.events.append(Logged(b.task.rank, b.task.block, who, where, since, _CLOCK.time(), with_, much))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -177,4 +177,3 @@ def _rolled(s: Any) -> list[Any]:
     found: list[Any] = []
     structural_walk(s, (tirx.For, found.append))
     return [f for f in found if str((f.annotations or {}).get("ts.kind", "")) != "unroll"]
-

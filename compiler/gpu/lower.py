@@ -360,7 +360,11 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
         made = lowering(s.value, self.program.target).lower(s.value, self)
         if op.multiplies and op.name.startswith("gemm") and not self.in_span:
-            made = self.span(made, self.site("gemm", s.value.args[2].source.name, s.value)) if self.instrument else made
+            made = (
+                self.span(made, self.site("gemm", s.value.args[2].source.name, s.value))
+                if self.instrument
+                else made
+            )
         mine = [a for a in effects_of(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
         self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
         return made
