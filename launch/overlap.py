@@ -41,7 +41,10 @@ class Share:
     products: float | None
     copies: float | None
     waits: float | None
+    #: of the time in which a copy was under way: in how much of it the rank had a product under way
     overlap: float | None
+    #: and of how many of its blocks, on average
+    meanwhile: float | None
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,8 @@ def shares(timeline: Timeline) -> list[Share]:
 
         copying = union(own.copies)
         hidden = length(both(copying, union(own.products)))
+        there = sum(length(both([block], copying)) for block in own.blocks)
+        busy = sum(length(both([product], copying)) for product in own.products)
         out.append(
             Share(
                 rank,
@@ -190,6 +195,7 @@ def shares(timeline: Timeline) -> list[Share]:
                 part(length(own.copies)),
                 part(length(own.waits) + own.stalled),
                 100 * hidden / length(copying) if copying else None,
+                100 * busy / there if there else None,
             )
         )
     return out
@@ -211,20 +217,20 @@ def report(timeline: Timeline) -> list[str]:
     """Lines for people; none where nothing was computed or copied."""
     lines = []
     for s in shares(timeline):
-        words = [f"{x:.0f} % {what}" for x, what in
-                 ((s.products, "products"), (s.copies, "copies"), (s.waits, "waits")) if x is not None]  # fmt: skip
+        parts = ((s.products, "products"), (s.copies, "copies"), (s.waits, "waits"))
+        words = [f"{x:.0f} % {what}" for x, what in parts if x is not None]
         if s.overlap is not None:
-            words.append(f"{s.overlap:.0f} % of copying under products")
+            of = "" if s.meanwhile is None else f" of {s.meanwhile:.0f} % of its blocks"
+            words.append(f"{s.overlap:.0f} % of copying under products{of}")
         if words:
             lines.append(f"    rank {s.rank}: {', '.join(words)}")
     if runs := launches(timeline):
         times = sorted(end - begin for begin, end in runs)
-        median = times[len(times) // 2]
-        lines.insert(
-            0,
-            f"  {len(runs)} launch{'es' * (len(runs) != 1)} of {times[0]:,.1f} to {times[-1]:,.1f} µs, median "
-            f"{median:,.1f}; of the time of their blocks:",
-        )
+        told = f"1 launch of {times[0]:,.1f} µs"
+        if len(runs) > 1:
+            median = times[len(times) // 2]
+            told = f"{len(runs)} launches of {times[0]:,.1f} to {times[-1]:,.1f} µs, median {median:,.1f}"
+        lines.insert(0, f"  {told}; of the time of their blocks:")
     elif lines:
         lines.insert(0, "  of the time of copies:")
     rates = [

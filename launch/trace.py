@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # it loads NumPy, which must see the environment that Check m
 #: launches of which the summary tells; the file has all
 SHOWN = 12
 _KINDS = {"collective": "barrier"}
+#: what a warp is for, by what only such warps log
+_ROLES = {"load": "producer", "copy": "copies"}
 #: warps of a block, and threads of a timeline behind which those of GPUs' blocks begin
 WARP, MAX_WARPS, FIRST_WARP = 32, 32, 1 << 20
 
@@ -211,12 +213,19 @@ class _Merging:
         self.open: dict[tuple[int, int, int, int], list[dict[str, Any]]] = defaultdict(list)
         # (rank, block) → until when each of its threads is.
         self.busy: dict[tuple[int, int], list[float]] = defaultdict(list)
+        # Warp of a GPU's block → what it does beside the block's own threads.
+        self.roles: dict[int, str] = {}
         # (rank, counter) → when, who.
         self.signals: dict[tuple[int, str], list[tuple[float, tuple[int, int, float]]]] = defaultdict(list)
 
     def of(self, events: list[tuple[int, dict[str, Any]]]) -> Timeline:
         waits = []
         done: list[tuple[float, float, int, dict[str, Any]]] = []
+        self.roles |= {
+            e["thread"] // WARP: _ROLES[e["kind"]]
+            for _, e in events
+            if e["device"] >= 0 and e["kind"] in _ROLES
+        }
         for rank, e in sorted(events, key=lambda p: p[1]["ns"]):
             now = (e["ns"] - self.start) / 1e3
             key = (rank, e["block"], e["site"], e["thread"] if e["device"] >= 0 else -1)
@@ -286,13 +295,11 @@ class _Merging:
         return made
 
     def _warp(self, rank: int, e: dict[str, Any]) -> int:
-        """The thread of a warp of a GPU's block, of which one thread logs; named for what it is seen to do."""
+        """The thread of a warp of a GPU's block, of which one thread logs; named for what such warps do."""
         warp = e["thread"] // WARP
         number = FIRST_WARP + e["block"] * MAX_WARPS + warp
-        role = "producer" if e["kind"] == "load" else "copies" if e["kind"] == "copy" else f"warp {warp}"
-        name = f"block {e['block']}" + (f", {role}" if warp else "")
-        if role != f"warp {warp}" or (rank, number) not in self.timeline.threads:
-            self.timeline.threads[rank, number] = name
+        role = f", {self.roles.get(warp, f'warp {warp}')}" if warp else ""
+        self.timeline.threads[rank, number] = f"block {e['block']}{role}"
         return number
 
     def _thread(self, rank: int, block: int, begin: float, end: float) -> int:

@@ -72,8 +72,8 @@ def _site(kernel: int, number: int) -> tuple[str, tuple[str, str, str, int, str]
 
 
 def events() -> list[Event]:
-    """This process's log, in order of time; 1,048,576 events of the processor and as many of each GPU are kept
-    between two ``clear_events`` (see ``lost_events``). Waits for the GPUs that have one."""
+    """This process's log, in order of time; 1,048,576 events of the processor and as many spans of each GPU
+    are kept between two ``clear_events`` (see ``lost_events``). Waits for the GPUs that have some."""
     _, kept, start, _ = _read()
     out = []
     for e in (_Event * kept).from_address(start) if start and kept else ():
@@ -116,7 +116,7 @@ def traffic() -> dict[int, tuple[int, int]]:
 
 
 def clear_events() -> None:
-    """Empties the logs and the counters. No instrumented kernel may be running."""
+    """Empties the logs and the counters; waits for the GPUs that have some."""
     lib = build.library()
     lib.ts_events_clear()
     lib.ts_gpu_events_clear()

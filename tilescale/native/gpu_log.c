@@ -112,28 +112,32 @@ TS_API int32_t ts_gpu_log_rank(int32_t team, int32_t rank) {
   return team >= 0 && team < nteams && rank >= 0 && rank < teams[team].size ? teams[team].members[rank] : rank;
 }
 
+/* Waits for all that a GPU was given, and compares its clock again. */
+static void settle(int device) {
+  void* context = NULL;
+  CUresult code = ts_cu.DevicePrimaryCtxRetain(&context, device);
+  if (!code) code = ts_cu.CtxPushCurrent(context);
+  if (code) return;
+  if (!ts_cu.CtxSynchronize() && !compare(device, &logs[device].samples[1])) logs[device].nsamples = 2;
+  ts_cu.CtxPopCurrent(&context);
+}
+
 /* The log of a GPU, once all that it was given is done, and its clock compared again; null where it has none. kept: slots that may hold
  * events, lost: events without one. samples: two of (GPU's ns, host's ns, ± ns), of which *nsamples are known; one where the GPU has failed. */
 TS_API const event* ts_gpu_events(int32_t device, int64_t* kept, int64_t* lost, int32_t* nsamples, int64_t samples[6]) {
   if (device < 0 || device >= MAX_DEVICES || !logs[device].events) return NULL;
-  void* context = NULL;
-  CUresult code = ts_cu.DevicePrimaryCtxRetain(&context, device);
-  if (!code) code = ts_cu.CtxPushCurrent(context);
-  if (!code) {
-    code = ts_cu.CtxSynchronize();
-    if (!code && !compare(device, &logs[device].samples[1])) logs[device].nsamples = 2;
-    ts_cu.CtxPopCurrent(&context);
-  }
+  settle(device);
   int64_t taken = (int64_t)__atomic_load_n(&logs[device].taken[0], __ATOMIC_ACQUIRE);
   *kept = taken < SLOTS ? taken : SLOTS, *lost = (int64_t)logs[device].taken[1], *nsamples = logs[device].nsamples;
   memcpy(samples, logs[device].samples, sizeof logs[device].samples);
   return logs[device].events;
 }
 
-/* Empties the logs; no instrumented kernel may be running. */
+/* Empties the logs, once all that the GPUs were given is done. */
 TS_API void ts_gpu_events_clear(void) {
   for (int device = 0; device < MAX_DEVICES; device++) {
     if (!logs[device].events) continue;
+    settle(device);
     int64_t taken = (int64_t)logs[device].taken[0];
     memset(logs[device].events, 0, (size_t)(taken < SLOTS ? taken : SLOTS) * sizeof(event));
     logs[device].taken[0] = logs[device].taken[1] = 0;
