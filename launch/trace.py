@@ -171,7 +171,7 @@ def _clocks(logs: list[dict[str, Any]]) -> list[str]:
     for log in sorted(logs, key=lambda g: int(g["rank"])):
         for c in log["clocks"]:
             drift = "compared once: its drift is not known" if c["drift"] is None else (
-                f"drifting by {c['drift']:+.2f} parts in a million"
+                f"drifting by {c['drift'][0]:+.1f} ± {c['drift'][1]:.1f} parts in a million"
             )  # fmt: skip
             out.append(
                 f"rank {log['rank']}: GPU {c['device']}'s clock, in steps of {c['tick']} ns, is known to ± "

@@ -63,12 +63,12 @@ class GpuLog:
 
     def host_ns(self, ns: int) -> int:
         """A time of the GPU's as the host's monotonic clock shows it: the clocks drift evenly from the first
-        comparison to the last."""
+        comparison to the last, between which all launches run."""
         first, last = self.samples[0], self.samples[-1]
         offset = first.host - first.gpu
         if last.gpu > first.gpu:
             gained = (last.host - last.gpu) - offset
-            offset += gained * (ns - first.gpu) // (last.gpu - first.gpu)
+            offset += gained * (min(max(ns, first.gpu), last.gpu) - first.gpu) // (last.gpu - first.gpu)
         return ns + offset
 
     @property
@@ -77,13 +77,14 @@ class GpuLog:
         return max(s.within for s in self.samples)
 
     @property
-    def drift(self) -> float | None:
-        """By how many parts in a million the GPU's clock is slower than the host's; None where it was
-        compared once."""
+    def drift(self) -> tuple[float, float] | None:
+        """By how many parts in a million the GPU's clock is slower than the host's, and how far that may be
+        off; None where it was compared once."""
         first, last = self.samples[0], self.samples[-1]
         if last.gpu <= first.gpu:
             return None
-        return ((last.host - first.host) / (last.gpu - first.gpu) - 1) * 1e6
+        apart = last.gpu - first.gpu
+        return ((last.host - first.host) / apart - 1) * 1e6, (first.within + last.within) / apart * 1e6
 
     @cached_property
     def tick(self) -> int:

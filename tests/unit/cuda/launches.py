@@ -7,8 +7,10 @@ import ctypes
 import json
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 import tilescale
 import tilescale.language as T
 from tests.unit.cuda.thread_kernels import I32, kernel, pointer
-from tilescale import native
+from tilescale import native, tracing
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.describe import description
 from tilescale.compiler.cuda.ops.tma import TensorMap
@@ -410,8 +412,8 @@ def logged(fake: Driver) -> dict[str, Any]:
     kinds = [s.kind for s in lowered.own.sources]
     fake.expect(*(32 if kind == "log" else 8 for kind in kinds))
     a, b = (OnGpu(np.zeros(300, "float16")) for _ in range(2))
-    began = time.monotonic_ns()
     run(a, b, 0.5, 1)
+    began = time.monotonic_ns()  # between the comparisons of clocks, as all launches are
     events, taken, capacity, kernel, team = struct.unpack("<3q2i", fake.bytes(kinds.index("log")))
     site = next(k for k, line in enumerate(table.sites) if line.startswith("kernel|"))
     ahead = 1_000_000_007
@@ -445,6 +447,17 @@ def logged(fake: Driver) -> dict[str, Any]:
         ],
         "spans": [[s.block, s.rank, s.multiprocessor] for s in log.spans],
     }
+    with tempfile.TemporaryDirectory() as folder:
+        tracing.leave(Path(folder))
+        (path,) = Path(folder).iterdir()
+        left = json.loads(path.read_text(encoding="utf-8"))
+    out["left"] = [
+        left["rank"],
+        left["lost"],
+        len(left["events"]),
+        len(left["clocks"]),
+        left["events"][0]["waited"],
+    ]
     native.clear_events()
     return out | {"cleared": [len(native.events()), native.lost_events()]}
 
