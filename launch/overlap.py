@@ -3,6 +3,7 @@ waits, how much of its copying ran under products, and how fast each link was.""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -104,6 +105,19 @@ def without(a: list[Interval], b: list[Interval]) -> list[Interval]:
     return out
 
 
+def covered(intervals: Iterable[Interval], by: list[Interval]) -> float:
+    """How much of each interval lies in a union, all intervals together."""
+    begins, before = [begin for begin, _ in by], [0.0]
+    for begin, end in by:
+        before.append(before[-1] + end - begin)
+
+    def below(t: float) -> float:
+        k = bisect_right(begins, t)
+        return before[k] - max(0.0, by[k - 1][1] - t) if k else 0.0
+
+    return sum(below(end) - below(begin) for begin, end in intervals)
+
+
 def length(intervals: Iterable[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
@@ -184,8 +198,7 @@ def shares(timeline: Timeline) -> list[Share]:
 
         copying = union(own.copies)
         hidden = length(both(copying, union(own.products)))
-        there = sum(length(both([block], copying)) for block in own.blocks)
-        busy = sum(length(both([product], copying)) for product in own.products)
+        there, busy = covered(own.blocks, copying), covered(own.products, copying)
         out.append(
             Share(
                 rank,

@@ -140,9 +140,7 @@ def _real(count: int, program: Program, output: Path, drawing: Path | None) -> i
     os.environ["TILESCALE_TRACE"] = folder
     try:
         code = ranks.run(program, count)
-        logs = [
-            json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("rank-*.json"))
-        ]
+        logs = [_read(path) for path in sorted(Path(folder).glob("rank-*.json"))]
     finally:
         if os.getpid() == owner:  # a forked rank comes by here too (fork.Forked)
             shutil.rmtree(folder, ignore_errors=True)
@@ -163,6 +161,13 @@ def _real(count: int, program: Program, output: Path, drawing: Path | None) -> i
     if drawing is not None:
         _draw(timelines, drawing)
     return code
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What one process left (tilescale/tracing.py)."""
+    log = json.loads(path.read_text(encoding="utf-8"))
+    log["events"] = [dict(zip(log["fields"], event, strict=True)) for event in log["events"]]
+    return dict(log)
 
 
 def _clocks(logs: list[dict[str, Any]]) -> list[str]:

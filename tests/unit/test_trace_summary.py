@@ -77,6 +77,7 @@ def test_launches_are_told_apart_by_how_often_a_block_ran():
 def test_intervals():
     assert overlap.union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
     assert overlap.both([(0, 4), (6, 9)], [(2, 7), (8, 10)]) == [(2, 4), (6, 7), (8, 9)]
+    assert overlap.covered([(0, 5), (2.5, 9), (11, 12)], [(2, 3), (4, 8)]) == 1 + 1 + 0.5 + 4
     assert overlap.without([(0, 10)], [(2, 3), (5, 12)]) == [(0, 2), (3, 5)]
 
 

@@ -456,7 +456,7 @@ def logged(fake: Driver) -> dict[str, Any]:
         left["lost"],
         len(left["events"]),
         len(left["clocks"]),
-        left["events"][0]["waited"],
+        dict(zip(left["fields"], left["events"][0], strict=True))["waited"],
     ]
     native.clear_events()
     return out | {"cleared": [len(native.events()), native.lost_events()]}
