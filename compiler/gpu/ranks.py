@@ -33,8 +33,8 @@ from tilescale.packets import WORDS
 MOST_RANKS = 1 << 16
 #: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
 _SCOPES = {"grid": "false", "device": "true"}
-#: what a signal, and a packet with its marks, move to another rank
-SIGNAL_BYTES, PACKET_BYTES = 8, 8 * WORDS
+#: of a packet, with its marks
+PACKET_BYTES = 8 * WORDS
 
 
 class Ranks(State):
@@ -163,7 +163,7 @@ class Ranks(State):
     def signal(self, call: Any) -> Any:
         """``T.signal`` at the scale of the grid or of the ranks."""
         region, reach = call.args[0], str(call.attrs["reach"])
-        site = self.site("signal", region.source.name, call, self.counted(region, reach))
+        site = self.site("signal", region.source.name, call, self.extents(region))
         buf, index, tests = self.counter(region, call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         look: list[Any] = []
@@ -174,14 +174,13 @@ class Ranks(State):
             f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span
         )
         far = call.args[2] if len(call.args) > 2 else None
-        crosses = tirx.IntImm("int64", 0 if far is None else SIGNAL_BYTES)
-        done = self.span(done, site, peer=far, amount=crosses, alone=True)
+        done = self.span(done, site, peer=far, amount=index, alone=True)
         return sequence([*look, self._checked(done, tests, site)])
 
     def wait(self, call: Any) -> Any:
         """``T.wait`` there."""
         region, reach = call.args[0], str(call.attrs["reach"])
-        site = self.site("wait", region.source.name, call, self.counted(region, reach))
+        site = self.site("wait", region.source.name, call, self.extents(region))
         buf, index, tests = self.counter(region, call)
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         where = (tirx.buffer_data(buf), widened(index, "int64"))
@@ -189,15 +188,14 @@ class Ranks(State):
         done = do(
             f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span
         )
-        return self._checked(self.span(done, site, alone=True), tests, site)
+        return self._checked(self.span(done, site, amount=index, alone=True), tests, site)
 
-    def counted(self, region: Any, reach: str) -> str:
-        """In instrumented kernels the index of a counter, where it is a constant: by it a wait finds its
-        signals in a log."""
-        known = [r.min for r in region.region]
-        if not self.instrument or not all(isinstance(i, tirx.IntImm) for i in known):
+    def extents(self, region: Any) -> str:
+        """In instrumented kernels a signal's extents, "?" for those that a call decides: by them the index of
+        a counter is told from its place."""
+        if not self.instrument:
             return ""
-        return ", ".join(str(int(i.value)) for i in known)
+        return ", ".join(str(e) if isinstance(e, int) else "?" for e in self.tensor_of(region.source).shape)
 
     def test(self, call: Any) -> Any:
         """``T.test`` there, as a value."""

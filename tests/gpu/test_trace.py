@@ -124,7 +124,9 @@ def test_two_ranks(tmp_path: Path):
             sent[e["pid"], e["args"]["peer"]] += e["args"]["bytes"]
     launches = max(1, sent[0, 1] // (256 * 256 * 4))
     assert sent == {(0, 1): launches * 256 * 256 * 4, (1, 0): launches * 256 * 256 * 4}, sent
-    waits = [e for e in events if e["ph"] == "X" and e["cat"] == "wait" and e["name"].startswith("wait here")]
+    waits = [
+        e for e in events if e["ph"] == "X" and e["cat"] == "wait" and e["name"].startswith("wait here[")
+    ]
     signals = [e for e in events if e["ph"] == "X" and e["cat"] == "signal"]
     # The clocks of both ranks are within some µs: no wait ends before the first signal for it was begun.
     slack = 2 * max(float(within) for _, within in clocks) + 2

@@ -12,6 +12,8 @@ from tilescale.native.gpu_log import GpuLog, gpu_logs, gpu_lost
 
 _MAX_RANKS = 128
 PHASES = ("begin", "end", "instant")
+#: of a signal to another rank: its counter's
+SIGNAL_BYTES = 8
 
 
 class _Event(ctypes.Structure):
@@ -33,9 +35,9 @@ class Event:
     the host's (`GpuLog.host_ns`). ``block``: the block's linear index. ``phase``: one of PHASES. ``rank``:
     the world rank of the peer, -1 without one. ``thread``: the processor's thread, or the block's on a GPU.
     ``kind``, ``name``, ``file``, ``line``: the operation's place in the program. ``text``: of a copy "pull"
-    where it read the peer's memory; of a signal or a wait the counter's index, where the program names it
-    with a constant. ``waited``: of a loop on a GPU the ns for which it waited for stages of its rings.
-    ``device``: the GPU, -1: the processor."""
+    where it read the peer's memory; of a signal or a wait the counter's index, on the CPU where the program
+    names it with a constant. ``waited``: of a loop on a GPU the ns for which it waited for stages of its
+    rings. ``device``: the GPU, -1: the processor."""
 
     ns: int
     kernel: str
@@ -89,11 +91,26 @@ def _spans(log: GpuLog) -> Iterator[Event]:
     """Each span as its begin and its end."""
     for e in log.spans:
         kernel, at = _site(e.kernel, e.site)
-        loop = at[0] in ("gemm", "load")
-        size, waited = (0, e.amount) if loop else (e.amount, 0)
+        size, waited = (0, e.amount) if at[0] in ("gemm", "load") else (e.amount, 0)
+        if at[0] in ("wait", "signal"):
+            size = SIGNAL_BYTES if at[0] == "signal" and e.rank >= 0 else 0
+            at = (*at[:4], _index(at[4], e.amount))
         for phase, ns in (("begin", e.begin), ("end", e.end)):
             who = (kernel, e.block, phase, e.rank, size, e.thread, e.site)
             yield Event(log.host_ns(ns), *who, *at, waited, log.device)
+
+
+def _index(extents: str, place: int) -> str:
+    """The index of a counter at a place, by its signal's extents; "?" is one that only the call knew, and
+    which the place does not need if it is the first."""
+    out: list[str] = []
+    sizes = extents.split(", ") if extents else []
+    for k, size in reversed(list(enumerate(sizes))):
+        if k and not size.isdigit():
+            return f"at {place}"
+        out.insert(0, str(place % int(size) if k else place))
+        place //= int(size) if k else 1
+    return ", ".join(out)
 
 
 def lost_events() -> int:
@@ -111,7 +128,8 @@ def traffic() -> dict[int, tuple[int, int]]:
         for e in log.spans:
             if e.rank >= 0:
                 size, messages = out.get(e.rank, (0, 0))
-                out[e.rank] = size + e.amount, messages + 1
+                signal = _site(e.kernel, e.site)[1][0] == "signal"
+                out[e.rank] = size + (SIGNAL_BYTES if signal else e.amount), messages + 1
     return out
 
 

@@ -27,9 +27,9 @@ class _Event(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Span:
-    """What a thread of a block logged. begin, end: ns of the GPU's clock; amount: bytes, or of a loop the ns
-    for which it waited for stages; rank: the world rank of the peer, -1 without one; multiprocessor: where
-    the block ran."""
+    """What a thread of a block logged. begin, end: ns of the GPU's clock; amount: bytes; of a loop the ns
+    for which it waited for stages; of a signal or wait the counter's place; rank: the world rank of the peer,
+    -1 without one; multiprocessor: where the block ran."""
 
     begin: int
     end: int

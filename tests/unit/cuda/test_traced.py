@@ -24,7 +24,7 @@ from tilescale.compiler.sim.timeline import Timeline, chrome
 from tilescale.launch import overlap
 from tilescale.launch.trace import merged
 from tilescale.native import build
-from tilescale.native.events import Event, _spans
+from tilescale.native.events import Event, _index, _spans
 from tilescale.native.gpu_log import GpuLog, Sample, Span
 from tilescale.packets import length
 
@@ -81,8 +81,9 @@ def test_a_ring_of_puts():
         assert copies == [88 * 4, 1024, 1024]
     assert timeline.traffic.bytes.tolist() == [[0, 2400 + 24], [2400 + 24, 0]]
     names = Counter(s.name for s in timeline.slices if s.kind == "wait")
-    assert names == {"arrived": 6, "entry": 6, "exit": 6}
-    for wait in (s for s in timeline.slices if s.name == "arrived" and s.kind == "wait"):
+    assert names == {"arrived[0]": 2, "arrived[1]": 2, "arrived[2]": 2, "entry": 6, "exit": 6}
+    for wait in (s for s in timeline.slices if s.name.startswith("arrived") and s.kind == "wait"):
+        assert wait.name == f"arrived[{wait.more['block']}]"
         puts = [
             s
             for s in timeline.slices
@@ -132,6 +133,24 @@ def test_roles_of_a_hopper_kernel_log_for_themselves():
     assert any("waited for stages" in s.more for s in timeline.slices if s.kind == "gemm")
     moved = {(k.source, k.target): k.bytes for k in overlap.links(timeline)}
     assert moved == {(0, 1): 128 * 128 * 2, (1, 0): 128 * 128 * 2}
+
+
+def test_arrows_go_from_signals_to_the_waits_that_they_end():
+    """Counters of two axes, whose index the program computes."""
+    timeline = timeline_of(log_of(pushed(128, 64, 128, 2), arguments(128, 64, 128, 2)))
+    waits = {s.name for s in timeline.slices if s.kind == "wait" and s.name.startswith("here")}
+    assert waits == {"here[0, 0]", "here[0, 1]", "here[1, 0]", "here[1, 1]"}
+    assert timeline.arrows
+    for arrow in timeline.arrows:
+        assert (
+            arrow.name in waits and arrow.source[0] != arrow.target[0] and arrow.source[2] < arrow.target[2]
+        )
+
+
+def test_a_counters_index():
+    assert [_index("2, 3", k) for k in (0, 2, 3, 5)] == ["0, 0", "0, 2", "1, 0", "1, 2"]
+    assert _index("?, 4", 9) == "2, 1" and _index("2, ?", 9) == "at 9" and _index("", 0) == ""
+    assert _index("?", 7) == "7"
 
 
 def test_packets():

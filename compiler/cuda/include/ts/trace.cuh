@@ -10,7 +10,8 @@
 namespace ts {
 
 struct Event {
-  int64_t begin, end, amount;  // amount: bytes of a copy; of a loop the ns for which it waited for stages of rings
+  // amount: bytes of a copy; of a loop the ns for which it waited for stages of rings; of a signal or wait its counter's place
+  int64_t begin, end, amount;
   int32_t site, peer, block, thread, kernel, place;  // peer: a rank of the launch, or -1; place: team in the upper half, multiprocessor in the lower
 };
 
