@@ -169,7 +169,9 @@ class Lowering(Clusters, Apart, MatrixStores):
             self.head += [*head, *_awaits_launches()]
             head = []
         moved = REGISTERS[self.threads]
-        if moved is not None and _looks_up(producer.body):
+        if moved is not None and (
+            self.instrument or _looks_up(producer.body)
+        ):  # what logs has registers, too
             moved = LOOKING.get(self.threads, moved)
         count = self.program.launch.comm_warps * WARP if senders else 0
         if moved is not None and senders:
