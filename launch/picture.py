@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 #: what is drawn of each rank: the name, and the colour
 LANES = (("products", "#2f7d4f"), ("copies", "#2b6cb0"), ("waits", "#c05621"))
 #: points of time; pixels of one, of a lane, and of what stands beside them
-BINS, STEP, HIGH, LEFT, RIGHT, TOP = 240, 3, 26, 130, 120, 44
+BINS, STEP, HIGH, LEFT, RIGHT, TOP = 240, 3, 26, 130, 120, 52
+#: characters of a kernel's name
+TITLE = 90
 #: ranks and links that are drawn, at most
 RANKS, LINKS = 16, 16
 
@@ -80,13 +82,15 @@ def svg(timelines: list[Timeline]) -> str:
         body.append(_text(LEFT, y + 11, f"not drawn: {' and '.join(left_out)}"))
         y += 16
     wide = LEFT + BINS * STEP + RIGHT
-    head = f"{timeline.name}: {window[1] - window[0]:,.1f} µs, share of each rank's blocks"
+    name = timeline.name if len(timeline.name) <= TITLE else f"{timeline.name[: TITLE - 1]}…"
+    told = f"{window[1] - window[0]:,.1f} µs; the share of each rank's blocks, over time"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{y + 12}" '
             f'viewBox="0 0 {wide} {y + 12}" font-family="sans-serif" font-size="11">',
             f'<rect width="{wide}" height="{y + 12}" fill="#ffffff"/>',
-            f'<g fill="#222222">{_text(LEFT, 22, head, size=14)}</g>',
+            _text(LEFT, 18, name, size=14),
+            _text(LEFT, 35, told),
             *body,
             "</svg>",
             "",
