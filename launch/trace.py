@@ -1,5 +1,5 @@
 """`tilescale trace`: a program's launches as a timeline that Perfetto opens, simulated or as they really ran
-on the CPU."""
+on the CPU or on GPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tilescale import cuda, env
 from tilescale.comm import sim
-from tilescale.launch import ranks
+from tilescale.launch import overlap, picture, ranks
 from tilescale.launch.check import MAX_RANKS, Check, require_program
 from tilescale.launch.program import Program
 from tilescale.simulator import Checking
@@ -25,6 +26,10 @@ if TYPE_CHECKING:  # it loads NumPy, which must see the environment that Check m
 #: launches of which the summary tells; the file has all
 SHOWN = 12
 _KINDS = {"collective": "barrier"}
+#: what a warp is for, by what only such warps log
+_ROLES = {"load": "producer", "copy": "copies"}
+#: warps of a block, and threads of a timeline behind which those of GPUs' blocks begin
+WARP, MAX_WARPS, FIRST_WARP = 32, 32, 1 << 20
 
 
 @click.command("trace", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -39,9 +44,14 @@ _KINDS = {"collective": "barrier"}
     show_default=True,
 )
 @click.option(
-    "--target", type=click.Choice(["sim", "cpu"]), default="sim", show_default=True,
-    help="sim: simulated ranks, in logical time; cpu: processes, in real time.",
+    "--target", type=click.Choice(["sim", "cpu", "cuda"]), default="sim", show_default=True,
+    help="sim: simulated ranks, in logical time; cpu, cuda: processes, in real time.",
 )  # fmt: skip
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw a launch into this file, too; not of simulated ranks.",
+)
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -51,6 +61,7 @@ def command(
     count: int,
     output: Path,
     target: str,
+    svg: Path | None,
     module: bool,
     program: str,
     args: tuple[str, ...],
@@ -59,14 +70,19 @@ def command(
     ui.perfetto.dev or chrome://tracing.
 
     On the simulator each launch is run in turn; times are logical (a step is shown as a microsecond),
-    findings are reported as by `tilescale check`, and so is the exit code. On the CPU the program's kernels
-    are instrumented, its file is not touched; times are this machine's, one clock for all ranks, and the exit
-    code is the program's.
+    findings are reported as by `tilescale check`, and so is the exit code. On the CPU and on GPUs the
+    program's kernels are instrumented, its file is not touched; times are this machine's, one clock for all
+    ranks, and the exit code is the program's. `--svg` draws the last launch of the kernel that took longest.
     """
     require_program(program, module)
     if target == "sim":
+        if svg is not None:
+            raise click.UsageError("--svg draws real times: add --target cpu or --target cuda")
         ctx.exit(Simulated(count, module, program, args, output).run())
-    ctx.exit(_real(count, module, program, args, output))
+    if target == "cuda":
+        require_gpu()
+        os.environ[env.TARGET.name] = "cuda"
+    ctx.exit(_real(count, Program("module" if module else "script", program, args), output, svg))
 
 
 class Simulated(Check):
@@ -90,6 +106,8 @@ class Simulated(Check):
 def _summarize(timelines: list[Timeline], output: Path) -> None:
     for timeline in timelines[:SHOWN]:
         click.echo(timeline.summary())
+        for line in overlap.report(timeline) if timeline.unit == "µs" else ():
+            click.echo(line)
     if len(timelines) > SHOWN:
         click.echo(f"and {len(timelines) - SHOWN} more launches")
     events = sum(len(t.slices) for t in timelines)
@@ -102,16 +120,27 @@ def _summarize(timelines: list[Timeline], output: Path) -> None:
 # ---- real times
 
 
-def _real(count: int, module: bool, program: str, args: tuple[str, ...], output: Path) -> int:
+def require_gpu() -> None:
+    """A look at files: a process that opened the driver could not start ranks that use it.
+
+    Raises:
+        ClickException: this machine has no NVIDIA GPU.
+    """
+    if not cuda.CUDA.may_be_here():
+        raise click.ClickException(
+            "this machine has no GPU to trace: the NVIDIA driver's device file is missing "
+            f"({' or '.join(cuda.FILES)}); --target cpu and --target sim trace the same program here"
+        )
+
+
+def _real(count: int, program: Program, output: Path, drawing: Path | None) -> int:
     from tilescale.compiler.sim.timeline import write
 
     folder, owner = tempfile.mkdtemp(prefix="tilescale-trace-"), os.getpid()
     os.environ["TILESCALE_TRACE"] = folder
     try:
-        code = ranks.run(Program("module" if module else "script", program, args), count)
-        logs = [
-            json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("rank-*.json"))
-        ]
+        code = ranks.run(program, count)
+        logs = [_read(path) for path in sorted(Path(folder).glob("rank-*.json"))]
     finally:
         if os.getpid() == owner:  # a forked rank comes by here too (fork.Forked)
             shutil.rmtree(folder, ignore_errors=True)
@@ -124,10 +153,45 @@ def _real(count: int, module: bool, program: str, args: tuple[str, ...], output:
         )
     if lost := sum(log["lost"] for log in logs):
         click.echo(f"tilescale: {lost} events did not fit into the log: trace a smaller problem", err=True)
+    for line in _clocks(logs):
+        click.echo(line)
     timelines = merged(logs, count)
     write(output, timelines)
     _summarize(timelines, output)
+    if drawing is not None:
+        _draw(timelines, drawing)
     return code
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What one process left (tilescale/tracing.py)."""
+    log = json.loads(path.read_text(encoding="utf-8"))
+    log["events"] = [dict(zip(log["fields"], event, strict=True)) for event in log["events"]]
+    return dict(log)
+
+
+def _clocks(logs: list[dict[str, Any]]) -> list[str]:
+    """How the GPUs' clocks were set against this machine's, a line each."""
+    out = []
+    for log in sorted(logs, key=lambda g: int(g["rank"])):
+        for c in log["clocks"]:
+            drift = "compared once: its drift is not known" if c["drift"] is None else (
+                f"drifting by {c['drift'][0]:+.1f} ± {c['drift'][1]:.1f} parts in a million"
+            )  # fmt: skip
+            out.append(
+                f"rank {log['rank']}: GPU {c['device']}'s clock, in steps of {c['tick']} ns, is known to ± "
+                f"{c['within'] / 1e3:.2f} µs, {drift}"
+            )
+    return out
+
+
+def _draw(timelines: list[Timeline], path: Path) -> None:
+    try:
+        path.write_text(picture.svg(timelines), encoding="utf-8")
+    except ValueError as error:
+        click.echo(f"tilescale: {path} is not written: {error}", err=True)
+    else:
+        click.echo(f"tilescale: a launch is drawn in {path}")
 
 
 def merged(logs: list[dict[str, Any]], count: int) -> list[Timeline]:
@@ -150,19 +214,26 @@ class _Merging:
 
         self.timeline = Timeline(name, Traffic(count), "µs")
         self.start, self.threads = start, threads
-        # (rank, block, site) → its begun operations.
-        self.open: dict[tuple[int, int, int], list[dict[str, Any]]] = defaultdict(list)
+        # (rank, block, site, thread of a GPU) → its begun operations.
+        self.open: dict[tuple[int, int, int, int], list[dict[str, Any]]] = defaultdict(list)
         # (rank, block) → until when each of its threads is.
         self.busy: dict[tuple[int, int], list[float]] = defaultdict(list)
+        # Warp of a GPU's block → what it does beside the block's own threads.
+        self.roles: dict[int, str] = {}
         # (rank, counter) → when, who.
         self.signals: dict[tuple[int, str], list[tuple[float, tuple[int, int, float]]]] = defaultdict(list)
 
     def of(self, events: list[tuple[int, dict[str, Any]]]) -> Timeline:
         waits = []
         done: list[tuple[float, float, int, dict[str, Any]]] = []
+        self.roles |= {
+            e["thread"] // WARP: _ROLES[e["kind"]]
+            for _, e in events
+            if e["device"] >= 0 and e["kind"] in _ROLES
+        }
         for rank, e in sorted(events, key=lambda p: p[1]["ns"]):
             now = (e["ns"] - self.start) / 1e3
-            key = (rank, e["block"], e["site"])
+            key = (rank, e["block"], e["site"], e["thread"] if e["device"] >= 0 else -1)
             if e["phase"] == "begin":
                 self.open[key].append(e)
             elif e["phase"] == "instant":
@@ -181,7 +252,12 @@ class _Merging:
         from tilescale.compiler.sim.timeline import Slice
 
         peer, kind = e["rank"], _KINDS.get(e["kind"], e["kind"])
-        more: dict[str, Any] = {"block": e["block"], "worker": e["thread"]}
+        more: dict[str, Any] = {
+            "block": e["block"],
+            ("thread" if e["device"] >= 0 else "worker"): e["thread"],
+        }
+        if e["waited"]:
+            more["waited for stages"] = e["waited"] / 1e3
         if e["bytes"]:
             more["bytes"] = e["bytes"]
         if peer >= 0 and not (
@@ -211,7 +287,7 @@ class _Merging:
             kind,
             name,
             rank,
-            self._thread(rank, e["block"], begin, end),
+            self._warp(rank, e) if e["device"] >= 0 else self._thread(rank, e["block"], begin, end),
             begin,
             end - begin,
             e["file"],
@@ -222,6 +298,14 @@ class _Merging:
         if kind == "signal" and e["text"]:
             self.signals[rank if peer < 0 else peer, name].append((begin, (rank, made.thread, begin)))
         return made
+
+    def _warp(self, rank: int, e: dict[str, Any]) -> int:
+        """The thread of a warp of a GPU's block, of which one thread logs; named for what such warps do."""
+        warp = e["thread"] // WARP
+        number = FIRST_WARP + e["block"] * MAX_WARPS + warp
+        role = f", {self.roles.get(warp, f'warp {warp}')}" if warp else ""
+        self.timeline.threads[rank, number] = f"block {e['block']}{role}"
+        return number
 
     def _thread(self, rank: int, block: int, begin: float, end: float) -> int:
         """A block's thread on which nothing else runs then: warps of a block run at once, and the log does

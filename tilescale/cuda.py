@@ -19,7 +19,7 @@ from tilescale.device import Device
 from tilescale.explain import explain, failure
 
 #: the driver's device file, on Linux and under WSL
-_FILES = ("/dev/nvidiactl", "/dev/dxg")
+FILES = ("/dev/nvidiactl", "/dev/dxg")
 #: how the sites begin at which a kernel can fail
 _FAILING = ("assert|", "bounds|", "wait|", "signal|", "copy|", "barrier|", "collective|")
 
@@ -97,7 +97,7 @@ class Cuda(Device):
 
     def may_be_here(self) -> bool:
         """cuInit takes a tenth of a second, and a fork behind it has no GPU."""
-        return any(map(os.path.exists, _FILES))
+        return any(map(os.path.exists, FILES))
 
     def is_here(self) -> bool:
         """Opens the driver, makes no context."""
@@ -121,6 +121,5 @@ CUDA = Cuda(
     flag="is_cuda",
     dlpack=(2, 13),
     gpu=True,
-    mute="launches on a GPU",
     absent="no CUDA driver",
 )

@@ -233,9 +233,8 @@ TRACE: Var[Path | None] = Var(
     _nothing,
     _folder,
     "a folder",
-    "kernels of the target cpu are instrumented, and each process leaves what they logged in this folder "
-    "when it ends; set by "
-    "`tilescale trace --target cpu`; default: no log",
+    "kernels of the targets cpu and cuda are instrumented, and each process leaves what they logged in this "
+    "folder when it ends; set by `tilescale trace --target cpu` (or cuda); default: no log",
 )
 
 FORK: Var[bool] = Var(

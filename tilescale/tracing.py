@@ -1,7 +1,7 @@
 """TILESCALE_TRACE: what the instrumented kernels of this process logged, left in a folder when the process
 ends.
 
-`tilescale trace --target cpu` sets the variable for its ranks and makes one file of what they leave
+`tilescale trace --target cpu` (or cuda) sets the variable for its ranks and makes one file of what they leave
 (launch/trace.py). The program knows nothing of it; a process that is killed leaves nothing.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
 from tilescale import env
@@ -37,11 +37,25 @@ def leave(folder: Path) -> None:
     from tilescale.native import build
 
     world = bootstrap.world()
-    logged = [asdict(e) for e in native.events()] if build.kernels else []
+    names = [f.name for f in fields(native.Event)]
+    logged = [[getattr(e, name) for name in names] for e in (native.events() if build.kernels else [])]
     lost = native.lost_events() if build.kernels else 0
+    clocks = [
+        {"device": g.device, "within": g.within, "drift": g.drift, "tick": g.tick}
+        for g in (native.gpu_logs() if build.kernels else [])
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{world.rank}.{os.getpid()}.json"
     path.write_text(
-        json.dumps({"rank": world.rank, "ranks": world.size, "lost": lost, "events": logged}),
+        json.dumps(
+            {
+                "rank": world.rank,
+                "ranks": world.size,
+                "lost": lost,
+                "clocks": clocks,
+                "fields": names,  # of each event, which is a list: logs are long
+                "events": logged,
+            }
+        ),
         encoding="utf-8",
     )

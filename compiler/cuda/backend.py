@@ -56,7 +56,7 @@ class Backend(backend.Backend[ThreadKernel]):
     def lower(self, program: TileProgram, *, instrument: bool, keep: bool) -> Lowered[ThreadKernel]:
         _require_budget(program)
         scheduled, trace = pipeline.run(program, self.target, keep=keep)
-        kernel = Lowering(scheduled).run()
+        kernel = Lowering(scheduled, instrument=instrument).run()
         levels.verify(kernel.func, levels.THREAD, f"lowering of {kernel.name}")
         return Lowered(scheduled, kernel, {kernel.name: kernel.func}, trace)
 
@@ -98,7 +98,8 @@ class Backend(backend.Backend[ThreadKernel]):
                     "smaller accumulators, or none that is touched between products, and no branch there",
                 )
             )
-        if (made.resources.spill_stores or 0) > SPILLED:
+        logs = any(source.kind == "log" for source in kernel.sources)  # whose registers are not the author's
+        if (made.resources.spill_stores or 0) > SPILLED and not logs:
             spilled = f"{made.resources.spill_stores} bytes of each thread's registers lie in memory"
             text = (
                 f"{kernel.name} has more in fragments than a thread has registers: {spilled} (smaller "

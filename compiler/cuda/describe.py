@@ -13,9 +13,9 @@ from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, struc
 from tilescale.errors import InternalError
 
 COOPERATIVE, DEPENDENT, DEVICE, UNORDERED, TEAM, BARE = 1, 2, 4, 8, 16, 32
-_SLOT, _FLOAT, _MAP, _FAILURE, _TEAM = 0, 1, 2, 3, 4
+_SLOT, _FLOAT, _MAP, _FAILURE, _TEAM, _LOG = 0, 1, 2, 3, 4, 5
 #: parameters that are no slot of a call
-_FORMS = {"map": _MAP, "failure": _FAILURE, "team": _TEAM}
+_FORMS = {"map": _MAP, "failure": _FAILURE, "team": _TEAM, "log": _LOG}
 _CONST, _LOAD = 0, 1
 _OPERATIONS = {"Add": 2, "Sub": 3, "Mul": 4, "FloorDiv": 5, "FloorMod": 6, "Min": 7, "Max": 8}
 #: dtype → CUtensorMapDataType
@@ -56,6 +56,7 @@ _ADDRESSES = (
     "ts::await_packets",
     "ts::launch_of_packets",
     "ts::count_packets",
+    "ts::log_",
 )
 
 

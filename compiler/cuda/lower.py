@@ -36,7 +36,7 @@ SENDERS = 14
 class Lowering(Clusters, Apart, MatrixStores):
     """One kernel on its way to thread IR."""
 
-    def __init__(self, program: TileProgram):
+    def __init__(self, program: TileProgram, *, instrument: bool = False):
         #: registers that say where the numbers of sparse operands belong
         self.asked: list[Any] = []
         #: the author's barriers, with the arrivals that each expects
@@ -50,7 +50,7 @@ class Lowering(Clusters, Apart, MatrixStores):
         #: the author's barriers → the block's
         self.named: dict[int, int] = {}
         self.flying = []
-        super().__init__(program)
+        super().__init__(program, instrument=instrument)
         self.dependent = bool(program.launch.pdl) and self.target.dependent_launches
 
     def warpgroup(self) -> Any:
@@ -139,7 +139,7 @@ class Lowering(Clusters, Apart, MatrixStores):
     # -----------------------------------------------------------------------------------------------
     def _s_SeqStmt(self, s: Any) -> Any:
         out, seq = [], list(s.seq)
-        if not any(isinstance(x, tirx.AttrStmt) for x in seq):
+        if not any(_role(x) for x in seq):
             return super()._s_SeqStmt(s)
         for k, x in enumerate(seq):
             if _role(x) == "producer":
@@ -169,7 +169,9 @@ class Lowering(Clusters, Apart, MatrixStores):
             self.head += [*head, *_awaits_launches()]
             head = []
         moved = REGISTERS[self.threads]
-        if moved is not None and _looks_up(producer.body):
+        if moved is not None and (
+            self.instrument or _looks_up(producer.body)
+        ):  # what logs has registers, too
             moved = LOOKING.get(self.threads, moved)
         count = self.program.launch.comm_warps * WARP if senders else 0
         if moved is not None and senders:

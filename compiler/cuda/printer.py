@@ -14,6 +14,8 @@ from tilescale.compiler.tvm_compat import ir, is_buffer_var, tirx
 
 #: the arena's alignment: what TMA's 128-byte swizzle asks of a tile (PTX ISA, "Tensor Swizzling Modes")
 ARENA_ALIGN = 1024
+#: parameters that the launcher fills, by their kind
+STRUCTS = {"team": "ts::Team", "log": "ts::Log"}
 
 
 class CudaPrinter(CPrinter):
@@ -146,6 +148,8 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/put.cuh>"
         if any(name.endswith(("put_packet", "get_packet", "look_for_packet")) for name in self.called):
             yield "#include <ts/packets.cuh>"
+        if any(name.startswith("ts::log_") for name in self.called):
+            yield "#include <ts/trace.cuh>"
         yield ""
         if products:
             yield "namespace ts {"
@@ -172,7 +176,7 @@ class CudaPrinter(CPrinter):
         k = self.kernel
         self.scopes[0].add(k.name)
         written = [s.kind == "failure" or s.kind == "param" and s.index in k.written for s in k.sources]
-        params = [self._parameter(var, write, source.kind == "team")
+        params = [self._parameter(var, write, STRUCTS.get(source.kind))
                   for var, source, write in zip(k.func.params, k.sources, written, strict=True)]  # fmt: skip
         bounds = f"{k.threads}" if k.min_blocks is None else f"{k.threads}, {k.min_blocks}"
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {k.name}('
@@ -180,14 +184,14 @@ class CudaPrinter(CPrinter):
             return [f"{head}{', '.join(params)}) {{"]
         return [head, *(f"    {p}," for p in params[:-1]), f"    {params[-1]}) {{"]
 
-    def _parameter(self, var: Any, written: bool, team: bool) -> str:
+    def _parameter(self, var: Any, written: bool, struct: str | None) -> str:
         """``__restrict__`` only where nobody writes during the launch: arguments that overlap are refused
         unless all are only read, so such memory does not change, and its loads may be cached and moved. It
         would also hide from the compiler what other threads write between two barriers, so nothing that is
         written has it, nor has symmetric memory, which other ranks write."""
         if not is_buffer_var(var):
-            if team:
-                return f"const __grid_constant__ ts::Team {self.declare(var)}"
+            if struct:
+                return f"const __grid_constant__ {struct} {self.declare(var)}"
             if isinstance(var.ty, ir.PointerType) or "handle" in dtype_of(var):
                 self.used.add("tensormap")
                 return f"const __grid_constant__ ts::TensorMap {self.declare(var)}"

@@ -82,8 +82,8 @@ def acquire(cx: CudaLowering, token: Any) -> Any:
     tiles = int(token.attrs["tiles"]) if "tiles" in token.attrs else -1
     coming = sum(size for k, size in enumerate(b.bytes) if tiles >> k & 1)
     free = tirx.bitwise_xor(b.phase(n), tirx.IntImm("int32", 1))
-    waited = call("mbarrier_wait", at(b.empty, b.stage(n)), free, span=token.span)
-    return tirx.SeqStmt(
+    waited = cx.stalling(call("mbarrier_wait", at(b.empty, b.stage(n)), free, span=token.span))
+    return sequence(
         [
             waited,
             call("mbarrier_expect", at(b.full, b.stage(n)), tirx.IntImm("int32", coming), span=token.span),
@@ -100,7 +100,7 @@ def wait(cx: CudaLowering, token: Any) -> Any:
     b, n = _of(cx, token)
     if not b.read_by(cx.group):
         return sequence([])
-    return call("mbarrier_wait", at(b.full, b.stage(n)), b.phase(n), span=token.span)
+    return cx.stalling(call("mbarrier_wait", at(b.full, b.stage(n)), b.phase(n), span=token.span))
 
 
 def release(cx: CudaLowering, token: Any) -> Any:

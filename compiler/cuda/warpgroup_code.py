@@ -62,6 +62,12 @@ class Apart(lower.Lowering):
     #: the last large tile in registers that it computed since its last barrier with others
     computed: Any = None
 
+    def recorder(self) -> Any:
+        """A warpgroup that has code of its own logs for itself."""
+        if self.group is not None and self.executor.name == "block":
+            return tirx.EQ(self.lane, tirx.IntImm("int32", 0))
+        return super().recorder()
+
     def apart(self, consumer: Any) -> Any:
         """A consumer's body, once for each warpgroup."""
         bodies = []

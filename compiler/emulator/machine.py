@@ -24,6 +24,7 @@ from tilescale.compiler.emulator import (
     entries,
     interleaving,
     isa,
+    logs,
     matrices,
     ranks,
     threads,
@@ -66,8 +67,8 @@ Value = Callable[["Block", Any], Any]
 class Emulator:
     """A kernel ready to run."""
 
-    def __init__(self, kernel: ThreadKernel, names: list[str]):
-        self.kernel, self.names = kernel, names
+    def __init__(self, kernel: ThreadKernel, names: list[str], log: logs.Log | None = None):
+        self.kernel, self.names, self.log = kernel, names, log
         self.numbers: dict[Any, int] = {}
         self.thread_vars: dict[str, int] = {}
         self.body = self.stmt(kernel.func.body)
@@ -109,6 +110,8 @@ class Emulator:
                 values[of] = TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
             elif source.kind == "failure":
                 memory[of] = Memory(var.name, np.zeros(3, np.int64), 3)
+            elif source.kind == "log":
+                values[of] = self.log
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[of] = Memory(
                     var.name, args[self.names[source.index]], args[self.names[source.index]].size
@@ -148,6 +151,8 @@ class Emulator:
                     name = self.names[m.param]
                     array = args[task.rank][name].reshape(shapes[task.rank][name])
                     values[of] = TensorMap(array, m.box, m.swizzle, world.view(task, task.rank, name))
+                elif source.kind == "log":
+                    values[of] = self.log
                 else:
                     own = {
                         "param": args[task.rank].get(name),
@@ -678,6 +683,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::named_barrier": threads.named_barrier,
     "ts::fail": _fail,
     "printf": _printf,
+    **logs.FUNCTIONS,
     **matrices.FUNCTIONS,
     **{
         f"ts::{how}red_add{n}_{k}": threads.red_add(n, d)

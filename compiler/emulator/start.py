@@ -7,6 +7,7 @@ from typing import Any
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.emulator.arguments import laid_out, strides_of
+from tilescale.compiler.emulator.logs import Log
 from tilescale.compiler.emulator.machine import Emulator
 from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir import numeric
@@ -40,12 +41,16 @@ def run(kernel: ThreadKernel, program: TileProgram, args: dict[str, Any], seed: 
 
 
 def run_ranks(
-    kernel: ThreadKernel, program: TileProgram, args: list[dict[str, Any]], seed: int = 0
+    kernel: ThreadKernel,
+    program: TileProgram,
+    args: list[dict[str, Any]],
+    seed: int = 0,
+    log: Log | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are
-    then."""
+    then. ``log``: where an instrumented kernel logs."""
     bound = [_bound(kernel, program, a) for a in args]
-    made = Emulator(kernel, [p.name for p in program.params])
+    made = Emulator(kernel, [p.name for p in program.params], log)
     made.ranks(
         bound[0][0],
         [flat for _, flat, _, _ in bound],

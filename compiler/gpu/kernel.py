@@ -15,8 +15,8 @@ class Source:
 
     kind: "param" (the kernel's parameter ``index``: a pointer or a scalar), "map"
     (``ThreadKernel.maps[index]``), "symbol" (the symbolic extent ``index``), "rank", "world", "team" (a
-    ``ts::Team``), or "failure" (three words of the host's memory: two in which ``ts::fail`` says who failed,
-    and how long a wait may take, ns).
+    ``ts::Team``), "log" (a ``ts::Log``), or "failure" (three words of the host's memory: two in which
+    ``ts::fail`` says who failed, and how long a wait may take, ns).
     """
 
     kind: str

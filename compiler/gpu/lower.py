@@ -18,6 +18,7 @@ from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.counters import Counters
 from tilescale.compiler.gpu.cprinter import symbol
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
+from tilescale.compiler.gpu.logs import Logs
 from tilescale.compiler.gpu.nests import NestLowering
 from tilescale.compiler.gpu.places import Box, Global, InShared, Place, Private, Registers, widened
 from tilescale.compiler.gpu.ranks import Ranks
@@ -45,11 +46,11 @@ _HUGE = 1 << 40
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
+class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
     """One kernel on its way to thread IR. A target's own overrides what its instructions do otherwise."""
 
-    def __init__(self, program: TileProgram):
-        super().__init__(program)
+    def __init__(self, program: TileProgram, *, instrument: bool = False):
+        super().__init__(program, instrument=instrument)
         self._parameters()
 
     # -- parameters
@@ -351,13 +352,19 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         return method(s)
 
     def _s_SeqStmt(self, s: Any) -> Any:
-        return sequence([self.stmt(x) for x in s.seq])
+        return sequence(self.statements(list(s.seq)))
 
     def _s_Evaluate(self, s: Any) -> Any:
         op = find(s.value)
         if op is None:
             return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
         made = lowering(s.value, self.program.target).lower(s.value, self)
+        if op.multiplies and op.name.startswith("gemm") and not self.in_span:
+            made = (
+                self.span(made, self.site("gemm", s.value.args[2].source.name, s.value))
+                if self.instrument
+                else made
+            )
         mine = [a for a in effects_of(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
         self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
         return made
@@ -441,7 +448,9 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         begins, ends = self.around()
         numbers, counts = self.launches_of_boxes()
         tells, leaves = self.ends_of_launch()
-        body = sequence([*tells, *begins, *self.entries(), *numbers, body, *counts, *ends, *leaves])
+        leaves = [self.span(s, self.site_here("wait", "exit")) for s in leaves] if self.instrument else leaves
+        steps = [*tells, *begins, *self.entries(), *numbers, body, *counts, *ends, *leaves]
+        body = sequence(self.whole(steps))
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch
@@ -469,7 +478,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             bare=launch.exchanges,
             widths=self.widths,
             wave=self.target.wave,
-            team=self.device or bool(self.ranked),
+            team=self.device or any(source.kind != "log" for _, source in self.ranked),
         )
 
 

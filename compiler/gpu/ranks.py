@@ -26,11 +26,15 @@ from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, same_expression, structural_walk, tirx
 from tilescale.errors import InternalError
+from tilescale.language.dtypes import BITS
+from tilescale.packets import WORDS
 
 #: more than any launch has
 MOST_RANKS = 1 << 16
 #: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
 _SCOPES = {"grid": "false", "device": "true"}
+#: of a packet, with its marks
+PACKET_BYTES = 8 * WORDS
 
 
 class Ranks(State):
@@ -43,12 +47,15 @@ class Ranks(State):
         for var, source in self.ranked:
             if source.kind == kind:
                 return var
-        name, dtype = {"team": ("team", "handle"), "rank": ("my_rank", "int32"), "world": ("ranks", "int32")}[
-            kind
-        ]
+        name, dtype = {
+            "team": ("team", "handle"),
+            "log": ("events", "handle"),
+            "rank": ("my_rank", "int32"),
+            "world": ("ranks", "int32"),
+        }[kind]
         var = tirx.Var(name, dtype)
         self.ranked.append((var, Source(kind)))
-        if kind != "team":
+        if dtype == "int32":
             self.analyzer.bind(var, ir.Range(int(kind == "world"), MOST_RANKS + int(kind == "world")))
         return var
 
@@ -86,6 +93,10 @@ class Ranks(State):
         self.remote = (param, side == "dst", Global(tile, own.shape, own.strides, own.index, own.name))
         body = self.nest(nest)
         self.remote = None
+        if self.instrument:
+            region = call.args[1 if side == "dst" else 0]
+            crosses = self.crossing(region, own.shape, BITS[str(own.buf.ty.dtype)] // 8)
+            body = self.span(body, site, peer=call.args[2], amount=crosses)
         return sequence([*look, tirx.DeclBuffer(tile, call.span, data=data), body])
 
     def peer_address(self, address: Any, rank: Any, site: Any, alone: bool = False) -> Any:
@@ -123,7 +134,10 @@ class Ranks(State):
         meets = [thread, tirx.IntImm("int32", threads), number, site]
         looked = tirx.call_extern("int32", "ts::enter_all" if rank is None else "ts::enter", *who, *meets)
         unseen = tirx.EQ(tirx.BufferLoad(seen, [zero]), zero)
-        return [tirx.IfThenElse(unseen, tirx.BufferStore(seen, looked, [zero]), None)]
+        looks: Any = tirx.BufferStore(seen, looked, [zero])
+        if self.instrument:
+            looks = self.span(looks, self.site_here("wait", "entry"))
+        return [tirx.IfThenElse(unseen, looks, None)]
 
     @contextlib.contextmanager
     def behind_looks(self) -> Iterator[None]:
@@ -149,7 +163,7 @@ class Ranks(State):
     def signal(self, call: Any) -> Any:
         """``T.signal`` at the scale of the grid or of the ranks."""
         region, reach = call.args[0], str(call.attrs["reach"])
-        site = self.site("signal", region.source.name, call)
+        site = self.site("signal", region.source.name, call, self.extents(region))
         buf, index, tests = self.counter(region, call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         look: list[Any] = []
@@ -159,12 +173,14 @@ class Ranks(State):
         done = do(
             f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span
         )
+        far = call.args[2] if len(call.args) > 2 else None
+        done = self.span(done, site, peer=far, amount=index, alone=True)
         return sequence([*look, self._checked(done, tests, site)])
 
     def wait(self, call: Any) -> Any:
         """``T.wait`` there."""
         region, reach = call.args[0], str(call.attrs["reach"])
-        site = self.site("wait", region.source.name, call)
+        site = self.site("wait", region.source.name, call, self.extents(region))
         buf, index, tests = self.counter(region, call)
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         where = (tirx.buffer_data(buf), widened(index, "int64"))
@@ -172,7 +188,14 @@ class Ranks(State):
         done = do(
             f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span
         )
-        return self._checked(done, tests, site)
+        return self._checked(self.span(done, site, amount=index, alone=True), tests, site)
+
+    def extents(self, region: Any) -> str:
+        """In instrumented kernels a signal's extents, "?" for those that a call decides: by them the index of
+        a counter is told from its place."""
+        if not self.instrument:
+            return ""
+        return ", ".join(str(e) if isinstance(e, int) else "?" for e in self.tensor_of(region.source).shape)
 
     def test(self, call: Any) -> Any:
         """``T.test`` there, as a value."""
@@ -242,6 +265,10 @@ class Ranks(State):
         self.places[region.source] = own
         if late is not None:
             body = self._until_all(body, late, number, site)
+        if self.instrument:
+            told = self.site("packets", own.name, call, "get" if rank is None else "put")
+            crosses = 0 if rank is None else self.crossing(region, own.shape, PACKET_BYTES)
+            body = self.span(body, told, peer=rank, amount=crosses)
         if tests:
             failed = self.once(do("no_counter", self.of_launch("team"), site))
             body = tirx.IfThenElse(all_of(tests), body, failed)
@@ -329,12 +356,10 @@ class Ranks(State):
         executors = tirx.IntImm("int32", self.executor.count)
         site = self.site("barrier", reach, call)
         if (among := self._among(call)) is not None:
-            return self.once(
-                do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span)
-            )
-        return self.once(
-            do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span)
-        )
+            met = do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span)
+        else:
+            met = do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span)
+        return self.once(self.span(met, site, alone=True))
 
     def team_sync(self, call: Any) -> Any:
         """The same block of every rank."""
@@ -345,11 +370,12 @@ class Ranks(State):
         self.device = True
         site = self.site("collective", "", call)
         if (among := self._among(call)) is not None:
-            return self.once(do("team_sync_among", self.of_launch("team"), site, among, span=call.span))
+            met = do("team_sync_among", self.of_launch("team"), site, among, span=call.span)
+            return self.once(self.span(met, site, alone=True))
         lane = self.block_thread()
         meet = do("team_sync", self.of_launch("team"), lane, site, span=call.span)
         first = lane < tirx.IntImm("int32", self.target.wave)
-        return sequence([*self.look(None, site), tirx.IfThenElse(first, meet, None)])
+        return sequence([*self.look(None, site), tirx.IfThenElse(first, self.span(meet, site), None)])
 
     def _among(self, call: Any) -> Any:
         """The members of the team inside the kernel that synchronizes in ``call``; None where it is

@@ -47,9 +47,19 @@ class State:
     barrier_call: Callable[[str], Any]
     barrier_of: Callable[[str], tuple[Any, Any, int]]
     block_thread: Callable[[], Any]
+    holder: Callable[[], Any]
+    site: Callable[..., Any]
+    span: Callable[..., Any]
+    site_here: Callable[[str, str], Any]
+    crossing: Callable[[Any, Any, int], Any]
 
-    def __init__(self, program: TileProgram):
+    def __init__(self, program: TileProgram, *, instrument: bool = False):
         self.program, self.target = program, program.target
+        #: whether the kernel logs what it does (logs.py)
+        self.instrument = instrument
+        #: registers that a thread logs by, and whether what is being lowered is inside a loop that is logged
+        self.logged: dict[str, Any] = {}
+        self.in_span = False
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
         self.places: dict[Any, Place] = {}

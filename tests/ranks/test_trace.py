@@ -195,6 +195,8 @@ def event(
         "file": "f.py",
         "line": 3,
         "text": text,
+        "waited": 0,
+        "device": -1,
     }
 
 

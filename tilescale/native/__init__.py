@@ -23,9 +23,11 @@ from tilescale.native.build import (
     runtime_version,
 )
 from tilescale.native.events import Event, clear_events, events, lost_events, traffic
+from tilescale.native.gpu_log import GpuLog, gpu_logs
 
 __all__ = [
     "Event",
+    "GpuLog",
     "adopt",
     "clear_events",
     "compiler",
@@ -35,6 +37,7 @@ __all__ = [
     "cuda_missing",
     "cuda_synchronize",
     "events",
+    "gpu_logs",
     "import_tvm_ffi",
     "library",
     "library_path",

@@ -36,6 +36,7 @@ SOURCES = (
     "launch.c",
     "cuda.c",
     "gpu_graph.c",
+    "gpu_log.c",
     "gpu_team.c",
     "heap.c",
     "team.c",
@@ -312,7 +313,10 @@ def make_cuda_kernel(
     with ``TS:run:-1:…`` where the driver is missing or refuses the launch, with
     ``TS:failed:<kernel>|<file>|<line>|<message>`` where it does since a kernel has failed.
     """
-    return _ffi_module().make_cuda_kernel(code, desc, utf8(name), symbol, utf8(sites))
+    module = _ffi_module()
+    f = module.make_cuda_kernel(code, desc, utf8(name), symbol, utf8(sites))
+    kernels[module.last_kernel_id()] = (name, sites.split("\n"))
+    return f
 
 
 def cuda_synchronize() -> None:

@@ -7,7 +7,7 @@
  *   [0] version = 1   [1] nparams   [2] nsyms   [3] threads   [4] bytes of dynamic shared memory   [5] flags   [6..8] cluster
  *   [9] nargs         [10] nmaps    [11] words of the grid's programs                [12] fingerprint, which ranks compare
  *   then nargs × (form, index)      0: slot `index` as it lies there   1: slot `index`, a double, as a float   2: tensor map `index`
- *                                   3: the kernel's failure record on the launch's device   4: the team (ts_gpu_view)
+ *                                   3: the kernel's failure record on the launch's device   4: the team (ts_gpu_view)   5: the log (ts_gpu_log)
  *   then nmaps × (param, data type, rank, swizzle, L2 promotion, box[0 … rank), outermost axis first)
  *   then the grid's programs: for x, y and z the number of pairs, then (operation, value) in postfix order
  *   then nparams × alignment in bytes that the kernel relies on
@@ -28,7 +28,7 @@
 enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 3 /* words of a failure record */ };
 enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16,
        FLAG_BARE = 32 /* nothing counts or flags its launches: packets alone reach other ranks (compiler/passes/packets.py) */ };
-enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM };
+enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM, FORM_LOG };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
 /* ---- of <cuda.h> */
@@ -137,7 +137,7 @@ typedef struct ts_gpu {
   CUlaunchAttribute attrs[3];
   atomic_flag lock; /* of `cached` */
   pthread_mutex_t loading;
-  int32_t can_fail;
+  int32_t can_fail, logs;
   uint64_t* records;        /* RECORD words a device, in memory that GPUs write; null until the first launch, and where nothing can fail */
   struct ts_gpu* next_failing; /* in `failing` */
 } ts_gpu;
@@ -275,11 +275,13 @@ static int make_ready(ts_gpu* G, int device) {
     if (!code) code = cu.DeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
     G->resident[device] = (int64_t)blocks * processors / G->K->cluster_size * G->K->cluster_size;
   }
+  int bad = 0;
+  if (!code && G->logs) bad = ts_gpu_log_ready(device, G->library);
   if (!code && G->can_fail && !G->records) what = "memory for failures (cuMemHostAlloc)", code = make_records(G);
   cu.ThreadExchangeStreamCaptureMode(&mode);
-  if (!code) atomic_fetch_or_explicit(&G->ready, 1ull << device, memory_order_release);
+  if (!code && !bad) atomic_fetch_or_explicit(&G->ready, 1ull << device, memory_order_release);
   pthread_mutex_unlock(&G->loading);
-  return code ? failed(what, code) : 0;
+  return code ? failed(what, code) : bad;
 }
 
 /* ---- one call */
@@ -414,11 +416,14 @@ static int device_of(const ts_gpu* G, const ts_arg* args, int current) {
 }
 
 /* The kernel itself. */
-static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, int device, ts_gpu_view* view, CUlaunchConfig* c) {
+static int launch(ts_gpu* G, const struct ts_team* team, const ts_arg* args, int64_t* slots, int device, ts_gpu_view* view,
+                  CUlaunchConfig* c) {
   void* values[TS_MAX_SLOTS];
   uint64_t* record = G->records ? G->records + device * RECORD : NULL;
   float floats[TS_MAX_PARAMS];
   CUtensorMap maps[MAX_MAPS];
+  ts_gpu_log log;
+  if (TS_UNLIKELY(G->logs && ts_gpu_log_of(device, G->K->id, team, &log))) return -1;
   for (int32_t k = 0; k < G->nmaps; k++)
     if (tensor_map(G, k, args, slots, &maps[k])) return -1;
   int32_t nfloats = 0;
@@ -435,6 +440,8 @@ static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, int device, ts_
       values[k] = &maps[index];
     } else if (G->args[k].form == FORM_FAILURE) {
       values[k] = &record;
+    } else if (G->args[k].form == FORM_LOG) {
+      values[k] = &log;
     } else {
       values[k] = view;
     }
@@ -469,7 +476,7 @@ static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* a
   ts_gpu_counters_of(K, args, !meets || view.ordered, empty && !bare, &view.counters);
   if (bare) view.ordered = 0;
   view.ends = team && (view.ordered || view.counters.count);
-  if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
+  if (!bad && !empty) bad = launch(G, team, args, slots, device, &view, c);
   if (!bad && (empty || bare) && view.ends) bad = launch_pass(G, c->hStream, &view);
   return bad;
 }
@@ -515,7 +522,7 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
       bad = ts_error("ValueError", "TS:resident:-1:-1:%lld:%lld", (long long)G->resident[device], (long long)blocks);
   }
   if (TS_UNLIKELY(!bad && G->flags & FLAG_TEAM)) bad = launch_on_team(G, team, args, slots, device, empty, &c);
-  else if (!bad && !empty) bad = launch(G, args, slots, device, NULL, &c);
+  else if (!bad && !empty) bad = launch(G, NULL, args, slots, device, NULL, &c);
   if (TS_UNLIKELY(pushed)) cu.CtxPopCurrent(&(void*){NULL});
   ret->type_index = kTVMFFINone;
   ret->zero_padding = 0;
@@ -544,8 +551,8 @@ static const char* parse(ts_gpu* G, const int64_t* d, const int64_t* end) {
   if (d + 2 * G->nargs > end) return early;
   G->args = (const gpu_arg*)d;
   for (int32_t k = 0; k < G->nargs; k++, d += 2) {
-    if (d[0] < 0 || d[0] > FORM_TEAM || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
-    G->can_fail |= d[0] == FORM_FAILURE;
+    if (d[0] < 0 || d[0] > FORM_LOG || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
+    G->can_fail |= d[0] == FORM_FAILURE, G->logs |= d[0] == FORM_LOG;
   }
   for (int32_t k = 0; k < G->nmaps; k++) {
     gpu_map* m = &G->maps[k];
@@ -594,7 +601,8 @@ static void set_attributes(ts_gpu* G) {
 static void make_graphs(ts_gpu* G) {
   uint8_t sizes[TS_MAX_SLOTS];
   for (int32_t k = 0; k < G->nargs; k++)
-    sizes[k] = G->args[k].form == FORM_MAP ? sizeof(CUtensorMap) : G->args[k].form == FORM_FLOAT ? sizeof(float) : sizeof(int64_t);
+    sizes[k] = G->args[k].form == FORM_MAP ? sizeof(CUtensorMap) : G->args[k].form == FORM_FLOAT ? sizeof(float) :
+               G->args[k].form == FORM_LOG ? sizeof(ts_gpu_log) : sizeof(int64_t);
   if (ts_launch_graphs && !(G->flags & (FLAG_TEAM | FLAG_DEPENDENT | FLAG_COOPERATIVE)))
     G->graphs = ts_graphs_new(sizes, G->nargs);
 }

@@ -71,6 +71,13 @@ void ts_graphs_free(ts_graphs* G);
 /* 1: it is launched, or refused with `code`; 0: the caller launches it. The device is current. */
 int ts_graphs_launch(ts_graphs* G, int device, const CUlaunchConfig* c, void* kernel, void** values, CUresult* code);
 
+/* ---- logs of instrumented kernels (gpu_log.c): as ts::Log in include/ts/trace.cuh */
+typedef struct ts_gpu_log { void* events; uint64_t* taken; int64_t capacity; int32_t kernel, team; } ts_gpu_log;
+/* Makes a device's log, once; its clock is compared with the host's by ts_clock, which the library of an instrumented kernel has. */
+int ts_gpu_log_ready(int device, void* library);
+/* What a launch is told; `team` may be null. */
+int ts_gpu_log_of(int device, int32_t kernel, const struct ts_team* team, ts_gpu_log* out);
+
 /* ---- teams: as include/ts/team.cuh has them */
 typedef struct ts_gpu_counters {
   int32_t count, pad;

@@ -115,6 +115,9 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
         inner = tirx.For(
             var, zero, widened(count, "int32"), tirx.ForKind.SERIAL, inner, annotations={"unroll": 1}
         )
+    if cx.instrument:
+        far, side = (src, source) if pulls else (dst, target)
+        inner = cx.span(inner, site, peer=peer, amount=cx.crossing(far, side.shape, bits_of(far.source) // 8))
     return sequence([*look, tirx.IfThenElse(all_of(tests), inner, None) if tests else inner])
 
 

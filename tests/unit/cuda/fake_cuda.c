@@ -1,8 +1,11 @@
 /* A CUDA driver that launches nothing and remembers the last launch, for tests of tilescale/native/cuda.c without a GPU. Where a
  * toolkit is there it is compiled against the real <cuda.h>, so that our own declarations are compared with it. */
+#include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #ifdef REAL_HEADER /* its functions under other names: ours take plain ints for its enums */
 #define cuInit real_cuInit
 #define cuGetErrorString real_cuGetErrorString
@@ -101,7 +104,7 @@ int cuLibraryLoadData(void** l, const void* d, void* a, void* b, unsigned c, voi
 int cuLibraryGetKernel(void** k, void* l, const char* name) {
   (void)l;
   strncpy(fake_symbol, name, sizeof fake_symbol - 1);
-  *k = (void*)(intptr_t)(!strcmp(name, "ts_pass") ? 5 : 2);
+  *k = (void*)(intptr_t)(!strcmp(name, "ts_pass") ? 5 : !strcmp(name, "ts_clock") ? 6 : 2);
   return 0;
 }
 int64_t fake_carveout[6]; /* per cent of a multiprocessor's memory that shared memory gets, of each kernel */
@@ -147,8 +150,29 @@ int cuEventRecord(void* event, void* stream) { note(2, stream, event); return 0;
 static int lost; /* a kernel has failed */
 int cuMemHostAlloc(void** to, size_t bytes, unsigned flags) { *to = flags == 3 ? aligned_alloc(64, bytes) : NULL; return code(5); }
 int cuCtxSynchronize(void) { return lost; }
+/* ts_clock on a GPU whose clock is FAKE_AHEAD ns ahead of the host's: answers until all rounds are over. */
+enum { FAKE_AHEAD = 1000000007 };
+typedef struct { int64_t asked, answered, time; } Rounds;
+static void* answers(void* p) {
+  Rounds* r = *(Rounds**)p;
+  for (int64_t k = 1, count = ((int64_t*)p)[1]; k <= count; k++) {
+    struct timespec t;
+    while (__atomic_load_n(&r->asked, __ATOMIC_ACQUIRE) != k) sched_yield();
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    r->time = t.tv_sec * 1000000000LL + t.tv_nsec + FAKE_AHEAD;
+    __atomic_store_n(&r->answered, k, __ATOMIC_RELEASE);
+  }
+  free(p);
+  return NULL;
+}
 int cuLaunchKernelEx(Config c, void* kernel, void** params, void** extra) {
   (void)extra;
+  if ((intptr_t)kernel == 6) {
+    int64_t* given = malloc(16);
+    pthread_t who;
+    given[0] = *(int64_t*)params[0], given[1] = *(int*)params[1];
+    return pthread_create(&who, NULL, answers, given) || pthread_detach(who);
+  }
   note(1, kernel, c->hStream);
   fake.launches++;
   fake.grid[0] = c->gridDimX, fake.grid[1] = c->gridDimY, fake.grid[2] = c->gridDimZ;

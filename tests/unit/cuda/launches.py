@@ -7,7 +7,10 @@ import ctypes
 import json
 import struct
 import sys
+import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import numpy as np
 import tilescale
 import tilescale.language as T
 from tests.unit.cuda.thread_kernels import I32, kernel, pointer
-from tilescale import native
+from tilescale import native, tracing
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.describe import description
 from tilescale.compiler.cuda.ops.tma import TensorMap
@@ -397,6 +400,68 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     return out
 
 
+def logged(fake: Driver) -> dict[str, Any]:
+    """An instrumented kernel: what it is given to log into, and what is read of two spans there."""
+    from tilescale.compiler import driver
+    from tilescale.compiler.driver import backend
+
+    lowered = driver.lower(scale.trace(), "cuda:sm_90a", instrument=True)
+    table = backend("cuda:sm_90a").describe(lowered, instrument=True, fingerprint=7)
+    desc = struct.pack(f"<{len(table.desc)}q", *table.desc)
+    run = native.make_cuda_kernel(b"cubin", desc, "traced", lowered.own.name, "\n".join(table.sites))
+    kinds = [s.kind for s in lowered.own.sources]
+    fake.expect(*(32 if kind == "log" else 8 for kind in kinds))
+    a, b = (OnGpu(np.zeros(300, "float16")) for _ in range(2))
+    run(a, b, 0.5, 1)
+    began = time.monotonic_ns()  # between the comparisons of clocks, as all launches are
+    events, taken, capacity, kernel, team = struct.unpack("<3q2i", fake.bytes(kinds.index("log")))
+    site = next(k for k, line in enumerate(table.sites) if line.startswith("kernel|"))
+    ahead = 1_000_000_007
+    words = (ctypes.c_int64 * 16).from_address(taken)
+    for k, (begin, end) in enumerate([(5000, 9000), (6000, 7024)]):
+        record = struct.pack(
+            "<3q6i",
+            began + begin + ahead,
+            began + end + ahead,
+            0,
+            site,
+            -1,
+            k,
+            32 * k,
+            kernel,
+            team << 16 | 9,
+        )
+        ctypes.memmove(events + 48 * k, record, 48)
+    words[0], words[1] = 4, 3  # slots taken, of which two were never used; events that found none
+    (log,), read = native.gpu_logs(), native.events()
+    out = {
+        "given": [capacity, team, events % 64],
+        "events": [[e.ns - began, e.kernel, e.phase, e.block, e.thread, e.kind, e.device] for e in read],
+        "lost": native.lost_events(),
+        "clock": [
+            len(log.samples),
+            [s.gpu - s.host - ahead for s in log.samples],
+            log.within,
+            log.drift,
+            log.tick,
+        ],
+        "spans": [[s.block, s.rank, s.multiprocessor] for s in log.spans],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        tracing.leave(Path(folder))
+        (path,) = Path(folder).iterdir()
+        left = json.loads(path.read_text(encoding="utf-8"))
+    out["left"] = [
+        left["rank"],
+        left["lost"],
+        len(left["events"]),
+        len(left["clocks"]),
+        dict(zip(left["fields"], left["events"][0], strict=True))["waited"],
+    ]
+    native.clear_events()
+    return out | {"cleared": [len(native.events()), native.lost_events()]}
+
+
 def by_graphs(fake: Driver) -> dict[str, Any]:
     """Calls that come again: how many graphs were made, given other arguments, launched and destroyed behind
     each of some calls."""
@@ -531,6 +596,7 @@ def main() -> dict[str, Any]:
     out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))
     out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
     out["graphs"] = by_graphs(fake)
+    out["log"] = logged(fake)
     out["team"] = on_a_team(fake)
     if toolchain.find_nvcc() is not None:
         out["objects"] = objects(fake)

@@ -310,3 +310,23 @@ def test_a_machine_without_a_gpu_says_so(driver: Path, clean_env: dict[str, str]
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a driver")
 def test_a_machine_without_a_driver_says_so():
     assert native.cuda_missing().startswith("this machine has no CUDA driver (libcuda.so.1: ")
+
+
+def test_instrumented_kernels_log_into_one_memory_and_clocks_are_compared(seen: dict[str, Any]):
+    """The fake GPU's clock is a second ahead: times of the log come out as the host's."""
+    log = seen["log"]
+    assert log["given"] == [1 << 20, 0, 0]
+    within, far = log["clock"][2], max(abs(x) for x in log["clock"][1])
+    assert log["clock"][0] == 2 and far <= within < 1_000_000, log
+    assert abs(log["clock"][3][0]) <= log["clock"][3][1] and log["clock"][4] == 1000
+    begins = [5000, 6000, 7024, 9000]
+    assert [abs(e[0] - ns) <= within for e, ns in zip(log["events"], begins, strict=True)] == [True] * 4
+    told = [[0, 0], [1, 32], [1, 32], [0, 0]]
+    assert [[e[3], e[4]] for e in log["events"]] == told
+    assert [e[1:3] + e[5:] for e in log["events"][:3]] == [
+        ["traced", "begin", "kernel", 0],
+        ["traced", "begin", "kernel", 0],
+        ["traced", "end", "kernel", 0],
+    ]
+    assert log["spans"] == [[0, -1, 9], [1, -1, 9]] and log["lost"] == 3
+    assert log["left"] == [0, 3, 4, 1, 0] and log["cleared"] == [0, 0]

@@ -1,0 +1,67 @@
+"""What instrumented kernels log on the emulated GPU (include/ts/trace.cuh). Its clock counts the looks at it,
+of all ranks alike: what is logged later happened later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.emulator.copies import EmulationError
+from tilescale.compiler.emulator.memory import Block, Pointer
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One span. block: its linear number; site: of the kernel's; peer: a rank of the launch, -1 without
+    one."""
+
+    rank: int
+    block: int
+    thread: int
+    site: int
+    begin: int
+    end: int
+    peer: int
+    amount: int
+
+
+@dataclass
+class Log:
+    """Of one launch of several ranks, or of several launches one behind another."""
+
+    events: list[Logged] = field(default_factory=list)
+
+
+class _Clock:
+    ticks = 0
+
+    def time(self) -> int:
+        self.ticks += 1
+        return self.ticks
+
+
+_CLOCK = _Clock()
+
+
+def _span(
+    b: Block, m: Any, log: Log | None, slots: Pointer, began: Any, site: Any, thread: Any, peer: Any,
+    amount: Any,
+) -> None:  # fmt: skip
+    if log is None or b.task is None:
+        raise EmulationError("an instrumented kernel runs as ranks, with a log (run_ranks(…, log=Log()))")
+    for t in np.flatnonzero(m):
+        since, where, who, with_, much = (
+            int(np.broadcast_to(x, m.shape)[t]) for x in (began, site, thread, peer, amount)
+        )
+        if who != t:
+            raise EmulationError(f"thread {t} logs as thread {who}")
+        log.events.append(Logged(b.task.rank, b.task.block, who, where, since, _CLOCK.time(), with_, much))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "ts::log_time": lambda b, m: np.full(m.shape, _CLOCK.time(), np.int64),
+    "ts::log_span": _span,
+}

@@ -1,0 +1,214 @@
+"""The numbers and the picture that `tilescale trace` makes of real times, from timelines made by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from tilescale import cuda
+from tilescale.compiler.sim.timeline import Slice, Timeline, Traffic
+from tilescale.launch import overlap, picture
+from tilescale.launch.cli import commands
+from tilescale.launch.trace import _clocks, merged
+from tilescale.native.gpu_log import GpuLog, Sample, Span
+
+#: names of SVG's elements
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def slice_(kind: str, rank: int, thread: int, begin: float, end: float, **more: Any) -> Slice:
+    return Slice(kind, "x", rank, thread, begin, end - begin, "f.py", 1, {"block": 0, **more})
+
+
+def two_ranks() -> Timeline:
+    """Rank 0 computes from 10 to 60 but for a wait from 30 to 40, and puts from 50 to 70, of which the signal
+    is out at 80. Rank 1 waits all the time, and pulls from 20 to 30."""
+    timeline = Timeline("k", Traffic(2), "µs")
+    timeline.slices += [
+        slice_("kernel", 0, 0, 0, 100),
+        slice_("gemm", 0, 0, 10, 60, **{"waited for stages": 5.0}),
+        slice_("wait", 0, 0, 30, 40),
+        slice_("copy", 0, 1, 50, 70, peer=1, bytes=30_000, direction="put"),
+        slice_("signal", 0, 1, 70, 80, peer=1, bytes=8),
+        slice_("kernel", 1, 0, 0, 100),
+        slice_("wait", 1, 0, 0, 100),
+        slice_("copy", 1, 1, 20, 30, peer=0, bytes=5_000, direction="pull"),
+        slice_("copy", 1, 1, 30, 95, bytes=1),
+    ]
+    return timeline
+
+
+def test_shares_and_overlap():
+    first, second = overlap.shares(two_ranks())
+    assert (first.launches, first.mean) == (1, 100)
+    assert first.products == pytest.approx(35) and first.copies == pytest.approx(30)
+    assert first.waits == pytest.approx(15)
+    assert first.overlap == pytest.approx(100 * 10 / 30) and first.meanwhile == pytest.approx(100 * 10 / 30)
+    assert (second.products, second.copies, second.waits, second.overlap) == (0, 10, 100, 0)
+
+
+def test_links_count_bytes_over_the_time_of_copies():
+    """A put lasts until its signal is out; a pull's bytes go from the rank that is read."""
+    (link,) = overlap.links(two_ranks())
+    assert (link.source, link.target, link.bytes, link.time) == (0, 1, 35_000, 40)
+    assert link.rate == pytest.approx(35_000 / 40e-6 / 1e9)
+    text = "\n".join(overlap.report(two_ranks()))
+    assert "1 launch of 100.0 µs" in text and "33 % of copying under products of 33 % of its blocks" in text
+    assert "0 → 1 0.9 GB/s (35,000 bytes in 40.0 µs)" in text
+
+
+def test_launches_are_told_apart_by_how_often_a_block_ran():
+    timeline = Timeline("k", Traffic(2), "µs")
+    for rank, late in ((0, 0), (1, 3)):
+        for launch in range(2):
+            for block in range(2):
+                begin = 100 * launch + block + late
+                timeline.slices.append(slice_("kernel", rank, block, begin, begin + 50, block=block))
+    assert overlap.launches(timeline) == [(0, 54), (100, 154)]
+
+
+def test_intervals():
+    assert overlap.union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
+    assert overlap.both([(0, 4), (6, 9)], [(2, 7), (8, 10)]) == [(2, 4), (6, 7), (8, 9)]
+    assert overlap.covered([(0, 5), (2.5, 9), (11, 12)], [(2, 3), (4, 8)]) == 1 + 1 + 0.5 + 4
+    assert overlap.without([(0, 10)], [(2, 3), (5, 12)]) == [(0, 2), (3, 5)]
+
+
+def test_a_log_without_blocks_has_an_overlap_and_no_shares():
+    timeline = two_ranks()
+    timeline.slices = [s for s in timeline.slices if s.kind != "kernel"]
+    first, _ = overlap.shares(timeline)
+    assert first.products is None and first.overlap == pytest.approx(100 * 10 / 30)
+    assert "of the time of copies" in overlap.report(timeline)[0]
+
+
+# ---- the picture
+
+
+def test_the_picture_is_small_xml_and_the_same_each_time():
+    text = picture.svg([two_ranks()])
+    root = ElementTree.fromstring(text)
+    assert root.tag == f"{SVG}svg" and text == picture.svg([two_ranks()])
+    told = [e.text for e in root.iter(f"{SVG}text")]
+    assert {"rank 0", "rank 1", "products", "copies", "waits", "0 → 1"} <= set(told)
+    assert "33 % of copying" in told
+    timeline = Timeline("<many> & more", Traffic(8), "µs")
+    for rank in range(8):
+        for k in range(600):  # heights that change with every point
+            timeline.slices.append(
+                slice_("gemm", rank, k, (k * 37) % 1000, (k * 37) % 1000 + 1 + k % 90, block=k)
+            )
+            timeline.slices.append(
+                slice_(
+                    "copy",
+                    rank,
+                    k,
+                    (k * 53) % 1000,
+                    (k * 53) % 1000 + 1 + k % 40,
+                    peer=(rank + 1) % 8,
+                    bytes=64,
+                )
+            )
+            timeline.slices.append(slice_("wait", rank, k, (k * 71) % 1000, (k * 71) % 1000 + k % 30))
+    large = picture.svg([timeline])
+    ElementTree.fromstring(large)
+    assert len(large.encode()) < 60_000
+
+
+def test_density_is_how_many_at_once():
+    level = picture.density([(0, 10), (5, 10), (-5, 2.5), (9, 99)], (0, 20), bins=4)
+    assert level == pytest.approx([1.5, 2.2, 1, 1])
+
+
+def test_the_last_launch_of_the_longest_kernel_is_drawn():
+    short, long = two_ranks(), two_ranks()
+    long.slices += [slice_("kernel", 0, 0, 200, 340), slice_("gemm", 0, 0, 210, 300)]
+    assert picture.chosen([short, long]) == (long, (200, 340))
+    assert picture.chosen([Timeline("k", Traffic(1), "µs")]) is None
+    with pytest.raises(ValueError, match="nothing was logged"):
+        picture.svg([])
+
+
+# ---- clocks
+
+
+def test_times_of_a_gpu_follow_both_comparisons():
+    """The GPU's clock is 1000 behind at first, and loses 10 in each 1000 that follow."""
+    log = GpuLog(0, (), 0, (Sample(5000, 6000, 40), Sample(10_000, 11_050, 60)))
+    assert [log.host_ns(t) for t in (5000, 7500, 10_000, 12_500)] == [6000, 8525, 11_050, 13_550]
+    assert log.within == 60 and log.drift == pytest.approx((1e4, 2e4))
+    once = GpuLog(0, (), 0, (Sample(5000, 6000, 40),))
+    assert once.host_ns(9000) == 10_000 and once.drift is None
+
+
+def test_the_step_of_a_clock_is_what_the_log_shows():
+    spans = tuple(Span(1000 + 32 * k, 1000 + 64 * k, 0, 0, -1, 0, 0, 0, 0) for k in range(5))
+    assert GpuLog(0, spans, 0, (Sample(0, 0, 1),)).tick == 32
+    assert GpuLog(0, (), 0, (Sample(0, 0, 1),)).tick == 0
+
+
+def test_how_far_clocks_may_be_off_is_told():
+    clock = {"device": 3, "within": 900, "drift": None, "tick": 32}
+    logs = [{"rank": 1, "clocks": [clock]}, {"rank": 0, "clocks": [clock | {"drift": [-2.5, 0.25]}]}]
+    first, second = _clocks(logs)
+    assert first == (
+        "rank 0: GPU 3's clock, in steps of 32 ns, is known to ± 0.90 µs, drifting by -2.5 ± 0.2 parts in a million"
+    )
+    assert second.startswith("rank 1: GPU 3") and "its drift is not known" in second
+
+
+def test_slices_of_equal_times_keep_their_pairs():
+    """A clock of coarse steps: two spans of one site that begin where the other ends."""
+    same = {"kernel": "k", "block": 0, "rank": -1, "bytes": 0, "thread": 0, "site": 0, "kind": "wait",
+            "name": "got", "file": "f.py", "line": 3, "text": "", "waited": 0, "device": 0}  # fmt: skip
+    times = [(0, "begin"), (32, "end"), (32, "begin"), (32, "end"), (32, "begin"), (64, "end")]
+    events = [same | {"ns": ns, "phase": phase} for ns, phase in times]
+    (timeline,) = merged([{"rank": 0, "lost": 0, "events": events}], 1)
+    assert [(s.start, s.end) for s in timeline.slices] == [(0, 0.032), (0.032, 0.064), (0.032, 0.032)]
+
+
+# ---- the command
+
+
+def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cuda, "FILES", ("/dev/no-such-gpu",))
+    script = tmp_path / "program.py"
+    script.write_text("raise SystemExit('it ran')\n")
+    done = CliRunner().invoke(commands, ["trace", "-n", "2", "--target", "cuda", str(script)])
+    assert done.exit_code == 1 and "this machine has no GPU to trace" in done.output
+    assert "/dev/no-such-gpu" in done.output and "it ran" not in done.output
+
+
+def test_simulated_times_are_not_drawn(tmp_path: Path):
+    script = tmp_path / "program.py"
+    script.write_text("\n")
+    done = CliRunner().invoke(commands, ["trace", "-n", "2", "--svg", "x.svg", str(script)])
+    assert done.exit_code == 2 and "--target cpu or --target cuda" in done.output
+
+
+def test_a_run_on_the_cpu_is_drawn(tmp_path: Path):
+    example = Path(__file__).resolve().parents[2] / "examples" / "08_ag_gemm.py"
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        "TILESCALE_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    line = [sys.executable, "-m", "tilescale.launch", "trace", "-n", "2", "--target", "cpu"]
+    line += ["-o", str(tmp_path / "trace.json"), "--svg", str(tmp_path / "trace.svg"), str(example)]
+    ran = subprocess.run(
+        [*line, "--m", "64", "--n", "64", "--k", "64"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "of copying under products" in ran.stdout and "links while copies were under way" in ran.stdout
+    ElementTree.fromstring((tmp_path / "trace.svg").read_text(encoding="utf-8"))
