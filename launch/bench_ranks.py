@@ -20,7 +20,7 @@ import torch.distributed
 from tilescale import comm
 from tilescale.errors import TileError
 from tilescale.ops import host, load_ranks
-from tilescale.ops.case import as_tuple
+from tilescale.ops.case import as_tuple, copied
 from tilescale.ops.ranks import measure, picks
 from tilescale.ops.ranks.case import RankOp, device_of
 from tilescale.ops.ranks.groups import team_of
@@ -50,7 +50,7 @@ def variants(
 ) -> dict[str, list[measure.Call]]:
     """What is timed, by name: "ours", "ours, …", a peer's name, "alone"."""
     world, units = comm.world_size(), host.multiprocessors(device_of(arguments[0]))
-    outs = [op.run(**a).clone() for a in arguments]
+    outs = [copied(op.run(**a)) for a in arguments]
     pairs = list(zip(arguments, outs, strict=True))
     made = {"ours": [op.call(a, o) for a, o in pairs]}
     if every_way:
@@ -73,7 +73,7 @@ def tune(
     The slowest rank counts. Alternatives that are refused are passed over, alike on all ranks."""
     world, device = comm.world_size(), device_of(arguments[0])
     units, team = host.multiprocessors(device), team_of(None)
-    best, outs = op.base(world=world, units=units, **shape), [op.run(**a).clone() for a in arguments]
+    best, outs = op.base(world=world, units=units, **shape), [copied(op.run(**a)) for a in arguments]
     for knob in op.knobs(world=world, units=units, **shape):
         tried: dict[str, dict[str, Any]] = {}
         for words in [{}, *knob]:
@@ -113,9 +113,9 @@ def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> 
     torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX, group=group)
     times = measure.measure(calls, device, plan["replays"], group)
     us = {name: measure.spread(seconds) for name, seconds in times.items()}
-    kept = picks.found(team_of(None), op.name, device_of(first), **op.shape_of(world=world, **shape))
+    tuned = picks.found(team_of(None), op.name, device_of(first), **op.shape_of(world=world, **shape))
     units = host.multiprocessors(device_of(first))
-    return figures(op, shape, us, float(worst.item()), world, units, kept)
+    return figures(op, shape, us, float(worst.item()), world, units, tuned)
 
 
 def figures(
@@ -125,11 +125,11 @@ def figures(
     worst: float,
     world: int,
     units: int,
-    kept: dict[str, Any],
+    tuned: dict[str, Any],
 ) -> dict[str, Any]:
-    """A case's line, from its times in microseconds; ``kept``: what was found by tuning."""
+    """A case's line, from its times in microseconds; ``tuned``: what was found by tuning."""
     ours, library = us["ours"]["median"], us["library"]["median"]
-    remote, pick = op.remote(world=world, **shape), op.pick(world=world, units=units, kept=kept, **shape)
+    remote, pick = op.remote(world=world, **shape), op.pick(world=world, units=units, kept=tuned, **shape)
     limit = remote / LINK * 1e6
     best = max(limit, us["alone"]["median"] if "alone" in us else 0.0)
     ways = {n.removeprefix("ours, "): t["median"] for n, t in us.items() if n.startswith("ours, ")}
@@ -139,7 +139,7 @@ def figures(
         "us": us,
         "way": pick.way,
         "blocks": pick.blocks,
-        "tuned": kept or None,
+        "tuned": tuned or None,
         "link_us": limit,
         "best_us": best,
         "ratio_to_library": library / ours,

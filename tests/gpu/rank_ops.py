@@ -16,7 +16,7 @@ import torch
 from tests.unit.ops.rank_cases import run
 from tilescale import comm
 from tilescale.ops import RANK_MODULES, load_ranks
-from tilescale.ops.case import worst
+from tilescale.ops.case import as_tuple, copied, worst
 from tilescale.ops.ranks.case import Case, RankOp
 
 
@@ -43,7 +43,7 @@ def replayed(op: RankOp, case: Case) -> str:
         return [op.draw(**case.shape, rank=r, world=world, device="cuda", seed=seed) for r in range(world)]
 
     mine = draw(0)[rank]
-    out = op.run(**mine).clone()
+    out = copied(op.run(**mine))
     torch.cuda.synchronize()
     comm.barrier()
     graph = torch.cuda.CUDAGraph()
@@ -56,7 +56,7 @@ def replayed(op: RankOp, case: Case) -> str:
             if isinstance(value, torch.Tensor):
                 mine[name].copy_(value)
         graph.replay()
-        off = max(off, worst(out, op.reference(everyone)[rank]))
+        off = max(off, *map(worst, as_tuple(out), as_tuple(op.reference(everyone)[rank])))
     return "" if off <= 1 else f"{off} times what rounding explains in a graph"
 
 

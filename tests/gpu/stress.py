@@ -22,7 +22,7 @@ import torch
 from tests.bench.record import record
 from tilescale import comm
 from tilescale.ops import RANK_MODULES, load_ranks
-from tilescale.ops.case import worst
+from tilescale.ops.case import as_tuple, copied, worst
 from tilescale.ops.ranks.case import Case
 
 CHUNK, SETS, CASES = 1000, 3, 4
@@ -40,11 +40,11 @@ class Target:
                 op.draw(**case.shape, rank=r, world=world, seed=seed, device=device) for r in range(world)
             ]
             got = op.run(**everyone[rank])
-            off = worst(got, op.reference(everyone)[rank])
+            off = max(map(worst, as_tuple(got), as_tuple(op.reference(everyone)[rank])))
             assert off <= 1, f"{op.name} {case}: {off} times what rounding explains"
             self.sets.append(everyone[rank])
-            self.want.append(got.clone())
-        self.out = torch.empty_like(self.want[0])
+            self.want.append(copied(got))
+        self.out = copied(self.want[0])
         self.bad = torch.zeros((), dtype=torch.int64, device=device)
         self.launches, self.graph = 0, None
         if device == "cuda":
@@ -55,13 +55,15 @@ class Target:
                 self.run(**self.sets[0], out=self.out)
 
     def launch(self, k: int, replay: bool) -> None:
-        self.out.fill_(float("nan") if self.out.is_floating_point() else 85)
+        for out in as_tuple(self.out):
+            out.fill_(float("nan") if out.is_floating_point() else 85)
         if replay and self.graph is not None:
             k = 0
             self.graph.replay()
         else:
             self.run(**self.sets[k], out=self.out)
-        self.bad += (self.out.view(torch.uint8) != self.want[k].view(torch.uint8)).any()
+        for out, want in zip(as_tuple(self.out), as_tuple(self.want[k]), strict=True):
+            self.bad += (out.view(torch.uint8) != want.view(torch.uint8)).any()
         self.launches += 1
 
 

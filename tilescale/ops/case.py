@@ -101,6 +101,11 @@ def as_tuple(results: Any) -> tuple[torch.Tensor, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
+def copied(results: Any) -> Any:
+    """Results that a later call does not touch; it may take them as ``out=``."""
+    return tuple(r.clone() for r in results) if isinstance(results, tuple) else results.clone()
+
+
 def normal(shape: Iterable[int], dtype: str, draw: torch.Generator, scale: float = 1.0) -> torch.Tensor:
     """Normal random numbers on the generator's device, drawn in float32."""
     made = torch.randn(tuple(shape), generator=draw, device=draw.device, dtype=torch.float32)

@@ -124,10 +124,9 @@ def taken(how: Config, given: sequence.Operands) -> dict[str, Any]:
 def reference(everyone: list[dict[str, Any]]) -> list[Any]:
     first = everyone[0]
     starts, causal = first.get("starts"), first["causal"]
-    tensors = [sequence.together(everyone, name) for name in "qkv"]
-    return sequence.apart(
-        attention.reference(*tensors, causal, starts, starts), (0, 1) if starts is not None else (2, 2), everyone
-    )
+    q, k, v = (sequence.together(everyone, name) for name in "qkv")
+    axes = (0, 1) if starts is not None else (2, 2)
+    return sequence.apart(attention.reference(q, k, v, causal, starts, starts), axes, everyone)
 
 
 def gathered(x: torch.Tensor, chunks: sequence.Chunks, axis: int, group: Any) -> Callable[[], torch.Tensor]:

@@ -116,7 +116,7 @@ def ring(
     view, each, wide = Queries(chunks, causal, packed), chunks.each, s.wide
     factor, low = scale * LOG2_E, -T.infinity("float32")
     per, pieces = ceil_div(each, BM), 2 * pieces_of(chunks, high)
-    # in how many of a chunk's first rounds keys are hidden, which those of other chunks than the own never are
+    # in how many of a chunk's first rounds keys are hidden; those of other chunks than the own never are
     hiding = Tile(BM, BN, threads).hiding if causal else int(each % BN > 0 or rows % each > 0)
     mine = T.dynamic("mine")
     q_shape = (mine, heads, dim) if packed else (batch, heads, mine, dim)
