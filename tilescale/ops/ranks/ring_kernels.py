@@ -14,6 +14,7 @@ write the next ones.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tilescale.language as T
@@ -63,13 +64,15 @@ def pull_all(
                     pull(X, (chunk, head, row), each % high, owner % n, here[chunk, head])
 
 
+@dataclass(frozen=True)
 class Queries:
     """Which keys a rank's queries see, in places of the sequence: numbers for any query, and for those of a
     chunk together. Packed, ``Bounds`` has the first key of each query of the rank, and the one behind the
     last."""
 
-    def __init__(self, chunks: Chunks, causal: bool, packed: bool):
-        self.chunks, self.causal, self.packed = chunks, causal, packed
+    chunks: Chunks
+    causal: bool
+    packed: bool
 
     def held(self, chunk: Any) -> Any:
         """How many rows a chunk has."""
