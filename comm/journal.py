@@ -34,13 +34,13 @@ class Journal:
     """The launcher's end. Without /dev/shm there is nothing to write to, and no rank that could share
     memory."""
 
-    def __init__(self, job: str):
+    def __init__(self, job: str, shared: bool = False):
+        """``shared``: launchers of several nodes on this machine have one, made by the first of them."""
         self._unfinished = b""
         self._fd = -1
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (0 if shared else os.O_EXCL)
         with contextlib.suppress(OSError):
-            self._fd = os.open(
-                path(job), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-            )
+            self._fd = os.open(path(job), flags, 0o600)
 
     def note_end(self, rank: int) -> None:
         """The process of ``rank`` has ended."""

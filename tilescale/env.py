@@ -238,6 +238,14 @@ TRACE: Var[Path | None] = Var(
     "`tilescale trace --target cpu`; default: no log",
 )
 
+SSH: Var[list[str]] = Var(
+    "TILESCALE_SSH",
+    lambda: ["ssh", "-o", "BatchMode=yes"],
+    shlex.split,
+    "a command, such as 'ssh -p 2222'",
+    "what `tilescale launch --hosts` starts launchers with: it gets a host and a shell's command line; default "
+    "ssh -o BatchMode=yes",
+)
 FORK: Var[bool] = Var(
     "TILESCALE_FORK",
     lambda: True,
@@ -265,6 +273,7 @@ ALL: tuple[Var, ...] = (
     TARGET,
     TRACE,
     FORK,
+    SSH,
 )
 
 
