@@ -129,7 +129,8 @@ class _Hosts:
 
     def _line(self, number: int) -> str:
         """What a shell on the host runs."""
-        kept = {k: v for k, v in os.environ.items() if k.startswith("TILESCALE_") and k != env.JOB.name}
+        own = (env.JOB.name, env.SSH.name)
+        kept = {k: v for k, v in os.environ.items() if k.startswith("TILESCALE_") and k not in own}
         if "PYTHONPATH" in os.environ:
             kept["PYTHONPATH"] = os.environ["PYTHONPATH"]
         place = f"{self.hub.host}:{self.hub.port}"

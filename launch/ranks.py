@@ -125,7 +125,7 @@ class _Job:
         self.link = None if node is None else Link(node, count, port)
         self.start = self.link.start if self.link else Start(secrets.token_hex(8), 0, count, "127.0.0.1", port)
         self.name = self.start.job
-        self.foreign_first = False  # a rank of another node left or stopped the job before any of ours
+        self.foreign_first = False  # a rank of another node had left, stopped the job or ended before ours failed
         self.ranks: list[Rank] = []
         self.out, self.err = output.sinks()
         # poll, not epoll: that refuses regular files, which stdout may be.
@@ -356,7 +356,6 @@ class _Job:
         its own (killed, os._exit) is such a cause."""
         lines, first = self.journal.read(), self.start.first
         told = [self.ranks[n - first] for n in lines if first <= n < first + len(self.ranks)]
-        self.foreign_first |= bool(lines and not self.order and not first <= lines[0] < first + self.count)
         ended = [rank for rank in self.ranks if rank.look()]
         for rank in ended:
             self.journal.note_end(rank.number)
@@ -367,6 +366,7 @@ class _Job:
             return
         assert failed.status is not None
         if self.failed is None:
+            self.foreign_first = any(not first <= n < first + self.count for n in self.journal.about)
             self._fail(0, failed.fate(), settle=SETTLE)
         self.failed, self.reason = failed, failed.fate()
         self.code = failed.status if failed.status > 0 else 128 - failed.status
@@ -377,7 +377,7 @@ class _Job:
         if self.failed is None or self.stop_at is None or now > self.stop_at + LEAVING - SETTLE:
             return False
         if self.foreign_first:
-            return True  # its node says why, and what fails here is a consequence
+            return True  # that rank's node may be about to say why
         return any(rank.status is None for rank in self.order[: self.order.index(self.failed)])
 
     def _fail(self, code: int, reason: str, settle: float = 0.0) -> None:

@@ -238,14 +238,6 @@ TRACE: Var[Path | None] = Var(
     "`tilescale trace --target cpu`; default: no log",
 )
 
-SSH: Var[list[str]] = Var(
-    "TILESCALE_SSH",
-    lambda: ["ssh", "-o", "BatchMode=yes"],
-    shlex.split,
-    "a command, such as 'ssh -p 2222'",
-    "what `tilescale launch --hosts` starts launchers with: it gets a host and a shell's command line; default "
-    "ssh -o BatchMode=yes",
-)
 FORK: Var[bool] = Var(
     "TILESCALE_FORK",
     lambda: True,
@@ -254,6 +246,14 @@ FORK: Var[bool] = Var(
     "whether `tilescale launch` forks its ranks from one process that has imported what they share, which "
     "saves time and memory; 0, and "
     "where ranks may use a GPU: each is a process that begins with nothing; default 1",
+)
+SSH: Var[list[str]] = Var(
+    "TILESCALE_SSH",
+    lambda: ["ssh", "-o", "BatchMode=yes"],
+    shlex.split,
+    "a command, such as 'ssh -p 2222'",
+    "what `tilescale launch --hosts` starts launchers with: it gets a host and a shell's command line; default "
+    "ssh -o BatchMode=yes",
 )
 
 ALL: tuple[Var, ...] = (
