@@ -107,6 +107,12 @@ def _heap(text: str) -> str:
     return text.lower()
 
 
+def _remote(text: str) -> str:
+    if text.lower() != "nvshmem":
+        raise ValueError(text)
+    return text.lower()
+
+
 def _folder(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -166,6 +172,14 @@ HEAP: Var[str] = Var(
     "where symmetric memory lies: shm, the machine's memory; symm_mem, GPUs' memory mapped by PyTorch; "
     "nvshmem, by NVSHMEM; auto: "
     "symm_mem where TILESCALE_TARGET is cuda, else shm; default auto",
+)
+REMOTE: Var[str] = Var(
+    "TILESCALE_REMOTE",
+    lambda: "",
+    _remote,
+    "nvshmem",
+    "kernels for CUDA reach other ranks by NVSHMEM's device calls, even where GPUs address each other's memory; "
+    "takes TILESCALE_HEAP=nvshmem; default: by addresses",
 )
 LOG: Var[str] = Var(
     "TILESCALE_LOG",
@@ -263,6 +277,7 @@ ALL: tuple[Var, ...] = (
     NUM_THREADS,
     HEAP_SIZE,
     HEAP,
+    REMOTE,
     LOG,
     DUMP,
     WITHOUT,

@@ -470,6 +470,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             widths=self.widths,
             wave=self.target.wave,
             team=self.device or bool(self.ranked),
+            remote=self.target.remote,
         )
 
 
