@@ -85,9 +85,8 @@ def world() -> World:
     itself.
 
     Under MPI and Slurm it also sets what torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, and where they are unset MASTER_ADDR and MASTER_PORT), and NODE_RANK. An MPI job over several machines
-    exchanges these through mpi4py, so there the first call is collective.
-    """
+    LOCAL_WORLD_SIZE, and where they are unset MASTER_ADDR and MASTER_PORT), and NODE_RANK. An MPI job over
+    several machines exchanges these through mpi4py, so there the first call is collective."""
     me, master = detect(os.environ)
     if me.launcher in ("openmpi", "mpich", "slurm"):
         os.environ.update(

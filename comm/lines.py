@@ -1,9 +1,8 @@
 """Short messages between processes that share no memory: a JSON value a line, over TCP.
 
-Launchers of several nodes keep such lines to each other (launch/nodes.py), and ranks of several nodes find out
-over them whether they are on one machine (machines.py). Whoever can reach the port can speak: use networks
-whose users you trust, as for torch.distributed's store.
-"""
+Launchers of several nodes keep such lines to each other (launch/nodes.py), and ranks of several nodes find
+out over them whether they are on one machine (machines.py). Whoever can reach the port can speak: use
+networks whose users you trust, as for torch.distributed's store."""
 
 from __future__ import annotations
 
@@ -49,8 +48,8 @@ class Line:
             return False
 
     def receive(self) -> list[Any] | None:
-        """The messages that have come since the last call (waits for some bytes); None: the other end is gone,
-        or speaks something else."""
+        """The messages that have come since the last call (waits for some bytes); None: the other end is
+        gone, or speaks something else."""
         try:
             data = self._socket.recv(1 << 16)
         except TimeoutError:

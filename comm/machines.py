@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tilescale import env
 from tilescale.comm import bootstrap, lines
@@ -61,7 +62,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _gathered(
-    world: World, mine: list[object], gone: Callable[[Sequence[int]], list[int]]
+    world: World, mine: list[Any], gone: Callable[[Sequence[int]], list[int]]
 ) -> list[tuple[int, str, str]]:
     """Every rank's place, in rank order, through rank 0, where torch.distributed would meet too."""
     host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), bootstrap.meeting_port(world.job)
@@ -91,14 +92,15 @@ def _gathered(
 
 
 def _serve(
-    world: World, mine: list[object], host: str, port: int, look: Callable[[Sequence[int]], None]
+    world: World, mine: list[Any], host: str, port: int, look: Callable[[Sequence[int]], None]
 ) -> list[tuple[int, str, str]]:
     server = lines.listen(host, port)
     places, here, strangers = {0: mine}, list[lines.Line](), list[lines.Line]()
     try:
         while len(places) < world.size:
             look([r for r in range(world.size) if r not in places])
-            for one in select.select([server, *strangers], [], [], _SLICE)[0]:
+            ends: list[Any] = [server, *strangers]
+            for one in select.select(ends, [], [], _SLICE)[0]:
                 if one is server:
                     strangers.append(lines.Line(server.accept()[0]))
                 elif (messages := one.receive()) != []:

@@ -1,4 +1,5 @@
-"""`tilescale launch --hosts FILE`: one launcher a line of the file, started by ssh, and the hub they meet at."""
+"""`tilescale launch --hosts FILE`: one launcher a line of the file, started by ssh, and the hub they meet
+at."""
 
 from __future__ import annotations
 
@@ -42,9 +43,7 @@ def read(path: Path) -> list[Host]:
             continue
         match = re.fullmatch(r"([\w.@-]+)\s+slots\s*=\s*([1-9]\d*)", text)
         if match is None or match[1].startswith("-"):
-            raise CommError(
-                f"{path}:{number}: {text!r}", expected="HOST slots=N, such as `node1 slots=8`"
-            )
+            raise CommError(f"{path}:{number}: {text!r}", expected="HOST slots=N, such as `node1 slots=8`")
         found.append(Host(match[1], int(match[2])))
     if not found:
         raise CommError(f"{path} names no host", expected="lines such as `node1 slots=8`")
@@ -79,9 +78,9 @@ class _Hosts:
         self.launchers: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> int:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._stopped)
+        for stopper in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(stopper) != signal.SIG_IGN:
+                signal.signal(stopper, self._stopped)
         tie = lifetime.tie_to_parent()
         for number in range(len(self.them)):
             command = [*env.SSH.get(), self.them[number].name, self._line(number)]
@@ -95,7 +94,9 @@ class _Hosts:
                     )
                 )
             except OSError as error:
-                raise CommError(f"{command[0]} cannot be run: {error.strerror}", hint="TILESCALE_SSH") from None
+                raise CommError(
+                    f"{command[0]} cannot be run: {error.strerror}", hint="TILESCALE_SSH"
+                ) from None
         while any(launcher.poll() is None for launcher in self.launchers) and not self.hub.failure:
             self.hub.step(0.1)
             self._look()
@@ -134,7 +135,14 @@ class _Hosts:
         if "PYTHONPATH" in os.environ:
             kept["PYTHONPATH"] = os.environ["PYTHONPATH"]
         place = f"{self.hub.host}:{self.hub.port}"
-        words = ["env", *(f"{k}={v}" for k, v in kept.items()), sys.executable, "-m", "tilescale.launch", "launch"]
+        words = [
+            "env",
+            *(f"{k}={v}" for k, v in kept.items()),
+            sys.executable,
+            "-m",
+            "tilescale.launch",
+            "launch",
+        ]
         words += ["--nnodes", str(len(self.them)), "--node-rank", str(number), "--rendezvous", place]
         words += ["--hub-elsewhere", "-n", str(self.them[number].slots), *self.program]
         return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"

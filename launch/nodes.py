@@ -1,7 +1,7 @@
 """Jobs of several launchers, one a node: who is where, and that all of them end when one fails.
 
-The hub is a small process of node 0's launcher (or `tilescale launch --hosts` itself). Every launcher, node 0's
-too, keeps one line to it (comm/lines.py) and says, a message each:
+The hub is a small process of node 0's launcher (or `tilescale launch --hosts` itself). Every launcher, node
+0's too, keeps one line to it (comm/lines.py) and says, a message each:
 
 - ``hello``: node, nodes, count of its ranks, its hostname and a free port. When all nodes have said it, each
   gets ``start``: the job's name, its first rank, the world's size, and where torch.distributed meets.
@@ -32,8 +32,8 @@ GONE = 1
 
 @dataclass(frozen=True)
 class Node:
-    """A launcher's place: the ``number`` of ``count`` nodes, which meet at ``host:port``. ``hub``: whether its
-    launcher makes the hub, as node 0's does where nobody else has."""
+    """A launcher's place: the ``number`` of ``count`` nodes, which meet at ``host:port``. ``hub``: whether
+    its launcher makes the hub, as node 0's does where nobody else has."""
 
     number: int
     count: int
@@ -54,8 +54,8 @@ class Start:
 
 
 class Hub:
-    """The meeting point. ``hosts``: the nodes' names as given, where somebody has; else node 0 is reached where
-    the hub is."""
+    """The meeting point. ``hosts``: the nodes' names as given, where somebody has; else node 0 is reached
+    where the hub is."""
 
     def __init__(self, count: int, host: str, port: int, hosts: list[str] | None = None):
         self.count, self.host, self.hosts = count, host, hosts
@@ -104,7 +104,9 @@ class Hub:
         if line in self.strangers:
             self.strangers.remove(line)
         elif (node := self.nodes.pop(line)) not in self.done:
-            self.fail(GONE, f"node {node}{self._on(node)} is gone: its launcher has ended or cannot be reached")
+            self.fail(
+                GONE, f"node {node}{self._on(node)} is gone: its launcher has ended or cannot be reached"
+            )
         line.close()
 
     def _on(self, node: int) -> str:
@@ -152,7 +154,12 @@ class Hub:
         self.started = True
         counts = [int(self.hellos[node]["count"]) for node in range(self.count)]
         addr = self.hosts[0] if self.hosts else self.host
-        common = {"job": secrets.token_hex(8), "size": sum(counts), "addr": addr, "port": self.hellos[0]["port"]}
+        common = {
+            "job": secrets.token_hex(8),
+            "size": sum(counts),
+            "addr": addr,
+            "port": self.hellos[0]["port"],
+        }
         for line, node in self.nodes.items():
             line.send({"start": common | {"first": sum(counts[:node])}})
 
@@ -185,8 +192,8 @@ class Link:
     """A launcher's line to the hub."""
 
     def __init__(self, node: Node, ranks: int, port: int):
-        """Collective among the launchers of a job: returns when all nodes have come, with ``start``. ``port``:
-        free on this host. Raises CommError where they do not come, or are not of one job."""
+        """Collective among the launchers of a job: returns when all nodes have come, with ``start``.
+        ``port``: free on this host. Raises CommError where they do not come, or are not of one job."""
         self.node = node
         #: the failure of another node that ended the job: exit code and reason
         self.failure: tuple[int, str] | None = None
@@ -198,7 +205,7 @@ class Link:
         self.line.send({"hello": hello | {"hostname": socket.gethostname()}})
         while (messages := self.line.receive()) == []:
             pass
-        first = messages[0] if messages else {"refused": "the hub of the job has ended"}
+        first: dict[str, Any] = messages[0] if messages else {"refused": "the hub of the job has ended"}
         if "start" not in first:
             self.line.close()
             why = first.get("refused") or first["failed"][1]
@@ -241,5 +248,7 @@ def endpoint(text: str) -> tuple[str, int]:
     """``HOST:PORT`` in its parts. Raises TileError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise TileError(f"{text!r} is no HOST:PORT", hint=f"--rendezvous {host or text}:{bootstrap.FIRST_PORT}")
+        raise TileError(
+            f"{text!r} is no HOST:PORT", hint=f"--rendezvous {host or text}:{bootstrap.FIRST_PORT}"
+        )
     return host, int(port)

@@ -103,10 +103,9 @@ def run(program: Program, count: int, node: Node | None = None) -> int:
     entry point, and frames on its way must leave alone what is the launcher's.
 
     0 where all ranks exited with 0; the code of the first rank that failed, 128 + the signal where one killed
-    it; 128 + the signal that ended the launcher; alike on all nodes. Raises CommError where this system cannot
-    tie ranks to their launcher, or the other nodes do not come. Call it from the only thread of a process that
-    does nothing else: it takes over signals and adopts orphans.
-    """
+    it; 128 + the signal that ended the launcher; alike on all nodes. Raises CommError where this system
+    cannot tie ranks to their launcher, or the other nodes do not come. Call it from the only thread of a
+    process that does nothing else: it takes over signals and adopts orphans."""
     _open_standard_streams()
     return _Job(program, count, node).run()
 
@@ -119,13 +118,18 @@ def share_processors(environ: MutableMapping[str, str], count: int) -> None:
 
 class _Job:
     def __init__(self, program: Program, count: int, node: Node | None):
-        self.program, self.count, self.node = program, count, node
+        self.program, self.count = program, count
+        self.number = None if node is None else node.number
         self.pid = os.getpid()
         port = _free_port()
         self.link = None if node is None else Link(node, count, port)
-        self.start = self.link.start if self.link else Start(secrets.token_hex(8), 0, count, "127.0.0.1", port)
+        self.start = (
+            self.link.start if self.link else Start(secrets.token_hex(8), 0, count, "127.0.0.1", port)
+        )
         self.name = self.start.job
-        self.foreign_first = False  # a rank of another node had left, stopped the job or ended before ours failed
+        self.foreign_first = (
+            False  # a rank of another node had left, stopped the job or ended before ours failed
+        )
         self.ranks: list[Rank] = []
         self.out, self.err = output.sinks()
         # poll, not epoll: that refuses regular files, which stdout may be.
@@ -152,7 +156,7 @@ class _Job:
         self.selector.register(self.wake, selectors.EVENT_READ, self._signals)
         if self.link:
             self.selector.register(self.link.line, selectors.EVENT_READ, self._hear)
-        self.watcher = Watcher(self.name, self.node and self.node.number)
+        self.watcher = Watcher(self.name, self.number)
         self.journal = Journal(self.name, shared=self.link is not None)
         try:
             self._start()
@@ -177,8 +181,8 @@ class _Job:
             os.waitpid(rank.pid, os.WNOHANG)
 
     def _await_nodes(self) -> None:
-        """Our ranks have ended. Where all is well the other nodes' may still fail, which is this node's failure
-        too; else all nodes are told."""
+        """Our ranks have ended. Where all is well the other nodes' may still fail, which is this node's
+        failure too; else all nodes are told."""
         if self.link is None:
             return
         if self.reason:
@@ -266,7 +270,7 @@ class _Job:
             "TILESCALE_JOB": self.name,
             "WORLD_SIZE": str(self.start.size),
             "LOCAL_WORLD_SIZE": str(self.count),
-            "NODE_RANK": str(self.node.number if self.node else 0),
+            "NODE_RANK": str(self.number or 0),
             "MASTER_ADDR": self.start.addr,
             "MASTER_PORT": str(self.start.port),
         }
@@ -327,8 +331,8 @@ class _Job:
         return [stream for rank in self.ranks for stream in rank.streams]
 
     def _living(self) -> list[int]:
-        sessions, node = [rank.pid for rank in self.ranks], self.node and self.node.number
-        pids = processes.find(self.name, sessions, ancestor=os.getpid(), node=node)
+        sessions = [rank.pid for rank in self.ranks]
+        pids = processes.find(self.name, sessions, ancestor=os.getpid(), node=self.number)
         return [pid for pid in pids if pid not in self._helpers()]
 
     def _helpers(self) -> set[int]:

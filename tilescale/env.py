@@ -178,8 +178,8 @@ REMOTE: Var[str] = Var(
     lambda: "",
     _remote,
     "nvshmem",
-    "kernels for CUDA reach other ranks by NVSHMEM's device calls, even where GPUs address each other's memory; "
-    "takes TILESCALE_HEAP=nvshmem; default: by addresses",
+    "kernels for CUDA reach other ranks by NVSHMEM's device calls, even where GPUs address each other's "
+    "memory; takes TILESCALE_HEAP=nvshmem; default: by addresses",
 )
 LOG: Var[str] = Var(
     "TILESCALE_LOG",
@@ -266,8 +266,8 @@ SSH: Var[list[str]] = Var(
     lambda: ["ssh", "-o", "BatchMode=yes"],
     shlex.split,
     "a command, such as 'ssh -p 2222'",
-    "what `tilescale launch --hosts` starts launchers with: it gets a host and a shell's command line; default "
-    "ssh -o BatchMode=yes",
+    "what `tilescale launch --hosts` starts launchers with: it gets a host and a shell's command line; "
+    "default ssh -o BatchMode=yes",
 )
 
 ALL: tuple[Var, ...] = (

@@ -31,7 +31,11 @@ def home() -> Path:
     asked = os.environ.get("NVSHMEM_HOME", "")
     spec = importlib.util.find_spec("nvidia")
     homes = [Path(asked)] if asked else []
-    homes += [Path(folder, "nvshmem") for folder in (spec.submodule_search_locations or ()) if folder] if spec else []
+    homes += (
+        [Path(folder, "nvshmem") for folder in (spec.submodule_search_locations or ()) if folder]
+        if spec
+        else []
+    )
     for found in homes:
         if (found / "lib" / "libnvshmem_device.a").exists() and (found / "include" / "nvshmemx.h").exists():
             return found
@@ -60,7 +64,9 @@ def _wrappers(arch: str) -> Path:
     """The wrappers' cubin in the cache; made where it is not there: seconds, once for an architecture and a
     library."""
     library = home() / "lib" / "libnvshmem_device.a"
-    stamp = f"{library} {library.stat().st_size} {library.stat().st_mtime_ns} {arch} {toolchain.nvcc_version()}"
+    stamp = (
+        f"{library} {library.stat().st_size} {library.stat().st_mtime_ns} {arch} {toolchain.nvcc_version()}"
+    )
     key = hashlib.blake2b(SOURCE.read_bytes() + stamp.encode(), digest_size=16).hexdigest()
     path = env.CACHE_DIR.get() / "nvshmem" / f"{key}.cubin"
     if path.exists():
@@ -85,7 +91,9 @@ def _tool(name: str) -> str:
     beside = str(Path(os.path.realpath(nvcc)).parent / name) if nvcc else name
     found = nvcc if name == "nvcc" else shutil.which(beside) or shutil.which(name)
     if found is None:
-        raise TileError(f"TILESCALE_REMOTE=nvshmem needs {name}", expected="a CUDA toolkit on the PATH or under CUDA_HOME")
+        raise TileError(
+            f"TILESCALE_REMOTE=nvshmem needs {name}", expected="a CUDA toolkit on the PATH or under CUDA_HOME"
+        )
     return found
 
 

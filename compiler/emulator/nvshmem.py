@@ -1,7 +1,7 @@
-"""NVSHMEM's device calls on the emulated GPU (compiler/cuda/include/ts/nvshmem.cuh), as late as the library may
-be: a put reads its source and writes its destination at any time up to the quiet of the thread that issued it
-(or a quiet of all threads, in whatever warp the library issued it). Nobody knows of what it wrote before that
-quiet, so a release without one leaves a race, which the records of who touched what find."""
+"""NVSHMEM's device calls on the emulated GPU (compiler/cuda/include/ts/nvshmem.cuh), as late as the library
+may be: a put reads its source and writes its destination at any time up to the quiet of the thread that
+issued it (or a quiet of all threads, in whatever warp the library issued it). Nobody knows of what it wrote
+before that quiet, so a release without one leaves a race, which the records of who touched what find."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _scratch(b: Block, m: Any, team: Any, like: Pointer, size: Any, site: Any) -
     count = room // data.dtype.itemsize
     key = (str(data.dtype), count)
     if b.task.flights:
-        raise EmulationError("scratch is used again while a put by NVSHMEM is under way: no quiet completes it")
+        raise EmulationError(
+            "scratch is used again while a put by NVSHMEM is under way: no quiet completes it"
+        )
     if key not in b.task.scratch:
         b.task.scratch[key] = Memory("scratch", np.zeros(count, data.dtype), count)
     return Pointer(b.task.scratch[key], np.zeros(m.shape, np.int64))

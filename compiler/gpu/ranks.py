@@ -205,7 +205,9 @@ class Ranks(Unaddressed):
         acquire are those of all of them."""
         region, value, peer = call.args
         if self.target.remote:
-            raise self.refused("an atomic update of a rank's tensor with TILESCALE_REMOTE=nvshmem", "a T.Signal")
+            raise self.refused(
+                "an atomic update of a rank's tensor with TILESCALE_REMOTE=nvshmem", "a T.Signal"
+            )
         site = self.site("atomic", region.source.name, call)
         buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         dtype = element_dtype(buf)

@@ -1,14 +1,13 @@
 """Copies to and from ranks whose memory this GPU cannot address, in thread IR (include/ts/nvshmem.cuh).
 
-A tile that is put goes into registered scratch by the copy's own nest, and from there by rows to the peer; one
-that is pulled comes by rows into scratch, where the nest reads it. Each block has a part of the scratch, and
-uses it again when the library has completed what was under way there: behind a quiet (puts) or at once (gets,
-which block), and a barrier.
-"""
+A tile that is put goes into registered scratch by the copy's own nest, and from there by rows to the peer;
+one that is pulled comes by rows into scratch, where the nest reads it. Each block has a part of the scratch,
+and uses it again when the library has completed what was under way there: behind a quiet (puts) or at once
+(gets, which block), and a barrier."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -33,7 +32,7 @@ class Staged(Global):
 
     def flat(self, at: list[Any]) -> Any:
         return super().flat(
-            [widened(i, self.index) - widened(l, self.index) for i, l in zip(at, self.low, strict=True)]
+            [widened(i, self.index) - widened(b, self.index) for i, b in zip(at, self.low, strict=True)]
         )
 
 
@@ -44,7 +43,8 @@ class Unaddressed(State):
         """A nest one side of which is another rank's memory, at ``there``: a far address.
 
         Raises:
-            TileSyntaxError: of an executor other than the block, of a part whose extents are not constants, or
+            TileSyntaxError: of an executor other than the block, of a part whose extents are not constants,
+            or
                 whose rows are not contiguous.
         """
         if self.executor.name != "block":
@@ -84,9 +84,9 @@ class Unaddressed(State):
             tirx.DeclBuffer(scratch, call.span, data=tirx.reinterpret(pointer, at)),
             tirx.DeclBuffer(far, call.span, data=tirx.reinterpret(pointer, there)),
         ]
-        rows = self._rows(own, Global(far, own.shape, own.strides, own.index, own.name),
-                          Staged(scratch, own.shape, strides, own.index, own.name, low), sizes, each, puts)  # fmt: skip
-        self.remote = (region.source, puts, Staged(scratch, own.shape, strides, own.index, own.name, low))
+        near = Staged(scratch, own.shape, strides, own.index, own.name, low)
+        rows = self._rows(own, replace(own, buf=far), near, sizes, each, puts)
+        self.remote = (region.source, puts, near)
         body = self.nest(nest)
         self.remote = None
         meet = tirx.Evaluate(self.barrier_call("block"))
@@ -105,7 +105,7 @@ class Unaddressed(State):
         counters = [tirx.Var(f"row{k}" if len(sizes) > 2 else "row", "int32") for k in range(len(sizes) - 1)]
         for var, size in zip(counters, sizes, strict=False):
             self.bind_range(var, size)
-        at = [widened(l, index) + widened(v, index) for l, v in zip(near.low, counters, strict=False)]
+        at = [widened(b, index) + widened(v, index) for b, v in zip(near.low, counters, strict=False)]
         tests = [
             t
             for i, size in zip(at, own.shape, strict=False)

@@ -139,7 +139,9 @@ def test_hosts_file(jobs: Jobs, shift: Path, tmp_path: Path):
 
 def test_hosts_that_cannot_be_reached(jobs: Jobs, shift: Path, tmp_path: Path):
     (tmp_path / "hosts").write_text("localhost slots=2\nlocalhost slots=2\n")
-    ssh = {"TILESCALE_SSH": """sh -c 'case "$1" in *"--node-rank 1 --rendezvous"*) exit 255;; esac; exec sh -c "$1"'"""}
+    ssh = {
+        "TILESCALE_SSH": """sh -c 'case "$1" in *"--node-rank 1 --rendezvous"*) exit 255;; esac; exec sh -c "$1"'"""
+    }
     jobs.start(*LAUNCH, "--hosts", tmp_path / "hosts", shift, env=ssh)
     ((code, _, err),) = jobs.end(20)
     assert code == 1
@@ -204,8 +206,7 @@ def test_ranks_of_two_machines_are_refused(jobs: Jobs, tmp_path: Path, shift: Pa
     script.write_text(
         "import os, socket\nfrom tilescale.comm import machines\n"
         "if os.environ['SLURM_NODEID'] == '1':\n"
-        "    machines.identity = lambda: 'elsewhere'\n    socket.gethostname = lambda: 'far'\n"
-        + SHIFT
+        "    machines.identity = lambda: 'elsewhere'\n    socket.gethostname = lambda: 'far'\n" + SHIFT
     )
     for rank in range(4):
         jobs.start(sys.executable, script, env=slurm(rank, os.getpid()))
@@ -292,7 +293,9 @@ def test_a_killed_launcher_ends_the_other_node(jobs: Jobs, tmp_path: Path, port:
     assert time.monotonic() - begin < 8
     code, _, err = found[1 - number]
     # With its launcher the hub is ended: it may still say so, or the line to it ends.
-    said = ["the launcher of node 0 is gone"] * (number == 0) + [f"node {number} ({socket.gethostname()}) is gone"]
+    said = ["the launcher of node 0 is gone"] * (number == 0) + [
+        f"node {number} ({socket.gethostname()}) is gone"
+    ]
     assert code == 1 and any(text in err.splitlines()[-1] for text in said), err
     nothing_is_left(jobs, started)
 

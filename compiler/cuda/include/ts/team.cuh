@@ -281,7 +281,7 @@ __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
 
 #ifdef TS_NVSHMEM
 // This block's part of the scratch that lies behind the team's words: registered, as all of the arena is.
-constexpr int64_t SCRATCH = 32 << 20;  // bytes a team (TS_SCRATCH in tilescale/native/ts_gpu.h)
+constexpr int64_t SCRATCH = 32 << 20;  // bytes a team (comm/nvshmem.py)
 template <typename T>
 __device__ __forceinline__ T* scratch(const Team& team, const T* like, int bytes, int site) {
   const int64_t block = blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
