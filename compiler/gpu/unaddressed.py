@@ -43,14 +43,19 @@ class Unaddressed(State):
         """A nest one side of which is another rank's memory, at ``there``: a far address.
 
         Raises:
-            TileSyntaxError: of an executor other than the block, of a part whose extents are not constants,
-            or
+            TileSyntaxError: what combines values; of an executor other than the block, of a part whose
+            extents are not constants, or
                 whose rows are not contiguous.
         """
         if self.executor.name != "block":
             raise self.refused(
                 f"a copy to a rank by a {self.executor.name}, with TILESCALE_REMOTE=nvshmem,",
                 "scratch for parts of a block; let blocks copy",
+            )
+        if "op" in call.attrs:
+            raise self.refused(
+                f'a copy that combines (op="{call.attrs["op"]}"), with TILESCALE_REMOTE=nvshmem,',
+                "atomic updates by the library; put parts to places of their own, and add them there",
             )
         puts = str(call.attrs["side"]) == "dst"
         region = call.args[1 if puts else 0]

@@ -205,7 +205,19 @@ def test_what_is_not_there_is_refused():
         with T.Kernel(1, threads=128), T.Scale("device") as (rank, n), T.Scale("warp") as (w, _):
             T.copy(A[w * 32 : w * 32 + 32], X[w * 32 : w * 32 + 32], dst=(rank + 1) % n)
 
-    for kernel, text in ((largest, 'op="max"'), (added, "an atomic update"), (by_warps, "by a warp")):
+    @T.prim_func
+    def summed(A: T.Tensor((64, 64), "float32"), X: T.SymmTensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128), T.Scale("device") as (rank, n):
+            tile = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, tile)
+            T.copy(tile, X, dst=(rank + 1) % n, op="add")
+
+    for kernel, text in (
+        (summed, "copy that combines"),
+        (largest, 'op="max"'),
+        (added, "an atomic update"),
+        (by_warps, "by a warp"),
+    ):
         with pytest.raises(TileSyntaxError, match=text):
             lowered(kernel)
 
