@@ -358,8 +358,9 @@ class _Job:
         """Who has ended, and whose failure came first. The journal is read before the processes are looked
         at: what a line of it is the consequence of has happened by then. A rank that ended without a line of
         its own (killed, os._exit) is such a cause."""
-        lines, first = self.journal.read(), self.start.first
-        told = [self.ranks[n - first] for n in lines if first <= n < first + len(self.ranks)]
+        self.journal.read()
+        first = self.start.first
+        told = [self.ranks[n - first] for n in self.journal.told if first <= n < first + len(self.ranks)]
         ended = [rank for rank in self.ranks if rank.look()]
         for rank in ended:
             self.journal.note_end(rank.number)
@@ -370,7 +371,6 @@ class _Job:
             return
         assert failed.status is not None
         if self.failed is None:
-            self.foreign_first = any(not first <= n < first + self.count for n in self.journal.about)
             self._fail(0, failed.fate(), settle=SETTLE)
         self.failed, self.reason = failed, failed.fate()
         self.code = failed.status if failed.status > 0 else 128 - failed.status
@@ -380,9 +380,19 @@ class _Job:
         its way out."""
         if self.failed is None or self.stop_at is None or now > self.stop_at + LEAVING - SETTLE:
             return False
-        if self.foreign_first:
-            return True  # that rank's node may be about to say why
+        if self.link is not None and self.link.failure is None and self._is_consequence(self.failed.number):
+            return True  # the other node is about to say why
         return any(rank.status is None for rank in self.order[: self.order.index(self.failed)])
+
+    def _is_consequence(self, number: int) -> bool:
+        """Whether a rank of another node on this machine left or stopped the job before this one, or ended
+        without a line of its own (killed), which this one may have noticed before its launcher did."""
+        self.journal.read()  # the ranks of this node in it have been looked at, or will be when they end
+        told, mine = self.journal.told, range(self.start.first, self.start.first + self.count)
+        if number not in told:
+            return False  # killed itself: a cause
+        before = [*told[: told.index(number)], *(self.journal.gone - set(told))]
+        return any(n not in mine for n in before)
 
     def _fail(self, code: int, reason: str, settle: float = 0.0) -> None:
         """The first cause counts; what fails because of it does not."""
