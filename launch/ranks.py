@@ -127,9 +127,6 @@ class _Job:
             self.link.start if self.link else Start(secrets.token_hex(8), 0, count, "127.0.0.1", port)
         )
         self.name = self.start.job
-        self.foreign_first = (
-            False  # a rank of another node had left, stopped the job or ended before ours failed
-        )
         self.ranks: list[Rank] = []
         self.out, self.err = output.sinks()
         # poll, not epoll: that refuses regular files, which stdout may be.
