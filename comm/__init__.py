@@ -92,6 +92,12 @@ def _memory() -> Any:
     if which == "auto":
         which = env.TARGETS[env.TARGET.get()]
     if which == "symm_mem":
+        if env.REMOTE.get():
+            raise CommError(
+                "TILESCALE_REMOTE=nvshmem with symmetric memory by PyTorch",
+                expected="memory that NVSHMEM has registered",
+                hint="TILESCALE_HEAP=nvshmem",
+            )
         from tilescale.comm.symm_mem import SymmMem
 
         return SymmMem

@@ -86,7 +86,9 @@ class Arena:
         count = torch.cuda.device_count()
         if not count:
             raise CommError("torch sees no GPU on this machine", hint="TILESCALE_TARGET=cpu")
-        device: int = self.world.local_rank % count
+        # Several nodes here are on one machine (shm.py has made sure): each rank takes a GPU of its own.
+        several = self.world.local_size < self.world.size
+        device: int = (self.world.rank if several else self.world.local_rank) % count
         torch.cuda.set_device(device)
         torch.cuda.current_stream(device)  # makes the context
         name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device)).encode()

@@ -38,7 +38,7 @@ FIRST_PORT, PORTS = 20000, 12000
 _RANK_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_")
 _RANK_NAMES = frozenset(
     "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT SLURM_PROCID SLURM_LOCALID "
-    "GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE".split()
+    "NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE".split()
 )
 
 
@@ -46,9 +46,10 @@ _RANK_NAMES = frozenset(
 class World:
     """This process among the ranks of its job.
 
-    ``rank`` of ``size`` in the job, ``local_rank`` of ``local_size`` on this machine. ``job`` is 1 to 32
-    letters and digits, the same on all ranks, different between jobs: names in /dev/shm are ``ts-<job>-…``.
-    ``launcher`` is one of tilescale, torchrun, env, openmpi, mpich, slurm, none.
+    ``rank`` of ``size`` in the job, ``local_rank`` of ``local_size`` on this ``node``: what one agent of the
+    launcher started, a machine or one of several nodes on it. ``job`` is 1 to 32 letters and digits, the same
+    on all ranks, different between jobs: names in /dev/shm are ``ts-<job>-…``. ``launcher`` is one of
+    tilescale, torchrun, env, openmpi, mpich, slurm, none.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class World:
     local_size: int
     job: str
     launcher: str
+    node: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,8 @@ def world() -> World:
     itself.
 
     Under MPI and Slurm it also sets what torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, and where they are unset MASTER_ADDR and MASTER_PORT). An MPI job over several machines
-    exchanges these through mpi4py, so there the first call is collective.
-    """
+    LOCAL_WORLD_SIZE, and where they are unset MASTER_ADDR and MASTER_PORT), and NODE_RANK. An MPI job over
+    several machines exchanges these through mpi4py, so there the first call is collective."""
     me, master = detect(os.environ)
     if me.launcher in ("openmpi", "mpich", "slurm"):
         os.environ.update(
@@ -96,6 +97,8 @@ def world() -> World:
         )
         os.environ.setdefault("MASTER_ADDR", master[0])
         os.environ.setdefault("MASTER_PORT", str(master[1]))
+    if me.launcher != "none":
+        os.environ["NODE_RANK"] = str(me.node)
     return me
 
 
@@ -106,7 +109,7 @@ def detect(environ: Mapping[str, str]) -> tuple[World, tuple[str, int]]:
     if claim is None:
         job = _digest("none", _identity(os.getpid()))
         return World(0, 1, 0, 1, job, "none"), ("127.0.0.1", _port(job))
-    host, port = "127.0.0.1", None
+    host, port, node = "127.0.0.1", None, _node(claim, environ)
     if claim.launcher == "tilescale":
         job = env.JOB.get(environ) or ""
     elif claim.launcher in ("torchrun", "env"):
@@ -122,8 +125,8 @@ def detect(environ: Mapping[str, str]) -> tuple[World, tuple[str, int]]:
         # ranks that wait for it.
         job = _digest("mpi", _identity(starter))
     else:
-        job, host, port = _exchange(claim)
-    me = World(claim.rank, claim.size, claim.local_rank, claim.local_size, job, claim.launcher)
+        job, host, port, node = _exchange(claim)
+    me = World(claim.rank, claim.size, claim.local_rank, claim.local_size, job, claim.launcher, node)
     return me, (host, port or _port(job))
 
 
@@ -282,6 +285,15 @@ def _integer(environ: Mapping[str, str], name: str) -> int | None:
         ) from None
 
 
+def _node(claim: _Claim, environ: Mapping[str, str]) -> int:
+    """The number of this rank's node, where its launcher says it: not MPI's, which exchange it, and 0 where
+    nobody has said it by hand."""
+    if claim.local_size == claim.size:
+        return 0
+    names = {"tilescale": "NODE_RANK", "torchrun": "GROUP_RANK", "env": "NODE_RANK", "slurm": "SLURM_NODEID"}
+    return _integer(environ, names.get(claim.launcher, "")) or 0
+
+
 def _torch_job(claim: _Claim, environ: Mapping[str, str]) -> str:
     """A name from what all ranks share. torchrun's run id is "none" unless chosen, so port and restart count
     belong to it."""
@@ -296,13 +308,15 @@ def _torch_job(claim: _Claim, environ: Mapping[str, str]) -> str:
     return _digest("torch", *shared)
 
 
-def _exchange(claim: _Claim) -> tuple[str, str, int]:
-    """Collective: job, host and port from rank 0 of an MPI job over several machines."""
+def _exchange(claim: _Claim) -> tuple[str, str, int, int]:
+    """Collective: job, host and port from rank 0 of an MPI job over several nodes, and this rank's node.
+
+    Ranks of a node have MPI's agent there in common; nodes are numbered in the order of their first ranks."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py is there, its MPI library is not
         raise CommError(
-            f"{claim}, on several machines, but mpi4py cannot be used: {error}",
+            f"{claim}, on several nodes, but mpi4py cannot be used: {error}",
             expected="mpi4py, through which the ranks agree on a name and an address",
             hint='pip install "tilescale[mpi]"',
         ) from error
@@ -323,8 +337,10 @@ def _exchange(claim: _Claim) -> tuple[str, str, int]:
         with socket.socket() as probe:
             probe.bind(("", 0))
             offer = (secrets.token_hex(8), socket.gethostname(), probe.getsockname()[1])
-    agreed: tuple[str, str, int] = comm.bcast(offer, root=0)
-    return agreed
+    starter = _outside(claim.variable)
+    agents = comm.allgather(f"{socket.gethostname()} {_identity(starter) if starter else ''}")
+    job, host, port = comm.bcast(offer, root=0)
+    return job, host, port, list(dict.fromkeys(agents)).index(agents[claim.rank])
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
@@ -348,11 +364,14 @@ _NUMBERED = {
 
 
 def absent(me: World) -> set[int]:
-    """Ranks of a job on this machine for which their launcher has no process: they have ended, or are not
-    started yet.
+    """Ranks of a job on one node for which their launcher has no process: they have ended, or are not started
+    yet.
 
-    None where nobody can know: ranks that were started by hand, or a launcher outside of this pid namespace.
+    None where nobody can know: ranks that were started by hand, several nodes, of which each has an agent of
+    its own, or a launcher outside of this pid namespace.
     """
+    if me.local_size < me.size:
+        return set()
     if me.launcher not in _NUMBERED or not (starter := _outside(_NUMBERED[me.launcher][0])):
         return set()
     mark = f"\0{_NUMBERED[me.launcher][1]}=".encode()
@@ -422,6 +441,11 @@ def _stat(pid: int) -> list[str]:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def meeting_port(job: str) -> int:
+    """Where ranks of a job on several nodes meet before they share memory; not torch.distributed's port."""
+    return FIRST_PORT + (_port(job) - FIRST_PORT + PORTS // 2) % PORTS
 
 
 def _port(job: str) -> int:

@@ -34,13 +34,16 @@ class Journal:
     """The launcher's end. Without /dev/shm there is nothing to write to, and no rank that could share
     memory."""
 
-    def __init__(self, job: str):
+    def __init__(self, job: str, shared: bool = False):
+        """``shared``: launchers of several nodes on this machine have one, made by the first of them."""
         self._unfinished = b""
         self._fd = -1
+        #: the ranks that the lines read so far say have left or stopped the job, in order; and have ended
+        self.told: list[int] = []
+        self.gone: set[int] = set()
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (0 if shared else os.O_EXCL)
         with contextlib.suppress(OSError):
-            self._fd = os.open(
-                path(job), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600
-            )
+            self._fd = os.open(path(job), flags, 0o600)
 
     def note_end(self, rank: int) -> None:
         """The process of ``rank`` has ended."""
@@ -55,7 +58,10 @@ class Journal:
             while piece := os.read(self._fd, 1 << 16):
                 data += piece
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        return [int(line.split()[1]) for line in lines if line.startswith((b"left ", b"stop "))]
+        self.gone.update(int(line.split()[1]) for line in lines if line.startswith(b"ended "))
+        new = [int(line.split()[1]) for line in lines if line.startswith((b"left ", b"stop "))]
+        self.told += new
+        return new
 
     def close(self) -> None:
         """Closes it; the sweep of the job removes the file."""

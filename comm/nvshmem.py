@@ -1,6 +1,7 @@
 """Symmetric memory on GPUs through NVSHMEM (nvshmem4py): the arena is one allocation of its symmetric heap,
 peers' addresses are ``nvshmem_ptr``'s. Kernels reach peers by plain loads and stores, so they need no NVSHMEM
-of their own; ranks whose memory this GPU cannot address are refused."""
+of their own; with TILESCALE_REMOTE=nvshmem they call it (compiler/cuda/include/ts/nvshmem.cuh). Ranks whose
+memory this GPU cannot address are refused either way: hosts read it."""
 
 from __future__ import annotations
 
@@ -8,11 +9,15 @@ import ctypes
 import os
 from typing import Any
 
+from tilescale import env
 from tilescale.comm.arena import GRAIN, Arena
 from tilescale.errors import CommError
 
 #: bytes that NVSHMEM itself takes of its heap
 _BESIDE = 64 << 20
+#: bytes of each team's scratch behind its words, for what kernels put or get by calls (``ts::scratch``), and
+#: what aligns it
+_SCRATCH = (32 << 20) + 4096
 
 
 class Nvshmem(Arena):
@@ -57,7 +62,15 @@ class Nvshmem(Arena):
         if far:
             text = f"the GPU of rank {self.world.rank} cannot address the memory of rank {far[0]}"
             raise CommError(text, expected="GPUs that reach each other's memory")
+        if env.REMOTE.get():
+            # nvshmem4py has loaded the library: this gives the same one, by its name.
+            init = ctypes.CDLL("libnvshmem_host.so.3").nvshmemx_culibrary_init
+            self._lib.ts_gpu_far(ctypes.c_int64(ctypes.cast(init, ctypes.c_void_p).value or 0))
         return bases
+
+    def team_bytes(self, size: int) -> int:
+        """See :meth:`Arena.team_bytes`; with room for what kernels stage."""
+        return super().team_bytes(size) + (_SCRATCH if env.REMOTE.get() else 0)
 
     def _unique_id(self, core: Any) -> Any:
         """Rank 0's number of this job, which every rank hands to NVSHMEM."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from tilescale import env, native
-from tilescale.comm import bootstrap, journal
+from tilescale.comm import bootstrap, journal, machines
 from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError
 
@@ -54,18 +54,15 @@ class Shm:
 
     Construction is collective: it returns when all ranks have mapped all segments. ``segment`` is in bytes,
     the control area at its head included. Raises CommError when a rank does not come within the wait limit,
-    has died, or has other sizes, or when /dev/shm is full.
+    has died, or has other sizes, when ranks are on several machines, or when /dev/shm is full.
     """
 
     def __init__(self, world: World, segment: int):
         if world.local_size != world.size:
-            raise CommError(
-                f"{world.size} ranks of which {world.local_size} are on this machine",
-                expected="all ranks on one machine: the CPU target's symmetric memory does not reach further",
-            )
+            machines.check(world, _Absent(world).look)
         self.world = world
         self._lib = native.library()
-        native.configure(world.local_size)
+        native.configure(world.size)
         self.control = int(self._lib.ts_heap_control_bytes())
         self.segment = -(-segment // PAGE) * PAGE
         if self.segment < self.control + PAGE:

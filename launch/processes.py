@@ -14,15 +14,20 @@ from tilescale.comm import bootstrap
 SHM = Path("/dev/shm")
 
 
-def find(job: str, sessions: Iterable[int], ancestor: int | None = None) -> list[int]:
+def find(
+    job: str, sessions: Iterable[int], ancestor: int | None = None, node: int | None = None
+) -> list[int]:
     """Living processes of a job: in one of its sessions, with its name in their environment, or below
-    ``ancestor``.
+    ``ancestor``. ``node``: the number in the environment, too, where several nodes may be on this machine.
 
     Each rank leads a session, which its descendants leave only by setsid(2); then they still carry
     TILESCALE_JOB, unless they cleared it; then they are still below the launcher, which adopts orphans
     (PR_SET_CHILD_SUBREAPER). This process is never listed.
     """
-    mark, leaders, me = f"\0TILESCALE_JOB={job}\0".encode(), set(sessions), os.getpid()
+    marks = [f"\0TILESCALE_JOB={job}\0".encode()]
+    if node is not None:
+        marks.append(f"\0NODE_RANK={node}\0".encode())
+    leaders, me = set(sessions), os.getpid()
     parents: dict[int, int] = {}
     found = set()
     for entry in os.scandir("/proc"):
@@ -37,13 +42,18 @@ def find(job: str, sessions: Iterable[int], ancestor: int | None = None) -> list
             if state in b"ZX" or pid == me:
                 continue
             parents[pid] = int(ppid)
-            if int(session) in leaders or mark in b"\0" + _environ(pid):
+            if int(session) in leaders or _is_marked(pid, marks):
                 found.add(pid)
         except OSError:
             continue  # it ended meanwhile
     if ancestor is not None:
         found.update(pid for pid in parents if bootstrap.below(pid, ancestor, parents))
     return sorted(found)
+
+
+def _is_marked(pid: int, marks: list[bytes]) -> bool:
+    environ = b"\0" + _environ(pid)
+    return all(mark in environ for mark in marks)
 
 
 def _environ(pid: int) -> bytes:

@@ -24,6 +24,7 @@ from tilescale import lifetime
 from tilescale.comm import bootstrap
 from tilescale.comm.journal import Journal
 from tilescale.launch import fork, output, processes
+from tilescale.launch.nodes import Link, Node, Start
 from tilescale.launch.program import Program
 from tilescale.launch.watch import Watcher
 
@@ -96,18 +97,17 @@ class Stream:
 Begin = Callable[[dict[str, str], tuple[int, int, int]], int]
 
 
-def run(program: Program, count: int) -> int:
-    """Runs ``program`` as ``count`` ranks and returns the exit code of the job. In a rank that is forked it
-    does not return: fork.Forked goes up to the command's entry point, and frames on its way must leave alone
-    what is the launcher's.
+def run(program: Program, count: int, node: Node | None = None) -> int:
+    """Runs ``program`` as ``count`` ranks, those of one ``node`` where the job has several, and returns the
+    exit code of the job. In a rank that is forked it does not return: fork.Forked goes up to the command's
+    entry point, and frames on its way must leave alone what is the launcher's.
 
     0 where all ranks exited with 0; the code of the first rank that failed, 128 + the signal where one killed
-    it; 128 + the signal that ended the launcher. Raises CommError where this system cannot tie ranks to their
-    launcher. Call it from the only thread of a process that does nothing else: it takes over signals and
-    adopts orphans.
-    """
+    it; 128 + the signal that ended the launcher; alike on all nodes. Raises CommError where this system
+    cannot tie ranks to their launcher, or the other nodes do not come. Call it from the only thread of a
+    process that does nothing else: it takes over signals and adopts orphans."""
     _open_standard_streams()
-    return _Job(program, count).run()
+    return _Job(program, count, node).run()
 
 
 def share_processors(environ: MutableMapping[str, str], count: int) -> None:
@@ -117,10 +117,16 @@ def share_processors(environ: MutableMapping[str, str], count: int) -> None:
 
 
 class _Job:
-    def __init__(self, program: Program, count: int):
+    def __init__(self, program: Program, count: int, node: Node | None):
         self.program, self.count = program, count
+        self.number = None if node is None else node.number
         self.pid = os.getpid()
-        self.name = secrets.token_hex(8)
+        port = _free_port()
+        self.link = None if node is None else Link(node, count, port)
+        self.start = (
+            self.link.start if self.link else Start(secrets.token_hex(8), 0, count, "127.0.0.1", port)
+        )
+        self.name = self.start.job
         self.ranks: list[Rank] = []
         self.out, self.err = output.sinks()
         # poll, not epoll: that refuses regular files, which stdout may be.
@@ -145,12 +151,15 @@ class _Job:
             if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         self.selector.register(self.wake, selectors.EVENT_READ, self._signals)
-        self.watcher = Watcher(self.name)
-        self.journal = Journal(self.name)
+        if self.link:
+            self.selector.register(self.link.line, selectors.EVENT_READ, self._hear)
+        self.watcher = Watcher(self.name, self.number)
+        self.journal = Journal(self.name, shared=self.link is not None)
         try:
             self._start()
             while any(rank.status is None for rank in self.ranks):
                 self._step(self._deadline())
+            self._await_nodes()
             self._finish()
         finally:
             if os.getpid() == self.pid:  # and no forked rank
@@ -163,18 +172,45 @@ class _Job:
         processes.sweep(self.name)
         self.watcher.close()
         self.journal.close()
+        if self.link:
+            self.link.close()
         for rank in self.ranks:
             os.waitpid(rank.pid, os.WNOHANG)
+
+    def _await_nodes(self) -> None:
+        """Our ranks have ended. Where all is well the other nodes' may still fail, which is this node's
+        failure too; else all nodes are told."""
+        if self.link is None:
+            return
+        if self.reason:
+            self.link.fail(self.code, self._says())
+            return
+        self.link.done()
+        while not self.link.over and not self.reason:
+            self._step(None)
+
+    def _hear(self) -> None:
+        """What the hub says: another node's failure is ours."""
+        assert self.link is not None
+        self.link.hear()
+        if self.link.failure is None and not self.link.over:
+            return
+        self.selector.unregister(self.link.line)
+        if self.link.failure is not None and self.kill_at is None and not self.link.told:
+            # A failure of ours that has not been said yet counts as its consequence: the hub came first.
+            self.code, self.reason = self.link.failure
+            self.failed, self.stop_at = None, time.monotonic()
 
     def _start(self) -> None:
         environ = self._environ()
         begin = self._forking(environ) or self._executing(environ)
-        for number in range(self.count):
+        for local in range(self.count):
+            number = self.start.first + local
             out, err = os.pipe(), os.pipe()
             feed = os.pipe() if number == 0 and os.isatty(0) else None
             stdin = feed[0] if feed else 0 if number == 0 else os.open(os.devnull, os.O_RDONLY)
             try:
-                pid = begin({"RANK": str(number), "LOCAL_RANK": str(number)}, (stdin, out[1], err[1]))
+                pid = begin({"RANK": str(number), "LOCAL_RANK": str(local)}, (stdin, out[1], err[1]))
             except OSError as error:
                 code = 126 if isinstance(error, PermissionError) else 127
                 self._fail(code, f"{self.program.argv[0]} cannot be run: {error.strerror}")
@@ -229,10 +265,11 @@ class _Job:
     def _environ(self) -> dict[str, str]:
         environ = bootstrap.without_ranks(os.environ) | {
             "TILESCALE_JOB": self.name,
-            "WORLD_SIZE": str(self.count),
+            "WORLD_SIZE": str(self.start.size),
             "LOCAL_WORLD_SIZE": str(self.count),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
+            "NODE_RANK": str(self.number or 0),
+            "MASTER_ADDR": self.start.addr,
+            "MASTER_PORT": str(self.start.port),
         }
         share_processors(environ, self.count)
         # What a rank had printed before it died must be seen, and where it crashed.
@@ -264,6 +301,8 @@ class _Job:
         if self.stop_at is not None and self.stop_at <= now and not self._is_awaited(now):
             self.stop_at, self.kill_at = None, now + GRACE
             self.asked = sum(rank.status is None for rank in self.ranks)
+            if self.link:
+                self.link.fail(self.code, self._says())
             processes.send(self._living(), self.stop_signal)
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = now + GRACE
@@ -289,8 +328,13 @@ class _Job:
         return [stream for rank in self.ranks for stream in rank.streams]
 
     def _living(self) -> list[int]:
-        pids = processes.find(self.name, [rank.pid for rank in self.ranks], ancestor=os.getpid())
-        return [pid for pid in pids if pid != self.watcher.pid]
+        sessions = [rank.pid for rank in self.ranks]
+        pids = processes.find(self.name, sessions, ancestor=os.getpid(), node=self.number)
+        return [pid for pid in pids if pid not in self._helpers()]
+
+    def _helpers(self) -> set[int]:
+        """Processes of the launcher's own."""
+        return {self.watcher.pid} | ({self.link.hub} if self.link and self.link.hub else set())
 
     # What happens
 
@@ -311,7 +355,9 @@ class _Job:
         """Who has ended, and whose failure came first. The journal is read before the processes are looked
         at: what a line of it is the consequence of has happened by then. A rank that ended without a line of
         its own (killed, os._exit) is such a cause."""
-        told = [self.ranks[number] for number in self.journal.read() if number < len(self.ranks)]
+        self.journal.read()
+        first = self.start.first
+        told = [self.ranks[n - first] for n in self.journal.told if first <= n < first + len(self.ranks)]
         ended = [rank for rank in self.ranks if rank.look()]
         for rank in ended:
             self.journal.note_end(rank.number)
@@ -331,7 +377,19 @@ class _Job:
         its way out."""
         if self.failed is None or self.stop_at is None or now > self.stop_at + LEAVING - SETTLE:
             return False
+        if self.link is not None and self.link.failure is None and self._is_consequence(self.failed.number):
+            return True  # the other node is about to say why
         return any(rank.status is None for rank in self.order[: self.order.index(self.failed)])
+
+    def _is_consequence(self, number: int) -> bool:
+        """Whether a rank of another node on this machine left or stopped the job before this one, or ended
+        without a line of its own (killed), which this one may have noticed before its launcher did."""
+        self.journal.read()  # the ranks of this node in it have been looked at, or will be when they end
+        told, mine = self.journal.told, range(self.start.first, self.start.first + self.count)
+        if number not in told:
+            return False  # killed itself: a cause
+        before = [*told[: told.index(number)], *(self.journal.gone - set(told))]
+        return any(n not in mine for n in before)
 
     def _fail(self, code: int, reason: str, settle: float = 0.0) -> None:
         """The first cause counts; what fails because of it does not."""
@@ -340,7 +398,7 @@ class _Job:
 
     def _bury_orphans(self) -> None:
         """Reaps adopted processes; not the ranks, nor the watcher."""
-        own = {self.watcher.pid, *(rank.pid for rank in self.ranks)}
+        own = self._helpers() | {rank.pid for rank in self.ranks}
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 adopted = [int(pid) for pid in file.read().split() if int(pid) not in own]
@@ -416,10 +474,13 @@ class _Job:
             self.err.say(f"killed what the ranks had left running: {', '.join(map(str, sorted(killed)))}")
         if self.reason:
             who = "all" if self.asked == self.count else "the other"
-            why = self.failed.why() if self.failed is not None else ""
-            reason = f"{self.reason} ({why})" if why else self.reason
-            self.err.say(f"{reason}; {who} ranks were ended" if self.asked else reason)
+            self.err.say(f"{self._says()}; {who} ranks were ended" if self.asked else self._says())
         self._drain()
+
+    def _says(self) -> str:
+        """The reason, with the exception that ended the rank."""
+        why = self.failed.why() if self.failed is not None else ""
+        return f"{self.reason} ({why})" if why else self.reason
 
     def _drain(self) -> None:
         """Writes what is queued; a reader that stalls may take its time unless the job is to end."""

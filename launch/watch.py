@@ -22,13 +22,13 @@ END = b"end\n"
 class Watcher:
     """The launcher's end. The launcher must have one thread only: this forks without exec."""
 
-    def __init__(self, job: str):
+    def __init__(self, job: str, node: int | None):
         reader, self._pipe = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             status = 1
             try:
-                _watch(job, reader)
+                _watch(job, node, reader)
                 status = 0
             finally:
                 os._exit(status)
@@ -51,7 +51,7 @@ class Watcher:
             os.write(self._pipe, line)
 
 
-def _watch(job: str, reader: int) -> None:
+def _watch(job: str, node: int | None, reader: int) -> None:
     os.setsid()
     # The launcher's handlers were inherited: they do nothing but wake it, so here they keep this process from
     # being ended.
@@ -69,7 +69,7 @@ def _watch(job: str, reader: int) -> None:
     if told.endswith(END):
         return
     sessions = [int(line) for line in told.split()]
-    _, left = processes.end(lambda: processes.find(job, sessions), patience=0)
+    _, left = processes.end(lambda: processes.find(job, sessions, node=node), patience=0)
     processes.sweep(job)
     more = f", except {left}, which cannot be killed" if left else ""
     with suppress(OSError):

@@ -107,6 +107,12 @@ def _heap(text: str) -> str:
     return text.lower()
 
 
+def _remote(text: str) -> str:
+    if text.lower() != "nvshmem":
+        raise ValueError(text)
+    return text.lower()
+
+
 def _folder(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -166,6 +172,14 @@ HEAP: Var[str] = Var(
     "where symmetric memory lies: shm, the machine's memory; symm_mem, GPUs' memory mapped by PyTorch; "
     "nvshmem, by NVSHMEM; auto: "
     "symm_mem where TILESCALE_TARGET is cuda, else shm; default auto",
+)
+REMOTE: Var[str] = Var(
+    "TILESCALE_REMOTE",
+    lambda: "",
+    _remote,
+    "nvshmem",
+    "kernels for CUDA reach other ranks by NVSHMEM's device calls, even where GPUs address each other's "
+    "memory; takes TILESCALE_HEAP=nvshmem; default: by addresses",
 )
 LOG: Var[str] = Var(
     "TILESCALE_LOG",
@@ -246,6 +260,14 @@ FORK: Var[bool] = Var(
     "saves time and memory; 0, and "
     "where ranks may use a GPU: each is a process that begins with nothing; default 1",
 )
+SSH: Var[list[str]] = Var(
+    "TILESCALE_SSH",
+    lambda: ["ssh", "-o", "BatchMode=yes"],
+    shlex.split,
+    "a command, such as 'ssh -p 2222'",
+    "what `tilescale launch --hosts` starts launchers with: it gets a host and a shell's command line; "
+    "default ssh -o BatchMode=yes",
+)
 
 ALL: tuple[Var, ...] = (
     CACHE_DIR,
@@ -254,6 +276,7 @@ ALL: tuple[Var, ...] = (
     NUM_THREADS,
     HEAP_SIZE,
     HEAP,
+    REMOTE,
     LOG,
     DUMP,
     WITHOUT,
@@ -264,6 +287,7 @@ ALL: tuple[Var, ...] = (
     TARGET,
     TRACE,
     FORK,
+    SSH,
 )
 
 

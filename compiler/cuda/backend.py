@@ -6,10 +6,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tilescale import env
 from tilescale.compiler import backend, description
 from tilescale.compiler.advice import Advice, listed
 from tilescale.compiler.backend import Lowered
-from tilescale.compiler.cuda import account, targets, toolchain
+from tilescale.compiler.cuda import account, nvshmem, targets, toolchain
 from tilescale.compiler.cuda.describe import description as table
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
@@ -51,7 +52,7 @@ class Backend(backend.Backend[ThreadKernel]):
 
     def __init__(self, arch: str):
         super().__init__(targets.check_arch(arch or targets.DEFAULT_ARCH))
-        self.target = targets.target(self.arch)
+        self.target = targets.target(self.arch, env.REMOTE.get())
 
     def lower(self, program: TileProgram, *, instrument: bool, keep: bool) -> Lowered[ThreadKernel]:
         _require_budget(program)
@@ -84,6 +85,8 @@ class Backend(backend.Backend[ThreadKernel]):
         kernel = lowered.own
         printed = self.printed(lowered)
         made = toolchain.compile_cubin(printed, self.arch)
+        if lowered.own.remote and lowered.own.team:
+            made = nvshmem.linked(made, self.arch)
         path.write_bytes(made.code)
         path.with_suffix(".cu").write_text(printed.text, encoding="utf-8")
         out: dict[str, Any] = {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}

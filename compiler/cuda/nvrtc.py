@@ -74,6 +74,7 @@ def compile_code(printed: Printed, arch: str, *, ptx: bool) -> tuple[bytes, str]
         "-v",
     ]
     options += [f"-I{headers}"] if headers is not None else []
+    options += ["-rdc=true"] if printed.relocatable else []
     program = _call(
         "nvrtcCreateProgram",
         binding.nvrtcCreateProgram(printed.text.encode(), f"{printed.name}.cu".encode(), 0, [], []),

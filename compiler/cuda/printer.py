@@ -143,6 +143,8 @@ class CudaPrinter(CPrinter):
         if self.kernel.team:
             if any(name.startswith("ts::more_registers") for name in self.called):
                 yield "#define TS_COLD __forceinline__"
+            if self.kernel.remote:
+                yield "#define TS_NVSHMEM"
             yield "#include <ts/team.cuh>"
         if any(name.startswith(("ts::put_r", "ts::put_z")) for name in self.called):
             yield "#include <ts/put.cuh>"

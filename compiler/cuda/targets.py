@@ -48,8 +48,8 @@ def capability(arch: str) -> int:
 
 
 @functools.cache
-def target(arch: str = DEFAULT_ARCH) -> Target:
-    """The GPUs of an architecture.
+def target(arch: str = DEFAULT_ARCH, remote: str = "") -> Target:
+    """The GPUs of an architecture, whose ranks reach each other as ``remote`` says (`Target.remote`).
 
     Raises:
         TileError, TileValueError: an architecture that is not known.
@@ -79,4 +79,5 @@ def target(arch: str = DEFAULT_ARCH) -> Target:
         dependent_launches=newer,
         matrix_stores=newer,
         wide_atomics=newer,
+        remote=remote,
     )

@@ -187,7 +187,7 @@ def fingerprint(arch: str) -> str:
         compiler = f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}"
     else:
         compiler = version()
-    return "\0".join(("cuda", arch, compiler, *FLAGS, headers_hash()))
+    return "\0".join(("cuda", arch, compiler, env.REMOTE.get(), *FLAGS, headers_hash()))
 
 
 # ---- compiling
@@ -228,6 +228,7 @@ def _nvcc(printed: Printed, arch: str, what: str, more: Sequence[str]) -> tuple[
         source.write_text(printed.text, encoding="utf-8")
         virtual = arch.replace("sm", "compute")
         gencode = f"-gencode=arch={virtual},code={arch if what == '-cubin' else virtual}"
+        more = (*more, "-rdc=true") if printed.relocatable else more
         line = [path, *FLAGS, "-O3", gencode, f"-I{INCLUDE}", *more, what, "-o", str(out), source.name]
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
         said = done.stdout + done.stderr

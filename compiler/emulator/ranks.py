@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.emulator import nvshmem
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.entries import await_entry, require_entry
 from tilescale.compiler.emulator.interleaving import Interleaving
@@ -111,6 +112,9 @@ class Task:
     late: list[Callable[[], bool]] = field(default_factory=list)
     #: how many copies the producer has made
     copies: int = 0
+    #: puts that NVSHMEM has under way, and where their tiles are staged (emulator/nvshmem.py)
+    flights: list[Any] = field(default_factory=list)
+    scratch: dict[tuple[str, int], Memory] = field(default_factory=dict)
     #: what a thread knew at its last proxy fence
     fenced: dict[int, Any] = field(default_factory=dict)
 
@@ -668,9 +672,12 @@ def _begin_launch(b: Block, m: Any, team: Any, thread: Any) -> None:
 
 def _end_launch(b: Block, m: Any, team: Any, thread: Any) -> None:
     """Flags at a launch's end are not run: counters are left as they are then."""
+    if b.world is not None and b.task.flights:
+        raise EmulationError(nvshmem.LEFT)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **nvshmem.FUNCTIONS,
     "ts::begin_launch": _begin_launch,
     "ts::end_launch": _end_launch,
     "ts::peer": _address(await_entry),

@@ -111,7 +111,8 @@ class CPrinter(Expressions):
         self.write("}")
         head: list[tuple[str, Loc | None]] = [(line, None) for line in self.includes()]
         lines = head + self.lines
-        return Printed("\n".join(t for t, _ in lines) + "\n", self.kernel.name, tuple(p for _, p in lines))
+        return Printed("\n".join(t for t, _ in lines) + "\n", self.kernel.name, tuple(p for _, p in lines),
+                       bool(self.kernel.remote and self.kernel.team))  # fmt: skip
 
     # -- lines and names
     def write(self, text: str) -> None:

@@ -38,6 +38,7 @@ class ThreadKernel:
     nobody counts the launch either. team: the code holds ts_pass. maps: what the launcher makes of parameters
     beside passing them on; on NVIDIA's GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled
     program) that threads make in vectors → the bytes of one. wave: threads that run in step (`Target.wave`).
+    remote: how other ranks are reached (`Target.remote`).
     """
 
     func: Any
@@ -59,6 +60,7 @@ class ThreadKernel:
     team: bool = False
     wave: int = WARP
     widths: dict[Any, int] = field(default_factory=dict, compare=False)
+    remote: str = ""
 
 
 def arena(size: int) -> Any:

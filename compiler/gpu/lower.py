@@ -479,6 +479,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             widths=self.widths,
             wave=self.target.wave,
             team=self.device or any(source.kind != "log" for _, source in self.ranked),
+            remote=self.target.remote,
         )
 
 

@@ -11,8 +11,9 @@ from tilescale.errors import Loc
 @dataclass(frozen=True)
 class Printed:
     """A kernel's code. ``places``: of every line (the first is ``places[0]``) where in the user's source it
-    comes from."""
+    comes from. ``relocatable``: it calls functions that are linked to it."""
 
     text: str
     name: str
     places: tuple[Loc | None, ...]
+    relocatable: bool = False

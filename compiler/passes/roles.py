@@ -318,6 +318,8 @@ class _Cutter:
             return None, None
         try:
             for call in puts:
+                if self.program.target.remote:
+                    raise Unfit("ranks are reached by a library's calls, which stage tiles", call.span)
                 if (why := remote_puts.unfit(self.program, call)) is not None:
                     raise Unfit(why, call.span)
             made = self.part(s, COMMUNICATOR)

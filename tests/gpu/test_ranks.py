@@ -92,6 +92,16 @@ def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
     ).must_be_right(names)
 
 
+def test_ranks_by_nvshmems_calls(clean_env: dict[str, str]):
+    """As if GPUs did not address each other's memory."""
+    pytest.importorskip("nvshmem")
+    names = ["05_ring_shift", "06_all_gather"]
+    more = {"TILESCALE_HEAP": "nvshmem", "TILESCALE_REMOTE": "nvshmem"}
+    Said(clean_env, "tilescale", 2, "tests.gpu.ranks", "--launches", "10", *names, **more).must_be_right(
+        names
+    )
+
+
 def test_programs(clean_env: dict[str, str]):
     names = [
         "graph",

@@ -253,7 +253,15 @@ static int make_ready(ts_gpu* G, int device) {
   CUresult code = 0;
   if (!G->kernel) {
     what = "loading the code (cuLibraryLoadData)";
-    if (!G->library) code = cu.LibraryLoadData(&G->library, G->code, NULL, NULL, 0, NULL, NULL, 0);
+    if (!G->library) {
+      code = cu.LibraryLoadData(&G->library, G->code, NULL, NULL, 0, NULL, NULL, 0);
+      if (!code && G->flags & FLAG_TEAM && ts_gpu_loaded(G->library)) {
+        cu.ThreadExchangeStreamCaptureMode(&mode);
+        G->library = NULL; /* so that the next launch is refused too */
+        pthread_mutex_unlock(&G->loading);
+        return ts_error("RuntimeError", "TS:run:-1:NVSHMEM does not take the kernel's code (nvshmemx_culibrary_init)");
+      }
+    }
     if (!code) what = "finding the kernel (cuLibraryGetKernel)", code = cu.LibraryGetKernel(&G->kernel, G->library, G->symbol);
   }
   if (!code && G->shared > 48 << 10) {

@@ -13,7 +13,7 @@
 
 /* As ts::Record and ts::Why have it. */
 typedef struct ts_record { int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index; } ts_record;
-enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS };
+enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS, NO_SCRATCH };
 enum { ALONE = 64, ALONE_BYTES = 4096, MAX_DEVICES = 64, KNOWN = 4096 };
 
 static struct {
@@ -42,6 +42,13 @@ TS_API int32_t ts_gpu_heap(int32_t n, int32_t rank, const int64_t* bases, int64_
 }
 
 TS_API void ts_gpu_close(void) { gpu.n = 0; }
+
+/* From now on kernels reach other ranks by NVSHMEM (include/ts/nvshmem.cuh). init: nvshmemx_culibrary_init. */
+static int (*library_init)(void*);
+enum { FAR_BIT = 56 };
+TS_API void ts_gpu_far(int64_t init) { library_init = (int (*)(void*))(intptr_t)init; }
+
+int ts_gpu_loaded(void* library) { return library_init ? library_init(library) : 0; }
 
 TS_API void ts_gpu_tag(int64_t offset, int64_t bytes, int32_t tag) {
   memset(gpu.tags + offset / TS_PAGE, tag, (size_t)((bytes + TS_PAGE - 1) / TS_PAGE));
@@ -126,7 +133,12 @@ int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, t
   out->rank = ts_team_rank(team), out->size = ts_team_size(team);
   out->ordered = out->size > 1 && (K->flags & TS_FLAG_DEVICE) && !(K->flags & TS_FLAG_UNORDERED);
   out->control = in_team[ts_team_index(team)].control;
-  for (int32_t r = 0; r < out->size; r++) out->base[r] = gpu.base[ts_team_member(team, r)];
+  for (int32_t r = 0; r < out->size; r++) {
+    int32_t member = ts_team_member(team, r);
+    out->base[r] = gpu.base[member];
+    if (library_init && r != out->rank) /* a far address; the library's PEs are the world's ranks */
+      out->base[r] = (char*)((uintptr_t)gpu.base[gpu.rank] | (uintptr_t)(member + 1) << FAR_BIT);
+  }
   return 0;
 }
 
@@ -276,6 +288,9 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
     snprintf(out, bytes, "%s: waited %g s for packets of %s in launch %lld of those that use it", who, limit, name, (long long)r->value);
     size_t end = strlen(out);
     if (r->seen >= 0 && end < bytes) snprintf(out + end, bytes - end, r->seen ? ": those of launch %lld came last" : ": none came before", (long long)r->seen);
+  } else if (r->why == NO_SCRATCH) {
+    snprintf(out, bytes, "%s: copies of %s to and from ranks by NVSHMEM stage more than the %lld bytes of scratch: launch fewer blocks, or copy smaller tiles",
+             who, name, (long long)r->seen);
   } else if (r->why == LATE_BLOCKS) {
     snprintf(out, bytes, "%s: waited %g s at a barrier for other blocks", who, limit);
   } else if (r->why == DIFFERENT && team) {

@@ -98,6 +98,8 @@ typedef struct ts_gpu_view {
 
 /* How a launch sees its team; without one it is a rank of its own, with control words on the device. */
 int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, ts_gpu_view* out);
+/* The code of a kernel with a team has been loaded: not 0 where NVSHMEM refuses it. */
+int ts_gpu_loaded(void* library);
 /* What ranks compare: kernel, constants, team, offsets and shapes of symmetric arguments. Kept for people under that number. */
 int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_team* team);
 /* Launches of a team are one sequence in host order: one on another stream than the last waits for that. */

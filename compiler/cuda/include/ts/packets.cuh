@@ -25,6 +25,10 @@ __device__ __forceinline__ void count_packets(int64_t* box) {
 
 __device__ __forceinline__ void put_packet(int64_t* to, int64_t data, int number) {
   const uint64_t mark = uint64_t(uint32_t(number)) << 32, low = uint32_t(data) | mark, high = uint64_t(data) >> 32 | mark;
+#ifdef TS_NVSHMEM
+  // Two signals, each whole by the library's word (a put's bytes may come in any pieces): each half bears its own mark.
+  if (pe_of(to) >= 0) return far_set(to, int64_t(low)), far_set(to + 1, int64_t(high));
+#endif
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(low), "l"(high) : "memory");
 }
 

@@ -14,6 +14,15 @@
 // plain stores, whose completion a release of the same thread orders, or of another one of the block behind a barrier.
 #pragma once
 #include <ts/types.cuh>
+#ifdef TS_NVSHMEM
+#include <ts/nvshmem.cuh>
+// A word in the memory of a rank that is not addressed: its release is the library's.
+#define TS_FAR(name)                       \
+  if constexpr (system)                    \
+    if (pe_of(at) >= 0) return far_##name(at, value);
+#else
+#define TS_FAR(name)
+#endif
 
 namespace ts {
 
@@ -25,7 +34,7 @@ constexpr int OUTSIDE = -(1 << 30);   // plus the lower 16 bits of what a progra
 struct Record {
   int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index;
 };
-enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS };
+enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS, NO_SCRATCH };
 
 // Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
 // have counted it (packets.cuh).
@@ -92,6 +101,7 @@ __device__ __forceinline__ int64_t load_relaxed(const int64_t* at) {
 }
 template <bool system>
 __device__ __forceinline__ void signal_set(int64_t* at, int64_t value) {
+  TS_FAR(set)
   if constexpr (system) asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
   else asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
@@ -103,7 +113,16 @@ __device__ __forceinline__ void signal_set(int64_t* at, int64_t value) {
     if constexpr (system) asm volatile("red.release.sys.global." op " [%0], %1;" ::"l"(at), "l"(value) : "memory"); \
     else asm volatile("red.release.gpu.global." op " [%0], %1;" ::"l"(at), "l"(value) : "memory");                  \
   }
+#ifdef TS_NVSHMEM
+TS_SIGNAL(add_near, "add.u64")
+template <bool system>
+__device__ __forceinline__ void signal_add(int64_t* at, int64_t value) {
+  TS_FAR(add)
+  signal_add_near<system>(at, value);
+}
+#else
 TS_SIGNAL(add, "add.u64")
+#endif
 TS_SIGNAL(max, "max.s64")
 TS_SIGNAL(min, "min.s64")
 #undef TS_SIGNAL
@@ -158,6 +177,15 @@ __device__ __forceinline__ bool holds(int64_t seen, int64_t value, int compare) 
 constexpr uint64_t LOOK = 10000000;
 __device__ __forceinline__ bool stopped(const Team& team) { return team.stop && *(volatile const int*)team.stop; }
 
+// What a word has told that a network may have written.
+template <bool system>
+__device__ __forceinline__ int64_t awaited(const int64_t* at, int64_t seen) {
+#ifdef TS_NVSHMEM
+  if constexpr (system) ts_nvshmem_seen((uint64_t*)at);
+#endif
+  return seen;
+}
+
 // Until the word compares with `value`; what its writers did before they released it is visible behind this. index: of a counter, for
 // the report.
 //
@@ -167,14 +195,14 @@ template <bool system>
 __device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, int64_t value, int compare, int why, int site, int rank,
                                          int64_t index = -1) {
   int64_t seen = load_acquire<system>(at);
-  if (holds(seen, value, compare)) return seen;
+  if (holds(seen, value, compare)) return awaited<system>(at, seen);
   const uint64_t start = now();
   uint64_t looked = start;
   for (int round = 1;; ++round) {
     seen = load_relaxed<system>(at);
     if (holds(seen, value, compare)) {
       seen = load_acquire<system>(at);
-      if (holds(seen, value, compare)) return seen;
+      if (holds(seen, value, compare)) return awaited<system>(at, seen);
     }
     if (round % 256 == 0) {
       const uint64_t time = now();
@@ -271,6 +299,18 @@ __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
   touch(team, rank, site);
   return (T*)(team.base[rank] + ((const char*)p - team.base[team.rank]));
 }
+
+#ifdef TS_NVSHMEM
+// This block's part of the scratch that lies behind the team's words: registered, as all of the arena is.
+constexpr int64_t SCRATCH = 32 << 20;  // bytes a team (comm/nvshmem.py)
+template <typename T>
+__device__ __forceinline__ T* scratch(const Team& team, const T* like, int bytes, int site) {
+  const int64_t block = blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
+  if ((block + 1) * bytes > SCRATCH) give_up(team, NO_SCRATCH, site, -1, (block + 1) * bytes, SCRATCH, 0, -1);
+  const int64_t size = ENTRIES + (3 + MAX_BLOCKS + 2 * (1 + MAX_BLOCKS)) * int64_t(team.size);  // of the words
+  return (T*)((char*)words(team, team.rank) + (size * 8 + 255) / 256 * 256 + block * bytes);
+}
+#endif
 
 // ---- meetings, each by one thread of an executor behind and in front of the executor's own
 

@@ -1,0 +1,14 @@
+// NVSHMEM's device calls under C names, compiled once and linked to kernels that declare them (include/ts/nvshmem.cuh): a kernel
+// needs none of NVSHMEM's headers, which take seconds.
+#include <nvshmem.h>
+#include <nvshmemx.h>
+
+extern "C" {
+__device__ void ts_nvshmem_put(void* to, const void* from, uint64_t bytes, int pe) { nvshmemx_putmem_nbi_warp(to, from, bytes, pe); }
+__device__ void ts_nvshmem_get(void* to, const void* from, uint64_t bytes, int pe) { nvshmemx_getmem_warp(to, from, bytes, pe); }
+__device__ void ts_nvshmem_quiet() { nvshmem_quiet(); }
+__device__ void ts_nvshmem_set(uint64_t* at, uint64_t value, int pe) { nvshmemx_signal_op(at, value, NVSHMEM_SIGNAL_SET, pe); }
+__device__ void ts_nvshmem_add(uint64_t* at, uint64_t value, int pe) { nvshmemx_signal_op(at, value, NVSHMEM_SIGNAL_ADD, pe); }
+// Holds at once: what a wait does behind its comparison is what is wanted. A counter does not reach the complement of itself.
+__device__ void ts_nvshmem_seen(uint64_t* at) { nvshmem_signal_wait_until(at, NVSHMEM_CMP_NE, ~*(volatile uint64_t*)at); }
+}
