@@ -122,8 +122,18 @@ def _names_in_bytecode(code: types.CodeType) -> _Names:
             text.append(inner.text)
             chains.update(dict.fromkeys(inner.chains))
         else:
-            text.append(repr(constant))
+            text.append(_shown(constant))
     return _Names("\n".join(text), tuple(chains))
+
+
+def _shown(constant: Any) -> str:
+    """A constant of bytecode, alike in all processes: the order of a set's strings is not, which frozen
+    dataclasses have from Python 3.12 on."""
+    if isinstance(constant, frozenset):
+        return f"frozenset({sorted(map(_shown, constant))})"
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_shown, constant))})"
+    return repr(constant)
 
 
 class Fingerprint:

@@ -79,6 +79,7 @@ DIFFERENT = [
     {2: 1},
     {1, 2},
     {1, 3},
+    lambda x: x in {"a", "b", "c", "d", "e", "f"},
     range(3),
     range(4),
     slice(1),
