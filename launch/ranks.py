@@ -30,6 +30,7 @@ from tilescale.launch.watch import Watcher
 
 # Seconds. All ends within five of the cause: LEAVING + GRACE + LEFTOVERS, and what killing takes.
 SETTLE = 0.3  # others that fail for the same reason may still say so
+NOTICED = 1.0  # another node's launcher may still notice why
 LEAVING = (
     1.5  # for a rank whose failure came before that of one that has ended, and whose exit code is to come
 )
@@ -377,8 +378,12 @@ class _Job:
         its way out."""
         if self.failed is None or self.stop_at is None or now > self.stop_at + LEAVING - SETTLE:
             return False
-        if self.link is not None and self.link.failure is None and self._is_consequence(self.failed.number):
-            return True  # the other node is about to say why
+        if self.link is not None and self.link.failure is None:
+            if self._is_consequence(self.failed.number):
+                return True  # the other node is about to say why
+            # A rank notices a killed one of another node before that node's launcher does.
+            if self.failed.number in self.journal.told and now < self.stop_at + NOTICED:
+                return True
         return any(rank.status is None for rank in self.order[: self.order.index(self.failed)])
 
     def _is_consequence(self, number: int) -> bool:

@@ -93,7 +93,9 @@ def test_every_example_has_cases() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "n", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_agrees_with_torch(name: str, n: int) -> None:
     check(name, n)
 

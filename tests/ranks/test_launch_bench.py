@@ -43,6 +43,7 @@ def test_a_table_and_figures(clean_env: dict[str, str], tmp_path: Path):
     assert "all_gather_matmul" in done.stdout and "relu" in done.stdout
 
 
+@pytest.mark.slow
 def test_every_operation_in_a_shape_of_ones_own(clean_env: dict[str, str], tmp_path: Path):
     out = tmp_path / "figures.json"
     options = ["--device", "cpu", "--replays", "1", "--json", str(out)]

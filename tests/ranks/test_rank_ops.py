@@ -25,12 +25,14 @@ def one_after_another(cases: list[tuple[str, Any]]) -> list[dict[str, Any]]:
     return [run(module, dict(c.shape), seeds=1) for module, c in cases]
 
 
+@pytest.mark.parametrize("other", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", range(1, 9))
-def test_meaning(world: int):
+def test_meaning(world: int, other: bool):
     """Cases of all operations one after another, in the same workspace: each case on one number of ranks
-    (on three the simulator has all of them, tests/unit/ops/test_rank_library.py)."""
+    (on three the simulator has all of them, tests/unit/ops/test_rank_library.py), every second one here and
+    the others under the marker slow."""
     every = [(m, c) for m in RANK_MODULES for c in CASES[m]]
-    cases = every[world - 1 :: 8]
+    cases = every[other::2][world - 1 :: 8]
     done = run_ranks(world, one_after_another, cases, timeout=120)
     for k, (module, case) in enumerate(cases):
         right([results[k] for results in done], case, alike=load_ranks(module).alike)

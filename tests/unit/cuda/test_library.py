@@ -45,8 +45,17 @@ def emulated(arch: str) -> Callable[..., None]:
     return launch
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
-@pytest.mark.parametrize("op, case", [pytest.param(o, c, id=f"{o.name}: {c}") for o, c in SMALL])
+@pytest.mark.parametrize(
+    "op, case, arch",
+    [
+        # on Ampere every second case, the others under the marker slow
+        pytest.param(
+            o, c, a, id=f"{o.name}: {c}-{a}", marks=[pytest.mark.slow] if a == "sm_80" and k % 2 else []
+        )
+        for k, (o, c) in enumerate(SMALL)
+        for a in ("sm_90a", "sm_80")
+    ],
+)
 def test_on_emulated_threads(op: Op, case: Case, arch: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(host, "launch", emulated(arch))
     monkeypatch.setattr(host, "has_clusters", lambda device: arch == "sm_90a")

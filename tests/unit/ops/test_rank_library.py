@@ -18,16 +18,21 @@ from tilescale.ops.ranks import gather_gemm
 from tilescale.ops.ranks.case import Case
 from tilescale.ops.ranks.groups import rows_of, share
 
-SMALL = [
-    pytest.param(m, c, id=f"{load_ranks(m).name}: {c}")
-    for m in RANK_MODULES
-    for c in load_ranks(m).cases
-    if c.small
-]
+
+def _on(world: int) -> list[Any]:
+    """All small cases on so many ranks."""
+    return [
+        pytest.param(
+            m, c, world, id=f"{load_ranks(m).name}: {c}-{world}",
+            marks=[pytest.mark.slow] if world == 1 and k > 1 else [],
+        )
+        for m in RANK_MODULES
+        for k, c in enumerate(c for c in load_ranks(m).cases if c.small)
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("world", [1, 3])
-@pytest.mark.parametrize("module, case", SMALL)
+# alone the first two cases of each, the others under the marker slow
+@pytest.mark.parametrize("module, case, world", [*_on(3), *_on(1)])
 def test_meaning(ranks: Any, module: str, case: Case, world: int):
     """Within what rounding explains, the same bits twice, nothing beside the result touched."""
     op = load_ranks(module)
