@@ -183,6 +183,8 @@ class _Job:
         failure too; else all nodes are told."""
         if self.link is None:
             return
+        while self.stop_at is not None and self._is_awaited(time.monotonic()):
+            self._step(self._deadline())
         if self.reason:
             self.link.fail(self.code, self._says())
             return
@@ -364,6 +366,9 @@ class _Job:
             self.journal.note_end(rank.number)
         silent = [rank for rank in ended if rank.status != 0 and rank not in told]
         self.order += [rank for rank in [*silent, *told] if rank not in self.order]
+        # Others may notice a killed rank, and say so, before its end has come to this launcher.
+        killed = [rank for rank in silent if rank.status == -signal.SIGKILL]
+        self.order = [*killed, *(rank for rank in self.order if rank not in killed)]
         failed = next((rank for rank in self.order if rank.status), None)
         if failed is None or (self.reason and self.failed is None) or self.kill_at is not None:
             return
