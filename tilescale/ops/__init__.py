@@ -34,6 +34,8 @@ HOME = {
     "broadcast": "ranks.spread",
     "flash_attention": "attention",
     "fp8_matmul": "fp8_gemm",
+    "gated_activation": "gated",
+    "gated_activation_backward": "gated_backward",
     "grouped_matmul": "grouped",
     "matmul": "gemm",
     "matmul_all_reduce": "ranks.gemm_reduce",
