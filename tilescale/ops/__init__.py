@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: a function that people call → its file
 HOME = {
     "all_gather": "ranks.gather",
+    "all_gather_grouped_matmul": "ranks.grouped_gather",
     "all_gather_matmul": "ranks.gather_gemm",
     "all_reduce": "ranks.reduce",
     "all_to_all": "ranks.exchange",
@@ -37,6 +38,7 @@ HOME = {
     "gated_activation": "gated",
     "gated_activation_backward": "gated_backward",
     "grouped_matmul": "grouped",
+    "grouped_matmul_reduce_scatter": "ranks.grouped_scatter",
     "matmul": "gemm",
     "matmul_all_reduce": "ranks.gemm_reduce",
     "matmul_reduce_scatter": "ranks.gemm_scatter",

@@ -23,39 +23,61 @@ from tilescale.ops.rows import BYTES, error
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 GATES = tuple(a for a in ACTIVATIONS if a)
-#: elements of a row that a block takes at once, at most, and of a tile of several rows
-WIDTH, TILE, THREADS = 1024, 4096, 256
+#: elements of a block's tile, of a row of it at most, threads
+TILE, THREADS = 2048, 256
 
 
 # ---- the kernels
 
 
-def cut(n: int) -> tuple[int, int]:
-    """Rows and columns of a block's tile."""
-    width = min(n, WIDTH)
-    return max(1, TILE // width), width
+def cut(n: int) -> tuple[int, int, int]:
+    """Rows and columns of a block's tile, in whole vectors of eight, and how many tiles have a row."""
+    wide = ceil_div(n, TILE)
+    width = ceil_div(ceil_div(n, wide), 8) * 8
+    return max(1, TILE // width), width, ceil_div(n, width)
+
+
+def walk(n: int, blocks: int, tile: Any) -> Any:
+    """A macro: ``tile(tensors, row, column, stop)`` for each tile of the rows that ``sizes`` (groups,) add up
+    to, or of ``m`` where there are no groups. ``stop``: None where all rows of the tile count."""
+    rows, width, wide = cut(n)
+
+    @T.macro
+    def walked(tensors, sizes, m):
+        with T.Kernel(blocks, threads=THREADS) as block:
+            stop = T.alloc_var("int32", T.if_then_else(sizes.shape[0] > 0, 0, m))
+            for g in T.serial(sizes.shape[0]):
+                stop = stop + sizes[g]
+            for t in T.serial(block, T.ceildiv(stop, rows) * wide, step=blocks):
+                if t // wide * rows + rows <= stop:
+                    tile(tensors, t // wide * rows, t % wide * width, None)
+                else:
+                    tile(tensors, t // wide * rows, t % wide * width, stop)
+
+    return walked
 
 
 def gate(n: int, activation: str, dtype: str, blocks: int) -> Any:
-    """Y (m, n) of H (m, 2n), computed in float32 (float64 of float64): of the rows that sizes (groups,) add
+    """Y (m, n) of H (m, 2, n), computed in float32 (float64 of float64): of the rows that sizes (groups,) add
     up to, others stay as they are; of all where there are no groups."""
     m, groups, acc = T.dynamic("m"), T.dynamic("groups"), "float64" if dtype == "float64" else "float32"
-    (rows, width), wide = cut(n), ceil_div(n, cut(n)[1])
+    rows, width, _ = cut(n)
+
+    @T.macro
+    def tile(tensors, row, column, stop):
+        H, Y = tensors
+        for i, j in T.Parallel(rows, width):
+            if stop is None or row + i < stop:
+                x, u = T.cast(H[row + i, 0, column + j], acc), T.cast(H[row + i, 1, column + j], acc)
+                Y[row + i, column + j] = T.cast(activated(x, activation) * u, dtype)
+
+    walked = walk(n, blocks, tile)
 
     @T.prim_func
     def gated_activation(
-        H: T.Tensor((m, 2 * n), dtype), sizes: T.Tensor((groups,), "int32"), Y: T.Tensor((m, n), dtype)
+        H: T.Tensor((m, 2, n), dtype), sizes: T.Tensor((groups,), "int32"), Y: T.Tensor((m, n), dtype)
     ):
-        with T.Kernel(blocks, threads=THREADS) as block:
-            stop = T.alloc_var("int32", T.if_then_else(groups > 0, 0, m))
-            for g in T.serial(groups):
-                stop = stop + sizes[g]
-            for tile in T.serial(block, T.ceildiv(stop, rows) * wide, step=blocks):
-                first, at = tile // wide * rows, tile % wide * width
-                for i, j in T.Parallel(rows, width):
-                    if first + i < stop and at + j < n:
-                        x, u = T.cast(H[first + i, at + j], acc), T.cast(H[first + i, n + at + j], acc)
-                        Y[first + i, at + j] = T.cast(activated(x, activation) * u, dtype)
+        walked((H, Y), sizes, m)
 
     return gated_activation
 
@@ -78,8 +100,10 @@ def launch(
     m, n = made.shape[0], given[-1].shape[1] // 2
     if m * n:
         device = made.device
-        blocks = 4 * host.multiprocessors(device)
-        args = (*given, no_sizes(device) if sizes is None else sizes, made)
+        blocks = 8 * host.multiprocessors(device)
+        sizes = no_sizes(device) if sizes is None else sizes
+        args = (*(t.view(m, -1, n) if t.shape[1] > n else t for t in given), sizes)
+        args = (*args, made.view(m, -1, n) if made.shape[1] > n else made)
         host.launch(factory, args, n=n, activation=activation, dtype=host.dtype_name(made), blocks=blocks)
     return made
 

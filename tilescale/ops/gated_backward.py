@@ -11,9 +11,9 @@ import tilescale.language as T
 from tilescale.errors import TileValueError
 from tilescale.ops import gated, host
 from tilescale.ops.case import Expected, Op, expected, generator, normal
-from tilescale.ops.gated import THREADS, cut
+from tilescale.ops.gated import cut, walk
 from tilescale.ops.gemm import IN_TORCH
-from tilescale.ops.gemm_kernels import activated, ceil_div
+from tilescale.ops.gemm_kernels import activated
 from tilescale.ops.rows import BYTES, error
 
 # ---- the kernel
@@ -31,29 +31,34 @@ def slope(x: Any, activation: str) -> Any:
 
 
 def gradients(n: int, activation: str, dtype: str, blocks: int) -> Any:
-    """DH (m, 2n) of H (m, 2n) and DY (m, n), as `gated.gate`."""
+    """DH (m, 2, n) of DY (m, n) and H (m, 2, n), as `gated.gate`."""
     m, groups, acc = T.dynamic("m"), T.dynamic("groups"), "float64" if dtype == "float64" else "float32"
-    (rows, width), wide = cut(n), ceil_div(n, cut(n)[1])
+    rows, width, _ = cut(n)
+
+    @T.macro
+    def tile(tensors, row, column, stop):
+        DY, H, DH = tensors
+        parts = [T.alloc_fragment((rows, width), acc) for _ in range(2)]  # of the gate, and of the rest
+        for i, j in T.Parallel(rows, width):
+            x, u = T.cast(H[row + i, 0, column + j], acc), T.cast(H[row + i, 1, column + j], acc)
+            dy = T.cast(DY[row + i, column + j], acc)
+            parts[0][i, j] = dy * u * slope(x, activation)
+            parts[1][i, j] = dy * activated(x, activation)
+        for half in range(2):
+            for i, j in T.Parallel(rows, width):
+                if stop is None or row + i < stop:
+                    DH[row + i, half, column + j] = T.cast(parts[half][i, j], dtype)
+
+    walked = walk(n, blocks, tile)
 
     @T.prim_func
     def gated_activation_gradients(
         DY: T.Tensor((m, n), dtype),
-        H: T.Tensor((m, 2 * n), dtype),
+        H: T.Tensor((m, 2, n), dtype),
         sizes: T.Tensor((groups,), "int32"),
-        DH: T.Tensor((m, 2 * n), dtype),
+        DH: T.Tensor((m, 2, n), dtype),
     ):
-        with T.Kernel(blocks, threads=THREADS) as block:
-            stop = T.alloc_var("int32", T.if_then_else(groups > 0, 0, m))
-            for g in T.serial(groups):
-                stop = stop + sizes[g]
-            for tile in T.serial(block, T.ceildiv(stop, rows) * wide, step=blocks):
-                first, at = tile // wide * rows, tile % wide * width
-                for i, j in T.Parallel(rows, width):
-                    if first + i < stop and at + j < n:
-                        x, u = T.cast(H[first + i, at + j], acc), T.cast(H[first + i, n + at + j], acc)
-                        dy = T.cast(DY[first + i, at + j], acc)
-                        DH[first + i, at + j] = T.cast(dy * u * slope(x, activation), dtype)
-                        DH[first + i, n + at + j] = T.cast(dy * activated(x, activation), dtype)
+        walked((DY, H, DH), sizes, m)
 
     return gated_activation_gradients
 
@@ -109,10 +114,18 @@ def reference(
 def in_torch(
     dy: torch.Tensor, h: torch.Tensor, activation: str, sizes: torch.Tensor | None = None
 ) -> Callable[[], Any]:
-    leaf = h.detach().requires_grad_()
-    x, u = leaf.chunk(2, 1)
-    y = IN_TORCH[activation](x) * u
-    return lambda: torch.autograd.grad(y, leaf, dy, retain_graph=True)
+    """What torch's autograd runs, without its bookkeeping, which no graph captures."""
+    back: dict[str, Callable[..., torch.Tensor]] = {
+        "silu": torch.ops.aten.silu_backward,
+        "gelu": torch.ops.aten.gelu_backward,
+        "relu": lambda dy, x: torch.ops.aten.threshold_backward(dy, x, 0),
+    }
+
+    def call() -> torch.Tensor:
+        x, u = h.chunk(2, 1)
+        return torch.cat([back[activation](dy * u, x), dy * IN_TORCH[activation](x)], 1)
+
+    return call
 
 
 OP = Op(
