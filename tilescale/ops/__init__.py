@@ -44,6 +44,7 @@ HOME = {
     "moe_route": "routing",
     "reduce_scatter": "ranks.scatter",
     "ring_attention": "ranks.ring",
+    "ring_attention_backward": "ranks.ring_backward",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
     "w4a16_matmul": "w4a16",
