@@ -10,14 +10,19 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.ranks import module
-from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.ops.ranks import ring_gradient_kernels
+from tilescale.ops.ranks.sequence import Chunks
 from tilescale.packets import length
+
+#: what lies in symmetric memory for gradients of attention, and its heads
+OF_CHUNKS = (("K", 1), ("V", 1), ("Qs", 2), ("dOs", 2))
 
 
 def example(name: str, factory: str, *args: Any, **options: Any) -> Any:
@@ -163,6 +168,55 @@ def test_ring_attention():
         for r in range(3)
     ]
     agree_on_ranks(example("12_ring_attention", "kernel", 1, 20, 16, 3, True, BM=16), args, seeds=1)
+
+
+@pytest.mark.parametrize("parts, dim, tiles", [(2, 16, (64, 16, 128)), (1, 128, (128, 64, 256))])
+def test_gradients_of_ring_attention(parts: int, dim: int, tiles: tuple[int, int, int]):
+    """Queries walk over keys that are pulled, by TMA and wgmma, and pull the queries that keys walk over."""
+    chunks, heads, tile = Chunks(250, 2, parts), 2, tiles[1]
+    each, count = chunks.each, 2 * parts
+    shape = {"heads": heads, "kv_heads": 1, "dim": dim, "batch": 1, "rows": 250, "world": 2, "parts": parts}
+    what = {**shape, "packed": False, "dtype": "bfloat16", "scale": dim**-0.5, "causal": True}
+    table = ring_gradient_kernels.numbers_of(chunks, heads, 64, tile)
+    whole = {n: data((count, h, each, dim), "bfloat16", k) for k, (n, h) in enumerate(OF_CHUNKS)}
+    for x in whole.values():
+        x[-1, :, chunks.count(count - 1) :] = 0
+    numbers = f32(table, 9) + 3
+
+    def held(x: Any, rank: int) -> Any:
+        """The rank's rows of each head."""
+        mine = [chunks.chunk(rank, p) for p in range(parts)]
+        return np.concatenate([x[c, :, : chunks.count(c)] for c in mine], 1)[None]
+
+    def own(x: Any, rank: int) -> Any:
+        """Its chunks, and nothing in the others' place."""
+        to = empty(x.shape, x.dtype.name)
+        for c in [chunks.chunk(rank, p) for p in range(parts)]:
+            to[c] = x[c]
+        return to
+
+    args = [
+        {
+            "Q": held(whole["Qs"], r),
+            "K": own(whole["K"], r),
+            "V": own(whole["V"], r),
+            "dO": held(whole["dOs"], r),
+            "Qs": own(whole["Qs"], r),
+            "dOs": own(whole["dOs"], r),
+            "Numbers": own(numbers, r),
+            "here": zeros(count, 2),
+            "dQ": empty((1, heads, chunks.held(r), dim), "bfloat16"),
+        }
+        for r in range(2)
+    ]
+    how = {"BM": tiles[0], "BN": tiles[1], "threads": tiles[2], "stages": 2, "high": 64}
+    kernel = ring_gradient_kernels.query_gradients(**what, **how, tile=tile, blocks=2, side=1)
+    agree_on_ranks(kernel, args, seeds=1)
+    how |= {"BM": tile, "BN": tiles[0], "ahead": 0, "longest_first": False}
+    key, value = (held(whole[n], 1) for n in "KV")
+    given = {"Q": whole["Qs"], "K": key, "V": value, "dO": whole["dOs"], "Numbers": numbers, "rank": 1}
+    given |= {n: empty(key.shape, "bfloat16") for n in ("dK", "dV")}
+    agree(ring_gradient_kernels.key_gradients(**what, **how), given)
 
 
 def test_all_reduce_in_a_hierarchy():
