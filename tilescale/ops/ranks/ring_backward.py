@@ -1,15 +1,16 @@
-"""``ring_attention_backward(do, q, k, v, o, lse)``: the gradients of `ring_attention`, each of this rank's rows.
+"""``ring_attention_backward(do, q, k, v, o, lse)``: the gradients of `ring_attention`, of this rank's rows.
 
 Each rank computes dq of its own queries over everyone's keys, and dk and dv of its own keys over everyone's
-queries. It pulls what it needs, as the forward does: keys and values, and the queries, their gradients and two
-numbers of each. So no part of a sum crosses ranks: every sum has one block and one order, as on one GPU
+queries. It pulls what it needs, as the forward does: keys and values, and the queries, their gradients and
+two numbers of each. So no part of a sum crosses ranks: every sum has one block and one order, as on one GPU
 (`attention_gradients`), and costs its seven products. A pass of five products would have to send each rank's
 parts of all dk and dv back, and its blocks would have to add to dq in turn.
 
-Two kernels do it. The one of dq pulls everything, keys and values first, while it computes: three of the seven
-products take longer than the bytes of all of them, but for short sequences. The one of dk and dv finds its
-queries in place. So it waits for nobody, needs no warps that pull, and keeps the registers that those would
-take: its accumulators have 256 columns in all.
+Two kernels do it. The one of dq pulls everything, keys and values first, while it computes: its three
+products take longer than all bytes cross, but for short sequences. The one of dk and dv finds its queries in
+place. So it waits for nobody, needs no warps that pull, and keeps the registers that those would take: its
+accumulators have 256 columns in all. The price is symmetric memory for the queries and their gradients of
+the whole sequence, beside the keys and values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The tile programs of ring attention's gradients, as ring_kernels.py has the forward's.
 
-``query_numbers`` leaves two numbers of each of the rank's queries in symmetric memory. ``query_gradients`` has
-a tile of the rank's queries and walks over all keys that they see. It pulls those as the forward does, and
-behind them the queries that see the rank's keys, their gradients and numbers. ``key_gradients`` has a tile of
-the rank's keys and walks over these.
+``query_numbers`` leaves two numbers of each of the rank's queries in symmetric memory. ``query_gradients``
+has a tile of the rank's queries and walks over all keys that they see. It pulls those as the forward does,
+and behind them the queries that see the rank's keys, their gradients and numbers. ``key_gradients`` has a
+tile of the rank's keys and walks over these.
 
 Who releases and who acquires: for keys and values as in the forward. Pulls of queries signal a counter that
 nobody awaits: the launch ends when its blocks have made them, and the next one on the stream reads what they
@@ -48,15 +48,13 @@ def unseen(here: Any) -> Callable[[Any, Any], Any]:
     return lambda chunk, head: here[chunk, here.shape[1] - 1]
 
 
-class Rows:
-    """Where the rows of a rank lie: in tensors (batch, heads, rows, dim), or, packed, (rows, heads, dim)."""
-
-    def __init__(self, heads: int, dim: int, batch: int, packed: bool, dtype: str):
-        self.mine = T.dynamic("mine")
-        shape = (self.mine, heads, dim) if packed else (batch, heads, self.mine, dim)
-        self.of = T.Tensor(shape, dtype)
-        self.sums = T.Tensor((heads, self.mine) if packed else (batch, heads, self.mine), "float32")
-        self.bounds = T.Tensor((2, self.mine), "int32")
+def of_rank(heads: int, dim: int, batch: int, packed: bool, dtype: str) -> tuple[Any, Any, Any]:
+    """A rank's rows, (batch, heads, rows, dim), or, packed, (rows, heads, dim); their log-sum-exps; and what
+    they see."""
+    mine = T.dynamic("mine")
+    shape = (mine, heads, dim) if packed else (batch, heads, mine, dim)
+    sums = (heads, mine) if packed else (batch, heads, mine)
+    return T.Tensor(shape, dtype), T.Tensor(sums, "float32"), T.Tensor((2, mine), "int32")
 
 
 def query_numbers(
@@ -66,17 +64,17 @@ def query_numbers(
     """``Numbers``, as `numbers_of` describes them, of the queries of ``rank``: lse · log2 e and delta =
     rowsum(dO ∘ O), in float32."""
     chunks = Chunks(rows, world, parts)
-    view, each, shape = View(chunks, False, packed), chunks.each, numbers_of(chunks, batch * heads, high, tile)
+    view, each = View(chunks, False, packed), chunks.each
+    shape = numbers_of(chunks, batch * heads, high, tile)
     pieces, wide = shape[2], shape[3] // 2
-    own = Rows(heads, dim, batch, packed, dtype)
+    tiles = wide // tile  # of a piece
+    own, sums, _ = of_rank(heads, dim, batch, packed, dtype)
 
-    @T.prim_func
-    def ring_query_numbers(
-        O: own.of, dO: own.of, Lse: own.sums, Numbers: T.Tensor(shape, "float32"), rank: T.int32
-    ):
-        with T.Kernel(wide // tile * pieces * parts, heads, batch, threads=threads) as (x, h, b):
+    @T.macro
+    def body(O, dO, Lse, Numbers, rank):
+        with T.Kernel(tiles * pieces * parts, heads, batch, threads=threads) as (x, h, b):
             product, total = T.alloc_fragment((tile, dim), "float32"), T.alloc_fragment((tile,), "float32")
-            part, piece, within = x // (wide // tile * pieces), x // (wide // tile) % pieces, x % (wide // tile) * tile
+            part, piece, within = x // (tiles * pieces), x // tiles % pieces, x % tiles * tile
             chunk = chunks.chunk(rank, part)
             row, held = piece * high + within, view.held(chunk)
             at, head = part * each + row, b * heads + h
@@ -96,6 +94,10 @@ def query_numbers(
                 )
                 Numbers[chunk, head, piece, wide + within + i] = T.if_then_else(there, total[i], 0.0)
 
+    @T.prim_func
+    def ring_query_numbers(O: own, dO: own, Lse: sums, Numbers: T.Tensor(shape, "float32"), rank: T.int32):
+        body(O, dO, Lse, Numbers, rank)
+
     return ring_query_numbers
 
 
@@ -108,15 +110,16 @@ def key_gradients(
     Numbers as far as they see them. A block has BN keys and walks over the heads that share them, BM queries
     at a time, its own rank's first. ``ahead``, ``longest_first``: as `attention_backward.key_gradients` has
     them."""
-    s, chunks = Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True)), Chunks(rows, world, parts)
-    view, each, group = View(chunks, causal, packed, by_key=True), chunks.each, heads // kv_heads
+    s, chunks = Shape(heads, kv_heads, dim, packed, BM, wide_of(dim, True)), Chunks(rows, world, parts)
+    view, each, wide = View(chunks, causal, packed, by_key=True), chunks.each, s.wide
+    group = heads // kv_heads
     factor, per = scale * LOG2_E, ceil_div(each, BN)
     table = numbers_of(chunks, batch * heads, high, BM)
     deltas, careful = table[3] // 2, parts > 1 and each % BN > 0
     # in how many of a chunk's first rounds queries may lie in front of a key; those of other chunks than the
     # own never do
     hiding = ceil_div(BN, BM) + (BN % BM > 0) if causal else 0
-    own = Rows(kv_heads, dim, batch, packed, dtype)
+    own, _, bounds = of_rank(kv_heads, dim, batch, packed, dtype)
     everyone = T.Tensor((world * parts, batch * heads, each, dim), dtype)
     # where a warpgroup has half of the queries, p and ds are handed over through shared memory
     left = T.alloc_fragment if BN % (threads // 2) == 0 else T.alloc_shared
@@ -177,15 +180,15 @@ def key_gradients(
 
     @T.prim_func
     def ring_key_gradients(
-        Q: everyone, K: own.of, V: own.of, dO: everyone, Numbers: numbers, dK: own.of, dV: own.of,
+        Q: everyone, K: own, V: own, dO: everyone, Numbers: numbers, dK: own, dV: own,
         rank: T.int32,
     ):  # fmt: skip
         body(Q, K, V, dO, Numbers, None, dK, dV, rank)
 
     @T.prim_func
     def packed_ring_key_gradients(
-        Q: everyone, K: own.of, V: own.of, dO: everyone, Numbers: numbers, dK: own.of, dV: own.of,
-        rank: T.int32, Bounds: own.bounds,
+        Q: everyone, K: own, V: own, dO: everyone, Numbers: numbers, dK: own, dV: own,
+        rank: T.int32, Bounds: bounds,
     ):  # fmt: skip
         body(Q, K, V, dO, Numbers, Bounds, dK, dV, rank)
 
@@ -206,7 +209,7 @@ def query_gradients(
     table = numbers_of(chunks, batch * heads, high, tile)
     deltas, careful = table[3] // 2, parts > 1 and each % BM > 0
     hiding = Tile(BM, BN, threads).hiding if causal else int(each % BN > 0 or rows % each > 0)  # as in `ring`
-    own = Rows(heads, dim, batch, packed, dtype)
+    own, _, bounds = of_rank(heads, dim, batch, packed, dtype)
     everyone = T.SymmTensor((world * parts, batch * kv_heads, each, dim), dtype)
     others = T.SymmTensor((world * parts, batch * heads, each, dim), dtype)
 
@@ -280,15 +283,15 @@ def query_gradients(
 
     @T.prim_func
     def ring_query_gradients(
-        Q: own.of, K: everyone, V: everyone, dO: own.of, Qs: others, dOs: others, Numbers: numbers,
-        here: counters, dQ: own.of,
+        Q: own, K: everyone, V: everyone, dO: own, Qs: others, dOs: others, Numbers: numbers,
+        here: counters, dQ: own,
     ):  # fmt: skip
         body(Q, K, V, dO, Qs, dOs, Numbers, None, None, here, dQ)
 
     @T.prim_func
     def packed_ring_query_gradients(
-        Q: own.of, K: everyone, V: everyone, dO: own.of, Qs: others, dOs: others, Numbers: numbers,
-        here: counters, dQ: own.of, Bounds: own.bounds, Seen: own.bounds,
+        Q: own, K: everyone, V: everyone, dO: own, Qs: others, dOs: others, Numbers: numbers,
+        here: counters, dQ: own, Bounds: bounds, Seen: bounds,
     ):  # fmt: skip
         body(Q, K, V, dO, Qs, dOs, Numbers, Bounds, Seen, here, dQ)
 
