@@ -17,12 +17,14 @@ from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import structural_map, tirx
-from tilescale.ops.ranks import ring_gradient_kernels
+from tilescale.ops.ranks import ring_gradient_kernels, ulysses_kernels
 from tilescale.ops.ranks.sequence import Chunks
 from tilescale.packets import length
 
 #: what lies in symmetric memory for gradients of attention, and its heads
 OF_CHUNKS = (("K", 1), ("V", 1), ("Qs", 2), ("dOs", 2))
+#: what a rank hands out for gradients by head, and its heads
+OF_HEADS = (("Q", 4), ("K", 2), ("V", 2), ("O", 4), ("dO", 4))
 
 
 def example(name: str, factory: str, *args: Any, **options: Any) -> Any:
@@ -217,6 +219,46 @@ def test_gradients_of_ring_attention(parts: int, dim: int, tiles: tuple[int, int
     given = {"Q": whole["Qs"], "K": key, "V": value, "dO": whole["dOs"], "Numbers": numbers, "rank": 1}
     given |= {n: empty(key.shape, "bfloat16") for n in ("dK", "dV")}
     agree(ring_gradient_kernels.key_gradients(**what, **how), given)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_are_exchanged_for_heads(packed: bool):
+    """What is handed out comes back, of copies of a head their sum; pieces of a head end in the middle of a
+    warp's."""
+    heads, dim, n = ulysses_kernels.split(4, 2, 3), 24, 3
+    what = {"heads": 4, "kv_heads": 2, "unit": heads.unit, "dim": dim, "batch": 1, "rows": 70, "world": n}
+    what |= {"parts": 2, "packed": packed, "dtype": "bfloat16", "blocks": 2, "threads": 64, "gradients": True}
+    chunks = Chunks(70, n, 2)
+
+    def own(count: int, rank: int, seed: int) -> Any:
+        mine = chunks.held(rank)
+        return data((mine, count, dim) if packed else (1, count, mine, dim), "bfloat16", seed)
+
+    def whole(moved: ulysses_kernels.Moved, columns: int = dim, dtype: str = "bfloat16") -> Any:
+        return empty((moved.most * 70, columns), dtype)
+
+    given = [
+        {
+            **{name: own(h, r, 9 * r + k) for k, (name, h) in enumerate(OF_HEADS)},
+            "Lse": f32((1, 4, chunks.held(r), 1), r),
+            **{name: whole(heads.queries) for name in ("Qs", "Os", "dOs")},
+            **{name: whole(heads.keys) for name in ("Ks", "Vs")},
+            "Sums": whole(heads.queries, 1, "float32"),
+        }
+        for r in range(n)
+    ]
+    agree_on_ranks(ulysses_kernels.hand_out(**what), given, seeds=1)
+    back = [
+        {
+            **{
+                "d" + name: data(given[r][name].shape, "bfloat16", 5 * r + k)
+                for k, name in enumerate(("Qs", "Ks", "Vs"))
+            },
+            **{"d" + name: empty(given[r][name].shape, "bfloat16") for name in "QKV"},
+        }
+        for r in range(n)
+    ]
+    agree_on_ranks(ulysses_kernels.bring_back(**what), back, seeds=1)
 
 
 def test_all_reduce_in_a_hierarchy():

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tilescale.comm.backend import Team
+from tilescale.errors import TileValueError
 from tilescale.ops import attention, host
 from tilescale.ops.ranks import flat, ring, sequence, ulysses_kernels
 from tilescale.ops.ranks.case import Case, Pick, RankOp
@@ -50,8 +51,8 @@ def ulysses_attention(
     Args:
         q, k, v, causal, scale, layout, starts, group, rows: as `ring_attention` has them. Heads need not
             divide among ranks, and a head of keys goes to every rank that has any of its heads of queries.
-        longest: with ``starts`` the most rows of a sequence, where the host knows them: fewer blocks look
-            for rows then.
+        longest: with ``starts`` the rows of the longest sequence, where the host knows them: fewer blocks
+            look for rows then.
         out: takes the results.
         blocks: multiprocessors that the exchange keeps at most. threads: of its blocks.
 
@@ -66,9 +67,10 @@ def ulysses_attention(
     lse = host.result(to[1], numbers, torch.float32, q, "lse")
     if given.chunks.rows == 0:
         return o, lse
+    most = longest_of(longest, given)
     more: dict[str, Any] = {"causal": causal, "scale": given.scale}
     if given.packed:
-        more |= {"q_starts": starts, "k_starts": starts, "longest": longest or given.chunks.rows}
+        more |= {"q_starts": starts, "k_starts": starts, "longest": most}
     if team.size == 1:
         return attention.flash_attention(q, k, v, **more, out=(o, lse))
     heads = Held(given, team)
@@ -85,6 +87,19 @@ def ulysses_attention(
     back = o, lse.view(given.batch, given.heads, -1, 1)
     host.launch(ulysses_kernels.bring_back, (*tables[3:], *back), **what)
     return o, lse
+
+
+def longest_of(longest: int | None, given: sequence.Operands) -> int:
+    """The most rows of a sequence.
+
+    Raises:
+        TileValueError: said where sequences are not packed, or none.
+    """
+    if longest is None:
+        return given.chunks.rows
+    if not given.packed or longest < 1:
+        raise TileValueError(f"longest={longest}", expected="a number of rows, with starts=")
+    return min(longest, given.chunks.rows)
 
 
 class Part:

@@ -62,8 +62,8 @@ def ulysses_attention_backward(
     if given.chunks.rows == 0:
         return dq, dk, dv
     more: dict[str, Any] = {"causal": causal, "scale": given.scale, "deterministic": deterministic}
+    most = ulysses.longest_of(longest, given)
     if given.packed:
-        most = longest or given.chunks.rows
         more |= {"q_starts": starts, "k_starts": starts, "longest": (most, most)}
     if team.size == 1:
         return attention_backward.attention_gradients(do, q, k, v, o, lse, **more, out=(dq, dk, dv))
