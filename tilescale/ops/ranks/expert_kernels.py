@@ -15,6 +15,7 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.ranks.flat_kernels import added_as
 
 #: rows that a warp reads at once
 NEAR = 6
@@ -317,8 +318,8 @@ def combine(
                 if place[k] >= 0:
                     factor = weight[k]
                     for j in T.Parallel(wide):
-                        x = T.cast(parts[k - first][j], "float32")
-                        acc[j] += factor * x if weighted else x
+                        x = T.cast(parts[k - first][j], acc.dtype)
+                        acc[j] += T.cast(factor, acc.dtype) * x if weighted else x
 
     @T.prim_func
     def moe_combine(
@@ -336,7 +337,7 @@ def combine(
             T.Scale("warp") as (w, of),
         ):
             parts = [T.alloc_fragment((wide,), dtype) for _ in range(min(NEAR, max(K, world)))]
-            acc = T.alloc_fragment((wide,), "float32")
+            acc = T.alloc_fragment((wide,), added_as(dtype))
             place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
             slot = T.alloc_local((world,), "int32")
             most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
@@ -381,7 +382,7 @@ def combine(
                             for d in near:
                                 if d != rank and slot[d] >= 0:
                                     for j in T.Parallel(wide):
-                                        acc[j] += T.cast(parts[d - first][j], "float32")
+                                        acc[j] += T.cast(parts[d - first][j], acc.dtype)
                         T.copy(acc, C[i, at])
 
     return moe_combine

@@ -1,0 +1,211 @@
+"""What the tests of tilescale.nn run on each rank: layers beside unsharded ones with the same numbers. Each
+check gives errors by name, relative to the greatest number."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tilescale import comm
+from tilescale import nn as tsnn
+
+Errors = dict[str, float]
+
+
+def port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def on_mesh(address: int, what: Callable[..., Any], *args: Any) -> Any:
+    """Calls ``what(mesh, …)`` on a rank that has joined torch's job, too."""
+    comm.init()
+    where = f"tcp://127.0.0.1:{address}"
+    dist.init_process_group("gloo", init_method=where, rank=comm.rank(), world_size=comm.world_size())
+    try:
+        return what(dist.init_device_mesh("cpu", (comm.world_size(),), mesh_dim_names=("tp",)), *args)
+    finally:
+        comm.barrier()
+        dist.destroy_process_group()
+
+
+def mine(whole: Tensor) -> Tensor:
+    """This rank's rows, as torch.chunk splits them."""
+    parts = whole.chunk(comm.world_size())
+    return parts[comm.rank()] if comm.rank() < len(parts) else whole[:0]
+
+
+def off(got: Any, want: Tensor) -> float:
+    """The greatest error, relative to the greatest number; infinite where shapes differ or a NaN is."""
+    if got is None or tuple(got.shape) != tuple(want.shape):
+        return float("inf")
+    if not want.numel():
+        return 0.0
+    worst = float((got.detach().double() - want.detach().double()).abs().max())
+    return worst / max(1e-30, float(want.detach().double().abs().max())) if worst == worst else float("inf")
+
+
+def leaf(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_()
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def compare(
+    layer: nn.Module, plain: nn.Module, x: Tensor, *rest: Any, split_in: bool = True, split_out: bool = True,
+    columns: bool = False, **more: Any,
+) -> Errors:  # fmt: skip
+    """A layer's result and gradients beside those of the unsharded one that has its parameters, by name.
+    ``columns``: a rank's result is its columns."""
+    full = tsnn.full_state_dict(layer)
+    plain.load_state_dict(full)
+    whole = leaf(x)
+    want = plain(whole, *rest)
+    dy = normal(*want.shape, seed=77, dtype=want.dtype)
+    plain.zero_grad()
+    want.backward(dy)
+    part = leaf(mine(x)) if split_in else leaf(x)
+    got = layer(part, *rest, **more)
+    if columns:
+        want, dy = (t.chunk(comm.world_size(), -1)[comm.rank()] for t in (want, dy))
+    elif split_out:
+        want, dy = mine(want), mine(dy)
+    layer.zero_grad()
+    got.backward(dy)
+    found = {"y": off(got, want), "dx": off(part.grad, mine(whole.grad) if split_in else whole.grad)}
+    return found | gradients(layer, plain)
+
+
+def gradients(layer: nn.Module, plain: nn.Module) -> Errors:
+    """Errors of parameters' gradients, gathered as a checkpoint is."""
+    kept = {k: p.detach().clone() for k, p in layer.named_parameters()}
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(p.grad)
+        found = tsnn.full_state_dict(layer)
+        for k, p in layer.named_parameters():
+            p.copy_(kept[k])
+    return {f"d {k}": off(found[k], p.grad) for k, p in plain.named_parameters()}
+
+
+class PlainMLP(nn.Module):
+    """What `ParallelMLP` computes."""
+
+    def __init__(self, features: int, hidden: int, activation: str, bias: bool, dtype: torch.dtype):
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(features, hidden, bias, dtype=dtype) for _ in range(2))
+        self.down_proj = nn.Linear(hidden, features, bias, dtype=dtype)
+        self.act = {"silu": nn.functional.silu, "gelu": nn.functional.gelu}[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class PlainLoss(nn.Module):
+    """What `LinearCrossEntropy` computes."""
+
+    def __init__(self, features: int, words: int, reduction: str, dtype: torch.dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(words, features, dtype=dtype))
+        self.reduction = reduction
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        logits = (x @ self.weight.T).double().flatten(0, -2)
+        return nn.functional.cross_entropy(logits, targets.flatten(), reduction=self.reduction)
+
+
+def linears(group: Any, dtype: torch.dtype) -> Errors:
+    found: Errors = {}
+    like: dict[str, Any] = {"group": group, "dtype": dtype}
+    n = comm.world_size()
+    for rows in (7, 1, 4 * n):
+        x, z = normal(rows, 12, seed=1, dtype=dtype), normal(rows, 24, seed=2, dtype=dtype)
+        for bias in (True, False):
+            col, row = (
+                tsnn.ColumnParallelLinear(12, 24, bias, **like),
+                tsnn.RowParallelLinear(24, 12, bias, **like),
+            )
+            name = f"{rows} rows, bias {bias}"
+            plain = nn.Linear(12, 24, bias, dtype=dtype)
+            errors = compare(col, plain, x, rows=rows, columns=True)
+            found |= {f"column {name}: {k}": e for k, e in errors.items()}
+            found |= {f"row {name}: {k}": e for k, e in by_rows(row, z, bias, dtype).items()}
+    x, z = normal(2 * n, 3, 12, seed=3, dtype=dtype), normal(5, 3, 24, seed=4, dtype=dtype)
+    col = tsnn.ColumnParallelLinear(12, 24, **like)
+    found |= {
+        f"column of 3 axes: {k}": e
+        for k, e in compare(col, nn.Linear(12, 24, dtype=dtype), x, columns=True).items()
+    }
+    like["sequence_parallel"] = False
+    col, row = tsnn.ColumnParallelLinear(12, 24, **like), tsnn.RowParallelLinear(24, 12, **like)
+    errors = compare(col, nn.Linear(12, 24, dtype=dtype), x, columns=True, split_in=False)
+    found |= {f"column, x alike: {k}": e for k, e in errors.items()}
+    return found | {f"row, y alike: {k}": e for k, e in by_rows(row, z, True, dtype, split_out=False).items()}
+
+
+def by_rows(row: nn.Module, z: Tensor, bias: bool, dtype: torch.dtype, split_out: bool = True) -> Errors:
+    """A RowParallelLinear, whose x is a rank's columns."""
+    plain = nn.Linear(24, 12, bias, dtype=dtype)
+    plain.load_state_dict(tsnn.full_state_dict(row))
+    whole, part = leaf(z), leaf(z.chunk(comm.world_size(), -1)[comm.rank()])
+    want, got = plain(whole), row(part)
+    dy = normal(*want.shape, seed=5, dtype=dtype)
+    want.backward(dy)
+    got.backward(mine(dy) if split_out else dy)
+    dx = whole.grad.chunk(comm.world_size(), -1)[comm.rank()]
+    return {"y": off(got, mine(want) if split_out else want), "dx": off(part.grad, dx)} | gradients(
+        row, plain
+    )
+
+
+def layers(group: Any, dtype: torch.dtype) -> Errors:
+    """MLP, norm, embedding and loss."""
+    found: Errors = {}
+    n = comm.world_size()
+    x = normal(9, 12, seed=6, dtype=dtype)
+    for split in (True, False):
+        like: dict[str, Any] = {"group": group, "dtype": dtype, "sequence_parallel": split}
+        more: dict[str, Any] = {"split_in": split, "split_out": split}
+        rows = {"rows": 9} if split else {}
+        for activation, bias in (("silu", False), ("gelu", True)):
+            mlp = tsnn.ParallelMLP(12, 24, activation, bias, **like)
+            errors = compare(mlp, PlainMLP(12, 24, activation, bias, dtype), x, **more, **rows)
+            found |= {f"mlp {activation} {split}: {k}": e for k, e in errors.items()}
+        norm, plain = tsnn.RMSNorm(12, 1e-5, **like), nn.RMSNorm(12, 1e-5, dtype=dtype)
+        nn.init.normal_(
+            norm.weight.to_local() if hasattr(norm.weight, "to_local") else norm.weight,
+            generator=torch.Generator().manual_seed(3),
+        )
+        found |= {f"norm {split}: {k}": e for k, e in compare(norm, plain, x, **more).items()}
+        for reduction, chunk in (("mean", 4), ("sum", 100), ("mean", 1)):
+            targets = torch.arange(9) * 5 % 24
+            targets[2] = -100
+            loss = tsnn.LinearCrossEntropy(12, 24, reduction=reduction, chunk=chunk, **like)
+            more["split_out"] = False
+            errors = compare(loss, PlainLoss(12, 24, reduction, dtype), x * 4, targets, **more, **rows)
+            found |= {f"loss {reduction} {chunk} {split}: {k}": e for k, e in errors.items()}
+        tokens = (torch.arange(4 * n).view(-1, 2) * 7) % 24
+        table, plain = tsnn.VocabParallelEmbedding(24, 12, **like), nn.Embedding(24, 12, dtype=dtype)
+        plain.load_state_dict(tsnn.full_state_dict(table))
+        want, got = plain(tokens), table(tokens)
+        dy = normal(*want.shape, seed=8, dtype=dtype)
+        want.backward(dy)
+        got.backward(mine(dy) if split else dy)
+        errors = {"y": off(got, mine(want) if split else want)} | gradients(table, plain)
+        found |= {f"embedding {split}: {k}": e for k, e in errors.items()}
+    return found
+
+
+def everything(mesh: Any, dtype: torch.dtype = torch.float64) -> Errors:
+    """All layers with DTensors, and some with plain parameters."""
+    torch.manual_seed(0)
+    found = linears(mesh["tp"], dtype) | layers(mesh["tp"], dtype)
+    return found | {f"plain parameters: {k}": e for k, e in layers(None, dtype).items()}
