@@ -114,7 +114,7 @@ class PlainLoss(nn.Module):
 
     def __init__(self, features: int, words: int, reduction: str, dtype: torch.dtype):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(words, features, dtype=dtype))
+        self.weight = nn.Parameter(torch.randn(words, features, dtype=dtype))
         self.reduction = reduction
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -209,3 +209,213 @@ def everything(mesh: Any, dtype: torch.dtype = torch.float64) -> Errors:
     torch.manual_seed(0)
     found = linears(mesh["tp"], dtype) | layers(mesh["tp"], dtype)
     return found | {f"plain parameters: {k}": e for k, e in layers(None, dtype).items()}
+
+
+# ---- what PyTorch does around layers
+
+
+class Block(nn.Module):
+    """Norm, MLP and loss."""
+
+    def __init__(self, group: Any, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        like: dict[str, Any] = {"group": group, "dtype": dtype}
+        self.norm = tsnn.RMSNorm(12, **like)
+        self.mlp = tsnn.ParallelMLP(12, 24, bias=True, **like)
+        self.loss = tsnn.LinearCrossEntropy(12, 24, **like)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(x + self.mlp(self.norm(x)), targets)
+
+
+class PlainBlock(nn.Module):
+    """The same of one rank."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        self.norm = nn.RMSNorm(12, 1e-6, dtype=dtype)
+        self.mlp = PlainMLP(12, 24, "silu", True, dtype)
+        self.loss = PlainLoss(12, 24, "mean", dtype)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(x + self.mlp(self.norm(x)), targets)
+
+
+ROWS = 12
+
+
+def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    return normal(ROWS, 12, seed=9, dtype=dtype), torch.arange(ROWS) * 7 % 24
+
+
+def same(block: nn.Module, plain: nn.Module, name: str, call: Callable[..., Tensor] | None = None) -> Errors:
+    """Loss and gradients of a `Block` that has a `PlainBlock`'s parameters."""
+    x, targets = batch(next(plain.parameters()).dtype)
+    plain.zero_grad()
+    want = plain(x, targets)
+    want.backward()
+    block.zero_grad()
+    got = (block if call is None else call)(mine(x), targets)
+    got.backward()
+    return {f"{name}: {k}": e for k, e in ({"loss": off(got, want)} | gradients(block, plain)).items()}
+
+
+def around(mesh: Any) -> Errors:
+    """torch.compile, activation checkpointing, accumulation, autocast, checkpoints."""
+    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    torch.manual_seed(0)
+    plain, block = PlainBlock(), Block(mesh["tp"])
+    block.load_state_dict(plain.state_dict())  # an unsharded checkpoint
+    found = same(block, plain, "loaded")
+    full = tsnn.full_state_dict(block)
+    found["names"] = float(list(full.keys() ^ plain.state_dict().keys()) != [])
+    found |= {f"full {k}": off(full[k], v) for k, v in plain.state_dict().items()}
+    again = Block(mesh["tp"])
+    again.load_state_dict(block.state_dict())  # of this many ranks
+    found |= same(again, plain, "sharded state")
+
+    found |= same(block, plain, "compiled", torch.compile(block, backend="aot_eager", fullgraph=True))
+
+    found |= same(block, plain, "checkpointed", lambda x, t: checkpoint(block, x, t, use_reentrant=False))
+    kept = []
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        saved = op is torch.ops.tilescale.all_gather_matmul.default
+        kept.append(saved)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    found |= same(
+        block, plain, "some checkpointed",
+        lambda x, t: checkpoint(
+            block, x, t, use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(policy),
+        ),
+    )  # fmt: skip
+    found["policy saw the product"] = float(not any(kept))
+
+    x, targets = batch()
+    block.zero_grad(), plain.zero_grad()
+    for part in (slice(0, 6), slice(6, 12)):
+        plain(x[part], targets[part]).backward()
+        block(mine(x[part]), targets[part]).backward()
+    found |= {f"accumulated: {k}": e for k, e in gradients(block, plain).items()}
+    return found | in_autocast(mesh) | trained(mesh)
+
+
+def in_autocast(mesh: Any) -> Errors:
+    """bfloat16 products of float32 parameters; errors less 2 % are rounding."""
+    plain, block = PlainBlock(torch.float32), Block(mesh["tp"], torch.float32)
+    block.load_state_dict(plain.state_dict())
+
+    def call(x: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return block(x, targets)
+
+    found = {k: max(0.0, e - 0.02) for k, e in same(block, plain, "autocast", call).items()}
+    found["autocast: dtypes"] = float(any(p.grad.dtype != torch.float32 for p in block.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        found["autocast: product"] = float(block.mlp(mine(batch(torch.float32)[0])).dtype != torch.bfloat16)
+    return found
+
+
+def trained(mesh: Any) -> Errors:
+    """Steps of AdamW with clipped gradients."""
+    torch.manual_seed(1)
+    plain, block = PlainBlock(), Block(mesh["tp"])
+    block.load_state_dict(plain.state_dict())
+    x, targets = batch()
+    norms: list[Tensor] = []
+    for model, data in ((plain, x), (block, mine(x))):
+        by = torch.optim.AdamW(model.parameters(), 0.01)
+        for _ in range(3):
+            by.zero_grad()
+            model(data, targets).backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            norms.append(norm if model is plain else norm.full_tensor())
+            by.step()
+    full = tsnn.full_state_dict(block)
+    found = {f"trained {k}": off(full[k], v) for k, v in plain.state_dict().items()}
+    return found | {"norms": off(torch.stack(norms[3:]), torch.stack(norms[:3]))}
+
+
+def saved(mesh: Any, folder: str) -> Errors:
+    """Writes a distributed checkpoint of parameters and AdamW's states, after a step."""
+    import torch.distributed.checkpoint as dcp
+
+    torch.manual_seed(2)
+    block = Block(mesh["tp"])
+    by = torch.optim.AdamW(block.parameters(), 0.01)
+    x, targets = batch()
+    block(mine(x), targets).backward()
+    by.step()
+    dcp.save({"model": block.state_dict(), "optimizer": by.state_dict()}, checkpoint_id=folder)
+    full = tsnn.full_state_dict(block)
+    if comm.rank() == 0:
+        torch.save(full, f"{folder}/full.pt")
+    return {"saved": 0.0}
+
+
+def resumed(mesh: Any, folder: str) -> Errors:
+    """Loads what as many or other ranks have saved, takes a step, and compares it with the unsharded one."""
+    import torch.distributed.checkpoint as dcp
+
+    torch.manual_seed(3)
+    block = Block(mesh["tp"])
+    by = torch.optim.AdamW(block.parameters(), 0.01)
+    x, targets = batch()
+    block(mine(x), targets).backward()
+    by.step()  # so that it has states
+    state = {"model": block.state_dict(), "optimizer": by.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    block.load_state_dict(state["model"])
+    by.load_state_dict(state["optimizer"])
+    full = torch.load(f"{folder}/full.pt")
+    found = {f"read {k}": off(v, full[k]) for k, v in tsnn.full_state_dict(block).items()}
+    plain = PlainBlock()
+    torch.manual_seed(2)
+    plain.load_state_dict(tsnn.full_state_dict(Block(mesh["tp"])))
+    over = torch.optim.AdamW(plain.parameters(), 0.01)
+    for _ in range(2):
+        over.zero_grad()
+        plain(x, targets).backward()
+        over.step()
+    by.zero_grad()
+    block(mine(x), targets).backward()
+    by.step()
+    full = tsnn.full_state_dict(block)
+    return found | {f"went on {k}": off(full[k], v) for k, v in plain.state_dict().items()}
+
+
+def fully_sharded(mesh: Any) -> Errors:
+    """FSDP2 along another axis: each pair of ranks has half of the batch."""
+    from torch.distributed.fsdp import fully_shard
+
+    both = dist.init_device_mesh("cpu", (2, comm.world_size() // 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(4)
+    plain, block = PlainBlock(), Block(both["tp"])
+    block.load_state_dict(plain.state_dict())
+    for part in (block.mlp, block):
+        fully_shard(part, mesh=both["dp"])
+    x, targets = batch()
+    at, tp = both["dp"].get_local_rank(), both["tp"]
+    half = slice(at * 6, at * 6 + 6)
+    own = x[half].chunk(tp.size())[tp.get_local_rank()]
+    plain(x, targets).backward()
+    block(own, targets[half]).backward()
+    found: Errors = {}
+    full = {k: p.grad.full_tensor() for k, p in block.named_parameters()}
+    for k, p in plain.named_parameters():
+        if "gate" in k or "up_proj" in k:
+            whole = full[k.replace("up_proj", "gate_up_proj").replace("gate_proj", "gate_up_proj")]
+            got = whole.unflatten(0, (-1, 2))[:, int("up_proj" in k)]
+        else:
+            got = full[k]
+        found[f"fully sharded d {k}"] = off(got, p.grad)
+    full = tsnn.full_state_dict(block)
+    found |= {f"fully sharded {k}": off(full[k], v) for k, v in plain.state_dict().items()}
+    torch.manual_seed(5)
+    other = PlainBlock()
+    block.load_state_dict(other.state_dict())
+    full = tsnn.full_state_dict(block)
+    return found | {f"fully sharded, loaded {k}": off(full[k], v) for k, v in other.state_dict().items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch._dynamo
@@ -46,3 +48,18 @@ def gathered_rows() -> list[bool]:
 
 def test_the_gathered_operand_is_whole():
     assert all(map(all, run_ranks(2, gathered_rows)))
+
+
+def test_what_pytorch_does_around_layers():
+    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.around, timeout=120), 1e-10)
+
+
+def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
+    folder = str(tmp_path / "checkpoint")
+    run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.saved, folder)
+    for world in (2, 3, 1):
+        small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.resumed, folder), 1e-10)
+
+
+def test_fully_shard_along_another_axis():
+    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), nn_checks.fully_sharded), 1e-10)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tilescale.nn.parameters import Parallel, local, split
+from tilescale.nn.parameters import Parallel, split
 
 
 class VocabParallelEmbedding(Parallel):
@@ -36,7 +36,7 @@ class VocabParallelEmbedding(Parallel):
     def forward(self, tokens: Tensor) -> Tensor:
         """Of tokens (M, …), alike on all ranks: (m, …, features), this rank's part of the first axis as
         torch.chunk splits it; not sequence parallel: (M, …, features)."""
-        weight = local(self.weight)
+        weight = self.local("weight")
         each = split(self.vocabulary, self.ranks, "vocabulary")
         at = tokens - self.rank * each
         here = (at >= 0) & (at < each)

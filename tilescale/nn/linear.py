@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from tilescale.errors import TileValueError
 from tilescale.nn import products
-from tilescale.nn.parameters import Parallel, cast, local
-from tilescale.ops.ranks.groups import rows_of
+from tilescale.nn.parameters import Parallel, cast
 
 
 def flat_rows(x: Tensor, features: int, what: str) -> Tensor:
@@ -38,6 +37,12 @@ def all_rows(rows: int | None, x: Tensor, ranks: int, what: str) -> int:
     if x.dim() != 2:
         raise TileValueError(f"{what} of {tuple(x.shape)} with rows={rows}", expected="x (m, features)")
     return rows
+
+
+def like_rows(y: Tensor, x: Tensor) -> Tensor:
+    """Rows y with x's axes between the first and the last one."""
+    between = math.prod(x.shape[1:-1])
+    return y if x.dim() == 2 else y.view(y.shape[0] // between, *x.shape[1:-1], y.shape[1])
 
 
 class _Linear(Parallel):
@@ -108,14 +113,14 @@ class ColumnParallelLinear(_Linear):
         Raises:
             TileValueError: a shape that does not fit.
         """
-        a, weight, bias = cast(x, local(self.weight), None if self.bias is None else local(self.bias))
+        a, weight, bias = cast(x, self.local("weight"), self.local("bias"))
         flat = flat_rows(a, self.in_features, "ColumnParallelLinear")
         if not self.sequence_parallel:
             y = torch.ops.tilescale.copied_matmul(flat, weight, bias, self.group_name)
         else:
             every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
             y = torch.ops.tilescale.all_gather_matmul(flat, weight, bias, every, self.group_name)
-        return y.view(-1, *x.shape[1:-1], y.shape[-1])
+        return like_rows(y, x)
 
 
 class RowParallelLinear(_Linear):
@@ -149,18 +154,18 @@ class RowParallelLinear(_Linear):
             TileValueError: a shape that does not fit; an x of more than two axes whose first is no multiple
             of the ranks.
         """
-        given = None if self.bias is None else local(self.bias)
+        given = self.local("bias")
         if given is not None and self.sequence_parallel:
             given = products.copied(given, self.group_name)
-        a, weight, bias = cast(x, local(self.weight), given)
+        a, weight, bias = cast(x, self.local("weight"), given)
         flat = flat_rows(a, weight.shape[1], "RowParallelLinear")
         if not self.sequence_parallel:
             y = torch.ops.tilescale.matmul_all_reduce(flat, weight, bias, self.group_name)
-            return y.view(*x.shape[:-1], self.out_features)
+            return like_rows(y, x)
         if x.dim() > 2 and x.shape[0] % self.ranks:
             raise TileValueError(
                 f"RowParallelLinear of {tuple(x.shape)} on {self.ranks} ranks",
                 expected="a first axis that is a multiple of the ranks, or x (M, features)",
             )
         y = torch.ops.tilescale.matmul_reduce_scatter(flat, weight, bias, self.group_name)
-        return y.view(rows_of(self.rank, x.shape[0], self.ranks), *x.shape[1:-1], self.out_features)
+        return like_rows(y, x)

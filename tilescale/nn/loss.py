@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from tilescale import ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
-from tilescale.nn.linear import all_rows, flat_rows
-from tilescale.nn.parameters import Parallel, cast, local
+from tilescale.nn.linear import all_rows, flat_rows, like_rows
+from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.ranks.groups import filled, share
 
 #: bytes of a chunk's logits
@@ -70,7 +70,7 @@ class LinearCrossEntropy(Parallel):
         Raises:
             TileValueError, TileTypeError: what does not fit.
         """
-        a, weight = cast(x, local(self.weight))
+        a, weight = cast(x, self.local("weight"))
         flat = flat_rows(a, self.features, "LinearCrossEntropy")
         ranks = self.ranks if self.sequence_parallel else 1
         every = all_rows(rows, x, ranks, "LinearCrossEntropy")
@@ -90,14 +90,14 @@ class LinearCrossEntropy(Parallel):
 
     def logits(self, x: Tensor, rows: int | None = None) -> Tensor:
         """The logits of this rank's words, (M, …, vocabulary / n), for what is no training."""
-        a, weight = cast(x, local(self.weight))
+        a, weight = cast(x, self.local("weight"))
         flat = flat_rows(a, self.features, "LinearCrossEntropy")
         if self.sequence_parallel:
             every = all_rows(rows, x, self.ranks, "LinearCrossEntropy")
             y = torch.ops.tilescale.all_gather_matmul(flat, weight, None, every, self.group_name)
         else:
             y = torch.ops.tilescale.copied_matmul(flat, weight, None, self.group_name)
-        return y.view(-1, *x.shape[1:-1], y.shape[-1])
+        return like_rows(y, x)
 
     def extra_repr(self) -> str:
         return f"{self.features}, {self.vocabulary}, reduction={self.reduction!r}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import products
-from tilescale.nn.parameters import Parallel, local
+from tilescale.nn.parameters import Parallel
 
 
 class RMSNorm(Parallel):
@@ -45,7 +45,7 @@ class RMSNorm(Parallel):
         """
         if not x.dim() or x.shape[-1] != self.features:
             raise TileValueError(f"RMSNorm of {tuple(x.shape)}", expected=f"(…, {self.features})")
-        weight = local(self.weight)
+        weight = self.local("weight")
         if self.sequence_parallel:
             weight = products.copied(weight, self.group_name)
         made: Tensor = torch.ops.tilescale.rms_norm(x, weight.to(x.dtype), self.eps)

@@ -107,6 +107,11 @@ class Parallel(nn.Module):
         placement = Replicate() if axis is None else Shard(axis)
         return DTensor.from_local(part, self.mesh, [placement], run_check=False)
 
+    def local(self, name: str) -> Any:
+        """This rank's part of a parameter, with its gradient; None where there is no such parameter."""
+        param = getattr(self, name)
+        return param if self.mesh is None or param is None else param.to_local()
+
     def part_of(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a parameter."""
         axis = self.axes[name]
@@ -133,7 +138,7 @@ class Parallel(nn.Module):
 
 
 def local(param: Tensor) -> Tensor:
-    """This rank's part of a parameter, with its gradient."""
+    """This rank's part of a parameter."""
     return param.to_local() if hasattr(param, "to_local") else param
 
 

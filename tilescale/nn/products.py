@@ -31,7 +31,7 @@ from torch import Tensor
 from tilescale import ops
 from tilescale.nn import groups
 from tilescale.ops.ranks.gather_gemm import product_and_rows
-from tilescale.ops.ranks.groups import rows_of
+from tilescale.ops.ranks.groups import rows_of, share
 
 
 def by_library(x: Tensor) -> bool:
@@ -113,6 +113,11 @@ def summed_rows(dy: Tensor) -> Tensor:
 # ---- collectives
 
 
+def all_gather_of(x: Tensor, rows: int, group: str) -> Tensor:
+    """Everyone's rows, in memory of their own."""
+    return ops.all_gather(x.contiguous(), rows=rows, group=groups.group_of(group))
+
+
 def _all_gather_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return torch.ops.tilescale.reduce_scatter(dy, ctx.group), None, None
 
@@ -144,8 +149,7 @@ def _scattered_like(x: Tensor, group: str) -> Tensor:
 )
 def all_gather(x: Tensor, rows: int, group: str) -> Tensor:
     """Everyone's rows; the gradient is the ranks' sum of dy, of which each gets its rows."""
-    made = ops.all_gather(x.contiguous(), rows=rows, group=groups.group_of(group))
-    return made if made.data_ptr() != x.data_ptr() else made.clone()
+    return all_gather_of(x, rows, group)
 
 
 @define(
@@ -170,62 +174,41 @@ def all_reduce(x: Tensor, group: str) -> Tensor:
     return ops.all_reduce(x.contiguous(), group=groups.group_of(group))
 
 
-class _Copied(torch.autograd.Function):
-    """What is alike on all ranks, and of which each uses a part: its gradient is the ranks' sum."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return torch.ops.tilescale.all_reduce(dy, ctx.group), None
+def _keep_group(ctx: Any, inputs: Any, output: Any) -> None:
+    _, ctx.group = inputs
 
 
+@define(
+    "copied",
+    "(Tensor x, str group) -> Tensor",
+    lambda x, group: x.new_empty(x.shape),
+    _keep_group,
+    lambda ctx, dy: (torch.ops.tilescale.all_reduce(dy, ctx.group), None),
+)
 def copied(x: Tensor, group: str) -> Tensor:
-    """x, whose gradient is the sum of all ranks' gradients: what is alike on all ranks, a norm's weight for
-    example, where each rank has rows of its own."""
-    return _Copied.apply(x, group)
+    """x, which is alike on all ranks and of which each uses a part, a norm's weight for example, where each
+    rank has rows of its own: the gradient is the ranks' sum. A copy, as an operation's result has to be."""
+    return x.clone(memory_format=torch.contiguous_format)
 
 
-class _Kept(torch.autograd.Function):
-    """This rank's rows of what is alike on all ranks: the gradient is gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        team = groups.team(group)
-        ctx.group, ctx.rows = group, x.shape[0]
-        first = -(-x.shape[0] // team.size) * team.rank
-        return x[first : first + rows_of(team.rank, x.shape[0], team.size)].clone()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return torch.ops.tilescale.all_gather(dy, ctx.rows, ctx.group), None
-
-
+@define("kept", "(Tensor x, str group) -> Tensor", _scattered_like, _keep_scatter, _reduce_scatter_backward)
 def kept(x: Tensor, group: str) -> Tensor:
     """This rank's rows of x, which all ranks have; the gradient is everyone's."""
-    return _Kept.apply(x, group)
+    team, rows = groups.team(group), x.shape[0]
+    first = min(rows, share(rows, team.size) * team.rank)
+    return x[first : first + rows_of(team.rank, rows, team.size)].clone()
 
 
-class _Gathered(torch.autograd.Function):
-    """Everyone's rows, which all ranks then use alike: the gradient is this rank's part."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int, group: str) -> Tensor:
-        team = groups.team(group)
-        ctx.first, ctx.mine = -(-rows // team.size) * team.rank, x.shape[0]
-        return torch.ops.tilescale.all_gather(x, rows, group)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        return dy[ctx.first : ctx.first + ctx.mine], None, None
-
-
+@define(
+    "regathered",
+    "(Tensor x, SymInt rows, str group) -> Tensor",
+    lambda x, rows, group: x.new_empty(rows, *x.shape[1:]),
+    _keep_gather,
+    lambda ctx, dy: (torch.ops.tilescale.kept(dy, ctx.group), None, None),
+)
 def regathered(x: Tensor, rows: int, group: str) -> Tensor:
-    """Everyone's rows, with which all ranks compute the same afterwards; the opposite of `kept`."""
-    return _Gathered.apply(x, rows, group)
+    """Everyone's rows, with which all ranks compute the same afterwards: the gradient is this rank's part."""
+    return all_gather_of(x, rows, group)
 
 
 # ---- products
