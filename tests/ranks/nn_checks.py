@@ -109,6 +109,39 @@ class PlainMLP(nn.Module):
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
+class PlainAttention(nn.Module):
+    """What `ParallelAttention` computes, by the formulas."""
+
+    def __init__(
+        self, features: int, heads: int, kv: int, dim: int, bias: bool, causal: bool, base: Any, dtype: Any
+    ):
+        super().__init__()
+        self.q_proj = nn.Linear(features, heads * dim, bias, dtype=dtype)
+        self.k_proj, self.v_proj = (nn.Linear(features, kv * dim, bias, dtype=dtype) for _ in range(2))
+        self.o_proj = nn.Linear(heads * dim, features, bias, dtype=dtype)
+        self.heads, self.kv, self.dim, self.causal, self.base = heads, kv, dim, causal, base
+
+    def turned(self, x: Tensor) -> Tensor:
+        if self.base is None:
+            return x
+        place = torch.arange(x.shape[-2])[:, None] * self.base ** -(
+            torch.arange(0, self.dim, 2).double() / self.dim
+        )
+        pairs = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1).double().contiguous())
+        turn = torch.polar(torch.ones_like(place), place)
+        return torch.cat(torch.view_as_real(pairs * turn).unbind(-1), -1).to(x.dtype)
+
+    def forward(self, x: Tensor, batch: int) -> Tensor:
+        split = lambda y: y.view(batch, -1, y.shape[-1] // self.dim, self.dim).transpose(1, 2)  # noqa: E731
+        q, k, v = split(self.q_proj(x)), split(self.k_proj(x)), split(self.v_proj(x))
+        q, k = self.turned(q), self.turned(k).repeat_interleave(self.heads // self.kv, 1)
+        score = q @ k.transpose(-1, -2) * self.dim**-0.5
+        if self.causal:
+            score = score.masked_fill(torch.ones(score.shape[-2:]).triu(1).bool(), -torch.inf)
+        o = score.softmax(-1) @ v.repeat_interleave(self.heads // self.kv, 1)
+        return self.o_proj(o.transpose(1, 2).flatten(2).flatten(0, 1))
+
+
 class PlainLoss(nn.Module):
     """What `LinearCrossEntropy` computes."""
 
@@ -204,10 +237,30 @@ def layers(group: Any, dtype: torch.dtype) -> Errors:
     return found
 
 
+def attentions(group: Any, dtype: torch.dtype) -> Errors:
+    found: Errors = {}
+    x = normal(10, 12, seed=11, dtype=dtype)
+    for split, bias, causal, base in (
+        (True, True, True, 100.0),
+        (False, False, False, 10000.0),
+        (True, False, True, None),
+    ):
+        layer = tsnn.ParallelAttention(
+            12, 24, 12, 8, bias=bias, out_bias=bias, causal=causal, rotary=base, group=group,
+            sequence_parallel=split, dtype=dtype,
+        )  # fmt: skip
+        plain = PlainAttention(12, 24, 12, 8, bias, causal, base, dtype)
+        more: dict[str, Any] = {"rows": 10} if split else {}
+        errors = compare(layer, plain, x, 2, split_in=split, split_out=split, **more)
+        found |= {f"attention {split} {base}: {k}": e for k, e in errors.items()}
+    return found
+
+
 def everything(mesh: Any, dtype: torch.dtype = torch.float64) -> Errors:
     """All layers with DTensors, and some with plain parameters."""
     torch.manual_seed(0)
     found = linears(mesh["tp"], dtype) | layers(mesh["tp"], dtype)
+    found |= attentions(mesh["tp"], dtype)
     return found | {f"plain parameters: {k}": e for k, e in layers(None, dtype).items()}
 
 

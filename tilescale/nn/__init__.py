@@ -16,6 +16,7 @@ from typing import Any
 HOME = {
     "ColumnParallelLinear": "linear",
     "LinearCrossEntropy": "loss",
+    "ParallelAttention": "attention",
     "ParallelMLP": "mlp",
     "RMSNorm": "norm",
     "RowParallelLinear": "linear",
