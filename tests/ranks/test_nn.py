@@ -63,3 +63,9 @@ def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
 
 def test_fully_shard_along_another_axis():
     small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), nn_checks.fully_sharded), 1e-10)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_llama_of_hugging_face(world: int):
+    pytest.importorskip("transformers.models.llama.modeling_llama")
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.llama), 1e-6)

@@ -22,6 +22,7 @@ HOME = {
     "RowParallelLinear": "linear",
     "VocabParallelEmbedding": "embedding",
     "full_state_dict": "parameters",
+    "parallelize": "swapping",
 }
 
 __all__ = ["HOME", *HOME]
