@@ -1,5 +1,6 @@
 """``grouped_matmul(a, b, sizes)``: rows of one matrix in groups, each group times a matrix of its own (the
-experts of a mixture).
+experts of a mixture). With ``gate`` the product is the first of a gated layer (`gated_activation`): a tile of
+the gate's columns and one of those that it scales are summed side by side, so only their product is stored.
 
 How long the groups are is known on the device alone. Blocks stay and take one tile after another, group by
 group; each counts the tiles of the groups as it goes. There are as many rounds as there could be tiles at
@@ -18,7 +19,9 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
-from tilescale.ops.gemm_kernels import ceil_div, panelled
+from tilescale.ops.gated import GATES
+from tilescale.ops.gemm import IN_TORCH
+from tilescale.ops.gemm_kernels import activated, ceil_div, panelled
 
 DTYPES = ("bfloat16", "float16")
 
@@ -39,22 +42,26 @@ def grouped(
     blocks: int,
     dtype: str,
     trans_b: bool,
+    gate: str,
 ) -> Any:
     """C's rows of each group of ``sizes`` (G,): A's rows (M, K), any number of them, times the group's B (G,
     K, N), or (G, N, K). By ``blocks`` blocks that take one tile after another, in panels of ``panel`` rows of
-    tiles of a group."""
-    M, wide = T.dynamic("M"), ceil_div(N, BN)
+    tiles of a group. ``gate``: C (M, N / 2) is that activation of the first half of the columns times the
+    second half."""
+    n = N // 2 if gate else N
+    M, wide = T.dynamic("M"), ceil_div(n, BN)
 
     @T.prim_func
     def grouped(
         A: T.Tensor((M, K), dtype),
         B: T.Tensor((G, N, K) if trans_b else (G, K, N), dtype),
         sizes: T.Tensor((G,), "int32"),
-        C: T.Tensor((M, N), dtype),
+        C: T.Tensor((M, n), dtype),
     ):
         with T.Kernel(blocks, threads=threads) as block:
-            a, b = T.alloc_shared((BM, BK), dtype), T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
-            acc = T.alloc_fragment((BM, BN), "float32")
+            a, high = T.alloc_shared((BM, BK), dtype), (BN, BK) if trans_b else (BK, BN)
+            b = [T.alloc_shared(high, dtype) for _ in range(1 + bool(gate))]
+            acc = [T.alloc_fragment((BM, BN), "float32") for _ in b]
             # the group that has come, its first row and first tile, its rows
             group, row, before, size = (T.alloc_var("int32") for _ in range(4))
             size = sizes[0]
@@ -69,20 +76,26 @@ def grouped(
                 if group < G:
                     down, bx = panelled(tile - before, T.ceildiv(size, BM), wide, panel)
                     first, end = row + down * BM, row + size
-                    T.clear(acc)
+                    for part in acc:
+                        T.clear(part)
                     for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
                         T.copy(A[first, k * BK], a)
-                        if trans_b:
-                            T.copy(B[group, bx * BN, k * BK], b)
-                        else:
-                            T.copy(B[group, k * BK, bx * BN], b)
-                        T.gemm(a, b, acc, transpose_B=trans_b)
+                        for h in range(len(b)):
+                            if trans_b:
+                                T.copy(B[group, h * n + bx * BN, k * BK], b[h])
+                            else:
+                                T.copy(B[group, k * BK, h * n + bx * BN], b[h])
+                        for h in range(len(b)):
+                            T.gemm(a, b[h], acc[h], transpose_B=trans_b)
+                    if gate:
+                        for i, j in T.Parallel(BM, BN):
+                            acc[0][i, j] = activated(acc[0][i, j], gate) * acc[1][i, j]
                     if first + BM <= end:
-                        T.copy(acc, C[first, bx * BN])
+                        T.copy(acc[0], C[first, bx * BN])
                     else:
                         for i, j in T.Parallel(BM, BN):
                             if first + i < end:
-                                C[first + i, bx * BN + j] = acc[i, j]
+                                C[first + i, bx * BN + j] = acc[0][i, j]
 
     return grouped
 
@@ -92,7 +105,12 @@ def grouped(
 
 @host.checked
 def grouped_matmul(
-    a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out: torch.Tensor | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    sizes: torch.Tensor,
+    *,
+    gate: str = "",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The first sizes[0] rows of a times b[0], the next sizes[1] rows times b[1], …; summed in float32 and
     rounded once.
@@ -102,7 +120,9 @@ def grouped_matmul(
             contiguous (G, N, K).
         sizes: (G,) of int32 on the same device, which the host never looks at; they add up to M at most. Rows
             behind them stay as they are.
-        out: (M, N), contiguous, takes the result; without it rows behind the groups are undefined.
+        gate: "silu", "gelu" (by erf) or "relu": the result is (M, N / 2), this function of the first half of
+            the columns times the second half, of float32 sums.
+        out: takes the result, contiguous; without it rows behind the groups are undefined.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -129,22 +149,30 @@ def grouped_matmul(
         raise TileValueError(
             f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)}", expected="extents of 1 at least"
         )
+    if gate and gate not in GATES or gate and N % 2:
+        raise TileValueError(
+            f"gate={gate!r} of {N} columns", expected="an even number of them, " + ", ".join(map(repr, GATES))
+        )
     trans_b = not b.is_contiguous()
     b = b.transpose(1, 2) if trans_b else b
     b = b if b.is_contiguous() else b.contiguous()
-    c = host.result(out, (M, N), a.dtype, a)
+    wide = N // 2 if gate else N
+    c = host.result(out, (M, wide), a.dtype, a)
     BM = 64 if M <= 64 * G else 128
-    BN = 128 if N <= 128 or BM == 64 else 256
+    BN = 128 if wide <= 128 or BM == 64 else 256
+    if gate:
+        BN //= 2  # two tiles of them
     cut = {
         "BM": BM,
         "BN": BN,
         "BK": 64,
-        "stages": 4 if BN == 256 else 6,
+        "stages": 4 if BM == 128 and wide > 128 else 6,
         "threads": 128 if BM == 64 else 256,
         "panel": 16,
     }
     cut["blocks"] = host.multiprocessors(a.device)
-    host.launch(grouped, (a, b, sizes, c), N=N, K=K, G=G, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
+    what = {"N": N, "K": K, "G": G, "dtype": host.dtype_name(a), "trans_b": trans_b, "gate": gate}
+    host.launch(grouped, (a, b, sizes, c), **what, **cut)
     return c
 
 
@@ -157,36 +185,53 @@ def draw(
     K: int,
     dtype: str = "bfloat16",
     trans_b: bool = False,
+    gate: str = "",
     device: Any = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Normal random operands."""
+    """Normal random operands. Those of a gate are scaled, so that it is neither open nor shut."""
     g = generator(device, seed)
     G, M = len(sizes), sum(sizes)
-    b = normal((G, N, K), dtype, g).transpose(1, 2) if trans_b else normal((G, K, N), dtype, g)
+    scale = K**-0.5 if gate else 1.0
+    b = normal((G, N, K), dtype, g, scale).transpose(1, 2) if trans_b else normal((G, K, N), dtype, g, scale)
     return {
         "a": normal((M, K), dtype, g),
         "b": b,
         "sizes": torch.tensor(sizes, dtype=torch.int32, device=device),
+        **({"gate": gate} if gate else {}),
     }
 
 
-def reference(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> tuple[Expected, ...]:
-    """In float64, group by group."""
+def reference(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, gate: str = "") -> tuple[Expected, ...]:
+    """In float64, group by group. What a sum is off a gate passes on by its slope, which is 1.13 at most."""
     total = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
     magnitude, row = torch.zeros_like(total), 0
     for k, n in enumerate(sizes.tolist()):
         x, y = a[row : row + n].double(), b[k].double()
         total[row : row + n], magnitude[row : row + n] = x @ y, x.abs() @ y.abs()
         row += n
-    return (expected(total, a.dtype, noise=summed(magnitude, a.shape[1])),)
+    noise = summed(magnitude, a.shape[1])
+    if not gate:
+        return (expected(total, a.dtype, noise=noise),)
+    (x, u), (nx, nu) = total.chunk(2, 1), noise.chunk(2, 1)
+    y = IN_TORCH[gate](x)
+    noise = 1.13 * nx * (u.abs() + nu) + y.abs() * nu + (x * u).abs() * 2.0**-20
+    return (expected(y * u, a.dtype, noise=noise),)
 
 
-def torch_grouped(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> Callable[[], Any]:
+def torch_grouped(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, gate: str = "") -> Callable[[], Any]:
     """torch's own (CUTLASS); it takes where the groups end."""
     ends = sizes.cumsum(0, dtype=torch.int32)
     grouped: Any = torch._grouped_mm
-    return lambda: grouped(a, b, offs=ends)
+
+    def call() -> Any:
+        y = grouped(a, b, offs=ends)
+        if gate:
+            x, u = y.chunk(2, 1)
+            y = IN_TORCH[gate](x) * u
+        return y
+
+    return call
 
 
 def _cases() -> tuple[Case, ...]:
@@ -196,6 +241,9 @@ def _cases() -> tuple[Case, ...]:
         {"sizes": (200, 3), "N": 40, "K": 64, "dtype": "float16"},
         {"sizes": (0, 0, 9), "N": 264, "K": 24, "trans_b": True},
         {"sizes": (1,), "N": 8, "K": 8},
+        {"sizes": (5, 0, 70, 1), "N": 72, "K": 104, "gate": "silu"},
+        {"sizes": (200, 3), "N": 80, "K": 64, "trans_b": True, "gate": "gelu", "dtype": "float16"},
+        {"sizes": (9, 300), "N": 272, "K": 24, "gate": "relu"},
     ]
     ragged = [(1000, 1, 0, 517, 128, 129), (3,) * 40, (4096,), (0, 700), (64, 128, 256, 512, 1, 2, 3, 0)]
     gpu = [
@@ -204,12 +252,18 @@ def _cases() -> tuple[Case, ...]:
         for n, k in ((520, 264), (1032, 1000))
         for tb in (False, True)
     ]
+    gpu += [
+        {"sizes": s, "N": 1040, "K": 264, "trans_b": tb, "gate": "silu"}
+        for s in ragged
+        for tb in (False, True)
+    ]
     even, uneven = (1024,) * 8, (3000, 17, 1200, 800, 2048, 127, 0, 1000)
     bench = [
         {"sizes": s, "N": 4096, "K": 4096, "trans_b": tb}
         for s in (even, uneven, (64,) * 32)
         for tb in (False, True)
     ]
+    bench += [{"sizes": s, "N": 4096, "K": 7168, "gate": "silu"} for s in ((2048,) * 16, (128,) * 16)]
     return (
         *(Case(s, small=True) for s in small),
         *(Case(s) for s in gpu),

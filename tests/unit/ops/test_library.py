@@ -59,6 +59,22 @@ def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatc
         assert (room[:128].view(torch.uint8) == 0x55).all() and (room[-128:].view(torch.uint8) == 0x55).all()
 
 
+@pytest.mark.parametrize("target", ["sim", "cpu"])
+def test_rows_that_do_not_count(target: str, monkeypatch: pytest.MonkeyPatch):
+    """Behind the rows that sizes add up to, gates and their gradients write nothing."""
+    monkeypatch.setenv("TILESCALE_TARGET", target)
+    h, dy = torch.randn(9, 40), torch.randn(9, 20)
+    for sizes in ([2, 0, 3], [0], [0, 9]):
+        count = sum(sizes)
+        given = {"sizes": torch.tensor(sizes, dtype=torch.int32)}
+        y, dh = torch.full((9, 20), 7.0), torch.full((9, 40), 7.0)
+        tilescale.ops.gated_activation(h, out=y, **given)
+        tilescale.ops.gated_activation_backward(dy, h, out=dh, **given)
+        assert (y[count:] == 7).all() and (dh[count:] == 7).all()
+        assert y[:count].equal(tilescale.ops.gated_activation(h)[:count])
+        assert dh[:count].equal(tilescale.ops.gated_activation_backward(dy, h)[:count])
+
+
 @pytest.mark.parametrize("n", [19, 3001, 9000, 9001, 262145])
 def test_infinities_in_a_softmax(n: int):
     """However rows are cut: minus infinities are zeros, also where all that a block or a turn has are some;

@@ -100,14 +100,6 @@ def _fits(
         raise TileValueError(f"{t} tokens, tokens={most}", expected="tokens= the most that any rank has")
 
 
-def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:
-    """How many tokens a block of `plan` finds places for at once, and how many blocks: as few tokens as they
-    can be, 32 at least, of which the masks take 32 KB at most."""
-    most = max(32, (8 << 10) * 32 // (E * K) // 32 * 32)
-    chunk = min(most, -(-max(1, tokens) // (32 * units)) * 32)
-    return chunk, max(1, min(units, -(-tokens // chunk)))
-
-
 def _planned(
     ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, blocks: int | None
 ) -> Dispatched:
@@ -121,7 +113,7 @@ def _planned(
     )  # fmt: skip
     units = flat.multiprocessors(ids.device, blocks)
     C = expert_kernels.told(E, W)
-    chunk, cut = planned(most, K, E, units)
+    chunk, cut = experts.planned(most, K, E, units)
     box = workspace(team).box(ids, C)
     args = (ids, new(cut, C), box, made.pairs, made.slots, made.begins, made.sizes, made.starts)
     host.launch(expert_kernels.plan, args, K=K, E=E, world=W, chunk=chunk, blocks=cut, threads=256)

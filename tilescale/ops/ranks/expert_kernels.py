@@ -52,22 +52,16 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
     one all, which it sends to everyone. ``counts`` is memory to work in. Then places are found for ``chunk``
     tokens at once: each choice is a bit of its expert's mask, in the order of tokens, and its place is how
     many bits are set in front of it.
-    """
-    t, W, local, C = T.dynamic("t"), world, ceil_div(E, world), told(E, world)
-    EP, bit = W * local, lambda at: T.cast(1, "uint32") << T.cast(at % 32, "uint32")
 
-    @T.prim_func
-    def moe_plan(
-        ids: T.Tensor((t, K), "int32"),
-        counts: T.Tensor((blocks, C), "int32"),
-        box: T.Packets((W, C), "int32"),
-        pairs: T.Tensor((t, K), "int32"),
-        slots: T.Tensor((t, W), "int32"),
-        begins: T.Tensor((W,), "int32"),
-        sizes: T.Tensor((local,), "int32"),
-        starts: T.Tensor((W + 1,), "int32"),
-    ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+    ``world`` 0: of one rank that needs no other, whose pairs and sizes are all that is asked for; ``index``
+    (t · K,) gets the token of each pair, 0 behind the last one.
+    """
+    t, W, local = T.dynamic("t"), max(1, world), ceil_div(E, max(1, world))
+    C, EP, bit = told(E, W), W * local, lambda at: T.cast(1, "uint32") << T.cast(at % 32, "uint32")
+
+    @T.macro
+    def body(ids, counts, box, pairs, slots, begins, sizes, starts, index):
+        with T.Kernel(blocks, threads=threads) as b:
             per = T.ceildiv(T.ceildiv(t, blocks), chunk) * chunk
             first = T.min(b * per, t)
             rounds = T.ceildiv(T.min(first + per, t) - first, chunk)
@@ -81,9 +75,10 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
                 for i, k in T.Parallel(chunk, K):
                     if chosen[i, k] >= 0:
                         T.atomic_add(mine[chosen[i, k]], 1)
-                for i, d in T.Parallel(chunk, W):
-                    if goes(chosen, i, d, K, local):
-                        T.atomic_add(mine[EP + d], 1)
+                if world:
+                    for i, d in T.Parallel(chunk, W):
+                        if goes(chosen, i, d, K, local):
+                            T.atomic_add(mine[EP + d], 1)
             T.copy(mine, counts[b, 0:C])
             with T.Scale("grid"):
                 T.barrier()  # releases what this block counted, acquires what the others did
@@ -93,10 +88,15 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
                 for c in T.serial(blocks):
                     before[j] += T.if_then_else(c < b, counts[c, j], 0)
                     total[j] += counts[c, j]
-            every = T.alloc_shared((W, C), "int32")
-            if b == 0:
-                T.put_packets(total, box[rank, 0:C])
-            T.get_packets(box[0:W, 0:C], every)
+            rank, every = 0, T.alloc_shared((W, C), "int32")
+            if world:
+                rank = T.get_rank()
+                with T.Scale("device"):
+                    if b == 0:
+                        T.put_packets(total, box[rank, 0:C])
+                    T.get_packets(box[0:W, 0:C], every)
+            else:
+                T.copy(total, every[0, :])
             # of all ranks: the pairs of each expert; then this rank's first one, behind earlier experts'
             # and those of the ranks in front of it
             whole, pair = T.alloc_shared((W, local), "int32"), T.alloc_shared((W, local), "int32")
@@ -105,6 +105,7 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
                 for s in T.serial(W):
                     whole[d, e] += every[s, d * local + e]
             T.cumsum(whole, pair, dim=1)
+            filled = T.alloc_var("int32", pair[rank, local - 1])
             for d, e in T.Parallel(W, local):
                 pair[d, e] += before[d * local + e] - whole[d, e]
                 for s in T.serial(W):
@@ -112,41 +113,74 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
             if b == 0:
                 for e in T.Parallel(local):
                     sizes[e] = whole[rank, e]
-                for s in T.Parallel(W + 1):
-                    starts[s] = 0
-                    for r in T.serial(W):
-                        starts[s] += T.if_then_else(r < s, every[r, EP + rank], 0)
-                for d in T.Parallel(W):
-                    begins[d] = 0
-                    for s in T.serial(W):
-                        begins[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
+                if world:
+                    for s in T.Parallel(W + 1):
+                        starts[s] = 0
+                        for r in T.serial(W):
+                            starts[s] += T.if_then_else(r < s, every[r, EP + rank], 0)
+                    for d in T.Parallel(W):
+                        begins[d] = 0
+                        for s in T.serial(W):
+                            begins[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
             for c in T.serial(rounds):
                 low = first + c * chunk
                 take(ids, low, t, chosen)
                 T.clear(of_expert)
-                T.clear(of_rank)
                 for i, k in T.Parallel(chunk, K):
                     if chosen[i, k] >= 0:  # each bit is added once, and so set
                         T.atomic_add(of_expert[(i * K + k) // 32, chosen[i, k]], bit(i * K + k))
-                for i, d in T.Parallel(chunk, W):
-                    if goes(chosen, i, d, K, local):
-                        T.atomic_add(of_rank[i // 32, d], bit(i))
                 for i, k in T.Parallel(chunk, K):
                     if low + i < t:
                         e = chosen[i, k]
                         pairs[low + i, k] = -1
                         if e >= 0:
-                            pairs[low + i, k] = pair[e // local, e % local] + ones(of_expert, i * K + k, e)
-                for i, d in T.Parallel(chunk, W):
-                    if low + i < t:
-                        there = (of_rank[i // 32, d] & bit(i)) != 0
-                        slots[low + i, d] = T.if_then_else(there, before[EP + d] + ones(of_rank, i, d), -1)
+                            place = pair[e // local, e % local] + ones(of_expert, i * K + k, e)
+                            pairs[low + i, k] = place
+                            if not world:
+                                index[place] = low + i
                 for d, e in T.Parallel(W, local):
                     pair[d, e] += ones(of_expert, chunk * K, d * local + e)
-                for d in T.Parallel(W):
-                    before[EP + d] += ones(of_rank, chunk, d)
+                if world:
+                    T.clear(of_rank)
+                    for i, d in T.Parallel(chunk, W):
+                        if goes(chosen, i, d, K, local):
+                            T.atomic_add(of_rank[i // 32, d], bit(i))
+                    for i, d in T.Parallel(chunk, W):
+                        if low + i < t:
+                            there, slot = (of_rank[i // 32, d] & bit(i)) != 0, ones(of_rank, i, d)
+                            slots[low + i, d] = T.if_then_else(there, before[EP + d] + slot, -1)
+                    for d in T.Parallel(W):
+                        before[EP + d] += ones(of_rank, chunk, d)
+            if not world:
+                for c in T.serial(b, T.ceildiv(t * K - filled, 1024), step=blocks):
+                    for i in T.Parallel(1024):
+                        if filled + c * 1024 + i < t * K:
+                            index[filled + c * 1024 + i] = 0
 
-    return moe_plan
+    @T.prim_func
+    def moe_plan(
+        ids: T.Tensor((t, K), "int32"),
+        counts: T.Tensor((blocks, C), "int32"),
+        box: T.Packets((W, C), "int32"),
+        pairs: T.Tensor((t, K), "int32"),
+        slots: T.Tensor((t, W), "int32"),
+        begins: T.Tensor((W,), "int32"),
+        sizes: T.Tensor((local,), "int32"),
+        starts: T.Tensor((W + 1,), "int32"),
+    ):
+        body(ids, counts, box, pairs, slots, begins, sizes, starts, None)
+
+    @T.prim_func
+    def moe_places(
+        ids: T.Tensor((t, K), "int32"),
+        counts: T.Tensor((blocks, C), "int32"),
+        pairs: T.Tensor((t, K), "int32"),
+        sizes: T.Tensor((local,), "int32"),
+        index: T.Tensor((t * K,), "int32"),
+    ):
+        body(ids, counts, None, pairs, None, None, sizes, None, index)
+
+    return moe_plan if world else moe_places
 
 
 @T.macro
@@ -271,6 +305,58 @@ def expand(H: int, wide: int, steps: int, blocks: int, threads: int, dtype: str)
     return moe_expand
 
 
+def adding(K: int, wide: int, weighted: bool) -> Any:
+    """A macro that adds up rows of pairs."""
+
+    @T.macro
+    def add(Y, at, parts, place, weight, acc):
+        """acc += Σ w · Y of a row's pairs, of which `NEAR` are read at once."""
+        for first in range(0, K, NEAR):
+            near = range(first, min(K, first + NEAR))
+            for k in near:
+                if place[k] >= 0:
+                    T.copy(Y[place[k], at], parts[k - first])
+            for k in near:
+                if place[k] >= 0:
+                    factor = T.cast(weight[k], acc.dtype)
+                    for j in T.Parallel(wide):
+                        x = T.cast(parts[k - first][j], acc.dtype)
+                        acc[j] += factor * x if weighted else x
+
+    return add
+
+
+def sums(
+    H: int, K: int, wide: int, steps: int, cut: int, blocks: int, threads: int, dtype: str, weighted: bool
+) -> Any:
+    """C (t, H): of each token the sum of its pairs' rows of Y (P, H), times its weights, in the order of its
+    ``pairs`` (t, K); −1 is none. A warp takes a token, or one of ``cut`` parts of it."""
+    t, P, add = T.dynamic("t"), T.dynamic("P"), adding(K, wide, weighted)
+
+    @T.prim_func
+    def moe_unpermute(
+        Y: T.Tensor((P, H), dtype),
+        pairs: T.Tensor((t, K), "int32"),
+        weights: T.Tensor((t, K), "float32"),
+        C: T.Tensor((t, H), dtype),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("warp") as (w, of):
+            parts = [T.alloc_fragment((wide,), dtype) for _ in range(min(NEAR, K))]
+            acc = T.alloc_fragment((wide,), added_as(dtype))
+            place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
+            for unit in T.serial(w * blocks + b, t * cut, step=of * blocks):
+                for k in range(K):
+                    place[k] = pairs[unit // cut, k]
+                    weight[k] = weights[unit // cut, k]
+                for h in T.serial(steps):
+                    at = (unit % cut * steps + h) * wide
+                    T.clear(acc)
+                    add(Y, at, parts, place, weight, acc)
+                    T.copy(acc, C[unit // cut, at])
+
+    return moe_unpermute
+
+
 def combine(
     H: int,
     K: int,
@@ -306,20 +392,7 @@ def combine(
             place[k] = meta[row, 0, k]
             weight[k] = T.reinterpret(meta[row, 1, k], "float32")
 
-    @T.macro
-    def add(Y, at, parts, place, weight, acc):
-        """acc += Σ w · Y of a row's pairs, of which `NEAR` are read at once."""
-        for first in range(0, K, NEAR):
-            near = range(first, min(K, first + NEAR))
-            for k in near:
-                if place[k] >= 0:
-                    T.copy(Y[place[k], at], parts[k - first])
-            for k in near:
-                if place[k] >= 0:
-                    factor = weight[k]
-                    for j in T.Parallel(wide):
-                        x = T.cast(parts[k - first][j], acc.dtype)
-                        acc[j] += T.cast(factor, acc.dtype) * x if weighted else x
+    add = adding(K, wide, weighted)
 
     @T.prim_func
     def moe_combine(

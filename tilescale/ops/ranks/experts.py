@@ -85,20 +85,7 @@ class Dispatched:
                 f"rows {tuple(rows.shape)}", expected=f"({self.rows.shape[0]}, …), contiguous"
             )
         made = host.result(out, (P, *rows.shape[1:]), rows.dtype, rows)
-        inner = math.prod(rows.shape[1:]) * rows.element_size()
-        if P * inner == 0:
-            return made
-        kind, _ = flat.words(inner)
-        x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
-        landing = flat.landing(made)
-        blocks = min(2 * host.multiprocessors(x.device), -(-P // 8))
-        how = cut(x.shape[1], x.element_size(), P, 8 * blocks, MOVED)
-        what = {"H": x.shape[1], "wide": how.wide, "steps": how.steps, "blocks": blocks, "threads": 256}
-        what["dtype"] = host.dtype_name(x)
-        args = (x, self.index, self.sizes, landing.view(kind).view(P, -1))
-        host.launch(expert_kernels.expand, args, **what)
-        flat.landed(landing, made)
-        return made
+        return expand(rows, self.index, self.sizes, made)
 
 
 @dataclass(frozen=True)
@@ -122,6 +109,33 @@ def cut(columns: int, itemsize: int, rows: int, warps: int, lines: int) -> Cut:
     steps = -(-piece // (lines * LINE))
     wide = min(size, -(-piece // (steps * LINE)) * LINE)
     return Cut(wide // itemsize, steps, -(-size // (steps * wide)), max(1, min(GROUP, rows // max(1, warps))))
+
+
+def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:
+    """How many tokens a block of `plan` finds places for at once, and how many blocks: as few tokens as they
+    can be, 32 at least, of which the masks take 32 KB at most."""
+    most = max(32, (8 << 10) * 32 // (E * K) // 32 * 32)
+    chunk = min(most, -(-max(1, tokens) // (32 * units)) * 32)
+    return chunk, max(1, min(units, -(-tokens // chunk)))
+
+
+def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """made (P, …): the row of ``rows`` (R, …) that ``index`` (P,) names, of each pair that ``sizes`` count.
+    All contiguous."""
+    P, inner = len(index), math.prod(rows.shape[1:]) * rows.element_size()
+    if P * inner == 0:
+        return made
+    kind, _ = flat.words(inner)
+    x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
+    landing = flat.landing(made)
+    blocks = min(2 * host.multiprocessors(x.device), -(-P // 8))
+    how = cut(x.shape[1], x.element_size(), P, 8 * blocks, MOVED)
+    what = {"H": x.shape[1], "wide": how.wide, "steps": how.steps, "blocks": blocks, "threads": 256}
+    what["dtype"] = host.dtype_name(x)
+    args = (x, index, sizes, landing.view(kind).view(P, -1))
+    host.launch(expert_kernels.expand, args, **what)
+    flat.landed(landing, made)
+    return made
 
 
 @functools.cache
