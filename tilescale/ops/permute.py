@@ -114,7 +114,8 @@ def moe_unpermute(
         out: (t, H), contiguous, takes the result.
 
     Returns:
-        (t, H) of y's dtype, added in float32 (float64 of float64) and rounded once; zero where a token has no experts.
+        (t, H) of y's dtype, added in float32 (float64 of float64) and rounded once; zero where a token has no
+        experts.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
