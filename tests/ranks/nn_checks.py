@@ -142,6 +142,63 @@ class PlainAttention(nn.Module):
         return self.o_proj(o.transpose(1, 2).flatten(2).flatten(0, 1))
 
 
+class PlainMoE(nn.Module):
+    """What `ExpertParallelMoE` computes, each expert of all tokens. ``parts``: of how many ranks' tokens each
+    counts what an expert takes."""
+
+    def __init__(self, layer: Any, parts: int, dtype: torch.dtype):
+        super().__init__()
+        self.layer, self.parts = [layer], parts  # not its parameters
+        for name in ("router", "gate_up_proj", "down_proj"):
+            shape = list(getattr(layer, name).shape)
+            if layer.mesh is None and name != "router":
+                shape[0] *= layer.ranks
+            setattr(self, name, nn.Parameter(torch.empty(shape, dtype=dtype)))
+        if layer.bias_rate:
+            self.register_buffer("bias", torch.zeros(layer.experts))
+        if layer.shared is not None:
+            self.shared = PlainMLP(layer.features, 24, layer.activation, False, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (layer,) = self.layer
+        logits = x @ self.router.T
+        scores = logits.softmax(-1) if layer.scores == "softmax" else logits.sigmoid()
+        key = scores + self.bias if layer.bias_rate else scores
+        chosen = key.topk(layer.topk).indices
+        weights = scores.gather(1, chosen)
+        if layer.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights * layer.scaling
+        if layer.capacity is not None:
+            chosen = chosen.clone()
+            for rows in chosen.split(-(-len(x) // self.parts)):
+                most = -(-layer.capacity * -(-len(x) // self.parts) * layer.topk // layer.experts)
+                taken = [0] * layer.experts
+                for k in range(layer.topk):
+                    for i in range(len(rows)):
+                        e = int(rows[i, k])
+                        taken[e] += 1
+                        if taken[e] > most:
+                            rows[i, k] = -1
+        self.counts = torch.bincount(chosen[chosen >= 0], minlength=layer.experts)
+        weights = weights + (weights.float() - weights).detach()  # they travel as float32
+        act = {"silu": nn.functional.silu, "gelu": nn.functional.gelu, "relu": nn.functional.relu}[
+            layer.activation
+        ]
+        y = torch.zeros_like(x)
+        for e in range(layer.experts):
+            gate, up = (x @ self.gate_up_proj[e].T).chunk(2, -1)
+            mine = (weights * (chosen == e)).sum(-1, keepdim=True)
+            y = y + mine * ((act(gate) * up) @ self.down_proj[e].T)
+        if layer.shared is not None:
+            y = y + self.shared(x)
+        if layer.wants_aux:
+            share = scores / scores.sum(-1, keepdim=True)
+            part = torch.bincount(chosen.flatten(), minlength=layer.experts).to(x.dtype) / chosen.numel()
+            self.aux_loss = layer.experts * (part * share.mean(0)).sum()
+        return y
+
+
 class PlainLoss(nn.Module):
     """What `LinearCrossEntropy` computes."""
 
@@ -256,12 +313,62 @@ def attentions(group: Any, dtype: torch.dtype) -> Errors:
     return found
 
 
+def mixtures(group: Any, dtype: torch.dtype) -> Errors:
+    """Experts: uneven tokens, all tokens to one expert, experts without any, dropped tokens, biases."""
+    found: Errors = {}
+    n = comm.world_size()
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "sigmoid": {"scores": "sigmoid", "scaling": 2.5, "shared": 24, "activation": "gelu"},
+        "capacity": {"capacity": 1.0, "normalized": False},
+        "to one": {"topk": 1, "normalized": False},
+        "bias": {"bias_rate": 0.5, "scores": "sigmoid", "aux_loss": True},
+    }
+    for name, more in kinds.items():
+        layer = tsnn.ExpertParallelMoE(12, 10, 24, **{"topk": 3, **more}, group=group, dtype=dtype)
+        plain = PlainMoE(layer, n, dtype)
+        rows = 9 if name == "plain" else 4 * n
+        x = normal(rows, 12, seed=21, dtype=dtype)
+        if name == "to one":
+            x = x[:1].repeat(rows, 1) + 0.01 * x
+        if name == "bias":
+            layer.bias += normal(24, seed=22, dtype=torch.float32) * 0.3
+        errors = compare(layer, plain, x, rows=rows)
+        found |= {f"experts, {name}: {k}": e for k, e in errors.items()}
+        if name == "capacity":
+            found["nothing was dropped"] = float(int(plain.counts.sum()) == 3 * rows)
+        if name == "bias":
+            found |= balanced(layer, plain, x)
+    return found
+
+
+def balanced(layer: Any, plain: Any, x: Tensor) -> Errors:
+    """The balance loss, its gradient and the bias's step."""
+    found = {"aux loss": off(layer.aux_loss, plain.aux_loss)}
+    layer.zero_grad(), plain.zero_grad()
+    layer(mine(x), rows=len(x)), plain(x)
+    layer.aux_loss.backward(), plain.aux_loss.backward()
+    grad = layer.router.grad
+    grad = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+    found["aux d router"] = off(grad, plain.router.grad)
+    before, counts = layer.bias.clone(), 2 * plain.counts.float()
+    layer.update_bias()
+    want = before + layer.bias_rate * (counts.mean() - counts).sign()
+    return found | {"bias": off(layer.bias, want), "load": float(layer.load.abs().sum())}
+
+
 def everything(mesh: Any, dtype: torch.dtype = torch.float64) -> Errors:
     """All layers with DTensors, and some with plain parameters."""
     torch.manual_seed(0)
     found = linears(mesh["tp"], dtype) | layers(mesh["tp"], dtype)
     found |= attentions(mesh["tp"], dtype)
     return found | {f"plain parameters: {k}": e for k, e in layers(None, dtype).items()}
+
+
+def experts(mesh: Any) -> Errors:
+    """The mixture of experts."""
+    torch.manual_seed(0)
+    return mixtures(mesh["tp"], torch.float64)
 
 
 # ---- what PyTorch does around layers

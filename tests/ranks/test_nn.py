@@ -30,6 +30,11 @@ def test_gradients_are_those_of_the_whole(world: int):
     small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.everything, timeout=120), 1e-10)
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_experts(world: int):
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.experts, timeout=120), 1e-10)
+
+
 def gathered_rows() -> list[bool]:
     """The gathered operand beside a product, of both kernels and of the steps apart, with uneven rows."""
     comm.init()

@@ -15,6 +15,7 @@ from typing import Any
 #: what people use → its file
 HOME = {
     "ColumnParallelLinear": "linear",
+    "ExpertParallelMoE": "experts",
     "LinearCrossEntropy": "loss",
     "ParallelAttention": "attention",
     "ParallelMLP": "mlp",
