@@ -59,6 +59,10 @@ def test_what_pytorch_does_around_layers():
     small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.around, timeout=120), 1e-10)
 
 
+def test_sixteen_bits():
+    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.sixteen, timeout=120), 1e-10)
+
+
 def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
     folder = str(tmp_path / "checkpoint")
     run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.saved, folder)

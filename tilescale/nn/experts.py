@@ -3,6 +3,7 @@ each token's experts, tokens travel to them, through a gated layer, and back."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -77,12 +78,9 @@ class ExpertParallelMoE(Parallel):
 
     def reset_parameters(self) -> None:
         """Uniform numbers as `torch.nn.Linear` draws them; ranks need the same seed."""
-        for name, extent in (
-            ("router", self.features),
-            ("gate_up_proj", self.features),
-            ("down_proj", self.hidden),
-        ):
-            self.drawn(name, lambda w, bound=extent**-0.5: nn.init.uniform_(w, -bound, bound))
+        extents = {"router": self.features, "gate_up_proj": self.features, "down_proj": self.hidden}
+        for name, extent in extents.items():
+            self.drawn(name, functools.partial(nn.init.uniform_, a=-(extent**-0.5), b=extent**-0.5))
 
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """Of x (m, …, features), this rank's tokens, the same shape.
