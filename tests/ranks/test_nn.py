@@ -75,6 +75,7 @@ def test_fully_shard_along_another_axis():
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_llama_of_hugging_face(world: int):
+def test_models_of_hugging_face(world: int):
     pytest.importorskip("transformers.models.llama.modeling_llama")
-    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.llama), 1e-6)
+    pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.hugging_face), 1e-6)

@@ -1,5 +1,5 @@
-"""``parallelize(model, mesh["tp"])``: the layers of a Hugging Face-style Llama become parallel ones, in
-place.
+"""``parallelize(model, mesh["tp"])``: the layers of a Hugging Face-style Llama or Mixtral become parallel
+ones, in place.
 
 Between its blocks a model keeps its activations whole, (batch, length, features) alike on all ranks. Here
 they are rows (m, features), of which each rank has its part: they are cut in front of the first block, and
@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn.attention import ParallelAttention
+from tilescale.nn.experts import ExpertParallelMoE
 from tilescale.nn.linear import ColumnParallelLinear
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.norm import RMSNorm
+from tilescale.nn.parameters import Woven
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,25 @@ class BlockMLP(ParallelMLP):
         return super().forward(x, self.whole.rows)
 
 
+class BlockMoE(ExpertParallelMoE):
+    """`ExpertParallelMoE` as a decoder's block calls it, with a Mixtral's names in checkpoints."""
+
+    whole: Whole
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        named = {
+            "router": "gate.weight",
+            "gate_up_proj": "experts.gate_up_proj",
+            "down_proj": "experts.down_proj",
+        }
+        for mine, theirs in named.items():
+            self.woven[mine] = Woven((theirs,), lambda whole: whole, lambda whole: (whole,))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, self.whole.rows)
+
+
 class LastNorm(RMSNorm):
     """The norm behind the last block, whose result is whole again."""
 
@@ -117,13 +138,14 @@ class Head(ColumnParallelLinear):
 
 
 def parallelize(model: nn.Module, group: Any) -> Swaps:
-    """Swaps the attention, feed-forward and norm layers of a Llama, and its head, for those of this package;
-    collective. Parameters keep their numbers, and each rank keeps its part of them. Ranks of the group give
-    the model the same batch.
+    """Swaps the attention, feed-forward and norm layers of a Llama or Mixtral, and its head, for those of
+    this package; collective. Parameters keep their numbers, and each rank keeps its part of them. Ranks of
+    the group give the model the same batch.
 
     Args:
-        model: a ``LlamaForCausalLM`` or ``LlamaModel`` of the library transformers, or a model of the same
-            modules. It has the same parameters on all ranks.
+        model: a ``LlamaForCausalLM``, ``MixtralForCausalLM``, or their body, of the library transformers, or
+            a model of the same modules. It has the same parameters on all ranks. A head that shares its
+            weight with the embedding, or whose words are no multiple of the ranks, stays as it is.
         group: a DeviceMesh of one axis, which makes parameters DTensors, or another group, see
             `tilescale.ops.ranks.groups.team_of`.
 
@@ -132,21 +154,21 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
 
     Raises:
         TileTypeError: a module that is none of these.
-        TileValueError: heads or widths that are no multiple of the ranks, an activation that there is not,
-            dropout in attention.
+        TileValueError: heads, widths or experts that are no multiple of the ranks, an activation that there
+            is not, dropout or a window in attention, noise or a loss of a router.
     """
     body = getattr(model, "model", model)
     blocks, config = getattr(body, "layers", None), getattr(model, "config", None)
     if not isinstance(blocks, nn.ModuleList) or config is None or not hasattr(body, "norm"):
         raise TileTypeError(
             f"parallelize({type(model).__name__})",
-            expected="a Hugging Face-style Llama: layers, norm, config",
+            expected="a Hugging Face-style Llama or Mixtral: layers, norm, config",
         )
-    made = _checked(blocks, body.norm)
+    _checked(blocks, body.norm, config)
     whole, swaps = Whole(), Swaps()
     prefix = "model." if body is not model else ""
     for at, block in enumerate(blocks):
-        for name in made:
+        for name in _KNOWN:
             _swap(block, name, f"{prefix}layers.{at}.{name}", config, group, whole, swaps)
     _swap(body, "norm", f"{prefix}norm", config, group, whole, swaps)
     config.use_cache = False
@@ -173,43 +195,42 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
     return swaps
 
 
-#: of a block: module's name → the linears that it has
-_KNOWN = {
-    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-    "input_layernorm": (),
-    "post_attention_layernorm": (),
+#: of a block: module's name → the modules with parameters that it has, as one or the other
+_KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
+    "self_attn": (("k_proj", "o_proj", "q_proj", "v_proj"),),
+    "mlp": (("down_proj", "gate_proj", "up_proj"), ("experts", "gate")),
+    "input_layernorm": ((),),
+    "post_attention_layernorm": ((),),
 }
 
 
-def _checked(blocks: nn.ModuleList, norm: nn.Module) -> dict[str, tuple[str, ...]]:
-    """What blocks consist of, when it is what is known: a block that is half known would compute something
-    else on rows.
+def _checked(blocks: nn.ModuleList, norm: nn.Module, config: Any) -> None:
+    """Refuses a block that is no Llama's or Mixtral's: one that is half known would compute something else on
+    rows.
 
     Raises:
-        TileTypeError: something else is in a block.
+        TileTypeError: something else is in a block. TileValueError: the configuration asks for what there is
+            not.
     """
     for block in blocks:
         children = dict(block.named_children())
-        for name, linears in _KNOWN.items():
-            found = children.pop(name, None)
-            inner = (
-                {k for k, m in found.named_children() if next(m.parameters(), None) is not None}
-                if found
-                else None
-            )
-            if inner != set(linears) or not (linears or hasattr(found, "variance_epsilon")):
+        for name, kinds in _KNOWN.items():
+            found: Any = children.pop(name, nn.Module())
+            inner = (k for k, m in found.named_children() if next(m.parameters(), None) is not None)
+            has = tuple(sorted(inner))
+            if has not in kinds or (not has and not hasattr(found, "variance_epsilon")):
                 raise TileTypeError(
-                    f"{type(block).__name__}.{name} is {type(found).__name__} of {sorted(inner or ())}",
-                    expected=f"a Llama's, of {sorted(linears)}" if linears else "an RMSNorm",
+                    f"{type(block).__name__}.{name} is {type(found).__name__} of {has}",
+                    expected=" or ".join(map(str, kinds)) if kinds[0] else "an RMSNorm",
                 )
         if children:
-            raise TileTypeError(
-                f"{type(block).__name__} has {sorted(children)}", expected=f"{sorted(_KNOWN)} alone"
-            )
+            what = f"{type(block).__name__} has {sorted(children)}"
+            raise TileTypeError(what, expected=f"{sorted(_KNOWN)} alone")
     if not hasattr(norm, "variance_epsilon"):
         raise TileTypeError(f"norm is {type(norm).__name__}", expected="an RMSNorm")
-    return _KNOWN
+    for word in ("attention_dropout", "sliding_window", "router_jitter_noise", "output_router_logits"):
+        if getattr(config, word, None):
+            raise TileValueError(f"{word}={getattr(config, word)}", expected="none: there is none here")
 
 
 def _like(weight: Tensor) -> dict[str, Any]:
@@ -225,6 +246,19 @@ def _put(parent: nn.Module, name: str, path: str, now: nn.Module, swaps: Swaps) 
     swaps.swaps.append(Swap(path, type(was).__name__, f"{type(now).__mro__[0].__name__}({now.extra_repr()})"))
 
 
+def _activation(module: Any, path: str) -> str:
+    """The name of a module's ``act_fn``.
+
+    Raises:
+        TileValueError: there is no such gate.
+    """
+    known = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELU": "gelu"}
+    kind = type(module.act_fn).__name__
+    if kind not in known or getattr(module.act_fn, "approximate", "none") != "none":
+        raise TileValueError(f"{path} with {kind}", expected="SiLU, or GELU by erf")
+    return known[kind]
+
+
 def _swap(
     parent: nn.Module, name: str, path: str, config: Any, group: Any, whole: Whole, swaps: Swaps
 ) -> None:
@@ -232,10 +266,6 @@ def _swap(
     now: Any
     how: dict[str, Any] = {"group": group, **_like(next(was.parameters()))}
     if name == "self_attn":
-        if getattr(was, "attention_dropout", 0.0):
-            raise TileValueError(
-                f"attention_dropout={was.attention_dropout}", expected="0: attention has no dropout here"
-            )
         heads, dim = config.num_attention_heads, was.head_dim
         kv = getattr(config, "num_key_value_heads", None) or heads
         now = BlockAttention(
@@ -243,13 +273,16 @@ def _swap(
             out_bias=was.o_proj.bias is not None, scale=getattr(was, "scaling", None), **how,
         )  # fmt: skip
         now.set_parts(was.q_proj, was.k_proj, was.v_proj, was.o_proj)
+    elif hasattr(was, "experts"):
+        experts, features, hidden = was.experts.down_proj.shape
+        act = _activation(was.experts, path)
+        now = BlockMoE(features, hidden, experts, config.num_experts_per_tok, activation=act, **how)
+        now.set_whole("router", was.gate.weight)
+        now.set_whole("gate_up_proj", was.experts.gate_up_proj)
+        now.set_whole("down_proj", was.experts.down_proj)
     elif name == "mlp":
-        act = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELU": "gelu"}
-        kind = type(was.act_fn).__name__
-        if kind not in act:
-            raise TileValueError(f"{path} with {kind}", expected="SiLU, or GELU by erf")
-        gate = was.gate_proj
-        now = BlockMLP(gate.in_features, gate.out_features, act[kind], gate.bias is not None, **how)
+        gate, act = was.gate_proj, _activation(was, path)
+        now = BlockMLP(gate.in_features, gate.out_features, act, gate.bias is not None, **how)
         now.set_parts(was.gate_proj, was.up_proj, was.down_proj)
     else:
         kinds: type[RMSNorm] = LastNorm if name == "norm" else RMSNorm
