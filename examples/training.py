@@ -127,9 +127,10 @@ class Stopped:
 
 
 def train(
-    model: torch.nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], args: argparse.Namespace
-) -> list[float]:
-    """``args.steps`` steps of AdamW; the loss of each, which is alike on all ranks."""
+    model: torch.nn.Module, loss_of: Callable[[torch.Tensor], torch.Tensor], args: argparse.Namespace,
+    after: Callable[[], None] = lambda: None,
+) -> list[float]:  # fmt: skip
+    """``args.steps`` steps of AdamW, and ``after`` each of them; the losses, which are alike on all ranks."""
     text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
     by = torch.optim.AdamW(model.parameters(), args.lr, weight_decay=0.01)
     checkpoints, first = Checkpoints(args.folder), comm.rank() == 0
@@ -142,6 +143,7 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         by.step()
+        after()
         losses.append(loss.item())
         speed = (step + 1 - begun) * args.batch * args.length / (time.perf_counter() - began)
         bar.update()

@@ -20,7 +20,10 @@ from tests.ranks.nn_checks import on_mesh, port
 from tilescale import comm
 
 #: example → arguments that make it small
-SMALL = {"train_tp_transformer": "--batch 2 --length 16 --layers 1 --features 48 --hidden 48 --lr 0.01"}
+SMALL = {
+    "train_tp_transformer": "--batch 2 --length 16 --layers 1 --features 48 --hidden 48 --lr 0.01",
+    "train_moe": "--batch 2 --length 16 --layers 1 --features 48 --hidden 24 --lr 0.01",
+}
 
 
 def losses(name: str, *more: Any) -> list[float]:
@@ -90,7 +93,7 @@ def test_a_job_that_is_asked_to_end_saves_and_goes_on(name: str, tmp_path: Path)
         assert got[:5] == cut and near(got, straight)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", BOTH)
 def test_launch_trains(name: str, tilescale_launch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = tilescale_launch(2, EXAMPLES / f"{name}.py", *SMALL[name].split(), "--steps", 4, "--device", "cpu")
     assert done.returncode == 0, done.stderr
