@@ -68,7 +68,11 @@ def near(got: list[float], want: list[float]) -> bool:
     return len(got) == len(want) and all(abs(g - w) <= 0.01 * w for g, w in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("name", SMALL)
+#: the mixture's doubles of what the other example shows
+BOTH = ["train_tp_transformer", pytest.param("train_moe", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize(("world", "steps"), [(2, 30), pytest.param(4, 200, marks=pytest.mark.slow)])
 def test_losses_are_those_of_one_rank(name: str, world: int, steps: int) -> None:
     ((want,),) = run_ranks(1, on_mesh, port(), runs, name, [("--steps", steps)], timeout=200)
