@@ -117,6 +117,7 @@ RUNTIME: dict[str, set[str]] = {
     "jit": {"tracing", "language", "devices", "kernel", "build", "undecided", "simulator", "jitted", "eager"},
     "tuning": {"agree", "advice", "language", "devices", "profiler", "kernel", "build", "jitted", "jit"},
     "ops": {"agree", "advice", "language", "devices", "kernel", "jit"},
+    "nn": {"ops"},
     "testing": {"lifetime", "language", "kernel", "simulator", "jit"},
     "__init__": {"version", "compat", "language", "profiler", "kernel", "layout", "jit", "tuning", "ops"},
     "__main__": set(),

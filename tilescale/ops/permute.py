@@ -108,13 +108,14 @@ def moe_unpermute(
     """Of each token the sum of its pairs' rows, times their weights, in the router's order.
 
     Args:
-        y: (t · K, H) of bfloat16, float16 or float32: a row of each pair.
+        y: (t · K, H) of bfloat16, float16, float32 or float64: a row of each pair.
         where: what `moe_permute` gave.
         weights: (t, K) of float32; ones without.
         out: (t, H), contiguous, takes the result.
 
     Returns:
-        (t, H) of y's dtype, added in float32 and rounded once; zero where a token has no experts.
+        (t, H) of y's dtype, added in float32 (float64 of float64) and rounded once; zero where a token has no
+        experts.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -123,7 +124,9 @@ def moe_unpermute(
     if y.dim() != 2 or y.shape[0] != P or y.shape[1] == 0:
         raise TileValueError(f"moe_unpermute of {tuple(y.shape)}", expected=f"({P}, H): a row of each pair")
     if y.dtype not in flat.SUMMED:
-        raise TileTypeError(f"moe_unpermute of {host.dtype_name(y)}", expected="bfloat16, float16 or float32")
+        raise TileTypeError(
+            f"moe_unpermute of {host.dtype_name(y)}", expected="bfloat16, float16, float32 or float64"
+        )
     if weights is not None and (weights.shape != (t, K) or weights.dtype != torch.float32):
         raise TileValueError(
             f"weights {tuple(weights.shape)} of {host.dtype_name(weights)}", expected=f"{(t, K)} of float32"

@@ -41,7 +41,7 @@ def moe_combine(
     ranks of the dispatch.
 
     Args:
-        y: (P, H) of bfloat16, float16 or float32, contiguous: a row of each pair, in the order of
+        y: (P, H) of bfloat16, float16, float32 or float64, contiguous: a row of each pair, in the order of
             ``sent.index``. H may be another one than that of the dispatch.
         sent: what `moe_dispatch` gave; the group has dispatched nothing since but ``like`` this.
         weighted: False: the weights are all one.
@@ -49,8 +49,8 @@ def moe_combine(
         blocks: multiprocessors that the kernel keeps at most.
 
     Returns:
-        (t, H) of y's dtype, added in float32. A rank's part that crosses to another is rounded once. Zero
-        where a token has no experts.
+        (t, H) of y's dtype, added in float32 (float64 of float64). A rank's part that crosses to another is
+        rounded once. Zero where a token has no experts.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -61,7 +61,9 @@ def moe_combine(
             f"moe_combine of {tuple(y.shape)}", expected=f"({P}, H): a row of each pair that sent.index lists"
         )
     if y.dtype not in flat.SUMMED:
-        raise TileTypeError(f"moe_combine of {host.dtype_name(y)}", expected="bfloat16, float16 or float32")
+        raise TileTypeError(
+            f"moe_combine of {host.dtype_name(y)}", expected="bfloat16, float16, float32 or float64"
+        )
     space = workspace(team)
     if space.owner.get(experts.PLACE) is not sent.plan:
         raise TileValueError(

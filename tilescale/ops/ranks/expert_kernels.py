@@ -15,6 +15,7 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.ranks.flat_kernels import added_as
 
 #: rows that a warp reads at once
 NEAR = 6
@@ -317,9 +318,9 @@ def adding(K: int, wide: int, weighted: bool) -> Any:
                     T.copy(Y[place[k], at], parts[k - first])
             for k in near:
                 if place[k] >= 0:
-                    factor = weight[k]
+                    factor = T.cast(weight[k], acc.dtype)
                     for j in T.Parallel(wide):
-                        x = T.cast(parts[k - first][j], "float32")
+                        x = T.cast(parts[k - first][j], acc.dtype)
                         acc[j] += factor * x if weighted else x
 
     return add
@@ -341,7 +342,7 @@ def sums(
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("warp") as (w, of):
             parts = [T.alloc_fragment((wide,), dtype) for _ in range(min(NEAR, K))]
-            acc = T.alloc_fragment((wide,), "float32")
+            acc = T.alloc_fragment((wide,), added_as(dtype))
             place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
             for unit in T.serial(w * blocks + b, t * cut, step=of * blocks):
                 for k in range(K):
@@ -409,7 +410,7 @@ def combine(
             T.Scale("warp") as (w, of),
         ):
             parts = [T.alloc_fragment((wide,), dtype) for _ in range(min(NEAR, max(K, world)))]
-            acc = T.alloc_fragment((wide,), "float32")
+            acc = T.alloc_fragment((wide,), added_as(dtype))
             place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
             slot = T.alloc_local((world,), "int32")
             most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
@@ -454,7 +455,7 @@ def combine(
                             for d in near:
                                 if d != rank and slot[d] >= 0:
                                     for j in T.Parallel(wide):
-                                        acc[j] += T.cast(parts[d - first][j], "float32")
+                                        acc[j] += T.cast(parts[d - first][j], acc.dtype)
                         T.copy(acc, C[i, at])
 
     return moe_combine

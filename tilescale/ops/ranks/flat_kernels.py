@@ -3,8 +3,8 @@
 Piece p belongs to block p % blocks, on every rank: what one rank's block puts, the same block of another rank
 awaits, so no block waits for all others of its rank. Puts go on beside each other (``blocking=False``) and
 begin at the own neighbour, so that no rank is everyone's first target. A put is a whole piece, since each one
-ends in a signal; a piece is added ``P`` numbers at a time, which lie in registers. Sums are float32's, in
-rank order.
+ends in a signal; a piece is added ``P`` numbers at a time, which lie in registers. Sums are float32's (of
+float64 its own), in rank order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.gemm_kernels import activated
+
+
+def added_as(dtype: str) -> str:
+    """The dtype of sums."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def pieces_of(extent: Any, Q: int, block: Any, blocks: int) -> Any:
@@ -98,7 +103,7 @@ def add_parts(parts: Any, own: Any, own_at: Any, at: Any, P: int, rank: Any, siz
         else:
             T.copy(parts[r, at : at + P], part)
         for i in T.Parallel(P):
-            acc[i] += T.cast(part[i], "float32")
+            acc[i] += T.cast(part[i], acc.dtype)
 
 
 @T.macro
@@ -127,7 +132,7 @@ def scatter_sum(
         C: T.Tensor((m,), out),
     ):
         with T.Kernel(blocks, threads=threads) as b:
-            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), added_as(dtype))
             with T.Scale("device") as (rank, size):
                 hand_out(X, parts, n, Q, b, blocks, rank, size, arrived, False)
                 T.wait(arrived[b], pieces_of(n, Q, b, blocks) * (size - 1))
@@ -152,7 +157,7 @@ def one_shot(
     @T.macro
     def body(A, parts, add, arrived, C):
         with T.Kernel(blocks, threads=threads) as b:
-            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), added_as(dtype))
             with T.Scale("device") as (rank, size):
                 for p in T.serial(pieces_of(t, Q, b, blocks)):
                     at = (p * blocks + b) * Q
@@ -197,7 +202,7 @@ def by_packets(
     def body(A, box, add, C):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
             mine, parts = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
-            acc = T.alloc_fragment((P,), "float32")
+            acc = T.alloc_fragment((P,), "float32")  # packets have no float64
             T.copy(A[b * P], mine)
             T.put_packets(mine, box[rank, b * P])
             T.get_packets(box[0:world, b * P : (b + 1) * P], parts)
@@ -232,7 +237,7 @@ def two_shot(
     @T.macro
     def body(A, parts, sums, add, given, done, C):
         with T.Kernel(blocks, threads=threads) as b:
-            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), "float32")
+            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), added_as(dtype))
             whole = T.alloc_fragment((P,), out)
             with T.Scale("device") as (rank, size):
                 hand_out(A, parts, n, Q, b, blocks, rank, size, given, inplace)

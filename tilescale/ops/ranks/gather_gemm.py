@@ -272,13 +272,35 @@ def all_gather_matmul(
         assert scale_x is not None and scale_w is not None
         more = (bias, activation, team, group, rows, out, out_dtype)
         return fp8.gathered(x, w, scale_x, scale_w, *more)
+    return product_and_rows(
+        x, w, bias, activation, group=group, rows=rows, out=out, out_dtype=out_dtype, config=config
+    )[0]
+
+
+def product_and_rows(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "",
+    *,
+    group: Group = None,
+    rows: int | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Config | None = None,
+    whole: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`all_gather_matmul` without scales, and the gathered x (M, K), which may lie in the group's symmetric
+    memory: it is there until the group's next operation. ``whole``: this rank's own rows are wanted there,
+    too; without it they may be missing."""
+    team = team_of(group)
     given = checked("all_gather_matmul", x, w, bias, activation, out, out_dtype)
     M, N, K = total(rows, given.rows, team, "x"), given.N, given.K
     c = host.result(out, (M, N), given.out, given.x)
     if M == 0:
-        return c
+        return c, given.x
     if team.size == 1:
-        return gemm.matmul(x, w, bias, activation, out=c)
+        return gemm.matmul(x, w, bias, activation, out=c), given.x
     how = config or configured(team, "all_gather_matmul", choose, M, given, K)
     if how.high > how.BM:
         raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
@@ -286,23 +308,26 @@ def all_gather_matmul(
         raise TileValueError(f"{how}", expected="groups of whole steps of BK")
     if not how.fused:
         gathered = all_gather(given.x, group=group, rows=M)
-        return gemm.matmul(gathered, w, bias, activation, out=c)
+        return gemm.matmul(gathered, w, bias, activation, out=c), gathered
     space = workspace(team)
     (everyone,) = space.tensors(x, ((M, K), x.dtype))
     here = space.counters(ceil_div(M, how.BM), how.groups)
     what = constants(how, given, c, bias, activation, team.size, M=M, K=K)
     each = share(M, team.size)
+    own = everyone[team.rank * each :][: given.rows]
     if what.pop("pull"):
-        everyone[team.rank * each :][: given.rows].copy_(given.x)  # before this rank enters the launch
+        own.copy_(given.x)  # before this rank enters the launch
         host.launch(pull_gemm, (everyone, given.w, biased(bias, c), here, c), **what)
-        return c
+        return c, everyone
     if given.rows < each:  # on the last ranks
         padded = x.new_empty(each, K)
         padded[: given.rows] = x
         given = given._replace(x=padded)
     args = (given.x, everyone, given.w, biased(bias, c), here, c)
     host.launch(gather_gemm, args, **what)
-    return c
+    if whole:  # nobody else writes them, and no later launch touches this rank before it enters it
+        own.copy_(x)
+    return c, everyone
 
 
 # ---- what is right, and what it is measured against

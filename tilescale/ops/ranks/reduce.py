@@ -50,16 +50,18 @@ def all_reduce(
     how: str | None = None,
     blocks: int | None = None,
 ) -> torch.Tensor:
-    """The sum of all ranks' x, added in float32 and rounded once, the same bits on all of them. Collective.
+    """The sum of all ranks' x, added in float32 (float64 of float64) and rounded once, the same bits on all
+    of them. Collective.
 
     Args:
-        x: of any shape, bfloat16, float16 or float32, alike on all ranks.
+        x: of any shape, bfloat16, float16, float32 or float64, alike on all ranks.
         group: who takes part, see `groups.team_of`; all ranks without.
         order: "rank": the parts are added in the order of ranks; "any": also as torch's library does, which
             may round on its way.
         out: of x's shape, contiguous, takes the result; x itself, on all ranks or on none, is added in
             place.
-        how: "packets", "one_shot", "two_shot" or "library" where the choice by size is not wanted.
+        how: "packets" (not of float64), "one_shot", "two_shot" or "library" where the choice by size is not
+            wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
             as many blocks as the tensor has kilobytes.
 
@@ -74,7 +76,10 @@ def all_reduce(
     size = x.numel() * x.element_size()
     kept = flat.kept(team, "all_reduce", x, blocks, size=size, order=order)
     choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None)
-    way = flat.way(how, choice, ("packets", "one_shot", "two_shot"), order, torch_group)
+    ways: tuple[str, ...] = ("packets", "one_shot", "two_shot")
+    if x.dtype == torch.float64:  # a packet's word has four bytes of data
+        ways, choice = ways[1:], "one_shot" if choice == "packets" else choice
+    way = flat.way(how, choice, ways, order, torch_group)
     if x.numel() == 0:
         return c
     if way == "library":
@@ -234,6 +239,7 @@ OP = RankOp(
             for size, dtype in (
                 (4096, "bfloat16"),
                 (5, "float32"),
+                *([(5, "float64")] if way != "packets" else []),
                 (1001, "float16"),
                 (10_000, "bfloat16"),
                 (1, "bfloat16"),

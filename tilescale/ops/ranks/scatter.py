@@ -45,10 +45,11 @@ def reduce_scatter(
     how: str | None = None,
     blocks: int | None = None,
 ) -> torch.Tensor:
-    """This rank's rows of the sum of all ranks' x, added in float32 and rounded once. Collective.
+    """This rank's rows of the sum of all ranks' x, added in float32 (float64 of float64) and rounded once.
+    Collective.
 
     Args:
-        x: (M, …) of bfloat16, float16 or float32, alike on all ranks.
+        x: (M, …) of bfloat16, float16, float32 or float64, alike on all ranks.
         group: who takes part, see `groups.team_of`; all ranks without.
         order: "rank": the parts are added in the order of ranks; "any": also as torch's library does, which
             may round on its way.
@@ -180,6 +181,7 @@ OP = RankOp(
             for rows, columns, dtype in (
                 (24, 64, "bfloat16"),
                 (5, 7, "float32"),
+                (5, 7, "float64"),
                 (1, 3, "float16"),
                 (7, 1000, "bfloat16"),
                 (700, 33, "bfloat16"),

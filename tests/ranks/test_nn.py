@@ -1,0 +1,81 @@
+"""tilescale.nn on ranks that are processes: every layer and its gradients beside the unsharded one's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo
+import torch.distributed.checkpoint
+import torch.distributed.tensor  # once here, not in each of the forked ranks
+
+import tilescale.compiler.driver
+import tilescale.nn  # noqa: F401
+from tests.ranks import nn_checks
+from tests.ranks.harness import run_ranks
+from tilescale import comm
+from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
+
+
+def small(results: list[dict[str, float]], allowed: float) -> None:
+    worst = {
+        f"rank {r}: {k}": e for r, errors in enumerate(results) for k, e in errors.items() if e > allowed
+    }
+    assert all(results) and not worst, worst
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_gradients_are_those_of_the_whole(world: int):
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.everything, timeout=120), 1e-10)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
+def test_experts(world: int):
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.experts, timeout=120), 1e-10)
+
+
+def gathered_rows() -> list[bool]:
+    """The gathered operand beside a product, of both kernels and of the steps apart, with uneven rows."""
+    comm.init()
+    rank, right = comm.rank(), []
+    for config in (
+        Config(False),
+        *(Config(True, pull, 64, 64, 32, 2, 128, 5, 2, 16, 48) for pull in (False, True)),
+    ):
+        for rows in (128, 100):
+            x = nn_checks.normal(rows, 50, seed=rows, dtype=torch.bfloat16)
+            w = nn_checks.normal(50, 40, seed=1 + rank, dtype=torch.bfloat16)
+            y, every = product_and_rows(nn_checks.mine(x), w, rows=rows, config=config, whole=True)
+            right += [bool(every.equal(x)), nn_checks.off(y, x.double() @ w.double()) < 0.01]
+    return right
+
+
+def test_the_gathered_operand_is_whole():
+    assert all(map(all, run_ranks(2, gathered_rows)))
+
+
+def test_what_pytorch_does_around_layers():
+    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.around, timeout=120), 1e-10)
+
+
+def test_sixteen_bits():
+    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.sixteen, timeout=120), 1e-10)
+
+
+def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
+    folder = str(tmp_path / "checkpoint")
+    run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.saved, folder)
+    for world in (2, 3, 1):
+        small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.resumed, folder), 1e-10)
+
+
+def test_fully_shard_along_another_axis():
+    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), nn_checks.fully_sharded), 1e-10)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_models_of_hugging_face(world: int):
+    pytest.importorskip("transformers.models.llama.modeling_llama")
+    pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.hugging_face), 1e-6)

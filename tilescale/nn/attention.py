@@ -1,0 +1,189 @@
+"""Attention with fewer key heads than query heads (Ainslie et al., "GQA", 2023) and rotary positions (Su et
+al., "RoFormer", 2021), whose heads are split over ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tilescale import ops
+from tilescale.errors import TileValueError
+from tilescale.nn import products
+from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
+from tilescale.nn.parameters import Parallel, Woven, split
+
+
+class ParallelAttention(Parallel):
+    """Causal or full attention: queries, keys and values are one product, whose weight has the rows of each
+    key head with those of its query heads: q … q, k, v of the first key head, then the second's.
+
+    A checkpoint of the unsharded layer has ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``, which
+    ``load_state_dict`` takes and `full_state_dict` gives.
+
+    Args:
+        features: of a token. heads: of queries; a multiple of ``kv_heads``, which is a multiple of the ranks.
+        head_dim: features / heads without. bias: of queries, keys and values; ``out_bias``: of the output.
+        rotary: the base of rotary positions, or None: no positions, or those that ``forward`` gets.
+        causal: a token sees those up to its own place. scale: of the scores; head_dim ** -0.5 without.
+        group, sequence_parallel: as `ColumnParallelLinear`'s.
+
+    bfloat16 and float16 go to `ops.flash_attention` and its gradients. float32 and float64, which these do
+    not take, go to torch's scaled_dot_product_attention.
+    """
+
+    def __init__(
+        self, features: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None, *,
+        bias: bool = False, out_bias: bool = False, rotary: float | None = 10000.0, causal: bool = True,
+        scale: float | None = None, group: Any = None, sequence_parallel: bool = True, device: Any = None,
+        dtype: Any = None,
+    ):  # fmt: skip
+        super().__init__(group)
+        kv_heads, head_dim = kv_heads or heads, head_dim or features // heads
+        if heads % kv_heads or head_dim % 2:
+            raise TileValueError(
+                f"{heads} heads of {head_dim}, {kv_heads} of keys",
+                expected="heads a multiple of those of keys, an even head_dim",
+            )
+        self.features, self.heads, self.kv_heads, self.head_dim = features, heads, kv_heads, head_dim
+        self.local_kv_heads = split(kv_heads, self.ranks, "kv_heads")
+        self.each = heads // kv_heads
+        self.rotary, self.causal, self.scale = rotary, causal, scale or head_dim**-0.5
+        self.sequence_parallel = sequence_parallel
+        how: dict[str, Any] = {
+            "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
+        }  # fmt: skip
+        self.qkv_proj = ColumnParallelLinear(features, (heads + 2 * kv_heads) * head_dim, bias, **how)
+        self.o_proj = RowParallelLinear(heads * head_dim, features, out_bias, **how)
+        for name in ("weight", "bias") if bias else ("weight",):
+            self.woven[f"qkv_proj.{name}"] = self._woven(name)
+
+    def _woven(self, name: str) -> Woven:
+        sizes = (self.each * self.head_dim, self.head_dim, self.head_dim)
+
+        def weave(*parts: Tensor) -> Tensor:
+            found = [p.unflatten(0, (-1, size)) for p, size in zip(parts, sizes, strict=True)]
+            return torch.cat(found, 1).flatten(0, 1)
+
+        def part(whole: Tensor) -> tuple[Tensor, ...]:
+            return tuple(p.flatten(0, 1) for p in whole.unflatten(0, (-1, sum(sizes))).split(sizes, 1))
+
+        return Woven(tuple(f"{x}_proj.{name}" for x in "qkv"), weave, part)
+
+    def forward(
+        self, x: Tensor, batch: int = 1, rows: int | None = None,
+        positions: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of ``batch`` sequences of equal length, one behind another.
+
+        Args:
+            x: (m, features), this rank's rows (all rows, where x is alike on all ranks).
+            rows: as `ColumnParallelLinear.forward` takes them.
+            positions: cosines and sines, each (length, head_dim) or (batch, length, head_dim), the second
+                half of the last axis like the first, instead of those by ``rotary``.
+
+        Returns:
+            (m, features), or all rows.
+
+        Raises:
+            TileValueError: shapes that do not fit.
+        """
+        h = self.qkv_proj(x, rows) if self.sequence_parallel else self.qkv_proj(x)
+        if x.dim() != 2 or batch < 1 or h.shape[0] % batch:
+            raise TileValueError(
+                f"ParallelAttention of {tuple(x.shape)}, {h.shape[0]} rows in all, batch={batch}",
+                expected="x (m, features), all rows a multiple of the batch",
+            )
+        length = h.shape[0] // batch
+        if positions is None and self.rotary is not None:
+            positions = angles(length, self.head_dim, self.rotary, h)
+        h = h.view(batch, length, self.local_kv_heads, self.each + 2, self.head_dim).permute(0, 2, 3, 1, 4)
+        q, k, v = h.split((self.each, 1, 1), 2)  # (batch, heads, 1 or each, length, dim)
+        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
+        if positions is not None:
+            q, k = turned(q, *positions), turned(k, *positions)
+        o = attention(q, k, v, self.causal, self.scale)
+        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, -1))
+        return made
+
+    def set_parts(self, q: Any, k: Any, v: Any, o: Any) -> None:
+        """Fills the parameters from an unsharded layer's four linears."""
+        for name in ("weight", "bias") if q.bias is not None else ("weight",):
+            whole = self.woven[f"qkv_proj.{name}"].weave(*(getattr(p, name) for p in (q, k, v)))
+            self.qkv_proj.set_whole(name, whole)
+        for name in ("weight", "bias") if o.bias is not None else ("weight",):
+            self.o_proj.set_whole(name, getattr(o, name))
+
+    def extra_repr(self) -> str:
+        return f"{self.heads} heads, {self.kv_heads} of keys, of {self.head_dim}, causal={self.causal}"
+
+
+def angles(length: int, dim: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (length, dim) of each place, in float32 (float64 of float64), on ``like``'s device.
+    Angles themselves are float64's: float32 would be off by 1e-3 at place 10,000."""
+    device, kind = like.device, torch.promote_types(like.dtype, torch.float32)
+    steps = base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+    turn = torch.arange(length, dtype=torch.float64, device=device)[:, None] * torch.cat([steps, steps])
+    return turn.cos().to(kind), turn.sin().to(kind)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (batch, heads, length, dim) turned by its places' angles, computed in float32 and rounded once."""
+    kind = torch.promote_types(x.dtype, torch.float32)
+    if cos.dim() == 3:
+        cos, sin = cos[:, None], sin[:, None]
+    a = x.to(kind)
+    first, second = a.chunk(2, -1)
+    return (a * cos.to(kind) + torch.cat([-second, first], -1) * sin.to(kind)).to(x.dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    """softmax(scale · q · kᵀ) · v of q (batch, heads, length, dim), k and v with a divisor of its heads."""
+    if q.dtype in (torch.bfloat16, torch.float16):
+        made: Tensor = torch.ops.tilescale.attention(q, k, v, causal, scale)[0]
+        return made
+    return scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    q, k, v, ctx.causal, ctx.scale = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, *output)
+
+
+def _backward(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
+    found = torch.ops.tilescale.attention_backward(do, *ctx.saved_tensors, ctx.causal, ctx.scale)
+    return *products.wanted(ctx, *found), None, None
+
+
+@products.define(
+    "attention",
+    "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
+    lambda q, k, v, causal, scale: (
+        q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    ),
+    _keep,
+    _backward,
+)  # fmt: skip
+def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """`ops.flash_attention`."""
+    given = (t.contiguous() for t in (q, k, v))
+    return ops.flash_attention(*given, causal=causal, scale=scale)
+
+
+@products.define(
+    "attention_backward",
+    "(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal, float scale) "
+    "-> (Tensor, Tensor, Tensor)",
+    lambda do, q, k, v, *_: (q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)),
+)
+def flash_backward(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`ops.attention_gradients`."""
+    given = (t.contiguous() for t in (do, q, k, v, o, lse))
+    return ops.attention_gradients(*given, causal=causal, scale=scale)

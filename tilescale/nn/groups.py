@@ -1,0 +1,36 @@
+"""Groups by name: torch's custom operations take strings and numbers, no groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale import comm
+from tilescale.comm.backend import Team
+from tilescale.ops.ranks.groups import Group, team_of
+
+#: by name the process group or mesh that it was made from, whose library may take large collectives
+_named: dict[str, Any] = {}
+
+
+def name_of(group: Group) -> str:
+    """The name of a group, as the operations of `tilescale.nn.products` take it: its ranks. Collective the
+    first time.
+
+    Args:
+        group: see `tilescale.ops.ranks.groups.team_of`.
+    """
+    name = ",".join(map(str, team_of(group).members))
+    if group is not None and not isinstance(group, Team):
+        _named[name] = group
+    return name
+
+
+def group_of(name: str) -> Group:
+    """What has this name, as operations take it."""
+    found = _named.get(name)
+    return comm.team([int(r) for r in name.split(",")]) if found is None else found
+
+
+def team(name: str) -> Team:
+    """The team of this name."""
+    return team_of(group_of(name))

@@ -1,0 +1,171 @@
+"""Linear layers whose weight is split over ranks, along its columns or its rows (Shoeybi et al.,
+"Megatron-LM", 2019), with activations between them split by rows (Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tilescale.errors import TileValueError
+from tilescale.nn import products
+from tilescale.nn.parameters import Parallel, cast
+
+
+def flat_rows(x: Tensor, features: int, what: str) -> Tensor:
+    """x as rows (m, features).
+
+    Raises:
+        TileValueError: its last axis has another extent, or it has none but that.
+    """
+    if x.dim() < 2 or x.shape[-1] != features:
+        raise TileValueError(f"{what} of {tuple(x.shape)}", expected=f"(…, rows, {features})")
+    return x.reshape(-1, features)
+
+
+def all_rows(rows: int | None, x: Tensor, ranks: int, what: str) -> int:
+    """All ranks' rows of x together.
+
+    Raises:
+        TileValueError: ``rows`` of an x of more than two axes.
+    """
+    if rows is None:
+        return math.prod(x.shape[:-1]) * ranks
+    if x.dim() != 2:
+        raise TileValueError(f"{what} of {tuple(x.shape)} with rows={rows}", expected="x (m, features)")
+    return rows
+
+
+def like_rows(y: Tensor, x: Tensor) -> Tensor:
+    """Rows y with x's axes between the first and the last one."""
+    between = math.prod(x.shape[1:-1])
+    return y if x.dim() == 2 else y.view(y.shape[0] // between, *x.shape[1:-1], y.shape[1])
+
+
+class _Linear(Parallel):
+    """What both have: extents, and an unsharded weight (out, in) as `torch.nn.Linear` draws it."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool, group: Any, axis: int, device: Any, dtype: Any
+    ):
+        super().__init__(group)
+        self.in_features, self.out_features = in_features, out_features
+        like = {"device": device, "dtype": dtype}
+        self.place("weight", (out_features, in_features), axis, like)
+        if bias:
+            self.place("bias", (out_features,), 0 if axis == 0 else None, like)
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Random numbers as `torch.nn.Linear` draws them for the whole; ranks need the same seed."""
+        bound = self.in_features**-0.5 if self.in_features else 0.0
+        self.drawn("weight", lambda w: nn.init.uniform_(w, -bound, bound))
+        if self.bias is not None:
+            self.drawn("bias", lambda b: nn.init.uniform_(b, -bound, bound))
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, rank {self.rank} of {self.ranks}"
+        )
+
+
+class ColumnParallelLinear(_Linear):
+    """A linear layer of which each rank has some of the outputs: rows r·N/n to (r+1)·N/n of its weight.
+
+    Args:
+        in_features, out_features: of the whole layer; out_features is a multiple of the ranks.
+        group: see `tilescale.ops.ranks.groups.team_of`; a DeviceMesh of one axis makes the parameters
+            DTensors.
+        sequence_parallel: x is split by rows over the ranks and gathered within the product; else x is alike
+            on all ranks.
+
+    Raises:
+        TileValueError: out_features is no multiple of the ranks.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, group: Any = None,
+        sequence_parallel: bool = True, device: Any = None, dtype: Any = None,
+    ):  # fmt: skip
+        super().__init__(in_features, out_features, bias, group, 0, device, dtype)
+        self.sequence_parallel = sequence_parallel
+
+    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
+        """x · weightᵀ + bias, the columns of this rank.
+
+        Args:
+            x: (m, …, in_features); sequence parallel: this rank's part of the first axis.
+            rows: all ranks' m together, where they do not have equally many: split as torch.chunk does. x is
+                (m, in_features) then.
+
+        Returns:
+            (M, …, out_features / n), M all ranks' m together (m itself where x is alike on all ranks).
+
+        Raises:
+            TileValueError: a shape that does not fit.
+        """
+        a, weight, bias = cast(x, self.local("weight"), self.local("bias"))
+        flat = flat_rows(a, self.in_features, "ColumnParallelLinear")
+        if not self.sequence_parallel:
+            y = torch.ops.tilescale.copied_matmul(flat, weight, bias, self.group_name)
+        else:
+            every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
+            y = torch.ops.tilescale.all_gather_matmul(flat, weight, bias, every, self.group_name)
+        return like_rows(y, x)
+
+
+class RowParallelLinear(_Linear):
+    """A linear layer of which each rank has some of the inputs: columns of its weight. Its x is what a
+    `ColumnParallelLinear` gives.
+
+    Args:
+        in_features, out_features: of the whole layer; in_features is a multiple of the ranks.
+        group: as `ColumnParallelLinear`'s.
+        sequence_parallel: each rank gets its rows of the result; else all get all of it, the same bits.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, group: Any = None,
+        sequence_parallel: bool = True, device: Any = None, dtype: Any = None,
+    ):  # fmt: skip
+        super().__init__(in_features, out_features, bias, group, 1, device, dtype)
+        self.sequence_parallel = sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The ranks' sum of x · weightᵀ, plus the bias, added once.
+
+        Args:
+            x: (M, …, in_features / n), all rows on each rank.
+
+        Returns:
+            sequence parallel: (m, …, out_features), this rank's part of the first axis as torch.chunk splits
+            it; else (M, …, out_features).
+
+        Raises:
+            TileValueError: a shape that does not fit; an x of more than two axes whose first is no multiple
+            of the ranks.
+        """
+        given = self.local("bias")
+        if given is not None and self.sequence_parallel:
+            given = products.copied(given, self.group_name)
+        a, weight, bias = cast(x, self.local("weight"), given)
+        flat = flat_rows(a, weight.shape[1], "RowParallelLinear")
+        if not self.sequence_parallel:
+            y = torch.ops.tilescale.matmul_all_reduce(flat, weight, bias, self.group_name)
+            return like_rows(y, x)
+        if x.dim() > 2 and x.shape[0] % self.ranks:
+            raise TileValueError(
+                f"RowParallelLinear of {tuple(x.shape)} on {self.ranks} ranks",
+                expected="a first axis that is a multiple of the ranks, or x (M, features)",
+            )
+        y = torch.ops.tilescale.matmul_reduce_scatter(flat, weight, bias, self.group_name)
+        return like_rows(y, x)

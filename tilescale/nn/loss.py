@@ -1,0 +1,210 @@
+"""The last product of a language model and its cross-entropy in one: logits of all rows are never in memory.
+
+Each rank has some of the words. Rows go through in chunks: a chunk's logits are computed, each rank finds the
+greatest of its words and the sum of exponentials below it, ranks exchange these (three numbers a row), and
+the gradient takes the logits' place and is multiplied on at once, so that nothing is left for the backward
+but a factor (Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024, has the idea for
+one GPU)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tilescale import ops
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.nn import groups, products
+from tilescale.nn.linear import all_rows, flat_rows, like_rows
+from tilescale.nn.parameters import Parallel, cast
+from tilescale.ops.ranks.groups import filled, share
+
+#: bytes of a chunk's logits
+CHUNK = 256 << 20
+
+
+class LinearCrossEntropy(Parallel):
+    """mean or sum over rows of −log softmax(x · weightᵀ)[target], with the vocabulary split over ranks.
+
+    Args:
+        features, vocabulary: of the whole layer; the vocabulary is a multiple of the ranks.
+        reduction: "mean" over rows that are not ignored, or "sum".
+        ignore_index: rows with this target count nothing.
+        chunk: rows at once, of all ranks together; without it as many as have 256 MB of logits on a rank.
+        group, sequence_parallel: as `ColumnParallelLinear`'s.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self, features: int, vocabulary: int, *, reduction: str = "mean", ignore_index: int = -100,
+        chunk: int | None = None, group: Any = None, sequence_parallel: bool = True, device: Any = None,
+        dtype: Any = None,
+    ):  # fmt: skip
+        super().__init__(group)
+        if reduction not in ("mean", "sum"):
+            raise TileValueError(
+                f"reduction={reduction!r}",
+                expected='"mean" or "sum": gradients are computed with the loss, before anybody weighs rows',
+            )
+        if chunk is not None and chunk < 1:
+            raise TileValueError(f"chunk={chunk}", expected="rows, 1 at least")
+        self.features, self.vocabulary, self.chunk = features, vocabulary, chunk
+        self.reduction, self.ignore_index, self.sequence_parallel = reduction, ignore_index, sequence_parallel
+        self.place("weight", (vocabulary, features), 0, {"device": device, "dtype": dtype})
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As `torch.nn.Linear`'s weight."""
+        self.drawn("weight", lambda w: nn.init.uniform_(w, -(self.features**-0.5), self.features**-0.5))
+
+    def forward(self, x: Tensor, targets: Tensor, rows: int | None = None) -> Tensor:
+        """The loss, float32 (float64 of float64), the same bits on every rank.
+
+        Args:
+            x: (m, …, features); sequence parallel: this rank's part of the first axis.
+            targets: (M, …), int64, of all ranks' rows, alike on all ranks.
+            rows: as `ColumnParallelLinear.forward` takes them.
+
+        Raises:
+            TileValueError, TileTypeError: what does not fit.
+        """
+        a, weight = cast(x, self.local("weight"))
+        flat = flat_rows(a, self.features, "LinearCrossEntropy")
+        ranks = self.ranks if self.sequence_parallel else 1
+        every = all_rows(rows, x, ranks, "LinearCrossEntropy")
+        if targets.numel() != every:
+            raise TileValueError(f"targets {tuple(targets.shape)} of {every} rows", expected="one a row")
+        if targets.dtype != torch.int64:
+            raise TileTypeError(f"targets of {targets.dtype}", expected="int64")
+        chunk = self.chunk or max(1, CHUNK // (4 * max(1, weight.shape[0])))
+        grad = torch.is_grad_enabled()
+        loss, *_ = torch.ops.tilescale.linear_cross_entropy(
+            flat, weight, targets.reshape(-1), chunk, self.ignore_index, self.reduction == "mean",
+            self.group_name, self.sequence_parallel, grad and flat.requires_grad,
+            grad and weight.requires_grad,
+        )  # fmt: skip
+        made: Tensor = loss
+        return made
+
+    def logits(self, x: Tensor, rows: int | None = None) -> Tensor:
+        """The logits of this rank's words, (M, …, vocabulary / n), for what is no training."""
+        a, weight = cast(x, self.local("weight"))
+        flat = flat_rows(a, self.features, "LinearCrossEntropy")
+        if self.sequence_parallel:
+            every = all_rows(rows, x, self.ranks, "LinearCrossEntropy")
+            y = torch.ops.tilescale.all_gather_matmul(flat, weight, None, every, self.group_name)
+        else:
+            y = torch.ops.tilescale.copied_matmul(flat, weight, None, self.group_name)
+        return like_rows(y, x)
+
+    def extra_repr(self) -> str:
+        return f"{self.features}, {self.vocabulary}, reduction={self.reduction!r}"
+
+
+def _like(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *_, need_x, need_w = rest
+    loss = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
+    return loss, x.new_empty(x.shape if need_x else 0), weight.new_empty(weight.shape if need_w else 0)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    _, dx, dw = output
+    ctx.save_for_backward(dx, dw)
+    ctx.mark_non_differentiable(dx, dw)
+
+
+def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+    need_x, need_w, *rest = ctx.needs_input_grad
+    dx, dw = ctx.saved_tensors
+    return (
+        dx * dy.to(dx.dtype) if need_x else None,
+        dw * dy.to(dw.dtype) if need_w else None,
+        *[None] * len(rest),
+    )
+
+
+@products.define(
+    "linear_cross_entropy",
+    "(Tensor x, Tensor weight, Tensor targets, int chunk, int ignore, bool mean, str group, bool split, "
+    "bool need_x, bool need_w) -> (Tensor, Tensor, Tensor)",
+    _like,
+    _keep,
+    _backward,
+)
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, chunk: int, ignore: int, mean: bool, group: str, split: bool,
+    need_x: bool, need_w: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The loss, and its gradients by x and by the weight.
+
+    Where rows are ``split``, a chunk has as many of each rank's: gathered by the product that makes the
+    logits, scattered by the one that makes x's gradient.
+    """
+    named, team = groups.group_of(group), groups.team(group)
+    ranks = team.size if split else 1
+    kind, V, M = torch.promote_types(x.dtype, torch.float32), weight.shape[0], targets.shape[0]
+    each = share(M, ranks)
+    x = filled(x.contiguous(), each)
+    aims = filled(targets + 1, ranks * each) - 1  # a row that nobody has gets what follows
+    aims[M:] = ignore
+    aims = aims.view(ranks, each)
+    counted = (targets != ignore).sum()
+    factor = 1.0 / counted.to(kind) if mean else torch.ones((), dtype=kind, device=x.device)
+    total = x.new_zeros((), dtype=kind)
+    dx, dw = torch.empty_like(x) if need_x else None, None
+    step = max(1, chunk // ranks)
+    for low in range(0, each, step):
+        rows, mine = aims[:, low : low + step].reshape(-1), x[low : low + step]
+        logits, every = _logits(mine, weight, rows.shape[0], named, split, need_w, kind)
+        total += _loss(logits, rows, team.rank * V, ignore, named, team.size) * factor
+        if not (need_x or need_w):
+            continue
+        d = logits.mul_(factor).to(x.dtype)
+        if dx is not None:
+            made = products.scattered if split else products.reduced
+            dx[low : low + step] = made(d, weight, None, named)
+        if need_w:
+            part = _summand(d, every)
+            dw = part if dw is None else dw.add_(part)
+    own = products.rows_of(team.rank, M, ranks) if split else M
+    dx = products.none(x) if dx is None else dx[:own]
+    if not need_w:
+        return total, dx, products.none(weight)
+    return total, dx, torch.zeros_like(weight) if dw is None else dw.to(weight.dtype)
+
+
+def _logits(
+    x: Tensor, weight: Tensor, rows: int, group: Any, split: bool, keep: bool, kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """A chunk's logits of this rank's words, and its rows of x (``keep``)."""
+    if split:
+        logits, every = products.gathered(x, weight.T, None, rows, group, whole=keep, out_dtype=kind)
+        return logits, every.clone() if keep else every  # the exchange takes the memory where they lie
+    if products.by_library(x):
+        return torch.mm(x, weight.T), x
+    return ops.matmul(x, weight.T, out_dtype=kind), x
+
+
+def _summand(d: Tensor, x: Tensor) -> Tensor:
+    """A chunk's part of the weight's gradient, which is added up in float32."""
+    return torch.mm(d.T, x) if products.by_library(d) else ops.matmul(d.T, x, out_dtype=torch.float32)
+
+
+def _loss(logits: Tensor, targets: Tensor, first: int, ignore: int, group: Any, ranks: int) -> Tensor:
+    """The sum of a chunk's losses. ``logits`` (rows, V), of the words from ``first`` on, become their
+    gradient: softmax, less one at the target."""
+    here = (targets >= first) & (targets < first + logits.shape[1])
+    at = torch.where(here, targets - first, 0)[:, None]
+    top = logits.amax(1)
+    aim = torch.where(here, logits.gather(1, at)[:, 0], 0.0)
+    logits.sub_(top[:, None]).exp_()
+    told = torch.stack([top, logits.sum(1), aim])
+    every = ops.all_gather(told, group=group).view(ranks, 3, -1)
+    highest = every[:, 0].amax(0)
+    total = (every[:, 1] * (every[:, 0] - highest).exp()).sum(0)
+    counts = targets != ignore
+    logits.mul_(((top - highest).exp() / total * counts)[:, None])
+    logits.scatter_add_(1, at, -(here & counts).to(logits.dtype)[:, None])
+    return torch.where(counts, highest + total.log() - every[:, 2].sum(0), 0.0).sum()

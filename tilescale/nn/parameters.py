@@ -1,0 +1,235 @@
+"""Parameters of which each rank has a part, and how they go from and to checkpoints of the whole.
+
+Made with a `DeviceMesh` of one axis, a module's parameters are DTensors on that mesh: `Shard` where each rank
+has rows or columns, `Replicate` where all have the same. That is how PyTorch itself describes such
+parameters, so what is built on it works without knowing of this package: `torch.distributed.checkpoint`
+saves and loads them on any number of ranks, `fully_shard` splits them once more along another axis,
+`clip_grad_norm_` adds up norms over all ranks, optimizers keep states of the same kind.
+
+Made with anything else (all ranks, a team, a process group) parameters are plain tensors with this rank's
+part.
+
+No layout depends on the number of ranks. Where one product needs several matrices of a checkpoint (gate and
+up, or queries, keys and values), their rows are woven together in a fixed order, of which each rank has a
+run of rows (`Woven`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.nn import groups, products
+
+
+def mesh_of(group: Any) -> Any:
+    """The mesh, where a group is one.
+
+    Raises:
+        TileValueError: a mesh of several axes.
+    """
+    if type(group).__name__ != "DeviceMesh":
+        return None
+    if group.ndim != 1:
+        raise TileValueError(
+            f"a mesh of {group.ndim} axes", expected="one axis", hint='group=mesh["tp"], a name of one axis'
+        )
+    return group
+
+
+def split(extent: int, ranks: int, what: str) -> int:
+    """A rank's part of an extent that has to be a multiple of the ranks: a kernel is compiled for as many
+    columns, and all ranks launch the same.
+
+    Raises:
+        TileValueError: it is none.
+    """
+    if extent % ranks:
+        raise TileValueError(f"{what}={extent} on {ranks} ranks", expected="a multiple of the ranks")
+    return extent // ranks
+
+
+@dataclass(frozen=True)
+class Woven:
+    """Several tensors of a checkpoint in one parameter: their names, how they are woven along the first axis,
+    and apart again."""
+
+    names: tuple[str, ...]
+    weave: Callable[..., Tensor]
+    part: Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def pairs(*names: str) -> Woven:
+    """Two tensors whose rows alternate: what belongs together lies side by side, on whichever rank."""
+    return Woven(
+        names,
+        lambda a, b: torch.stack([a, b], 1).flatten(0, 1),
+        lambda both: both.unflatten(0, (-1, 2)).unbind(1),
+    )
+
+
+class Parallel(nn.Module):
+    """A module of which each rank of a group has a part.
+
+    Attributes:
+        group_name: the ranks. mesh: that of its parameters, or None where they are plain tensors.
+        woven: own parameter or that of a child, by its name → the tensors of a checkpoint in it.
+    """
+
+    def __init__(self, group: Any):
+        super().__init__()
+        self.mesh = mesh_of(group)
+        self.group_name = groups.name_of(group)
+        team = groups.team(self.group_name)
+        self.rank, self.ranks = team.rank, team.size
+        self.woven: dict[str, Woven] = {}
+        #: parameter's name → the axis along which ranks have parts, None: all have all of it
+        self.axes: dict[str, int | None] = {}
+        self.register_load_state_dict_pre_hook(_load)
+
+    def place(self, name: str, whole: tuple[int, ...], axis: int | None, like: Mapping[str, Any]) -> None:
+        """Makes a parameter without contents: ``whole`` is its shape on all ranks together."""
+        shape = list(whole)
+        if axis is not None:
+            shape[axis] = split(shape[axis], self.ranks, f"{type(self).__name__}.{name}'s axis {axis}")
+        self.axes[name] = axis
+        made = torch.empty(shape, **like)
+        self.register_parameter(name, nn.Parameter(made if self.mesh is None else self._on_mesh(made, axis)))
+
+    def _on_mesh(self, part: Tensor, axis: int | None) -> Tensor:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        placement = Replicate() if axis is None else Shard(axis)
+        return DTensor.from_local(part, self.mesh, [placement], run_check=False)
+
+    def local(self, name: str) -> Any:
+        """This rank's part of a parameter, with its gradient; None where there is no such parameter."""
+        param = getattr(self, name)
+        return param if self.mesh is None or param is None else param.to_local()
+
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's part of a parameter."""
+        axis = self.axes[name]
+        return whole if axis is None else whole.chunk(self.ranks, axis)[self.rank]
+
+    @torch.no_grad()
+    def set_whole(self, name: str, whole: Tensor) -> None:
+        """Fills a parameter from one of all ranks together, which each of them brings."""
+        local(getattr(self, name)).copy_(self.part_of(name, whole))
+
+    def drawn(self, name: str, fill: Callable[[Tensor], Any]) -> None:
+        """Fills a parameter as the unsharded module would from the same random numbers: the whole is drawn on
+        every rank, and each keeps its part. Ranks must have the same seed, which makes the parameters that
+        are alike on all of them alike, too."""
+        param = local(getattr(self, name))
+        if param.is_meta:
+            return
+        shape = list(param.shape)
+        if (axis := self.axes[name]) is not None:
+            shape[axis] *= self.ranks
+        whole = torch.empty(shape, dtype=param.dtype, device=param.device)
+        fill(whole)
+        self.set_whole(name, whole)
+
+
+def local(param: Tensor) -> Tensor:
+    """This rank's part of a parameter."""
+    return param.to_local() if hasattr(param, "to_local") else param
+
+
+def cast(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """The tensors in autocast's dtype, where it is on and they are floats but for float64."""
+    kind = next(t for t in tensors if t is not None).device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    to = torch.get_autocast_dtype(kind)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(to) for t in tensors)
+
+
+# ---- checkpoints
+
+
+def _load(
+    module: Any, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: Any, extra: Any,
+    errors: list[str],
+) -> None:  # fmt: skip
+    """Before a module loads: tensors of a whole checkpoint become what its parameters are."""
+    for name, woven in module.woven.items():
+        names = [prefix + n for n in woven.names]
+        if all(n in state for n in names) and not any(_is_placed(state[n]) for n in names):
+            state[prefix + name] = woven.weave(*(state.pop(n) for n in names))
+    for name in module.axes:
+        given, param = state.get(prefix + name), getattr(module, name)
+        if given is None or _is_placed(given):
+            continue
+        part = local(param)
+        whole = list(part.shape)
+        if (axis := module.axes[name]) is not None:
+            whole[axis] *= module.ranks
+        if _is_placed(param) and len(param.placements) == 1 and list(given.shape) == whole:
+            state[prefix + name] = module._on_mesh(module.part_of(name, given).to(part.device), axis)
+        elif _is_placed(param):  # fully_shard has split it further
+            from torch.distributed.tensor import distribute_tensor
+
+            state[prefix + name] = distribute_tensor(
+                given.to(part.device), param.device_mesh, param.placements, src_data_rank=None
+            )
+        elif list(given.shape) == whole:
+            state[prefix + name] = module.part_of(name, given)
+
+
+def _is_placed(tensor: Any) -> bool:
+    return hasattr(tensor, "placements")
+
+
+def _whole(module: Any, name: str, tensor: Tensor) -> Tensor:
+    """A parameter or buffer of all ranks together; collective."""
+    if _is_placed(tensor):
+        full: Tensor = tensor.full_tensor()
+        return full
+    axis = module.axes.get(name) if isinstance(module, Parallel) else None
+    if axis is None:
+        return tensor
+    rows = tensor.movedim(axis, 0).contiguous()
+    every = products.all_gather(rows, rows.shape[0] * module.ranks, module.group_name)
+    return every.movedim(0, axis).contiguous()
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict that the unsharded model would have, its names and whole tensors, on every rank.
+    Collective. `load_state_dict` of a parallel model takes it, on any number of ranks.
+
+    Raises:
+        TileTypeError: ``model`` is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TileTypeError(f"full_state_dict of {type(model).__name__}", expected="a torch.nn.Module")
+    made: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for key, tensor, module, name in _kept_tensors(model):
+            made[key] = _whole(module, name, tensor.detach()).clone()
+    for prefix, module in model.named_modules():
+        if isinstance(module, Parallel):
+            at = f"{prefix}." if prefix else ""
+            for name, woven in module.woven.items():
+                if at + name in made:
+                    parts = woven.part(made.pop(at + name))
+                    made |= {at + n: p.contiguous() for n, p in zip(woven.names, parts, strict=True)}
+    return made
+
+
+def _kept_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, nn.Module, str]]:
+    """What a state dict has: key, tensor, the module that has it, its name there."""
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            at, _, name = key.rpartition(".")
+            try:
+                module = model.get_submodule(at)
+            except AttributeError:
+                module = model
+            yield key, tensor, module, name

@@ -1,0 +1,292 @@
+"""``parallelize(model, mesh["tp"])``: the layers of a Hugging Face-style Llama or Mixtral become parallel
+ones, in place.
+
+Between its blocks a model keeps its activations whole, (batch, length, features) alike on all ranks. Here
+they are rows (m, features), of which each rank has its part: they are cut in front of the first block, and
+put together behind the last norm. All in between is either swapped or adds rows to rows. What lies outside,
+embeddings and the caller's loss, sees what it saw before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.nn.attention import ParallelAttention
+from tilescale.nn.experts import ExpertParallelMoE
+from tilescale.nn.linear import ColumnParallelLinear
+from tilescale.nn.mlp import ParallelMLP
+from tilescale.nn.norm import RMSNorm
+from tilescale.nn.parameters import Woven
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A module's name, what it was and what it is now."""
+
+    name: str
+    was: str
+    now: str
+
+
+@dataclass
+class Swaps:
+    """What `parallelize` swapped; printed it is a table."""
+
+    swaps: list[Swap] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Swap]:
+        return iter(self.swaps)
+
+    def __len__(self) -> int:
+        return len(self.swaps)
+
+    def __str__(self) -> str:
+        lines = [("module", "was", "is now"), *((s.name, s.was, s.now) for s in self.swaps)]
+        wide = [max(len(line[k]) for line in lines) for k in range(3)]
+        return "\n".join("  ".join(t.ljust(w) for t, w in zip(line, wide)).rstrip() for line in lines)
+
+
+@dataclass
+class Whole:
+    """The extents of the batch that goes through the model."""
+
+    batch: int = 0
+    length: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.length
+
+
+class BlockAttention(ParallelAttention):
+    """`ParallelAttention` as a decoder's block calls its attention."""
+
+    whole: Whole
+
+    def forward(self, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+        """(m, features), and no weights.
+
+        Raises:
+            TileValueError: a mask that is more than causal, or a cache.
+        """
+        if given.get("attention_mask") is not None:
+            raise TileValueError(
+                "a parallel Llama with an attention mask",
+                expected="sequences of equal length, without padding",
+                hint="leave attention_mask away, or let all of it be ones",
+            )
+        if any(given.get(k) is not None for k in ("cache", "past_key_value", "past_key_values")):
+            raise TileValueError("a parallel Llama with a cache", expected="training", hint="use_cache=False")
+        w = self.whole
+        return super().forward(hidden_states, w.batch, w.rows, given["position_embeddings"]), None
+
+
+class BlockMLP(ParallelMLP):
+    """`ParallelMLP` as a decoder's block calls it."""
+
+    whole: Whole
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, self.whole.rows)
+
+
+class BlockMoE(ExpertParallelMoE):
+    """`ExpertParallelMoE` as a decoder's block calls it, with a Mixtral's names in checkpoints."""
+
+    whole: Whole
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        named = {
+            "router": "gate.weight",
+            "gate_up_proj": "experts.gate_up_proj",
+            "down_proj": "experts.down_proj",
+        }
+        for mine, theirs in named.items():
+            self.woven[mine] = Woven((theirs,), lambda whole: whole, lambda whole: (whole,))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, self.whole.rows)
+
+
+class LastNorm(RMSNorm):
+    """The norm behind the last block, whose result is whole again."""
+
+    whole: Whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = super().forward(x)
+        made: Tensor = torch.ops.tilescale.regathered(rows, self.whole.rows, self.group_name)
+        return made.view(self.whole.batch, self.whole.length, -1)
+
+
+class Head(ColumnParallelLinear):
+    """The product that makes logits, which are whole on every rank."""
+
+    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
+        words = super().forward(x)
+        columns = words.flatten(0, -2).T
+        every = torch.ops.tilescale.regathered(columns, self.out_features, self.group_name)
+        made: Tensor = every.T.reshape(*x.shape[:-1], self.out_features)
+        return made
+
+
+def parallelize(model: nn.Module, group: Any) -> Swaps:
+    """Swaps the attention, feed-forward and norm layers of a Llama or Mixtral, and its head, for those of
+    this package; collective. Parameters keep their numbers, and each rank keeps its part of them. Ranks of
+    the group give the model the same batch.
+
+    Args:
+        model: a ``LlamaForCausalLM``, ``MixtralForCausalLM``, or their body, of the library transformers, or
+            a model of the same modules. It has the same parameters on all ranks. A head that shares its
+            weight with the embedding, or whose words are no multiple of the ranks, stays as it is.
+        group: a DeviceMesh of one axis, which makes parameters DTensors, or another group, see
+            `tilescale.ops.ranks.groups.team_of`.
+
+    Returns:
+        what was swapped: print it.
+
+    Raises:
+        TileTypeError: a module that is none of these.
+        TileValueError: heads, widths or experts that are no multiple of the ranks, an activation that there
+            is not, dropout or a window in attention, noise or a loss of a router.
+    """
+    body = getattr(model, "model", model)
+    blocks, config = getattr(body, "layers", None), getattr(model, "config", None)
+    if not isinstance(blocks, nn.ModuleList) or config is None or not hasattr(body, "norm"):
+        raise TileTypeError(
+            f"parallelize({type(model).__name__})",
+            expected="a Hugging Face-style Llama or Mixtral: layers, norm, config",
+        )
+    _checked(blocks, body.norm, config)
+    whole, swaps = Whole(), Swaps()
+    prefix = "model." if body is not model else ""
+    for at, block in enumerate(blocks):
+        for name in _KNOWN:
+            _swap(block, name, f"{prefix}layers.{at}.{name}", config, group, whole, swaps)
+    _swap(body, "norm", f"{prefix}norm", config, group, whole, swaps)
+    config.use_cache = False
+    group_name = body.norm.group_name
+
+    def cut(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In front of the first block: this rank's rows."""
+        x = args[0] if args else kwargs.pop("hidden_states")
+        whole.batch, whole.length = x.shape[0], x.shape[1]
+        rows = torch.ops.tilescale.kept(x.flatten(0, 1), group_name)
+        return (rows, *args[1:]), kwargs
+
+    blocks[0].register_forward_pre_hook(cut, with_kwargs=True)
+    head = getattr(model, "lm_head", None)
+    tied = head is not None and any(
+        m.weight is head.weight for m in body.modules() if isinstance(m, nn.Embedding)
+    )
+    if isinstance(head, nn.Linear) and not tied and head.out_features % body.norm.ranks == 0:
+        how = {"group": group, "sequence_parallel": False, **_like(head.weight)}
+        now = Head(head.in_features, head.out_features, head.bias is not None, **how)
+        for name in ("weight", "bias") if head.bias is not None else ("weight",):
+            now.set_whole(name, getattr(head, name))
+        _put(model, "lm_head", "lm_head", now, swaps)
+    return swaps
+
+
+#: of a block: module's name → the modules with parameters that it has, as one or the other
+_KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
+    "self_attn": (("k_proj", "o_proj", "q_proj", "v_proj"),),
+    "mlp": (("down_proj", "gate_proj", "up_proj"), ("experts", "gate")),
+    "input_layernorm": ((),),
+    "post_attention_layernorm": ((),),
+}
+
+
+def _checked(blocks: nn.ModuleList, norm: nn.Module, config: Any) -> None:
+    """Refuses a block that is no Llama's or Mixtral's: one that is half known would compute something else on
+    rows.
+
+    Raises:
+        TileTypeError: something else is in a block. TileValueError: the configuration asks for what there is
+            not.
+    """
+    for block in blocks:
+        children = dict(block.named_children())
+        for name, kinds in _KNOWN.items():
+            found: Any = children.pop(name, nn.Module())
+            inner = (k for k, m in found.named_children() if next(m.parameters(), None) is not None)
+            has = tuple(sorted(inner))
+            if has not in kinds or (not has and not hasattr(found, "variance_epsilon")):
+                raise TileTypeError(
+                    f"{type(block).__name__}.{name} is {type(found).__name__} of {has}",
+                    expected=" or ".join(map(str, kinds)) if kinds[0] else "an RMSNorm",
+                )
+        if children:
+            what = f"{type(block).__name__} has {sorted(children)}"
+            raise TileTypeError(what, expected=f"{sorted(_KNOWN)} alone")
+    if not hasattr(norm, "variance_epsilon"):
+        raise TileTypeError(f"norm is {type(norm).__name__}", expected="an RMSNorm")
+    for word in ("attention_dropout", "sliding_window", "router_jitter_noise", "output_router_logits"):
+        if getattr(config, word, None):
+            raise TileValueError(f"{word}={getattr(config, word)}", expected="none: there is none here")
+
+
+def _like(weight: Tensor) -> dict[str, Any]:
+    return {"device": weight.device, "dtype": weight.dtype}
+
+
+def _put(parent: nn.Module, name: str, path: str, now: nn.Module, swaps: Swaps) -> None:
+    was = getattr(parent, name)
+    now.train(was.training)
+    for p in now.parameters():
+        p.requires_grad_(next(was.parameters()).requires_grad)
+    setattr(parent, name, now)
+    swaps.swaps.append(Swap(path, type(was).__name__, f"{type(now).__mro__[0].__name__}({now.extra_repr()})"))
+
+
+def _activation(module: Any, path: str) -> str:
+    """The name of a module's ``act_fn``.
+
+    Raises:
+        TileValueError: there is no such gate.
+    """
+    known = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELU": "gelu"}
+    kind = type(module.act_fn).__name__
+    if kind not in known or getattr(module.act_fn, "approximate", "none") != "none":
+        raise TileValueError(f"{path} with {kind}", expected="SiLU, or GELU by erf")
+    return known[kind]
+
+
+def _swap(
+    parent: nn.Module, name: str, path: str, config: Any, group: Any, whole: Whole, swaps: Swaps
+) -> None:
+    was: Any = getattr(parent, name)
+    now: Any
+    how: dict[str, Any] = {"group": group, **_like(next(was.parameters()))}
+    if name == "self_attn":
+        heads, dim = config.num_attention_heads, was.head_dim
+        kv = getattr(config, "num_key_value_heads", None) or heads
+        now = BlockAttention(
+            config.hidden_size, heads, kv, dim, bias=was.q_proj.bias is not None, rotary=None,
+            out_bias=was.o_proj.bias is not None, scale=getattr(was, "scaling", None), **how,
+        )  # fmt: skip
+        now.set_parts(was.q_proj, was.k_proj, was.v_proj, was.o_proj)
+    elif hasattr(was, "experts"):
+        experts, features, hidden = was.experts.down_proj.shape
+        act = _activation(was.experts, path)
+        now = BlockMoE(features, hidden, experts, config.num_experts_per_tok, activation=act, **how)
+        now.set_whole("router", was.gate.weight)
+        now.set_whole("gate_up_proj", was.experts.gate_up_proj)
+        now.set_whole("down_proj", was.experts.down_proj)
+    elif name == "mlp":
+        gate, act = was.gate_proj, _activation(was, path)
+        now = BlockMLP(gate.in_features, gate.out_features, act, gate.bias is not None, **how)
+        now.set_parts(was.gate_proj, was.up_proj, was.down_proj)
+    else:
+        kinds: type[RMSNorm] = LastNorm if name == "norm" else RMSNorm
+        now = kinds(was.weight.shape[0], was.variance_epsilon, **how)
+        now.set_whole("weight", was.weight)
+    now.whole = whole
+    _put(parent, name, path, now, swaps)
