@@ -53,6 +53,7 @@ HOME = {
     "ring_attention": "ranks.ring",
     "ring_attention_backward": "ranks.ring_backward",
     "rms_norm": "rms_norms",
+    "rms_norm_backward": "rms_norms_backward",
     "softmax": "row_softmax",
     "ulysses_attention": "ranks.ulysses",
     "ulysses_attention_backward": "ranks.ulysses_backward",
