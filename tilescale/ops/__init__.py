@@ -52,6 +52,7 @@ HOME = {
     "reduce_scatter": "ranks.scatter",
     "ring_attention": "ranks.ring",
     "rms_norm": "rms_norms",
+    "rms_norm_gradients": "rms_norm_backward",
     "softmax": "row_softmax",
     "w4a16_matmul": "w4a16",
 }
