@@ -53,6 +53,8 @@ HOME = {
     "ring_attention": "ranks.ring",
     "rms_norm": "rms_norms",
     "rms_norm_gradients": "rms_norm_backward",
+    "rotary_heads": "rotary",
+    "rotary_heads_backward": "rotary",
     "softmax": "row_softmax",
     "w4a16_matmul": "w4a16",
 }
