@@ -18,9 +18,8 @@ def layer(x, router, up, down, topk, experts):
     up (local, D, 2 F), gate and value side by side, and down (local, F, D)."""
     weights, chosen = ops.moe_route(x.float() @ router, topk)
     sent = ops.moe_dispatch(x, chosen, weights, num_experts=experts)
-    hidden = ops.grouped_matmul(sent.expanded(), up, sent.sizes)
-    gate, value = hidden.chunk(2, dim=1)
-    return ops.moe_combine(ops.grouped_matmul(silu(gate) * value, down, sent.sizes), sent)
+    hidden = ops.grouped_matmul(sent.expanded(), up, sent.sizes, gate="silu")
+    return ops.moe_combine(ops.grouped_matmul(hidden, down, sent.sizes), sent)
 
 
 def run(tokens, D, F, local=2, topk=2, seed=0, launches=1):

@@ -1,5 +1,6 @@
-"""One launch of a timeline as a picture: for each rank the share of its blocks that compute, copy and wait,
-over time, and the links with what went over them. Plain SVG, the same for the same timeline."""
+"""A launch of a timeline, or the last few of all kernels, as a picture: for each rank the share of its blocks
+that compute, copy and wait, over time, and the links with what went over them. Plain SVG, the same for the
+same timeline."""
 
 from __future__ import annotations
 
@@ -44,18 +45,43 @@ def chosen(timelines: list[Timeline]) -> tuple[Timeline, Interval] | None:
     return best, (overlap.launches(best) or [(best.start, best.end)])[-1]
 
 
+def latest(
+    timelines: list[Timeline], count: int
+) -> tuple[Timeline, Interval, list[tuple[float, str]]] | None:
+    """The last ``count`` launches of all kernels as one timeline, when they were, and when which one began.
+    None where nothing was logged."""
+    from dataclasses import replace
+
+    runs = [
+        (window, t) for t in timelines if t.slices for window in overlap.launches(t) or [(t.start, t.end)]
+    ]
+    runs = sorted(runs, key=lambda run: run[0])[-count:]
+    if not runs:
+        return None
+    window = runs[0][0][0], max(high for (_, high), _ in runs)
+    slices = [s for (low, high), t in runs for s in t.slices if low <= s.start < high]
+    whole = replace(runs[0][1], name=f"the last {len(runs)} launches", slices=slices, arrows=[], flight=[])
+    return whole, window, [(low, t.name.partition("(")[0]) for (low, _), t in runs]
+
+
 def _total(timeline: Timeline) -> float:
     runs = overlap.launches(timeline)
     return overlap.length(runs) if runs else timeline.end - timeline.start
 
 
-def svg(timelines: list[Timeline]) -> str:
-    """The picture.
+def svg(timelines: list[Timeline], launches: int = 1) -> str:
+    """The picture: of the last launch of the kernel that took longest, or of the last ``launches`` of all.
 
     Raises:
         ValueError: nothing was logged.
     """
-    found = chosen(timelines)
+    begins: list[tuple[float, str]] = []
+    if launches == 1:
+        found = chosen(timelines)
+    elif (several := latest(timelines, launches)) is not None:
+        *found, begins = several  # type: ignore[assignment]
+    else:
+        found = None
     if found is None:
         raise ValueError("nothing was logged, so there is nothing to draw")
     timeline, window = found
@@ -63,7 +89,7 @@ def svg(timelines: list[Timeline]) -> str:
     rates = overlap.links(_of(timeline, window))
     hidden = {s.rank: s.overlap for s in overlap.shares(_of(timeline, window))}
     foot = TOP + min(len(ranks), RANKS) * (len(LANES) * HIGH + 14)
-    body, y = _axis(window, foot), TOP
+    body, y = [*_axis(window, foot), *_names(begins, window, foot)], TOP
     for rank, own in ranks[:RANKS]:
         body += _rank(rank, own, window, y, hidden.get(rank))
         y += len(LANES) * HIGH + 14
@@ -84,13 +110,14 @@ def svg(timelines: list[Timeline]) -> str:
     wide = LEFT + BINS * STEP + RIGHT
     name = timeline.name if len(timeline.name) <= TITLE else f"{timeline.name[: TITLE - 1]}…"
     told = f"{window[1] - window[0]:,.1f} µs; the share of each rank's blocks, over time"
+    title = f"{name}: {told}" if begins else name
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{y + 12}" '
             f'viewBox="0 0 {wide} {y + 12}" font-family="sans-serif" font-size="11">',
             f'<rect width="{wide}" height="{y + 12}" fill="#ffffff"/>',
-            _text(LEFT, 18, name, size=14),
-            _text(LEFT, 35, told),
+            _text(LEFT, 18, title, size=14),
+            *([] if begins else [_text(LEFT, 35, told)]),
             *body,
             "</svg>",
             "",
@@ -122,6 +149,17 @@ def _rank(rank: int, own: overlap.Activity, window: Interval, y: int, hidden: fl
         beside = LEFT + BINS * STEP + 8
         out.append(_text(beside, y - 2 * HIGH + 17 - HIGH // 2, f"{hidden:.0f} % of copying"))
         out.append(_text(beside, y - 2 * HIGH + 31 - HIGH // 2, "under products"))
+    return out
+
+
+def _names(begins: list[tuple[float, str]], window: Interval, y: int) -> list[str]:
+    """Where launches begin, and what they are: names on two lines in turn, since short launches follow each
+    other closely."""
+    out = []
+    for k, (begin, name) in enumerate(begins):
+        x = LEFT + round(BINS * STEP * (begin - window[0]) / (window[1] - window[0] or 1.0))
+        out.append(f'<path d="M{x} {TOP - 8}V{y}" stroke="#999999" fill="none" stroke-width="1"/>')
+        out.append(_text(x + 2, TOP - 9 - 10 * (k % 2), name, size=9))
     return out
 
 

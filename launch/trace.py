@@ -50,7 +50,15 @@ WARP, MAX_WARPS, FIRST_WARP = 32, 32, 1 << 20
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw a launch into this file, too; not of simulated ranks.",
+    help="Draw launches into this file, too; not of simulated ranks.",
+)
+@click.option(
+    "--svg-launches",
+    "launches",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How many: 1, the last one of the kernel that took longest; more, the last ones of all kernels.",
 )
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.argument("program")
@@ -62,6 +70,7 @@ def command(
     output: Path,
     target: str,
     svg: Path | None,
+    launches: int,
     module: bool,
     program: str,
     args: tuple[str, ...],
@@ -72,7 +81,7 @@ def command(
     On the simulator each launch is run in turn; times are logical (a step is shown as a microsecond),
     findings are reported as by `tilescale check`, and so is the exit code. On the CPU and on GPUs the
     program's kernels are instrumented, its file is not touched; times are this machine's, one clock for all
-    ranks, and the exit code is the program's. `--svg` draws the last launch of the kernel that took longest.
+    ranks, and the exit code is the program's.
     """
     require_program(program, module)
     if target == "sim":
@@ -82,7 +91,7 @@ def command(
     if target == "cuda":
         require_gpu()
         os.environ[env.TARGET.name] = "cuda"
-    ctx.exit(_real(count, Program("module" if module else "script", program, args), output, svg))
+    ctx.exit(_real(count, Program("module" if module else "script", program, args), output, svg, launches))
 
 
 class Simulated(Check):
@@ -133,7 +142,7 @@ def require_gpu() -> None:
         )
 
 
-def _real(count: int, program: Program, output: Path, drawing: Path | None) -> int:
+def _real(count: int, program: Program, output: Path, drawing: Path | None, launches: int = 1) -> int:
     from tilescale.compiler.sim.timeline import write
 
     folder, owner = tempfile.mkdtemp(prefix="tilescale-trace-"), os.getpid()
@@ -159,7 +168,7 @@ def _real(count: int, program: Program, output: Path, drawing: Path | None) -> i
     write(output, timelines)
     _summarize(timelines, output)
     if drawing is not None:
-        _draw(timelines, drawing)
+        _draw(timelines, drawing, launches)
     return code
 
 
@@ -185,13 +194,13 @@ def _clocks(logs: list[dict[str, Any]]) -> list[str]:
     return out
 
 
-def _draw(timelines: list[Timeline], path: Path) -> None:
+def _draw(timelines: list[Timeline], path: Path, launches: int = 1) -> None:
     try:
-        path.write_text(picture.svg(timelines), encoding="utf-8")
+        path.write_text(picture.svg(timelines, launches), encoding="utf-8")
     except ValueError as error:
         click.echo(f"tilescale: {path} is not written: {error}", err=True)
     else:
-        click.echo(f"tilescale: a launch is drawn in {path}")
+        click.echo(f"tilescale: {'a launch is' if launches == 1 else 'launches are'} drawn in {path}")
 
 
 def merged(logs: list[dict[str, Any]], count: int) -> list[Timeline]:

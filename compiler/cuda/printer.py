@@ -120,6 +120,8 @@ class CudaPrinter(CPrinter):
             yield "#include <cuda_fp16.h>"
         if "bfloat16" in self.used:
             yield "#include <cuda_bf16.h>"
+        if self.kernel.team and self.kernel.remote:
+            yield "#define TS_NVSHMEM"
         yield "#include <ts/ts.cuh>"
         if any(name.startswith("ts::cp_async") for name in self.called):
             yield "#include <ts/ampere.cuh>"
@@ -143,8 +145,6 @@ class CudaPrinter(CPrinter):
         if self.kernel.team:
             if any(name.startswith("ts::more_registers") for name in self.called):
                 yield "#define TS_COLD __forceinline__"
-            if self.kernel.remote:
-                yield "#define TS_NVSHMEM"
             yield "#include <ts/team.cuh>"
         if any(name.startswith(("ts::put_r", "ts::put_z")) for name in self.called):
             yield "#include <ts/put.cuh>"

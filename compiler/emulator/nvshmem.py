@@ -5,14 +5,15 @@ before that quiet, so a release without one leaves a race, which the records of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilescale.compiler.emulator.copies import EmulationError
-from tilescale.compiler.emulator.memory import Block, Memory, Pointer, load
+from tilescale.compiler.emulator.memory import Block, Memory, Pointer, Several, load
 
 LEFT = "a put by NVSHMEM is under way when its block ends: no quiet completes it"
 
@@ -33,18 +34,29 @@ class Put:
             self.arrive_()
 
 
-def _scratch(b: Block, m: Any, team: Any, like: Pointer, size: Any, site: Any) -> Pointer:
+def _scratch(b: Block, m: Any, team: Any, like: Pointer, size: Any, first: Any, site: Any) -> Pointer:
+    """Each executor's part of what the block has. One that a put reads, which no quiet has completed, is not
+    asked for again."""
     data = like.memory.data
-    room = int(np.unique(np.broadcast_to(size, m.shape)[m])[0])
-    count = room // data.dtype.itemsize
-    key = (str(data.dtype), count)
-    if b.task.flights:
+    room = int(np.unique(np.broadcast_to(size, m.shape)[m])[0]) // data.dtype.itemsize
+    begins = np.where(m, np.broadcast_to(first, m.shape) // data.dtype.itemsize, 0)
+    if any(m[put.thread] for put in b.task.flights):
         raise EmulationError(
             "scratch is used again while a put by NVSHMEM is under way: no quiet completes it"
         )
-    if key not in b.task.scratch:
-        b.task.scratch[key] = Memory("scratch", np.zeros(count, data.dtype), count)
-    return Pointer(b.task.scratch[key], np.zeros(m.shape, np.int64))
+    views = {}
+    for begin in np.unique(begins[m]).tolist():
+        key = (str(data.dtype), begin)
+        if key not in b.task.scratch:
+            b.task.scratch[key] = Memory("scratch", np.zeros(room, data.dtype), room)
+        views[begin] = b.task.scratch[key]
+    memory: Any = next(iter(views.values())) if len(views) == 1 else Several(begins, views)
+    return Pointer(memory, np.zeros(m.shape, np.int64))
+
+
+def _own(memory: Any, lanes: Any) -> Memory:
+    """The memory that the lanes of a warp mean."""
+    return memory.of_thread(int(lanes[0])) if isinstance(memory, Several) else memory
 
 
 def _cells(m: Any, pointer: Pointer, size: Any, lanes: Any) -> Any:
@@ -53,36 +65,45 @@ def _cells(m: Any, pointer: Pointer, size: Any, lanes: Any) -> Any:
     length = np.unique(np.broadcast_to(size, m.shape)[lanes])
     if len(first) != 1 or len(length) != 1:
         raise EmulationError("lanes of a warp name different rows of a put or a get")
-    return int(first[0]) + np.arange(max(0, int(length[0]) // pointer.memory.data.dtype.itemsize))
+    each = _own(pointer.memory, lanes).data.dtype.itemsize
+    return int(first[0]) + np.arange(max(0, int(length[0]) // each))
 
 
-def _warp(b: Block, m: Any, row: Any, thread: Any, threads: Any) -> Any:
-    """The lanes of the warp that a row belongs to; all threads of the executor come."""
-    number = np.broadcast_to(thread, m.shape)
-    total, at = (int(np.unique(np.broadcast_to(x, m.shape)[m])[0]) for x in (threads, row))
-    if not np.array_equal(np.sort(number[m]), np.arange(total)):
-        raise EmulationError(f"a put or a get by {total} threads is made by {int(m.sum())}")
-    return np.flatnonzero(m & (number // b.wave == at % (total // b.wave)))
+def _movers(b: Block, m: Any, row: Any, thread: Any, threads: Any) -> Iterator[Any]:
+    """Of each executor that comes the lanes of the warp that a row belongs to; all threads of it come."""
+    number, at = np.broadcast_to(thread, m.shape), np.broadcast_to(row, m.shape)
+    total = int(np.unique(np.broadcast_to(threads, m.shape)[m])[0])
+    for begin in range(0, len(m), total):
+        mine = np.zeros(m.shape, bool)
+        mine[begin : begin + total] = m[begin : begin + total]
+        if not mine.any():
+            continue
+        if not np.array_equal(number[mine], np.arange(total)):
+            raise EmulationError(f"a put or a get by {total} threads is made by {int(mine.sum())}")
+        warps = max(1, total // b.wave)
+        yield np.flatnonzero(mine & (number // b.wave == at % warps))
 
 
 def _put(b: Block, m: Any, to: Pointer, frm: Pointer, size: Any, row: Any, thread: Any, threads: Any) -> None:
-    lanes = _warp(b, m, row, thread, threads)
-    there, here = _cells(m, to, size, lanes), _cells(m, frm, size, lanes)
-    issuer, task, world = int(lanes[0]), b.task, b.world
-    some = np.zeros(m.shape, bool)
-    some[issuer] = True
-    for cell in here:  # what the block's threads stored there and did not meet behind is a race
-        load(b, some, frm.memory, np.full(m.shape, cell), 1)
-    rank, name = world.place(task, to.memory)
-    target = world.arrays[rank][name]
+    task, world = b.task, b.world
+    for lanes in _movers(b, m, row, thread, threads):
+        there, here = _cells(m, to, size, lanes), _cells(m, frm, size, lanes)
+        issuer = int(lanes[0])
+        some = np.zeros(m.shape, bool)
+        some[issuer] = True
+        target, source = _own(to.memory, lanes), _own(frm.memory, lanes)
+        for cell in here:  # what the executor's threads stored there and did not meet behind is a race
+            load(b, some, source, np.full(m.shape, cell), 1)
+        rank, name = world.place(task, target)
+        arrive = functools.partial(_moved, world.arrays[rank][name], there, source.data, here)
+        put = Put(issuer, arrive, world.stored(b, issuer, target, there))
+        task.flights.append(put)
+        world.interleaving.loads.append(put)
+    world.until(lambda: True)  # they may be there at once, or late
 
-    def arrive() -> None:
-        target[there] = frm.memory.data[here]
 
-    put = Put(issuer, arrive, world.stored(b, issuer, to.memory, there))
-    task.flights.append(put)
-    world.interleaving.loads.append(put)
-    world.until(lambda: True)  # it may be there at once, or late
+def _moved(target: Any, there: Any, source: Any, here: Any) -> None:
+    target[there] = source[here]
 
 
 def _quiet(b: Block, m: Any) -> None:
@@ -97,13 +118,14 @@ def _quiet(b: Block, m: Any) -> None:
 
 
 def _get(b: Block, m: Any, to: Pointer, frm: Pointer, size: Any, row: Any, thread: Any, threads: Any) -> None:
-    lanes = _warp(b, m, row, thread, threads)
-    here, there = _cells(m, to, size, lanes), _cells(m, frm, size, lanes)
-    issuer, world = int(lanes[0]), b.world
+    world = b.world
     world.until(lambda: True)
-    world.touched(b, frm.memory, there, issuer, writes=False)
-    rank, name = world.place(b.task, frm.memory)
-    to.memory.data[here] = world.arrays[rank][name][there]
+    for lanes in _movers(b, m, row, thread, threads):
+        here, there = _cells(m, to, size, lanes), _cells(m, frm, size, lanes)
+        target, source = _own(to.memory, lanes), _own(frm.memory, lanes)
+        rank, name = world.place(b.task, source)
+        world.touched(b, source, there, int(lanes[0]), writes=False)
+        target.data[here] = world.arrays[rank][name][there]
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -452,7 +452,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         steps = [*tells, *begins, *self.entries(), *numbers, body, *counts, *ends, *leaves]
         body = sequence(self.whole(steps))
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
-        whole = tidied(sequence([*order, *smem, *self.head, body]))
+        whole = tidied(self.with_scratch(sequence([*order, *smem, *self.head, body])))
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):

@@ -89,7 +89,7 @@ class Ranks(Unaddressed):
         site = self.site("copy", own.name, call, "pull" if side == "src" else "")
         look = self.look(call.args[2], site)
         there = self.peer_address(tirx.buffer_data(own.buf), call.args[2], site)
-        if self.target.remote:
+        if self.target.remote and "op" not in call.attrs:  # sums are atomic updates of far addresses
             return self.staged_copy(call, nest, site, look, there)
         data = tirx.reinterpret(ir.PointerType(ir.PrimType(str(own.buf.ty.dtype)), "global.symm"), there)
         self.remote = (param, side == "dst", Global(tile, own.shape, own.strides, own.index, own.name))
@@ -168,10 +168,6 @@ class Ranks(Unaddressed):
         site = self.site("signal", region.source.name, call, self.extents(region))
         buf, index, tests = self.counter(region, call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
-        if self.target.remote and str(call.attrs["op"]) not in ("set", "add"):
-            raise self.refused(
-                f'T.signal(op="{call.attrs["op"]}") with TILESCALE_REMOTE=nvshmem', 'op="set" or op="add"'
-            )
         look: list[Any] = []
         if len(call.args) > 2:
             look = self.look(call.args[2], site)
@@ -227,10 +223,6 @@ class Ranks(Unaddressed):
         executor's threads synchronize in front of it and behind it (`TileOp.order`), so its release and
         acquire are those of all of them."""
         region, value, peer = call.args
-        if self.target.remote:
-            raise self.refused(
-                "an atomic update of a rank's tensor with TILESCALE_REMOTE=nvshmem", "a T.Signal"
-            )
         site = self.site("atomic", region.source.name, call)
         buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         dtype = element_dtype(buf)

@@ -108,6 +108,10 @@ class State:
         self.ranked: list[tuple[Any, Source]] = []
         #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
         self.remote: tuple[Any, bool, Place] | None = None
+        #: by scale, of executors whose copies to ranks are staged: the variables that say where the first one
+        #: has its scratch and how far apart they are, and how much each one has; and how much a block has
+        self.staged: dict[str, tuple[Any, Any, int]] = {}
+        self.scratch_bytes = tirx.Var("scratch_bytes", "int32")
         #: boxes of packets, with the variable that holds the number of this launch in each
         self.boxes: dict[Any, Any] = {}
         #: by scale of an executor that looks at entries: the variable that says whether it has seen all

@@ -1,9 +1,10 @@
 """Copies to and from ranks whose memory this GPU cannot address, in thread IR (include/ts/nvshmem.cuh).
 
 A tile that is put goes into registered scratch by the copy's own nest, and from there by rows to the peer;
-one that is pulled comes by rows into scratch, where the nest reads it. Each block has a part of the scratch,
-and uses it again when the library has completed what was under way there: behind a quiet (puts) or at once
-(gets, which block), and a barrier."""
+one that is pulled comes by rows into scratch, where the nest reads it. Each executor has a part of the
+scratch, and uses it again when the library has completed what was under way there: behind a quiet (puts) or
+at once (gets, which block), and a barrier of its threads. Executors of different scales have different parts,
+since a warp's copy and one of its block need not be apart in time."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tilescale.compiler.gpu.state import State
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, element_dtype
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 
 #: bytes to which a block's part of the scratch is rounded up: what vectors of a warp are aligned to
 GRAIN = 256
@@ -39,24 +40,38 @@ class Staged(Global):
 class Unaddressed(State):
     """Mixed into the lowering."""
 
+    def scratch(self, like: Any, room: int, site: Any) -> Any:
+        """The address of ``room`` bytes of this executor's. How much a block has, and where the executors of
+        a scale have theirs, is known when all of the kernel is lowered: `with_scratch` puts it in."""
+        scale = self.executor.name
+        _, step, most = self.staged.setdefault(
+            scale, (tirx.Var("scratch_first", "int32"), tirx.Var("scratch_step", "int32"), 0)
+        )
+        first, step, _ = self.staged[scale] = (*self.staged[scale][:2], max(most, room))
+        at: Any = first
+        if scale != "block":
+            at = first + self.tid // self.executor.threads * step
+        return tirx.call_extern(
+            "handle", "ts::scratch", self.of_launch("team"), like, self.scratch_bytes, at, site
+        )
+
+    def with_scratch(self, body: Any) -> Any:
+        """The kernel's body with the places of all executors' scratch."""
+        if not self.staged:
+            return body
+        known, total = {}, 0
+        for scale, (first, step, room) in self.staged.items():
+            known[first], known[step] = total, room
+            total += room * (1 if scale == "block" else self.threads // self.executor.within(scale).threads)
+        known[self.scratch_bytes] = total
+        return structural_map(body, (ir.Var, lambda v: tirx.IntImm("int32", known[v]) if v in known else v))
+
     def staged_copy(self, call: Any, nest: Any, site: Any, look: list[Any], there: Any) -> Any:
         """A nest one side of which is another rank's memory, at ``there``: a far address.
 
         Raises:
-            TileSyntaxError: what combines values; of an executor other than the block, of a part whose
-            extents are not constants, or
-                whose rows are not contiguous.
+            TileSyntaxError: of a part whose extents are not constants, or whose rows are not contiguous.
         """
-        if self.executor.name != "block":
-            raise self.refused(
-                f"a copy to a rank by a {self.executor.name}, with TILESCALE_REMOTE=nvshmem,",
-                "scratch for parts of a block; let blocks copy",
-            )
-        if "op" in call.attrs:
-            raise self.refused(
-                f'a copy that combines (op="{call.attrs["op"]}"), with TILESCALE_REMOTE=nvshmem,',
-                "atomic updates by the library; put parts to places of their own, and add them there",
-            )
         puts = str(call.attrs["side"]) == "dst"
         region = call.args[1 if puts else 0]
         own = self.tensor_of(region.source)
@@ -76,14 +91,7 @@ class Unaddressed(State):
             tirx.decl_buffer(shape, dtype, f"{own.name}_{name}", scope="global.symm", layout=None)
             for name, shape in (("staged", (prod(sizes),)), ("there", own.buf.ty.shape))
         )
-        at = tirx.call_extern(
-            "handle",
-            "ts::scratch",
-            self.of_launch("team"),
-            tirx.buffer_data(own.buf),
-            tirx.IntImm("int32", room),
-            site,
-        )
+        at = self.scratch(tirx.buffer_data(own.buf), room, site)
         pointer = ir.PointerType(ir.PrimType(dtype), "global.symm")
         decls = [
             tirx.DeclBuffer(scratch, call.span, data=tirx.reinterpret(pointer, at)),
@@ -94,7 +102,8 @@ class Unaddressed(State):
         self.remote = (region.source, puts, near)
         body = self.nest(nest)
         self.remote = None
-        meet = tirx.Evaluate(self.barrier_call("block"))
+        alone = self.executor.threads == 1
+        meet = sequence([] if alone else [tirx.Evaluate(self.barrier_call(self.executor.name))])
         quiet = tirx.Evaluate(tirx.call_extern("void", "ts::nvshmem_quiet"))
         # A put: the tile lies in scratch (a fence by each thread makes it visible to the network), all have
         # met; rows go; each thread completes its own; all have met: then the scratch may be used again, and

@@ -139,6 +139,25 @@ def test_the_last_launch_of_the_longest_kernel_is_drawn():
 # ---- clocks
 
 
+def test_the_last_launches_of_all_kernels_are_drawn():
+    """In the order of their begins, each with its name; shares are those of all of them."""
+    first, second = two_ranks(), Timeline("grouped(N=3)", Traffic(2), "µs")
+    second.slices += [slice_("kernel", r, 0, 120, 180) for r in range(2)]
+    second.slices.append(slice_("gemm", 1, 0, 120, 180))
+    third = Timeline("early", Traffic(2), "µs")
+    third.slices.append(slice_("kernel", 0, 0, -50, -10))
+    whole, window, begins = picture.latest([second, third, first], 2)
+    assert window == (0, 180) and begins == [(0, "k"), (120, "grouped")]
+    assert len(whole.slices) == len(first.slices) + len(second.slices)
+    text = picture.svg([second, third, first], 2)
+    words = [t.text for t in ElementTree.fromstring(text).iter(f"{SVG}text")]
+    assert "k" in words and "grouped" in words and "early" not in words
+    assert any("the last 2 launches: 180.0 µs" in str(w) for w in words)
+    assert "early" in picture.svg([second, third, first], 9)
+    with pytest.raises(ValueError, match="nothing was logged"):
+        picture.svg([], 3)
+
+
 def test_times_of_a_gpu_follow_both_comparisons():
     """The GPU's clock is 1000 behind at first, and loses 10 in each 1000 that follow."""
     log = GpuLog(0, (), 0, (Sample(5000, 6000, 40), Sample(10_000, 11_050, 60)))

@@ -11,8 +11,6 @@ from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import products
 from tilescale.nn.parameters import Parallel
-from tilescale.ops import host
-from tilescale.ops.rms_norm_backward import longest
 
 
 class RMSNorm(Parallel):
@@ -86,14 +84,5 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     lambda dy, x, weight, eps: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
 )
 def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`ops.rms_norm_gradients`; of longer rows than it takes, its formulas by torch's operations."""
-    if x.shape[-1] <= longest(host.dtype_name(x)):
-        return ops.rms_norm_gradients(dy.contiguous(), x.contiguous(), weight.contiguous(), eps)
-    kind = torch.promote_types(x.dtype, torch.float32)
-    a, g, n = x.reshape(-1, x.shape[-1]).to(kind), dy.reshape(-1, x.shape[-1]).to(kind), x.shape[-1]
-    r = (a.square().mean(-1, keepdim=True) + eps).rsqrt()
-    a = a * r
-    dw = (g * a).sum(0)
-    g = g * weight.to(kind)
-    dx = r * (g - a * ((g * a).sum(-1, keepdim=True) / n))
-    return dx.to(x.dtype).view(x.shape), dw.to(weight.dtype)
+    """`ops.rms_norm_backward`."""
+    return ops.rms_norm_backward(dy.contiguous(), x.contiguous(), weight.contiguous(), eps)

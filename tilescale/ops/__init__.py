@@ -51,11 +51,14 @@ HOME = {
     "moe_unpermute": "permute",
     "reduce_scatter": "ranks.scatter",
     "ring_attention": "ranks.ring",
+    "ring_attention_backward": "ranks.ring_backward",
     "rms_norm": "rms_norms",
-    "rms_norm_gradients": "rms_norm_backward",
+    "rms_norm_backward": "rms_norms_backward",
     "rotary_heads": "rotary",
     "rotary_heads_backward": "rotary",
     "softmax": "row_softmax",
+    "ulysses_attention": "ranks.ulysses",
+    "ulysses_attention_backward": "ranks.ulysses_backward",
     "w4a16_matmul": "w4a16",
 }
 #: files, each of which has an ``OP``

@@ -98,6 +98,45 @@ def handed_over(s, dq, dQ, at, first, count, dtype, scale, whole):
         T.atomic_add(s.tile(dQ, at[0], at[1], first + at[2], dq.shape[0]), dq)
 
 
+@T.macro
+def scored_keys(tiles, p, ds, given, near, ahead, factor):
+    """p = exp(scale · k·qᵀ - lse) and dp = v·gᵀ of a tile of keys and one of queries. ``given``: the queries'
+    numbers in shared memory, of which ``ahead`` are copied ``near`` before a product is awaited."""
+    k, v, q, g = tiles
+    T.gemm(k, q, p, transpose_B=True, clear_accum=True)
+    if ahead > 0:
+        T.copy(given[0], near[0])
+    T.gemm(v, g, ds, transpose_B=True, clear_accum=True)
+    if ahead > 1:
+        T.copy(given[1], near[1])
+    for i, j in T.Parallel(*p.shape):
+        p[i, j] = T.__exp2(p[i, j] * factor - near[0][j])
+
+
+@T.macro
+def summed_keys(tiles, p, ds, delta, p_left, ds_left, dk, dv, ds_whole=None):
+    """What a tile of queries adds to dk / scale and dv. ``ds_whole``: takes ds besides, where it is another
+    tile than the left operand."""
+    q, g = tiles
+    T.copy(p, p_left)
+    T.gemm(p_left, g, dv)
+    for i, j in T.Parallel(*p.shape):
+        ds[i, j] = p[i, j] * (ds[i, j] - delta[j])
+    T.copy(ds, ds_left)
+    if ds_whole is not None and ds_whole is not ds_left:
+        T.copy(ds_left, ds_whole)
+    T.gemm(ds_left, q, dk)
+
+
+@T.macro
+def summed_queries(k, p, ds, delta, left, dq):
+    """What a tile of keys adds to dq / scale."""
+    for i, j in T.Parallel(*p.shape):
+        ds[i, j] = p[i, j] * (ds[i, j] - delta[i])
+    T.copy(ds, left)
+    T.gemm(left, k, dq)
+
+
 def _turned(axes: Any, times: int) -> tuple[Any, ...]:
     """So many of the first axes behind the others: blocks start in the order of a grid's first axis."""
     return (*axes[times:], *axes[:times])
@@ -200,6 +239,7 @@ def key_gradients(
             p, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
             p_left, ds_left = left((BN, BM), dtype), left((BN, BM), dtype)
             dk, dv = T.alloc_fragment((BN, wide), "float32"), T.alloc_fragment((BN, wide), "float32")
+            ds_whole = None
             if added:
                 dq = T.alloc_fragment((BM, wide), "float32")
                 ds_whole = T.alloc_shared((BN, BM), dtype) if in_registers else ds_left
@@ -216,28 +256,14 @@ def key_gradients(
                     T.copy(Numbers[b, head, 0, m, 0], lse_in)
                     T.copy(s.tile(dO, b, head, q_first + m * BM, BM), g)
                     T.copy(Numbers[b, head, 1, m, 0], delta_in)
-                    T.gemm(k, q, p, transpose_B=True, clear_accum=True)
-                    if ahead > 0:
-                        T.copy(lse_in, lse)
-                    T.gemm(v, g, ds, transpose_B=True, clear_accum=True)
-                    if ahead > 1:
-                        T.copy(delta_in, delta)
-                    for i, j in T.Parallel(BN, BM):
-                        p[i, j] = T.__exp2(p[i, j] * factor - lse[j])
+                    scored_keys((k, v, q, g), p, ds, (lse_in, delta_in), (lse, delta), ahead, factor)
                     if causal and t < T.ceildiv(BN, BM):  # later queries see all of these keys
                         for i, j in T.Parallel(BN, BM):
                             p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
                     if added and ragged:  # to dq, keys that are none would count
                         for i, j in T.Parallel(BN, BM):
                             p[i, j] = T.if_then_else(bx * BN + i < k_count, p[i, j], 0.0)
-                    T.copy(p, p_left)
-                    T.gemm(p_left, g, dv)
-                    for i, j in T.Parallel(BN, BM):
-                        ds[i, j] = p[i, j] * (ds[i, j] - delta[j])
-                    T.copy(ds, ds_left)
-                    if added and in_registers:
-                        T.copy(ds_left, ds_whole)
-                    T.gemm(ds_left, q, dk)
+                    summed_keys((q, g), p, ds, delta, p_left, ds_left, dk, dv, ds_whole)
                     if added:
                         T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
                         handed_over(s, dq, dQ, (b, head, m * BM), q_first, q_count, dtype, scale, whole)
@@ -351,10 +377,7 @@ def query_gradients(
                     if causal:
                         seen = seen and t * BN + j <= bx * BM + i
                     p[i, j] = T.if_then_else(seen, T.__exp2(p[i, j] * factor - lse[i]), 0.0)
-                for i, j in T.Parallel(BM, BN):
-                    ds[i, j] = p[i, j] * (ds[i, j] - delta[i])
-                T.copy(ds, left)
-                T.gemm(left, k, dq)
+                summed_queries(k, p, ds, delta, left, dq)
             stored(s, dq, dQ, (b, h, bx * BM), q_first, q_count, dtype, scale)
 
     q, k, numbers = (

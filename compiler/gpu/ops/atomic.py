@@ -8,6 +8,7 @@ from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.places import Global
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.tvm_compat import tirx
 
@@ -59,7 +60,20 @@ def emit_neighbours(cx: State, call: Any, count: int, at: Any, values: Any) -> A
     """``count`` neighbours of a tensor from the element ``at`` on, each added atomically, by one instruction;
     ``values`` is the first of the registers that are added. It carries what was written before as
     :func:`lower_atomic`'s update does; it returns nothing, so there is nothing that it could be ordered
-    behind."""
+    behind. Ranks that are not addressed are added to by the library, element by element."""
+    if cx.remote is not None and cx.target.remote:
+        suffix = {"float16": "_f16", "bfloat16": "_bf16"}.get(element_dtype(at.source), "")
+        places = [
+            [tirx.BufferLoad(e.source, [*e.indices[:-1], e.indices[-1] + k]) for e in (at, values)]
+            for k in range(count)
+        ]
+        name = f"ts::system_red_add{suffix}"
+        return sequence(
+            [
+                tirx.Evaluate(tirx.call_extern("void", name, tirx.address_of(a), v), call.span)
+                for a, v in places
+            ]
+        )
     how = "remote_" if cx.remote is not None else "publishing_" if cx.publishes else ""
     name = f"{how}red_add{count}_{NAMES[element_dtype(at.source)]}"
     return tirx.Evaluate(

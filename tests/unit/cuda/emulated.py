@@ -73,24 +73,24 @@ class Made:
 _LATEST: OrderedDict[tuple[str, str], Made] = OrderedDict()
 
 
-def lowered(kernel: Any, arch: str = "sm_90a") -> Made:
+def lowered(kernel: Any, arch: str = "sm_90a", remote: str = "") -> Made:
     """A kernel for GPUs. Many tests ask for one kernel: it is made once, by the key under which the
     compiler's own cache would keep it; what has none is made each time. Nobody changes what this gives."""
     try:
         fingerprint = Fingerprint()
         fingerprint.value((kernel.func, kernel.params), kernel.name)
     except Unhashable:
-        return _lowered(kernel, arch)
-    key = fingerprint.hexdigest(), " ".join((arch, *WITHOUT.get()))
-    made = _LATEST.pop(key, None) or _lowered(kernel, arch)
+        return _lowered(kernel, arch, remote)
+    key = fingerprint.hexdigest(), " ".join((arch, remote, *WITHOUT.get()))
+    made = _LATEST.pop(key, None) or _lowered(kernel, arch, remote)
     _LATEST[key] = made
     if len(_LATEST) > 32:
         _LATEST.popitem(last=False)
     return made
 
 
-def _lowered(kernel: Any, arch: str) -> Made:
-    program, _ = pipeline.run(kernel.trace(), target(arch))
+def _lowered(kernel: Any, arch: str, remote: str) -> Made:
+    program, _ = pipeline.run(kernel.trace(), target(arch, remote))
     return Made(Lowering(program).run(), program)
 
 
@@ -171,11 +171,13 @@ def empty(shape: tuple[int, ...], dtype: str) -> Any:
     return np.zeros(shape, numerics.storage(dtype))
 
 
-def agree_on_ranks(kernel: Any, args: list[dict[str, Any]], seeds: int = 2, arch: str = "sm_90a") -> None:
+def agree_on_ranks(
+    kernel: Any, args: list[dict[str, Any]], seeds: int = 2, arch: str = "sm_90a", remote: str = ""
+) -> None:
     """Runs a launch of several ranks on both, the emulated threads under several orders; ``args``: one entry
-    a rank."""
+    a rank. ``remote``: "nvshmem" where ranks are reached by its calls."""
     want = launch(kernel, len(args), {name: [a[name] for a in args] for name in args[0]}).arrays
-    made = lowered(kernel, arch).count()
+    made = lowered(kernel, arch, remote).count()
     for seed in range(seeds):
         for rank, arrays in enumerate(emulator.run_ranks(made.kernel, made.program, args, seed)):
             for name, array in arrays.items():

@@ -10,14 +10,21 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.ranks import module
-from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.ops.ranks import ring_gradient_kernels, ulysses_kernels
+from tilescale.ops.ranks.sequence import Chunks
 from tilescale.packets import length
+
+#: what lies in symmetric memory for gradients of attention, and its heads
+OF_CHUNKS = (("K", 1), ("V", 1), ("Qs", 2), ("dOs", 2))
+#: what a rank hands out for gradients by head, and its heads
+OF_HEADS = (("Q", 4), ("K", 2), ("V", 2), ("O", 4), ("dO", 4))
 
 
 def example(name: str, factory: str, *args: Any, **options: Any) -> Any:
@@ -163,6 +170,95 @@ def test_ring_attention():
         for r in range(3)
     ]
     agree_on_ranks(example("12_ring_attention", "kernel", 1, 20, 16, 3, True, BM=16), args, seeds=1)
+
+
+@pytest.mark.parametrize("parts, dim, tiles", [(2, 16, (64, 16, 128)), (1, 128, (128, 64, 256))])
+def test_gradients_of_ring_attention(parts: int, dim: int, tiles: tuple[int, int, int]):
+    """Queries walk over keys that are pulled, by TMA and wgmma, and pull the queries that keys walk over."""
+    chunks, heads, tile = Chunks(250, 2, parts), 2, tiles[1]
+    each, count = chunks.each, 2 * parts
+    shape = {"heads": heads, "kv_heads": 1, "dim": dim, "batch": 1, "rows": 250, "world": 2, "parts": parts}
+    what = {**shape, "packed": False, "dtype": "bfloat16", "scale": dim**-0.5, "causal": True}
+    table = ring_gradient_kernels.numbers_of(chunks, heads, 64, tile)
+    whole = {n: data((count, h, each, dim), "bfloat16", k) for k, (n, h) in enumerate(OF_CHUNKS)}
+    for x in whole.values():
+        x[-1, :, chunks.count(count - 1) :] = 0
+    numbers = f32(table, 9) + 3
+
+    def held(x: Any, rank: int) -> Any:
+        """The rank's rows of each head."""
+        mine = [chunks.chunk(rank, p) for p in range(parts)]
+        return np.concatenate([x[c, :, : chunks.count(c)] for c in mine], 1)[None]
+
+    def own(x: Any, rank: int) -> Any:
+        """Its chunks, and nothing in the others' place."""
+        to = empty(x.shape, x.dtype.name)
+        for c in [chunks.chunk(rank, p) for p in range(parts)]:
+            to[c] = x[c]
+        return to
+
+    args = [
+        {
+            "Q": held(whole["Qs"], r),
+            "K": own(whole["K"], r),
+            "V": own(whole["V"], r),
+            "dO": held(whole["dOs"], r),
+            "Qs": own(whole["Qs"], r),
+            "dOs": own(whole["dOs"], r),
+            "Numbers": own(numbers, r),
+            "here": zeros(count, 2),
+            "dQ": empty((1, heads, chunks.held(r), dim), "bfloat16"),
+        }
+        for r in range(2)
+    ]
+    how = {"BM": tiles[0], "BN": tiles[1], "threads": tiles[2], "stages": 2, "high": 64}
+    kernel = ring_gradient_kernels.query_gradients(**what, **how, tile=tile, blocks=2, side=1)
+    agree_on_ranks(kernel, args, seeds=1)
+    how |= {"BM": tile, "BN": tiles[0], "ahead": 0, "longest_first": False}
+    key, value = (held(whole[n], 1) for n in "KV")
+    given = {"Q": whole["Qs"], "K": key, "V": value, "dO": whole["dOs"], "Numbers": numbers, "rank": 1}
+    given |= {n: empty(key.shape, "bfloat16") for n in ("dK", "dV")}
+    agree(ring_gradient_kernels.key_gradients(**what, **how), given)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_are_exchanged_for_heads(packed: bool):
+    """What is handed out comes back, of copies of a head their sum; pieces of a head end in the middle of a
+    warp's."""
+    heads, dim, n = ulysses_kernels.split(4, 2, 3), 24, 3
+    what = {"heads": 4, "kv_heads": 2, "unit": heads.unit, "dim": dim, "batch": 1, "rows": 70, "world": n}
+    what |= {"parts": 2, "packed": packed, "dtype": "bfloat16", "blocks": 2, "threads": 64, "gradients": True}
+    chunks = Chunks(70, n, 2)
+
+    def own(count: int, rank: int, seed: int) -> Any:
+        mine = chunks.held(rank)
+        return data((mine, count, dim) if packed else (1, count, mine, dim), "bfloat16", seed)
+
+    def whole(moved: ulysses_kernels.Moved, columns: int = dim, dtype: str = "bfloat16") -> Any:
+        return empty((moved.most * 70, columns), dtype)
+
+    given = [
+        {
+            **{name: own(h, r, 9 * r + k) for k, (name, h) in enumerate(OF_HEADS)},
+            "Lse": f32((1, 4, chunks.held(r), 1), r),
+            **{name: whole(heads.queries) for name in ("Qs", "Os", "dOs")},
+            **{name: whole(heads.keys) for name in ("Ks", "Vs")},
+            "Sums": whole(heads.queries, 1, "float32"),
+        }
+        for r in range(n)
+    ]
+    agree_on_ranks(ulysses_kernels.hand_out(**what), given, seeds=1)
+    back = [
+        {
+            **{
+                "d" + name: data(given[r][name].shape, "bfloat16", 5 * r + k)
+                for k, name in enumerate(("Qs", "Ks", "Vs"))
+            },
+            **{"d" + name: empty(given[r][name].shape, "bfloat16") for name in "QKV"},
+        }
+        for r in range(n)
+    ]
+    agree_on_ranks(ulysses_kernels.bring_back(**what), back, seeds=1)
 
 
 def test_all_reduce_in_a_hierarchy():

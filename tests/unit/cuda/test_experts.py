@@ -98,8 +98,10 @@ def test_plan():
     agree_on_ranks(kernel, args)
 
 
-@pytest.mark.parametrize(("scales", "steps", "cut"), [(0, 1, 2), (3, 2, 1)])
-def test_dispatch(scales: int, steps: int, cut: int):
+@pytest.mark.parametrize(
+    ("scales", "steps", "cut", "remote"), [(0, 1, 2, ""), (3, 2, 1, ""), (3, 2, 1, "nvshmem")]
+)
+def test_dispatch(scales: int, steps: int, cut: int, remote: str):
     kernel = expert_kernels.dispatch(
         H=H, K=K, E=E, S=scales, world=WORLD, wide=16, steps=steps, cut=cut, blocks=BLOCKS, threads=64,
         dtype="bfloat16",
@@ -120,11 +122,15 @@ def test_dispatch(scales: int, steps: int, cut: int):
             }
             for r in range(WORLD)
         ],
+        remote=remote,
     )
 
 
-@pytest.mark.parametrize(("weighted", "group", "steps", "cut"), [(True, 4, 2, 1), (False, 1, 1, 2)])
-def test_combine(weighted: bool, group: int, steps: int, cut: int):
+@pytest.mark.parametrize(
+    ("weighted", "group", "steps", "cut", "remote"),
+    [(True, 4, 2, 1, ""), (False, 1, 1, 2, ""), (True, 4, 2, 1, "nvshmem")],
+)
+def test_combine(weighted: bool, group: int, steps: int, cut: int, remote: str):
     kernel = expert_kernels.combine(
         H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, group=group, blocks=BLOCKS, threads=64,
         dtype="bfloat16", weighted=weighted,
@@ -142,6 +148,7 @@ def test_combine(weighted: bool, group: int, steps: int, cut: int):
             }
             for r in range(WORLD)
         ],
+        remote=remote,
     )
 
 
@@ -170,8 +177,8 @@ def test_rows_move_in_vectors_at_full_size():
         assert "*(uint4*)&rows_there[" in code or "*(uint4*)&back_there[" in code
 
 
-@pytest.mark.parametrize("columns", [24, 7])
-def test_exchange(columns: int):
+@pytest.mark.parametrize(("columns", "remote"), [(24, ""), (7, ""), (7, "nvshmem")])
+def test_exchange(columns: int, remote: str):
     sizes = np.array([[3, 6], [0, 5]], np.int32)
     kernel = expert_kernels.exchange(
         H=columns, world=WORLD, wide=16, group=4, blocks=BLOCKS, threads=64, dtype="bfloat16"
@@ -190,4 +197,5 @@ def test_exchange(columns: int):
             }
             for r in range(WORLD)
         ],
+        remote=remote,
     )

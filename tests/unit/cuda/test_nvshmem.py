@@ -189,37 +189,122 @@ def test_signals_are_set_and_added():
     agree(kernel, [{"out": np.zeros(2, "int32"), "here": np.zeros(2, "int64")} for _ in range(RANKS)])
 
 
+def test_atomic_updates_of_a_rank():
+    """Of counters of each width, with and without the value before; each rank's is one of them."""
+
+    @T.prim_func
+    def kernel(
+        X: T.SymmTensor((2,), "int32"), Y: T.SymmTensor((1,), "float32"), Z: T.SymmTensor((2,), "float16"),
+        before: T.SymmTensor((8,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+            place = T.atomic_add(X[1], 3, dst=(rank + 1) % n, return_prev=True)
+            T.put(place, before[rank], dst=(rank + 1) % n)
+            T.atomic_add(Y[0], 0.5, dst=(rank + 2) % n)
+            T.atomic_max(Z[1], T.cast(rank + 1, "float16"), dst=0)
+            T.barrier()
+
+    args = [
+        {
+            "X": np.zeros(2, "int32"),
+            "Y": zeros((1,)),
+            "Z": np.zeros(2, "float16"),
+            "before": np.zeros(8, "int32"),
+        }
+        for _ in range(RANKS)
+    ]
+    code = agree(kernel, args)
+    assert code.index("#define TS_NVSHMEM") < code.index("#include <ts/ts.cuh>") < code.index("system_add(")
+
+
+def test_greatest_and_least_signals():
+    @T.prim_func
+    def kernel(out: T.Tensor((1,), "int32"), here: T.Signal((2,))):
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+            T.signal(here[0], value=rank + 1, op="max", dst=0)
+            T.signal(here[1], value=-5 - rank, op="min", dst=0)
+            if rank == 0:
+                T.wait(here[0], value=n)
+                T.wait(here[1], value=-4 - n, cmp="le")
+            T.fill(out, 1)
+
+    agree(kernel, [{"out": np.zeros(1, "int32"), "here": np.zeros(2, "int64")} for _ in range(RANKS)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sums_into_a_rank(dtype: str):
+    """Element by element, by the library's atomic updates: small numbers, whose sums are exact."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 64), dtype), X: T.SymmTensor((16, 64), dtype)):
+        with T.Kernel(1, threads=128), T.Scale("device") as (rank, n):
+            tile = T.alloc_fragment((16, 64), dtype)
+            T.copy(A, tile)
+            for r in T.serial(n):
+                T.copy(tile, X, dst=r, op="add")
+            T.barrier()
+
+    whole = np.arange(16 * 64).reshape(16, 64) % 7
+    args = [{"A": (whole + r).astype(dtype), "X": np.zeros((16, 64), dtype)} for r in range(RANKS)]
+    code = agree(kernel, args, seeds=2)
+    assert "ts::system_red_add" in code and "remote_red_add" not in code
+
+
+def test_copies_by_parts_of_a_block():
+    """Warps' tiles of two sizes, threads' numbers and the block's rows, each in scratch of its own."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((16, 96), "float32"), X: T.SymmTensor((16, 96), "float32"),
+        Y: T.SymmTensor((6, 8), "float32"), Z: T.SymmTensor((128,), "int32"),
+        W: T.SymmTensor((16, 96), "float32"), C: T.Tensor((4, 96), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128), T.Scale("device") as (rank, n):
+            with T.Scale("warp") as (w, of):
+                row, few = T.alloc_fragment((96,), "float32"), T.alloc_fragment((8,), "float32")
+                for i in T.serial(w, 16, step=of):
+                    T.copy(A[i, 0], row)
+                    T.copy(row, X[i, 0], dst=(rank + 1) % n)
+                    if i % 3 == 0:
+                        T.copy(A[i, 8], few)
+                        T.copy(few, Y[i // 3, 0], dst=(rank + 2) % n)
+            with T.Scale("thread") as (t, _):
+                T.put(t * 2 + rank, Z[t], dst=(rank + 1) % n)
+            T.copy(A, W, dst=(rank + 1) % n)
+            T.barrier()
+            with T.Scale("warp") as (w, of):
+                mine = T.alloc_fragment((96,), "float32")
+                T.copy(W[w * 4, 0:96], mine, src=(rank + 1) % n)
+                T.copy(mine, C[w, 0])
+
+    args = [
+        {
+            "A": f32((16, 96), r),
+            "X": zeros((16, 96)),
+            "Y": zeros((6, 8)),
+            "Z": np.zeros(128, "int32"),
+            "W": zeros((16, 96)),
+            "C": zeros((4, 96)),
+        }
+        for r in range(RANKS)
+    ]
+    code = agree(kernel, args, seeds=3)
+    # the block's 16 × 96 × 4 bytes, four warps' 512, 128 threads' 256
+    assert f", {16 * 96 * 4 + 4 * 512 + 128 * 256}, " in code
+    made, program = lowered(kernel)
+    for seed in range(3):
+        with pytest.raises(EmulationError, match="race in|under way"):
+            emulator.run_ranks(without(made, "nvshmem_quiet"), program, args, seed)
+
+
 def test_what_is_not_there_is_refused():
     @T.prim_func
-    def largest(here: T.Signal((1,))):
-        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
-            T.signal(here[0], value=5, op="max", dst=(rank + 1) % n)
-
-    @T.prim_func
-    def added(X: T.SymmTensor((4,), "int32")):
-        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
-            T.atomic_add(X[0], 1, dst=(rank + 1) % n)
-
-    @T.prim_func
-    def by_warps(A: T.Tensor((128,), "float32"), X: T.SymmTensor((128,), "float32")):
-        with T.Kernel(1, threads=128), T.Scale("device") as (rank, n), T.Scale("warp") as (w, _):
-            T.copy(A[w * 32 : w * 32 + 32], X[w * 32 : w * 32 + 32], dst=(rank + 1) % n)
-
-    @T.prim_func
-    def summed(A: T.Tensor((64, 64), "float32"), X: T.SymmTensor((64, 64), "float32")):
+    def kernel(A: T.Tensor((64, 64), "float32"), X: T.SymmTensor((64, 64), "float32"), k: T.int32):
         with T.Kernel(1, threads=128), T.Scale("device") as (rank, n):
-            tile = T.alloc_fragment((64, 64), "float32")
-            T.copy(A, tile)
-            T.copy(tile, X, dst=(rank + 1) % n, op="add")
+            T.copy(A[0:k, 0:64], X[0:k, 0:64], dst=(rank + 1) % n)
 
-    for kernel, text in (
-        (summed, "copy that combines"),
-        (largest, 'op="max"'),
-        (added, "an atomic update"),
-        (by_warps, "by a warp"),
-    ):
-        with pytest.raises(TileSyntaxError, match=text):
-            lowered(kernel)
+    with pytest.raises(TileSyntaxError, match="a copy of a part of X|the copy of a part of X"):
+        lowered(kernel)
 
 
 def test_pytorchs_memory_is_refused(monkeypatch: pytest.MonkeyPatch):

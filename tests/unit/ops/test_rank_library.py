@@ -14,7 +14,7 @@ from tilescale import comm
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import HOME, MODULES, RANK_MODULES, load_ranks
 from tilescale.ops.case import as_tuple, worst
-from tilescale.ops.ranks import gather_gemm
+from tilescale.ops.ranks import gather_gemm, ring_backward
 from tilescale.ops.ranks.case import Case
 from tilescale.ops.ranks.groups import rows_of, share
 
@@ -76,6 +76,9 @@ def refusals() -> list[str]:
     gather, product = tilescale.ops.all_gather, tilescale.ops.all_gather_matmul
     add, scatter, spread = tilescale.ops.all_reduce, tilescale.ops.reduce_scatter, tilescale.ops.broadcast
     product_sum = tilescale.ops.matmul_all_reduce
+    q, sums = torch.ones(1, 2, 6, 8).bfloat16(), torch.zeros(1, 2, 6)
+    backward, heads = tilescale.ops.ring_attention_backward, tilescale.ops.ulysses_attention
+    odd = ring_backward.Config(ring_backward.Tiles(64, 16), ring_backward.Tiles(16, 64), high=5)
     wrong: list[tuple[type[Exception], Any]] = [
         (TileTypeError, lambda: gather([1.0])),
         (TileTypeError, lambda: gather(x, group=[0, 1])),
@@ -105,6 +108,15 @@ def refusals() -> list[str]:
         (TileValueError, lambda: product_sum(x, w, inner=9)),
         (TileValueError, lambda: product_sum(x, w, inner=0)),
         (TileValueError, lambda: product_sum(torch.ones(4, 0), torch.ones(0, 6))),
+        (TileValueError, lambda: backward(q, q, q, q, q, sums[:, :1])),
+        (TileTypeError, lambda: backward(q, q, q, q, q, sums.double())),
+        (TileValueError, lambda: backward(q[:, :, :4], q, q, q, q, sums)),
+        (TileValueError, lambda: backward(q, q, q, q, q, sums, config=odd)),
+        (TileValueError, lambda: heads(q, q, q, layout="striped")),
+        (TileValueError, lambda: heads(q, q[:, :, :4], q)),
+        (TileTypeError, lambda: heads(q, q.float(), q)),
+        (TileValueError, lambda: heads(q, q, q, longest=6)),
+        (TileValueError, lambda: tilescale.ops.ulysses_attention_backward(q, q, q, q, q, sums[..., :5])),
     ]
     told = []
     for kind, call in wrong:
@@ -127,6 +139,10 @@ def test_refusals(ranks: Any):
         "expected: (8, 8), contiguous",
         "activation='tanh'",
         "process group",
+        "expected: a multiple of 16, the queries of a tile",
+        "an lse of (1, 1, 6)",
+        "layout='striped'",
+        "longest=6",
     ):
         assert part in told, told
 

@@ -21,7 +21,7 @@ from tilescale.ops import attention, host
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks import sequence
 from tilescale.ops.ranks.case import Case, Pick, RankOp
-from tilescale.ops.ranks.groups import Group, filled, gather_into, team_of
+from tilescale.ops.ranks.groups import Group, filled, gather_into, scatter_into, team_of
 from tilescale.ops.ranks.ring_kernels import ring
 from tilescale.ops.ranks.workspace import workspace
 
@@ -129,18 +129,40 @@ def reference(everyone: list[dict[str, Any]]) -> list[Any]:
     return sequence.apart(attention.reference(q, k, v, causal, starts, starts), axes, everyone)
 
 
+def places_among_equal(chunks: sequence.Chunks) -> torch.Tensor:
+    """Where the rows of the sequence lie among all ranks' rows, filled up to equally many."""
+    each, held = chunks.parts * chunks.each, [chunks.held(r) for r in range(chunks.world)]
+    kept = torch.cat([torch.arange(n) + r * each for r, n in enumerate(held)])
+    return kept[torch.cat([chunks.places(r) for r in range(chunks.world)]).argsort()]
+
+
 def gathered(x: torch.Tensor, chunks: sequence.Chunks, axis: int, group: Any) -> Callable[[], torch.Tensor]:
     """The sequence that x is a part of, by the library's gather."""
     padded = filled(x.transpose(0, axis).contiguous(), chunks.parts * chunks.each)
     every = padded.new_empty(chunks.world * padded.shape[0], *padded.shape[1:])
-    held = [chunks.held(r) for r in range(chunks.world)]
-    kept = torch.cat([torch.arange(n) + r * padded.shape[0] for r, n in enumerate(held)])
-    order = torch.cat([chunks.places(r) for r in range(chunks.world)]).argsort()
-    at = kept[order].to(x.device)
+    at = places_among_equal(chunks).to(x.device)
 
     def call() -> torch.Tensor:
         gather_into(every, padded, group)
         return every.index_select(0, at).transpose(0, axis)
+
+    return call
+
+
+def scattered(
+    x: torch.Tensor, chunks: sequence.Chunks, rank: int, axis: int, group: Any
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The other way: of what all ranks have for the whole sequence this rank's rows of the sum, of x's shape,
+    by the library's reduce-scatter."""
+    of_row = x.transpose(0, axis).shape[1:]
+    part = x.new_empty(chunks.parts * chunks.each, *of_row)
+    every = x.new_zeros(chunks.world * len(part), *of_row)
+    at = places_among_equal(chunks).to(x.device)
+
+    def call(whole: torch.Tensor) -> torch.Tensor:
+        every.index_copy_(0, at, whole.transpose(0, axis))
+        scatter_into(part, every, group)
+        return part[: chunks.held(rank)].transpose(0, axis)
 
     return call
 

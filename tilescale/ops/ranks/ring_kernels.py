@@ -29,6 +29,11 @@ def pieces_of(chunks: Chunks, high: int) -> int:
     return ceil_div(chunks.each, high)
 
 
+def counter(here: Any) -> Callable[[Any, Any], Any]:
+    """A counter for each chunk and head."""
+    return lambda chunk, head: here[chunk, head]
+
+
 @T.macro
 def pull(X, at, rows, src, signal):
     """``rows`` rows of a head's chunk, from the same place at another rank."""
@@ -39,11 +44,12 @@ def pull(X, at, rows, src, signal):
 
 @T.macro
 def pull_all(
-    Xs: Any, here: Any, chunks: Chunks, high: int, step: int, block: Any, blocks: int, rank: Any, n: Any,
-    needed: Callable[[Any], Any],
+    Xs: Any, by_piece: Any, counter: Callable[[Any, Any], Any], chunks: Chunks, high: int, step: int,
+    block: Any, blocks: int, rank: Any, n: Any, needed: Callable[[Any], Any],
 ):  # fmt: skip
     """This block's pieces of the others' chunks that are ``needed``: one head's chunks behind another's, the
-    next rank's first (``step`` ranks further), then those behind it."""
+    next rank's first (``step`` ranks further), then those behind it. ``by_piece``: tensors with one row for
+    each piece. ``counter``: which one a pull of a chunk and head signals."""
     each, heads, parts, world = chunks.each, Xs[0].shape[1], chunks.parts, chunks.world
     pieces = pieces_of(chunks, high)
     of_rank = parts * pieces
@@ -55,24 +61,27 @@ def pull_all(
         chunk = chunks.chunk(owner, piece % of_rank // pieces)
         head = piece // of_head
         if piece < heads * of_head and needed(chunk):
+            for X in by_piece:
+                pull(X, (chunk, head, piece % pieces), 1, owner % n, counter(chunk, head))
             # bounds that show that a pull ends inside: spare warps make those alone
             if row + high <= each:
                 for X in Xs:
-                    pull(X, (chunk, head, row), high, owner % n, here[chunk, head])
+                    pull(X, (chunk, head, row), high, owner % n, counter(chunk, head))
             if each % high and row + high > each:
                 for X in Xs:
-                    pull(X, (chunk, head, row), each % high, owner % n, here[chunk, head])
+                    pull(X, (chunk, head, row), each % high, owner % n, counter(chunk, head))
 
 
 @dataclass(frozen=True)
-class Queries:
-    """Which keys a rank's queries see, in places of the sequence: numbers for any query, and for those of a
-    chunk together. Packed, ``Bounds`` has the first key of each query of the rank, and the one behind the
-    last."""
+class View:
+    """Which keys a rank's queries see, or, with ``by_key``, which queries see a rank's keys: in places of the
+    sequence, of several rows together. Packed, ``Bounds`` has for each row of the rank the first place, and
+    the one behind the last."""
 
     chunks: Chunks
     causal: bool
     packed: bool
+    by_key: bool = False
 
     def held(self, chunk: Any) -> Any:
         """How many rows a chunk has."""
@@ -82,20 +91,24 @@ class Queries:
         return T.max(0, T.min(c.each, c.rows - chunk * c.each))
 
     def seen(self, Bounds: Any, chunk: Any, part: Any, row: Any, count: int) -> tuple[Any, ...]:
-        """Of ``count`` queries from a row of the rank's chunk on: the first and the last of their first keys,
-        the first and the last of the places behind their last keys."""
+        """Of ``count`` rows from ``row`` of the rank's chunk on: the first and the last of their first
+        places, the first and the last of the places behind their last ones, which is 0 where no such row
+        is."""
         c = self.chunks
         at, rows = chunk * c.each + row, self.held(chunk)
-        if not self.packed:
-            least = at + 1 if self.causal else c.rows
-            most = chunk * c.each + T.min(row + count, rows) if self.causal else c.rows
-            return 0, 0, least, T.if_then_else(row < rows, most, 0)
-        low, high = part * c.each + row, part * c.each + T.min(row + count, rows) - 1
-        most = T.if_then_else(row < rows, Bounds[1, high], 0)
-        return Bounds[0, low], Bounds[0, high], Bounds[1, low], most
+        end = chunk * c.each + T.min(row + count, rows)
+        if self.packed:
+            low, high = part * c.each + row, part * c.each + T.min(row + count, rows) - 1
+            most = T.if_then_else(row < rows, Bounds[1, high], 0)
+            return Bounds[0, low], Bounds[0, high], Bounds[1, low], most
+        if self.by_key:
+            most = T.if_then_else(row < rows, c.rows, 0)
+            return (at, end - 1, c.rows, most) if self.causal else (0, 0, c.rows, most)
+        least, most = (at + 1, end) if self.causal else (c.rows, c.rows)
+        return 0, 0, least, T.if_then_else(row < rows, most, 0)
 
     def needed(self, Bounds: Any, rank: Any) -> Callable[[Any], Any]:
-        """Whether any of the rank's queries sees a chunk's keys."""
+        """Whether any of the rank's rows sees a chunk, or is seen by it."""
         c = self.chunks
         if not (self.causal or self.packed):
             return lambda chunk: self.held(chunk) > 0
@@ -108,6 +121,27 @@ class Queries:
         return needed
 
 
+@T.macro
+def stored(x, To, at, row, held, packed, careful, dtype, times=1.0):
+    """Rows of a fragment, so many times, to the rank's rows of a sequence and head ``at``, as far as ``row``
+    and those behind it are the chunk's. ``careful``: another chunk's rows may begin in this tile."""
+    b, h, first = at
+    rows, dim = x.shape[0], To.shape[-1]
+    if times != 1.0:
+        for i, j in T.Parallel(*x.shape):
+            x[i, j] *= times
+    if packed:
+        for i, j in T.Parallel(rows, dim):
+            if row + i < held:
+                To[first + i, h, j] = T.cast(x[i, j], dtype)
+    elif careful:
+        for i, j in T.Parallel(rows, dim):
+            if row + i < held:
+                To[b, h, first + i, j] = T.cast(x[i, j], dtype)
+    else:
+        T.copy(x, To[b, h, first, 0])
+
+
 def ring(
     heads: int, kv_heads: int, dim: int, batch: int, rows: int, world: int, parts: int, packed: bool,
     dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int, stages: int, blocks: int,
@@ -116,7 +150,7 @@ def ring(
     """O and the log-sum-exps of a rank's queries over the keys of the whole sequence, which lie in K and V
     when the launch ends, as far as they are seen."""
     s, chunks = Shape(heads, kv_heads, dim, packed), Chunks(rows, world, parts)
-    view, each, wide = Queries(chunks, causal, packed), chunks.each, s.wide
+    view, each, wide = View(chunks, causal, packed), chunks.each, s.wide
     factor, low = scale * LOG2_E, -T.infinity("float32")
     per, pieces = ceil_div(each, BM), 2 * pieces_of(chunks, high)
     # in how many of a chunk's first rounds keys are hidden; those of other chunks than the own never are
@@ -173,22 +207,17 @@ def ring(
                 exponentials(score, p, o, top, base, shrink, total, factor)
                 T.gemm(p, v, o, policy=FULL_ROW)
         divided(o, top, base, total)
+        careful = parts > 1 and each % BM > 0
+        stored(o, O, (b, h, at), row, held, packed, careful, dtype)
         if packed:
-            for i, j in T.Parallel(BM, dim):
-                if row + i < held:
-                    O[at + i, h, j] = T.cast(o[i, j], dtype)
             for i in T.Parallel(BM):
                 if row + i < held:
                     Lse[h, at + i] = top[i]
-        elif parts > 1 and each % BM:  # the other chunk begins in this tile
-            for i, j in T.Parallel(BM, dim):
-                if row + i < held:
-                    O[b, h, at + i, j] = T.cast(o[i, j], dtype)
+        elif careful:
             for i in T.Parallel(BM):
                 if row + i < held:
                     Lse[b, h, at + i] = top[i]
         else:
-            T.copy(o, O[b, h, at, 0])
             T.copy(top, Lse[b, h, at])
 
     @T.macro
@@ -196,7 +225,8 @@ def ring(
         with T.Kernel(blocks, threads=threads) as block:
             rank = T.get_rank()
             with T.Scale("device") as (_, n):
-                pull_all((K, V), here, chunks, high, -1, block, blocks, rank, n, view.needed(Bounds, rank))
+                needed = view.needed(Bounds, rank)
+                pull_all((K, V), (), counter(here), chunks, high, -1, block, blocks, rank, n, needed)
             for r in T.serial(turns(parts * per * heads * batch, block, blocks)):
                 x, head = turn(r, block, blocks, parts * per, heads * batch, side)
                 x = parts * per - 1 - x if causal else x  # the longest walks first

@@ -165,6 +165,19 @@ def checked(
     return Operands(packed, batch, heads, kv_heads, dim, chunks, float(scale or dim**-0.5))
 
 
+def checked_sums(what: str, lse: torch.Tensor, q: torch.Tensor, given: Operands) -> None:
+    """The log-sum-exps that a forward gave.
+
+    Raises:
+        TileValueError, TileTypeError: another shape or dtype.
+    """
+    if lse.dtype != torch.float32:
+        raise TileTypeError(f"{what} of an lse of {host.dtype_name(lse)}", expected="float32")
+    wanted = (given.heads, q.shape[0]) if given.packed else tuple(q.shape[:3])
+    if tuple(lse.shape) != wanted or not lse.is_contiguous():
+        raise TileValueError(f"{what} of an lse of {tuple(lse.shape)}", expected=f"{wanted}, contiguous")
+
+
 def into_chunks(to: torch.Tensor, x: torch.Tensor, given: Operands, rank: int) -> None:
     """This rank's rows of x at their place in ``to`` (chunks, batch · heads, rows of a chunk, …), zeros
     behind them: what is none is multiplied by zero."""

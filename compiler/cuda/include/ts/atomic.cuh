@@ -1,6 +1,14 @@
 // Atomic updates of global and shared memory, seen by the whole GPU. The value before is the result.
 #pragma once
 #include <ts/types.cuh>
+#ifdef TS_NVSHMEM
+#include <ts/nvshmem.cuh>
+// What follows only touches memory that is addressed; a word of another rank that is not is the library's.
+#define TS_FAR_WORD(then) \
+  if (pe_of(at) >= 0) return then;
+#else
+#define TS_FAR_WORD(then)
+#endif
 
 namespace ts {
 
@@ -123,6 +131,7 @@ __device__ __forceinline__ T publishing_store(T* at, T value) { return atomic_st
 // Updates that all ranks see as one, acquiring and releasing at the scope of the system (PTX ISA, "atom", .acq_rel.sys).
 template <typename Word>
 __device__ __forceinline__ Word system_swap(Word* at, Word seen, Word next) {
+  TS_FAR_WORD(far_swap(at, seen, next))
   Word found;
   if constexpr (sizeof(Word) == 2) {
     asm volatile("atom.acq_rel.sys.global.cas.b16 %0, [%1], %2, %3;" : "=h"(found) : "l"(at), "h"(seen), "h"(next) : "memory");
@@ -133,11 +142,16 @@ __device__ __forceinline__ Word system_swap(Word* at, Word seen, Word next) {
   }
   return found;
 }
+template <typename Word>
+__device__ __forceinline__ Word system_look(Word* at) {
+  TS_FAR_WORD(far_look(at))
+  return *reinterpret_cast<volatile Word*>(at);
+}
 template <typename T, typename Update>
 __device__ __forceinline__ T system_by_swap(T* at, Update update) {
   using Word = typename WordOf<sizeof(T)>::type;
   Word* word = reinterpret_cast<Word*>(at);
-  Word seen = *reinterpret_cast<volatile Word*>(word);
+  Word seen = system_look(word);
   while (true) {
     const T before = bits<T>(seen);
     const Word found = system_swap(word, seen, bits<Word>(update(before)));
@@ -150,6 +164,7 @@ __device__ __forceinline__ T system_add(T* at, T value) {
   if constexpr (sizeof(T) == 2) {
     return system_by_swap(at, [=](T before) { return T(float(before) + float(value)); });
   } else if constexpr (T(1) / T(2) == T(0)) {  // integers of 32 or 64 bits
+    TS_FAR_WORD(system_by_swap(at, [=](T before) { return before + value; }))
     using Word = typename WordOf<sizeof(T)>::type;
     Word before;
     if constexpr (sizeof(T) == 4) {
@@ -162,12 +177,20 @@ __device__ __forceinline__ T system_add(T* at, T value) {
     return system_by_swap(at, [=](T before) { return before + value; });
   }
 }
+#ifdef TS_NVSHMEM
+template <typename T>
+__device__ __forceinline__ auto float_or(T x) {
+  if constexpr (sizeof(T) == 2) return float(x);
+  else return x;
+}
+#endif
 // A sum that ranks add to in any order, and that nobody is told of by it: relaxed. The scope is the system's, since two updates are atomic to
 // each other only where the scope of each takes in the other (PTX ISA, "red"). TMA's sums are relaxed at the scope of a GPU
 // ("cp.reduce.async.bulk"), so it makes none of these. What comes before a signal of the block is there for whoever awaits it: the barrier in
 // front of the signal orders these behind it as it does plain stores.
 template <typename T>
 __device__ __forceinline__ void system_red_add(T* at, T value) {
+  TS_FAR_WORD((void)system_by_swap(at, [=](T before) { return T(float_or(before) + float_or(value)); }))
   if constexpr (sizeof(T) == 2) {
     system_by_swap(at, [=](T before) { return T(float(before) + float(value)); });
   } else if constexpr (T(1) / T(2) == T(0)) {  // integers of 32 or 64 bits
@@ -183,6 +206,7 @@ __device__ __forceinline__ void system_red_add(T* at, T value) {
 #define TS_SYSTEM_RED_ADD(kind)                                                                                                       \
   template <typename T>                                                                                                              \
   __device__ __forceinline__ void system_red_add_##kind(T* at, T value) {                                                            \
+    TS_FAR_WORD(system_red_add(at, value))                                                                                           \
     asm volatile("red.relaxed.sys.global.add.noftz." #kind " [%0], %1;" ::"l"(at), "h"(bits<unsigned short>(value)) : "memory");     \
   }
 TS_SYSTEM_RED_ADD(f16)
@@ -207,6 +231,7 @@ TS_SYSTEM(min, <=)
 #undef TS_SYSTEM
 template <typename T>
 __device__ __forceinline__ T system_load(T* at, T) {
+  TS_FAR_WORD(system_by_swap(at, [](T before) { return before; }))
   using Word = typename WordOf<sizeof(T)>::type;
   Word seen;
   if constexpr (sizeof(T) == 2) asm volatile("ld.acquire.sys.global.b16 %0, [%1];" : "=h"(seen) : "l"(at) : "memory");
@@ -216,6 +241,7 @@ __device__ __forceinline__ T system_load(T* at, T) {
 }
 template <typename T>
 __device__ __forceinline__ T system_store(T* at, T value) {
+  TS_FAR_WORD(system_by_swap(at, [=](T) { return value; }))
   using Word = typename WordOf<sizeof(T)>::type;
   const Word word = bits<Word>(value);
   if constexpr (sizeof(T) == 2) asm volatile("st.release.sys.global.b16 [%0], %1;" ::"l"(at), "h"(word) : "memory");
@@ -225,3 +251,4 @@ __device__ __forceinline__ T system_store(T* at, T value) {
 }
 
 }  // namespace ts
+#undef TS_FAR_WORD

@@ -110,19 +110,11 @@ __device__ __forceinline__ void signal_set(int64_t* at, int64_t value) {
 #define TS_SIGNAL(name, op)                                                                                         \
   template <bool system>                                                                                            \
   __device__ __forceinline__ void signal_##name(int64_t* at, int64_t value) {                                       \
+    TS_FAR(name)                                                                                                    \
     if constexpr (system) asm volatile("red.release.sys.global." op " [%0], %1;" ::"l"(at), "l"(value) : "memory"); \
     else asm volatile("red.release.gpu.global." op " [%0], %1;" ::"l"(at), "l"(value) : "memory");                  \
   }
-#ifdef TS_NVSHMEM
-TS_SIGNAL(add_near, "add.u64")
-template <bool system>
-__device__ __forceinline__ void signal_add(int64_t* at, int64_t value) {
-  TS_FAR(add)
-  signal_add_near<system>(at, value);
-}
-#else
 TS_SIGNAL(add, "add.u64")
-#endif
 TS_SIGNAL(max, "max.s64")
 TS_SIGNAL(min, "min.s64")
 #undef TS_SIGNAL
@@ -301,14 +293,14 @@ __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
 }
 
 #ifdef TS_NVSHMEM
-// This block's part of the scratch that lies behind the team's words: registered, as all of the arena is.
+// From `first` on in this block's part, of so many bytes, of the scratch that lies behind the team's words: registered, as all of the arena is.
 constexpr int64_t SCRATCH = 32 << 20;  // bytes a team (comm/nvshmem.py)
 template <typename T>
-__device__ __forceinline__ T* scratch(const Team& team, const T* like, int bytes, int site) {
+__device__ __forceinline__ T* scratch(const Team& team, const T* like, int bytes, int first, int site) {
   const int64_t block = blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
   if ((block + 1) * bytes > SCRATCH) give_up(team, NO_SCRATCH, site, -1, (block + 1) * bytes, SCRATCH, 0, -1);
   const int64_t size = ENTRIES + (3 + MAX_BLOCKS + 2 * (1 + MAX_BLOCKS)) * int64_t(team.size);  // of the words
-  return (T*)((char*)words(team, team.rank) + (size * 8 + 255) / 256 * 256 + block * bytes);
+  return (T*)((char*)words(team, team.rank) + (size * 8 + 255) / 256 * 256 + block * bytes + first);
 }
 #endif
 

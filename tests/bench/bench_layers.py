@@ -1,0 +1,332 @@
+"""Forward and backward of a Llama-70B-shaped block and of a block of experts, beside PyTorch's.
+
+    TILESCALE_TARGET=cuda torchrun --nproc-per-node 4 -m tests.bench.bench_layers
+
+Peers of the Llama block on several GPUs are torch's tensor parallelism (DTensor, sequence parallel, NCCL +
+cuBLAS + cuDNN) as it is, and compiled with its asynchronous products; on one, the plain block. The peer of the
+experts sends pairs by NCCL's all-to-all and multiplies by torch._grouped_mm; on one GPU it sorts in place.
+Steps take turns. A figure is the median of the slowest rank's steps, each from a meeting of all ranks on. The
+peak of memory is what torch allocated in such a step, without symmetric memory, which is told beside it.
+``llama`` or ``moe``: that block alone. ``small``: shapes for a look, also without a GPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+from tests.bench.record import record
+from tilescale import comm
+from tilescale import nn as tsnn
+from tilescale.nn.attention import angles, turned
+from tilescale.ops.ranks.groups import share
+
+LLAMA = {"features": 8192, "hidden": 28672, "heads": 64, "kv_heads": 8, "tokens": 8192, "batch": 2}
+MOE = {"features": 7168, "hidden": 2048, "experts": 64, "topk": 8, "tokens": 4096}
+SMALL_LLAMA = {"features": 64, "hidden": 192, "heads": 8, "kv_heads": 4, "tokens": 48, "batch": 2}
+SMALL_MOE = {"features": 64, "hidden": 48, "experts": 8, "topk": 2, "tokens": 40}
+EPS, ROTARY = 1e-5, 500000.0
+
+
+# ---- the blocks
+
+
+class Block(nn.Module):
+    """Ours: x (m, features), this rank's rows."""
+
+    def __init__(self, shape: dict[str, int], mesh: Any, like: dict[str, Any]):
+        super().__init__()
+        how = {"group": mesh, **like}
+        self.batch = shape["batch"]
+        self.before, self.behind = (tsnn.RMSNorm(shape["features"], EPS, **how) for _ in range(2))
+        heads = shape["heads"], shape["kv_heads"]
+        self.attention = tsnn.ParallelAttention(shape["features"], *heads, rotary=ROTARY, **how)
+        self.mlp = tsnn.ParallelMLP(shape["features"], shape["hidden"], **how)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.before(x), self.batch)
+        made: Tensor = x + self.mlp(self.behind(x))
+        return made
+
+
+class Norm(nn.Module):
+    def __init__(self, features: int, like: dict[str, Any]):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features, **like))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight.shape, self.weight, EPS)
+
+
+class Attention(nn.Module):
+    """x (batch, length, features), all rows."""
+
+    def __init__(self, shape: dict[str, int], like: dict[str, Any]):
+        super().__init__()
+        self.dim = shape["features"] // shape["heads"]
+        wide = shape["kv_heads"] * self.dim
+        self.q = nn.Linear(shape["features"], shape["features"], bias=False, **like)
+        self.k, self.v = (nn.Linear(shape["features"], wide, bias=False, **like) for _ in range(2))
+        self.o = nn.Linear(shape["features"], shape["features"], bias=False, **like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, s = x.shape[:2]
+        q, k, v = (p(x).view(b, s, -1, self.dim).transpose(1, 2) for p in (self.q, self.k, self.v))
+        where = angles(s, self.dim, ROTARY, q)
+        y = scaled_dot_product_attention(
+            turned(q, *where), turned(k, *where), v, is_causal=True, enable_gqa=True
+        )
+        made: Tensor = self.o(y.transpose(1, 2).reshape(b, s, -1))
+        return made
+
+
+class Gated(nn.Module):
+    def __init__(self, shape: dict[str, int], like: dict[str, Any]):
+        super().__init__()
+        sizes = (shape["features"], shape["hidden"])
+        self.gate, self.up = (nn.Linear(*sizes, bias=False, **like) for _ in range(2))
+        self.down = nn.Linear(*sizes[::-1], bias=False, **like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return made
+
+
+class Plain(nn.Module):
+    """torch's: x (batch, length, features)."""
+
+    def __init__(self, shape: dict[str, int], like: dict[str, Any]):
+        super().__init__()
+        self.before, self.behind = (Norm(shape["features"], like) for _ in range(2))
+        self.attention, self.mlp = Attention(shape, like), Gated(shape, like)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.before(x))
+        made: Tensor = x + self.mlp(self.behind(x))
+        return made
+
+
+def by_dtensor(plain: nn.Module, mesh: Any) -> nn.Module:
+    """torch's tensor parallelism, sequence parallel, as its tutorial has it for Llama."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    rows: Any = Shard(1)
+    gathers = PrepareModuleInput(input_layouts=(rows,), desired_input_layouts=(Replicate(),))
+    plan: dict[str, Any] = {
+        "before": SequenceParallel(),
+        "attention": gathers,
+        **{f"attention.{n}": ColwiseParallel() for n in "qkv"},
+        "attention.o": RowwiseParallel(output_layouts=rows),
+        "behind": SequenceParallel(),
+        "mlp": gathers,
+        "mlp.gate": ColwiseParallel(),
+        "mlp.up": ColwiseParallel(),
+        "mlp.down": RowwiseParallel(output_layouts=rows),
+    }
+    return parallelize_module(plain, mesh, plan)
+
+
+class Experts(nn.Module):
+    """torch's: pairs in the order of experts, sent by an all-to-all where there are several ranks."""
+
+    def __init__(self, shape: dict[str, int], group: Any, like: dict[str, Any]):
+        super().__init__()
+        self.topk, self.experts, self.group = shape["topk"], shape["experts"], group
+        self.world = dist.get_world_size(group)
+        local, H, F = share(self.experts, self.world), shape["features"], shape["hidden"]
+        self.router = nn.Parameter(torch.randn(self.experts, H, **like) * H**-0.5)
+        self.up = nn.Parameter(torch.randn(local, H, 2 * F, **like) * H**-0.5)
+        self.down = nn.Parameter(torch.randn(local, F, H, **like) * F**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = (x.float() @ self.router.float().T).softmax(-1).topk(self.topk)
+        weights = weights / weights.sum(-1, keepdim=True)
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        token, counts = order // self.topk, flat.bincount(minlength=self.experts)
+        rows = x[token]
+        if self.world == 1:
+            y = self.layer(rows, counts)
+        else:
+            come = torch.empty_like(counts)
+            dist.all_to_all_single(come, counts, group=self.group)
+            both = torch.stack([counts, come]).view(2, self.world, -1).sum(2).tolist()  # the host waits
+            there = crossed(rows, both[1], both[0], self.group)
+            local = len(counts) // self.world
+            expert = torch.arange(local, device=x.device).repeat(self.world).repeat_interleave(come)
+            by_expert = expert.argsort(stable=True)
+            z = self.layer(there[by_expert], come.view(self.world, -1).sum(0))
+            y = crossed(torch.zeros_like(z).index_copy(0, by_expert, z), both[0], both[1], self.group)
+        terms = y * weights.flatten()[order][:, None].to(y.dtype)
+        return torch.zeros_like(x).index_add(0, token, terms)
+
+    def layer(self, rows: Tensor, counts: Tensor) -> Tensor:
+        if not rows.is_cuda:  # for a look
+            gated = [
+                silu(r @ u[:, : u.shape[1] // 2]) * (r @ u[:, u.shape[1] // 2 :]) @ d
+                for r, u, d in zip(rows.split(counts.tolist()), self.up, self.down, strict=True)
+            ]
+            return torch.cat(gated)
+        product: Any = torch._grouped_mm
+        ends = counts.cumsum(0, dtype=torch.int32)
+        gate, value = product(rows, self.up, offs=ends).chunk(2, 1)
+        made: Tensor = product(silu(gate) * value, self.down, offs=ends)
+        return made
+
+
+def crossed(rows: Tensor, got: list[int], sent: list[int], group: Any) -> Tensor:
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    made: Tensor = all_to_all_single_autograd(rows, got, sent, group)
+    return made
+
+
+# ---- how they are timed
+
+
+class Step:
+    """Forward and backward of a module."""
+
+    def __init__(self, module: nn.Module, x: Tensor):
+        self.module, self.x, self.dy = module, x.requires_grad_(), torch.randn_like(x)
+
+    def run(self) -> None:
+        for p in (self.x, *self.module.parameters()):
+            p.grad = None
+        y = self.module(self.x)
+        y.backward(self.dy)
+
+    def seconds(self) -> float:
+        if not self.x.is_cuda:
+            comm.barrier()
+            begin = time.perf_counter()
+            self.run()
+            return time.perf_counter() - begin
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        comm.barrier()
+        begin.record()
+        self.run()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+
+def measure(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
+    """Of each the median milliseconds of the slowest rank, and the peak of memory above what lay there."""
+    times, peaks = {n: [] for n in steps}, {}  # type: ignore[var-annotated]
+    for name, step in steps.items():
+        for _ in range(3):
+            step.run()
+        if step.x.is_cuda:
+            torch.cuda.synchronize()
+            for p in (step.x, *step.module.parameters()):
+                p.grad = None
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            step.run()
+            torch.cuda.synchronize()
+            peaks[name] = (torch.cuda.max_memory_allocated() - before) / 2**30
+    for _ in range(rounds):
+        for name, step in steps.items():
+            told: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(told, step.seconds())
+            times[name].append(max(told))
+    return {n: {"ms": statistics.median(t) * 1e3, "peak_gib": peaks.get(n, 0.0)} for n, t in times.items()}
+
+
+def llama(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -> dict[str, Any]:
+    world, features = comm.world_size(), shape["features"]
+    rows = shape["tokens"] // world
+    torch.manual_seed(1)
+    steps = {"ours": Step(Block(shape, mesh, like), torch.randn(rows, features, **like))}
+    cut = (shape["batch"], shape["tokens"] // shape["batch"], features)
+    if world == 1:
+        steps["torch"] = Step(Plain(shape, like), torch.randn(cut, **like))
+        compare(steps)
+    else:
+        part = (cut[0], cut[1] // world, features)
+        steps["torch"] = Step(by_dtensor(Plain(shape, like), mesh), torch.randn(part, **like))
+        if like["device"] == "cuda":
+            import torch._inductor.config as inductor
+
+            inductor._micro_pipeline_tp = True
+            torch.distributed._symmetric_memory.enable_symm_mem_for_group(mesh.get_group().group_name)
+            made = torch.compile(by_dtensor(Plain(shape, like), mesh))
+            steps["torch, asynchronous"] = Step(made, torch.randn(part, **like))
+    return measure(steps, rounds)
+
+
+def compare(steps: dict[str, Step]) -> None:
+    """On one rank: both blocks with the same numbers give the same result, within rounding."""
+    ours, plain = steps["ours"].module, steps["torch"].module
+    with torch.no_grad():
+        ours.attention.set_parts(*(getattr(plain.attention, n) for n in "qkvo"))
+        ours.mlp.set_parts(plain.mlp.gate, plain.mlp.up, plain.mlp.down)
+        x = steps["torch"].x
+        want = plain(x).flatten(0, 1).float()
+        off = float((ours(x.flatten(0, 1)).float() - want).abs().max() / want.abs().max())
+    print(f"the greatest difference is {off:.1e} of the greatest number", flush=True)
+    if not off < 2e-2:
+        raise SystemExit("the blocks differ")
+
+
+def moe(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -> dict[str, Any]:
+    features = shape["features"]
+    torch.manual_seed(1)
+    layer = tsnn.ExpertParallelMoE(
+        features, shape["hidden"], shape["experts"], shape["topk"], group=mesh, **like
+    )
+    steps = {
+        "ours": Step(layer, torch.randn(shape["tokens"], features, **like)),
+        "torch": Step(Experts(shape, mesh.get_group(), like), torch.randn(shape["tokens"], features, **like)),
+    }
+    return measure(steps, rounds)
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    comm.init()
+    rank, world = comm.rank(), comm.world_size()
+    kind = str(comm.empty(1).device.type)
+    alone = kind == "cuda" and torch.cuda.device_count() >= world
+    if not dist.is_initialized():
+        store = {"store": dist.HashStore()} if world == 1 else {}
+        dist.init_process_group("nccl" if alone else "gloo", rank=rank, world_size=world, **store)
+    mesh = dist.init_device_mesh(kind, (world,), mesh_dim_names=("tp",))["tp"]
+    like = {"device": kind, "dtype": torch.bfloat16 if kind == "cuda" else torch.float32}
+    found, small = {}, "small" in words
+    for name, call, shape in (
+        ("llama", llama, SMALL_LLAMA if small else LLAMA),
+        ("moe", moe, SMALL_MOE if small else MOE),
+    ):
+        if name in words or not {"llama", "moe"} & set(words):
+            found[name] = {"shape": shape, "found": call(shape, mesh, like, 3 if small else 20)}
+            if rank == 0:
+                ours = found[name]["found"]["ours"]["ms"]
+                for n, f in found[name]["found"].items():
+                    more = "" if n == "ours" else f"  ours is {f['ms'] / ours:.3f} ×"
+                    print(f"{name:6s} {n:20s} {f['ms']:9.2f} ms {f['peak_gib']:7.2f} GiB{more}", flush=True)
+    if rank == 0 and not small:
+        record(f"layers_{world}", {"ranks": world, "cases": found})
+    comm.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

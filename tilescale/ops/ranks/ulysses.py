@@ -1,0 +1,294 @@
+"""``ulysses_attention(q, k, v)``: attention over a sequence that is cut among ranks, which exchange rows for
+heads: each rank gets all rows of its heads, computes their attention as on one GPU, and gives the rows back
+(Jacobs et al., "DeepSpeed Ulysses", 2023).
+
+Against `ring_attention` it moves fewer bytes where keys have as many heads as queries, since every row goes
+to one rank alone, works on whole sequences, whose causal mask needs no balance, and holds a rank's heads of
+the sequence in symmetric memory, not all of them. It computes nothing while rows cross, and more ranks than
+heads do not help it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tilescale.comm.backend import Team
+from tilescale.errors import TileValueError
+from tilescale.ops import attention, host
+from tilescale.ops.ranks import flat, ring, sequence, ulysses_kernels
+from tilescale.ops.ranks.case import Case, Pick, RankOp
+from tilescale.ops.ranks.groups import Group, team_of
+from tilescale.ops.ranks.ulysses_kernels import Moved, split
+from tilescale.ops.ranks.workspace import workspace
+
+#: of a block of the exchange
+THREADS = 512
+
+
+@host.checked
+def ulysses_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "contiguous",
+    starts: torch.Tensor | None = None,
+    longest: int | None = None,
+    group: Group = None,
+    rows: int | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    blocks: int | None = None,
+    threads: int = THREADS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale · q·kᵀ)·v of this rank's queries over the keys of all ranks, of the inputs' dtype, and
+    the logarithms of the sums of exp(scale · scores), float32; the same bits from run to run. Collective.
+
+    Args:
+        q, k, v, causal, scale, layout, starts, group, rows: as `ring_attention` has them. Heads need not
+            divide among ranks, and a head of keys goes to every rank that has any of its heads of queries.
+        longest: with ``starts`` the rows of the longest sequence, where the host knows them: fewer blocks
+            look for rows then.
+        out: takes the results.
+        blocks: multiprocessors that the exchange keeps at most. threads: of its blocks.
+
+    Raises:
+        TileValueError, TileTypeError: shapes, dtypes, layouts or groups that do not fit.
+    """
+    team = team_of(group)
+    given = sequence.checked("ulysses_attention", (q,), (k, v), team, layout, rows, scale, starts)
+    to = out or (None, None)
+    numbers = (given.heads, q.shape[0]) if given.packed else tuple(q.shape[:3])
+    o = host.result(to[0], tuple(q.shape), q.dtype, q)
+    lse = host.result(to[1], numbers, torch.float32, q, "lse")
+    if given.chunks.rows == 0:
+        return o, lse
+    most = longest_of(longest, given)
+    more: dict[str, Any] = {"causal": causal, "scale": given.scale}
+    if given.packed:
+        more |= {"q_starts": starts, "k_starts": starts, "longest": most}
+    if team.size == 1:
+        return attention.flash_attention(q, k, v, **more, out=(o, lse))
+    heads = Held(given, team)
+    space, wanted = workspace(team), [heads.queries, heads.keys, heads.keys, heads.queries]
+    tables = space.tensors(
+        q, *((of.shape, q.dtype) for of in wanted), (heads.queries.sums, torch.float32), what="q"
+    )
+    what = heads.exchange(q, blocks, threads, gradients=False)
+    host.launch(ulysses_kernels.hand_out, (q, k, v, *tables[:3]), **what)
+    if heads.queries.count:
+        whole = [of.whole(x) for of, x in zip(wanted, tables[:4], strict=True)]
+        found = whole[3], heads.queries.whole_sums(tables[4])
+        attention.flash_attention(*whole[:3], **more, out=found)
+    back = o, lse.view(given.batch, given.heads, -1, 1)
+    host.launch(ulysses_kernels.bring_back, (*tables[3:], *back), **what)
+    return o, lse
+
+
+def longest_of(longest: int | None, given: sequence.Operands) -> int:
+    """The most rows of a sequence.
+
+    Raises:
+        TileValueError: said where sequences are not packed, or none.
+    """
+    if longest is None:
+        return given.chunks.rows
+    if not given.packed or longest < 1:
+        raise TileValueError(f"longest={longest}", expected="a number of rows, with starts=")
+    return min(longest, given.chunks.rows)
+
+
+class Part:
+    """A rank's heads of tensors that lie in symmetric memory."""
+
+    def __init__(self, given: sequence.Operands, moved: Moved, rank: int):
+        self.given, self.count, rows = given, moved.held(rank), given.chunks.rows
+        self.shape = (given.batch * rows * moved.most, given.dim)
+        self.sums = (self.shape[0], 1)
+
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        """Of these heads the whole sequence, as attention takes it."""
+        rows, batch, dim = self.given.chunks.rows, self.given.batch, self.given.dim
+        there = x[: batch * self.count * rows]
+        if self.given.packed:
+            return there.view(rows, self.count, dim)
+        return there.view(batch, self.count, rows, dim)
+
+    def whole_sums(self, x: torch.Tensor) -> torch.Tensor:
+        """The log-sum-exps of the same."""
+        rows, batch = self.given.chunks.rows, self.given.batch
+        there = x[: batch * self.count * rows]
+        return there.view(self.count, rows) if self.given.packed else there.view(batch, self.count, rows)
+
+
+class Held:
+    """How heads are split among a team, and what this rank has of them."""
+
+    def __init__(self, given: sequence.Operands, team: Team):
+        self.given, self.split = given, split(given.heads, given.kv_heads, team.size)
+        self.queries = Part(given, self.split.queries, team.rank)
+        self.keys = Part(given, self.split.keys, team.rank)
+
+    def exchange(self, q: torch.Tensor, blocks: int | None, threads: int, gradients: bool) -> dict[str, Any]:
+        """What the exchange's kernels are made of."""
+        made = self.given.constants(q, False)
+        del made["scale"], made["causal"]
+        rows = self.given.batch * self.given.heads * self.given.chunks.parts * self.given.chunks.each
+        most = max(1, -(-rows // (threads // 32 * ulysses_kernels.ROWS)))
+        made |= {"unit": self.split.unit, "threads": threads, "gradients": gradients}
+        return made | {"blocks": min(flat.multiprocessors(q.device, blocks), most)}
+
+
+# ---- what is right, and what it is measured against
+
+
+def apart(
+    x: torch.Tensor, chunks: sequence.Chunks, rank: int, group: Any
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Rows for heads by the library's all-to-all: of (batch, heads, this rank's rows, dim) all rows of the
+    rank's heads."""
+    distributed = torch.distributed
+    batch, heads, _, dim = x.shape
+    each, held = heads // chunks.world, [chunks.held(r) for r in range(chunks.world)]
+    order = torch.cat([chunks.places(r) for r in range(chunks.world)]).argsort().to(x.device)
+    came = x.new_empty(sum(held) * each, batch, dim)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        given = x.permute(1, 2, 0, 3).reshape(-1, batch, dim)
+        sizes = [n * each for n in held]
+        distributed.all_to_all_single(came, given, sizes, [held[rank] * each] * chunks.world, group=group)
+        parts = [p.view(each, -1, batch, dim) for p in came.split(sizes)]
+        return torch.cat(parts, 1).index_select(1, order).permute(2, 0, 1, 3).contiguous()
+
+    return call
+
+
+def together(
+    x: torch.Tensor, chunks: sequence.Chunks, rank: int, group: Any
+) -> Callable[[torch.Tensor], Any]:
+    """The other way: of all rows of the rank's heads this rank's rows of all heads, of x's shape."""
+    distributed = torch.distributed
+    batch, heads, _, dim = x.shape
+    each, held = heads // chunks.world, [chunks.held(r) for r in range(chunks.world)]
+    order = torch.cat([chunks.places(r) for r in range(chunks.world)]).to(x.device)
+    came = x.new_empty(heads * held[rank], batch, dim)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        parts = x.permute(2, 1, 0, 3).index_select(0, order).split(held)
+        given = torch.cat([p.transpose(0, 1).reshape(-1, batch, dim) for p in parts])
+        sizes = [n * each for n in held]
+        distributed.all_to_all_single(came, given, [held[rank] * each] * chunks.world, sizes, group=group)
+        return came.view(heads, -1, batch, dim).permute(2, 0, 1, 3).contiguous()
+
+    return call
+
+
+def of_library(
+    q: torch.Tensor, k: torch.Tensor, group: Any, rows: int, layout: str
+) -> tuple[sequence.Chunks, int, Callable[[torch.Tensor], torch.Tensor]]:
+    """How the library cuts rows, this rank, and (rows, heads, dim) or (batch, heads, rows, dim) as the
+    latter.
+
+    Raises:
+        NotImplementedError: heads that do not divide among ranks.
+    """
+    world, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+    if q.shape[1] % world or k.shape[1] % world:
+        raise NotImplementedError("heads that do not divide among ranks")
+    packed = q.dim() == 3
+    chunks = sequence.Chunks(rows, world, 1 + (layout == "zigzag"))
+    return chunks, rank, lambda x: x.transpose(0, 1)[None] if packed else x
+
+
+def by_library(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Any, causal: bool, rows: int,
+    layout: str = "contiguous", starts: torch.Tensor | None = None, **_: Any,
+) -> Callable[[], Any]:  # fmt: skip
+    """torch.distributed's all-to-all around torch's attention."""
+    chunks, rank, by_head = of_library(q, k, group, rows, layout)
+    whole = sequence.Chunks(rows, 1, 1)
+    mask = None if starts is None else ring.mask_of(q, whole, 0, causal, starts)
+    sent = [apart(by_head(x), chunks, rank, group) for x in (q, k, v)]
+    back = together(by_head(q), chunks, rank, group)
+
+    def call() -> Any:
+        given = [send(by_head(x)) for send, x in zip(sent, (q, k, v), strict=True)]
+        o = back(
+            torch.nn.functional.scaled_dot_product_attention(
+                *given, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=True
+            )
+        )
+        return o[0].transpose(0, 1) if q.dim() == 3 else o
+
+    return call
+
+
+def share_of(q: torch.Tensor, k: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ones in the shape of all rows of one rank's share of the heads."""
+    packed = q.dim() == 3
+    batch, mine = (1, q.shape[0]) if packed else (q.shape[0], q.shape[2])
+    how = split(q.shape[1], k.shape[1], max(1, -(-rows // max(1, mine))))
+    made = (q.new_ones(batch, m.most, rows, q.shape[-1]) for m in (how.queries, how.keys))
+    return next(made), next(made)
+
+
+def alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, rows: int, **_: Any) -> Any:
+    """Our attention of one rank's share of the heads."""
+    q, k = share_of(q, k, rows)
+    return lambda: attention.flash_attention(q, k, k, causal=causal)
+
+
+def crossing(
+    world: int, length: int, heads: int, dim: int, kv_heads: int = 0, batch: int = 1, **_: Any
+) -> tuple[float, float]:
+    """Bytes that leave a rank of a tensor of queries' shape, and of keys'."""
+    how, row = (
+        split(heads, kv_heads or heads, world),
+        2.0 * batch * dim * length / world * (world - 1) / world,
+    )
+    return row * how.queries.count, row * how.keys.count
+
+
+def remote(**shape: Any) -> float:
+    """q, k and v go to the ranks of their heads, o and its sums come back."""
+    queries, keys = crossing(**shape)
+    return 2 * queries + 2 * keys + queries * 2 / shape["dim"]
+
+
+def pick(units: int = 132, **_: Any) -> Pick:
+    return Pick("kernel", units)
+
+
+FEW = {"blocks": 2, "threads": 64}
+SMALL: tuple[dict[str, Any], ...] = (
+    {"length": 26, "heads": 6, "dim": 8, "causal": True},
+    {"length": 60, "heads": 2, "kv_heads": 1, "dim": 16, "layout": "zigzag", "batch": 2},
+    {"length": 45, "heads": 4, "kv_heads": 2, "dim": 24, "packed": 3, "causal": True},
+    {"length": 2, "heads": 2, "kv_heads": 1, "dim": 8, "batch": 2, "dtype": "float16"},
+    {"length": 30, "heads": 3, "dim": 8, "packed": 2, "layout": "zigzag"},
+    {"length": 11, "heads": 6, "kv_heads": 2, "dim": 8, "batch": 2, "causal": True},
+)
+
+OP = RankOp(
+    name="ulysses_attention",
+    run=ulysses_attention,
+    draw=sequence.draw,
+    reference=ring.reference,
+    pick=pick,
+    ways=lambda **_: {"kernel": {}},
+    base=lambda **_: {"blocks": None},
+    knobs=lambda **_: (flat.BLOCKS,),
+    cases=(
+        *(Case({**shape, **FEW}, small=True) for shape in SMALL),
+        *(Case({**shape, "length": 20 * shape["length"], "dim": 64}) for shape in SMALL),
+        *(Case(shape, bar=1.0) for shape in ring.BENCH),
+    ),
+    peers={"library": by_library},
+    alone=alone,
+    flops=ring.flops,
+    remote=remote,
+)
