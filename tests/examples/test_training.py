@@ -22,7 +22,7 @@ from tilescale import comm
 #: example → arguments that make it small
 SMALL = {
     "train_tp_transformer": "--batch 2 --length 16 --layers 1 --features 48 --hidden 48 --lr 0.01",
-    "train_moe": "--batch 2 --length 16 --layers 1 --features 48 --hidden 24 --lr 0.01",
+    "train_moe": "--batch 2 --length 16 --layers 1 --features 48 --hidden 48 --lr 0.01",
 }
 
 

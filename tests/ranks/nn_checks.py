@@ -157,7 +157,7 @@ class PlainMoE(nn.Module):
         if layer.bias_rate:
             self.register_buffer("bias", torch.zeros(layer.experts))
         if layer.shared is not None:
-            self.shared = PlainMLP(layer.features, 24, layer.activation, False, dtype)
+            self.shared = PlainMLP(layer.features, 192, layer.activation, False, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         (layer,) = self.layer
@@ -266,8 +266,8 @@ def layers(group: Any, dtype: torch.dtype) -> Errors:
         more: dict[str, Any] = {"split_in": split, "split_out": split}
         rows = {"rows": 9} if split else {}
         for activation, bias in (("silu", False), ("gelu", True)):
-            mlp = tsnn.ParallelMLP(12, 24, activation, bias, **like)
-            errors = compare(mlp, PlainMLP(12, 24, activation, bias, dtype), x, **more, **rows)
+            mlp = tsnn.ParallelMLP(12, 192, activation, bias, **like)
+            errors = compare(mlp, PlainMLP(12, 192, activation, bias, dtype), x, **more, **rows)
             found |= {f"mlp {activation} {split}: {k}": e for k, e in errors.items()}
         norm, plain = tsnn.RMSNorm(12, 1e-5, **like), nn.RMSNorm(12, 1e-5, dtype=dtype)
         nn.init.normal_(
@@ -319,7 +319,7 @@ def mixtures(group: Any, dtype: torch.dtype) -> Errors:
     n = comm.world_size()
     kinds: dict[str, dict[str, Any]] = {
         "plain": {},
-        "sigmoid": {"scores": "sigmoid", "scaling": 2.5, "shared": 24, "activation": "gelu"},
+        "sigmoid": {"scores": "sigmoid", "scaling": 2.5, "shared": 192, "activation": "gelu"},
         "capacity": {"capacity": 1.0, "normalized": False},
         "to one": {"topk": 1, "normalized": False},
         "bias": {"bias_rate": 0.5, "scores": "sigmoid", "aux_loss": True},
@@ -381,7 +381,7 @@ class Block(nn.Module):
         super().__init__()
         like: dict[str, Any] = {"group": group, "dtype": dtype}
         self.norm = tsnn.RMSNorm(12, **like)
-        self.mlp = tsnn.ParallelMLP(12, 24, bias=True, **like)
+        self.mlp = tsnn.ParallelMLP(12, 48, bias=True, **like)
         self.loss = tsnn.LinearCrossEntropy(12, 24, **like)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -394,7 +394,7 @@ class PlainBlock(nn.Module):
     def __init__(self, dtype: torch.dtype = torch.float64):
         super().__init__()
         self.norm = nn.RMSNorm(12, 1e-6, dtype=dtype)
-        self.mlp = PlainMLP(12, 24, "silu", True, dtype)
+        self.mlp = PlainMLP(12, 48, "silu", True, dtype)
         self.loss = PlainLoss(12, 24, "mean", dtype)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -568,7 +568,7 @@ def fully_sharded(mesh: Any) -> Errors:
     for k, p in plain.named_parameters():
         if "gate" in k or "up_proj" in k:
             whole = full[k.replace("up_proj", "gate_up_proj").replace("gate_proj", "gate_up_proj")]
-            got = whole.unflatten(0, (-1, 2))[:, int("up_proj" in k)]
+            got = whole.unflatten(0, (-1, 2, 8))[:, int("up_proj" in k)].flatten(0, 1)
         else:
             got = full[k]
         found[f"fully sharded d {k}"] = off(got, p.grad)
@@ -601,7 +601,7 @@ def sixteen(mesh: Any) -> Errors:
     found, kind = in_autocast(mesh), torch.bfloat16
     like: dict[str, Any] = {"group": mesh["tp"], "dtype": kind}
     x = normal(12, 16, seed=31, dtype=kind)
-    mlp, plain = tsnn.ParallelMLP(16, 24, **like), PlainMLP(16, 24, "silu", False, kind)
+    mlp, plain = tsnn.ParallelMLP(16, 48, **like), PlainMLP(16, 48, "silu", False, kind)
     found |= {f"mlp: {k}": e for k, e in compare(mlp, plain, x).items()}
     attention = tsnn.ParallelAttention(16, 4, 2, 8, **like)
     errors = compare(attention, PlainAttention(16, 4, 2, 8, False, True, 10000.0, kind), x, 2)
@@ -634,7 +634,7 @@ def hugging_face(mesh: Any) -> Errors:
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
     sizes = {
-        "vocab_size": 36, "hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2,
+        "vocab_size": 36, "hidden_size": 12, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 4, "max_position_embeddings": 32,
     }  # fmt: skip
     found = swapped(mesh, "llama", LlamaForCausalLM(LlamaConfig(**sizes)))

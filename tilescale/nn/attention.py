@@ -99,11 +99,9 @@ class ParallelAttention(Parallel):
         length = h.shape[0] // batch
         if positions is None and self.rotary is not None:
             positions = angles(length, self.head_dim, self.rotary, h)
-        h = h.view(batch, length, self.local_kv_heads, self.each + 2, self.head_dim).permute(0, 2, 3, 1, 4)
-        q, k, v = h.split((self.each, 1, 1), 2)  # (batch, heads, 1 or each, length, dim)
-        q, k, v = q.flatten(1, 2), k.squeeze(2), v.squeeze(2)
-        if positions is not None:
-            q, k = turned(q, *positions), turned(k, *positions)
+        cos, sin = positions or (None, None)
+        kv = self.local_kv_heads
+        q, k, v = torch.ops.tilescale.rotary_heads(h, cos, sin, kv * self.each, kv, batch)
         o = attention(q, k, v, self.causal, self.scale)
         made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, -1))
         return made
@@ -121,22 +119,56 @@ class ParallelAttention(Parallel):
 
 
 def angles(length: int, dim: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (length, dim) of each place, in float32 (float64 of float64), on ``like``'s device.
-    Angles themselves are float64's: float32 would be off by 1e-3 at place 10,000."""
+    """Cosines and sines (length, dim / 2) of each place, in float32 (float64 of float64), on ``like``'s
+    device. Angles themselves are float64's: float32 would be off by 1e-3 at place 10,000."""
     device, kind = like.device, torch.promote_types(like.dtype, torch.float32)
     steps = base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
-    turn = torch.arange(length, dtype=torch.float64, device=device)[:, None] * torch.cat([steps, steps])
+    turn = torch.arange(length, dtype=torch.float64, device=device)[:, None] * steps
     return turn.cos().to(kind), turn.sin().to(kind)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (batch, heads, length, dim) turned by its places' angles, computed in float32 and rounded once."""
-    kind = torch.promote_types(x.dtype, torch.float32)
-    if cos.dim() == 3:
-        cos, sin = cos[:, None], sin[:, None]
-    a = x.to(kind)
-    first, second = a.chunk(2, -1)
-    return (a * cos.to(kind) + torch.cat([-second, first], -1) * sin.to(kind)).to(x.dtype)
+def _keep_angles(ctx: Any, inputs: Any, output: Any) -> None:
+    _, cos, sin, *_ = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _turned_back(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    return torch.ops.tilescale.rotary_heads_backward(*grads, *ctx.saved_tensors), *(None,) * 5
+
+
+def _heads_like(
+    h: Tensor, cos: Tensor | None, sin: Tensor | None, heads: int, kv_heads: int, batch: int
+) -> tuple[Tensor, ...]:
+    length, dim = h.shape[0] // batch, h.shape[1] // (heads + 2 * kv_heads)
+    return tuple(h.new_empty(batch, n, length, dim) for n in (heads, kv_heads, kv_heads))
+
+
+@products.define(
+    "rotary_heads",
+    "(Tensor h, Tensor? cos, Tensor? sin, int heads, int kv_heads, int batch) -> (Tensor, Tensor, Tensor)",
+    _heads_like,
+    _keep_angles,
+    _turned_back,
+)
+def rotary_heads(
+    h: Tensor, cos: Tensor | None, sin: Tensor | None, heads: int, kv_heads: int, batch: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`ops.rotary_heads`; angles have no gradients."""
+    return ops.rotary_heads(h.contiguous(), cos, sin, heads=heads, kv_heads=kv_heads, batch=batch)
+
+
+@products.define(
+    "rotary_heads_backward",
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor? cos, Tensor? sin) -> Tensor",
+    lambda dq, dk, dv, cos, sin: dq.new_empty(
+        dq.shape[0] * dq.shape[2], (dq.shape[1] + 2 * dk.shape[1]) * dq.shape[3]
+    ),
+)
+def rotary_heads_backward(
+    dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor | None, sin: Tensor | None
+) -> Tensor:
+    """`ops.rotary_heads_backward`."""
+    return ops.rotary_heads_backward(dq.contiguous(), dk.contiguous(), dv.contiguous(), cos, sin)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:

@@ -41,7 +41,7 @@ class ExpertParallelMoE(Parallel):
         bias_rate: experts are chosen by score plus a bias, which `update_bias` moves by so much (Wang et
             al., "Auxiliary-Loss-Free Load Balancing", 2024). 0: no bias.
         shared: hidden width of a `ParallelMLP` that all tokens go through beside; 0: none.
-        activation: "silu", "gelu" (by erf) or "relu" ("silu" or "gelu" with ``shared``).
+        activation: "silu", "gelu" (by erf) or "relu".
         group: as `ColumnParallelLinear`'s.
 
     The parameters ``gate_up_proj`` (E, 2 hidden, features), gates in front, and ``down_proj`` (E, features,

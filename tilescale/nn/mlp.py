@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 
 from tilescale.errors import TileValueError
-from tilescale.nn.gate import ACTIVATIONS, gated
+from tilescale.nn.gate import RUN, gated, runs
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
-from tilescale.nn.parameters import Parallel, pairs
+from tilescale.nn.parameters import Parallel, split
+from tilescale.ops.gated import GATES
 
 
 class ParallelMLP(Parallel):
-    """down(act(gate(x)) · up(x)): gate and up are one product, whose rows alternate in one weight.
+    """down(act(gate(x)) · up(x)): gate and up are one product, whose rows are in one weight, eight of the
+    gate and eight of up in turn.
 
     A checkpoint of the unsharded layer has ``gate_proj``, ``up_proj`` and ``down_proj``, which
     ``load_state_dict`` takes and `full_state_dict` gives.
 
     Args:
-        features, hidden: of the whole layer; hidden is a multiple of the ranks.
-        activation: "silu" or "gelu" (by erf).
+        features, hidden: of the whole layer; hidden is a multiple of eight for each rank.
+        activation: "silu", "gelu" (by erf) or "relu".
         group, sequence_parallel: as `ColumnParallelLinear`'s.
     """
 
@@ -31,8 +33,12 @@ class ParallelMLP(Parallel):
         sequence_parallel: bool = True, device: Any = None, dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
-        if activation not in ACTIVATIONS:
-            raise TileValueError(f"activation={activation!r}", expected=", ".join(map(repr, ACTIVATIONS)))
+        if activation not in GATES:
+            raise TileValueError(f"activation={activation!r}", expected=", ".join(map(repr, GATES)))
+        if split(hidden, self.ranks, "hidden") % RUN:
+            raise TileValueError(
+                f"hidden={hidden} on {self.ranks} ranks", expected=f"a multiple of {RUN} for each"
+            )
         how: dict[str, Any] = {
             "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
         }  # fmt: skip
@@ -40,7 +46,7 @@ class ParallelMLP(Parallel):
         self.gate_up_proj = ColumnParallelLinear(features, 2 * hidden, bias, **how)
         self.down_proj = RowParallelLinear(hidden, features, bias, **how)
         for name in ("weight", "bias") if bias else ("weight",):
-            self.woven[f"gate_up_proj.{name}"] = pairs(f"gate_proj.{name}", f"up_proj.{name}")
+            self.woven[f"gate_up_proj.{name}"] = runs(f"gate_proj.{name}", f"up_proj.{name}")
 
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """Of x (m, …, features) the same shape; rows as `ColumnParallelLinear.forward` takes them."""

@@ -64,15 +64,6 @@ class Woven:
     part: Callable[[Tensor], tuple[Tensor, ...]]
 
 
-def pairs(*names: str) -> Woven:
-    """Two tensors whose rows alternate: what belongs together lies side by side, on whichever rank."""
-    return Woven(
-        names,
-        lambda a, b: torch.stack([a, b], 1).flatten(0, 1),
-        lambda both: both.unflatten(0, (-1, 2)).unbind(1),
-    )
-
-
 class Parallel(nn.Module):
     """A module of which each rank of a group has a part.
 

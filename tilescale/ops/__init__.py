@@ -54,6 +54,8 @@ HOME = {
     "ring_attention_backward": "ranks.ring_backward",
     "rms_norm": "rms_norms",
     "rms_norm_backward": "rms_norms_backward",
+    "rotary_heads": "rotary",
+    "rotary_heads_backward": "rotary",
     "softmax": "row_softmax",
     "ulysses_attention": "ranks.ulysses",
     "ulysses_attention_backward": "ranks.ulysses_backward",

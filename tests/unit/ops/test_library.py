@@ -305,3 +305,15 @@ def test_who_goes_first_under_a_causal_mask():
     assert is_longest_first(True, 6, 50, 132) and not is_longest_first(False, 6, 50, 132)
     assert not is_longest_first(True, 32, 32, 132), "many waves: a head's blocks side by side"
     assert not is_longest_first(True, 1, 50, 132), "all walks are alike"
+
+
+@pytest.mark.parametrize("turned", [0, 1, 2])
+def test_gradients_of_heads_turn_back(turned: int):
+    """The way back is the transpose of the way there: ⟨there(h), d⟩ = ⟨h, back(d)⟩."""
+    given = load("rotary").draw(2, 4, 2, 37, 16, "float64", turned)
+    angles = [given.get(k) for k in ("cos", "sin")]
+    made = tilescale.ops.rotary_heads(**given)
+    grads = [torch.randn_like(t) for t in made]
+    back = tilescale.ops.rotary_heads_backward(*grads, *angles)
+    there = sum(float((t * g).sum()) for t, g in zip(made, grads, strict=True))
+    assert abs(there - float((given["h"] * back).sum())) < 1e-9
