@@ -259,8 +259,7 @@ SMALL: tuple[dict[str, Any], ...] = (
     {"length": 40, "heads": 1, "dim": 24, "causal": True},
     {"length": 80, "heads": 2, "kv_heads": 1, "dim": 16, "causal": True, "layout": "zigzag"},
     {"length": 50, "heads": 2, "kv_heads": 1, "dim": 16, "packed": 3},
-    {"length": 2, "heads": 1, "dim": 40, "batch": 2, "causal": True, "layout": "zigzag"},
-    {"length": 30, "heads": 1, "dim": 8, "layout": "zigzag", "batch": 2, "dtype": "float16"},
+    {"length": 2, "heads": 1, "dim": 40, "batch": 2, "layout": "zigzag", "dtype": "float16"},
     {"length": 70, "heads": 1, "dim": 16, "packed": 4, "causal": True, "layout": "zigzag"},
 )
 
@@ -273,7 +272,7 @@ OP = RankOp(
     ways=lambda **_: {"fused": {}},
     cases=(
         *(Case({**shape, **_FEW}, small=True) for shape in SMALL),
-        Case({"length": 60, "heads": 1, "dim": 16, "causal": True, "layout": "zigzag"}, small=True),
+        Case({"length": 30, "heads": 1, "dim": 8, "layout": "zigzag", "batch": 2}, small=True),
         *(Case({**shape, "length": 20 * shape["length"], "dim": 64}) for shape in SMALL),
         *(Case({**SMALL[1], "length": 2000, "dim": dim}) for dim in (128, 192, 256)),
         *(Case(shape, bar=1.0) for shape in ring.BENCH),

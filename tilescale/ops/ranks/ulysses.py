@@ -266,11 +266,10 @@ def pick(units: int = 132, **_: Any) -> Pick:
 FEW = {"blocks": 2, "threads": 64}
 SMALL: tuple[dict[str, Any], ...] = (
     {"length": 26, "heads": 6, "dim": 8, "causal": True},
-    {"length": 60, "heads": 2, "kv_heads": 1, "dim": 16, "layout": "zigzag", "batch": 2},
+    {"length": 60, "heads": 2, "kv_heads": 1, "dim": 16, "layout": "zigzag"},
     {"length": 45, "heads": 4, "kv_heads": 2, "dim": 24, "packed": 3, "causal": True},
     {"length": 2, "heads": 2, "kv_heads": 1, "dim": 8, "batch": 2, "dtype": "float16"},
     {"length": 30, "heads": 3, "dim": 8, "packed": 2, "layout": "zigzag"},
-    {"length": 11, "heads": 6, "kv_heads": 2, "dim": 8, "batch": 2, "causal": True},
 )
 
 OP = RankOp(
