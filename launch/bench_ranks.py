@@ -164,7 +164,7 @@ def cases(plan: dict[str, Any]) -> list[tuple[RankOp, dict[str, Any]]]:
             found += [(op, dict(s)) for s in plan["shapes"]]
             continue
         for case in op.cases:
-            small = case.small and "BM" not in case.shape
+            small = case.small and not {"BM", "config"} & set(case.shape)
             wanted = small if plan["device"] == "cpu" else case.bar is not None
             if wanted and (not plan["only"] or any(o in str(case) for o in plan["only"])):
                 found.append((op, dict(case.shape)))

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import causal_lower_right
 
 from tilescale.ops import attention, host
 from tilescale.ops.gemm_kernels import ceil_div
@@ -178,6 +179,26 @@ def mask_of(q: torch.Tensor, chunks: sequence.Chunks, rank: int, causal: bool, s
     return mask & (torch.searchsorted(starts, at, right=True) == torch.searchsorted(starts, keys, right=True))
 
 
+def attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunks: sequence.Chunks, rank: int, causal: bool,
+    starts: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """torch's attention of a rank's queries, (batch, heads, rows, dim), over the whole sequence; under a
+    causal mask a chunk after the other, which needs no mask in memory."""
+    attention_of = torch.nn.functional.scaled_dot_product_attention
+    if not causal or starts is not None:
+        return attention_of(q, k, v, attn_mask=mask_of(q, chunks, rank, causal, starts), enable_gqa=True)
+    found = [q[:, :, :0]]
+    for part in range(chunks.parts):
+        chunk, first = chunks.chunk(rank, part), part * chunks.each
+        if count := chunks.count(chunk):
+            stop = chunk * chunks.each + count
+            bias = causal_lower_right(count, stop)
+            mine = q[:, :, first : first + count]
+            found.append(attention_of(mine, k[:, :, :stop], v[:, :, :stop], attn_mask=bias, enable_gqa=True))
+    return torch.cat(found, 2)
+
+
 def by_library(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Any, causal: bool, rows: int,
     layout: str = "contiguous", starts: torch.Tensor | None = None, **_: Any,
@@ -187,15 +208,13 @@ def by_library(
     chunks = sequence.Chunks(rows, distributed.get_world_size(group), 1 + (layout == "zigzag"))
     packed = starts is not None
     keys, values = (gathered(x, chunks, 0 if packed else 2, group) for x in (k, v))
-    mask = mask_of(q, chunks, distributed.get_rank(group), causal, starts)
+    rank = distributed.get_rank(group)
 
     def by_head(x: torch.Tensor) -> torch.Tensor:
         return x.transpose(0, 1)[None] if packed else x
 
     def call() -> Any:
-        o = torch.nn.functional.scaled_dot_product_attention(
-            by_head(q), by_head(keys()), by_head(values()), attn_mask=mask, enable_gqa=True
-        )
+        o = attended(by_head(q), by_head(keys()), by_head(values()), chunks, rank, causal, starts)
         return o[0].transpose(0, 1) if packed else o
 
     return call

@@ -197,8 +197,7 @@ def by_library(
     torch.distributed's sums of everyone's dk and dv."""
     distributed = torch.distributed
     chunks = sequence.Chunks(rows, distributed.get_world_size(group), 1 + (layout == "zigzag"))
-    packed, axis = starts is not None, 2 if starts is None else 0
-    mask = ring.mask_of(q, chunks, distributed.get_rank(group), causal, starts)
+    packed, axis, rank = starts is not None, 2 if starts is None else 0, distributed.get_rank(group)
 
     def by_head(x: torch.Tensor) -> torch.Tensor:
         return x.transpose(0, 1)[None] if packed else x
@@ -206,13 +205,12 @@ def by_library(
     whole = [ring.gathered(x, chunks, axis, group)() for x in (k, v)]
     leaves = [x.detach().clone().requires_grad_() for x in (q, *whole)]
     with torch.enable_grad():
-        o = torch.nn.functional.scaled_dot_product_attention(
-            *map(by_head, leaves), attn_mask=mask, enable_gqa=True
-        )
-    sums = [ring.scattered(x, chunks, distributed.get_rank(group), axis, group) for x in (k, v)]
+        queries, keys, values = map(by_head, leaves)
+        o = ring.attended(queries, keys, values, chunks, rank, causal, starts)
+    sums = [ring.scattered(x, chunks, rank, axis, group) for x in (k, v)]
 
     def call() -> Any:
-        dq, *others = torch.autograd.grad(o, leaves, by_head(do), retain_graph=True)
+        dq, *others = torch.autograd.grad(o, leaves, by_head(do), retain_graph=True, materialize_grads=True)
         return dq, *(add(x) for add, x in zip(sums, others, strict=True))
 
     return call
@@ -224,6 +222,8 @@ def alone(
 ) -> Any:  # fmt: skip
     """Our gradients of as many products: without a causal mask, over the keys that a query sees on
     average."""
+    if q.numel() == 0:
+        return lambda: None
     if q.dim() == 3:
         do, q, k, v, o = (x.transpose(0, 1)[None].contiguous() for x in (do, q, k, v, o))
         lse = lse[None]
@@ -259,8 +259,7 @@ SMALL: tuple[dict[str, Any], ...] = (
     {"length": 40, "heads": 1, "dim": 24, "causal": True},
     {"length": 80, "heads": 2, "kv_heads": 1, "dim": 16, "causal": True, "layout": "zigzag"},
     {"length": 50, "heads": 2, "kv_heads": 1, "dim": 16, "packed": 3},
-    {"length": 2, "heads": 1, "dim": 40, "batch": 2, "causal": True, "layout": "zigzag"},
-    {"length": 30, "heads": 1, "dim": 8, "layout": "zigzag", "batch": 2, "dtype": "float16"},
+    {"length": 2, "heads": 1, "dim": 40, "batch": 2, "layout": "zigzag", "dtype": "float16"},
     {"length": 70, "heads": 1, "dim": 16, "packed": 4, "causal": True, "layout": "zigzag"},
 )
 
@@ -273,7 +272,7 @@ OP = RankOp(
     ways=lambda **_: {"fused": {}},
     cases=(
         *(Case({**shape, **_FEW}, small=True) for shape in SMALL),
-        Case({"length": 60, "heads": 1, "dim": 16, "causal": True, "layout": "zigzag"}, small=True),
+        Case({"length": 30, "heads": 1, "dim": 8, "layout": "zigzag", "batch": 2}, small=True),
         *(Case({**shape, "length": 20 * shape["length"], "dim": 64}) for shape in SMALL),
         *(Case({**SMALL[1], "length": 2000, "dim": dim}) for dim in (128, 192, 256)),
         *(Case(shape, bar=1.0) for shape in ring.BENCH),

@@ -146,62 +146,65 @@ class Held:
 # ---- what is right, and what it is measured against
 
 
-def apart(
-    x: torch.Tensor, chunks: sequence.Chunks, rank: int, group: Any
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Rows for heads by the library's all-to-all: of (batch, heads, this rank's rows, dim) all rows of the
-    rank's heads."""
-    distributed = torch.distributed
-    batch, heads, _, dim = x.shape
-    each, held = heads // chunks.world, [chunks.held(r) for r in range(chunks.world)]
-    order = torch.cat([chunks.places(r) for r in range(chunks.world)]).argsort().to(x.device)
-    came = x.new_empty(sum(held) * each, batch, dim)
+class Library:
+    """The exchange as torch.distributed has it: all-to-all of uneven parts, and copies into and out of them.
+    Tensors are (batch, heads, this rank's rows, dim), or packed ones."""
 
-    def call(x: torch.Tensor) -> torch.Tensor:
-        given = x.permute(1, 2, 0, 3).reshape(-1, batch, dim)
-        sizes = [n * each for n in held]
-        distributed.all_to_all_single(came, given, sizes, [held[rank] * each] * chunks.world, group=group)
-        parts = [p.view(each, -1, batch, dim) for p in came.split(sizes)]
-        return torch.cat(parts, 1).index_select(1, order).permute(2, 0, 1, 3).contiguous()
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, group: Any, rows: int, layout: str):
+        self.group, self.packed = group, q.dim() == 3
+        self.rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+        self.split = split(q.shape[1], k.shape[1], world)
+        self.chunks = sequence.Chunks(rows, world, 1 + (layout == "zigzag"))
+        self.held = [self.chunks.held(r) for r in range(world)]
+        self.order = torch.cat([self.chunks.places(r) for r in range(world)]).to(q.device)
 
-    return call
+    def by_head(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, heads, dim) as the others, a head of keys for each unit of heads of queries."""
+        x = x.transpose(0, 1)[None] if self.packed else x
+        return x.repeat_interleave(self.moved(x).count // x.shape[1], 1)
 
+    def moved(self, x: torch.Tensor) -> Moved:
+        """How a tensor's heads go to ranks."""
+        return self.split.queries if x.shape[1] == self.split.heads else self.split.keys
 
-def together(
-    x: torch.Tensor, chunks: sequence.Chunks, rank: int, group: Any
-) -> Callable[[torch.Tensor], Any]:
-    """The other way: of all rows of the rank's heads this rank's rows of all heads, of x's shape."""
-    distributed = torch.distributed
-    batch, heads, _, dim = x.shape
-    each, held = heads // chunks.world, [chunks.held(r) for r in range(chunks.world)]
-    order = torch.cat([chunks.places(r) for r in range(chunks.world)]).to(x.device)
-    came = x.new_empty(heads * held[rank], batch, dim)
+    def sizes(self, moved: Moved) -> tuple[list[int], list[int]]:
+        """Rows of heads that go to each rank, and that come from each."""
+        ranks, mine = range(len(self.held)), moved.held(self.rank)
+        return [moved.held(r) * self.held[self.rank] for r in ranks], [mine * n for n in self.held]
 
-    def call(x: torch.Tensor) -> torch.Tensor:
-        parts = x.permute(2, 1, 0, 3).index_select(0, order).split(held)
-        given = torch.cat([p.transpose(0, 1).reshape(-1, batch, dim) for p in parts])
-        sizes = [n * each for n in held]
-        distributed.all_to_all_single(came, given, [held[rank] * each] * chunks.world, sizes, group=group)
-        return came.view(heads, -1, batch, dim).permute(2, 0, 1, 3).contiguous()
+    def apart(self, x: torch.Tensor) -> torch.Tensor:
+        """All rows of the rank's heads."""
+        moved, (batch, _, _, dim) = self.moved(x), x.shape
+        sent, got = self.sizes(moved)
+        given = x.permute(1, 2, 0, 3).reshape(-1, batch, dim).contiguous()
+        came = x.new_empty(sum(got), batch, dim)
+        torch.distributed.all_to_all_single(came, given, got, sent, group=self.group)
+        mine = moved.held(self.rank)
+        parts = [p.view(mine, n, batch, dim) for p, n in zip(came.split(got), self.held, strict=True)]
+        whole = torch.cat(parts, 1).index_select(1, self.order.argsort())
+        return whole.permute(2, 0, 1, 3).contiguous()
 
-    return call
+    def together(self, x: torch.Tensor, moved: Moved) -> torch.Tensor:
+        """The other way: of all rows of the rank's heads this rank's rows of all heads, the sum of copies."""
+        batch, _, _, dim = x.shape
+        got, sent = self.sizes(moved)
+        parts = x.permute(2, 1, 0, 3).index_select(0, self.order).split(self.held)
+        given = torch.cat([p.transpose(0, 1).reshape(-1, batch, dim) for p in parts]).contiguous()
+        came = x.new_empty(sum(got), batch, dim)
+        torch.distributed.all_to_all_single(came, given, got, sent, group=self.group)
+        whole = came.view(moved.count, self.held[self.rank], batch, dim).permute(2, 0, 1, 3)
+        whole = whole.unflatten(1, (-1, moved.copies)).sum(2)
+        return whole[0].transpose(0, 1) if self.packed else whole
 
-
-def of_library(
-    q: torch.Tensor, k: torch.Tensor, group: Any, rows: int, layout: str
-) -> tuple[sequence.Chunks, int, Callable[[torch.Tensor], torch.Tensor]]:
-    """How the library cuts rows, this rank, and (rows, heads, dim) or (batch, heads, rows, dim) as the
-    latter.
-
-    Raises:
-        NotImplementedError: heads that do not divide among ranks.
-    """
-    world, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    if q.shape[1] % world or k.shape[1] % world:
-        raise NotImplementedError("heads that do not divide among ranks")
-    packed = q.dim() == 3
-    chunks = sequence.Chunks(rows, world, 1 + (layout == "zigzag"))
-    return chunks, rank, lambda x: x.transpose(0, 1)[None] if packed else x
+    def attention(self, by_head: list[torch.Tensor], causal: bool, starts: torch.Tensor | None) -> Any:
+        """torch's, of whole sequences."""
+        if by_head[0].shape[1] == 0:
+            return by_head[0] * 1
+        whole = sequence.Chunks(self.chunks.rows, 1, 1)
+        mask = None if starts is None else ring.mask_of(by_head[0], whole, 0, causal, starts)
+        return torch.nn.functional.scaled_dot_product_attention(
+            *by_head, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=True
+        )
 
 
 def by_library(
@@ -209,36 +212,25 @@ def by_library(
     layout: str = "contiguous", starts: torch.Tensor | None = None, **_: Any,
 ) -> Callable[[], Any]:  # fmt: skip
     """torch.distributed's all-to-all around torch's attention."""
-    chunks, rank, by_head = of_library(q, k, group, rows, layout)
-    whole = sequence.Chunks(rows, 1, 1)
-    mask = None if starts is None else ring.mask_of(q, whole, 0, causal, starts)
-    sent = [apart(by_head(x), chunks, rank, group) for x in (q, k, v)]
-    back = together(by_head(q), chunks, rank, group)
+    library = Library(q, k, group, rows, layout)
 
     def call() -> Any:
-        given = [send(by_head(x)) for send, x in zip(sent, (q, k, v), strict=True)]
-        o = back(
-            torch.nn.functional.scaled_dot_product_attention(
-                *given, attn_mask=mask, is_causal=causal and mask is None, enable_gqa=True
-            )
-        )
-        return o[0].transpose(0, 1) if q.dim() == 3 else o
+        given = [library.apart(library.by_head(x)) for x in (q, k, v)]
+        return library.together(library.attention(given, causal, starts), library.split.queries)
 
     return call
 
 
-def share_of(q: torch.Tensor, k: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+def share_of(q: torch.Tensor, k: torch.Tensor, rows: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ones in the shape of all rows of one rank's share of the heads."""
-    packed = q.dim() == 3
-    batch, mine = (1, q.shape[0]) if packed else (q.shape[0], q.shape[2])
-    how = split(q.shape[1], k.shape[1], max(1, -(-rows // max(1, mine))))
+    how, batch = split(q.shape[1], k.shape[1], world), 1 if q.dim() == 3 else q.shape[0]
     made = (q.new_ones(batch, m.most, rows, q.shape[-1]) for m in (how.queries, how.keys))
     return next(made), next(made)
 
 
-def alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, rows: int, **_: Any) -> Any:
+def alone(q: torch.Tensor, k: torch.Tensor, causal: bool, rows: int, world: int, **_: Any) -> Any:
     """Our attention of one rank's share of the heads."""
-    q, k = share_of(q, k, rows)
+    q, k = share_of(q, k, rows, world)
     return lambda: attention.flash_attention(q, k, k, causal=causal)
 
 
@@ -259,18 +251,17 @@ def remote(**shape: Any) -> float:
     return 2 * queries + 2 * keys + queries * 2 / shape["dim"]
 
 
-def pick(units: int = 132, **_: Any) -> Pick:
-    return Pick("kernel", units)
+def pick(units: int = 132, blocks: int | None = None, **_: Any) -> Pick:
+    return Pick("kernel", min(units, blocks or units))
 
 
 FEW = {"blocks": 2, "threads": 64}
 SMALL: tuple[dict[str, Any], ...] = (
     {"length": 26, "heads": 6, "dim": 8, "causal": True},
-    {"length": 60, "heads": 2, "kv_heads": 1, "dim": 16, "layout": "zigzag", "batch": 2},
+    {"length": 60, "heads": 2, "kv_heads": 1, "dim": 16, "layout": "zigzag"},
     {"length": 45, "heads": 4, "kv_heads": 2, "dim": 24, "packed": 3, "causal": True},
     {"length": 2, "heads": 2, "kv_heads": 1, "dim": 8, "batch": 2, "dtype": "float16"},
     {"length": 30, "heads": 3, "dim": 8, "packed": 2, "layout": "zigzag"},
-    {"length": 11, "heads": 6, "kv_heads": 2, "dim": 8, "batch": 2, "causal": True},
 )
 
 OP = RankOp(
