@@ -17,7 +17,7 @@ from tilescale.nn.linear import all_rows
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.gated import GATES
-from tilescale.ops.ranks.experts import Dispatched
+from tilescale.ops.ranks.experts import Dispatched, room
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.routing import SCORES
 
@@ -100,9 +100,9 @@ class ExpertParallelMoE(Parallel):
             x.reshape(-1, self.features), self.local("gate_up_proj"), self.local("down_proj")
         )
         weights, chosen = self.route(flat, every)
-        y = torch.ops.tilescale.moe_experts(
-            flat, chosen, weights, gate_up, down, self.experts, most, self.activation, self.group_name
-        )
+        keep = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weights, gate_up, down))
+        given = (flat, chosen, weights, gate_up, down, self.experts, most, self.activation)
+        y, _ = torch.ops.tilescale.moe_experts(*given, self.group_name, keep)
         if self.shared is not None:
             y = y + self.shared(flat, every)
         made: Tensor = y.view(x.shape)
@@ -229,60 +229,69 @@ def _counts(a: Tensor, sizes: Tensor) -> list[int]:
     return [int(n) for n in sizes]
 
 
-def first(rows: Tensor, gate_up: Tensor, sizes: Tensor, activation: str) -> Tensor:
-    """act(gate) · up of each pair, (P, F)."""
-    if not products.by_library(rows):
-        return ops.grouped_matmul(rows, gate_up.transpose(1, 2), sizes, gate=activation)
-    return ops.gated_activation(grouped(rows, gate_up.transpose(1, 2), sizes), activation, sizes=sizes)
-
-
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    x, chosen, weights, gate_up, down, *ctx.rest = inputs
-    ctx.save_for_backward(x, chosen, weights, gate_up, down)
+    x, chosen, weights, gate_up, down, *ctx.rest, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, chosen, weights, gate_up, down, output[1])
 
 
-def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
     dx, dw, d_up, d_down = torch.ops.tilescale.moe_experts_backward(dy, *ctx.saved_tensors, *ctx.rest)
     need_x, _, need_w, need_up, need_down, *_ = ctx.needs_input_grad
     found = ((dx, need_x), (None, False), (dw, need_w), (d_up, need_up), (d_down, need_down))
-    return *(g if need else None for g, need in found), None, None, None, None
+    return *(g if need else None for g, need in found), None, None, None, None, None
+
+
+def _experts_like(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
+    activation: str, group: str, keep: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    _, pairs = room(tokens, chosen.shape[1], experts, groups.team(group).size)
+    return x.new_empty(x.shape), x.new_empty((pairs, gate_up.shape[1]) if keep else 0)
 
 
 @products.define(
     "moe_experts",
     "(Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, int experts, SymInt tokens, "
-    "str activation, str group) -> Tensor",
-    lambda x, *_: x.new_empty(x.shape),
+    "str activation, str group, bool keep) -> (Tensor, Tensor)",
+    _experts_like,
     _keep,
     _backward,
 )
 def moe_experts(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
-    activation: str, group: str,
-) -> Tensor:  # fmt: skip
-    """What the experts make of each token, times the weights, added up."""
+    activation: str, group: str, keep: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What the experts make of each token, times the weights, added up; and, to ``keep`` for the gradients,
+    the first product's rows of all pairs. Without them its gate is part of the product."""
     sent = ops.moe_dispatch(
         x.contiguous(), chosen, weights.float(), num_experts=experts, tokens=tokens,
         group=groups.group_of(group),
     )  # fmt: skip
-    hidden = first(sent.expanded(), gate_up, sent.sizes, activation)
-    return ops.moe_combine(grouped(hidden, down.transpose(1, 2), sent.sizes), sent)
+    rows, up, sizes = sent.expanded(), gate_up.transpose(1, 2), sent.sizes
+    if keep or products.by_library(rows):
+        h = grouped(rows, up, sizes)
+        hidden = ops.gated_activation(h, activation, sizes=sizes)
+    else:
+        h, hidden = products.none(x), ops.grouped_matmul(rows, up, sizes, gate=activation)
+    made = ops.moe_combine(grouped(hidden, down.transpose(1, 2), sizes), sent)
+    return made, h if keep else products.none(x)
 
 
 @products.define(
     "moe_experts_backward",
-    "(Tensor dy, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, int experts, "
-    "SymInt tokens, str activation, str group) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, Tensor h, "
+    "int experts, SymInt tokens, str activation, str group) -> (Tensor, Tensor, Tensor, Tensor)",
     lambda dy, x, chosen, weights, gate_up, down, *_: tuple(
         t.new_empty(t.shape) for t in (x, weights, gate_up, down)
     ),
 )
 def moe_experts_backward(
-    dy: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int,
-    tokens: int, activation: str, group: str,
+    dy: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, h: Tensor,
+    experts: int, tokens: int, activation: str, group: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients by x, weights and both products' matrices. Tokens travel once more, and the first product is
-    computed again: what came is not kept, since its memory has room for all that could come.
+    """Gradients by x, weights and both products' matrices, of the kept rows ``h``. Tokens travel once more:
+    what came is not kept, since its memory has room for all that could come.
 
     With g = dy · down of a pair, its weight's gradient is the sum of a · g, a being what went into the second
     product; so that product need not be computed again.
@@ -295,17 +304,13 @@ def moe_experts_backward(
     )  # fmt: skip
     rows, sizes = sent.expanded(), sent.sizes
     which, weight = _pairs(sent, K)
-    h = grouped(rows, gate_up.transpose(1, 2), sizes)
-    a = ops.gated_activation(h, activation, sizes=sizes)
     back = ops.moe_dispatch(dy.contiguous(), like=sent)
     dys = back.expanded()
-    g = grouped(dys, down, sizes)
-    kind = torch.promote_types(x.dtype, torch.float32)
-    by_weight = (a.to(kind) * g.to(kind)).sum(1)
-    weight = weight.to(kind)[:, None]
-    d_down = outer(dys, (a.to(kind) * weight).to(a.dtype), sizes)
-    dh = ops.gated_activation_backward((g.to(kind) * weight).to(g.dtype), h, activation, sizes=sizes)
-    d_up = outer(dh, rows, sizes)
+    weight = weight.to(torch.promote_types(x.dtype, torch.float32))
+    dh, scaled, by_weight = ops.scaled_gate_backward(
+        grouped(dys, down, sizes), h, weight, activation, sizes=sizes
+    )
+    d_down, d_up = outer(dys, scaled, sizes), outer(dh, rows, sizes)
     dx = ops.moe_combine(grouped(dh, gate_up, sizes), back, weighted=False)
     dw = ops.moe_combine(torch.where(which, by_weight[:, None], 0.0), back, weighted=False)
     return dx, dw.to(weights.dtype), d_up, d_down

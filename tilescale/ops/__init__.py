@@ -56,6 +56,7 @@ HOME = {
     "rms_norm_backward": "rms_norms_backward",
     "rotary_heads": "rotary",
     "rotary_heads_backward": "rotary",
+    "scaled_gate_backward": "scaled_gates",
     "softmax": "row_softmax",
     "ulysses_attention": "ranks.ulysses",
     "ulysses_attention_backward": "ranks.ulysses_backward",

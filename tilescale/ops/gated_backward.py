@@ -103,7 +103,7 @@ def reference(
     dy: torch.Tensor, h: torch.Tensor, activation: str, sizes: torch.Tensor | None = None
 ) -> tuple[Expected, ...]:
     """By torch's autograd in float64."""
-    a = h.double().requires_grad_()
+    a = h.detach().double().clone().requires_grad_()
     x, u = a.chunk(2, 1)
     (dh,) = torch.autograd.grad(IN_TORCH[activation](x) * u, a, dy.double())
     x, u, by = x.detach(), u.detach(), dy.double().abs()
@@ -111,19 +111,23 @@ def reference(
     return (expected(dh, h.dtype, noise=noise),)
 
 
+#: the gradient of an activation in torch: (dy, x) → dx
+IN_TORCH_BACK: dict[str, Callable[..., torch.Tensor]] = {
+    "silu": torch.ops.aten.silu_backward,
+    "gelu": torch.ops.aten.gelu_backward,
+    "relu": lambda dy, x: torch.ops.aten.threshold_backward(dy, x, 0),
+}
+
+
 def in_torch(
     dy: torch.Tensor, h: torch.Tensor, activation: str, sizes: torch.Tensor | None = None
 ) -> Callable[[], Any]:
     """What torch's autograd runs, without its bookkeeping, which no graph captures."""
-    back: dict[str, Callable[..., torch.Tensor]] = {
-        "silu": torch.ops.aten.silu_backward,
-        "gelu": torch.ops.aten.gelu_backward,
-        "relu": lambda dy, x: torch.ops.aten.threshold_backward(dy, x, 0),
-    }
+    back = IN_TORCH_BACK[activation]
 
     def call() -> torch.Tensor:
         x, u = h.chunk(2, 1)
-        return torch.cat([back[activation](dy * u, x), dy * IN_TORCH[activation](x)], 1)
+        return torch.cat([back(dy * u, x), dy * IN_TORCH[activation](x)], 1)
 
     return call
 

@@ -160,7 +160,7 @@ def reference(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[Expected, ...]:
     """By torch's autograd in float64."""
-    a, w = (t.double().requires_grad_() for t in (x, weight))
+    a, w = (t.detach().double().clone().requires_grad_() for t in (x, weight))
     n, m = x.shape[-1], x.shape[0]
     y = a * (a.square().mean(-1, keepdim=True) + eps).rsqrt() * w
     dx, dw = torch.autograd.grad(y, (a, w), dy.double())
