@@ -267,7 +267,7 @@ def layers(group: Any, dtype: torch.dtype) -> Errors:
         more: dict[str, Any] = {"split_in": split, "split_out": split}
         rows = {"rows": 9} if split else {}
         for activation, bias in (("silu", False), ("gelu", True)):
-            mlp = tsnn.ParallelMLP(12, 192, activation, bias, **like)
+            mlp = tsnn.ParallelMLP(12, 192, activation, bias, keep_gathered=bias, **like)
             errors = compare(mlp, PlainMLP(12, 192, activation, bias, dtype), x, **more, **rows)
             found |= {f"mlp {activation} {split}: {k}": e for k, e in errors.items()}
         norm, plain = tsnn.RMSNorm(12, 1e-5, **like), nn.RMSNorm(12, 1e-5, dtype=dtype)

@@ -29,7 +29,7 @@ class ParallelAttention(Parallel):
         head_dim: features / heads without. bias: of queries, keys and values; ``out_bias``: of the output.
         rotary: the base of rotary positions, or None: no positions, or those that ``forward`` gets.
         causal: a token sees those up to its own place. scale: of the scores; head_dim ** -0.5 without.
-        group, sequence_parallel: as `ColumnParallelLinear`'s.
+        group, sequence_parallel, keep_gathered: as `ColumnParallelLinear`'s.
         context: another group, whose ranks each have a part of every sequence, as many tokens each;
             parameters are alike on its ranks, and gradients are averaged or added over them as over other
             batches.
@@ -45,8 +45,9 @@ class ParallelAttention(Parallel):
     def __init__(
         self, features: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None, *,
         bias: bool = False, out_bias: bool = False, rotary: float | None = 10000.0, causal: bool = True,
-        scale: float | None = None, group: Any = None, sequence_parallel: bool = True, context: Any = None,
-        context_by: str = "ring", layout: str = "contiguous", device: Any = None, dtype: Any = None,
+        scale: float | None = None, group: Any = None, sequence_parallel: bool = True,
+        keep_gathered: bool = False, context: Any = None, context_by: str = "ring",
+        layout: str = "contiguous", device: Any = None, dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
         if context_by not in contexts.WAYS or layout not in contexts.LAYOUTS:
@@ -70,7 +71,9 @@ class ParallelAttention(Parallel):
         how: dict[str, Any] = {
             "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
         }  # fmt: skip
-        self.qkv_proj = ColumnParallelLinear(features, (heads + 2 * kv_heads) * head_dim, bias, **how)
+        self.qkv_proj = ColumnParallelLinear(
+            features, (heads + 2 * kv_heads) * head_dim, bias, keep_gathered=keep_gathered, **how
+        )
         self.o_proj = RowParallelLinear(heads * head_dim, features, out_bias, **how)
         for name in ("weight", "bias") if bias else ("weight",):
             self.woven[f"qkv_proj.{name}"] = self._woven(name)
