@@ -60,6 +60,7 @@ HOME = {
     "ulysses_attention": "ranks.ulysses",
     "ulysses_attention_backward": "ranks.ulysses_backward",
     "w4a16_matmul": "w4a16",
+    "weighted_pairs": "weighing",
 }
 #: files, each of which has an ``OP``
 MODULES = tuple(sorted({m for m in HOME.values() if not m.startswith("ranks.")}))

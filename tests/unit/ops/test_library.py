@@ -61,8 +61,9 @@ def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("target", ["sim", "cpu"])
 def test_rows_that_do_not_count(target: str, monkeypatch: pytest.MonkeyPatch):
-    """Behind the rows that sizes add up to, gates and their gradients write nothing."""
+    """Behind the rows that sizes add up to, gates, their gradients and weighted pairs write nothing."""
     monkeypatch.setenv("TILESCALE_TARGET", target)
+    weights = torch.rand(9)
     h, dy = torch.randn(9, 40), torch.randn(9, 20)
     for sizes in ([2, 0, 3], [0], [0, 9]):
         count = sum(sizes)
@@ -73,6 +74,13 @@ def test_rows_that_do_not_count(target: str, monkeypatch: pytest.MonkeyPatch):
         assert (y[count:] == 7).all() and (dh[count:] == 7).all()
         assert y[:count].equal(tilescale.ops.gated_activation(h)[:count])
         assert dh[:count].equal(tilescale.ops.gated_activation_backward(dy, h)[:count])
+        made = (y.fill_(7), y.clone(), torch.full((9,), 7.0))
+        tilescale.ops.weighted_pairs(dy, dy + 1, weights, **given, out=made)
+        assert all((t[count:] == 7).all() for t in made)
+        own = (dy.clone(), dy + 1, torch.full((9,), 7.0))
+        tilescale.ops.weighted_pairs(*own[:2], weights, **given, out=own)
+        assert all(o[:count].equal(t[:count]) for o, t in zip(own, made, strict=True))
+        assert own[0][count:].equal(dy[count:])
 
 
 @pytest.mark.parametrize("n", [19, 3001, 9000, 9001, 262145])
