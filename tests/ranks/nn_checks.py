@@ -304,10 +304,10 @@ def attentions(group: Any, dtype: torch.dtype) -> Errors:
         (True, False, True, None),
     ):
         layer = tsnn.ParallelAttention(
-            12, 24, 12, 8, bias=bias, out_bias=bias, causal=causal, rotary=base, group=group,
+            12, 48, 24, 4, bias=bias, out_bias=bias, causal=causal, rotary=base, group=group,
             sequence_parallel=split, dtype=dtype,
         )  # fmt: skip
-        plain = PlainAttention(12, 24, 12, 8, bias, causal, base, dtype)
+        plain = PlainAttention(12, 48, 24, 4, bias, causal, base, dtype)
         more: dict[str, Any] = {"rows": 10} if split else {}
         errors = compare(layer, plain, x, 2, split_in=split, split_out=split, **more)
         found |= {f"attention {split} {base}: {k}": e for k, e in errors.items()}
