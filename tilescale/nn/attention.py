@@ -11,7 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tilescale import ops
 from tilescale.errors import TileValueError
-from tilescale.nn import products
+from tilescale.nn import context as contexts
+from tilescale.nn import groups, products
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tilescale.nn.parameters import Parallel, Woven, split
 
@@ -28,7 +29,14 @@ class ParallelAttention(Parallel):
         head_dim: features / heads without. bias: of queries, keys and values; ``out_bias``: of the output.
         rotary: the base of rotary positions, or None: no positions, or those that ``forward`` gets.
         causal: a token sees those up to its own place. scale: of the scores; head_dim ** -0.5 without.
-        group, sequence_parallel: as `ColumnParallelLinear`'s.
+        group, sequence_parallel, keep_gathered: as `ColumnParallelLinear`'s.
+        context: another group, whose ranks each have a part of every sequence, as many tokens each;
+            parameters are alike on its ranks, and gradients are averaged or added over them as over other
+            batches.
+        context_by: "ring", keys and values go round, or "ulysses", rows are exchanged for heads.
+        layout: which tokens of a sequence a rank of n in ``context`` has: "contiguous", the r-th of n chunks,
+            or "zigzag", the r-th and the r-th but one to the last of 2n, as much to do for all under a causal
+            mask.
 
     bfloat16 and float16 go to `ops.flash_attention` and its gradients. float32 and float64, which these do
     not take, go to torch's scaled_dot_product_attention.
@@ -37,10 +45,18 @@ class ParallelAttention(Parallel):
     def __init__(
         self, features: int, heads: int, kv_heads: int | None = None, head_dim: int | None = None, *,
         bias: bool = False, out_bias: bool = False, rotary: float | None = 10000.0, causal: bool = True,
-        scale: float | None = None, group: Any = None, sequence_parallel: bool = True, device: Any = None,
-        dtype: Any = None,
+        scale: float | None = None, group: Any = None, sequence_parallel: bool = True,
+        keep_gathered: bool = False, context: Any = None, context_by: str = "ring",
+        layout: str = "contiguous", device: Any = None, dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
+        if context_by not in contexts.WAYS or layout not in contexts.LAYOUTS:
+            raise TileValueError(
+                f"context_by={context_by!r}, layout={layout!r}",
+                expected=f"one of {contexts.WAYS}, one of {contexts.LAYOUTS}",
+            )
+        self.context = None if context is None else groups.name_of(context)
+        self.context_by, self.layout = context_by, layout
         kv_heads, head_dim = kv_heads or heads, head_dim or features // heads
         if heads % kv_heads or head_dim % 2:
             raise TileValueError(
@@ -55,7 +71,9 @@ class ParallelAttention(Parallel):
         how: dict[str, Any] = {
             "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
         }  # fmt: skip
-        self.qkv_proj = ColumnParallelLinear(features, (heads + 2 * kv_heads) * head_dim, bias, **how)
+        self.qkv_proj = ColumnParallelLinear(
+            features, (heads + 2 * kv_heads) * head_dim, bias, keep_gathered=keep_gathered, **how
+        )
         self.o_proj = RowParallelLinear(heads * head_dim, features, out_bias, **how)
         for name in ("weight", "bias") if bias else ("weight",):
             self.woven[f"qkv_proj.{name}"] = self._woven(name)
@@ -81,8 +99,8 @@ class ParallelAttention(Parallel):
         Args:
             x: (m, features), this rank's rows (all rows, where x is alike on all ranks).
             rows: as `ColumnParallelLinear.forward` takes them.
-            positions: cosines and sines, each (length, head_dim) or (batch, length, head_dim), the second
-                half of the last axis like the first, instead of those by ``rotary``.
+            positions: cosines and sines of this rank's tokens, each (length, head_dim) or (batch, length,
+                head_dim), the second half of the last axis like the first, instead of those by ``rotary``.
 
         Returns:
             (m, features), or all rows.
@@ -98,11 +116,18 @@ class ParallelAttention(Parallel):
             )
         length = h.shape[0] // batch
         if positions is None and self.rotary is not None:
-            positions = angles(length, self.head_dim, self.rotary, h)
+            at = (
+                None if self.context is None else contexts.places(length, self.context, self.layout, h.device)
+            )
+            positions = angles(length, self.head_dim, self.rotary, h, at)
         cos, sin = positions or (None, None)
         kv = self.local_kv_heads
         q, k, v = torch.ops.tilescale.rotary_heads(h, cos, sin, kv * self.each, kv, batch)
-        o = attention(q, k, v, self.causal, self.scale)
+        if self.context is None:
+            o = attention(q, k, v, self.causal, self.scale)
+        else:
+            way = (self.context_by, self.layout, self.context)
+            o = contexts.attention(q, k, v, self.causal, self.scale, *way)
         made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, -1))
         return made
 
@@ -118,12 +143,16 @@ class ParallelAttention(Parallel):
         return f"{self.heads} heads, {self.kv_heads} of keys, of {self.head_dim}, causal={self.causal}"
 
 
-def angles(length: int, dim: int, base: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (length, dim / 2) of each place, in float32 (float64 of float64), on ``like``'s
-    device. Angles themselves are float64's: float32 would be off by 1e-3 at place 10,000."""
+def angles(
+    length: int, dim: int, base: float, like: Tensor, places: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (length, dim / 2) of places, 0 to length - 1 where none are given, in float32
+    (float64 of float64), on ``like``'s device. Angles themselves are float64's: float32 would be off by 1e-3
+    at place 10,000."""
     device, kind = like.device, torch.promote_types(like.dtype, torch.float32)
+    places = torch.arange(length, device=device) if places is None else places
     steps = base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
-    turn = torch.arange(length, dtype=torch.float64, device=device)[:, None] * steps
+    turn = places.double()[:, None] * steps
     return turn.cos().to(kind), turn.sin().to(kind)
 
 

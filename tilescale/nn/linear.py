@@ -87,6 +87,8 @@ class ColumnParallelLinear(_Linear):
             DTensors.
         sequence_parallel: x is split by rows over the ranks and gathered within the product; else x is alike
             on all ranks.
+        keep_gathered: the gathered x is kept for the weight's gradient, which needs it; else it is gathered
+            again.
 
     Raises:
         TileValueError: out_features is no multiple of the ranks.
@@ -94,10 +96,10 @@ class ColumnParallelLinear(_Linear):
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, group: Any = None,
-        sequence_parallel: bool = True, device: Any = None, dtype: Any = None,
+        sequence_parallel: bool = True, keep_gathered: bool = False, device: Any = None, dtype: Any = None,
     ):  # fmt: skip
         super().__init__(in_features, out_features, bias, group, 0, device, dtype)
-        self.sequence_parallel = sequence_parallel
+        self.sequence_parallel, self.keep_gathered = sequence_parallel, keep_gathered
 
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """x · weightᵀ + bias, the columns of this rank.
@@ -119,7 +121,11 @@ class ColumnParallelLinear(_Linear):
             y = torch.ops.tilescale.copied_matmul(flat, weight, bias, self.group_name)
         else:
             every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
-            y = torch.ops.tilescale.all_gather_matmul(flat, weight, bias, every, self.group_name)
+            given = (flat, weight, bias, every, self.group_name)
+            if self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad:
+                y, _ = torch.ops.tilescale.all_gather_matmul_kept(*given)
+            else:
+                y = torch.ops.tilescale.all_gather_matmul(*given)
         return like_rows(y, x)
 
 

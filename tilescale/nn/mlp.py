@@ -25,12 +25,12 @@ class ParallelMLP(Parallel):
     Args:
         features, hidden: of the whole layer; hidden is a multiple of eight for each rank.
         activation: "silu", "gelu" (by erf) or "relu".
-        group, sequence_parallel: as `ColumnParallelLinear`'s.
+        group, sequence_parallel, keep_gathered: as `ColumnParallelLinear`'s.
     """
 
     def __init__(
         self, features: int, hidden: int, activation: str = "silu", bias: bool = False, *, group: Any = None,
-        sequence_parallel: bool = True, device: Any = None, dtype: Any = None,
+        sequence_parallel: bool = True, keep_gathered: bool = False, device: Any = None, dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
         if activation not in GATES:
@@ -43,7 +43,9 @@ class ParallelMLP(Parallel):
             "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
         }  # fmt: skip
         self.activation = activation
-        self.gate_up_proj = ColumnParallelLinear(features, 2 * hidden, bias, **how)
+        self.gate_up_proj = ColumnParallelLinear(
+            features, 2 * hidden, bias, keep_gathered=keep_gathered, **how
+        )
         self.down_proj = RowParallelLinear(hidden, features, bias, **how)
         for name in ("weight", "bias") if bias else ("weight",):
             self.woven[f"gate_up_proj.{name}"] = runs(f"gate_proj.{name}", f"up_proj.{name}")

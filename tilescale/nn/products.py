@@ -14,6 +14,7 @@ name (`groups.name_of`).
 A product and the collective beside it are one kernel.
 
 A gathered x is not kept for the backward: that would be as many copies of all activations as there are ranks.
+``all_gather_matmul_kept`` keeps it, where there is memory to spare.
 
 bfloat16 and float16 go to the kernels of `tilescale.ops`, on GPUs float32 too. float64 anywhere, and float32
 on the processor, are multiplied by torch's own product, beside our collectives: its library has a float64
@@ -258,6 +259,53 @@ def all_gather_matmul_backward(
     if not need_w:
         return dx, none(weight)
     return dx, product(dy.T, ops.all_gather(x.contiguous(), rows=rows, group=named))
+
+
+def _keep_gathered(ctx: Any, inputs: Any, output: Any) -> None:
+    _, weight, _, _, ctx.group = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1], weight)
+
+
+def _kept_backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Any, ...]:
+    (every, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    dx, dw = torch.ops.tilescale.kept_matmul_backward(dy, every, weight, ctx.group, need_x, need_w)
+    return *wanted(ctx, dx, dw), summed_rows(dy) if need_b else None, None, None
+
+
+@define(
+    "all_gather_matmul_kept",
+    "(Tensor x, Tensor weight, Tensor? bias, SymInt rows, str group) -> (Tensor, Tensor)",
+    lambda x, weight, bias, rows, group: (
+        x.new_empty(rows, weight.shape[0]),
+        x.new_empty(rows, x.shape[1]),
+    ),
+    _keep_gathered,
+    _kept_backward,
+)
+def all_gather_matmul_kept(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: int, group: str
+) -> tuple[Tensor, Tensor]:
+    """`all_gather_matmul` and the gathered x, out of the group's memory, which the backward takes."""
+    y, every = gathered(x.contiguous(), weight.T, bias, rows, groups.group_of(group), whole=True)
+    return y, every if by_library(x) else every.clone()
+
+
+@define(
+    "kept_matmul_backward",
+    "(Tensor dy, Tensor every, Tensor weight, str group, bool need_x, bool need_w) -> (Tensor, Tensor)",
+    lambda dy, every, weight, group, need_x, need_w: (
+        _rows_like(dy, weight.T, None, group) if need_x else none(dy),
+        weight.new_empty(weight.shape if need_w else 0),
+    ),
+)
+def kept_matmul_backward(
+    dy: Tensor, every: Tensor, weight: Tensor, group: str, need_x: bool, need_w: bool
+) -> tuple[Tensor, Tensor]:
+    """dx by one kernel that scatters its sums, and dw of what was kept."""
+    dy = dy.contiguous()
+    dx = scattered(dy, weight, None, groups.group_of(group)) if need_x else none(dy)
+    return dx, product(dy.T, every) if need_w else none(weight)
 
 
 def _keep_rows(ctx: Any, inputs: Any, output: Any) -> None:

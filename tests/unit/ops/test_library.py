@@ -63,6 +63,7 @@ def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatc
 def test_rows_that_do_not_count(target: str, monkeypatch: pytest.MonkeyPatch):
     """Behind the rows that sizes add up to, gates and their gradients write nothing."""
     monkeypatch.setenv("TILESCALE_TARGET", target)
+    scale = torch.rand(9)
     h, dy = torch.randn(9, 40), torch.randn(9, 20)
     for sizes in ([2, 0, 3], [0], [0, 9]):
         count = sum(sizes)
@@ -73,6 +74,12 @@ def test_rows_that_do_not_count(target: str, monkeypatch: pytest.MonkeyPatch):
         assert (y[count:] == 7).all() and (dh[count:] == 7).all()
         assert y[:count].equal(tilescale.ops.gated_activation(h)[:count])
         assert dh[:count].equal(tilescale.ops.gated_activation_backward(dy, h)[:count])
+        found = (torch.full((9, 40), 7.0), torch.full((9, 20), 7.0), torch.full((9,), 7.0))
+        tilescale.ops.scaled_gate_backward(dy, h, scale, out=found, **given)
+        want = tilescale.ops.scaled_gate_backward(dy, h, scale)
+        assert all(
+            (f[count:] == 7).all() and f[:count].equal(w[:count]) for f, w in zip(found, want, strict=True)
+        )
 
 
 @pytest.mark.parametrize("n", [19, 3001, 9000, 9001, 262145])
