@@ -25,7 +25,6 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from tests.bench.record import record
 from tilescale import comm
 from tilescale import nn as tsnn
-from tilescale.nn.attention import angles, turned
 from tilescale.ops.ranks.groups import share
 
 LLAMA = {"features": 8192, "hidden": 28672, "heads": 64, "kv_heads": 8, "tokens": 8192, "batch": 2}
@@ -65,6 +64,18 @@ class Norm(nn.Module):
         return rms_norm(x, self.weight.shape, self.weight, EPS)
 
 
+def angles(length: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary positions, (length, dim)."""
+    rate = ROTARY ** (-torch.arange(0, dim, 2, device=like.device) / dim)
+    at = torch.outer(torch.arange(length, device=like.device), torch.cat([rate, rate]))
+    return at.cos().to(like.dtype), at.sin().to(like.dtype)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
 class Attention(nn.Module):
     """x (batch, length, features), all rows."""
 
@@ -79,7 +90,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, s = x.shape[:2]
         q, k, v = (p(x).view(b, s, -1, self.dim).transpose(1, 2) for p in (self.q, self.k, self.v))
-        where = angles(s, self.dim, ROTARY, q)
+        where = angles(s, self.dim, q)
         y = scaled_dot_product_attention(
             turned(q, *where), turned(k, *where), v, is_causal=True, enable_gqa=True
         )

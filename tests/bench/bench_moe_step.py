@@ -6,8 +6,7 @@ torch and NCCL.
 The layer is captured once in a CUDA graph and first replayed with other tokens and choices, against float64.
 Ours and the peers are then timed by the operations' own harness (tilescale/ops/ranks/measure.py). Where ranks
 share a GPU there is no NCCL, and nothing but ours to be timed unless there is one rank: ``blocks=32`` bounds
-the kernels that wait, which all have to fit on it together. ``check`` alone times nothing; ``look`` calls the
-layer three times, for `tilescale trace`.
+the kernels that wait, which all have to fit on it together. ``check`` alone times nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ SHAPES = (
     {"tokens": 4096, "hidden": 4096, "experts": 8, "inner": 14336, "topk": 2},
     {"tokens": 128, "hidden": 7168, "experts": 64, "inner": 2048, "topk": 8},
 )
-LOOK = {"tokens": 2048, "hidden": 4096, "experts": 32, "inner": 1024, "topk": 4}
 #: of tokens, alike for all: what the check takes
 SMALL = {"tokens": 300, "hidden": 264, "experts": 12, "inner": 136, "topk": 3}
 
@@ -210,15 +208,6 @@ def main() -> int:
     group, alone = torch.distributed.group.WORLD, torch.cuda.device_count() >= comm.world_size() > 1
     nccl = torch.distributed.new_group(backend="nccl") if alone else None
     blocks = int(words["blocks"]) if "blocks" in words else None
-    if "look" in sys.argv:
-        local = share(LOOK["experts"], comm.world_size())
-        up, down = weights_of({**LOOK, "experts": local}, 7 + comm.rank())
-        for k in range(3):
-            layer(*tokens_of(LOOK, comm.rank(), k), up, down, LOOK, blocks)
-        torch.cuda.synchronize()
-        comm.barrier()
-        torch.distributed.destroy_process_group()
-        return 0
     worst = check(blocks)
     print(f"rank {comm.rank()}: replayed with other choices, the greatest error is {worst:.2e}", flush=True)
     if not worst < 2e-2:
