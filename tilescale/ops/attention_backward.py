@@ -624,19 +624,10 @@ def _hidden(queries: int, keys: int, device: Any) -> torch.Tensor:
 
 
 def draw(
-    batch: int,
-    heads: int,
-    length: int,
-    dim: int,
-    kv_heads: int = 0,
-    keys: int = 0,
-    causal: bool = False,
-    packed: bool = False,
-    deterministic: bool = True,
-    dtype: str = "bfloat16",
-    device: Any = "cpu",
+    batch: int, heads: int, length: int, dim: int, kv_heads: int = 0, keys: int = 0, causal: bool = False,
+    packed: bool = False, deterministic: bool = True, dtype: str = "bfloat16", device: Any = "cpu",
     seed: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: of
     lengths up to ``length`` and ``keys``."""
     g, kv_heads, keys = generator(device, seed), kv_heads or heads, keys or length
@@ -675,18 +666,10 @@ def draw(
 
 
 def reference(
-    do: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    q_starts: torch.Tensor | None = None,
-    k_starts: torch.Tensor | None = None,
-    longest: tuple[int, int] | None = None,
-    **_: Any,
-) -> tuple[Expected, ...]:
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+    causal: bool, q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None,
+    longest: tuple[int, int] | None = None, **_: Any,
+) -> tuple[Expected, ...]:  # fmt: skip
     """The same formulas in float64, from the same o and lse. p and ds are rounded to the inputs' dtype before
     they are multiplied, which adds up as a root; sums are off by their roundings, and exponentials by those
     of their arguments."""
@@ -726,15 +709,9 @@ def reference(
 
 
 def cudnn(
-    do: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    **_: Any,
-) -> Callable[[], Any]:
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+    causal: bool, **_: Any,
+) -> Callable[[], Any]:  # fmt: skip
     """cuDNN's, as torch calls it, on its own forward's results."""
     made = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False)
     own, sums, q_ends, k_ends, most_q, most_k, seed, offset = made[:8]

@@ -4,6 +4,7 @@ products that overlap them."""
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tilescale.compiler import emulator
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.ops.attention_backward import key_gradients, key_tiles, query_gradients, query_tiles
+from tilescale.ops.ranks import ring_backward, ring_gradient_kernels, sequence
 
 
 def sums(rounds: int, stages: int, dtype: str = "float32", wide: int = 64) -> Any:
@@ -204,3 +206,22 @@ def test_products_stay_in_flight(factory: Any, constants: dict[str, Any]):
     made = toolchain.compile_cubin(print_kernel(lowered(factory(**given))[0]), "sm_90a")
     assert made.resources.spill_stores == 0 and made.resources.stack == 0
     assert not made.serialised, made.messages
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+@pytest.mark.parametrize("causal, rows", [(True, 131072), pytest.param(False, 8191, marks=pytest.mark.slow)])
+def test_products_of_long_sequences_stay_in_flight(causal: bool, rows: int):
+    """Also beside warps that pull, whose own registers may spill."""
+    given = sequence.Operands(False, 1, 32, 8, 128, sequence.Chunks(rows, 4, 2), 0.1)
+    how = ring_backward.choose(128, given.chunks.each, 32)
+    what = {"heads": 32, "kv_heads": 8, "dim": 128, "batch": 1, "rows": rows, "world": 4, "parts": 2}
+    what |= {"packed": False, "dtype": "bfloat16", "scale": 0.1, "causal": causal}
+    by_query = {**ring_backward.by_queries(how, given), "tile": how.keys.BM}
+    by_key = {**asdict(how.keys), "high": how.high, "longest_first": False}
+    for factory, more in (
+        (ring_gradient_kernels.query_gradients, by_query),
+        (ring_gradient_kernels.key_gradients, by_key),
+    ):
+        made = toolchain.compile_cubin(print_kernel(lowered(factory(**what, **more))[0]), "sm_90a")
+        assert not made.serialised, made.messages
+    assert made.resources.spill_stores == 0  # of the keys', beside which no warps pull

@@ -54,8 +54,12 @@ class Config:
 
 
 def choose(dim: int, each: int, heads: int, units: int = 132) -> Config:
-    """For chunks of ``each`` rows of so many heads together: the tiles of `attention_gradients`."""
-    by_query = attention_backward.query_tiles(dim, each, heads, units)
+    """For chunks of ``each`` rows of so many heads together: the tiles of `attention_gradients`. Warps that
+    pull take registers from those that compute: what is left suffices neither for two rounds' products at
+    once nor for tiles of 128 rows and more than 192 columns."""
+    by_query = {**attention_backward.query_tiles(dim, each, heads, units), "stages": 2}
+    if dim > 192:
+        by_query |= {"BM": 64, "BN": 32, "threads": 128}
     return Config(Tiles(**by_query), Tiles(**attention_backward.key_tiles(dim, False)), units)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tilescale.language as T
-from tilescale.ops.attention import Tile, turn, turns
+from tilescale.ops.attention import turn, turns
 from tilescale.ops.attention_backward import (
     LOG2_E,
     Shape,
@@ -208,7 +208,9 @@ def query_gradients(
     factor, per, pieces = scale * LOG2_E, ceil_div(each, BM), 2 * pieces_of(chunks, high)
     table = numbers_of(chunks, batch * heads, high, tile)
     deltas, careful = table[3] // 2, parts > 1 and each % BM > 0
-    hiding = Tile(BM, BN, threads).hiding if causal else int(each % BN > 0 or rows % each > 0)  # as in `ring`
+    # in every round or in none: two loops would take so many registers that ptxas lets products run one after
+    # another (C7511)
+    hiding = causal or each % BN > 0 or rows % each > 0
     own, _, bounds = of_rank(heads, dim, batch, packed, dtype)
     everyone = T.SymmTensor((world * parts, batch * kv_heads, each, dim), dtype)
     others = T.SymmTensor((world * parts, batch * heads, each, dim), dtype)
@@ -245,7 +247,7 @@ def query_gradients(
                 with T.Scale("device"):
                     T.wait(here[chunk, head], pieces)
             for t in T.Pipelined(tiles - begin, num_stages=stages):
-                place = (tiles - 1 - t) * BN
+                place = (begin + t) * BN
                 T.copy(K[chunk, head, place, 0], k)
                 T.copy(V[chunk, head, place, 0], v)
                 T.gemm(q, k, p, transpose_B=True, clear_accum=True)
@@ -258,7 +260,7 @@ def query_gradients(
                         for i, j in T.Parallel(BM, BN):
                             seen = T.all_of(begins[i] <= start + place + j, start + place + j < ends[i])
                             p[i, j] = T.if_then_else(T.all_of(seen, place + j < last), p[i, j], 0.0)
-                elif t < hiding:
+                elif hiding:
                     for i, j in T.Parallel(BM, BN):
                         seen = mine * each + row + i - start if causal else last - 1
                         p[i, j] = T.if_then_else(place + j <= T.min(seen, last - 1), p[i, j], 0.0)
