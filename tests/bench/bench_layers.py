@@ -25,7 +25,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from tests.bench.record import record
 from tilescale import comm
 from tilescale import nn as tsnn
-from tilescale.nn.attention import angles, turned
+from tilescale.nn.attention import angles
 from tilescale.ops.ranks.groups import share
 
 LLAMA = {"features": 8192, "hidden": 28672, "heads": 64, "kv_heads": 8, "tokens": 8192, "batch": 2}
@@ -63,6 +63,12 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight.shape, self.weight, EPS)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (…, length, dim) turned by its places' angles (length, dim / 2)."""
+    first, second = x.float().chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 class Attention(nn.Module):
