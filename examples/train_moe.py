@@ -68,7 +68,7 @@ def run(args):
 
 
 def main(argv=None):
-    sizes = {"layers": 2, "features": 96, "hidden": 96, "experts": 24, "topk": 2}
+    sizes = {"layers": 2, "features": 96, "hidden": 192, "experts": 24, "topk": 2}
     parser = training.options(__doc__, steps=200, batch=8, length=64, **sizes)
     losses = run(parser.parse_args(argv))
     return int(not losses[-1] < losses[0])

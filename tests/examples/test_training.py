@@ -19,10 +19,10 @@ from tests.ranks.harness import run_ranks
 from tests.ranks.nn_checks import on_mesh, port
 from tilescale import comm
 
-#: example → arguments that make it small
+#: example → arguments that make it small. A mixture at a high rate is chaotic: a rounding changes who is chosen
 SMALL = {
-    "train_tp_transformer": "--batch 2 --length 16 --layers 1 --features 48 --hidden 48 --lr 0.01",
-    "train_moe": "--batch 2 --length 16 --layers 1 --features 48 --hidden 48 --lr 0.01",
+    "train_tp_transformer": "--batch 2 --length 16 --layers 1 --features 48 --hidden 96 --lr 0.01",
+    "train_moe": "--batch 2 --length 16 --layers 1 --features 48 --hidden 96 --lr 0.002",
 }
 
 
@@ -75,13 +75,13 @@ BOTH = ["train_tp_transformer", pytest.param("train_moe", marks=pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize(("world", "steps"), [(2, 30), pytest.param(4, 200, marks=pytest.mark.slow)])
 def test_losses_are_those_of_one_rank(name: str, world: int, steps: int) -> None:
-    ((want,),) = run_ranks(1, on_mesh, port(), runs, name, [("--steps", steps)], timeout=200)
-    for (got,) in run_ranks(world, on_mesh, port(), runs, name, [("--steps", steps)], timeout=200):
+    ((want,),) = run_ranks(1, on_mesh, port(), runs, name, [("--steps", steps)], timeout=400)
+    for (got,) in run_ranks(world, on_mesh, port(), runs, name, [("--steps", steps)], timeout=400):
         assert near(got, want), list(zip(got, want, strict=False))
-    assert want[-1] < 0.8 * want[0]
+    assert want[-1] < 0.9 * want[0]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", BOTH)
 def test_a_job_that_is_asked_to_end_saves_and_goes_on(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     done = run_ranks(2, on_mesh, port(), stopping, name, folder)
