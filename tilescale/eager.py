@@ -83,7 +83,8 @@ class Eager(Jit):
             return self._kernel(*self._split(args, kwargs))
         return self._ahead(kwargs)
 
-    def _ahead(self, given: dict[str, Any]) -> Kernel:
+    def _named(self, given: dict[str, Any]) -> tuple[list[str], dict[str, Any], dict[str, int]]:
+        """What a call without tensors says: the names of the tensors, the constants, the T.const extents."""
         parameters = self.signature.parameters
         defaults = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
         constants = {**defaults, **{k: v for k, v in given.items() if k in parameters}}
@@ -95,17 +96,21 @@ class Eager(Jit):
                     loc=loc_of(self.func),
                     expected=f"{self.name}{self.signature}",
                 )
-        names = [name for name in parameters if name not in constants]
+        return [name for name in parameters if name not in constants], constants, sizes
+
+    def _ahead_program(
+        self, names: list[str], constants: dict[str, Any], sizes: dict[str, int]
+    ) -> TileProgram:
+        from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+
+        tensors = {name: TensorArg(name, None, None, "tensor") for name in names}
+        return trace_eager(self.func, tensors, dict(constants), sizes)
+
+    def _ahead(self, given: dict[str, Any]) -> Kernel:
+        names, constants, sizes = self._named(given)
 
         def program() -> TileProgram:
-            from tilescale.compiler.frontend.trace import TensorArg, trace_eager
-
-            return trace_eager(
-                self.func,
-                {name: TensorArg(name, None, None, "tensor") for name in names},
-                dict(constants),
-                sizes,
-            )
+            return self._ahead_program(names, constants, sizes)
 
         with without_collection():
             label, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
@@ -126,12 +131,19 @@ class Eager(Jit):
     def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
+        if not args and not any(is_tensor(v) for v in kwargs.values()):
+            return self._ahead_program(*self._named(kwargs))
         tensors, constants = self._split(args, kwargs)
         given = {
             name: TensorArg(name, tuple(map(int, t.shape)), self._dtype(name, t), "tensor")
             for name, t in tensors.items()
         }
         return trace_eager(self.func, given, dict(constants))
+
+    def get_tir(self, *args: Any, **kwargs: Any) -> TileProgram:
+        """The same as :meth:`program`, under TileLang's name; without tensors for T.const extents and
+        constants given by name."""
+        return self.program(*args, **kwargs)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for arguments like these."""

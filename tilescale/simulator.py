@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilescale import arguments, build, comm, log
+from tilescale import arguments, build, comm, compat, log
 from tilescale.cache import Entry
 from tilescale.comm import sim
 from tilescale.errors import FindingError, LaunchError, TileValueError
@@ -302,9 +302,10 @@ class SimKernel(Kernel):
             )
         )
 
-    def get_kernel_source(self, kind: str | None = None) -> str:
+    def get_kernel_source(self, kind: str | None = None, kernel_only: bool | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises
-        TileValueError for another kind."""
+        TileValueError for another kind. ``kernel_only`` decides nothing."""
+        compat.unused("get_kernel_source", {"kernel_only": kernel_only})
         kind = self.device.shown if kind is None else kind
         if kind not in self.device.sources:
             raise TileValueError(

@@ -52,6 +52,16 @@ class dtype(str):
 
     __slots__ = ()
 
+    def __new__(cls, value: Any) -> dtype:
+        """A dtype by whatever `canonical` knows: ``T.dtype("fp16")`` is refused, ``T.dtype(torch.float16)``
+        is T.float16."""
+        if isinstance(value, str) and value in BITS:
+            return str.__new__(cls, value)
+        return canonical(value)
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (str(self),)
+
     def __call__(self, value: Any) -> Any:
         from tilescale.compiler.ops.math import cast
 
@@ -84,6 +94,19 @@ class dtype(str):
 
 
 ALL: dict[str, dtype] = {name: dtype(name) for name in BITS}
+
+
+#: TileLang's name for what takes a dtype in any spelling
+DataType = dtype
+
+
+def __getattr__(name: str) -> Any:
+    """TileLang's table of torch's dtypes, made when it is asked for: nothing else here needs torch."""
+    if name != "_TORCH_DTYPE_TO_STR":
+        raise AttributeError(name)
+    import torch
+
+    return {getattr(torch, known): known for known in BITS if hasattr(torch, known)}
 
 
 def canonical(value: Any) -> dtype:
