@@ -39,6 +39,9 @@ def lower(func: Any, target: Any = None, **words: Any) -> Artifact:
 def __getattr__(name: str) -> Any:
     if name != "tvm":
         raise AttributeError(name)
-    from tilescale.compiler.tvm_compat import tvm
+    from tilescale.compiler.tvm_compat import tirx, tvm
 
+    # TileLang's TVM calls the class of expressions so; programs name it in annotations alone.
+    if not hasattr(tirx, "PrimExpr"):
+        tirx.PrimExpr = tirx.Expr
     return tvm

@@ -548,6 +548,11 @@ class Buffer(_Tile):
         self.loc = source.current()
 
     @property
+    def data(self) -> Memory:
+        """The memory, for a view of it: ``T.Tensor(shape, dtype, X.data)``."""
+        return Memory(self)
+
+    @property
     def ndim(self) -> int:
         return len(self.shape)
 
@@ -680,6 +685,13 @@ class Buffer(_Tile):
                 else extent * out[0],
             )
         return tuple(out)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A tensor's or a tile's memory, without its shape."""
+
+    of: Buffer
 
 
 def convert(value: Any, dt: str) -> Any:

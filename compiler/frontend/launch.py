@@ -144,6 +144,8 @@ class Kernel:
         self.launch = Launch(
             extents, count, dims, max_blocks, bool(ordered), bool(pdl), comm_warps, source.current()
         )
+        if isinstance(threads, (tuple, list)) and len(threads) > 1:
+            self.launch.hints["axes"] = tuple(threads)
         self.names: tuple[str, ...] = ()
 
     def name_targets(self, names: tuple[Any, ...]) -> None:
@@ -486,6 +488,22 @@ def assume(condition: Any) -> None:
             hint="T.device_assert of what the kernel computes",
         )  # fmt: skip
     b.promise(name, number)
+
+
+def get_block_binding(dim: int = 0) -> Any:
+    """The block's index along an axis of the grid, x first: what ``with T.Kernel(…) as (bx, by):`` gives.
+
+    Raises:
+        TileSyntaxError: outside T.Kernel. TileValueError: an axis that the grid does not have.
+    """
+    launch, loc = bld.current().launch, source.current()
+    if launch is None:
+        raise TileSyntaxError("T.get_block_binding stands outside T.Kernel", loc=loc)
+    if not isinstance(dim, int) or not 0 <= dim < len(launch.block_vars):
+        raise TileValueError(
+            f"axis {dim!r} of the grid", loc=loc, expected=f"0 … {len(launch.block_vars) - 1}"
+        )
+    return launch.block_vars[dim]
 
 
 def get_rank() -> Any:

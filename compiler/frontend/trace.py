@@ -17,6 +17,7 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
 from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
 from tilescale.compiler.frontend.hooks import Hooks
+from tilescale.compiler.frontend.own import threads_own
 from tilescale.compiler.frontend.rewrite import rewritten
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.multiples import Promises
@@ -276,7 +277,7 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
         raise TileSyntaxError(
             f"kernel {name} has no launch", loc=loc, hint="with T.Kernel(grid_x, threads=128) as bx:"
         )
-    body = sequence(builder.bodies[0])
+    body, rows = threads_own(sequence(builder.bodies[0]), builder.launch.threads, builder)
     renames = {}
     for old, new in builder.renames.items():
         renames[old] = ir.Var(new, old.ty)
@@ -293,6 +294,8 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
         "global_symbol", name
     )
     hints = dict(builder.launch.hints)
+    if rows:
+        hints["rows"] = {renames.get(r, r): renames.get(own, own) for r, own in rows.items()}
     if "layouts" in hints:  # by the variables that the program has
         hints["layouts"] = {
             renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()

@@ -73,8 +73,11 @@ def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") 
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment") -> Buffer:
-    """A tile distributed over the registers of the executor's threads; contents undefined."""
-    _check_scope("alloc_fragment", scope, "local.fragment")
+    """A tile distributed over the registers of the executor's threads; contents undefined. With
+    ``scope="local"`` it is T.alloc_local."""
+    _check_scope("alloc_fragment", scope, "local.fragment", "local")
+    if scope == "local":
+        return alloc_local(shape, dtype)
     return _allocate(shape, dtype, "local.fragment", "alloc_fragment")
 
 
@@ -159,6 +162,7 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
     new = (
         tuple(shape) if isinstance(shape, (tuple, list)) else (shape,) if shape is not None else buffer.shape
     )
+    new = tuple(e if isinstance(e, bool) else settle(e) for e in new)
     for axis, extent in enumerate(new):
         if isinstance(extent, bool):
             raise TileTypeError(

@@ -7,6 +7,7 @@ the program itself.
 
 from __future__ import annotations
 
+import dis
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -64,8 +65,6 @@ class Anything:
         return Anything()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], types.FunctionType) and not kwargs:
-            return args[0]  # a decorator
         return Anything()
 
     @classmethod
@@ -73,7 +72,10 @@ class Anything:
         return Anything()
 
     def __iter__(self) -> Any:
-        return iter([Anything() for _ in range(2)])
+        frame = sys._getframe(1)
+        word = next((i for i in dis.get_instructions(frame.f_code) if i.offset == frame.f_lasti), None)
+        names = word.arg if word is not None and word.opname == "UNPACK_SEQUENCE" and word.arg else 2
+        return iter([Anything() for _ in range(names)])  # as many as are asked for
 
     def _same(self, *_: Any) -> Any:
         return Anything()
@@ -81,7 +83,14 @@ class Anything:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _same
     __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __neg__ = __getitem__ = __matmul__ = __and__ = _same
     __or__ = __invert__ = __enter__ = __rpow__ = _same
-    __lt__ = __gt__ = __le__ = __ge__ = __eq__ = __ne__ = _same  # type: ignore[assignment]
+    __lt__ = __gt__ = __le__ = __ge__ = _same
+
+    def __eq__(self, other: object) -> Any:
+        return False if other is None or isinstance(other, type) else Anything()
+
+    def __ne__(self, other: object) -> Any:
+        return True if other is None or isinstance(other, type) else Anything()
+
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
@@ -185,7 +194,7 @@ def without_data(device: str) -> None:
                 return func(*args, **kwargs)
             try:
                 return func(*args, **kwargs)
-            except (NotImplementedError, RuntimeError, TypeError):
+            except (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError):
                 return Anything()
 
     is_cuda = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
@@ -236,6 +245,8 @@ def without_data(device: str) -> None:
             "__format__": "?", "numpy": Anything(),
         }.items():  # fmt: skip
             setattr(torch.Tensor, name, answer(value))
+        torch.Tensor.grad = property(lambda self: Anything(), lambda self, value: None)  # type: ignore[assignment]
+        torch.Generator = answer(Anything())  # type: ignore[assignment,misc]
     Elsewhere().__enter__()
     if meta:
         torch.set_default_device("meta")
@@ -428,7 +439,7 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
     if compiling or mode == "cpu":
         without_data("meta" if compiling else "cpu")
     if compiling:
-        sys.meta_path.append(StandIn())
+        sys.meta_path.insert(0, StandIn())  # also of what is installed: it would ask for a tensor's values
         compile_only(events, mode == "nvcc")
     else:
         timed(events)

@@ -13,6 +13,7 @@ from tilescale.errors import TileError
 
 from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
 from .dtypes import ALL as _DTYPES
+from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
 from .symbolic import ceildiv, const, dyn, dynamic
@@ -26,10 +27,14 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
     "assume "
-    "get_rank get_world_size",
+    "get_rank get_world_size get_block_binding",
+    "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
+    "annotate_consumer_reg_alloc",
+    "ops.im2col": "im2col",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal empty view reshape",
-    "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent grid",
+    "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
+    "grid parallel",
     "ops.copy": "copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm GemmWarpPolicy",
@@ -85,14 +90,15 @@ __all__ = [
     "macro",
     "prim_func",
     "symbolic",
+    "tfloat32",
     *_DTYPES,
     *_HOME,
 ]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
-half, float, double, int, long, short = (
-    _DTYPES[n] for n in ("float16", "float32", "float64", "int32", "int64", "int16")
+half, float, double, int, long, short, uint = (
+    _DTYPES[n] for n in ("float16", "float32", "float64", "int32", "int64", "int16", "uint32")
 )
 
 

@@ -93,7 +93,18 @@ class dtype(str):
         return f"T.{str(self)}"
 
 
+class _Tf32(dtype):
+    """float32, of which products may take the upper 10 bits of mantissa: a tile of T.tfloat32 is one of
+    float32, and T.gemm of two of them has ``precision="tf32"``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "T.tfloat32"
+
+
 ALL: dict[str, dtype] = {name: dtype(name) for name in BITS}
+TFLOAT32 = _Tf32("float32")
 
 
 #: TileLang's name for what takes a dtype in any spelling
@@ -128,6 +139,8 @@ def canonical(value: Any) -> dtype:
         else:
             name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
     name = name.rsplit(".", 1)[-1]
+    if name == "tfloat32":
+        return TFLOAT32
     name = _ALIASES.get(name, name)
     found = ALL.get(name)
     if found is None:

@@ -218,7 +218,9 @@ class Autotuned:
                 dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())
             ]
         out: dict[Any, Config] = {}
-        for config in listed:
+        if any("pass_configs" in config for config in listed):
+            unused(f"autotune of {self.jitted.name}", {"pass_configs": True})
+        for config in ({k: v for k, v in c.items() if k != "pass_configs"} for c in listed):
             unknown = [name for name in config if name not in self.jitted.signature.parameters]
             if unknown:
                 raise TileTypeError(

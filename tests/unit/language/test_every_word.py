@@ -86,8 +86,11 @@ NOTHING = {
         )
     },
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
+    "annotate_producer_reg_dealloc": {"reg_count": ("T.annotate_producer_reg_dealloc(40)", "pass")},
+    "annotate_consumer_reg_alloc": {"reg_count": ("T.annotate_consumer_reg_alloc(160)", "pass")},
 }
 
+IM2COL = "T.im2col(T.view({}, (4, 8, 8, 16)), {}, {}, {}, {}, {}, {}, {})"
 #: function → its use, and for each parameter one that differs in it
 USES: dict[str, tuple[str, dict[str, str]]] = {
     "Kernel": (
@@ -129,6 +132,24 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "extents": "for p in T.Parallel(32):\n    A[0, p] = B[0, p]",
             "coalesced_width": "for p in T.Parallel(64, coalesced_width=2):\n    A[0, p] = B[0, p]",
             "loop_layout": "for p in T.Parallel(64, loop_layout=T.Fragment((64,), lambda p: (p // 4, p % 4))):\n    A[0, p] = B[0, p]",
+        },
+    ),
+    "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
+    "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
+    "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
+    "no_set_max_nreg": ("T.no_set_max_nreg()", {}),
+    "get_block_binding": ("A[T.get_block_binding(), 0] = x", {"dim": "A[T.get_block_binding(1), 0] = x"}),
+    "im2col": (
+        IM2COL.format("A", "f", 0, 0, 3, 1, 1, 1),
+        {
+            "img": IM2COL.format("B", "f", 0, 0, 3, 1, 1, 1),
+            "col": IM2COL.format("A", "a", 0, 0, 3, 1, 1, 1),
+            "nhw_step": IM2COL.format("A", "f", 1, 0, 3, 1, 1, 1),
+            "c_step": IM2COL.format("A", "f", 0, 1, 3, 1, 1, 1),
+            "kernel": IM2COL.format("A", "f", 0, 0, 2, 1, 1, 1),
+            "stride": IM2COL.format("A", "f", 0, 0, 3, 2, 1, 1),
+            "dilation": IM2COL.format("A", "f", 0, 0, 3, 1, 2, 1),
+            "pad": IM2COL.format("A", "f", 0, 0, 3, 1, 1, 2),
         },
     ),
     "Persistent": (
@@ -650,10 +671,11 @@ SAME = {
     "Serial": "serial",
     "Unroll": "unroll",
     "Vectorized": "vectorized",
+    "parallel": "Parallel",
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; and T.Scale, whose team= is not read
 #: yet
-APART = {"GemmWarpPolicy", "dtype", "dyn", "empty", "Scale"}
+APART = {"GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32"}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
