@@ -15,7 +15,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilescale import cache, devices, env, folders, log, tracing
-from tilescale.build import compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
+from tilescale.build import (
+    compiled,
+    digest,
+    for_this_job,
+    in_order,
+    kernel_of,
+    key_of,
+    label_of,
+    label_of_launch,
+    loaded,
+)
 from tilescale.devices import is_auto, resolve_target
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
@@ -99,21 +109,19 @@ class Eager(Jit):
         return [name for name in parameters if name not in constants], constants, sizes
 
     def _ahead_program(
-        self, names: list[str], constants: dict[str, Any], sizes: dict[str, int]
+        self, names: list[str], constants: dict[str, Any], sizes: dict[str, int], part: int | None = None
     ) -> TileProgram:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
         tensors = {name: TensorArg(name, None, None, "tensor") for name in names}
-        return trace_eager(self.func, tensors, dict(constants), sizes)
+        return trace_eager(self.func, tensors, dict(constants), sizes, part)
 
     def _ahead(self, given: dict[str, Any]) -> Kernel:
         names, constants, sizes = self._named(given)
 
-        def program() -> TileProgram:
-            return self._ahead_program(names, constants, sizes)
+        whole, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
 
-        with without_collection():
-            label, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
+        def part(k: int) -> Kernel:
             key = key_of(
                 self.name,
                 self.func,
@@ -122,11 +130,20 @@ class Eager(Jit):
                 constants,
                 sizes,
                 self.instrument,
+                *([k] if k else []),
                 *devices.code_key(target),
             )
+            label = label_of_launch(whole, k)
+
+            def program() -> TileProgram:
+                return self._ahead_program(names, constants, sizes, k)
+
             if devices.of(target).simulated:
                 return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument, target)
+
+        with without_collection():
+            return in_order(part)
 
     def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
@@ -180,7 +197,7 @@ class Eager(Jit):
         kernel = None if self.baked is None else self.kernels.get((fixed, extents(self.baked, shapes)))
         if kernel is None:
             with without_collection():
-                kernel = self._obtain(shapes, dtypes, constants, target)
+                kernel = in_order(lambda k: self._obtain(shapes, dtypes, constants, target, k))
             assert self.baked is not None
             if len(self.kernels) >= _TABLE_LIMIT:
                 self.kernels.clear()
@@ -208,9 +225,10 @@ class Eager(Jit):
         return simulator.kernel_of(made, label, program, self.instrument, None)
 
     def _obtain(
-        self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any], target: str
+        self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any], target: str, part: int
     ) -> Kernel:
-        """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a
+        """Launch ``part`` of a call. From the disk, or traced and compiled. Which extents are baked lies
+        beside the kernels, so that a
         new process that finds both needs no trace."""
 
         def program() -> TileProgram:
@@ -218,11 +236,12 @@ class Eager(Jit):
 
             # A trace learns the values of T.const, so each has arguments of its own.
             args = {name: TensorArg(name, shape, dtypes[name], "tensor") for name, shape in shapes.items()}
-            return trace_eager(self.func, args, dict(constants))
+            return trace_eager(self.func, args, dict(constants), part=part)
 
         label = label_of(
             self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants}
         )
+        label = label_of_launch(label, part)
         ranks = [len(s) for s in shapes.values()]
         family = key_of(
             self.name,
@@ -231,6 +250,7 @@ class Eager(Jit):
             ranks,
             constants,
             self.instrument,
+            *([part] if part else []),
             *devices.code_key(target),
         )
         if devices.of(target).simulated:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,16 @@ class Kernel(Launchable):
         from tilescale.compiler import driver
 
         return driver.source_text(program, kind, self.built_for, instrument=self.instrument)
+
+    def again(self, out_idx: Sequence[int], returns: Sequence[int]) -> Kernel:
+        """The same code behind other calls: they allocate and give back these parameters."""
+        made = Kernel(
+            self.entry, self.label, self._program, out_idx=out_idx, returns=returns,
+            from_cache=self.from_cache,
+            instrument=self.instrument,
+        )  # fmt: skip
+        made.has_program = self.has_program
+        return made
 
     def check(
         self,

@@ -43,5 +43,5 @@ def __getattr__(name: str) -> Any:
 
     # TileLang's TVM calls the class of expressions so; programs name it in annotations alone.
     if not hasattr(tirx, "PrimExpr"):
-        tirx.PrimExpr = tirx.Expr
+        setattr(tirx, "PrimExpr", tirx.Expr)  # noqa: B010  # TVM does not declare it
     return tvm

@@ -267,6 +267,16 @@ class SimKernel(Kernel):
     def program(self) -> TileProgram:
         return self.simulated.traced
 
+    def again(self, out_idx: Sequence[int], returns: Sequence[int]) -> SimKernel:
+        return SimKernel(
+            self.simulated,
+            self.label,
+            self._program,
+            out_idx=out_idx,
+            returns=returns,
+            instrument=self.instrument,
+        )
+
     def _carried(self, array: Any) -> Any:
         return array
 
@@ -569,12 +579,21 @@ def kernel_of(
         return SimKernel(
             program, label, trace, out_idx=outputs, returns=program.meta["returns"], instrument=instrument
         )
-    return SimKernel(program, label, trace, out_idx=out_idx, instrument=instrument)
+    allocated = build.with_workspaces(out_idx, program.meta["params"])
+    return SimKernel(program, label, trace, out_idx=allocated, returns=out_idx, instrument=instrument)
 
 
-def from_prim_func(func: Any, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> SimKernel:
+def from_prim_func(func: Any, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> Kernel:
     """The simulated kernel of a prim_func."""
     label = name or build.label_of(func.name, build.captured(func.func))
-    made = program_of(build.key_of(func.name, func), func.trace)
-    made.require_here()
-    return kernel_of(made, label, func.trace, instrument, out_idx)
+
+    def part(k: int) -> Kernel:
+        def trace() -> TileProgram:
+            traced: TileProgram = func.trace(k)
+            return traced
+
+        made = program_of(build.key_of(func.name, func, *([k] if k else [])), trace)
+        made.require_here()
+        return kernel_of(made, build.label_of_launch(label, k), trace, instrument, out_idx)
+
+    return build.in_order(part)

@@ -154,11 +154,13 @@ class Kernel:
     def __enter__(self) -> Any:
         b = bld.current()
         if b.launch is not None:
-            raise TileSyntaxError(
-                "a kernel has one T.Kernel",
-                loc=source.current(),
-                hint="put the second one into a kernel of its own",
-            )
+            if not b.launched or b.device_depth():
+                raise TileSyntaxError(
+                    "a T.Kernel in another one",
+                    loc=source.current(),
+                    hint="one behind the other: each is a launch of the same call",
+                )
+            b.next_launch()
         b.launch = self.launch
         names = self.names if len(self.names) == len(self.launch.grid) else tuple("b" + a for a in AXES)
         self.launch.block_vars = [

@@ -10,8 +10,10 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, Variable, convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.program import Param
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import BITS, canonical
 from tilescale.language.symbolic import settle
 
@@ -133,6 +135,30 @@ def empty(shape: Any, dtype: Any = "float32") -> Buffer:
     made: Buffer = eager.declare_output(
         tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), canonical(dtype)
     )
+    return made
+
+
+def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> Buffer:
+    """Memory on the device that each call allocates for its launches: a tensor that nobody passes or gets
+    back.
+    Its contents are undefined until written.
+
+    Raises:
+        TileSyntaxError: inside T.Kernel. TileValueError: another scope.
+    """
+    _check_scope("alloc_global", scope, "global")
+    b = bld.current()
+    if b.launch is not None and not b.launched:
+        raise TileSyntaxError(
+            "T.alloc_global inside T.Kernel",
+            loc=source.current(),
+            hint="in front of the launch, whose blocks share it",
+        )
+    name = f"workspace{len(b.workspaces)}"
+    extents = tuple(settle(e) for e in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    spec = TensorSpec("tensor", extents, canonical(dtype))
+    made: Buffer = b.make_tensor(name, spec, source.current())
+    b.workspaces[name] = Param(name, spec, made.var, source.current(), output=True)
     return made
 
 

@@ -12,6 +12,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ops.math import if_then_else
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.symbolic import settle
 
 
 def im2col(
@@ -28,6 +29,7 @@ def im2col(
         TileValueError: a window that does not fit into the image.
     """
     loc = source.current()
+    kernel, stride, dilation, pad = map(settle, (kernel, stride, dilation, pad))
     if not isinstance(img, Buffer) or img.ndim != 4 or not all(isinstance(e, int) for e in img.shape[1:]):
         raise TileTypeError(
             f"T.im2col of {img!r}", loc=loc, expected="a tensor of (n, height, width, channels)"

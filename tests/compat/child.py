@@ -316,14 +316,16 @@ def compile_only(events: Events, build: bool) -> None:
         if key in done:
             return done[key]
         try:
-            program = trace()
-            lowered = driver.lower(program, TARGET)
-            static.require(program)
-            back = driver.backend(TARGET)
-            text = back.text(lowered, "cuda")
-            if build:
-                path = Path(os.environ["TILESCALE_CACHE_DIR"]) / f"{os.getpid()}.cubin"
-                back.build(lowered, path)
+            program, text = trace(0), ""
+            for part in range(program.launches):
+                program = trace(part)
+                lowered = driver.lower(program, TARGET)
+                static.require(program)
+                back = driver.backend(TARGET)
+                text += back.text(lowered, "cuda")
+                if build:
+                    path = Path(os.environ["TILESCALE_CACHE_DIR"]) / f"{os.getpid()}.cubin"
+                    back.build(lowered, path)
             out = [k for k, p in enumerate(program.params) if p.output] if outputs is None else list(outputs)
             made: Any = Compiled(program, out, program.returns if outputs is None else out, text)
         except TileError as error:
@@ -358,12 +360,12 @@ def compile_only(events: Events, build: bool) -> None:
     def eager(self: Any, tensors: Any, constants: Any) -> Any:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
-        def trace() -> Any:
+        def trace(part: int) -> Any:
             args = {
                 name: TensorArg(name, tuple(map(int, t.shape)), self._dtype(name, t), "tensor")
                 for name, t in tensors.items()
             }
-            return trace_eager(self.func, args, dict(constants))
+            return trace_eager(self.func, args, dict(constants), part=part)
 
         key = (id(self), str({n: (t.shape, t.dtype) for n, t in tensors.items()}), str(constants))
         return make(self.func, key, trace, None)
@@ -377,10 +379,9 @@ def compile_only(events: Events, build: bool) -> None:
         sizes = {k: v for k, v in given.items() if k not in parameters}
         names = [n for n in parameters if n not in constants]
 
-        def trace() -> Any:
-            return trace_eager(
-                self.func, {n: TensorArg(n, None, None, "tensor") for n in names}, dict(constants), sizes
-            )
+        def trace(part: int) -> Any:
+            tensors = {n: TensorArg(n, None, None, "tensor") for n in names}
+            return trace_eager(self.func, tensors, dict(constants), sizes, part)
 
         return make(self.func, (id(self), str(given)), trace, None)
 

@@ -673,9 +673,9 @@ SAME = {
     "Vectorized": "vectorized",
     "parallel": "Parallel",
 }
-#: an enumeration, a dtype's class and one by indexing; T.empty, below; and T.Scale, whose team= is not read
-#: yet
-APART = {"GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32"}
+#: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
+#: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
+APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32"}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
