@@ -122,7 +122,6 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     does not keep a program's kernels from being compiled."""
 
     NAMES = (
-        "einops",
         "fla",
         "flash_attn",
         "triton",
@@ -146,6 +145,26 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: Any) -> None:
         pass
+
+
+def lenient(package: str, *names: str) -> None:
+    """Functions of a package that is installed give Anything where they refuse what there is."""
+    try:
+        module = importlib.import_module(package)
+    except ImportError:
+        return
+
+    def either(own: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return own(*args, **kwargs)
+            except Exception:  # noqa: BLE001  # it has classes of its own for what it does not know
+                return Anything()
+
+        return call
+
+    for name in names:
+        setattr(module, name, either(getattr(module, name)))
 
 
 def _attribute(name: str) -> Any:
@@ -183,21 +202,44 @@ def without_data(device: str) -> None:
                     torch.device(device) if isinstance(kwargs["device"], int) else moved(kwargs["device"])
                 )
             if name == "cuda":
-                return args[0].to(device)
-            if name == "to" and len(args) > 1:
+                whole = not args[0].is_floating_point() and args[0].numel() <= 1 << 16
+                return args[0] if whole else args[0].to(device)
+            if name == "to" and len(args) > 1 and isinstance(args[0], torch.Tensor):
+                if meta and not args[0].is_floating_point() and args[0].numel() <= 1 << 16 and len(args) == 2:
+                    args = (args[0], *(a for a in args[1:] if not str(a).startswith("cuda")))
+                    if len(args) == 1 and not kwargs:
+                        return args[0]
                 args = (args[0], *map(moved, args[1:]))
-            if func is is_cuda:
-                return True
             if any(isinstance(a, Anything) for a in (*args, *kwargs.values())):
                 return Anything()
             if not meta:
                 return func(*args, **kwargs)
-            try:
-                return func(*args, **kwargs)
-            except (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError):
-                return Anything()
+            return shaped(func, args, kwargs)
 
-    is_cuda = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+    faults = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError, AssertionError)
+    makes = {"tensor", "arange", "randint", "randperm", "zeros", "ones", "full", "empty", "as_tensor"}
+
+    def shaped(func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function gives where most tensors have no data. Small ones of whole numbers have: programs make
+        extents of them."""
+        if getattr(func, "__name__", "") in makes and kwargs.get("device") is not None:
+            try:
+                made = func(*args, **{**kwargs, "device": "meta"})
+                if not made.is_floating_point() and made.numel() <= 1 << 16:
+                    return func(*args, **{**kwargs, "device": "cpu"})
+            except faults:
+                pass
+        try:
+            return func(*args, **kwargs)
+        except faults:
+            pass
+        moved_args = [
+            a.to("meta") if isinstance(a, torch.Tensor) and a.device.type == "cpu" else a for a in args
+        ]
+        try:
+            return func(*moved_args, **kwargs)
+        except faults:
+            return Anything()
 
     class Properties:
         multi_processor_count, total_memory, name, major, minor = 132, 141 << 30, "NVIDIA H200", 9, 0
@@ -240,13 +282,19 @@ def without_data(device: str) -> None:
         ):
             for name in names:
                 setattr(owner, name, answer(None))
+
+        def of_data(name: str, value: Any) -> Any:
+            own = getattr(torch.Tensor, name)
+            return lambda self, *a, **k: value if self.is_meta else own(self, *a, **k)
+
         for name, value in {
-            "item": Anything(), "tolist": Anything(), "__bool__": True, "__float__": 1.0, "__int__": 1,
+            "item": 1, "tolist": [1, 1], "__bool__": True, "__float__": 1.0, "__int__": 1, "__index__": 1,
             "__format__": "?", "numpy": Anything(),
         }.items():  # fmt: skip
-            setattr(torch.Tensor, name, answer(value))
+            setattr(torch.Tensor, name, of_data(name, value))
         torch.Tensor.grad = property(lambda self: Anything(), lambda self, value: None)  # type: ignore[assignment]
-        torch.Generator = answer(Anything())  # type: ignore[assignment,misc]
+        torch.Generator = type("Generator", (Anything,), {})  # type: ignore[assignment,misc]
+        torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment]
     Elsewhere().__enter__()
     if meta:
         torch.set_default_device("meta")
@@ -440,7 +488,8 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
     if compiling or mode == "cpu":
         without_data("meta" if compiling else "cpu")
     if compiling:
-        sys.meta_path.insert(0, StandIn())  # also of what is installed: it would ask for a tensor's values
+        sys.meta_path.insert(0, StandIn())
+        lenient("einops", "rearrange", "repeat", "reduce", "einsum")
         compile_only(events, mode == "nvcc")
     else:
         timed(events)

@@ -28,6 +28,7 @@ _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
     "assume "
     "get_rank get_world_size get_block_binding",
+    "frontend.groups": "ws",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
     "annotate_consumer_reg_alloc",
     "ops.im2col": "im2col",

@@ -134,6 +134,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "loop_layout": "for p in T.Parallel(64, loop_layout=T.Fragment((64,), lambda p: (p // 4, p % 4))):\n    A[0, p] = B[0, p]",
         },
     ),
+    "ws": (
+        "with T.Kernel(4, threads=256) as bx:\n    with T.ws(0):\n        A[0, 0] = x",
+        {"warp_group_idx": "with T.Kernel(4, threads=256) as bx:\n    with T.ws(1):\n        A[0, 0] = x"},
+    ),
     "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
     "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
