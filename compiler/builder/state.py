@@ -62,6 +62,8 @@ class Builder:
         self.make_tensor: Any = None
         self.entered = False  # the kernel's own function has been
         self.scales: list[str] = []
+        #: the open reducers of T.attr (ops/allreduce.py)
+        self.reducers: list[Any] = []
         #: how many T.ws are open (frontend/groups.py)
         self.by_hand = 0
         #: the open teams (compiler/ops/team.py), the innermost last

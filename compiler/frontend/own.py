@@ -291,16 +291,20 @@ class _Own:
         body = structural_map(body, (ir.Var, lambda v: renamed.get(v, v)))
         body = structural_map(body, (ir.Call, lambda c: own if _is_index(c) else c))
 
+        inner: set[Any] = set()  # memory that only this region's statements have
+        structural_walk(body, (tirx.AllocBuffer, lambda s: inner.add(s.buffer)))
+        held = self.held - inner
+
         def load(e: Any) -> Any:
-            return tirx.BufferLoad(self.row_of(e.source), [own, *e.indices]) if e.source in self.held else e
+            return tirx.BufferLoad(self.row_of(e.source), [own, *e.indices]) if e.source in held else e
 
         def region(r: Any) -> Any:
-            if r.source not in self.held:
+            if r.source not in held:
                 return r
             return tirx.BufferRegion(self.row_of(r.source), [ir.Range.from_min_extent(own, 1), *r.region])
 
         def store(s: Any) -> Any:
-            if s.buffer not in self.held:
+            if s.buffer not in held:
                 return s
             return tirx.BufferStore(self.row_of(s.buffer), s.value, [own, *s.indices], s.span)
 

@@ -92,6 +92,25 @@ def get_thread_binding(dim: int = 0) -> Any:
     return ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
 
 
+def thread_binding(begin: int, end: int, thread: str = "threadIdx.x") -> Any:
+    """The thread's index along an axis of the block, of ``end`` threads, by TVM's name: `get_thread_binding`.
+
+    Raises:
+        TileValueError: an axis that there is not, or another number of threads.
+    """
+    axes = "xyz"
+    b = bld.current()
+    dim = axes.find(thread.removeprefix("threadIdx.")) if thread.startswith("threadIdx.") else -1
+    held = b.launch.hints.get("axes", (b.launch.threads,)) if b.launch is not None else (1,)
+    if len(thread) != len("threadIdx.x") or dim < 0 or begin != 0 or (dim < len(held) and held[dim] != end):
+        raise TileValueError(
+            f"T.thread_binding({begin!r}, {end!r}, thread={thread!r}) of a block of {held} threads",
+            loc=source.current(),
+            expected='0, the threads along the axis, and "threadIdx.x", "threadIdx.y" or "threadIdx.z"',
+        )
+    return get_thread_binding(dim)
+
+
 def get_lane_idx() -> Any:
     """The thread's number in its warp; inside ``T.Scale("thread")``."""
     return binary("%", get_thread_binding(), 32)

@@ -102,7 +102,7 @@ RUNTIME: dict[str, set[str]] = {
     "cache": set(),
     "device": {"cache"},
     "explain": {"device"},
-    "cuda": {"cache", "device", "explain"},
+    "cuda": {"language", "cache", "device", "explain"},
     "devices": {"fingerprint", "cache", "device", "cuda"},
     "lowered": {"compat", "devices"},
     "contrib": {"devices"},

@@ -229,3 +229,20 @@ class C:
     (tmp_path / "c.py").write_text("import torch\n")
     found = programs.programs(tmp_path)
     assert [(p.path, p.left_out) for p in found] == [("b.py", None), ("gemm_sm100/a.py", "Blackwell")]
+
+
+def test_swizzles_by_tilelang_s_names():
+    from tilescale.cuda.intrinsics import TensorCoreIntrinEmitter, get_mma_micro_size, get_swizzle_layout
+    from tilescale.layout import make_swizzled_layout
+
+    rows, columns = 16, 64
+    wanted = make_swizzled_layout(T.Tensor((rows, columns), "float16"))
+    for i in range(rows):
+        for j in range(columns):
+            row, column = get_swizzle_layout(i, j, columns, "float16")
+            assert (row * columns + column) * 2 == wanted.byte(i, j), (i, j)
+    assert get_mma_micro_size("int8") == (16, 16, 32)
+    with pytest.raises(TileValueError, match="rows of 48"):
+        get_swizzle_layout(0, 0, 48, "float16")
+    with pytest.raises(TileTypeError, match="emits mma by hand"):
+        TensorCoreIntrinEmitter(a_dtype="float16")

@@ -29,6 +29,7 @@ _EXPORTS: dict[str, str] = {
     "assume "
     "get_rank get_world_size get_block_binding",
     "frontend.groups": "ws",
+    "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
     "annotate_consumer_reg_alloc",
     "ops.im2col": "im2col",
@@ -54,12 +55,12 @@ _EXPORTS: dict[str, str] = {
     "ops.test": "test",
     "ops.put": "put",
     "ops.packets": "put_packets get_packets",
-    "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
+    "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
     "barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait "
-    "get_thread_binding "
+    "get_thread_binding thread_binding "
     "get_lane_idx get_warp_idx shuffle_elect",
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan "

@@ -109,6 +109,41 @@ def test_loops_and_conditions_of_a_thread_s_own(target: str):
     assert out["B"].tolist() == [sum(range(0, t, 2)) for t in range(32)]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_numbers_of_all_threads_along_an_axis(axis: int, target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 16), "int32"), B: T.Tensor((8, 16), "int32")):
+        with T.Kernel(1, threads=(16, 8)):
+            x, y = T.thread_binding(0, 16, thread="threadIdx.x"), T.thread_binding(0, 8, thread="threadIdx.y")
+            r = T.alloc_local((1,), "int32")
+            with T.attr(T.comm_reducer(lambda p, q: T.max(p, q), [T.min_value("int32")]), "reduce_scope", 0):
+                T.evaluate(T.tvm_thread_allreduce(T.uint32(1), A[y, x], True, r[0], x if axis == 0 else y))
+            B[y, x] = r[0]
+
+    a = RNG.integers(-99, 99, (8, 16), dtype="int32")
+    out = run(kernel, {"A": a, "B": np.full((8, 16), -100, "int32")}, target)
+    assert (out["B"] == a.max(1 - axis, keepdims=True)).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shuffles_at_the_scale_of_the_block(target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            total = T.alloc_local((1,), "int32")
+            total[0] = A[t]
+            for i in T.serial(3):
+                other = t ^ (1 << i)
+                total[0] = total[0] + T.tvm_warp_shuffle(0xFFFFFFFF, total[0], other % 32, 32, 32)
+            B[t] = total[0]
+
+    a = RNG.integers(-99, 99, 32, dtype="int32")
+    out = run(kernel, {"A": a, "B": np.full(32, -1, "int32")}, target)
+    assert (out["B"] == np.repeat(a.reshape(4, 8).sum(1), 8)).all()
+
+
 def test_tiles_under_a_thread_s_condition_are_refused():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):

@@ -85,11 +85,22 @@ NOTHING = {
             "for p, q in T.Persistent((8, 8), 4, bx):\n    A[p, q] = x",
         )
     },
+    "attr": {
+        "value": (
+            "with T.attr(T.comm_reducer(T.max, [0]), 'reduce_scope', 0):\n    A[0, 0] = x",
+            "with T.attr(T.comm_reducer(T.max, [0]), 'reduce_scope', 1):\n    A[0, 0] = x",
+        )
+    },
+    "evaluate": {"value": ("T.evaluate(x)", "T.evaluate(n)")},
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
     "annotate_producer_reg_dealloc": {"reg_count": ("T.annotate_producer_reg_dealloc(40)", "pass")},
     "annotate_consumer_reg_alloc": {"reg_count": ("T.annotate_consumer_reg_alloc(160)", "pass")},
 }
 
+ALL_REDUCE = (
+    "t, g = T.get_thread_binding(), T.alloc_local((2,), 'float32')\n"
+    "with T.attr(T.comm_reducer({}, {}), {}, 0):\n    T.tvm_thread_allreduce({}, {}, {}, g[0], {}, dtype={})\nA[0, t % 64] = g[0]"
+)
 IM2COL = "T.im2col(T.view({}, (4, 8, 8, 16)), {}, {}, {}, {}, {}, {}, {})"
 #: function → its use, and for each parameter one that differs in it
 USES: dict[str, tuple[str, dict[str, str]]] = {
@@ -137,6 +148,72 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     "ws": (
         "with T.Kernel(4, threads=256) as bx:\n    with T.ws(0):\n        A[0, 0] = x",
         {"warp_group_idx": "with T.Kernel(4, threads=256) as bx:\n    with T.ws(1):\n        A[0, 0] = x"},
+    ),
+    "thread_binding": (
+        "A[0, T.thread_binding(0, 128) % 64] = x",
+        {
+            "begin": "A[0, T.thread_binding(1, 128) % 64] = x",
+            "end": "A[0, T.thread_binding(0, 64) % 64] = x",
+            "thread": "A[0, T.thread_binding(0, 1, thread='threadIdx.y') % 64] = x",
+        },
+    ),
+    "tvm_warp_shuffle": (
+        f"{THREAD}A[0, t % 64] = T.tvm_warp_shuffle(-1 & 0xFFFFFFFF, x, 1, 32, 32)",
+        {
+            "mask": f"{THREAD}A[0, t % 64] = T.tvm_warp_shuffle(1, x, 1, 32, 32)",
+            "value": f"{THREAD}A[0, t % 64] = T.tvm_warp_shuffle(0xFFFFFFFF, x * 2, 1, 32, 32)",
+            "warp_id": f"{THREAD}A[0, t % 64] = T.tvm_warp_shuffle(0xFFFFFFFF, x, 2, 32, 32)",
+            "width": f"{THREAD}A[0, t % 64] = T.tvm_warp_shuffle(0xFFFFFFFF, x, 1, 16, 32)",
+            "warp_size": f"{THREAD}A[0, t % 64] = T.tvm_warp_shuffle(0xFFFFFFFF, x, 1, 32, 8)",
+        },
+    ),
+    "comm_reducer": (
+        ALL_REDUCE.format(
+            "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'handle'"
+        ),
+        {
+            "fcombine": ALL_REDUCE.format(
+                "lambda p, q: p * q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'handle'"
+            ),
+            "identity": ALL_REDUCE.format(
+                "lambda p, q: p + q", "[1]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'handle'"
+            ),
+        },
+    ),
+    "attr": (
+        ALL_REDUCE.format(
+            "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'handle'"
+        ),
+        {
+            "node": "with T.attr(5, 'reduce_scope', 0):\n    A[0, 0] = x",
+            "attr_key": "with T.attr(T.comm_reducer(T.max, [0]), 'other', 0):\n    A[0, 0] = x",
+        },
+    ),
+    "evaluate": ("T.evaluate(x)", {}),
+    "tvm_thread_allreduce": (
+        ALL_REDUCE.format(
+            "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'handle'"
+        ),
+        {
+            "size": ALL_REDUCE.format(
+                "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(2)", "x", "True", "t", "'handle'"
+            ),
+            "value": ALL_REDUCE.format(
+                "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x * 2", "True", "t", "'handle'"
+            ),
+            "pred": ALL_REDUCE.format(
+                "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "False", "t", "'handle'"
+            ),
+            "result": ALL_REDUCE.format(
+                "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'handle'"
+            ).replace("g[0], t", "g[1], t"),
+            "axes": ALL_REDUCE.format(
+                "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "n", "'handle'"
+            ),
+            "dtype": ALL_REDUCE.format(
+                "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'int32'"
+            ),
+        },
     ),
     "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
@@ -493,7 +570,11 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "reinterpret": (
         "I[0, 0] = T.reinterpret('int32', x)",
-        {"a": "I[0, 0] = T.reinterpret('uint32', x)", "b": "I[0, 0] = T.reinterpret('int32', x * 2)"},
+        {
+            "a": "I[0, 0] = T.reinterpret('uint32', x)",
+            "b": "I[0, 0] = T.reinterpret('int32', x * 2)",
+            "dtype": "I[0, 0] = T.reinterpret(x, dtype='uint32')",
+        },
     ),
     "if_then_else": (
         "A[0, 0] = T.if_then_else(n > 0, x, 1)",
