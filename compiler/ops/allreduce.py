@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import LoopNest
-from tilescale.compiler.builder.values import Variable, as_expr, binary, dtype_of
+from tilescale.compiler.builder.values import Variable, as_expr, binary, dtype_of, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops.alloc import alloc_shared, alloc_var
@@ -68,7 +68,14 @@ class attr:
 
 
 def evaluate(value: Any) -> None:
-    """A value that is made for what making it does; what is done with it is nothing."""
+    """A value that is made for what making it does, as T.tvm_thread_allreduce is; what is done with it is
+    nothing.
+
+    Raises:
+        TileTypeError: neither a number nor what such a call gives.
+    """
+    if value is not None:
+        to_expr(value, "the value of T.evaluate")
 
 
 def tvm_thread_allreduce(

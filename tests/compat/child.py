@@ -363,6 +363,7 @@ def compile_only(events: Events, build: bool) -> None:
     def make(func: Any, key: Any, trace: Any, outputs: Any) -> Any:
         if key in done:
             return done[key]
+        program, made = None, Anything()
         try:
             program, text = trace(0), ""
             for part in range(program.launches):
@@ -375,17 +376,19 @@ def compile_only(events: Events, build: bool) -> None:
                     path = Path(os.environ["TILESCALE_CACHE_DIR"]) / f"{os.getpid()}.cubin"
                     back.build(lowered, path)
             out = [k for k, p in enumerate(program.params) if p.output] if outputs is None else list(outputs)
-            made: Any = Compiled(program, out, program.returns if outputs is None else out, text)
+            made = Compiled(program, out, program.returns if outputs is None else out, text)
         except TileError as error:
             events.kernel(func, "refused", error)
-            made = Anything()
-        except RecursionError as error:
-            events.kernel(func, "refused", error)
-            made = Anything()
+            if program is not None:  # what comes behind it in the program has its results to go on with
+                out = (
+                    [k for k, p in enumerate(program.params) if p.output]
+                    if outputs is None
+                    else list(outputs)
+                )
+                made = Compiled(program, out, program.returns if outputs is None else out, "")
         except Exception as error:  # noqa: BLE001  # whatever it is, it is in the table
             events.kernel(func, "refused", error)
             events.say(kind="traceback", text=traceback.format_exc()[-3000:])
-            made = Anything()
         else:
             events.kernel(func, "compiled")
         done[key] = made

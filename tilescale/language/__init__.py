@@ -12,6 +12,7 @@ from typing import Any
 from tilescale.errors import TileError
 
 from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
+from .dtypes import ABSENT as _ABSENT
 from .dtypes import ALL as _DTYPES
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
@@ -19,6 +20,8 @@ from .funcs import PrimFunc, macro, prim_func
 from .symbolic import ceildiv, const, dyn, dynamic
 
 Buffer = Tensor
+#: TileLang's names for what a macro is given, in annotations, which nothing reads there
+SharedBuffer = FragmentBuffer = LocalBuffer = Tensor
 inline = macro
 symbolic = dynamic
 
@@ -77,6 +80,9 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names.sp
 
 __all__ = [
     "Buffer",
+    "FragmentBuffer",
+    "LocalBuffer",
+    "SharedBuffer",
     "Packets",
     "PrimFunc",
     "Signal",
@@ -94,10 +100,12 @@ __all__ = [
     "prim_func",
     "symbolic",
     "tfloat32",
+    *_ABSENT,
     *_DTYPES,
     *_HOME,
 ]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
+globals().update(_ABSENT)
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
 half, float, double, int, long, short, uint = (

@@ -120,6 +120,21 @@ def __getattr__(name: str) -> Any:
     return {getattr(torch, known): known for known in BITS if hasattr(torch, known)}
 
 
+class Absent(str):
+    """The name of a dtype that the language does not have yet: programs may compare it, and what takes a
+    dtype
+    refuses it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"T.{str(self)}"
+
+
+#: 4-bit numbers: weights of them are packed in bytes, see docs/TILELANG.md
+ABSENT: dict[str, Absent] = {name: Absent(name) for name in ("int4", "uint4", "float4_e2m1fn")}
+
+
 def canonical(value: Any) -> dtype:
     """The dtype that a string, a ``T.float32``, a ``torch.float32`` or a NumPy dtype means.
 
@@ -143,6 +158,15 @@ def canonical(value: Any) -> dtype:
         return TFLOAT32
     name = _ALIASES.get(name, name)
     found = ALL.get(name)
+    if name in ABSENT:
+        from tilescale.compiler.ir import source
+
+        raise TileTypeError(
+            f"there is no tile of {name} yet",
+            loc=source.current(),
+            expected="one of " + ", ".join(ALL),
+            hint="T.uint8 with two numbers in each byte, taken apart in T.Parallel",
+        )
     if found is None:
         import difflib
 

@@ -29,6 +29,7 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileTypeError, TileValueError
+from tilescale.language.dtypes import ABSENT
 from tilescale.language.dtypes import ALL as DTYPES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -757,10 +758,13 @@ SAME = {
     "Unroll": "unroll",
     "Vectorized": "vectorized",
     "parallel": "Parallel",
+    "SharedBuffer": "Tensor",
+    "FragmentBuffer": "Tensor",
+    "LocalBuffer": "Tensor",
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
 #: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
-APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32"}
+APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32", *ABSENT}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
