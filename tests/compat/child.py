@@ -82,6 +82,7 @@ class Anything:
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _same
     __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __neg__ = __getitem__ = __matmul__ = __and__ = _same
+    __lshift__ = __rshift__ = __rlshift__ = __rrshift__ = __rmod__ = __xor__ = _same
     __or__ = __invert__ = __enter__ = __rpow__ = _same
     __lt__ = __gt__ = __le__ = __ge__ = _same
 
@@ -98,6 +99,9 @@ class Anything:
 
     def __exit__(self, *_: Any) -> None:
         pass
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return False
 
     def __setitem__(self, index: Any, value: Any) -> None:
         pass
@@ -278,7 +282,6 @@ def without_data(device: str) -> None:
         for owner, names in (
             (torch.testing, ["assert_close", "assert_allclose"]),
             (torch, ["save", "manual_seed"]),
-            (torch.Tensor, ["backward"]),
         ):
             for name in names:
                 setattr(owner, name, answer(None))
@@ -292,6 +295,16 @@ def without_data(device: str) -> None:
             "__format__": "?", "numpy": Anything(),
         }.items():  # fmt: skip
             setattr(torch.Tensor, name, of_data(name, value))
+        torch.compile = lambda function=None, **_: function or (lambda f: f)  # type: ignore[assignment]
+        own_backward = torch.Tensor.backward
+
+        def backward(self: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                own_backward(self, *args, **kwargs)
+            except faults:
+                pass
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
         torch.Tensor.grad = property(lambda self: Anything(), lambda self, value: None)  # type: ignore[assignment]
         torch.Generator = type("Generator", (Anything,), {})  # type: ignore[assignment,misc]
         torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment]
@@ -510,7 +523,8 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
     events.say(kind="import", error=None)
     try:
         if path.name.startswith("test_"):
-            tests(module, events)
+            if not compiling:  # the programs make their kernels themselves
+                tests(module, events)
         else:
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as leaving:
