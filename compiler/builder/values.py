@@ -514,6 +514,12 @@ class Region(_Tile):
         return self.buffer.name
 
     def ir(self) -> Any:
+        if self.buffer.flat is not None:
+            raise TileTypeError(
+                f"a tile of {self.name}, whose elements T.annotate_layout has put elsewhere",
+                loc=source.current(),
+                expected="its elements, T.copy, or T.atomic_add of a tile",
+            )
         ranges = [ir.Range.from_min_extent(m, e) for m, e in zip(self.mins, self.extents, strict=True)]
         return tirx.BufferRegion(self.buffer.var, ranges)
 
@@ -546,6 +552,10 @@ class Buffer(_Tile):
         self.var, self.name, self.shape, self.scope, self.kind = var, name, shape, scope, kind
         self.dtype = canonical(dt)
         self.loc = source.current()
+        #: of a tensor whose elements lie elsewhere (T.annotate_layout): a row-major view of one axis, and the
+        #: index into it
+        self.flat: Buffer | None = None
+        self.place: Any = None
 
     @property
     def data(self) -> Memory:
@@ -603,6 +613,8 @@ class Buffer(_Tile):
             for axis, i in enumerate(indices):
                 if self.scope.startswith(("shared", "local")):
                     self._check_constant(axis, i, 1)
+            if self.flat is not None:
+                return tirx.BufferLoad(self.flat.var, [self.place(indices)])
             return tirx.BufferLoad(self.var, indices)
         items = items + (slice(None),) * (self.ndim - len(items))
         mins, extents, dropped = [], [], []
@@ -666,6 +678,9 @@ class Buffer(_Tile):
                 loc=source.current(),
                 hint=f"T.signal({self.name}[i], value=…), T.wait({self.name}[i], value=…)",
             )
+        if self.flat is not None:
+            self.flat.store((self.place(indices),), value)
+            return
         b.emit(tirx.BufferStore(self.var, convert(value, self.dtype), indices, b.span()))
 
     def __repr__(self) -> str:

@@ -386,7 +386,9 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
 
     A tile in shared memory takes a ``T.Layout`` or what `tilescale.layout` makes of it, one in registers a
     ``T.Fragment`` over all threads of the executor that allocates it. The CPU keeps every tile row-major.
-    Results never depend on it.
+    Results never depend on it. A tensor takes a ``T.Layout``, too: from here on its elements lie at those
+    places
+    of its memory, on every target, and are touched one by one.
 
     Raises:
         TileTypeError: what is no tile, or a layout of another kind or shape. TileValueError: one that the
@@ -394,6 +396,7 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     """
     from tilescale.compiler.layout import Fragment, Shared
     from tilescale.compiler.layout.made import Layout, shown
+    from tilescale.compiler.ops import placed
 
     b, loc = bld.current(), source.current()
     if not isinstance(layouts, dict):
@@ -401,6 +404,9 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     before = b.launch.hints.get("layouts", {}) if b.launch is not None else {}
     made = dict(before)
     for tile, given in layouts.items():
+        if isinstance(tile, Buffer) and tile.scope == "global" and isinstance(given, Layout):
+            placed.put(tile, given)
+            continue
         if not isinstance(tile, Buffer) or not tile.scope.startswith(("shared", "local.fragment")):
             what = (
                 f"{tile.name} is a tensor, and lies as its caller laid it"
