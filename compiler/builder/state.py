@@ -7,7 +7,7 @@ import contextlib
 import threading
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
@@ -33,6 +33,9 @@ class Frame:
     detail: str = ""
     #: of a Python `while`: the loop that is under way
     state: Any = None
+    #: of a T.Parallel: its variables and their ranges; what is done behind it (ops/reducer.py)
+    nest: Any = None
+    after: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -555,6 +555,8 @@ class Buffer(_Tile):
         #: of a tensor whose elements lie elsewhere (T.annotate_layout): a row-major view of one axis, and the
         #: index into it
         self.flat: Buffer | None = None
+        #: of an accumulator, how T.Parallel nests add to it (ops/reducer.py)
+        self.reducer = ""
         self.place: Any = None
 
     @property

@@ -33,6 +33,7 @@ _EXPORTS: dict[str, str] = {
     "get_rank get_world_size get_block_binding",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
+    "ops.reducer": "alloc_reducer finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
     "annotate_consumer_reg_alloc",
     "ops.im2col": "im2col",

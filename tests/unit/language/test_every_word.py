@@ -51,6 +51,10 @@ LAUNCH = """with T.Kernel(4, threads=128) as bx:
 DEVICE = 'with T.Scale("device") as (rank, ranks):\n    '
 THREAD = 'with T.Scale("thread") as (t, threads):\n    '
 
+REDUCER = (
+    "q = T.alloc_reducer({})\nT.clear(q)\nfor i, j in T.Parallel(64, 64):\n    q[i] += f[i, j]\n"
+    "T.finalize_reducer(q)\nT.copy(q, A[0, 0])"
+)
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
 NOTHING = {
@@ -91,6 +95,9 @@ NOTHING = {
             "with T.attr(T.comm_reducer(T.max, [0]), 'reduce_scope', 0):\n    A[0, 0] = x",
             "with T.attr(T.comm_reducer(T.max, [0]), 'reduce_scope', 1):\n    A[0, 0] = x",
         )
+    },
+    "alloc_reducer": {
+        "replication": (REDUCER.format("64, 'float32', replication='all'"), REDUCER.format("64, 'float32'"))
     },
     "evaluate": {"value": ("T.evaluate(x)", "T.evaluate(n)")},
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
@@ -215,6 +222,18 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
                 "lambda p, q: p + q", "[0]", "'reduce_scope'", "T.uint32(1)", "x", "True", "t", "'int32'"
             ),
         },
+    ),
+    "alloc_reducer": (
+        REDUCER.format("64, 'float32'"),
+        {
+            "shape": REDUCER.format("32, 'float32'"),
+            "dtype": REDUCER.format("64, 'float64'"),
+            "op": REDUCER.format("64, 'float32', op='max'"),
+        },
+    ),
+    "finalize_reducer": (
+        REDUCER.format("64, 'float32'"),
+        {"reducer": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(r)")},
     ),
     "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
