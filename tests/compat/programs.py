@@ -102,5 +102,5 @@ def copy(checkout: Path, to: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".py":
             target.write_text(changed(path.read_text()))
-        elif path.suffix in (".json", ".txt", ".h", ".cu", ".ini", ".csv"):
+        elif path.suffix in (".json", ".txt", ".h", ".cu", ".cpp", ".ini", ".csv"):
             target.write_bytes(path.read_bytes())

@@ -245,6 +245,12 @@ def test_swizzles_by_tilelang_s_names():
             row, column = get_swizzle_layout(i, j, columns, "float16")
             assert (row * columns + column) * 2 == wanted.byte(i, j), (i, j)
     assert get_mma_micro_size("int8") == (16, 16, 32)
+    from tilescale.cuda.intrinsics.sparse_layout import GROUP_CONFIG, get_e_factor, get_e_replicate_factor
+
+    assert (
+        get_e_factor("float16", "int16") == 16 and get_e_factor("float16", "uint8") == 8
+    )  # as T.gemm_sp's E has it
+    assert GROUP_CONFIG[T.float32] == (1, 2) and get_e_replicate_factor("int8") == 1
     with pytest.raises(TileValueError, match="rows of 48"):
         get_swizzle_layout(0, 0, 48, "float16")
     with pytest.raises(TileTypeError, match="emits mma by hand"):
