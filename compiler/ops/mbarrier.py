@@ -80,8 +80,18 @@ def _outside_parallel(what: str) -> None:
     not_in_parallel(what)
 
 
-def mbarrier_arrive(barrier: Any) -> None:
-    """All threads of the executor arrive (release)."""
+def _either(barrier: Any, mbarrier: Any, what: str) -> Any:
+    """The barrier by either of its names."""
+    if (barrier is None) == (mbarrier is None):
+        raise TileTypeError(
+            f"{what} takes one barrier", loc=source.current(), expected="barrier= or TileLang's mbarrier="
+        )
+    return mbarrier if barrier is None else barrier
+
+
+def mbarrier_arrive(barrier: Any = None, *, mbarrier: Any = None) -> None:
+    """All threads of the executor arrive (release). ``mbarrier`` is TileLang's word for ``barrier``."""
+    barrier = _either(barrier, mbarrier, "T.mbarrier_arrive")
     _outside_parallel("T.mbarrier_arrive")
     emit("mbarrier_arrive", [barrier_of(barrier, "T.mbarrier_arrive").ir()])
 
@@ -93,8 +103,11 @@ def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
     emit("mbarrier_expect_tx", [barrier_of(barrier, "T.mbarrier_expect_tx").ir(), convert(tx, "int32")])
 
 
-def mbarrier_wait_parity(barrier: Any, parity: Any) -> None:
-    """All threads of the executor wait until the phase of this parity is over (acquire)."""
+def mbarrier_wait_parity(barrier: Any = None, parity: Any = 0, *, mbarrier: Any = None) -> None:
+    """All threads of the executor wait until the phase of this parity is over (acquire). ``mbarrier`` is
+    TileLang's
+    word for ``barrier``."""
+    barrier = _either(barrier, mbarrier, "T.mbarrier_wait_parity")
     _outside_parallel("T.mbarrier_wait_parity")
     emit(
         "mbarrier_wait_parity", [barrier_of(barrier, "T.mbarrier_wait_parity").ir(), convert(parity, "int32")]

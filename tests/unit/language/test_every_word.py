@@ -541,7 +541,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         "T.tma_store_wait(0)",
         {"count": "T.tma_store_wait(1)", "read_only": "T.tma_store_wait(0, read_only=True)"},
     ),
-    "mbarrier_arrive": ("T.mbarrier_arrive(m)", {"barrier": "T.mbarrier_arrive(ms[1])"}),
+    "mbarrier_arrive": (
+        "T.mbarrier_arrive(m)",
+        {"barrier": "T.mbarrier_arrive(ms[1])", "mbarrier": "T.mbarrier_arrive(mbarrier=ms[1])"},
+    ),
     "barrier_arrive": ("T.barrier_arrive(m)", {"barrier": "T.barrier_arrive(ms[1])"}),
     "mbarrier_expect_tx": (
         "T.mbarrier_expect_tx(m, 64)",
@@ -549,7 +552,11 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "mbarrier_wait_parity": (
         "T.mbarrier_wait_parity(m, 0)",
-        {"barrier": "T.mbarrier_wait_parity(ms[1], 0)", "parity": "T.mbarrier_wait_parity(m, 1)"},
+        {
+            "barrier": "T.mbarrier_wait_parity(ms[1], 0)",
+            "parity": "T.mbarrier_wait_parity(m, 1)",
+            "mbarrier": "T.mbarrier_wait_parity(mbarrier=ms[1], parity=0)",
+        },
     ),
     "barrier_wait": (
         "T.barrier_wait(m)",
