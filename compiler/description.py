@@ -87,6 +87,7 @@ def metadata(program: TileProgram) -> dict[str, Any]:
         "symbols": list(program.symbols),
         "multiples": dict(program.multiples),
         "returns": list(program.returns),
+        "launches": program.launches,
         "loc": location(program.loc),
         "launch_loc": location(launch.loc),
         "collective": any(p["kind"] in ("symm", "signal", "packets") for p in params)

@@ -17,6 +17,7 @@ from tilescale.fingerprint import Fingerprint, Unhashable, environment
 from tilescale.kernel import Kernel
 from tilescale.language.funcs import PrimFunc
 from tilescale.language.symbolic import SymExpr, settle
+from tilescale.several import Several
 
 if TYPE_CHECKING:
     from tilescale.compiler.ir.program import TileProgram
@@ -149,7 +150,15 @@ def kernel_of(
         return Kernel(
             entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument
         )
-    return Kernel(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
+    allocated = with_workspaces(out_idx, entry.meta["params"])
+    return Kernel(
+        entry, label, program, out_idx=allocated, returns=out_idx, from_cache=cached, instrument=instrument
+    )
+
+
+def with_workspaces(out_idx: tuple[int, ...], params: list[dict[str, Any]]) -> tuple[int, ...]:
+    """What a call allocates: its results, and the memory of its launches."""
+    return (*out_idx, *(k for k, p in enumerate(params) if p["output"] and k not in out_idx))
 
 
 def loaded(
@@ -177,14 +186,26 @@ def from_prim_func(
 ) -> Kernel:
     """The kernel of a prim_func for a target ("cpu", "cuda:sm_90a")."""
     label = name or label_of(func.name, captured(func.func))
-    return loaded(
-        key_of(func.name, func, instrument, *devices.code_key(target)),
-        func.trace,
-        label,
-        instrument,
-        target,
-        out_idx,
-    )
+
+    def part(k: int) -> Kernel:
+        key = key_of(func.name, func, instrument, *([k] if k else []), *devices.code_key(target))
+        return loaded(key, lambda: func.trace(k), label_of_launch(label, k), instrument, target, out_idx)
+
+    return in_order(part)
+
+
+def label_of_launch(label: str, k: int) -> str:
+    """What launch k, counted from 0, of a call is called."""
+    return f"{label}, launch {k + 1}" if k else label
+
+
+def in_order(part: Callable[[int], Kernel]) -> Kernel:
+    """The kernel that ``part(0)`` is, or where its calls make several launches the whole: ``part(k)`` is
+    launch
+    k."""
+    first = part(0)
+    count = first.launches
+    return first if count == 1 else Several(first, [part(k) for k in range(1, count)])
 
 
 def digest(text: str) -> str:

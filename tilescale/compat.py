@@ -1,6 +1,12 @@
-"""Names that TileLang's programs use and that decide nothing here, so that they run unchanged."""
+"""Names that TileLang's programs use and that decide nothing here, so that they run unchanged; each is said
+in the log (TILESCALE_LOG=info), and docs/TILELANG.md lists them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilescale import log
 
 
 class _AnyName(type):
@@ -15,3 +21,56 @@ class _AnyName(type):
 class PassConfigKey(metaclass=_AnyName):
     """TileLang's switches for its passes: ``pass_configs={PassConfigKey.TL_…: True}`` is accepted and has no
     effect (TILESCALE_LOG=info says so). Fast math is asked for by name instead: ``T.__exp``."""
+
+
+def unused(where: str, given: dict[str, Any]) -> None:
+    """Says once that words were given which decide nothing here; ``given``: name → value, None where the
+    caller left it out."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        log.say(
+            "info",
+            f"{where}: {', '.join(names)} decide{'s' if len(names) == 1 else ''} nothing here",
+            once=True,
+        )
+
+
+def simplify_prim_func(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself: every program is simplified as it is compiled."""
+    return func
+
+
+def register_cuda_postproc_callback(func: Callable[..., Any]) -> Callable[..., Any]:
+    """TileLang gives the text of its CUDA code to such a function before it is compiled. Here nobody calls
+    it: the text belongs to the compiler.
+
+    Raises:
+        TileTypeError: always, by name.
+    """
+    from tilescale.errors import TileTypeError
+
+    raise TileTypeError(
+        "functions that rewrite the compiler's CUDA text have no place here",
+        hint="kernel.get_kernel_source() shows the text",
+    )
+
+
+def disable_cache() -> None:
+    """TileLang compiles every kernel anew behind this. Here a kernel's key holds everything that decides it,
+    so that a kept kernel is the same one."""
+    unused("disable_cache()", {"it": True})
+
+
+enable_cache = disable_cache
+
+
+def cdiv(a: Any, b: Any) -> Any:
+    """``a / b`` rounded up, of ints or extents."""
+    from tilescale.language.symbolic import ceildiv
+
+    return ceildiv(a, b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is ``n`` or more."""
+    return 1 << max(int(n) - 1, 0).bit_length()

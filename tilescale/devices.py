@@ -103,6 +103,20 @@ def awaiting() -> Callable[[], Any] | None:
 # ---- what people write
 
 
+def _spelled(target: Any) -> str:
+    """A target as a string: ``{"kind": "cuda", "arch": "sm_90a"}`` and objects with such attributes (TVM's)
+    too."""
+    if isinstance(target, dict):
+        kind, arch = target.get("kind"), target.get("arch")
+    else:
+        attrs: Any = getattr(target, "attrs", None)
+        kind = getattr(getattr(target, "kind", None), "name", getattr(target, "kind", None))
+        arch = getattr(target, "arch", None) or (attrs.get("arch") if hasattr(attrs, "get") else None)
+    if kind is None:
+        return str(target)
+    return f"{kind}:{arch}" if arch and str(kind) == "cuda" else str(kind)
+
+
 def parse_target(target: Any) -> tuple[str, str]:
     """A target's name and its architecture, "" where it names none. "cuda -arch=sm_80" is TVM's way to write
     "cuda:sm_80".
@@ -110,7 +124,7 @@ def parse_target(target: Any) -> tuple[str, str]:
     Raises:
         TileValueError: a target that this version does not have, by name.
     """
-    words = ("auto" if target is None else str(target)).replace(" -arch=", ":").split() or [""]
+    words = ("auto" if target is None else _spelled(target)).replace(" -arch=", ":").split() or [""]
     name, colon, arch = words[0].partition(":")
     name = next((d.name for d in TABLE.values() if name in d.aliases), name)
     others = [w for w in words[1:] if not w.startswith("-")]

@@ -15,7 +15,17 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilescale import cache, devices, env, folders, log, tracing
-from tilescale.build import compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
+from tilescale.build import (
+    compiled,
+    digest,
+    for_this_job,
+    in_order,
+    kernel_of,
+    key_of,
+    label_of,
+    label_of_launch,
+    loaded,
+)
 from tilescale.devices import is_auto, resolve_target
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
@@ -83,7 +93,8 @@ class Eager(Jit):
             return self._kernel(*self._split(args, kwargs))
         return self._ahead(kwargs)
 
-    def _ahead(self, given: dict[str, Any]) -> Kernel:
+    def _named(self, given: dict[str, Any]) -> tuple[list[str], dict[str, Any], dict[str, int]]:
+        """What a call without tensors says: the names of the tensors, the constants, the T.const extents."""
         parameters = self.signature.parameters
         defaults = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
         constants = {**defaults, **{k: v for k, v in given.items() if k in parameters}}
@@ -95,20 +106,22 @@ class Eager(Jit):
                     loc=loc_of(self.func),
                     expected=f"{self.name}{self.signature}",
                 )
-        names = [name for name in parameters if name not in constants]
+        return [name for name in parameters if name not in constants], constants, sizes
 
-        def program() -> TileProgram:
-            from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+    def _ahead_program(
+        self, names: list[str], constants: dict[str, Any], sizes: dict[str, int], part: int | None = None
+    ) -> TileProgram:
+        from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
-            return trace_eager(
-                self.func,
-                {name: TensorArg(name, None, None, "tensor") for name in names},
-                dict(constants),
-                sizes,
-            )
+        tensors = {name: TensorArg(name, None, None, "tensor") for name in names}
+        return trace_eager(self.func, tensors, dict(constants), sizes, part)
 
-        with without_collection():
-            label, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
+    def _ahead(self, given: dict[str, Any]) -> Kernel:
+        names, constants, sizes = self._named(given)
+
+        whole, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
+
+        def part(k: int) -> Kernel:
             key = key_of(
                 self.name,
                 self.func,
@@ -117,21 +130,37 @@ class Eager(Jit):
                 constants,
                 sizes,
                 self.instrument,
+                *([k] if k else []),
                 *devices.code_key(target),
             )
+            label = label_of_launch(whole, k)
+
+            def program() -> TileProgram:
+                return self._ahead_program(names, constants, sizes, k)
+
             if devices.of(target).simulated:
                 return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument, target)
 
+        with without_collection():
+            return in_order(part)
+
     def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
+        if not args and not any(is_tensor(v) for v in kwargs.values()):
+            return self._ahead_program(*self._named(kwargs))
         tensors, constants = self._split(args, kwargs)
         given = {
             name: TensorArg(name, tuple(map(int, t.shape)), self._dtype(name, t), "tensor")
             for name, t in tensors.items()
         }
         return trace_eager(self.func, given, dict(constants))
+
+    def get_tir(self, *args: Any, **kwargs: Any) -> TileProgram:
+        """The same as :meth:`program`, under TileLang's name; without tensors for T.const extents and
+        constants given by name."""
+        return self.program(*args, **kwargs)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for arguments like these."""
@@ -168,7 +197,7 @@ class Eager(Jit):
         kernel = None if self.baked is None else self.kernels.get((fixed, extents(self.baked, shapes)))
         if kernel is None:
             with without_collection():
-                kernel = self._obtain(shapes, dtypes, constants, target)
+                kernel = in_order(lambda k: self._obtain(shapes, dtypes, constants, target, k))
             assert self.baked is not None
             if len(self.kernels) >= _TABLE_LIMIT:
                 self.kernels.clear()
@@ -196,9 +225,10 @@ class Eager(Jit):
         return simulator.kernel_of(made, label, program, self.instrument, None)
 
     def _obtain(
-        self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any], target: str
+        self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any], target: str, part: int
     ) -> Kernel:
-        """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a
+        """Launch ``part`` of a call. From the disk, or traced and compiled. Which extents are baked lies
+        beside the kernels, so that a
         new process that finds both needs no trace."""
 
         def program() -> TileProgram:
@@ -206,11 +236,12 @@ class Eager(Jit):
 
             # A trace learns the values of T.const, so each has arguments of its own.
             args = {name: TensorArg(name, shape, dtypes[name], "tensor") for name, shape in shapes.items()}
-            return trace_eager(self.func, args, dict(constants))
+            return trace_eager(self.func, args, dict(constants), part=part)
 
         label = label_of(
             self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants}
         )
+        label = label_of_launch(label, part)
         ranks = [len(s) for s in shapes.values()]
         family = key_of(
             self.name,
@@ -219,6 +250,7 @@ class Eager(Jit):
             ranks,
             constants,
             self.instrument,
+            *([part] if part else []),
             *devices.code_key(target),
         )
         if devices.of(target).simulated:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tilescale import devices, source_text, tracing
+from tilescale.compat import unused
 from tilescale.devices import is_auto, parse_target, resolve_target
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.jitted import Jit, frozen, loc_of, without_collection
@@ -30,6 +31,11 @@ def compile(  # the name that users know
     *,
     instrument: bool = False,
     name: str | None = None,
+    execution_backend: Any = None,
+    target_host: Any = None,
+    verbose: Any = None,
+    pass_configs: Any = None,
+    compile_flags: Any = None,
 ) -> Kernel:
     """Compiles a ``@T.prim_func``, or takes it from the disk cache.
 
@@ -42,12 +48,19 @@ def compile(  # the name that users know
             or asked for its code before, a kernel is made for this machine's GPU if there is one.
         instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
         name: what reports call the kernel, by default its name and the constants that it captured.
+        execution_backend, target_host, verbose, pass_configs, compile_flags: TileLang's words for how its
+            compiler works; they decide nothing here, which the log says.
 
     Raises:
         TileError: whatever the language or the target refuses, placed in the kernel's source.
     """
     from tilescale.language.funcs import PrimFunc
 
+    given = {
+        "execution_backend": execution_backend, "target_host": target_host, "verbose": verbose,
+        "pass_configs": pass_configs, "compile_flags": compile_flags,
+    }  # fmt: skip
+    unused("tilescale.compile", given)
     by_call = is_auto(target)
     if not isinstance(func, PrimFunc):
         raise TileTypeError(
@@ -148,6 +161,23 @@ class Factory(Jit):
         label = label_of(self.name if made.name == "main" else made.name, self.bound(args, kwargs).arguments)
         return compile(made, self.out_idx, self.target, instrument=self.instrument, name=label)
 
+    def par_compile(
+        self, configs: Iterable[Any], num_workers: int | None = None, ignore_error: bool = False
+    ) -> list[Kernel | None]:
+        """A kernel for each of ``configs``, a tuple of arguments or a dict of named ones. They are compiled
+        one after the other: TVM's analyzers are not meant for several threads. ``ignore_error``: None for one
+        that is refused."""
+        unused("par_compile", {"num_workers": num_workers})
+        made: list[Kernel | None] = []
+        for config in configs:
+            try:
+                made.append(self(**config) if isinstance(config, dict) else self(*config))
+            except TileError:
+                if not ignore_error:
+                    raise
+                made.append(None)
+        return made
+
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for these constants."""
         return self(*args, **kwargs).get_kernel_source()
@@ -160,6 +190,12 @@ def jit(
     target: Any = None,
     instrument: bool = False,
     pass_configs: dict[Any, Any] | None = None,
+    execution_backend: Any = None,
+    target_host: Any = None,
+    verbose: Any = None,
+    debug_root_path: Any = None,
+    compile_flags: Any = None,
+    mode: Any = None,
 ) -> Any:
     """Compiles kernels when they are called: ``@tilescale.jit`` or ``@tilescale.jit(out_idx=[-1])``.
 
@@ -172,15 +208,19 @@ def jit(
             with T.empty).
         target: see :func:`compile`; with "auto" the tensors of a call decide.
         instrument: log remote operations and waits as the kernel runs.
-        pass_configs: switches of TileLang's passes; there are none here, so that nothing depends on them.
+        pass_configs, execution_backend, target_host, verbose, debug_root_path, compile_flags, mode:
+        TileLang's
+            words for how its compiler works; they decide nothing here, which the log says.
 
     Raises:
         TileTypeError: not a function. TileValueError: a target that this version does not have.
     """
     if func is None:
         return functools.partial(
-            jit, out_idx=out_idx, target=target, instrument=instrument, pass_configs=pass_configs
-        )
+            jit, out_idx=out_idx, target=target, instrument=instrument, pass_configs=pass_configs,
+            execution_backend=execution_backend, target_host=target_host, verbose=verbose,
+            debug_root_path=debug_root_path, compile_flags=compile_flags, mode=mode,
+        )  # fmt: skip
     if not isinstance(func, types.FunctionType):
         raise TileTypeError(
             f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
@@ -188,10 +228,11 @@ def jit(
         )
     source_text.keep(func)
     parse_target(target)
-    if pass_configs:
-        from tilescale import log
-
-        log.say("info", f"{func.__name__}: pass_configs are not used by this compiler", once=True)
+    given = {
+        "pass_configs": pass_configs, "execution_backend": execution_backend, "target_host": target_host,
+        "verbose": verbose, "debug_root_path": debug_root_path, "compile_flags": compile_flags, "mode": mode,
+    }  # fmt: skip
+    unused(func.__name__, given)
     # A factory's own bytecode never names T.Kernel: that stands in the kernel inside it.
     if "Kernel" not in func.__code__.co_names:
         return Factory(func, out_idx, target, instrument)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tilescale import compat
 from tilescale.arrays import arguments
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.launching import Launchable, NoResources
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tilescale.profiler import Profiler
     from tilescale.report import ResourceReport
 
-__all__ = ["Kernel", "NoResources", "load"]
+__all__ = ["JITKernel", "Kernel", "NoResources", "load"]
 
 
 class Kernel(Launchable):
@@ -43,11 +44,13 @@ class Kernel(Launchable):
         LaunchError: a launch that failed while it ran, placed at the statement.
     """
 
-    def get_kernel_source(self, kind: str | None = None) -> str:
+    def get_kernel_source(self, kind: str | None = None, kernel_only: bool | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and
         indices); on the CPU ``"llvm"`` and ``"asm"`` (optimised), for CUDA ``"cuda"`` (C++), ``"ptx"`` and
         ``"sass"`` (machine code; needs nvdisasm or cuobjdump). Without a kind thread IR, or CUDA C++. Traces
-        the kernel again; raises TileValueError for another kind."""
+        the kernel again; raises TileValueError for another kind. ``kernel_only`` is TileLang's word: the
+        text has nothing of the host's in any case."""
+        compat.unused("get_kernel_source", {"kernel_only": kernel_only})
         kind = self.device.shown if kind is None else kind
         if kind not in self.device.sources:
             raise TileValueError(
@@ -59,6 +62,16 @@ class Kernel(Launchable):
         from tilescale.compiler import driver
 
         return driver.source_text(program, kind, self.built_for, instrument=self.instrument)
+
+    def again(self, out_idx: Sequence[int], returns: Sequence[int]) -> Kernel:
+        """The same code behind other calls: they allocate and give back these parameters."""
+        made = Kernel(
+            self.entry, self.label, self._program, out_idx=out_idx, returns=returns,
+            from_cache=self.from_cache,
+            instrument=self.instrument,
+        )  # fmt: skip
+        made.has_program = self.has_program
+        return made
 
     def check(
         self,
@@ -161,6 +174,10 @@ class Kernel(Launchable):
                 "tensor_supply= and tensor_supply_type= mean the same", hint="tensor_supply= alone"
             )
         return Profiler(self, tensor_supply if tensor_supply is not None else tensor_supply_type, extents)
+
+
+#: TileLang's name
+JITKernel = Kernel
 
 
 def load(path: str | os.PathLike[str]) -> Kernel:

@@ -157,6 +157,11 @@ class Launchable:
         return {k: self._meta[k] for k in ("copies", "loops", "mechanisms", "notes") if k in self._meta}
 
     @property
+    def launches(self) -> int:
+        """How many launches a call makes, one after the other."""
+        return int(self._meta.get("launches", 1))
+
+    @property
     def multiples(self) -> dict[str, int]:
         """What the values of symbolic extents are promised to be multiples of (``T.dynamic(…,
         multiple_of=8)``)."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tilescale import arguments, build, comm, log
+from tilescale import arguments, build, comm, compat, log
 from tilescale.cache import Entry
 from tilescale.comm import sim
 from tilescale.errors import FindingError, LaunchError, TileValueError
@@ -267,6 +267,16 @@ class SimKernel(Kernel):
     def program(self) -> TileProgram:
         return self.simulated.traced
 
+    def again(self, out_idx: Sequence[int], returns: Sequence[int]) -> SimKernel:
+        return SimKernel(
+            self.simulated,
+            self.label,
+            self._program,
+            out_idx=out_idx,
+            returns=returns,
+            instrument=self.instrument,
+        )
+
     def _carried(self, array: Any) -> Any:
         return array
 
@@ -302,9 +312,10 @@ class SimKernel(Kernel):
             )
         )
 
-    def get_kernel_source(self, kind: str | None = None) -> str:
+    def get_kernel_source(self, kind: str | None = None, kernel_only: bool | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises
-        TileValueError for another kind."""
+        TileValueError for another kind. ``kernel_only`` decides nothing."""
+        compat.unused("get_kernel_source", {"kernel_only": kernel_only})
         kind = self.device.shown if kind is None else kind
         if kind not in self.device.sources:
             raise TileValueError(
@@ -568,12 +579,21 @@ def kernel_of(
         return SimKernel(
             program, label, trace, out_idx=outputs, returns=program.meta["returns"], instrument=instrument
         )
-    return SimKernel(program, label, trace, out_idx=out_idx, instrument=instrument)
+    allocated = build.with_workspaces(out_idx, program.meta["params"])
+    return SimKernel(program, label, trace, out_idx=allocated, returns=out_idx, instrument=instrument)
 
 
-def from_prim_func(func: Any, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> SimKernel:
+def from_prim_func(func: Any, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> Kernel:
     """The simulated kernel of a prim_func."""
     label = name or build.label_of(func.name, build.captured(func.func))
-    made = program_of(build.key_of(func.name, func), func.trace)
-    made.require_here()
-    return kernel_of(made, label, func.trace, instrument, out_idx)
+
+    def part(k: int) -> Kernel:
+        def trace() -> TileProgram:
+            traced: TileProgram = func.trace(k)
+            return traced
+
+        made = program_of(build.key_of(func.name, func, *([k] if k else [])), trace)
+        made.require_here()
+        return kernel_of(made, build.label_of_launch(label, k), trace, instrument, out_idx)
+
+    return build.in_order(part)

@@ -170,6 +170,7 @@ class LoopNest:
             variables.append(tirx.Var(b.unique(name), "int64" if wide else "int32"))
         span = b.span(self.loc)
         frame = b.push(self.kind, device=True)
+        frame.nest = (variables, self.ranges) if self.kind == "parallel" else None
         with b.body() as body:
             value = (
                 self.wrap(variables)
@@ -182,6 +183,8 @@ class LoopNest:
             yield value
         b.pop(frame)
         b.emit(self._stmt(variables, sequence(body), span))
+        for act in frame.after:
+            act()
 
     def _check_names(self, targets: tuple[str, ...], count: int) -> None:
         """One name takes all indices; more are one each.

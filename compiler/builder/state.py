@@ -7,7 +7,7 @@ import contextlib
 import threading
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
 
@@ -33,6 +33,9 @@ class Frame:
     detail: str = ""
     #: of a Python `while`: the loop that is under way
     state: Any = None
+    #: of a T.Parallel: its variables and their ranges; what is done behind it (ops/reducer.py)
+    nest: Any = None
+    after: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,18 @@ class Builder:
         self.frames: list[Frame] = []
         self.launch: Launch | None = None
         self.launched = False  # its body has been closed
+        #: the launches in front of this one, each with its statements
+        self.earlier: list[tuple[Launch, list[Any]]] = []
+        #: memory that a call allocates for its launches (T.alloc_global): parameters, by name
+        self.workspaces: dict[str, Any] = {}
+        #: the buffer of a tensor, by its name, what is declared of it, and where (frontend/trace.py)
+        self.make_tensor: Any = None
         self.entered = False  # the kernel's own function has been
         self.scales: list[str] = []
+        #: the open reducers of T.attr (ops/allreduce.py)
+        self.reducers: list[Any] = []
+        #: how many T.ws are open (frontend/groups.py)
+        self.by_hand = 0
         #: the open teams (compiler/ops/team.py), the innermost last
         self.teams: list[Any] = []
         self.buffers: dict[Any, Any] = {}
@@ -78,6 +91,14 @@ class Builder:
         """A symbol's value is a multiple of a number, in every call."""
         if multiple > 1:
             self.multiples[name] = lcm(self.multiples.get(name, 1), multiple)
+
+    def next_launch(self) -> None:
+        """A second ``with T.Kernel(…)`` begins: names in front of the first one hold for it, too."""
+        assert self.launch is not None
+        body = self.bodies[0]
+        self.earlier.append((self.launch, body))
+        self.bodies[0] = body[:-1]  # without the launch itself, which is the last statement
+        self.launch, self.launched = None, False
 
     # -- places
     # ---------------------------------------------------------------------------------------------------

@@ -514,6 +514,12 @@ class Region(_Tile):
         return self.buffer.name
 
     def ir(self) -> Any:
+        if self.buffer.flat is not None:
+            raise TileTypeError(
+                f"a tile of {self.name}, whose elements T.annotate_layout has put elsewhere",
+                loc=source.current(),
+                expected="its elements, T.copy, or T.atomic_add of a tile",
+            )
         ranges = [ir.Range.from_min_extent(m, e) for m, e in zip(self.mins, self.extents, strict=True)]
         return tirx.BufferRegion(self.buffer.var, ranges)
 
@@ -546,6 +552,17 @@ class Buffer(_Tile):
         self.var, self.name, self.shape, self.scope, self.kind = var, name, shape, scope, kind
         self.dtype = canonical(dt)
         self.loc = source.current()
+        #: of a tensor whose elements lie elsewhere (T.annotate_layout): a row-major view of one axis, and the
+        #: index into it
+        self.flat: Buffer | None = None
+        #: of an accumulator, how T.Parallel nests add to it (ops/reducer.py)
+        self.reducer = ""
+        self.place: Any = None
+
+    @property
+    def data(self) -> Memory:
+        """The memory, for a view of it: ``T.Tensor(shape, dtype, X.data)``."""
+        return Memory(self)
 
     @property
     def ndim(self) -> int:
@@ -598,6 +615,8 @@ class Buffer(_Tile):
             for axis, i in enumerate(indices):
                 if self.scope.startswith(("shared", "local")):
                     self._check_constant(axis, i, 1)
+            if self.flat is not None:
+                return tirx.BufferLoad(self.flat.var, [self.place(indices)])
             return tirx.BufferLoad(self.var, indices)
         items = items + (slice(None),) * (self.ndim - len(items))
         mins, extents, dropped = [], [], []
@@ -661,6 +680,9 @@ class Buffer(_Tile):
                 loc=source.current(),
                 hint=f"T.signal({self.name}[i], value=…), T.wait({self.name}[i], value=…)",
             )
+        if self.flat is not None:
+            self.flat.store((self.place(indices),), value)
+            return
         b.emit(tirx.BufferStore(self.var, convert(value, self.dtype), indices, b.span()))
 
     def __repr__(self) -> str:
@@ -680,6 +702,13 @@ class Buffer(_Tile):
                 else extent * out[0],
             )
         return tuple(out)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A tensor's or a tile's memory, without its shape."""
+
+    of: Buffer
 
 
 def convert(value: Any, dt: str) -> Any:

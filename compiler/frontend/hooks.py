@@ -25,6 +25,7 @@ from tilescale.compiler.builder.values import (
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.scales import EXECUTORS
+from tilescale.compiler.ops import reducer
 from tilescale.compiler.ops.choices import apart, chain, one_of
 from tilescale.compiler.tvm_compat import ir, is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
@@ -325,7 +326,9 @@ class Hooks:
         return _PY_AUG[op](now, value)
 
     def aug_store(self, target: Any, index: Any, op: str, value: Any) -> None:
-        if isinstance(target, (Buffer, Variable)):
+        if isinstance(target, Buffer) and target.reducer:
+            reducer.update(target, index, op, value)
+        elif isinstance(target, (Buffer, Variable)):
             target[index] = binary(op, target[index], value)
         else:
             target[index] = _PY_AUG[op](target[index], value)

@@ -144,6 +144,8 @@ class Kernel:
         self.launch = Launch(
             extents, count, dims, max_blocks, bool(ordered), bool(pdl), comm_warps, source.current()
         )
+        if isinstance(threads, (tuple, list)) and len(threads) > 1:
+            self.launch.hints["axes"] = tuple(threads)
         self.names: tuple[str, ...] = ()
 
     def name_targets(self, names: tuple[Any, ...]) -> None:
@@ -152,11 +154,13 @@ class Kernel:
     def __enter__(self) -> Any:
         b = bld.current()
         if b.launch is not None:
-            raise TileSyntaxError(
-                "a kernel has one T.Kernel",
-                loc=source.current(),
-                hint="put the second one into a kernel of its own",
-            )
+            if not b.launched or b.device_depth():
+                raise TileSyntaxError(
+                    "a T.Kernel in another one",
+                    loc=source.current(),
+                    hint="one behind the other: each is a launch of the same call",
+                )
+            b.next_launch()
         b.launch = self.launch
         names = self.names if len(self.names) == len(self.launch.grid) else tuple("b" + a for a in AXES)
         self.launch.block_vars = [
@@ -382,7 +386,9 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
 
     A tile in shared memory takes a ``T.Layout`` or what `tilescale.layout` makes of it, one in registers a
     ``T.Fragment`` over all threads of the executor that allocates it. The CPU keeps every tile row-major.
-    Results never depend on it.
+    Results never depend on it. A tensor takes a ``T.Layout``, too: from here on its elements lie at those
+    places
+    of its memory, on every target, and are touched one by one.
 
     Raises:
         TileTypeError: what is no tile, or a layout of another kind or shape. TileValueError: one that the
@@ -390,6 +396,7 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     """
     from tilescale.compiler.layout import Fragment, Shared
     from tilescale.compiler.layout.made import Layout, shown
+    from tilescale.compiler.ops import placed
 
     b, loc = bld.current(), source.current()
     if not isinstance(layouts, dict):
@@ -397,6 +404,9 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     before = b.launch.hints.get("layouts", {}) if b.launch is not None else {}
     made = dict(before)
     for tile, given in layouts.items():
+        if isinstance(tile, Buffer) and tile.scope == "global" and isinstance(given, Layout):
+            placed.put(tile, given)
+            continue
         if not isinstance(tile, Buffer) or not tile.scope.startswith(("shared", "local.fragment")):
             what = (
                 f"{tile.name} is a tensor, and lies as its caller laid it"
@@ -486,6 +496,22 @@ def assume(condition: Any) -> None:
             hint="T.device_assert of what the kernel computes",
         )  # fmt: skip
     b.promise(name, number)
+
+
+def get_block_binding(dim: int = 0) -> Any:
+    """The block's index along an axis of the grid, x first: what ``with T.Kernel(…) as (bx, by):`` gives.
+
+    Raises:
+        TileSyntaxError: outside T.Kernel. TileValueError: an axis that the grid does not have.
+    """
+    launch, loc = bld.current().launch, source.current()
+    if launch is None:
+        raise TileSyntaxError("T.get_block_binding stands outside T.Kernel", loc=loc)
+    if not isinstance(dim, int) or not 0 <= dim < len(launch.block_vars):
+        raise TileValueError(
+            f"axis {dim!r} of the grid", loc=loc, expected=f"0 … {len(launch.block_vars) - 1}"
+        )
+    return launch.block_vars[dim]
 
 
 def get_rank() -> Any:

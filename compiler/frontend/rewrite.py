@@ -179,7 +179,9 @@ class Rewriter(ast.NodeTransformer):
         made = self.hook(
             "loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, at=n.iter
         )
-        body = [*self.poison(state, names, n), *self.block(n.body)]
+        # The loop gives its own names a value in each round, whatever an inner loop leaves behind.
+        entry = [x for x in names if x not in targets]
+        body = [*self.poison(state, entry, n), *self.block(n.body)]
         loop = _place(ast.For(n.target, ast.Name(state, ast.Load()), body, []), n)
         after = names + [t for t in targets if t not in names]
         return [self.assign(state, made, n), loop, *self.poison(state, after, n)]

@@ -16,7 +16,9 @@ from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
 from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
+from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
+from tilescale.compiler.frontend.own import threads_own
 from tilescale.compiler.frontend.rewrite import rewritten
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.multiples import Promises
@@ -159,13 +161,15 @@ def _box(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     return made
 
 
-def trace(prim: PrimFunc) -> TileProgram:
-    """Traces a ``@T.prim_func``.
+def trace(prim: PrimFunc, part: int | None = None) -> TileProgram:
+    """Traces a ``@T.prim_func``. ``part``: which of its launches is meant; None where it has to have one
+    alone.
 
     Raises:
         TileError: anything that the language refuses, with the user's file, line and expression.
     """
     builder = bld.Builder(prim.name)
+    builder.make_tensor = make_buffer
     params: list[Param] = []
     with bld.tracing(builder):
         values: dict[str, Any] = {}
@@ -185,7 +189,7 @@ def trace(prim: PrimFunc) -> TileProgram:
                 loc=prim.loc,
                 hint="write results into a tensor parameter",
             )
-        return _finish(builder, prim.name, params, prim.loc)
+        return _finish(builder, prim.name, params, prim.loc, part)
 
 
 def trace_eager(
@@ -193,13 +197,15 @@ def trace_eager(
     tensors: dict[str, TensorArg],
     constants: dict[str, Any],
     extents: dict[str, int] | None = None,
+    part: int | None = None,
 ) -> TileProgram:
     """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values
-    (``constants``); ``extents`` says what ``T.const`` names are where no tensor does."""
+    (``constants``); ``extents`` says what ``T.const`` names are where no tensor does. ``part``: as
+    :func:`trace`."""
     builder = bld.Builder(func.__name__)
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
     state = _Eager(func, extents or {})
-    builder.eager = state
+    builder.eager, builder.make_tensor = state, make_buffer
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}
         specs = PrimFunc(func).params
@@ -218,7 +224,7 @@ def trace_eager(
                 )
         outputs = [p for p in state.params.values() if p.output]
         params = [state.params[n] for n in tensors] + outputs
-        program = _finish(builder, func.__name__, params, loc)
+        program = _finish(builder, func.__name__, params, loc, part)
         order = [p.var for p in params]
         for value in returned:
             if not isinstance(value, Buffer) or not any(value.var.same_as(v) for v in order):
@@ -271,12 +277,22 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     return buffer
 
 
-def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> TileProgram:
+def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part: int | None) -> TileProgram:
     if builder.launch is None:
         raise TileSyntaxError(
             f"kernel {name} has no launch", loc=loc, hint="with T.Kernel(grid_x, threads=128) as bx:"
         )
-    body = sequence(builder.bodies[0])
+    every = [*builder.earlier, (builder.launch, builder.bodies[0])]
+    if part is None and len(every) > 1:
+        raise TileSyntaxError(
+            f"{name} has {len(every)} launches, which one call makes one after the other",
+            loc=every[1][0].loc,
+            expected="a kernel of one T.Kernel: what looks at a single program has no order of several",
+            hint=f"tilescale.compile({name}), whose calls run on every target",
+        )
+    launch, statements = every[part or 0]
+    params = [*params, *builder.workspaces.values()]
+    body, rows = threads_own(by_warpgroup(sequence(statements), builder), launch.threads, builder)
     renames = {}
     for old, new in builder.renames.items():
         renames[old] = ir.Var(new, old.ty)
@@ -289,10 +305,14 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
                     builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
                 for symbol in symbols_of(s):
                     builder.promise(symbol.name, symbol.multiple_of)
+    if len(every) > 1:
+        name = f"{name}_{(part or 0) + 1}"
     func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr(
         "global_symbol", name
     )
-    hints = dict(builder.launch.hints)
+    hints = dict(launch.hints)
+    if rows:
+        hints["rows"] = {renames.get(r, r): renames.get(own, own) for r, own in rows.items()}
     if "layouts" in hints:  # by the variables that the program has
         hints["layouts"] = {
             renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()
@@ -301,7 +321,15 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
     for symbol_name in multiples:
         multiples.of(builder.symbols[symbol_name], symbol_name)
     return TileProgram(
-        name, func, params, dict(builder.symbols), builder.launch, loc, hints, multiples=multiples
+        name,
+        func,
+        params,
+        dict(builder.symbols),
+        launch,
+        loc,
+        hints,
+        multiples=multiples,
+        launches=len(every),
     )
 
 

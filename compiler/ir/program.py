@@ -60,6 +60,8 @@ class TileProgram:
     loc: Loc
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
+    #: how many launches a call makes, one after the other; this program is one of them
+    launches: int = 1
     #: symbol → what its value is a multiple of in every call, which the launcher checks
     multiples: Promises = field(default_factory=Promises)
     schedule: Any = None

@@ -77,9 +77,10 @@ def gather(program: TileProgram) -> Uses:
     """The uses of a program's tiles."""
     threads = program.launch.threads
     uses = Uses(threads, program.target)
+    own = program.hints.get("own", frozenset())  # registers of each thread's own (passes/own_registers.py)
     for s, ex in walk(program.func.body, Executor("block", threads)):
         if isinstance(s, tirx.AllocBuffer):
-            uses.owners[s.buffer] = ex
+            uses.owners[s.buffer] = ex.within("thread") if s.buffer in own else ex
             continue
         if isinstance(s, tirx.DeclBuffer):
             if in_registers(s.buffer):

@@ -22,6 +22,8 @@ from tilescale.compiler.layout.shared import SWIZZLES, Shared, boxed, strided, w
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS
 
+#: elements up to which a layout is computed for each of them
+_FEW = 1 << 17
 SUM = "a sum of terms such as i // 8 * 64, j % 8 or (j // 8 ^ i % 8) * 8"
 
 
@@ -40,11 +42,26 @@ class Layout:
 
     def __init__(self, shape: Sequence[int], forward_fn: Callable[..., Any]):
         self.shape = _shape(shape, "T.Layout")
+        self.forward_fn = forward_fn
+        if prod(self.shape) > _FEW:
+            self.extents = _extents_by_digits(forward_fn, self.shape)
+            return
         parts = _computed(forward_fn, self.shape, "T.Layout")
         self.places = np.zeros(self.shape, np.int64)
         for p in parts:
             self.places = self.places * (int(p.max()) + 1) + p
+        self.extents = tuple(int(p.max()) + 1 for p in parts)
         _refuse_twice(self.shape, [self.places], "T.Layout", lambda at: f"place {at[0]}")
+
+    def place(self, *index: Any) -> Any:
+        """The place of an element, whose indices may be expressions."""
+        found = self.forward_fn(*index)
+        at: Any = 0
+        for part, extent in zip(
+            found if isinstance(found, (tuple, list)) else [found], self.extents, strict=True
+        ):
+            at = at * extent + part
+        return at
 
     def __repr__(self) -> str:
         return f"T.Layout({self.shape})"
@@ -55,6 +72,10 @@ class Layout:
         Raises:
             TileValueError: it is no sum of digits, under none of the hardware's swizzles.
         """
+        if prod(self.shape) > _FEW:
+            raise TileValueError(
+                f"{self} of a tile", loc=source.current(), expected=f"at most {_FEW} elements"
+            )
         at = self.places * bits // 8
         for width, xors in SWIZZLES.items():
             plain = at ^ ((at >> 7 & ((1 << xors) - 1)) << 4)
@@ -274,6 +295,52 @@ def _computed(function: Callable[..., Any], shape: tuple[int, ...], what: str) -
                 f"{what} puts element {_shown(at)} at {a.min()}", loc=source.current(), expected="0 or more"
             )
     return [np.broadcast_to(a, shape).astype(np.int64) for a in arrays]
+
+
+def _extents_by_digits(function: Callable[..., Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a layout with many elements: the extents of what its function gives, each a sum of functions of one
+    index. That it is such a sum is checked at drawn elements, that no two share a place by the digits of each
+    index.
+
+    Raises:
+        TileValueError: it is no such sum, or leaves two elements in one place.
+    """
+    _check_arguments(function, len(shape), "T.Layout")
+
+    def at(index: Sequence[Any]) -> list[Any]:
+        found = function(*index)
+        parts = list(found) if isinstance(found, (tuple, list)) else [found]
+        return [np.broadcast_to(np.asarray(p), np.shape(index[0])).astype(np.int64) for p in parts]
+
+    lines = []  # of each axis: each part of what the function gives, for each index along it
+    for axis, extent in enumerate(shape):
+        zeros = np.zeros(extent, np.int64)
+        lines.append(at([np.arange(extent) if k == axis else zeros for k in range(len(shape))]))
+    drawn = [np.random.default_rng(0).integers(0, extent, 4096) for extent in shape]
+    sums = [sum(line[k][i] for line, i in zip(lines, drawn, strict=True)) for k in range(len(lines[0]))]
+    extents = tuple(int(sum(line[k].max() for line in lines)) + 1 for k in range(len(lines[0])))
+    steps: list[tuple[int, int]] = []
+    for line in lines:
+        whole = np.zeros(len(line[0]), np.int64)
+        for part, extent in zip(line, extents, strict=True):
+            whole = whole * extent + part
+        digits = _digits([whole])
+        if digits is None:
+            steps = []
+            break
+        steps += [(s[0], e) for _, _, e, s in digits]
+    if not steps or any((a != b).any() for a, b in zip(at(drawn), sums, strict=True)):
+        raise TileValueError(
+            f"T.Layout of {prod(shape)} elements is no layout that the compiler can follow",
+            loc=source.current(),
+            expected="a sum of terms of one index each, such as i // 8 * 64 or j % 8",
+        )
+    reach = 0
+    for step, extent in sorted(steps):
+        if step <= reach:
+            raise TileValueError("T.Layout puts two elements into one place", loc=source.current())
+        reach += step * (extent - 1)
+    return extents
 
 
 def _check_arguments(function: Callable[..., Any], count: int, what: str) -> None:

@@ -10,8 +10,10 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, Variable, convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.program import Param
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import BITS, canonical
 from tilescale.language.symbolic import settle
 
@@ -73,8 +75,11 @@ def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") 
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment") -> Buffer:
-    """A tile distributed over the registers of the executor's threads; contents undefined."""
-    _check_scope("alloc_fragment", scope, "local.fragment")
+    """A tile distributed over the registers of the executor's threads; contents undefined. With
+    ``scope="local"`` it is T.alloc_local."""
+    _check_scope("alloc_fragment", scope, "local.fragment", "local")
+    if scope == "local":
+        return alloc_local(shape, dtype)
     return _allocate(shape, dtype, "local.fragment", "alloc_fragment")
 
 
@@ -133,6 +138,30 @@ def empty(shape: Any, dtype: Any = "float32") -> Buffer:
     return made
 
 
+def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> Buffer:
+    """Memory on the device that each call allocates for its launches: a tensor that nobody passes or gets
+    back.
+    Its contents are undefined until written.
+
+    Raises:
+        TileSyntaxError: inside T.Kernel. TileValueError: another scope.
+    """
+    _check_scope("alloc_global", scope, "global")
+    b = bld.current()
+    if b.launch is not None and not b.launched:
+        raise TileSyntaxError(
+            "T.alloc_global inside T.Kernel",
+            loc=source.current(),
+            hint="in front of the launch, whose blocks share it",
+        )
+    name = f"workspace{len(b.workspaces)}"
+    extents = tuple(settle(e) for e in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    spec = TensorSpec("tensor", extents, canonical(dtype))
+    made: Buffer = b.make_tensor(name, spec, source.current())
+    b.workspaces[name] = Param(name, spec, made.var, source.current(), output=True)
+    return made
+
+
 def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
     """The same memory under another shape or dtype; row-major order and total bytes stay.
 
@@ -159,6 +188,7 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
     new = (
         tuple(shape) if isinstance(shape, (tuple, list)) else (shape,) if shape is not None else buffer.shape
     )
+    new = tuple(e if isinstance(e, bool) else settle(e) for e in new)
     for axis, extent in enumerate(new):
         if isinstance(extent, bool):
             raise TileTypeError(

@@ -13,6 +13,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
+from tilescale.compiler.ops import placed
 from tilescale.compiler.ops.base import emit, is_tile, region, require_inside, require_same_shape, show
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
@@ -55,6 +56,10 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
                 raise TileTypeError(
                     f"T.atomic_{kind} of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype"
                 )
+            if to.buffer.flat is not None or frm.buffer.flat is not None:
+                held = frm.buffer
+                placed.by_element(to, frm, lambda i, j: _atomic(kind, to.buffer[i], held[j], False))
+                return None
             frm = frm.ir()
         emit("atomic", [to.ir(), frm], {"kind": kind})
         return None

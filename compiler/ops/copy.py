@@ -11,7 +11,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
-from tilescale.compiler.ops import base, by_hand
+from tilescale.compiler.ops import base, by_hand, placed
 from tilescale.compiler.ops.atomic import DTYPES
 from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
@@ -84,6 +84,16 @@ def copy(
     frm = region(a, "the source", to.shape)
     if like_a is None and isinstance(b, (ir.TensorLoad, ir.Var)):
         frm, to = region(a, "the source", ()), region(b, "the destination", ())
+    if frm.buffer.flat is not None or to.buffer.flat is not None:
+        beside = [src, dst, signal, value, signal_op, op, coalesced_width, loop_layout]
+        if any(w is not None for w in beside) or not blocking:
+            raise TileTypeError(
+                "T.copy of a tensor with a layout of its own, with words beside its operands",
+                loc=source.current(),
+            )
+        require_same_shape(frm, to, "T.copy")
+        placed.by_element(to, frm, lambda i, j: to.buffer.store(i, frm.buffer[j]))
+        return
     require_same_shape(frm, to, "T.copy")
     if src is not None and dst is not None:
         raise TileValueError(

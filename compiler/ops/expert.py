@@ -63,19 +63,52 @@ def warpgroup_wait(count: int = 0) -> None:
 
 
 def get_thread_binding(dim: int = 0) -> Any:
-    """The thread's index in the executor around it.
+    """The thread's index in the executor around it. At the block's scale, where statements run once for all
+    threads, those that depend on it become the threads' own (frontend/own.py).
+
+    Args:
+        dim: of a block whose threads have several axes (``T.Kernel(…, threads=(32, 4))``), the axis, x first.
 
     Raises:
-        TileSyntaxError: outside ``T.Scale("thread")``, where statements run once for all threads and have no
-        thread's index.
+        TileSyntaxError: in a warp or a warpgroup. TileValueError: an axis that the block does not have.
     """
-    if bld.current().executor != "thread" or dim:
+    b = bld.current()
+    axes = b.launch.hints.get("axes", (b.launch.threads,)) if b.launch is not None else (1,)
+    if not isinstance(dim, int) or not 0 <= dim < max(len(axes), 3):
+        raise TileValueError(f"axis {dim!r} of the block", loc=source.current(), expected="0, 1 or 2")
+    if b.executor == "block" and b.launch is not None:
+        index: Any = ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
+        if dim >= len(axes):
+            return as_expr(0)
+        for extent in axes[:dim]:
+            index = binary("//", index, extent)
+        return binary("%", index, axes[dim]) if dim < len(axes) - 1 else index
+    if b.executor != "thread" or dim:
         raise TileSyntaxError(
             "a thread's index outside T.Scale",
             loc=source.current(),
             hint='with T.Scale("thread") as (tid, threads):',
         )
     return ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
+
+
+def thread_binding(begin: int, end: int, thread: str = "threadIdx.x") -> Any:
+    """The thread's index along an axis of the block, of ``end`` threads, by TVM's name: `get_thread_binding`.
+
+    Raises:
+        TileValueError: an axis that there is not, or another number of threads.
+    """
+    axes = "xyz"
+    b = bld.current()
+    dim = axes.find(thread.removeprefix("threadIdx.")) if thread.startswith("threadIdx.") else -1
+    held = b.launch.hints.get("axes", (b.launch.threads,)) if b.launch is not None else (1,)
+    if len(thread) != len("threadIdx.x") or dim < 0 or begin != 0 or (dim < len(held) and held[dim] != end):
+        raise TileValueError(
+            f"T.thread_binding({begin!r}, {end!r}, thread={thread!r}) of a block of {held} threads",
+            loc=source.current(),
+            expected='0, the threads along the axis, and "threadIdx.x", "threadIdx.y" or "threadIdx.z"',
+        )
+    return get_thread_binding(dim)
 
 
 def get_lane_idx() -> Any:

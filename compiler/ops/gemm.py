@@ -15,6 +15,7 @@ from tilescale.compiler.ops.base import emit, region, show
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
+from tilescale.language.dtypes import TFLOAT32
 
 
 class GemmWarpPolicy(IntEnum):
@@ -125,6 +126,8 @@ def gemm(
             expected=f"A (M, K), B (K, N), C (M, N); here K is {k} and {k2}, C should be ({m}, {n})",
         )
     check_operands(a.dtype, b.dtype, c.dtype, "T.gemm", loc)
+    if not precision and all(isinstance(r.dtype, type(TFLOAT32)) for r in (a, b)):
+        precision = "tf32"
     if precision not in ("", "tf32") or (precision and a.dtype != "float32"):
         raise TileValueError(
             f"precision={precision!r} in T.gemm of {a.dtype}",

@@ -268,4 +268,4 @@ def grid(*extents: Any) -> LoopNest:
     return LoopNest("serial", [_range((e,)) for e in extents])
 
 
-Serial, Unroll, Vectorized = serial, unroll, vectorized
+Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel

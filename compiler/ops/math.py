@@ -270,11 +270,18 @@ def popcount(x: Any) -> Any:
     return tirx.popcount(e) if is_expr(e) else int(e).bit_count()
 
 
-def reinterpret(a: Any, b: Any) -> Any:
+def reinterpret(a: Any, b: Any = None, *, dtype: Any = None) -> Any:
     """The bits of a value as another dtype of the same size: ``T.reinterpret(value, dtype)`` (or TVM's
-    order)."""
-    dtype, value = (a, b) if isinstance(a, str) else (b, a)
-    dt, e = canonical(dtype), as_expr(value)
+    order). TVM's "handle", a pointer, is the value itself: T.attr alone takes one, and does not look at
+    it."""
+    if (b is None) == (dtype is None):
+        raise TileTypeError("T.reinterpret of a value to no dtype, or to two", loc=source.current())
+    if dtype is not None:
+        if str(dtype) == "handle":
+            return a
+        b = dtype
+    kind, value = (a, b) if isinstance(a, str) else (b, a)
+    dt, e = canonical(kind), as_expr(value)
     if canonical(str(e.ty)).bits != dt.bits:
         raise TileValueError(f"{e.ty} and {dt} have different sizes", loc=source.current())
     return tirx.reinterpret(str(dt), e)

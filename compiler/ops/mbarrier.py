@@ -10,6 +10,7 @@ filled by ``T.tma_copy``. Names are TileLang's.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
@@ -21,6 +22,7 @@ from tilescale.compiler.ops.base import element, emit, is_tile, region, require_
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
+from tilescale.language.dtypes import BITS
 
 SCOPE = "shared.barrier"
 #: reduction → the dtypes that TMA has it for (PTX ISA, "cp.reduce.async.bulk"); float32's minimum is an
@@ -78,8 +80,18 @@ def _outside_parallel(what: str) -> None:
     not_in_parallel(what)
 
 
-def mbarrier_arrive(barrier: Any) -> None:
-    """All threads of the executor arrive (release)."""
+def _either(barrier: Any, mbarrier: Any, what: str) -> Any:
+    """The barrier by either of its names."""
+    if (barrier is None) == (mbarrier is None):
+        raise TileTypeError(
+            f"{what} takes one barrier", loc=source.current(), expected="barrier= or TileLang's mbarrier="
+        )
+    return mbarrier if barrier is None else barrier
+
+
+def mbarrier_arrive(barrier: Any = None, *, mbarrier: Any = None) -> None:
+    """All threads of the executor arrive (release). ``mbarrier`` is TileLang's word for ``barrier``."""
+    barrier = _either(barrier, mbarrier, "T.mbarrier_arrive")
     _outside_parallel("T.mbarrier_arrive")
     emit("mbarrier_arrive", [barrier_of(barrier, "T.mbarrier_arrive").ir()])
 
@@ -91,8 +103,11 @@ def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
     emit("mbarrier_expect_tx", [barrier_of(barrier, "T.mbarrier_expect_tx").ir(), convert(tx, "int32")])
 
 
-def mbarrier_wait_parity(barrier: Any, parity: Any) -> None:
-    """All threads of the executor wait until the phase of this parity is over (acquire)."""
+def mbarrier_wait_parity(barrier: Any = None, parity: Any = 0, *, mbarrier: Any = None) -> None:
+    """All threads of the executor wait until the phase of this parity is over (acquire). ``mbarrier`` is
+    TileLang's
+    word for ``barrier``."""
+    barrier = _either(barrier, mbarrier, "T.mbarrier_wait_parity")
     _outside_parallel("T.mbarrier_wait_parity")
     emit(
         "mbarrier_wait_parity", [barrier_of(barrier, "T.mbarrier_wait_parity").ir(), convert(parity, "int32")]
@@ -113,7 +128,8 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
     """A copy by TMA, issued once for the executor: a box of a tensor into a tile of shared memory, whose
     bytes complete on ``barrier``; or a tile into a tensor, added to what lies there (``reduce``: add, min,
     max) or instead of it, complete where ``T.tma_store_wait`` says so. A tile is a matrix of whole rows, or a
-    stage of several: ``stages[k, :, :]``. What lies outside the tensor is read as zero and never written.
+    stage of several: ``stages[k, :, :]``. In T.ws it announces its bytes itself. What lies outside the
+    tensor is read as zero and never written.
 
     Raises:
         TileTypeError: operands that TMA does not connect. TileValueError: shapes that differ, an unknown
@@ -158,6 +174,8 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
             f"T.tma_copy of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype: TMA converts nothing"
         )
     extra = [] if barrier is None else [barrier_of(barrier, "barrier=").ir()]
+    if extra and bld.current().by_hand:
+        mbarrier_expect_tx(barrier, prod(int(e) for e in to.extents) * BITS[str(to.dtype)] // 8)
     emit("tma_copy", [frm.ir(), to.ir(), *extra], {"reduce": reduce})
 
 

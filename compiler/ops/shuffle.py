@@ -62,6 +62,19 @@ def shfl_sync(value: Any, srcLane: Any, width: int = WARP, mask: int = EVERYONE)
     return _shuffle("from", value, srcLane, width, mask)
 
 
+def tvm_warp_shuffle(mask: int, value: Any, warp_id: Any, width: int, warp_size: int = WARP) -> Any:
+    """`shfl_sync` by TVM's name: the value of lane ``warp_id`` of the group; ``warp_size`` is ``width``, or
+    a whole
+    warp's lanes."""
+    if warp_size not in (width, WARP):
+        raise TileValueError(
+            f"T.tvm_warp_shuffle in groups of {width} of a warp of {warp_size}",
+            loc=source.current(),
+            expected=f"a warp of {width} or {WARP} lanes",
+        )
+    return shfl_sync(value, warp_id, width, mask)
+
+
 def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     what, loc = f"T.shfl_{kind if kind != 'from' else 'sync'}", source.current()
     _in_threads(what)
@@ -89,7 +102,7 @@ def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
 
 def _in_threads(what: str) -> None:
     b = bld.current()
-    if b.executor != "thread":
+    if b.executor != "thread" and (b.executor != "block" or b.launch is None):
         raise TileSyntaxError(
             f"{what} is a thread's",
             loc=source.current(),

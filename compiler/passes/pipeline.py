@@ -31,6 +31,7 @@ from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
+from tilescale.compiler.passes.own_registers import own_registers
 from tilescale.compiler.passes.packets import packets
 from tilescale.compiler.passes.ping_pong import ping_pong
 from tilescale.compiler.passes.release_late import release_late
@@ -98,6 +99,8 @@ PASSES: tuple[Pass, ...] = (
 #: The list for GPUs. What follows is the target's lowering: compiler/cuda/lower.py.
 GPU_PASSES: tuple[Pass, ...] = (
     *(p for p in PASSES if p.level == spec.TILE),
+    # Rows of a thread's own are registers to all that follows.
+    Pass("own_registers", own_registers, spec.TILE),
     # A put is a copy like others to all that follows, and its signal a signal.
     Pass("split_puts", split_puts, spec.TILE),
     # What says only whom statements reach would keep a region of two roles from being the whole kernel.

@@ -34,6 +34,14 @@ from tilescale.profiler import Profiler
 
 #: What is taken for TileLang's sources and changes nothing, as docs/LANGUAGE.md says.
 NOTHING = {"layout.make_swizzled_layout": {"k_major"}}
+_COMPILER = {"pass_configs", "execution_backend", "target_host", "verbose", "compile_flags"}
+#: TileLang's words for how its compiler and its clocks work, which the log says (docs/TILELANG.md).
+SAID = {
+    "tilescale.compile": _COMPILER,
+    "tilescale.jit": {*_COMPILER, "debug_root_path", "mode"},
+    "Kernel.get_kernel_source": {"kernel_only"},
+    "Profiler.do_bench": {"backend"},
+}
 #: Exceptions, data and what takes whatever a kernel's author declared.
 _CLASSES = (Kernel, Profiler, Factory, Eager)
 
@@ -228,11 +236,34 @@ PAIRS: dict[str, dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
             ),
         ),
         "args": (lambda: benched()[0], lambda: benched(args=[np.full(4, 7.0), np.zeros(4)])[0]),
+        "input_tensors": (
+            lambda: benched()[0],
+            lambda: benched(input_tensors=[np.full(4, 7.0), np.zeros(4)])[0],
+        ),
+        "n_warmup": (lambda: len(benched()) < 3000, lambda: len(benched(n_warmup=4000)) < 3000),
+        "n_repeat": (lambda: len(benched()) < 3000, lambda: len(benched(n_repeat=4000)) < 3000),
+        "quantiles": (
+            lambda: isinstance(kernel().get_profiler().do_bench(lambda: 0, warmup=0, rep=0), list),
+            lambda: isinstance(
+                kernel().get_profiler().do_bench(lambda: 0, warmup=0, rep=0, quantiles=[0.5, 0.9]), list
+            ),
+        ),
     },
     "Profiler.assert_allclose": {
         "reference": (lambda: near(lambda a: np.asarray(a) + 1), lambda: near(lambda a: np.asarray(a) + 5)),
         "rtol": (lambda: near(close, rtol=0, atol=0), lambda: near(close, rtol=10, atol=0)),
         "atol": (lambda: near(close, rtol=0, atol=0), lambda: near(close, rtol=0, atol=1)),
+        "max_mismatched_ratio": (
+            lambda: near(close, rtol=0, atol=0),
+            lambda: near(close, rtol=0, atol=0, max_mismatched_ratio=1.0),
+        ),
+        "input_tensors": (
+            lambda: near(lambda a: np.zeros(4, "float32")),
+            lambda: near(
+                lambda a: np.zeros(4, "float32"),
+                input_tensors=[np.full(4, 7.0, "float32"), np.zeros(4, "float32")],
+            ),
+        ),
     },
 }
 
@@ -240,7 +271,7 @@ PAIRS: dict[str, dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_words_change_what_comes_out(name: str):
     # Is told in the log, as docs/LANGUAGE.md says.
-    nothing = {"tilescale.jit": {"pass_configs"}}.get(name, set())
+    nothing = SAID.get(name, set())
     assert {*PAIRS[name], *nothing} == {p for p in inspect.signature(PUBLIC[name]).parameters if p != "self"}
     for parameter, (first, second) in PAIRS[name].items():
         assert str(Said(first)) != str(Said(second)), f"{parameter} of {name} changes nothing"

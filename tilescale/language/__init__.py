@@ -12,12 +12,16 @@ from typing import Any
 from tilescale.errors import TileError
 
 from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
+from .dtypes import ABSENT as _ABSENT
 from .dtypes import ALL as _DTYPES
+from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
 from .symbolic import ceildiv, const, dyn, dynamic
 
 Buffer = Tensor
+#: TileLang's names for what a macro is given, in annotations, which nothing reads there
+SharedBuffer = FragmentBuffer = LocalBuffer = Tensor
 inline = macro
 symbolic = dynamic
 
@@ -26,10 +30,18 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
     "assume "
-    "get_rank get_world_size",
+    "get_rank get_world_size get_block_binding",
+    "frontend.groups": "ws",
+    "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
+    "ops.reducer": "alloc_reducer finalize_reducer",
+    "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
+    "annotate_consumer_reg_alloc",
+    "ops.im2col": "im2col",
     "layout.made": "Layout Fragment",
-    "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal empty view reshape",
-    "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent grid",
+    "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global empty view "
+    "reshape",
+    "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
+    "grid parallel",
     "ops.copy": "copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm GemmWarpPolicy",
@@ -47,12 +59,12 @@ _EXPORTS: dict[str, str] = {
     "ops.test": "test",
     "ops.put": "put",
     "ops.packets": "put_packets get_packets",
-    "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
+    "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
     "barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait "
-    "get_thread_binding "
+    "get_thread_binding thread_binding "
     "get_lane_idx get_warp_idx shuffle_elect",
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan "
@@ -69,6 +81,9 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names.sp
 
 __all__ = [
     "Buffer",
+    "FragmentBuffer",
+    "LocalBuffer",
+    "SharedBuffer",
     "Packets",
     "PrimFunc",
     "Signal",
@@ -85,14 +100,17 @@ __all__ = [
     "macro",
     "prim_func",
     "symbolic",
+    "tfloat32",
+    *_ABSENT,
     *_DTYPES,
     *_HOME,
 ]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
+globals().update(_ABSENT)
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
-half, float, double, int, long, short = (
-    _DTYPES[n] for n in ("float16", "float32", "float64", "int32", "int64", "int16")
+half, float, double, int, long, short, uint = (
+    _DTYPES[n] for n in ("float16", "float32", "float64", "int32", "int64", "int16", "uint32")
 )
 
 

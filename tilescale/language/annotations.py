@@ -49,7 +49,14 @@ class _TensorFactory:
     def __init__(self, kind: str):
         self._kind = kind
 
-    def __call__(self, shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorSpec:
+    def __call__(self, shape: Any, dtype: Any = "float32", strides: Any = None) -> Any:
+        """What is behind a parameter; in a kernel, with the memory of a tensor (``X.data``) in the place of
+        strides, that tensor under this shape and dtype, as T.view gives it."""
+        of = getattr(strides, "of", None)
+        if of is not None:
+            from tilescale.compiler.ops.alloc import view
+
+            return view(of, shape, dtype)
         return TensorSpec(
             self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
         )

@@ -52,6 +52,16 @@ class dtype(str):
 
     __slots__ = ()
 
+    def __new__(cls, value: Any) -> dtype:
+        """A dtype by whatever `canonical` knows: ``T.dtype("fp16")`` is refused, ``T.dtype(torch.float16)``
+        is T.float16."""
+        if isinstance(value, str) and value in BITS:
+            return str.__new__(cls, value)
+        return canonical(value)
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (str(self),)
+
     def __call__(self, value: Any) -> Any:
         from tilescale.compiler.ops.math import cast
 
@@ -83,7 +93,46 @@ class dtype(str):
         return f"T.{str(self)}"
 
 
+class _Tf32(dtype):
+    """float32, of which products may take the upper 10 bits of mantissa: a tile of T.tfloat32 is one of
+    float32, and T.gemm of two of them has ``precision="tf32"``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "T.tfloat32"
+
+
 ALL: dict[str, dtype] = {name: dtype(name) for name in BITS}
+TFLOAT32 = _Tf32("float32")
+
+
+#: TileLang's name for what takes a dtype in any spelling
+DataType = dtype
+
+
+def __getattr__(name: str) -> Any:
+    """TileLang's table of torch's dtypes, made when it is asked for: nothing else here needs torch."""
+    if name != "_TORCH_DTYPE_TO_STR":
+        raise AttributeError(name)
+    import torch
+
+    return {getattr(torch, known): known for known in BITS if hasattr(torch, known)}
+
+
+class Absent(str):
+    """The name of a dtype that the language does not have yet: programs may compare it, and what takes a
+    dtype
+    refuses it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"T.{str(self)}"
+
+
+#: 4-bit numbers: weights of them are packed in bytes, see docs/TILELANG.md
+ABSENT: dict[str, Absent] = {name: Absent(name) for name in ("int4", "uint4", "float4_e2m1fn")}
 
 
 def canonical(value: Any) -> dtype:
@@ -105,8 +154,19 @@ def canonical(value: Any) -> dtype:
         else:
             name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
     name = name.rsplit(".", 1)[-1]
+    if name == "tfloat32":
+        return TFLOAT32
     name = _ALIASES.get(name, name)
     found = ALL.get(name)
+    if name in ABSENT:
+        from tilescale.compiler.ir import source
+
+        raise TileTypeError(
+            f"there is no tile of {name} yet",
+            loc=source.current(),
+            expected="one of " + ", ".join(ALL),
+            hint="T.uint8 with two numbers in each byte, taken apart in T.Parallel",
+        )
     if found is None:
         import difflib
 

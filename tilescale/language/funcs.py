@@ -31,11 +31,13 @@ class PrimFunc:
     def loc(self) -> Loc:
         return Loc(self.func.__code__.co_filename, self.func.__code__.co_firstlineno)
 
-    def trace(self) -> Any:
-        """The kernel as tile IR (a :class:`tilescale.compiler.ir.program.TileProgram`)."""
+    def trace(self, part: int | None = None) -> Any:
+        """The kernel as tile IR (a :class:`tilescale.compiler.ir.program.TileProgram`); ``part``: which of
+        its
+        launches, where it has several."""
         from tilescale.compiler.frontend.trace import trace
 
-        return trace(self)
+        return trace(self, part)
 
     def check(
         self,

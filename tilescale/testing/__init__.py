@@ -24,6 +24,21 @@ from tilescale.kernel import Kernel
 from tilescale.language.funcs import PrimFunc
 
 TARGETS = ("sim", "cpu")
+_MARKS = (
+    "main", "requires_cuda", "requires_cuda_compute_version", "requires_cuda_compute_version_eq",
+    "requires_cuda_compute_version_ge", "requires_cuda_compute_version_gt",
+    "requires_cuda_compute_version_le",
+    "requires_cuda_compute_version_lt", "requires_package", "set_random_seed",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """TileLang's names (marks.py), loaded when they are asked for."""
+    if name not in _MARKS:
+        raise AttributeError(f"module 'tilescale.testing' has no attribute {name!r}")
+    from tilescale.testing import marks
+
+    return getattr(marks, name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

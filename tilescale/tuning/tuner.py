@@ -10,11 +10,12 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale import advice, agree, devices, env, folders, log
+from tilescale.compat import unused
 from tilescale.devices import resolve_target
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.jit import Factory
@@ -52,6 +53,16 @@ def autotune(
     extents: dict[str, Any] | None = None,
     top: int | None = None,
     by: str = "shape",
+    supply_type: Any = None,
+    supply_prog: Callable[..., Any] | None = None,
+    skip_check: bool = False,
+    manual_check_prog: Callable[..., Any] | None = None,
+    max_mismatched_ratio: float = 0.0,
+    timeout: Any = None,
+    cache_input_tensors: Any = None,
+    do_not_specialize: Any = None,
+    early_stop: Any = None,
+    early_stop_factor: Any = None,
 ) -> Any:
     """Above ``@tilescale.jit``: a call that leaves the tuned parameters out tries all configurations and
     keeps the fastest.
@@ -79,6 +90,16 @@ def autotune(
         by: "shape" makes a choice for every call that differs; "class" one for all whose integers and
             tensors' extents lie between the same powers of two (those up to 16 stay themselves), so that a
             choice serves its neighbours.
+        supply_type: TileLang's word for ``tensor_supply``. supply_prog: a function from a factory's
+        parameters
+            (a list of dicts, see `Kernel.get_profiler`) to the list of their inputs.
+        skip_check: leave out the comparison with ``ref_prog``. manual_check_prog: compares instead: it is
+        given
+            the list of the kernel's results and that of the reference's. max_mismatched_ratio: the share of
+            elements that may differ.
+        timeout, cache_input_tensors, do_not_specialize, early_stop, early_stop_factor: TileLang's words for
+        how
+            its tuner works; they decide nothing, which the log says.
 
     Raises (calls):
         TileTypeError: a configuration names no parameter. TileError: no configuration works.
@@ -99,17 +120,52 @@ def autotune(
             "@tilescale.autotune has no configs", hint='configs=[{"block_M": 64}, {"block_M": 128}]'
         )
 
+    words = {
+        "timeout": timeout, "cache_input_tensors": cache_input_tensors,
+        "do_not_specialize": do_not_specialize, "early_stop": early_stop, "early_stop_factor":
+        early_stop_factor,
+    }  # fmt: skip
+    unused("autotune", words)
+    if skip_check:
+        ref_prog = None
+    if manual_check_prog is not None and ref_prog is None:
+        raise TileTypeError("manual_check_prog= compares with a reference", hint="ref_prog=… beside it")
+
     def decorate(jitted: Any) -> Autotuned:
         if not isinstance(jitted, Jit):
             raise TileTypeError(
                 f"@tilescale.autotune is above a {type(jitted).__name__}",
                 expected="@tilescale.autotune above @tilescale.jit above a def",
             )
-        return Autotuned(
-            jitted, configs, warmup, rep, ref_prog, rtol, atol, tensor_supply, extents, top, by == "class"
-        )
+        made = Autotuned(
+            jitted, configs, warmup, rep, ref_prog, rtol, atol,
+            supply_type if tensor_supply is None else tensor_supply, extents, top, by == "class",
+        )  # fmt: skip
+        made.supply_prog, made.manual_check, made.ratio = supply_prog, manual_check_prog, max_mismatched_ratio
+        return made
 
     return decorate if func is None else decorate(func)
+
+
+_captured: list[list[Any]] = []
+
+
+@contextlib.contextmanager
+def set_autotune_inputs(*tensors: Any) -> Iterator[None]:
+    """Inside, factories are tuned on these inputs: ``with set_autotune_inputs(a, b):``, or one list of
+    them."""
+    _captured.append(
+        list(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else [*tensors]
+    )
+    try:
+        yield
+    finally:
+        _captured.pop()
+
+
+def captured_inputs() -> list[Any] | None:
+    """What `set_autotune_inputs` has given; None outside of it."""
+    return _captured[-1] if _captured else None
 
 
 class Autotuned:
@@ -133,6 +189,9 @@ class Autotuned:
         self.jitted, self.configs, self.warmup, self.rep = jitted, configs, warmup, rep
         self.ref_prog, self.rtol, self.atol, self.supply, self.extents = ref_prog, rtol, atol, supply, extents
         self.top, self.classes = top, classes
+        self.supply_prog: Callable[..., Any] | None = None
+        self.manual_check: Callable[..., Any] | None = None
+        self.ratio = 0.0
         self.trials: list[Trial] = []
         self.best: dict[Any, tuple[Config, float]] = {}
 
@@ -159,7 +218,9 @@ class Autotuned:
                 dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())
             ]
         out: dict[Any, Config] = {}
-        for config in listed:
+        if any("pass_configs" in config for config in listed):
+            unused(f"autotune of {self.jitted.name}", {"pass_configs": True})
+        for config in ({k: v for k, v in c.items() if k != "pass_configs"} for c in listed):
             unknown = [name for name in config if name not in self.jitted.signature.parameters]
             if unknown:
                 raise TileTypeError(
@@ -255,15 +316,46 @@ class Autotuned:
             return
         if self.ref_prog is not None:
             with _failing(trial):
-                profiler.assert_allclose(self.ref_prog, rtol=self.rtol, atol=self.atol)
+                self._compare(profiler)
             if not self._all_well(trial):
                 return
         latency = math.inf
         with _failing(trial):
-            latency = profiler.do_bench(warmup=self.warmup, rep=self.rep)
+            latency = profiler.do_bench(warmup=self.warmup, rep=self.rep, args=self._given(profiler))
         (latency,) = agree.largest([latency])
         if self._all_well(trial):
             trial.latency = latency
+
+    def compile(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The kernel of the best configuration for these arguments."""
+        given = {**dict(zip(self.jitted.signature.parameters, args)), **kwargs}
+        key = tuple((name, _kind(value, self.classes)) for name, value in given.items())
+        config, _ = self.best.get(key) or self._find(key, given, args, kwargs)
+        return self._compile(config, args, kwargs)
+
+    def _given(self, profiler: Profiler) -> Sequence[Any] | None:
+        """The inputs that the caller has for a factory's kernels; None where the profiler makes them."""
+        if not isinstance(self.jitted, Factory):
+            return None
+        if self.supply_prog is not None:
+            return list(self.supply_prog([p for p in profiler._concrete() if not p["allocated"]]))
+        return captured_inputs()
+
+    def _compare(self, profiler: Profiler) -> None:
+        assert self.ref_prog is not None
+        given = self._given(profiler)
+        if self.manual_check is None:
+            profiler.assert_allclose(
+                self.ref_prog,
+                rtol=self.rtol,
+                atol=self.atol,
+                max_mismatched_ratio=self.ratio,
+                input_tensors=given,
+            )
+            return
+        inputs = profiler.inputs() if given is None else given
+        results = [profiler.kernel(*inputs), self.ref_prog(*inputs)]
+        self.manual_check(*(list(r) if isinstance(r, (tuple, list)) else [r] for r in results))
 
     @staticmethod
     def _all_well(trial: Trial) -> bool:

@@ -411,7 +411,7 @@ def test_kernels_that_are_none():
 
     with refused(TileSyntaxError, "kernel no_launch has no launch", write="with T.Kernel("):
         no_launch.trace()
-    with refused(TileSyntaxError, "a kernel has one T.Kernel", write="a kernel of its own"):
+    with refused(TileSyntaxError, "two_launches has 2 launches", write="tilescale.compile(two_launches)"):
         two_launches.trace()
     with refused(TileSyntaxError, "kernel returns returns a value", write="tensor parameter"):
         returns.trace()

@@ -1,0 +1,217 @@
+"""Warp specialisation by hand, as TileLang's programs write it: ``with T.ws(0):`` around what warpgroup 0
+does,
+in loops that all warpgroups share.
+
+When the trace ends, each warpgroup gets a program of its own: the statements from the first ``T.ws`` to the
+last,
+without those of the others, in one ``T.Scale("warpgroup")``. Fragments of the block that one warpgroup alone
+touches become its own. Between warpgroups the author's barriers order, as in any T.Scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.scales import SCALES, WARPGROUP
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.errors import TileSyntaxError, TileValueError
+
+MARK = "ts.ws"
+_HELD = ("local.fragment", "local", "local.var")
+
+
+class ws:
+    """``with T.ws(0):`` holds what warpgroup 0 of the block does; ``T.ws(0, 1)`` what both do, each by
+    itself.
+    T.tma_copy in it announces its bytes on its barrier.
+
+    Raises:
+        TileValueError: a number that no warpgroup of the block has. TileSyntaxError: outside T.Kernel, or in
+            T.Scale.
+    """
+
+    def __init__(self, *warp_group_idx: int):
+        self.groups = warp_group_idx
+
+    def __enter__(self) -> None:
+        b, loc = bld.current(), source.current()
+        if b.launch is None or b.executor != "block":
+            raise TileSyntaxError(
+                "T.ws stands outside of T.Kernel or in T.Scale", loc=loc, hint="at the block's scale"
+            )
+        count = b.launch.threads // WARPGROUP
+        if b.launch.threads % WARPGROUP or not self.groups or not all(g in range(count) for g in self.groups):
+            raise TileValueError(
+                f"T.ws({', '.join(map(str, self.groups))}) of a block of {b.launch.threads} threads",
+                loc=loc,
+                expected=f"warpgroups 0 … {count - 1}, of {WARPGROUP} threads each"
+                if count
+                else "128 threads or more",
+            )
+        self.loc = loc
+        self.frame = b.push("scale", device=False, detail="warpgroup")
+        b.by_hand += 1
+        b.scales.append("warpgroup")
+        b.open_body()
+
+    def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
+        if error is not None:
+            return
+        b = bld.current()
+        body = b.close_body()
+        b.by_hand -= 1
+        b.scales.pop()
+        b.pop(self.frame)
+        names = ",".join(map(str, self.groups))
+        b.emit(tirx.AttrStmt(ir.StringImm(names), MARK, tirx.IntImm("int32", 0), body, b.span(self.loc)))
+
+
+def by_warpgroup(body: Any, builder: bld.Builder) -> Any:
+    """The kernel's body with a program for each warpgroup; as it is without T.ws.
+
+    Raises:
+        TileSyntaxError: what all threads do stands between T.ws; a fragment of several warpgroups.
+    """
+    return _Groups(builder).kernel(body) if _has(body) else body
+
+
+def _has(s: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(s, (tirx.AttrStmt, lambda a: found.append(a) if a.attr_key == MARK else None))
+    return bool(found)
+
+
+def _parts(s: Any) -> list[Any]:
+    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
+
+
+def _touched(s: Any) -> set[Any]:
+    found: set[Any] = set()
+    structural_walk(s, (ir.TensorLoad, lambda e: found.add(e.source)))
+    structural_walk(s, (ir.TensorRegion, lambda r: found.add(r.source)))
+    structural_walk(s, (tirx.BufferStore, lambda x: found.add(x.buffer)))
+    return found
+
+
+class _Groups:
+    def __init__(self, builder: bld.Builder):
+        self.builder = builder
+
+    def kernel(self, s: Any) -> Any:
+        """Down to the statements of the launch."""
+        if isinstance(s, tirx.AttrStmt) and s.attr_key != MARK:
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.kernel(s.body), s.span)
+        parts = _parts(s)
+        if any(isinstance(p, tirx.AttrStmt) and p.attr_key in ("ts.kernel", "thread_extent") for p in parts):
+            return sequence([self.kernel(p) if _has(p) else p for p in parts])
+        return self.split(parts)
+
+    def split(self, parts: list[Any]) -> Any:
+        marked = [k for k, p in enumerate(parts) if _has(p)]
+        front, middle, tail = parts[: marked[0]], parts[marked[0] : marked[-1] + 1], parts[marked[-1] + 1 :]
+        groups = sorted({g for p in middle for g in self.groups(p)})
+        owner: dict[Any, int] = {}
+        for g in groups:
+            for buffer in set().union(*(_touched(p) for p in self.of(middle, g))):
+                if buffer.ty.storage_scope in _HELD:
+                    owner[buffer] = -1 if buffer in owner else g
+        around = set().union(*map(_touched, [*front, *tail]), set())
+        for p in [*front, *middle]:
+            if (
+                isinstance(p, tirx.AllocBuffer)
+                and p.buffer in owner
+                and (owner[p.buffer] < 0 or p.buffer in around)
+            ):
+                raise TileSyntaxError(
+                    f"{p.buffer.name} is touched by several warpgroups",
+                    loc=loc_of(p.span),
+                    expected="registers of one T.ws, or a tile in shared memory",
+                )
+        own = [p for p in [*front, *middle] if isinstance(p, tirx.AllocBuffer) and p.buffer in owner]
+        shared = [p for p in front if p not in own]
+        shared += [p for p in middle if isinstance(p, tirx.AllocBuffer) and p not in own]
+        which = tirx.Var(self.builder.unique("warpgroup"), "int32")
+        index = ir.Call("ts.scale_index", [ir.StringImm("warpgroup")], ret_ty=ir.PrimType("int32"))
+        span = getattr(middle[0], "span", None)
+        chosen: Any = None
+        for g in reversed(groups):
+            test = tirx.EQ(which, tirx.IntImm("int32", g))
+            chosen = tirx.IfThenElse(test, sequence(self.of(middle, g)), chosen, span)
+        inside = sequence([tirx.Bind(which, index, span), *own, chosen])
+        level = tirx.IntImm("int32", SCALES.index("warpgroup"))
+        scale = tirx.AttrStmt(ir.StringImm("warpgroup"), "ts.scale", level, inside, span)
+        return sequence([*shared, scale, *tail])
+
+    def groups(self, s: Any) -> set[int]:
+        found: set[int] = set()
+
+        def look(a: Any) -> None:
+            if a.attr_key == MARK:
+                found.update(int(g) for g in str(a.node.value).split(","))
+
+        structural_walk(s, (tirx.AttrStmt, look))
+        return found
+
+    def of(self, parts: list[Any], group: int) -> list[Any]:
+        """The statements that a warpgroup runs, with names of its own."""
+        out: list[Any] = []
+        left = [x for p in parts for x in _parts(p)]
+        while left:
+            p = left.pop(0)
+            if isinstance(p, tirx.AllocBuffer):
+                continue
+            if isinstance(p, tirx.AttrStmt) and p.attr_key == MARK:
+                if group in self.groups(p):
+                    out.append(self.renamed(p.body))
+            elif isinstance(p, tirx.Bind):
+                fresh = tirx.Var(self.builder.unique(p.var.name), str(p.var.ty))
+                out.append(tirx.Bind(fresh, p.value, p.span))
+                left = [self.put(x, p.var, fresh) for x in left]
+            elif _has(p):
+                made = self.inner(p, group)
+                out += [] if made is None else [made]
+            else:
+                raise TileSyntaxError(
+                    "all threads of the block do this, between what T.ws gives to each warpgroup",
+                    loc=loc_of(getattr(p, "span", None)),
+                    expected="statements in T.ws from the first one to the last",
+                    hint="T.ws of the warpgroup that shall do it, and a barrier of T.alloc_barrier",
+                )
+        return out
+
+    def inner(self, s: Any, group: int) -> Any:
+        """A loop or a condition around T.ws."""
+        if isinstance(s, tirx.For):
+            body = self.of(_parts(s.body), group)
+            fresh = tirx.Var(self.builder.unique(s.loop_var.name), str(s.loop_var.ty))
+            if not body:
+                return None
+            inside = self.put(sequence(body), s.loop_var, fresh)
+            return tirx.For(fresh, s.min, s.extent, tirx.ForKind.SERIAL, inside, annotations={}, span=s.span)
+        if isinstance(s, tirx.IfThenElse):
+            then = self.of(_parts(s.then_case), group)
+            other = [] if s.else_case is None else self.of(_parts(s.else_case), group)
+            if not then and not other:
+                return None
+            return tirx.IfThenElse(s.condition, sequence(then), sequence(other) if other else None, s.span)
+        raise TileSyntaxError(
+            "T.ws in a construct that warpgroups cannot run apart",
+            loc=loc_of(getattr(s, "span", None)),
+            expected="T.serial, T.Pipelined and `if` around T.ws",
+        )
+
+    @staticmethod
+    def put(s: Any, old: Any, new: Any) -> Any:
+        return structural_map(s, (ir.Var, lambda v: new if v.same_as(old) else v))
+
+    def renamed(self, s: Any) -> Any:
+        """A statement whose own names and loops are fresh: several warpgroups may run it."""
+        names: list[Any] = []
+        structural_walk(s, (tirx.Bind, lambda x: names.append(x.var)))
+        structural_walk(s, (tirx.For, lambda x: names.append(x.loop_var)))
+        fresh = {v: tirx.Var(self.builder.unique(v.name), str(v.ty)) for v in names}
+        return structural_map(s, (ir.Var, lambda v: fresh.get(v, v)))

@@ -1,0 +1,144 @@
+"""A sum of one number of each thread along an axis of the block, as TVM writes it: ``T.attr`` with a
+``T.comm_reducer``, and ``T.tvm_thread_allreduce`` in it. No operation of the IR: each thread writes its
+number
+into shared memory, and all that want the result read and combine them in the order of the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.constructs import LoopNest
+from tilescale.compiler.builder.values import Variable, as_expr, binary, dtype_of, to_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ops.alloc import alloc_shared, alloc_var
+from tilescale.compiler.ops.base import element
+from tilescale.compiler.ops.expert import get_thread_binding
+from tilescale.compiler.tvm_compat import ir, same_expression
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+SCOPE = "reduce_scope"
+
+
+class CommReducer:
+    """How numbers are combined, and what begins a combination."""
+
+    def __init__(self, fcombine: Callable[..., Any], identity: Sequence[Any]):
+        if not callable(fcombine) or len(identity) != 1:
+            raise TileTypeError(
+                f"T.comm_reducer of {len(identity)} numbers at once",
+                loc=source.current(),
+                expected="a function of two numbers, and a list of one that changes nothing",
+            )
+        self.combine, self.identity = fcombine, identity[0]
+
+
+def comm_reducer(fcombine: Callable[..., Any], identity: Sequence[Any]) -> CommReducer:
+    """What T.tvm_thread_allreduce combines by: ``T.comm_reducer(lambda x, y: x + y, [0])``. The function is
+    called while the kernel is traced."""
+    return CommReducer(fcombine, identity)
+
+
+class attr:
+    """``with T.attr(T.comm_reducer(…), "reduce_scope", …):`` around T.tvm_thread_allreduce. TVM's other
+    attributes
+    are its compiler's own.
+
+    Raises:
+        TileTypeError: another attribute.
+    """
+
+    def __init__(self, node: Any, attr_key: str, value: Any):
+        if attr_key != SCOPE or not isinstance(node, CommReducer):
+            raise TileTypeError(
+                f"T.attr of {attr_key!r}",
+                loc=source.current(),
+                expected=f'T.attr(T.comm_reducer(…), "{SCOPE}", …)',
+            )
+        self.reducer, self.value = node, value
+
+    def __enter__(self) -> None:
+        bld.current().reducers.append(self.reducer)
+
+    def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
+        if error is None:
+            bld.current().reducers.pop()
+
+
+def evaluate(value: Any) -> None:
+    """A value that is made for what making it does, as T.tvm_thread_allreduce is; what is done with it is
+    nothing.
+
+    Raises:
+        TileTypeError: neither a number nor what such a call gives.
+    """
+    if value is not None:
+        to_expr(value, "the value of T.evaluate")
+
+
+def tvm_thread_allreduce(
+    size: Any, value: Any, pred: Any, result: Any, *axes: Any, dtype: Any = "handle"
+) -> None:
+    """``result``, an element of each thread's own, becomes the combination of ``value`` over the threads
+    along one
+    axis of the block, in their order; those with other indices along the other axes combine apart.
+
+    Args:
+        size, pred: one number, of all threads. axes: what ``T.get_thread_binding(k)`` gave for one axis.
+
+    Raises:
+        TileSyntaxError: outside of T.attr with a reducer. TileTypeError: several numbers, threads left out,
+        or no
+            axis of the block.
+    """
+    b, loc = bld.current(), source.current()
+    if not b.reducers or b.launch is None or b.executor != "block":
+        raise TileSyntaxError(
+            "T.tvm_thread_allreduce stands outside of a reducer",
+            loc=loc,
+            hint="with T.attr(T.comm_reducer(…), …):",
+        )
+    if constant(as_expr(size)) != 1 or pred is not True or len(axes) != 1 or str(dtype) != "handle":
+        raise TileTypeError(
+            f"T.tvm_thread_allreduce of {size} numbers along {len(axes)} axes",
+            loc=loc,
+            expected="one number of every thread, along one axis",
+        )
+    extents = b.launch.hints.get("axes", (b.launch.threads,))
+    along = next((k for k in range(len(extents)) if _same(axes[0], get_thread_binding(k))), None)
+    if along is None:
+        raise TileTypeError(f"{axes[0]} is no axis of the block", loc=loc, expected="T.get_thread_binding(k)")
+    own = element(result, "the result of T.tvm_thread_allreduce")
+    reducer, kind = b.reducers[-1], str(dtype_of(value))
+    if kind != str(own.dtype):
+        raise TileValueError(
+            f"a result of {own.dtype} of numbers of {kind}", loc=loc, expected=f"one of {kind}"
+        )
+    numbers = b.give_name(alloc_shared((b.launch.threads,), kind), "numbers")
+    thread, step = _thread(extents), 1
+    for extent in extents[:along]:
+        step *= extent
+    numbers[thread] = value
+    first = binary("-", thread, binary("*", get_thread_binding(along), step))
+    total: Variable = alloc_var(kind, reducer.identity)
+    b.give_name(total.buffer, "total")
+    for k in LoopNest("serial", [(0, extents[along], 1)]).trace(("k",)):
+        total.store(reducer.combine(total.load(), numbers[binary("+", first, binary("*", k, step))]))
+    own.buffer.store(tuple(own.mins), total.load())
+
+
+def _thread(extents: tuple[int, ...]) -> Any:
+    """The thread's index in the block."""
+    index, step = get_thread_binding(0), 1
+    for k, extent in enumerate(extents[:-1]):
+        step *= extent
+        index = binary("+", index, binary("*", get_thread_binding(k + 1), step))
+    return index
+
+
+def _same(given: Any, axis: Any) -> bool:
+    """Whether a value is an axis' index, perhaps by name."""
+    value = bld.current().definitions.get(given, given) if isinstance(given, ir.Var) else given
+    return same_expression(value, axis)

@@ -1,0 +1,73 @@
+"""The rows of a convolution as a matrix, tile by tile. No operation of the IR: a loop over the tile's
+elements
+says it all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.builder.constructs import LoopNest
+from tilescale.compiler.builder.values import Buffer, as_expr, binary, compare
+from tilescale.compiler.ir import source
+from tilescale.compiler.ops.math import if_then_else
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.symbolic import settle
+
+
+def im2col(
+    img: Buffer, col: Buffer, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int
+) -> None:
+    """Fills ``col``, a tile of (rows, columns), with that part of the matrix whose row (n · OH + y) · OW + x
+    holds what a convolution's window at (y, x) of image n reads, channels last: column (ky · kernel + kx) ·
+    C +
+    c is ``img[n, y · stride + ky · dilation - pad, x · stride + kx · dilation - pad, c]``, or zero outside.
+    ``nhw_step`` and ``c_step`` count tiles along both axes.
+
+    Raises:
+        TileTypeError: what is no tensor of four axes with constant extents, or no tile of two axes.
+        TileValueError: a window that does not fit into the image.
+    """
+    loc = source.current()
+    kernel, stride, dilation, pad = map(settle, (kernel, stride, dilation, pad))
+    if not isinstance(img, Buffer) or img.ndim != 4 or not all(isinstance(e, int) for e in img.shape[1:]):
+        raise TileTypeError(
+            f"T.im2col of {img!r}", loc=loc, expected="a tensor of (n, height, width, channels)"
+        )
+    if not isinstance(col, Buffer) or col.ndim != 2:
+        raise TileTypeError(f"T.im2col into {col!r}", loc=loc, expected="a whole tile of two axes")
+    for name, value, least in (
+        ("kernel", kernel, 1),
+        ("stride", stride, 1),
+        ("dilation", dilation, 1),
+        ("pad", pad, 0),
+    ):
+        if not isinstance(value, int) or value < least:
+            raise TileValueError(
+                f"{name}={value!r} of T.im2col", loc=loc, expected=f"an int, {least} or more"
+            )
+    _, height, width, channels = img.shape
+    reach = (kernel - 1) * dilation + 1
+    out_h, out_w = ((e + 2 * pad - reach) // stride + 1 for e in (height, width))
+    if min(out_h, out_w) < 1:
+        raise TileValueError(
+            f"a window of {reach} does not fit into {img.name} of {height} × {width} with pad={pad}", loc=loc
+        )
+    rows, columns = col.shape
+    nest = LoopNest("parallel", [(0, rows, 1), (0, columns, 1)])
+    for i, j in nest.trace(("i", "j")):
+        row = binary("+", binary("*", as_expr(nhw_step), rows), i)
+        column = binary("+", binary("*", as_expr(c_step), columns), j)
+        window, c = binary("//", column, channels), binary("%", column, channels)
+        n, at = binary("//", row, out_h * out_w), binary("%", row, out_h * out_w)
+
+        def place(out: Any, step: Any) -> Any:
+            moved = binary("+", binary("*", out, stride), binary("*", step, dilation))
+            return binary("-", moved, pad)
+
+        y = place(binary("//", at, out_w), binary("//", window, kernel))
+        x = place(binary("%", at, out_w), binary("%", window, kernel))
+        inside = compare("<", window, kernel * kernel)  # the last tile of columns may reach past the matrix
+        for value, extent in ((y, height), (x, width)):
+            inside = tirx.And(inside, tirx.And(compare(">=", value, 0), compare("<", value, extent)))
+        col[i, j] = if_then_else(inside, img[n, y, x, c], 0)

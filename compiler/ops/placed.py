@@ -1,0 +1,72 @@
+"""Tensors whose elements lie where a layout puts them (``T.annotate_layout`` of a tensor), one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tilescale.compiler.builder.constructs import LoopNest
+from tilescale.compiler.builder.values import Buffer, Region, as_expr, binary, compare
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ops.alloc import view
+from tilescale.compiler.ops.math import if_then_else
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import TileTypeError, TileValueError
+
+
+def put(tensor: Buffer, layout: Any) -> None:
+    """From here on ``tensor[i, j]`` is the element that lies at ``layout.place(i, j)``, counted from the
+    tensor's beginning. What lies outside its extents stays outside.
+
+    Raises:
+        TileTypeError: extents that are not constant. TileValueError: a layout that does not fit.
+    """
+    loc = source.current()
+    if not all(isinstance(e, int) for e in tensor.shape):
+        raise TileTypeError(f"T.annotate_layout of {tensor.name}, whose extents are not constants", loc=loc)
+    size = 1
+    for extent in tensor.shape:
+        size *= extent
+    reach = 1
+    for extent in layout.extents:
+        reach *= extent
+    if tuple(layout.shape) != tuple(tensor.shape) or reach > size:
+        raise TileValueError(
+            f"T.annotate_layout gives {tensor.name} of {tensor.shape} a layout of {layout.shape} "
+            f"that takes {reach} elements",
+            loc=loc,
+            expected=f"one of {tensor.shape} that takes {size}",
+        )
+    flat = view(tensor, (size,))
+
+    def place(indices: list[Any]) -> Any:
+        inside: Any = None
+        for i, extent in zip(indices, tensor.shape, strict=True):
+            known = constant(i)
+            if known is not None and 0 <= known < extent:
+                continue
+            test = tirx.And(compare(">=", as_expr(i), 0), compare("<", as_expr(i), extent))
+            inside = test if inside is None else tirx.And(inside, test)
+        at = as_expr(layout.place(*indices))
+        return at if inside is None else if_then_else(inside, at, -1)
+
+    tensor.flat, tensor.place = flat, place
+
+
+def by_element(to: Region, frm: Region, act: Callable[[Any, Any], None]) -> None:
+    """``act(index in the first, index in the second)`` for each element of two regions of one shape."""
+    axes = [k for k, e in enumerate(to.extents) if constant(e) != 1]
+    others = [k for k, e in enumerate(frm.extents) if constant(e) != 1]
+    nest = LoopNest("parallel", [(0, to.extents[k], 1) for k in axes] or [(0, 1, 1)])
+    for found in nest.trace(tuple("ijklmnpq"[: max(len(axes), 1)])):
+        at = found if isinstance(found, tuple) else (found,)
+
+        def index(region: Region, mine: list[int], at: Any = at) -> tuple[Any, ...]:
+            moved = dict(zip(mine, at, strict=False))
+            return tuple(
+                binary("+", as_expr(low), moved[k]) if k in moved else as_expr(low)
+                for k, low in enumerate(region.mins)
+            )
+
+        act(index(to, axes), index(frm, others))

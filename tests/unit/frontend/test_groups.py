@@ -1,0 +1,118 @@
+"""T.ws: what each warpgroup does, written into loops that all share, on the simulator and the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.unit.ops.test_argmax import run
+from tilescale.errors import TileSyntaxError, TileValueError
+
+RNG = np.random.default_rng(5)
+
+
+def product(M: int, N: int, K: int, stages: int, copies: int, computes: int) -> Any:
+    """C = A B: one warpgroup copies into stages, the other multiplies."""
+
+    @T.prim_func
+    def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):
+        with T.Kernel(T.ceildiv(N, 64), T.ceildiv(M, 64), threads=256) as (bx, by):
+            a = T.alloc_shared((stages, 64, 64), "float16")
+            b = T.alloc_shared((stages, 64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            full, empty = T.alloc_barrier([128] * stages), T.alloc_barrier([128] * stages)
+            with T.ws(computes):
+                T.clear(c)
+            for k in T.serial(T.ceildiv(K, 64)):
+                s = k % stages
+                with T.ws(copies):
+                    T.barrier_wait(empty[s], (k // stages + 1) % 2)
+                    T.tma_copy(A[by * 64, k * 64], a[s, :, :], barrier=full[s])
+                    T.tma_copy(B[k * 64, bx * 64], b[s, :, :], barrier=full[s])
+                    T.barrier_arrive(full[s])
+                with T.ws(computes):
+                    T.barrier_wait(full[s], k // stages % 2)
+                    T.gemm(a[s, :, :], b[s, :, :], c)
+                    T.barrier_arrive(empty[s])
+            with T.ws(computes):
+                T.copy(c, C[by * 64, bx * 64])
+
+    return main
+
+
+@pytest.mark.parametrize("target", ["sim", "sm_90a"])
+@pytest.mark.parametrize("how", [(1, 0, 1), (2, 1, 0)], ids=str)
+def test_one_copies_and_one_multiplies(how: tuple[int, int, int], target: str):
+    M, N, K = 64, 128, 192
+    a, b = RNG.standard_normal((M, K)).astype("float16"), RNG.standard_normal((K, N)).astype("float16")
+    args = {"A": a, "B": b, "C": np.full((M, N), np.nan, "float16")}
+    out = run(product(M, N, K, *how), args, target)
+    np.testing.assert_allclose(
+        out["C"].astype(float), a.astype(float) @ b.astype(float), rtol=1e-2, atol=1e-2
+    )
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim", "sm_90a"])
+def test_each_warpgroup_has_its_part(target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((3, 64), "float32"), B: T.Tensor((3, 64), "float32")):
+        with T.Kernel(1, threads=384):
+            f, g = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
+            for r in T.serial(3):
+                with T.ws(2):
+                    T.copy(A[r, 0], f)
+                if r == 1:
+                    with T.ws(0):
+                        T.fill(g, 5)
+                        T.copy(g, B[r, 0])
+                with T.ws(2):
+                    for i in T.Parallel(64):
+                        f[i] = f[i] * 2
+                    if r != 1:
+                        T.copy(f, B[r, 0])
+
+    a = RNG.standard_normal((3, 64)).astype("float32")
+    out = run(kernel, {"A": a, "B": np.full((3, 64), np.nan, "float32")}, target)
+    assert (out["B"] == np.stack([a[0] * 2, np.full(64, 5, "float32"), a[2] * 2])).all()
+
+
+def refusing(how: str) -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=96 if how == "threads" else 256):
+            f, s = T.alloc_fragment((64,), "float32"), T.alloc_shared((64,), "float32")
+            if how == "number":
+                with T.ws(2):
+                    T.clear(f)
+            if how == "scale":
+                with T.Scale("warp"):
+                    with T.ws(0):
+                        T.clear(f)
+            with T.ws(0):
+                T.clear(f)
+            if how == "between":
+                T.copy(A, s)
+            with T.ws(1):
+                if how == "both":
+                    T.clear(f)
+                T.clear(s)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        ("number", TileValueError, r"T.ws\(2\) of a block of 256 threads"),
+        ("threads", TileValueError, "a block of 96 threads"),
+        ("scale", TileSyntaxError, "in T.Scale"),
+        ("between", TileSyntaxError, "all threads of the block do this"),
+        ("both", TileSyntaxError, "touched by several warpgroups"),
+    ],
+)
+def test_refusals(how: str, kind: type[Exception], message: str):
+    with pytest.raises(kind, match=message):
+        refusing(how).trace()

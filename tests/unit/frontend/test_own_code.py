@@ -1,0 +1,176 @@
+"""T.get_thread_binding() at the scale of the block: what depends on it is the threads' own, on every target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.unit.ops.test_argmax import TARGETS, run
+from tilescale.errors import TileSyntaxError, TileValueError
+
+RNG = np.random.default_rng(7)
+
+
+def split_k(rows: int, depth: int, block: int, across: int, each: int) -> Any:
+    """C = B A: ``across`` threads share a row, each with ``each`` elements a round, and add in shared memory."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((depth,), "float32"),
+        B: T.Tensor((rows, depth), "float32"),
+        C: T.Tensor((rows,), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(rows, block), threads=(block, across)) as bn:
+            tn, tk = T.get_thread_binding(0), T.get_thread_binding(1)
+            a, b = T.alloc_local((each,), "float32"), T.alloc_local((each,), "float32")
+            total, acc = T.alloc_shared((block,), "float32"), T.alloc_local((1,), "float32")
+            if tk == 0:
+                total[tn] = 0
+            T.clear(acc)
+            for k in T.serial(T.ceildiv(depth, across * each)):
+                for v in T.vectorized(each):
+                    a[v] = A[k * across * each + tk * each + v]
+                    b[v] = B[bn * block + tn, k * across * each + tk * each + v]
+                for v in T.serial(each):
+                    acc[0] += a[v] * b[v]
+            T.atomic_add(total[tn], acc[0])
+            if tk == 0:
+                C[bn * block + tn] = total[tn]
+
+    return kernel
+
+
+def tiled(rows: int, depth: int, block: int, step: int) -> Any:
+    """The same with tiles that all threads copy between what is a thread's own."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((depth,), "float32"),
+        B: T.Tensor((rows, depth), "float32"),
+        C: T.Tensor((rows,), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(rows, block), threads=block) as bn:
+            tn = T.get_thread_binding()
+            a, b = T.alloc_shared((step,), "float32"), T.alloc_shared((block, step), "float32")
+            acc = T.alloc_var("float32")
+            for k in T.serial(T.ceildiv(depth, step)):
+                T.copy(A[k * step], a)
+                T.copy(B[bn * block, k * step], b)
+                for v in T.serial(step):
+                    acc += a[v] * b[tn, v]
+            C[bn * block + tn] = acc
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "made", [(split_k, 40, 75, 8, 4, 8), (tiled, 40, 75, 32, 16)], ids=["split_k", "tiled"]
+)
+def test_products_by_threads(made: tuple[Any, ...], target: str):
+    build, rows, depth, *how = made
+    a, b = RNG.standard_normal(depth).astype("float32"), RNG.standard_normal((rows, depth)).astype("float32")
+    out = run(build(rows, depth, *how), {"A": a, "B": b, "C": np.full(rows, np.nan, "float32")}, target)
+    np.testing.assert_allclose(out["C"], b.astype(float) @ a, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_one_thread_writes_another_one_reads_behind_it(target: str):
+    @T.prim_func
+    def turned(A: T.Tensor((4, 64), "int32"), B: T.Tensor((4, 64), "int32")):
+        with T.Kernel(4, threads=64) as bx:
+            t = T.get_thread_binding()
+            s = T.alloc_shared((64,), "int32")
+            for r in T.serial(3):
+                s[t] = A[bx, (t + r) % 64]
+                B[bx, t] = s[63 - t] + r
+
+    a = RNG.integers(-9, 9, (4, 64), dtype="int32")
+    out = run(turned, {"A": a, "B": np.full((4, 64), -1, "int32")}, target)
+    assert (out["B"] == np.roll(a, -2, 1)[:, ::-1] + 2).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_loops_and_conditions_of_a_thread_s_own(target: str):
+    @T.prim_func
+    def kernel(B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding(0)
+            n = T.alloc_var("int32")
+            for i in T.serial(t):
+                if i % 2 == 0:
+                    n += i
+            B[t] = n
+
+    out = run(kernel, {"B": np.full(32, -1, "int32")}, target)
+    assert out["B"].tolist() == [sum(range(0, t, 2)) for t in range(32)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_numbers_of_all_threads_along_an_axis(axis: int, target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 16), "int32"), B: T.Tensor((8, 16), "int32")):
+        with T.Kernel(1, threads=(16, 8)):
+            x, y = T.thread_binding(0, 16, thread="threadIdx.x"), T.thread_binding(0, 8, thread="threadIdx.y")
+            r = T.alloc_local((1,), "int32")
+            with T.attr(T.comm_reducer(lambda p, q: T.max(p, q), [T.min_value("int32")]), "reduce_scope", 0):
+                T.evaluate(T.tvm_thread_allreduce(T.uint32(1), A[y, x], True, r[0], x if axis == 0 else y))
+            B[y, x] = r[0]
+
+    a = RNG.integers(-99, 99, (8, 16), dtype="int32")
+    out = run(kernel, {"A": a, "B": np.full((8, 16), -100, "int32")}, target)
+    assert (out["B"] == a.max(1 - axis, keepdims=True)).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shuffles_at_the_scale_of_the_block(target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((32,), "int32"), B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            t = T.get_thread_binding()
+            total = T.alloc_local((1,), "int32")
+            total[0] = A[t]
+            for i in T.serial(3):
+                other = t ^ (1 << i)
+                total[0] = total[0] + T.tvm_warp_shuffle(0xFFFFFFFF, total[0], other % 32, 32, 32)
+            B[t] = total[0]
+
+    a = RNG.integers(-99, 99, 32, dtype="int32")
+    out = run(kernel, {"A": a, "B": np.full(32, -1, "int32")}, target)
+    assert (out["B"] == np.repeat(a.reshape(4, 8).sum(1), 8)).all()
+
+
+def test_tiles_under_a_thread_s_condition_are_refused():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((64,), "float32")
+            if T.get_thread_binding() < 32:
+                T.copy(A, s)
+
+    with pytest.raises(TileSyntaxError, match="what all threads of the block do together"):
+        kernel.trace()
+
+
+def test_an_axis_that_there_is_not():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            A[T.get_thread_binding(3)] = 0
+
+    with pytest.raises(TileValueError, match="axis 3 of the block"):
+        kernel.trace()
+
+
+def test_programs_without_it_are_as_they_were():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            with T.Scale("thread") as (t, n):
+                A[t] = n
+
+    assert "rows" not in kernel.trace().hints

@@ -1,0 +1,89 @@
+"""T.im2col and views of a tensor's memory: a convolution on every target, against torch in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tilescale.language as T
+from tests.unit.ops.test_argmax import TARGETS, run
+from tilescale.errors import TileTypeError, TileValueError
+
+RNG = np.random.default_rng(11)
+#: images, channels, height, width, filters, window, stride, dilation, padding
+SHAPES = ((2, 16, 5, 7, 24, 3, 1, 1, 1), (1, 12, 7, 6, 17, 3, 2, 1, 0), (1, 8, 6, 6, 16, 2, 1, 2, 2))
+
+
+def convolution(n: int, c: int, h: int, w: int, f: int, k: int, s: int, d: int, p: int) -> Any:
+    oh, ow = ((e + 2 * p - d * (k - 1) - 1) // s + 1 for e in (h, w))
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((n, h, w, c), "float32"),
+        B: T.Tensor((k, k, c, f), "float32"),
+        C: T.Tensor((n, oh, ow, f), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(f, 16), T.ceildiv(n * oh * ow, 32), threads=64) as (bx, by):
+            a, b = T.alloc_shared((32, 16), "float32"), T.alloc_shared((16, 16), "float32")
+            acc = T.alloc_fragment((32, 16), "float32")
+            weights = T.Tensor((k * k * c, f), "float32", B.data)
+            out = T.Tensor((n * oh * ow, f), "float32", C.data)
+            T.clear(acc)
+            for i in T.Pipelined(T.ceildiv(k * k * c, 16), num_stages=2):
+                T.im2col(A, a, by, i, k, s, d, p)
+                T.copy(weights[i * 16, bx * 16], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, out[by * 32, bx * 16])
+
+    return main
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution(shape: tuple[int, ...], target: str):
+    n, c, h, w, f, k, s, d, p = shape
+    a, b = RNG.standard_normal((n, h, w, c)), RNG.standard_normal((k, k, c, f))
+    want = torch.nn.functional.conv2d(
+        torch.from_numpy(a).permute(0, 3, 1, 2),
+        torch.from_numpy(b).permute(3, 2, 0, 1),
+        stride=s,
+        padding=p,
+        dilation=d,
+    )
+    out = np.full(tuple(want.permute(0, 2, 3, 1).shape), np.nan, "float32")
+    got = run(convolution(*shape), {"A": a.astype("float32"), "B": b.astype("float32"), "C": out}, target)
+    np.testing.assert_allclose(got["C"], want.permute(0, 2, 3, 1).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message"),
+    [
+        ("T.im2col(A, A, 0, 0, 3, 1, 1, 1)", TileTypeError, "into A"),
+        ("T.im2col(t, t, 0, 0, 3, 1, 1, 1)", TileTypeError, "im2col of t"),
+        ("T.im2col(A, t, 0, 0, 9, 1, 1, 1)", TileValueError, "a window of 9 does not fit"),
+        ("T.im2col(A, t, 0, 0, 3, 0, 1, 1)", TileValueError, "stride=0"),
+    ],
+)
+def test_refusals(how: str, kind: type[Exception], message: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((1, 4, 4, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            t = T.alloc_shared((8, 8), "float32")
+            eval(how, {"T": T, "A": A, "t": t})
+
+    with pytest.raises(kind, match=message):
+        kernel.trace()
+
+
+def test_a_view_has_as_many_bytes():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 4), "float32")):
+        with T.Kernel(1, threads=32):
+            flat = T.Tensor((15,), "float32", A.data)
+            flat[0] = 1
+
+    with pytest.raises(TileValueError, match="the same number of bytes|has 64 bytes"):
+        kernel.trace()

@@ -1,0 +1,257 @@
+"""The host's half of what TileLang's programs call, by its names: tuners, hints, targets, inputs, marks. The
+language's half is in tests/unit/language, the programs themselves in tests/compat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.compat import programs
+from tilescale import env
+from tilescale.autotuner import AutoTuner, set_autotune_inputs
+from tilescale.carver.arch import CDNA, CUDA, driver
+from tilescale.carver.template import MatmulTemplate
+from tilescale.contrib import nvcc
+from tilescale.devices import parse_target
+from tilescale.engine.callback import register_cuda_postproc_callback
+from tilescale.errors import TileError, TileTypeError, TileValueError
+from tilescale.language.fp8 import determine_fp8_type, determine_torch_fp8_type
+from tilescale.profiler import do_bench
+from tilescale.tools import Analyzer
+from tilescale.utils.tensor import TensorSupplyType, get_tensor_supply, torch_assert_close
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No choices of an earlier session; the built runtime is kept."""
+    native = env.CACHE_DIR.get() / "native"
+    if native.exists():
+        (tmp_path / "native").symlink_to(native)
+    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path))
+
+
+def scaled(block: int = 32):
+    """A factory's function: B = 2 A."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(64 // block, threads=32) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] * 2
+
+    return main
+
+
+def test_a_tuner_is_set_up_step_by_step():
+    tuner = AutoTuner.from_kernel(scaled, configs=[{"block": 16}, {"block": 64}])
+    tuner.set_compile_args(out_idx=[-1], target="cpu", execution_backend="cython")
+    found = tuner.set_profile_args(ref_prog=lambda a: a * 2, warmup=0, rep=1, backend="event").run()
+    assert found.config["block"] in (16, 64) and found.latency > 0 and found.ref_latency > 0
+    assert torch.equal(found.kernel(torch.ones(64)), torch.full((64,), 2.0)) and "main" in found.libcode
+
+
+def test_a_tuner_finds_no_right_configuration():
+    with pytest.raises(TileError, match="none of 1 configurations works"):
+        tuner = AutoTuner.from_kernel(scaled, configs=[{"block": 8}])
+        tuner.set_compile_args(out_idx=-1, target="cpu").set_profile_args(
+            ref_prog=lambda a: a * 3, warmup=0
+        ).run()
+
+
+def test_inputs_of_a_tuner_are_the_caller_s():
+    seen = []
+
+    def reference(a: torch.Tensor) -> torch.Tensor:
+        seen.append(a.clone())
+        return a * 2
+
+    jitted = tilescale.jit(scaled, out_idx=-1, target="cpu")
+    words = {"configs": [{"block": 4}], "ref_prog": reference, "warmup": 0, "rep": 1}
+    with set_autotune_inputs(torch.full((64,), 7.0)):
+        tilescale.autotune(**words)(jitted)()
+    tilescale.autotune(
+        **{**words, "configs": [{"block": 2}]}, supply_prog=lambda ps: [torch.full((64,), 9.0)]
+    )(jitted)()
+    assert [float(s[0]) for s in seen] == [7.0, 9.0]
+    checked = []
+    manual = tilescale.autotune(
+        **{**words, "configs": [{"block": 1}]},
+        manual_check_prog=lambda got, want: checked.append((got, want)),
+    )
+    manual(jitted)()
+    assert torch.equal(checked[0][0][0], checked[0][1][0])
+    with pytest.raises(TileTypeError, match="manual_check_prog"):
+        tilescale.autotune(configs=[{"block": 1}], manual_check_prog=print)
+
+
+def test_several_kernels_at_once():
+    jitted = tilescale.jit(scaled, out_idx=-1, target="cpu")
+    kernels = jitted.par_compile([{"block": 16}, (32,), {"block": -1}], ignore_error=True)
+    assert kernels[0] is jitted(block=16) and kernels[1] is not None and kernels[2] is None
+    with pytest.raises(TileError):
+        jitted.par_compile([{"block": -1}])
+
+
+def test_hints_are_the_cost_model_s():
+    hints = MatmulTemplate(4096, 4096, 4096).with_arch(CUDA("cuda:sm_90a")).recommend_hints(topk=4)
+    assert len(hints) == 4 and [h.latency for h in hints] == sorted(h.latency for h in hints)
+    for h in hints:
+        assert h.block[0] % h.warp[0] == 0 and h.block[1] % h.warp[1] == 0 and h.rstep[0] in (32, 64)
+    with pytest.raises(TileTypeError, match="AMD"):
+        CDNA("hip")
+    assert driver.get_num_sms() > 0
+
+
+def test_the_work_of_a_product():
+    found = Analyzer.analysis(MatmulTemplate(512, 512, 512).equivalent_function(), CUDA("cuda:sm_90a"))
+    assert 2 * 512**3 <= found.total_flops < 2.1 * 512**3 and found.total_global_bytes == 3 * 512 * 512 * 2
+
+
+def test_targets_in_other_spellings():
+    tvm_like = SimpleNamespace(kind=SimpleNamespace(name="cuda"), attrs={"arch": "sm_80"})
+    for target in ({"kind": "cuda", "arch": "sm_80"}, tvm_like, "cuda -arch=sm_80"):
+        assert parse_target(target) == ("cuda", "sm_80")
+    assert parse_target({"kind": "llvm"}) == ("cpu", "")
+    with pytest.raises(TileValueError, match="there is no target"):
+        parse_target({"kind": "fpga"})
+    assert nvcc.get_target_compute_version("cuda:sm_90a") == "9.0"
+    assert nvcc.parse_compute_version("12.1") == (12, 1)
+
+
+def test_dtypes_in_other_spellings():
+    assert T.dtype(torch.float16) is T.float16 and T.dtype("float16") == T.float16
+    assert tilescale.DataType("int8").bits == 8 and determine_fp8_type("e5m2") == T.float8_e5m2
+    assert determine_torch_fp8_type() is torch.float8_e4m3fn
+    from tilescale.language.dtypes import _TORCH_DTYPE_TO_STR
+
+    assert _TORCH_DTYPE_TO_STR[torch.bfloat16] == "bfloat16"
+    with pytest.raises(TileTypeError, match="unknown dtype"):
+        T.dtype("fp16")
+    assert T.int4 == "int4" and T.int4 not in (T.int8, T.uint8)
+    with pytest.raises(TileTypeError, match="no tile of float4_e2m1fn yet"):
+        T.Tensor((4,), T.float4_e2m1fn)
+
+
+def test_code_without_a_kernel():
+    made = tilescale.lower(scaled(), "cuda:sm_90a")
+    assert made.target == "cuda:sm_90a" and "__global__" in made.kernel_source and len(made.params) == 2
+
+
+def test_inputs_and_comparisons():
+    param = {"shape": (3, 4), "dtype": "uint8"}
+    assert get_tensor_supply(TensorSupplyType.Auto)(param).dtype is torch.uint8
+    assert torch.equal(
+        get_tensor_supply(TensorSupplyType.One)({"shape": (2,), "dtype": "float16"}), torch.ones(2).half()
+    )
+    with pytest.raises(TileValueError, match="extents"):
+        get_tensor_supply()({"shape": ("n",), "dtype": "int8"})
+    a = torch.zeros(1000)
+    b = a.clone()
+    b[3] = 1
+    assert torch_assert_close(a, b, max_mismatched_ratio=0.001)
+    with pytest.raises(AssertionError, match="1 of 1000"):
+        torch_assert_close(a, b, max_mismatched_ratio=0.0)
+    with pytest.raises(AssertionError, match="shapes"):
+        torch_assert_close(a, a[1:])
+
+
+def test_times_by_counts_and_quantiles():
+    calls = []
+    assert len(do_bench(lambda: calls.append(0), _n_warmup=3, _n_repeat=5, return_mode="all")) == 5
+    low, high = do_bench(lambda: sum(range(1000)), _n_repeat=9, quantiles=[0.1, 0.9], backend="cupti")
+    assert low <= high
+    with pytest.raises(TileValueError, match="backend"):
+        do_bench(lambda: 0, backend="sundial")
+
+
+def test_what_rewrites_the_compiler_s_text_is_refused():
+    with pytest.raises(TileTypeError, match="CUDA text"):
+        register_cuda_postproc_callback(lambda code, target: code)
+
+
+def test_whole_numbers():
+    assert [tilescale.next_power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
+    assert tilescale.cdiv(7, 4) == tilescale.math.cdiv(7, 4) == 2
+    tilescale.disable_cache()
+
+
+def test_marks():
+    from tilescale import testing
+
+    testing.set_random_seed(3)
+    first = torch.rand(2)
+    testing.set_random_seed(3)
+    assert torch.equal(first, torch.rand(2))
+    mark = testing.requires_package("no_such_package")
+    assert mark.args == (True,) and not testing.requires_package("torch").args[0]
+    assert testing.requires_cuda_compute_version_ge(99, 0).args == (True,)
+    with pytest.raises(AttributeError):
+        _ = testing.no_such_mark
+
+
+LINES = {
+    "import tilelang": "import tilescale as tilelang",
+    "    import tilelang.testing": "    import tilescale.testing; import tilescale as tilelang",
+    "import tilelang.language as T": "import tilescale.language as T",
+    "import tilelang as tl": "import tilescale as tl",
+    "from tilelang.profiler import do_bench": "from tilescale.profiler import do_bench",
+    "from tilelang import language as T  # noqa": "from tilescale import language as T  # noqa",
+    "x = tilelang.jit": "x = tilelang.jit",
+    "from tilelang_utils import f": "from tilelang_utils import f",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_only_import_lines_are_changed(line: str):
+    assert programs.changed_line(line) == LINES[line]
+
+
+def test_kernels_are_counted(tmp_path: Path):
+    text = """
+import tilelang
+@tilelang.jit(out_idx=[-1])
+def outer(n):
+    @T.prim_func
+    def main(): ...
+    return main
+@T.prim_func
+def alone(): ...
+class C:
+    @tilelang.jit
+    def eager(A): ...
+"""
+    assert programs.kernels_of(text) == ["outer", "alone", "C.eager"]
+    (tmp_path / "gemm_sm100").mkdir()
+    (tmp_path / "gemm_sm100/a.py").write_text(text)
+    (tmp_path / "b.py").write_text(text)
+    (tmp_path / "c.py").write_text("import torch\n")
+    found = programs.programs(tmp_path)
+    assert [(p.path, p.left_out) for p in found] == [("b.py", None), ("gemm_sm100/a.py", "Blackwell")]
+
+
+def test_swizzles_by_tilelang_s_names():
+    from tilescale.cuda.intrinsics import TensorCoreIntrinEmitter, get_mma_micro_size, get_swizzle_layout
+    from tilescale.layout import make_swizzled_layout
+
+    rows, columns = 16, 64
+    wanted = make_swizzled_layout(T.Tensor((rows, columns), "float16"))
+    for i in range(rows):
+        for j in range(columns):
+            row, column = get_swizzle_layout(i, j, columns, "float16")
+            assert (row * columns + column) * 2 == wanted.byte(i, j), (i, j)
+    assert get_mma_micro_size("int8") == (16, 16, 32)
+    from tilescale.cuda.intrinsics.sparse_layout import GROUP_CONFIG, get_e_factor, get_e_replicate_factor
+
+    assert (
+        get_e_factor("float16", "int16") == 16 and get_e_factor("float16", "uint8") == 8
+    )  # as T.gemm_sp's E has it
+    assert GROUP_CONFIG[T.float32] == (1, 2) and get_e_replicate_factor("int8") == 1
+    with pytest.raises(TileValueError, match="rows of 48"):
+        get_swizzle_layout(0, 0, 48, "float16")
+    with pytest.raises(TileTypeError, match="emits mma by hand"):
+        TensorCoreIntrinEmitter(a_dtype="float16")

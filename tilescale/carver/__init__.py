@@ -1,0 +1,1 @@
+"""Hints for tiles, by TileLang's names: recommended by the cost model (tilescale/tuning/cost.py)."""

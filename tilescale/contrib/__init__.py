@@ -1,0 +1,1 @@
+"""TileLang's package of tools beside the compiler."""

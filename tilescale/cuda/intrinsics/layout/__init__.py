@@ -1,0 +1,1 @@
+"""Layouts of shared tiles that matrix instructions read, by TileLang's names."""

@@ -1,0 +1,1 @@
+"""Emitters of matrix instructions, by TileLang's names."""

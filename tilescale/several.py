@@ -1,0 +1,75 @@
+"""A kernel whose calls make several launches, one after the other: one ``with T.Kernel(…)`` each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tilescale.errors import TileTypeError
+from tilescale.kernel import Kernel
+
+
+class Several(Kernel):
+    """The first launch, and those behind it. The first allocates what a call allocates; all get the same
+    tensors. On a GPU they go to one stream, so that each comes behind the one before it.
+
+    Attributes:
+        parts: all launches, each a `Kernel`. Others are the first one's.
+    """
+
+    def __init__(self, first: Kernel, rest: list[Kernel]):
+        self.__dict__.update(first.__dict__)
+        self.parts = [_allocating(first), *(_given(k) for k in rest)]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = self._positional(args, kwargs)
+        made = self.parts[0](*args)
+        allocated = () if not self.out_idx else made if isinstance(made, tuple) else (made,)
+        full: list[Any] = [None] * len(self.params)
+        for k, value in (*zip(self._inputs, args, strict=True), *zip(self.out_idx, allocated, strict=True)):
+            full[k] = value
+        for part in self.parts[1:]:
+            part(*full)
+        results = tuple(full[k] for k in self.returns)
+        return results if len(results) > 1 else results[0] if results else None
+
+    def get_kernel_source(self, kind: str | None = None, kernel_only: bool | None = None) -> str:
+        """The texts of all launches, in their order."""
+        return "\n".join(part.get_kernel_source(kind, kernel_only) for part in self.parts)
+
+    def trace(self) -> list[tuple[str, str]]:
+        return [step for part in self.parts for step in part.trace()]
+
+    def check(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: what is checked is one launch.
+
+        Raises:
+            TileTypeError: always.
+        """
+        raise TileTypeError(
+            f"{self.name} makes {len(self.parts)} launches, and check runs one",
+            hint='target="sim", whose calls run all of them',
+        )
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Refused: a file holds one launch.
+
+        Raises:
+            TileTypeError: always.
+        """
+        raise TileTypeError(
+            f"{self.name} makes {len(self.parts)} launches, and a file holds one",
+            hint="a kernel of its own for each T.Kernel",
+        )
+
+
+def _allocating(kernel: Kernel) -> Kernel:
+    """The same kernel, giving back all that it allocates."""
+    return kernel.again(kernel.out_idx, kernel.out_idx)
+
+
+def _given(kernel: Kernel) -> Kernel:
+    """The same kernel, which is given everything."""
+    return kernel.again((), ())

@@ -1,0 +1,1 @@
+"""TileLang's package of operations: programs take T.GemmWarpPolicy from it."""

@@ -1,0 +1,7 @@
+"""Helpers of host code, by TileLang's names."""
+
+from __future__ import annotations
+
+from tilescale.utils.tensor import TensorSupplyType, get_tensor_supply, torch_assert_close
+
+__all__ = ["TensorSupplyType", "get_tensor_supply", "torch_assert_close"]
