@@ -186,13 +186,15 @@ def in_torch(h: torch.Tensor, activation: str, sizes: torch.Tensor | None = None
 
 def cases() -> tuple[Case, ...]:
     """Those of the gradients too."""
-    small = [{"m": 7, "n": 24, "dtype": d, "activation": a} for d in DTYPES for a in GATES] + [
+    small: list[dict[str, Any]] = [
+        {"m": 7, "n": 24, "dtype": d, "activation": a} for d in DTYPES for a in GATES
+    ] + [
         {"m": 3, "n": 33},
         {"m": 2, "n": 1100, "dtype": "float16"},
         {"m": 90, "n": 8, "sizes": (5, 0, 70, 15)},
         {"m": 90, "n": 1030, "sizes": (0, 90), "dtype": "float32"},
     ]
-    gpu = [{"m": m, "n": n} for m, n in ((1000, 1001), (333, 4096), (1, 20000))]
+    gpu: list[dict[str, Any]] = [{"m": m, "n": n} for m, n in ((1000, 1001), (333, 4096), (1, 20000))]
     gpu += [{"m": 3000, "n": 2048, "sizes": (150,) * 20}]
     return (
         *(Case(s, small=True) for s in small),

@@ -246,7 +246,7 @@ def _cases() -> tuple[Case, ...]:
         {"sizes": (9, 300), "N": 272, "K": 24, "gate": "relu"},
     ]
     ragged = [(1000, 1, 0, 517, 128, 129), (3,) * 40, (4096,), (0, 700), (64, 128, 256, 512, 1, 2, 3, 0)]
-    gpu = [
+    gpu: list[dict[str, Any]] = [
         {"sizes": s, "N": n, "K": k, "trans_b": tb}
         for s in ragged
         for n, k in ((520, 264), (1032, 1000))
@@ -258,7 +258,7 @@ def _cases() -> tuple[Case, ...]:
         for tb in (False, True)
     ]
     even, uneven = (1024,) * 8, (3000, 17, 1200, 800, 2048, 127, 0, 1000)
-    bench = [
+    bench: list[dict[str, Any]] = [
         {"sizes": s, "N": 4096, "K": 4096, "trans_b": tb}
         for s in (even, uneven, (64,) * 32)
         for tb in (False, True)

@@ -32,14 +32,13 @@ def gradients(columns: int, dtype: str, eps: float, rows: int, threads: int, blo
     """DX of (m, columns) rows, and of each block its part of dw, in float32 (float64 of float64). A block has
     ``rows`` rows at a time."""
     m, acc = T.dynamic("m"), "float64" if dtype == "float64" else "float32"
-    matrix = T.Tensor((m, columns), dtype)
 
     @T.prim_func
     def rms_norm_gradients(
-        DY: matrix,
-        X: matrix,
+        DY: T.Tensor((m, columns), dtype),
+        X: T.Tensor((m, columns), dtype),
         W: T.Tensor((columns,), dtype),
-        DX: matrix,
+        DX: T.Tensor((m, columns), dtype),
         parts: T.Tensor((blocks, columns), acc),
     ):
         with T.Kernel(blocks, threads=threads) as block:
