@@ -18,7 +18,7 @@ from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.errors import TileSyntaxError, TileValueError
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 MARK = "ts.ws"
 _HELD = ("local.fragment", "local", "local.var")
@@ -30,11 +30,14 @@ class ws:
     T.tma_copy in it announces its bytes on its barrier.
 
     Raises:
-        TileValueError: a number that no warpgroup of the block has. TileSyntaxError: outside T.Kernel, or in
-            T.Scale.
+        TileTypeError: what is no number. TileValueError: one that no warpgroup of the block has.
+        TileSyntaxError: outside T.Kernel, or in T.Scale.
     """
 
     def __init__(self, *warp_group_idx: int):
+        if not all(isinstance(g, int) for g in warp_group_idx):
+            told = ", ".join(map(str, warp_group_idx))
+            raise TileTypeError(f"T.ws({told})", loc=source.current(), expected="numbers of warpgroups")
         self.groups = warp_group_idx
 
     def __enter__(self) -> None:

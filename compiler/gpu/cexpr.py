@@ -333,6 +333,15 @@ class Expressions:
         return self.extreme("min", e)
 
     def x_Max(self, e: Any) -> Text:
+        """Of a number between two constants the upper bound comes last: ptxas 13.0.88 takes
+        ``max(0, min(x, 23)) == 23`` for its opposite on sm_90 (docs/history/mechanisms.md)."""
+        if is_int(dtype_of(e)):
+            for low, inner in ((e.a, e.b), (e.b, e.a)):
+                if not isinstance(low, tirx.IntImm) or not isinstance(inner, tirx.Min):
+                    continue
+                for high, x in ((inner.a, inner.b), (inner.b, inner.a)):
+                    if isinstance(high, tirx.IntImm) and int(low.value) <= int(high.value):
+                        return self.extreme("min", tirx.Min(tirx.Max(x, low), high))
         return self.extreme("max", e)
 
     def extreme(self, name: str, e: Any) -> Text:

@@ -98,11 +98,12 @@ def thread_binding(begin: int, end: int, thread: str = "threadIdx.x") -> Any:
     Raises:
         TileValueError: an axis that there is not, or another number of threads.
     """
-    axes = "xyz"
     b = bld.current()
-    dim = axes.find(thread.removeprefix("threadIdx.")) if thread.startswith("threadIdx.") else -1
+    dim = "xyz".find(str(thread).removeprefix("threadIdx.")) if isinstance(thread, str) else -1
     held = b.launch.hints.get("axes", (b.launch.threads,)) if b.launch is not None else (1,)
-    if len(thread) != len("threadIdx.x") or dim < 0 or begin != 0 or (dim < len(held) and held[dim] != end):
+    named = dim >= 0 and len(thread) == len("threadIdx.x")
+    numbers = isinstance(begin, int) and isinstance(end, int)
+    if not named or not numbers or begin != 0 or (dim < len(held) and held[dim] != end):
         raise TileValueError(
             f"T.thread_binding({begin!r}, {end!r}, thread={thread!r}) of a block of {held} threads",
             loc=source.current(),

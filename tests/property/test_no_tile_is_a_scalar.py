@@ -53,10 +53,22 @@ OF_WORDS = {
     "get_packets": {"box", "dst"},
     "atomic_store": {"dst", "value"},
     "atomic_load": set(),
+    "im2col": {"img", "col"},
+    # decide nothing
+    "annotate_consumer_reg_alloc": {"reg_count"},
+    "annotate_producer_reg_dealloc": {"reg_count"},
 }
 #: no words of a kernel's body: what declares kernels and makes layouts
 NOT_IN_KERNELS = {
     "Buffer",
+    "FragmentBuffer",
+    "LocalBuffer",
+    "SharedBuffer",
+    "alloc_global",
+    # two functions, what a reduction among threads is by, and the reduction, which stands inside of that
+    "comm_reducer",
+    "attr",
+    "tvm_thread_allreduce",
     "Tensor",
     "StridedTensor",
     "SymmTensor",
@@ -77,8 +89,8 @@ NOT_IN_KERNELS = {
     "symbolic",
     "empty",
 }
-#: annotations that are given tiles as keys of a dictionary
-ANNOTATIONS = {"annotate_layout", "annotate_l2_hit_ratio", "annotate_safe_value"}
+#: words that are given tiles alone, or as keys of a dictionary
+ANNOTATIONS = {"finalize_reducer", "annotate_layout", "annotate_l2_hit_ratio", "annotate_safe_value"}
 SCALES = {
     **dict.fromkeys(
         [
@@ -86,6 +98,7 @@ SCALES = {
             "shfl_up",
             "shfl_down",
             "shfl_sync",
+            "tvm_warp_shuffle",
             "sync_warp",
             "get_thread_binding",
             "get_lane_idx",
@@ -183,6 +196,21 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "alloc_fragment": {"shape": (4,)},
         "alloc_local": {"shape": (4,)},
         "alloc_var": {"dtype": "int32"},
+        "alloc_reducer": {"shape": (4,)},
+        "tvm_warp_shuffle": {"mask": 0xFFFFFFFF, "value": t.scalar, "warp_id": 0, "width": 32},
+        "parallel": {"extents": (4,)},
+        "thread_binding": {"begin": 0, "end": 128, "thread": "threadIdx.x"},
+        "ws": {"warp_group_idx": (0,)},
+        "im2col": {
+            "img": T.reshape(t.shared, (1, 8, 8, 64)),
+            "col": t.fragment,
+            "nhw_step": t.number,
+            "c_step": 0,
+            "kernel": 1,
+            "stride": 1,
+            "dilation": 1,
+            "pad": 0,
+        },
         "cast": {"value": t.scalar, "dtype": "int32"},
         "Cast": {"dtype": "int32", "value": t.scalar},
         "reinterpret": {"a": "int32", "b": t.scalar},

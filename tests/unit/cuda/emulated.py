@@ -51,6 +51,8 @@ def agree(
 def run(kernel: Any, args: dict[str, Any], arch: str, seed: int) -> dict[str, Any]:
     """A launch on the emulated threads, its layouts counted first."""
     made = lowered(kernel, arch).count()
+    if made.kernel.team:  # blocks that meet
+        return emulator.run_ranks(made.kernel, made.program, [args], seed)[0]
     return emulator.run(made.kernel, made.program, args, seed)
 
 

@@ -14,15 +14,15 @@ from tilescale.arrays import as_numpy
 from tilescale.ops import MODULES, host, load
 from tilescale.ops.case import Case, Op, as_tuple, worst
 
-#: cases of each operation that are emulated; the others differ in what the simulator's and the CPU's tests
-#: see
-MOST = 8
+#: cases of each operation that are emulated, and how many of them always; the others differ in what the
+#: simulator's and the CPU's tests see
+MOST, FEW = 8, 5
 SMALL = [
-    (load(m), c)
+    (load(m), c, k >= FEW)
     for m in MODULES
-    for c in [c for c in load(m).cases if c.small][
-        :: max(1, len([c for c in load(m).cases if c.small]) // MOST)
-    ]
+    for k, c in enumerate(
+        [c for c in load(m).cases if c.small][:: max(1, len([c for c in load(m).cases if c.small]) // MOST)]
+    )
 ]
 
 
@@ -50,9 +50,13 @@ def emulated(arch: str) -> Callable[..., None]:
     [
         # on Ampere every second case, the others under the marker slow
         pytest.param(
-            o, c, a, id=f"{o.name}: {c}-{a}", marks=[pytest.mark.slow] if a == "sm_80" and k % 2 else []
+            o,
+            c,
+            a,
+            id=f"{o.name}: {c}-{a}",
+            marks=[pytest.mark.slow] if late or a == "sm_80" and k % 2 else [],
         )
-        for k, (o, c) in enumerate(SMALL)
+        for k, (o, c, late) in enumerate(SMALL)
         for a in ("sm_90a", "sm_80")
     ],
 )

@@ -175,6 +175,11 @@ CASES = [
     (tirx.if_then_else(p, x, x) + x, "(p ? x : x) + x"),
     (tirx.Select(p, tirx.Select(i < n, i, j), n), "p ? (i < n ? i : j) : n"),
     (tirx.Select(p, i, tirx.Select(i < n, i, j)), "p ? i : i < n ? i : j"),
+    # a number between two constants: the order that ptxas compiles right
+    (tirx.Max(tirx.IntImm("int32", 0), tirx.Min(tirx.IntImm("int32", 23), i)), "min(max(i, 0), 23)"),
+    (tirx.Max(tirx.Min(i + j, tirx.IntImm("int32", 7)), tirx.IntImm("int32", -2)), "min(max(i + j, -2), 7)"),
+    (tirx.Max(tirx.Min(i, n), tirx.IntImm("int32", 0)), "max(min(i, n), 0)"),
+    (tirx.Max(tirx.Min(i, tirx.IntImm("int32", 3)), tirx.IntImm("int32", 5)), "max(min(i, 3), 5)"),
     # calls
     (
         tirx.call_extern("float32", "ts::f", x, h, tirx.address_of(tirx.BufferLoad(H, [i + 1]))),

@@ -169,8 +169,6 @@ def by_library(
     each, E = share(rows, world), w.shape[0]
     part, ids = filled(x, each), filled(experts.int(), each)
     tokens, chosen = (t.new_empty(each * world, t.shape[1]) for t in (part, ids))
-    if x.device.type != "cuda":
-        raise NotImplementedError("torch's grouped product is one of GPUs")
 
     def call() -> Any:
         gather_into(tokens, part, group)

@@ -131,9 +131,8 @@ def by_library(
     """torch's grouped product, index_add and the library's reduce-scatter."""
     from tilescale.ops.ranks.scatter import by_library as scattered
 
-    if second.device.type != "cuda":
-        raise NotImplementedError("torch's grouped product is one of GPUs")
-    y, where = all_gather_grouped_matmul(experts=experts, weights=weights, rows=rows, **first)
+    first = {**first, "experts": experts, "weights": weights, "rows": rows}
+    y, where = all_gather_grouped_matmul(**first, group=group)
     product = grouped.torch_grouped(y, second, where.sizes)
     token, shares = where.index.long(), y.new_empty(len(y), 1, dtype=torch.float32)
     shares[where.pairs.flatten().long(), 0] = where.weights.flatten()

@@ -92,12 +92,12 @@ class Way:
 
     def piece(self, n: Any, rank: Any) -> tuple[Any, ...]:
         """A head's ``n``th piece: its sequence in the batch, its first row in the rank's tensor, that row's
-        place in the sequence, and how many rows it has."""
+        place in the sequence, and how many rows there are from it on: none, or fewer, in the last ones."""
         c = self.chunks
         part, row = n // self.pieces % c.parts, n % self.pieces * self.together
         chunk = c.chunk(rank, part)
-        count = T.clamp(View(c, False, False).held(chunk) - row, 0, self.together)
-        return n // (c.parts * self.pieces), part * c.each + row, chunk * c.each + row, count
+        left = View(c, False, False).held(chunk) - row
+        return n // (c.parts * self.pieces), part * c.each + row, chunk * c.each + row, left
 
     def own(self, x: Any, b: Any, head: Any, row: Any) -> Any:
         """A row of a rank's tensor."""
@@ -143,11 +143,11 @@ def move_all(move, Own, Whole, way, moved, copies, dtype, warp, warps, rank, wor
     x, y = T.alloc_fragment((way.together, columns), dtype), T.alloc_fragment((1, columns), dtype)
     for n in T.serial(warp, heads * way.of_head, step=warps):
         head = (n // way.of_head + (rank + 1) % world * moved.most // copies) % heads
-        b, row, place, count = way.piece(n % way.of_head, rank)
-        if count == way.together:
+        b, row, place, left = way.piece(n % way.of_head, rank)
+        if left >= way.together:
             move(Own, Whole, way, moved, x, b, head, row, place)
         else:
-            for i in T.serial(count):
+            for i in T.serial(left):
                 move(Own, Whole, way, moved, y, b, head, row + i, place + i)
 
 
