@@ -1,8 +1,8 @@
 """A few launches to be traced, of two ranks that share a GPU by MPS: blocks that wait for each other fit on it
-together. The pictures in docs/ are made so:
+together. docs/ag_gemm.svg is made so; of a layer of experts the second:
 
     tilescale trace -n 2 --target cuda --svg docs/ag_gemm.svg -m tests.gpu.look ag_gemm
-    tilescale trace -n 2 --target cuda --svg docs/moe_step.svg --svg-launches 7 -m tests.gpu.look moe
+    tilescale trace -n 2 --target cuda --svg moe_step.svg --svg-launches 7 -m tests.gpu.look moe
 """
 
 from __future__ import annotations
