@@ -239,7 +239,7 @@ OP = RankOp(
             for size, dtype in (
                 (4096, "bfloat16"),
                 (5, "float32"),
-                *([(5, "float64")] if way != "packets" else []),
+                *([(6, "float64")] if way != "packets" else []),
                 (1001, "float16"),
                 (10_000, "bfloat16"),
                 (1, "bfloat16"),
