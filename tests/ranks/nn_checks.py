@@ -182,7 +182,6 @@ class PlainMoE(nn.Module):
                         if taken[e] > most:
                             rows[i, k] = -1
         self.counts = torch.bincount(chosen[chosen >= 0], minlength=layer.experts)
-        weights = weights + (weights.float() - weights).detach()  # they travel as float32
         act = {"silu": nn.functional.silu, "gelu": nn.functional.gelu, "relu": nn.functional.relu}[
             layer.activation
         ]
@@ -660,14 +659,18 @@ def sixteen(mesh: Any) -> Errors:
 
 
 def in_one_graph(mesh: Any, dtype: torch.dtype) -> Errors:
-    """Attention and experts as one graph, beside the same layer by layer."""
-    model, x = Mixed(mesh["tp"], dtype), normal(12, 16, seed=31, dtype=dtype)
-    model(mine(x)).backward()
-    grads = [p.grad.full_tensor() for p in model.parameters()]
-    model.zero_grad()
-    torch.compile(model, backend="aot_eager", fullgraph=True)(mine(x)).backward()
-    again = [p.grad.full_tensor() for p in model.parameters()]
-    return {f"compiled {k}": off(b, a) for k, (a, b) in enumerate(zip(grads, again, strict=True))}
+    """Attention and experts as one graph for any number of rows, beside the same layer by layer."""
+    model, found = Mixed(mesh["tp"], dtype), {}
+    graph = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (12, 24):
+        x, grads = mine(normal(rows, 16, seed=31, dtype=dtype)), []
+        for call in (model, graph):
+            model.zero_grad()
+            call(x).backward()
+            grads.append([p.grad.full_tensor() for p in model.parameters()])
+        for k, (a, b) in enumerate(zip(*grads, strict=True)):
+            found[f"compiled for {rows} rows {k}"] = off(b, a)
+    return found
 
 
 def refused(mesh: Any) -> Errors:

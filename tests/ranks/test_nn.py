@@ -12,7 +12,7 @@ import torch.distributed.tensor  # once here, not in each of the forked ranks
 
 import tilescale.compiler.driver
 import tilescale.nn  # noqa: F401
-from tests.ranks import nn_checks
+from tests.ranks import nn_checks, nn_edges
 from tests.ranks.harness import run_ranks
 from tilescale import comm
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
@@ -82,7 +82,20 @@ def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
 
 
 def test_fully_shard_along_another_axis():
-    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), nn_checks.fully_sharded), 1e-10)
+    both = lambda mesh: nn_checks.fully_sharded(mesh) | nn_edges.plain_parameters_fully_sharded(mesh)  # noqa: E731
+    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), both), 1e-10)
+
+
+def test_edges_and_gradients_by_differences():
+    small(run_ranks(2, nn_edges.all_edges, nn_checks.port(), timeout=120), 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_gradients_by_all_differences(world: int):
+    """Every number for itself, as far as ranks are few."""
+    every = lambda mesh: nn_edges.differences(fast=world > 3)  # noqa: E731
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), every, timeout=400), 1e-10)
 
 
 @pytest.mark.parametrize("world", [2, slow(1), slow(3)])

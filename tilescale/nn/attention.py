@@ -128,7 +128,7 @@ class ParallelAttention(Parallel):
         else:
             way = (self.context_by, self.layout, self.context)
             o = contexts.attention(q, k, v, self.causal, self.scale, *way)
-        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, -1))
+        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, kv * self.each * self.head_dim))
         return made
 
     def set_parts(self, q: Any, k: Any, v: Any, o: Any) -> None:

@@ -45,7 +45,7 @@ class ExpertParallelMoE(Parallel):
         group: as `ColumnParallelLinear`'s.
 
     The parameters ``gate_up_proj`` (E, 2 hidden, features), gates in front, and ``down_proj`` (E, features,
-    hidden) are those of Mixtral in the library transformers. Weights of pairs travel as float32.
+    hidden) are those of Mixtral in the library transformers.
     """
 
     router: nn.Parameter
@@ -77,10 +77,13 @@ class ExpertParallelMoE(Parallel):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Uniform numbers as `torch.nn.Linear` draws them; ranks need the same seed."""
+        """Uniform numbers as `torch.nn.Linear` draws them, no bias; ranks need the same seed."""
         extents = {"router": self.features, "gate_up_proj": self.features, "down_proj": self.hidden}
         for name, extent in extents.items():
             self.drawn(name, functools.partial(nn.init.uniform_, a=-(extent**-0.5), b=extent**-0.5))
+        if self.bias_rate:
+            nn.init.zeros_(self.bias)
+            nn.init.zeros_(self.load)
 
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """Of x (m, …, features), this rank's tokens, the same shape.
@@ -264,9 +267,10 @@ def moe_experts(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """What the experts make of each token, times the weights, added up; and, to ``keep`` for the gradients,
     the first product's rows of all pairs. Without them its gate is part of the product."""
+    exact = weights.dtype == torch.float64
     sent = ops.moe_dispatch(
         x.contiguous(), chosen, weights.float(), num_experts=experts, tokens=tokens,
-        group=groups.group_of(group),
+        scales=_marks(chosen, weights) if exact else None, group=groups.group_of(group),
     )  # fmt: skip
     rows, up, sizes = sent.expanded(), gate_up.transpose(1, 2), sent.sizes
     if keep or products.by_library(rows):
@@ -274,8 +278,10 @@ def moe_experts(
         hidden = ops.gated_activation(h, activation, sizes=sizes)
     else:
         h, hidden = products.none(x), ops.grouped_matmul(rows, up, sizes, gate=activation)
-    made = ops.moe_combine(grouped(hidden, down.transpose(1, 2), sizes), sent)
-    return made, h if keep else products.none(x)
+    made = grouped(hidden, down.transpose(1, 2), sizes)
+    if exact:
+        made.mul_(_pairs(sent, chosen.shape[1])[1][:, None])
+    return ops.moe_combine(made, sent, weighted=not exact), h if keep else products.none(x)
 
 
 @products.define(
@@ -297,10 +303,9 @@ def moe_experts_backward(
     product; so that product need not be computed again.
     """
     K, named = chosen.shape[1], groups.group_of(group)
-    marks = torch.cat([chosen.float(), weights.float()], 1)  # numbers of experts are exact in float32
     sent = ops.moe_dispatch(
-        x.contiguous(), chosen, weights.float(), num_experts=experts, tokens=tokens, scales=marks,
-        group=named,
+        x.contiguous(), chosen, weights.float(), num_experts=experts, tokens=tokens,
+        scales=_marks(chosen, weights), group=named,
     )  # fmt: skip
     rows, sizes = sent.expanded(), sent.sizes
     which, weight = _pairs(sent, K)
@@ -316,11 +321,22 @@ def moe_experts_backward(
     return dx, dw.to(weights.dtype), d_up, d_down
 
 
+def _marks(chosen: Tensor, weights: Tensor) -> Tensor:
+    """What of a token's choices travels beside it as float32: experts, whose numbers are exact, and weights;
+    of float64 also what float32 leaves of them."""
+    told = weights.float()
+    rest = (weights - told).float()
+    return torch.cat([chosen.float(), told, *([rest] if weights.dtype == torch.float64 else [])], 1)
+
+
 def _pairs(sent: Dispatched, topk: int) -> tuple[Tensor, Tensor]:
-    """Of each pair which of its token's choices it is, (P, topk) of bool, and its weight (P,). Behind the
-    last pair neither means anything."""
+    """Of each pair which of its token's choices it is, (P, topk) of bool, and its weight (P,), of float64
+    where there is the rest of it. Behind the last pair neither means anything."""
     marks = sent.expanded(sent.scales)
     place = torch.arange(len(sent.index), device=marks.device)
     expert = torch.searchsorted(sent.sizes.cumsum(0), place, right=True) + sent.team.rank * len(sent.sizes)
     which = marks[:, :topk] == expert[:, None]
-    return which, torch.where(which, marks[:, topk:], 0.0).sum(1)
+    weight = marks[:, topk : 2 * topk]
+    if marks.shape[1] > 2 * topk:
+        weight = weight.double() + marks[:, 2 * topk :]
+    return which, torch.where(which, weight, 0.0).sum(1)

@@ -138,7 +138,6 @@ def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: t
     return made
 
 
-@functools.cache
 def room(tokens: int, topk: int, experts: int, ranks: int) -> tuple[int, int]:
     """How many rows and pairs could come to a rank: each rank's tokens, each to as many of its experts as it
     can choose."""

@@ -1,0 +1,164 @@
+"""What tests of tilescale.nn run on each rank beside nn_checks: gradients by differences, and the edges of
+what layers take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import tilescale.ops
+from tests.ranks.nn_checks import Block, Errors, PlainBlock, batch, leaf, mine, normal, off, on_mesh
+from tilescale import comm
+from tilescale import nn as tsnn
+
+# ---- gradients by differences
+
+
+def part(layer: Any, name: str, whole: Tensor) -> Tensor:
+    """This rank's part of a whole parameter, whose gradient is whole again on all ranks."""
+    axis = layer.axes[name]
+    if axis is None:
+        return whole
+    return torch.ops.tilescale.kept(whole.movedim(axis, 0), layer.group_name).movedim(0, axis)
+
+
+def by_differences(
+    layer: Any, x: Tensor | None, *rest: Any, gather: int | None, cut: bool, fast: bool
+) -> float:
+    """`torch.autograd.gradcheck` of a layer as a function of whole x and whole parameters, which are alike on
+    all ranks, so that all of them vary the same number at once. ``gather``: the axis along which a rank's
+    result is a part; None: all have all of it. ``cut``: a rank takes its rows of x alone."""
+    owners, whole = {}, []
+    for name, param in layer.named_parameters():
+        at, _, own = name.rpartition(".")
+        owners[name], shape = (layer.get_submodule(at), own), list(param.shape)
+        if (axis := owners[name][0].axes[own]) is not None:
+            shape[axis] *= layer.ranks
+        whole.append(normal(*shape, seed=len(whole), dtype=torch.float64).mul_(0.5).requires_grad_())
+    group = layer.group_name
+
+    def call(*args: Tensor) -> Any:
+        parts = {n: part(*owner, w) for (n, owner), w in zip(owners.items(), args, strict=False)}
+        own = [torch.ops.tilescale.kept(a, group) if cut else a for a in args[len(parts) :]]
+        y = torch.func.functional_call(layer, parts, (*own, *rest))
+        if gather is None:
+            return y
+        y = y.movedim(gather, 0)
+        rows = int(tilescale.ops.all_reduce(torch.tensor([y.shape[0]], dtype=torch.float64)))
+        y = torch.ops.tilescale.regathered(y, rows, group).movedim(0, gather)
+        return y if getattr(layer, "aux_loss", None) is None else (y, layer.aux_loss)
+
+    torch.manual_seed(0)  # fast: a direction that is alike on all ranks
+    given = [] if x is None else [leaf(x)]
+    torch.autograd.gradcheck(call, (*whole, *given), check_undefined_grad=False, fast_mode=fast)
+    return 0.0  # it raises where they differ
+
+
+def differences(fast: bool = True) -> Errors:
+    """Every layer, with uneven rows."""
+    n = comm.world_size()
+    rows, like = n + 1, {"dtype": torch.float64}
+    x = normal(rows, 5, seed=1, dtype=torch.float64)
+    targets = torch.arange(rows) % (2 * n)
+    targets[1] = -100
+    split: Callable[..., Any] = tsnn.ColumnParallelLinear
+    of: dict[str, tuple[Any, ...]] = {
+        "column": (split(5, 2 * n, **like), x, rows, 1),
+        "column, kept": (split(5, 2 * n, keep_gathered=True, **like), x, rows, 1),
+        "column, x alike": (split(5, 2 * n, sequence_parallel=False, **like), x, 1),
+        "norm": (tsnn.RMSNorm(5, **like), x, 0),
+        "mlp": (tsnn.ParallelMLP(5, 8 * n, bias=True, **like), x, rows, 0),
+        "mlp, x alike": (tsnn.ParallelMLP(5, 8 * n, bias=True, sequence_parallel=False, **like), x, None),
+        "attention": (tsnn.ParallelAttention(5, 2 * n, n, 2, bias=True, out_bias=True, **like), x, 1, rows, 0),
+        "loss": (tsnn.LinearCrossEntropy(5, 2 * n, chunk=n, **like), x, targets, rows, None),
+        "embedding": (tsnn.VocabParallelEmbedding(2 * n, 3, **like), None, targets.clamp(0), 0),
+        "experts": (tsnn.ExpertParallelMoE(5, 4, 3 * n, 2, scores="sigmoid", shared=8 * n, **like), x, rows, 0),
+        "experts, dropped": (
+            tsnn.ExpertParallelMoE(5, 4, 2 * n, 2, capacity=0.5, aux_loss=True, **like), x, rows, 0
+        ),
+    }  # fmt: skip
+    return {
+        f"gradcheck, {name}": by_differences(layer, *given, gather=gather, cut="alike" not in name, fast=fast)
+        for name, (layer, *given, gather) in of.items()
+    }
+
+
+# ---- edges
+
+
+def edges(mesh: Any) -> Errors:
+    """Numbers that are no words, rows that are ignored, no rows, layers without memory at first."""
+    torch.manual_seed(0)
+    n, tp = comm.world_size(), mesh["tp"]
+    like: dict[str, Any] = {"group": tp, "dtype": torch.float64}
+    loss, table = tsnn.LinearCrossEntropy(4, 2 * n, **like), tsnn.VocabParallelEmbedding(2 * n, 4, **like)
+    x = leaf(normal(2, 4, seed=1, dtype=torch.float64))
+    found: Errors = {}
+    for name, call in {
+        "target": lambda: loss(x, torch.full((2 * n,), 2 * n)),
+        "token": lambda: table(torch.full((2 * n,), -1)),
+    }.items():
+        try:
+            call()
+            found[name] = float("inf")
+        except ValueError as e:
+            found[name] = float(f"a {name} is" not in str(e))
+    loss(x, torch.full((2 * n,), -100)).backward()
+    found["ignored"] = off(x.grad, torch.zeros_like(x))
+    attention = tsnn.ParallelAttention(4, 2 * n, n, 2, **like)
+    found["no rows"] = float(attention(x[:0]).shape != (0, 4))
+    with torch.device("meta"):
+        layer = tsnn.ExpertParallelMoE(4, 8, n, 1, bias_rate=0.1, **like)
+    layer.to_empty(device="cpu")
+    layer.bias.fill_(torch.nan), layer.load.fill_(torch.nan)
+    layer.reset_parameters()
+    found["buffers"] = float((layer.bias.abs() + layer.load.abs()).sum())
+    return found | scaled_halves(mesh)
+
+
+def scaled_halves(mesh: Any) -> Errors:
+    """float16's gradients under a scaler's factor: a word is one of many, so that they are small."""
+    rows, words = 256, 40 * comm.world_size()
+    layer = tsnn.LinearCrossEntropy(16, words, group=mesh["tp"], dtype=torch.float16, chunk=rows)
+    x, targets = normal(rows, 16, seed=3, dtype=torch.float16) * 0.3, torch.arange(rows) * 7 % words
+    own, whole = leaf(mine(x)), leaf(x.double())
+    weight = leaf(tsnn.full_state_dict(layer)["weight"].double())
+    (layer(own, targets) * 2.0**16).backward()
+    (nn.functional.cross_entropy(whole @ weight.T, targets) * 2.0**16).backward()
+    got = layer.weight.grad.full_tensor()
+    errors = {"dx": off(own.grad, mine(whole.grad)), "dw": off(got, weight.grad)}
+    return {f"scaled {k}": max(0.0, e - 0.002) for k, e in errors.items()}
+
+
+def all_edges(address: int) -> Errors:
+    """In one job: edges, differences, and layers behind a process group that is no more."""
+    found = on_mesh(address, edges) | differences()
+    torch.manual_seed(9)
+    plain, block = PlainBlock(), Block(None)
+    block.load_state_dict(plain.state_dict())
+    x, targets = batch()
+    for name in ("behind a group", "behind a job"):
+        found[name] = off(block(mine(x), targets), plain(x, targets))
+        comm.finalize()
+        comm.init()
+    return found
+
+
+def plain_parameters_fully_sharded(mesh: Any) -> Errors:
+    """FSDP2 along an axis, around layers whose parameters are plain parts: checkpoints of the whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    both = dist.init_device_mesh("cpu", (2, comm.world_size() // 2), mesh_dim_names=("dp", "tp"))
+    block, found = Block(both["tp"].get_group()), {}
+    fully_shard(block, mesh=both["dp"])
+    for seed in (4, 5):
+        torch.manual_seed(seed)
+        plain = PlainBlock()
+        block.load_state_dict(plain.state_dict())
+        full = tsnn.full_state_dict(block)
+        found |= {f"plain parts {seed} {k}": off(full.get(k), v) for k, v in plain.state_dict().items()}
+    return found
