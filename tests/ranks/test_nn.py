@@ -12,7 +12,7 @@ import torch.distributed.tensor  # once here, not in each of the forked ranks
 
 import tilescale.compiler.driver
 import tilescale.nn  # noqa: F401
-from tests.ranks import nn_checks, nn_edges
+from tests.ranks import nn_checks, nn_edges, nn_memory
 from tests.ranks.harness import run_ranks
 from tilescale import comm
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
@@ -88,6 +88,14 @@ def test_fully_shard_along_another_axis():
 
 def test_edges_and_gradients_by_differences():
     small(run_ranks(2, nn_edges.all_edges, nn_checks.port(), timeout=120), 1e-10)
+
+
+@pytest.mark.parametrize(("steps", "count"), [(60, 5), pytest.param(1000, 20, marks=pytest.mark.slow)])
+def test_nothing_leaks(steps: int, count: int):
+    """Memory after many steps is as after 10, and after many jobs in a process as after 2."""
+    ports = [nn_checks.port() for _ in range(count)]
+    for grown in run_ranks(2, nn_memory.jobs, ports, (10, steps), 2, timeout=300):
+        assert grown == [{}, {}]
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ class LinearCrossEntropy(Parallel):
         return f"{self.features}, {self.vocabulary}, reduction={self.reduction!r}"
 
 
-def _like(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _like(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, need_x, need_w = rest
     loss = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
     dx = x.new_empty(x.shape if need_x else 0)
