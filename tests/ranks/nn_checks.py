@@ -185,9 +185,14 @@ class PlainMoE(nn.Module):
         act = {"silu": nn.functional.silu, "gelu": nn.functional.gelu, "relu": nn.functional.relu}[
             layer.activation
         ]
-        y = torch.zeros_like(x)
+        y, seen = torch.zeros_like(x), x
+        if layer.small:  # what 8 bits leave, and gradients as if they left all
+            rows = nn.functional.pad(x, (0, -x.shape[1] % 128)).unflatten(1, (-1, 128)).float()
+            scale = rows.abs().amax(-1, keepdim=True) / 448
+            rows = ((rows / scale).to(torch.float8_e4m3fn).float() * scale).flatten(1)[:, : x.shape[1]]
+            seen = x + (rows - x).detach()
         for e in range(layer.experts):
-            gate, up = (x @ self.gate_up_proj[e].T).chunk(2, -1)
+            gate, up = (seen @ self.gate_up_proj[e].T).chunk(2, -1)
             mine = (weights * (chosen == e)).sum(-1, keepdim=True)
             y = y + mine * ((act(gate) * up) @ self.down_proj[e].T)
         if layer.shared is not None:
@@ -323,11 +328,17 @@ def mixtures(group: Any, dtype: torch.dtype) -> Errors:
         "capacity": {"capacity": 1.0, "normalized": False},
         "to one": {"topk": 1, "normalized": False},
         "bias": {"bias_rate": 0.5, "scores": "sigmoid", "aux_loss": True},
+        "dropped, uneven": {"capacity": 0.7, "topk": 2},
+        "fewer tokens than ranks": {},
+        "exact": {"exact": True},
+        "exact, computed again": {"exact": True, "recompute": True},
+        "eight bits": {"dispatch_dtype": torch.float8_e4m3fn, "recompute": True},
     }
+    uneven = {"plain": 9, "dropped, uneven": 4 * n - 1, "fewer tokens than ranks": 1}
     for name, more in kinds.items():
         layer = tsnn.ExpertParallelMoE(12, 10, 24, **{"topk": 3, **more}, group=group, dtype=dtype)
         plain = PlainMoE(layer, n, dtype)
-        rows = 9 if name == "plain" else 4 * n
+        rows = uneven.get(name, 4 * n)
         x = normal(rows, 12, seed=21, dtype=dtype)
         if name == "to one":
             x = x[:1].repeat(rows, 1) + 0.01 * x

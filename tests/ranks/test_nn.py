@@ -98,6 +98,14 @@ def test_nothing_leaks(steps: int, count: int):
         assert grown == [{}, {}]
 
 
+@pytest.mark.parametrize("world", [2, slow(4)])
+def test_memory_of_experts(world: int):
+    """With ``exact`` it does not grow with the ranks, and is nearly that of torch's operations of one rank."""
+    for of in run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_memory.experts):
+        assert of["exact"] < 1.2 * of["torch"] and of["exact"] < 1.2 * of["all"] / world, of
+        assert of["recompute"] < of["torch"], of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_gradients_by_all_differences(world: int):
