@@ -3,6 +3,7 @@ what layers take."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import tilescale.ops
-from tests.ranks.nn_checks import Block, Errors, PlainBlock, batch, leaf, mine, normal, off, on_mesh
+from tests.ranks.nn_checks import (
+    Block,
+    Errors,
+    PlainAttention,
+    PlainBlock,
+    batch,
+    gradients,
+    leaf,
+    mine,
+    normal,
+    off,
+    on_mesh,
+)  # fmt: skip
 from tilescale import comm
 from tilescale import nn as tsnn
 
@@ -117,7 +130,55 @@ def edges(mesh: Any) -> Errors:
     layer.bias.fill_(torch.nan), layer.load.fill_(torch.nan)
     layer.reset_parameters()
     found["buffers"] = float((layer.bias.abs() + layer.load.abs()).sum())
-    return found | scaled_halves(mesh)
+    return found | scaled_halves(mesh) | packed(mesh, torch.float64)
+
+
+def packed(mesh: Any, dtype: torch.dtype) -> Errors:
+    """Sequences of different lengths, one of them empty, beside each by itself."""
+    torch.manual_seed(0)
+    n, ends = comm.world_size(), (0, 3, 3, 10, 11)
+    starts, x = torch.tensor(ends, dtype=torch.int32), normal(11, 16, seed=41, dtype=dtype)
+    dy, found = normal(11, 16, seed=42, dtype=dtype), {}
+    for causal in (True, False):
+        how = {"group": mesh["tp"], "causal": causal, "dtype": dtype}
+        layer = tsnn.ParallelAttention(16, 4 * n, 2 * n, 8, **how)
+        plain = PlainAttention(16, 4 * n, 2 * n, 8, False, causal, 10000.0, dtype)
+        plain.load_state_dict(tsnn.full_state_dict(layer))
+        whole, own = leaf(x), leaf(mine(x))
+        pieces = [whole[a:b] for a, b in itertools.pairwise(ends) if b > a]
+        want, got = torch.cat([plain(p, 1) for p in pieces]), layer(own, rows=11, starts=starts, longest=8)
+        want.backward(dy), got.backward(mine(dy))
+        errors = {"y": off(got, mine(want)), "dx": off(own.grad, mine(whole.grad))}
+        errors |= gradients(layer, plain)
+        found |= {f"packed {causal} {k}": e for k, e in errors.items()}
+    for text, more in {
+        "from 0 to 11": {"starts": starts + 1},
+        "the longest of them": {"starts": starts, "longest": 6},
+        "of int32": {"starts": starts.long()},
+        "one of the three": {"starts": starts, "batch": 11},
+    }.items():
+        try:
+            layer(mine(x), rows=11, **more)
+            found[text] = float("inf")
+        except (TypeError, ValueError) as e:
+            found[text] = float(text not in str(e))
+    return found
+
+
+def sixteen(mesh: Any) -> Errors:
+    """Packed sequences by our kernels, where errors less 2 % are rounding, also as one graph."""
+    found = {k: max(0.0, e - 0.02) for k, e in packed(mesh, torch.bfloat16).items()}
+    layer = tsnn.ParallelAttention(16, 4, 2, 8, group=mesh["tp"], dtype=torch.bfloat16)
+    starts, x = (
+        torch.tensor([0, 5, 12], dtype=torch.int32),
+        mine(normal(12, 16, seed=1, dtype=torch.bfloat16)),
+    )
+    grads = []
+    for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        layer.zero_grad()
+        call(x, starts=starts, longest=7).sum().backward()
+        grads.append(layer.qkv_proj.weight.grad.full_tensor())
+    return found | {"packed graph": off(grads[1], grads[0])}
 
 
 def scaled_halves(mesh: Any) -> Errors:

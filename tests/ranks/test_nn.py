@@ -71,7 +71,8 @@ def test_what_pytorch_does_around_layers():
 
 @pytest.mark.slow
 def test_sixteen_bits():
-    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.sixteen, timeout=120), 1e-10)
+    both = lambda mesh: nn_checks.sixteen(mesh) | nn_edges.sixteen(mesh)  # noqa: E731
+    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), both, timeout=120), 1e-10)
 
 
 def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
