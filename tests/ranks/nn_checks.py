@@ -331,6 +331,7 @@ def mixtures(group: Any, dtype: torch.dtype) -> Errors:
         "dropped, uneven": {"capacity": 0.7, "topk": 2},
         "fewer tokens than ranks": {},
         "exact": {"exact": True},
+        "what came is kept": {"keep_rows": True},
         "exact, computed again": {"exact": True, "recompute": True},
         "eight bits": {"dispatch_dtype": torch.float8_e4m3fn, "recompute": True},
     }

@@ -178,7 +178,21 @@ def sixteen(mesh: Any) -> Errors:
         layer.zero_grad()
         call(x, starts=starts, longest=7).sum().backward()
         grads.append(layer.qkv_proj.weight.grad.full_tensor())
-    return found | {"packed graph": off(grads[1], grads[0])}
+    return found | {"packed graph": off(grads[1], grads[0])} | as_one_graph(mesh)
+
+
+def as_one_graph(mesh: Any) -> Errors:
+    """Experts whose memory follows from what came."""
+    like: dict[str, Any] = {"group": mesh["tp"], "dtype": torch.float64, "exact": True}
+    x, found = mine(normal(12, 16, seed=3, dtype=torch.float64)), {}
+    for more in ({}, {"recompute": True}, {"keep_rows": True, "dispatch_dtype": torch.float8_e4m3fn}):
+        layer, grads = tsnn.ExpertParallelMoE(16, 24, 4, 2, **like, **more), []
+        for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+            layer.zero_grad()
+            call(x).square().sum().backward()
+            grads.append(torch.cat([p.grad.to_local().flatten() for p in layer.parameters()]))
+        found[f"graph of experts {more}"] = off(grads[1], grads[0])
+    return found
 
 
 def scaled_halves(mesh: Any) -> Errors:

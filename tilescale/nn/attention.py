@@ -126,8 +126,8 @@ class ParallelAttention(Parallel):
                     expected="one of the three: packed sequences, a batch, sequences cut among ranks",
                 )
             packed.check(starts)
-            longest = int(starts.diff().max()) if longest is None else longest
-            own = torch.ops.tilescale.sequences(starts, length, longest)
+            most = int(starts.diff().max()) if longest is None else longest
+            own = torch.ops.tilescale.sequences(starts, length, most)
         if positions is None and self.rotary is not None:
             at = None
             if starts is not None:
@@ -139,7 +139,7 @@ class ParallelAttention(Parallel):
         kv = self.local_kv_heads
         q, k, v = torch.ops.tilescale.rotary_heads(h, cos, sin, kv * self.each, kv, batch)
         if starts is not None:
-            o = packed.attention(q, k, v, starts, own, longest, self.causal, self.scale)
+            o = packed.attention(q, k, v, starts, own, most, self.causal, self.scale)
         elif self.context is None:
             o = attention(q, k, v, self.causal, self.scale)
         else:

@@ -47,9 +47,9 @@ class ExpertParallelMoE(Parallel):
             features, and experts see what these leave of them; gradients are those of tokens that travelled
             whole, and travel whole. None: in x's dtype.
         exact: memory is taken for the pairs of tokens and experts that came, not for all that could come: the
-            host waits for their number, so neither a CUDA graph nor a single graph of `torch.compile` can
-            have the layer. recompute: the first product's rows are not kept for the backward, which computes
-            them again.
+            host waits for their number, so no CUDA graph can have the layer. recompute: the first product's
+            rows are not kept for the backward, which computes them again. keep_rows: the rows of all pairs
+            are kept, too, which otherwise are sent again.
         group: as `ColumnParallelLinear`'s.
 
     The parameters ``gate_up_proj`` (E, 2 hidden, features), gates in front, and ``down_proj`` (E, features,
@@ -67,13 +67,16 @@ class ExpertParallelMoE(Parallel):
         normalized: bool = True, scaling: float = 1.0, capacity: float | None = None, aux_loss: bool = False,
         bias_rate: float = 0.0, shared: int = 0, activation: str = "silu",
         dispatch_dtype: torch.dtype | None = None, exact: bool = False, recompute: bool = False,
-        group: Any = None, device: Any = None, dtype: Any = None,
+        keep_rows: bool = False, group: Any = None, device: Any = None, dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
         _refuse(scores, activation, topk, experts, capacity)
         if dispatch_dtype not in (None, SMALL):
             raise TileTypeError(f"dispatch_dtype={dispatch_dtype}", expected=f"None or {SMALL}")
-        self.small, self.exact, self.recompute = dispatch_dtype is not None, exact, recompute
+        if recompute and keep_rows:
+            raise TileValueError("recompute with keep_rows", expected="less memory or less to do")
+        self.small, self.exact = dispatch_dtype is not None, exact
+        self.recompute, self.keep_rows = recompute, keep_rows
         self.features, self.hidden, self.experts, self.topk = features, hidden, experts, topk
         self.scores, self.normalized, self.scaling, self.capacity = scores, normalized, scaling, capacity
         self.activation, self.bias_rate = activation, bias_rate
@@ -118,7 +121,7 @@ class ExpertParallelMoE(Parallel):
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weights, gate_up, down))
         given = (flat, chosen, weights, gate_up, down, self.experts, most, self.activation, self.group_name)
         keep = wanted and not self.recompute
-        y, _ = torch.ops.tilescale.moe_experts(*given, self.small, self.exact, keep)
+        y, *_ = torch.ops.tilescale.moe_experts(*given, self.small, self.exact, keep, keep and self.keep_rows)
         if self.shared is not None:
             y = y + self.shared(flat, every)
         made: Tensor = y.view(x.shape)
@@ -281,12 +284,12 @@ def _counts(a: Tensor, sizes: Tensor) -> list[int]:
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    x, chosen, weights, gate_up, down, *ctx.rest, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(x, chosen, weights, gate_up, down, output[1])
+    x, chosen, weights, gate_up, down, *ctx.rest, _, _ = inputs
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(x, chosen, weights, gate_up, down, *output[1:])
 
 
-def _backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     dx, dw, d_up, d_down = torch.ops.tilescale.moe_experts_backward(dy, *ctx.saved_tensors, *ctx.rest)
     need_x, _, need_w, need_up, need_down, *rest = ctx.needs_input_grad
     found = ((dx, need_x), (None, False), (dw, need_w), (d_up, need_up), (d_down, need_down))
@@ -295,39 +298,46 @@ def _backward(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
 
 def _experts_like(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
-    activation: str, group: str, small: bool, exact: bool, keep: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    activation: str, group: str, small: bool, exact: bool, keep: bool, whole: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if exact:
         pairs = torch.library.get_ctx().new_dynamic_size() if keep else 0
     else:
         _, pairs = room(tokens, chosen.shape[1], experts, groups.team(group).size)
-    return x.new_empty(x.shape), x.new_empty((pairs, gate_up.shape[1]) if keep else 0)
+    h = x.new_empty((pairs, gate_up.shape[1]) if keep else 0)
+    return x.new_empty(x.shape), h, x.new_empty((pairs, x.shape[1]) if whole else 0)
 
 
 @products.define(
     "moe_experts",
     "(Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, int experts, SymInt tokens, "
-    "str activation, str group, bool small, bool exact, bool keep) -> (Tensor, Tensor)",
+    "str activation, str group, bool small, bool exact, bool keep, bool whole) "
+    "-> (Tensor, Tensor, Tensor)",
     _experts_like,
     _keep,
     _backward,
 )
 def moe_experts(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
-    activation: str, group: str, small: bool, exact: bool, keep: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    activation: str, group: str, small: bool, exact: bool, keep: bool, whole: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """What the experts make of each token, times the weights, added up; and, to ``keep`` for the gradients,
-    the first product's rows of all pairs. Without them its gate is part of the product.
+    the first product's rows of all pairs. Without them its gate is part of the product. ``whole``: and the
+    rows that went into it.
 
     Rows of pairs are the largest tensors: each goes as soon as nothing needs it."""
     if tokens == 0:
-        return torch.empty_like(x), x.new_empty((0, gate_up.shape[1]) if keep else 0)
-    whole = weights.dtype == torch.float64
+        none = (
+            x.new_empty((0, n) if kept else 0) for n, kept in ((gate_up.shape[1], keep), (x.shape[1], whole))
+        )
+        return torch.empty_like(x), *none
+    double = weights.dtype == torch.float64
     sent, rows = _sent(
-        x, small, exact, _marks(chosen, weights) if whole else None, experts=chosen, weights=weights.float(),
+        x, small, exact, _marks(chosen, weights) if double else None, experts=chosen, weights=weights.float(),
         num_experts=experts, tokens=tokens, group=groups.group_of(group),
     )  # fmt: skip
     up, sizes, h = gate_up.transpose(1, 2), sent.sizes, products.none(x)
+    came = rows if whole else products.none(x)
     if keep or products.by_library(rows):
         made = grouped(rows, up, sizes)
         del rows
@@ -339,15 +349,15 @@ def moe_experts(
         del rows
     y = grouped(hidden, down.transpose(1, 2), sizes)
     del hidden
-    if whole:
+    if double:
         y.mul_(_pairs(sent, chosen.shape[1])[1][:, None])
-    return ops.moe_combine(y, sent, weighted=not whole), h
+    return ops.moe_combine(y, sent, weighted=not double), h, came
 
 
 @products.define(
     "moe_experts_backward",
     "(Tensor dy, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, Tensor h, "
-    "int experts, SymInt tokens, str activation, str group, bool small, bool exact) "
+    "Tensor came, int experts, SymInt tokens, str activation, str group, bool small, bool exact) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     lambda dy, x, chosen, weights, gate_up, down, *_: tuple(
         t.new_empty(t.shape) for t in (x, weights, gate_up, down)
@@ -355,11 +365,11 @@ def moe_experts(
 )
 def moe_experts_backward(
     dy: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, h: Tensor,
-    experts: int, tokens: int, activation: str, group: str, small: bool, exact: bool,
+    came: Tensor, experts: int, tokens: int, activation: str, group: str, small: bool, exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients by x, weights and both products' matrices, of the rows ``h`` that were kept, or of those that
-    are computed again. Tokens travel once more: what came is not kept, since its memory has room for all that
-    could come. They do so behind their gradients, whose rows are no longer needed then.
+    are computed again. Tokens travel once more where what ``came`` was not kept, behind their gradients,
+    whose rows are no longer needed then.
 
     With g = dy · down of a pair, its weight's gradient is the sum of a · g, a being what went into the second
     product; so that product need not be computed again.
@@ -386,9 +396,10 @@ def moe_experts_backward(
     del d
     d_down = outer(dys, scaled, sizes)
     del dys, scaled
-    sent, rows = _sent(x, small, count, like=sent)
-    d_up = outer(dh, rows, sizes)
-    del rows
+    if came.dim() == 1:
+        sent, came = _sent(x, small, count, like=sent)
+    d_up = outer(dh, came, sizes)
+    del came
     dx = ops.moe_combine(grouped(dh, gate_up, sizes), sent, weighted=False)
     dw = ops.moe_combine(torch.where(which, by_weight[:, None], 0.0), sent, weighted=False)
     return dx, dw.to(weights.dtype), d_up, d_down
