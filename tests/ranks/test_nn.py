@@ -35,9 +35,11 @@ def test_gradients_are_those_of_the_whole(world: int):
     small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.everything, timeout=120), 1e-10)
 
 
-@pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4), slow(8)])
+@pytest.mark.parametrize("world", [2, slow(1), slow(-2), slow(3), slow(4), slow(8)])
 def test_experts(world: int):
-    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.experts, timeout=120), 1e-10)
+    """With a minus all kinds of them on two ranks."""
+    run = (nn_checks.on_mesh, nn_checks.port(), nn_checks.experts, world != 2)
+    small(run_ranks(abs(world), *run, timeout=120), 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])
@@ -99,7 +101,8 @@ def test_nothing_leaks(steps: int, count: int):
         assert grown == [{}, {}]
 
 
-@pytest.mark.parametrize("world", [2, slow(4)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
 def test_memory_of_experts(world: int):
     """With ``exact`` it does not grow with the ranks, and is nearly that of torch's operations of one rank."""
     for of in run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_memory.experts):
@@ -111,7 +114,7 @@ def test_memory_of_experts(world: int):
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_gradients_by_all_differences(world: int):
     """Every number for itself, as far as ranks are few."""
-    every = lambda mesh: nn_edges.differences(fast=world > 3)  # noqa: E731
+    every = lambda mesh: nn_edges.differences(world > 3, every=True)  # noqa: E731
     small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), every, timeout=400), 1e-10)
 
 
