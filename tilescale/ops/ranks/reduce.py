@@ -25,8 +25,8 @@ from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
 #: bytes up to which packets are taken, and the same times the other ranks; up to which one shot is faster
-#: than two, and from which NCCL may be. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), packets took
-#: 6.3 µs at 512 KB, one shot 14.2, NCCL 12.8. By hand on 4 H200 two shots were faster from 256 KB on
+#: than two, and from which NCCL may be. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), packets
+#: took 6.3 µs at 512 KB, one shot 14.2, NCCL 12.8. By hand on 4 H200 two shots were faster from 256 KB on
 TINY, MANY, SMALL, LARGE = 512 << 10, 3 << 19, 256 << 10, 256 << 20
 #: bytes from which two ranks take two shots: 250 µs against 261 at 64 MB, 30 against 29 at 4 MB
 TWO = 16 << 20
