@@ -48,6 +48,11 @@ def threads_own(body: Any, threads: int, builder: bld.Builder) -> tuple[Any, dic
 
 
 def _is_index(e: Any) -> bool:
+    """Whether a call is what makes code a thread's own: its index, or what each thread does by itself."""
+    return (op := find(e)) is not None and op.by_thread or _names_thread(e)
+
+
+def _names_thread(e: Any) -> bool:
     return getattr(e.op, "name", "") == "ts.scale_index" and str(e.args[0].value) == _THREAD
 
 
@@ -104,7 +109,8 @@ class _Own:
             self.spread(body, False)
 
     def spread(self, s: Any, under: bool) -> None:
-        """``under``: a condition of a thread's own decides whether it runs, or how often."""
+        """``under``: a condition of a thread's own decides whether it runs, or how often; or it stands in
+        what becomes the threads' own as a whole."""
         if isinstance(s, tirx.SeqStmt):
             for x in s.seq:
                 self.spread(x, under)
@@ -112,12 +118,12 @@ class _Own:
             self.spread(s.body, under)
         elif isinstance(s, (tirx.For, tirx.While)):
             head = [s.min, s.extent] if isinstance(s, tirx.For) else [s.condition]
-            inner = under or any(map(self.own, head))
+            inner = under or any(map(self.own, head)) or (self.own(s) and not self.together(s))
             if inner and isinstance(s, tirx.For) and any(map(self.own, head)):
                 self.names.add(s.loop_var)
             self.spread(s.body, inner)
         elif isinstance(s, tirx.IfThenElse):
-            inner = under or self.own(s.condition)
+            inner = under or self.own(s.condition) or (self.own(s) and not self.together(s))
             self.spread(s.then_case, inner)
             if s.else_case is not None:
                 self.spread(s.else_case, inner)
@@ -128,8 +134,13 @@ class _Own:
             if s.buffer.ty.storage_scope in _HELD and (under or self.own(s)):
                 self.held.add(s.buffer)
         elif isinstance(s, tirx.Evaluate):
+            each = (op := find(s.value)) is not None and op.by_thread
             for a in effects_of(s.value):
-                if a.mode != "read" and a.region.source.ty.storage_scope in _HELD and (under or self.own(s)):
+                if (
+                    (a.mode != "read" or each)
+                    and a.region.source.ty.storage_scope in _HELD
+                    and (under or self.own(s))
+                ):
                     self.held.add(a.region.source)
 
     # -- regions
@@ -222,7 +233,7 @@ class _Own:
         if op is None:
             return False
         own = [a for a in effects_of(s.value) if a.region.source in self.held]
-        return not own and not op.in_iterations
+        return not own and not op.in_iterations and not op.by_thread
 
     def conflict(self, run: list[Any], s: Any) -> bool:
         """Whether one of the two writes shared memory that the other one touches."""
@@ -289,7 +300,7 @@ class _Own:
         body = sequence([*head, *run])
         renamed = {old: tirx.Var(self.builder.unique(old.name), str(old.ty)) for old in known}
         body = structural_map(body, (ir.Var, lambda v: renamed.get(v, v)))
-        body = structural_map(body, (ir.Call, lambda c: own if _is_index(c) else c))
+        body = structural_map(body, (ir.Call, lambda c: own if _names_thread(c) else c))
 
         inner: set[Any] = set()  # memory that only this region's statements have
         structural_walk(body, (tirx.AllocBuffer, lambda s: inner.add(s.buffer)))

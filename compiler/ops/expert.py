@@ -77,6 +77,8 @@ def get_thread_binding(dim: int = 0) -> Any:
     if not isinstance(dim, int) or not 0 <= dim < max(len(axes), 3):
         raise TileValueError(f"axis {dim!r} of the block", loc=source.current(), expected="0, 1 or 2")
     if b.executor == "block" and b.launch is not None:
+        if b.launch.threads == 1:
+            return as_expr(0)
         index: Any = ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
         if dim >= len(axes):
             return as_expr(0)

@@ -54,6 +54,7 @@ OF_WORDS = {
     "atomic_store": {"dst", "value"},
     "atomic_load": set(),
     "im2col": {"img", "col"},
+    "access_ptr": {"base"},
     # decide nothing
     "annotate_consumer_reg_alloc": {"reg_count"},
     "annotate_producer_reg_dealloc": {"reg_count"},
@@ -69,6 +70,9 @@ NOT_IN_KERNELS = {
     "comm_reducer",
     "attr",
     "tvm_thread_allreduce",
+    # only behind T.rng_init; only int8 into int32 (tests/unit/ops/test_random.py, tests/unit/cuda/test_extern.py)
+    "rng_rand",
+    "dp4a",
     "Tensor",
     "StridedTensor",
     "SymmTensor",
@@ -211,6 +215,10 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
             "dilation": 1,
             "pad": 0,
         },
+        "access_ptr": {"base": t.shared, "access_type": "r", "extents": (1, 4)},
+        "call_extern": {"args": ("f", t.scalar)},
+        "import_source": {"source_code": "// nothing"},
+        "rng_init": {"seed": t.number},
         "cast": {"value": t.scalar, "dtype": "int32"},
         "Cast": {"dtype": "int32", "value": t.scalar},
         "reinterpret": {"a": "int32", "b": t.scalar},

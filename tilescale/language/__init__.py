@@ -53,6 +53,8 @@ _EXPORTS: dict[str, str] = {
     "ops.logical": "any_of all_of",
     "ops.cumsum": "cumsum cummax",
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
+    "ops.extern": "import_source call_extern access_ptr dp4a",
+    "ops.random": "rng_init rng_rand",
     "ops.print": "print",
     "ops.assertion": "device_assert",
     "ops.sync": "barrier sync_grid signal wait",

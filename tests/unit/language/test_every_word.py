@@ -55,6 +55,12 @@ REDUCER = (
     "q = T.alloc_reducer({})\nT.clear(q)\nfor i, j in T.Parallel(64, 64):\n    q[i] += f[i, j]\n"
     "T.finalize_reducer(q)\nT.copy(q, A[0, 0])"
 )
+EXTERN = (
+    "d, e = T.alloc_local((4,), 'int8'), T.alloc_local((4,), 'int8')\nT.clear(d)\nT.clear(e)\n"
+    "T.import_source('void {}();')\nT.call_extern('f', {})"
+)
+DP4A = "d, q = T.alloc_local((8,), 'int8'), T.alloc_local((2,), 'int32')\nT.clear(d)\nT.clear(q)\nT.dp4a({}, {}, {})"
+RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
 NOTHING = {
@@ -98,6 +104,12 @@ NOTHING = {
     },
     "alloc_reducer": {
         "replication": (REDUCER.format("64, 'float32', replication='all'"), REDUCER.format("64, 'float32'"))
+    },
+    "call_extern": {
+        "dtype": (
+            EXTERN.format("d", "T.access_ptr(d), dtype='float16'"),
+            EXTERN.format("d", "T.access_ptr(d)"),
+        )
     },
     "evaluate": {"value": ("T.evaluate(x)", "T.evaluate(n)")},
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
@@ -235,6 +247,40 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         REDUCER.format("64, 'float32'"),
         {"reducer": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(r)")},
     ),
+    "import_source": (
+        EXTERN.format("d", "T.access_ptr(d)"),
+        {"source_code": EXTERN.format("e", "T.access_ptr(d)")},
+    ),
+    "access_ptr": (
+        EXTERN.format("d", "T.access_ptr(d)"),
+        {
+            "base": EXTERN.format("d", "T.access_ptr(e)"),
+            "access_type": EXTERN.format("d", "T.access_ptr(d, 'w')"),
+            "extents": EXTERN.format("d", "T.access_ptr(d[0], 'r', 2)"),
+        },
+    ),
+    "call_extern": (
+        EXTERN.format("d", "T.access_ptr(d)"),
+        {"args": EXTERN.format("d", "T.access_ptr(d), 3")},
+    ),
+    "dp4a": (
+        DP4A.format("d[0]", "d[4]", "q[0]"),
+        {
+            "A": DP4A.format("d[4]", "d[4]", "q[0]"),
+            "B": DP4A.format("d[0]", "d[0]", "q[0]"),
+            "C": DP4A.format("d[0]", "d[4]", "q[1]"),
+        },
+    ),
+    "rng_init": (
+        RANDOM.format("n"),
+        {
+            "seed": RANDOM.format("n + 1"),
+            "seq": RANDOM.format("n, 3"),
+            "off": RANDOM.format("n, off=2"),
+            "generator": RANDOM.format("n, generator='xorwow'"),
+        },
+    ),
+    "rng_rand": (RANDOM.format("n"), {}),
     "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
     "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
