@@ -448,6 +448,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "policy": "T.gemm_sp(h[0:64, 0:32], e, g, f, policy=T.GemmWarpPolicy.FullCol)",
             "clear_accum": "T.gemm_sp(h[0:64, 0:32], e, g, f, clear_accum=True)",
             "wg_wait": "T.gemm_sp(h[0:64, 0:32], e, g, f, wg_wait=-1)",
+            "transpose_E": "T.gemm_sp(h[0:64, 0:32], e, g, f, transpose_E=True)",
         },
     ),
     "reduce": (
