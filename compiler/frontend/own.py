@@ -49,11 +49,23 @@ def threads_own(body: Any, threads: int, builder: bld.Builder) -> tuple[Any, dic
 
 def _is_index(e: Any) -> bool:
     """Whether a call is what makes code a thread's own: its index, or what each thread does by itself."""
-    return (op := find(e)) is not None and op.by_thread or _names_thread(e)
+    by_thread = (op := find(e)) is not None and op.by_thread and str(e.attrs["executor"]) != _THREAD
+    return by_thread or _names_thread(e)
 
 
 def _names_thread(e: Any) -> bool:
     return getattr(e.op, "name", "") == "ts.scale_index" and str(e.args[0].value) == _THREAD
+
+
+def _synchronizes(s: Any) -> bool:
+    """Whether the author orders what threads do in a statement (T.sync_threads of some of them)."""
+    found: list[Any] = []
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if _name(c) == "ts.sync_threads" else None))
+    return bool(found)
+
+
+def _name(c: Any) -> str:
+    return str(getattr(c.op, "name", ""))
 
 
 def _parts(s: Any) -> list[Any]:
@@ -222,7 +234,10 @@ class _Own:
             kind = str(s.annotations["ts.kind"]) if s.annotations and "ts.kind" in s.annotations else ""
             if kind in ("parallel", "pipelined") or s.kind == tirx.ForKind.PARALLEL:
                 return True
-            return self.together(s.body) or (not self.own(s.extent) and self.conflict([s.body], s.body))
+            if self.together(s.body):
+                return True
+            ordered = self.own(s.extent) or _synchronizes(s.body)
+            return not ordered and self.conflict([s.body], s.body)
         if isinstance(s, tirx.While):
             return self.together(s.body)
         if isinstance(s, tirx.IfThenElse):

@@ -46,6 +46,8 @@ class _Eager:
 
     def __init__(self, func: types.FunctionType, extents: dict[str, int]):
         self.func, self.extents = func, extents
+        #: the tensors of the call, by the names of their parameters
+        self.tensors: dict[str, TensorArg] = {}
         self.params: dict[str, Param] = {}
 
     def declare_output(self, shape: tuple[Any, ...], dt: Any) -> Buffer:
@@ -206,6 +208,7 @@ def trace_eager(
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
     state = _Eager(func, extents or {})
     builder.eager, builder.make_tensor = state, make_buffer
+    state.tensors = tensors
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}
         specs = PrimFunc(func).params
@@ -241,6 +244,8 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     """``A: T.Tensor((M, K), dtype)`` in an eager kernel: checks the argument, learns the constants, gives the
     buffer."""
     state = bld.current().eager
+    if state is not None and name not in state.params:  # its name may hold something else by now
+        value = state.tensors.get(name, value)
     if state is None or not isinstance(value, TensorArg):
         raise TileSyntaxError(
             f"{name} is annotated as a tensor and is not a tensor argument of an eager kernel",

@@ -547,8 +547,10 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
 
 
 def going_on(path: Path, events: Events) -> None:
-    """The program as `__main__`, whose host code goes on behind what fails; the first failure is the run's."""
+    """The program as `__main__`, whose host code goes on behind what fails, and its other entries; the first
+    failure is the run's."""
     from tests.compat import lenient
+    from tests.compat.entries import ENTRIES
 
     errors: list[BaseException] = []
     module = types.ModuleType("__main__")
@@ -557,6 +559,11 @@ def going_on(path: Path, events: Events) -> None:
     was, sys.modules["__main__"] = sys.modules["__main__"], module
     try:
         exec(lenient.compiled(path.read_text(), str(path)), module.__dict__)
+        for text in ENTRIES.get(os.path.relpath(path, events.folder), ()):
+            try:
+                eval(text, module.__dict__)
+            except Exception as error:  # noqa: BLE001  # the table has it
+                errors.insert(0, error)
     finally:
         sys.modules["__main__"] = was
     if errors:

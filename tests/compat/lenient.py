@@ -59,6 +59,8 @@ class _Lenient(ast.NodeTransformer):
             return [s]
         if isinstance(s, (ast.Import, ast.ImportFrom, ast.Return, ast.Global, ast.Nonlocal, ast.Pass)):
             return [s]
+        if isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant):  # what a docstring is
+            return [s]
         if isinstance(s, (ast.Raise, ast.Break, ast.Continue, ast.Delete)):
             return [s]
         for name in ("body", "orelse", "finalbody"):

@@ -199,6 +199,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "alloc_shared": {"shape": (4,)},
         "alloc_fragment": {"shape": (4,)},
         "alloc_local": {"shape": (4,)},
+        "alloc_buffer": {"shape": (4,), "scope": "local"},
         "alloc_var": {"dtype": "int32"},
         "alloc_reducer": {"shape": (4,)},
         "tvm_warp_shuffle": {"mask": 0xFFFFFFFF, "value": t.scalar, "warp_id": 0, "width": 32},

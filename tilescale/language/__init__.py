@@ -38,8 +38,8 @@ _EXPORTS: dict[str, str] = {
     "annotate_consumer_reg_alloc",
     "ops.im2col": "im2col",
     "layout.made": "Layout Fragment",
-    "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global empty view "
-    "reshape",
+    "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
+    "alloc_buffer empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
     "grid parallel",
     "ops.copy": "copy",

@@ -111,6 +111,16 @@ NOTHING = {
             EXTERN.format("d", "T.access_ptr(d)"),
         )
     },
+    "Parallel": {
+        "prefer_async": (
+            "for p, q in T.Parallel(64, 64, prefer_async=True):\n    f[p, q] = x",
+            "for p, q in T.Parallel(64, 64):\n    f[p, q] = x",
+        ),
+        "annotations": (
+            "for p, q in T.Parallel(64, 64, annotations={'a': 1}):\n    f[p, q] = x",
+            "for p, q in T.Parallel(64, 64):\n    f[p, q] = x",
+        ),
+    },
     "evaluate": {"value": ("T.evaluate(x)", "T.evaluate(n)")},
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
     "annotate_producer_reg_dealloc": {"reg_count": ("T.annotate_producer_reg_dealloc(40)", "pass")},
@@ -379,6 +389,14 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "shape": "v = T.alloc_local((8,), 'float32')\nv[0] = x",
             "dtype": "v = T.alloc_local((4,), 'float16')\nv[0] = x",
             "scope": "v = T.alloc_local((4,), 'float32', scope='shared')\nv[0] = x",
+        },
+    ),
+    "alloc_buffer": (
+        "v = T.alloc_buffer((4,), 'float32', 'local')\nv[0] = x",
+        {
+            "shape": "v = T.alloc_buffer((8,), 'float32', 'local')\nv[0] = x",
+            "dtype": "v = T.alloc_buffer((4,), 'float16', 'local')\nv[0] = x",
+            "scope": "v = T.alloc_buffer((4,), 'float32', 'shared')\nv[0] = x",
         },
     ),
     "alloc_var": (
