@@ -14,6 +14,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import effects_of
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -77,7 +78,7 @@ def by_warpgroup(body: Any, builder: bld.Builder) -> Any:
     """The kernel's body with a program for each warpgroup; as it is without T.ws.
 
     Raises:
-        TileSyntaxError: what all threads do stands between T.ws; a fragment of several warpgroups.
+        TileSyntaxError: what all threads do stands between T.ws; a fragment that all threads touch, too.
     """
     return _Groups(builder).kernel(body) if _has(body) else body
 
@@ -100,6 +101,22 @@ def _touched(s: Any) -> set[Any]:
     return found
 
 
+def _is_held(buffer: Any) -> bool:
+    return buffer.ty.storage_scope in _HELD
+
+
+def _written(s: Any) -> set[Any]:
+    """What is written in a statement."""
+    found: set[Any] = set()
+    structural_walk(s, (tirx.BufferStore, lambda x: found.add(x.buffer)))
+
+    def call(c: Any) -> None:
+        found.update(a.region.source for a in effects_of(c) if a.mode != "read")
+
+    structural_walk(s, (ir.Call, call))
+    return found
+
+
 class _Groups:
     def __init__(self, builder: bld.Builder):
         self.builder = builder
@@ -117,37 +134,65 @@ class _Groups:
         marked = [k for k, p in enumerate(parts) if _has(p)]
         front, middle, tail = parts[: marked[0]], parts[marked[0] : marked[-1] + 1], parts[marked[-1] + 1 :]
         groups = sorted({g for p in middle for g in self.groups(p)})
-        owner: dict[Any, int] = {}
-        for g in groups:
-            for buffer in set().union(*(_touched(p) for p in self.of(middle, g))):
-                if buffer.ty.storage_scope in _HELD:
-                    owner[buffer] = -1 if buffer in owner else g
-        around = set().union(*map(_touched, [*front, *tail]), set())
-        for p in [*front, *middle]:
-            if (
-                isinstance(p, tirx.AllocBuffer)
-                and p.buffer in owner
-                and (owner[p.buffer] < 0 or p.buffer in around)
-            ):
+        made = {g: self.of(middle, g) for g in groups}
+        held = {b for parts in made.values() for p in parts for b in _touched(p) if _is_held(b)}
+        written = {b for parts in made.values() for p in parts for b in _written(p)}
+        before, behind = (set().union(*map(_touched, x), set()) for x in (front, tail))
+        allocated = [p for p in [*front, *middle] if isinstance(p, tirx.AllocBuffer)]
+        # what the warpgroups only read is all threads' alike; of what they set each goes on with its own
+        own = [p for p in allocated if p.buffer in held and p.buffer not in before | behind]
+        begun = [p for p in allocated if p.buffer in held & written and p.buffer in before | behind]
+        for p in begun:
+            if p.buffer in behind or p.buffer.ty.storage_scope != "local.var":
                 raise TileSyntaxError(
-                    f"{p.buffer.name} is touched by several warpgroups",
+                    f"{self.builder.renames.get(p.buffer, p.buffer.name)} is set by warpgroups, and touched "
+                    "by all threads of the block, too",
                     loc=loc_of(p.span),
-                    expected="registers of one T.ws, or a tile in shared memory",
+                    expected="registers of T.ws alone, or a tile in shared memory",
                 )
-        own = [p for p in [*front, *middle] if isinstance(p, tirx.AllocBuffer) and p.buffer in owner]
         shared = [p for p in front if p not in own]
         shared += [p for p in middle if isinstance(p, tirx.AllocBuffer) and p not in own]
+        copies, mine = self.copied(begun)
         which = tirx.Var(self.builder.unique("warpgroup"), "int32")
         index = ir.Call("ts.scale_index", [ir.StringImm("warpgroup")], ret_ty=ir.PrimType("int32"))
         span = getattr(middle[0], "span", None)
         chosen: Any = None
         for g in reversed(groups):
             test = tirx.EQ(which, tirx.IntImm("int32", g))
-            chosen = tirx.IfThenElse(test, sequence(self.of(middle, g)), chosen, span)
-        inside = sequence([tirx.Bind(which, index, span), *own, chosen])
+            chosen = tirx.IfThenElse(test, sequence([mine(p) for p in made[g]]), chosen, span)
+        inside = sequence([tirx.Bind(which, index, span), *own, *copies, chosen])
         level = tirx.IntImm("int32", SCALES.index("warpgroup"))
         scale = tirx.AttrStmt(ir.StringImm("warpgroup"), "ts.scale", level, inside, span)
         return sequence([*shared, scale, *tail])
+
+    def copied(self, allocated: list[Any]) -> tuple[list[Any], Any]:
+        """Variables of the warpgroup's own that begin with the block's values, and a function that puts them
+        in the place of those."""
+        zero, made, out = tirx.IntImm("int32", 0), {}, []
+        for p in allocated:
+            name = self.builder.renames.get(p.buffer, p.buffer.name)
+            fresh = tirx.decl_buffer((1,), str(p.buffer.ty.dtype), name, scope="local.var", layout=None)
+            self.builder.renames[fresh] = self.builder.unique(name)
+            made[p.buffer] = fresh
+            out.append(tirx.AllocBuffer(fresh, {}, p.span))
+            out.append(tirx.BufferStore(fresh, tirx.BufferLoad(p.buffer, [zero]), [zero], p.span))
+
+        def load(e: Any) -> Any:
+            return tirx.BufferLoad(made[e.source], list(e.indices)) if e.source in made else e
+
+        def region(r: Any) -> Any:
+            return tirx.BufferRegion(made[r.source], list(r.region)) if r.source in made else r
+
+        def store(s: Any) -> Any:
+            return (
+                tirx.BufferStore(made[s.buffer], s.value, list(s.indices), s.span) if s.buffer in made else s
+            )
+
+        def mine(s: Any) -> Any:
+            s = structural_map(s, (ir.TensorLoad, load))
+            return structural_map(structural_map(s, (ir.TensorRegion, region)), (tirx.BufferStore, store))
+
+        return out, mine
 
     def groups(self, s: Any) -> set[int]:
         found: set[int] = set()

@@ -16,6 +16,7 @@ from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
 from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
+from tilescale.compiler.frontend.conditions import by_condition
 from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.own import threads_own
@@ -297,7 +298,8 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part
         )
     launch, statements = every[part or 0]
     params = [*params, *builder.workspaces.values()]
-    body, rows = threads_own(by_warpgroup(sequence(statements), builder), launch.threads, builder)
+    apart = by_condition(sequence(statements), launch.threads, builder)
+    body, rows = threads_own(by_warpgroup(apart, builder), launch.threads, builder)
     renames = {}
     for old, new in builder.renames.items():
         renames[old] = ir.Var(new, old.ty)

@@ -29,7 +29,9 @@ def set_max_nreg(reg_count: int, is_inc: int | bool) -> None:
         raise TileValueError(
             f"{reg_count} registers", loc=source.current(), expected="a multiple of 8 from 24 to 256"
         )
-    if bld.current().executor != "warpgroup":
+    b = bld.current()
+    branch = b.executor == "block" and any(f.kind == "if" and f.device for f in b.frames)
+    if b.executor != "warpgroup" and not branch:  # of a branch frontend/conditions.py decides
         raise TileSyntaxError(
             "registers move between warpgroups", loc=source.current(), hint='inside T.Scale("warpgroup")'
         )

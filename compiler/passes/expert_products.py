@@ -10,10 +10,14 @@ from typing import Any
 
 from tilescale.compiler.advice import note, reason
 from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
+from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import effects_of, name_of
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
+from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
@@ -31,13 +35,19 @@ def expert_products(program: TileProgram) -> TileProgram:
     if not program.target.group_products:
         return program
 
+    apart = _written_apart(program)
+
     def free(s: Any) -> Any:
         c = s.value
-        return (
-            tirx.Evaluate(wgmma(c, FREE), s.span)
-            if isinstance(c, ir.Call) and _is_plain(c) and "wg_wait" in c.attrs
-            else s
-        )
+        if not isinstance(c, ir.Call) or not _is_plain(c) or "wg_wait" not in c.attrs:
+            return s
+        made = tirx.Evaluate(wgmma(c, FREE), s.span)
+        if str(c.attrs["executor"]) != "warpgroup" or not any(r.source in apart for r in c.args[:2]):
+            return made
+        # who wrote the operands has arrived at the author's barrier, and made no proxy fence in front of that
+        where = {k: c.attrs[k] for k in ("executor", "reach")}
+        fence = ir.Call("ts.fence_proxy_async", [], attrs=where, ret_ty=c.ty, span=s.span)
+        return sequence([tirx.Evaluate(fence, s.span), made])
 
     program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, free)))
     filled = {
@@ -74,6 +84,22 @@ def expert_products(program: TileProgram) -> TileProgram:
         return tirx.Evaluate(wgmma(c, 0), s.span)
 
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
+
+
+def _written_apart(program: TileProgram) -> set[Any]:
+    """Tiles of the block's that threads write in T.Scale below it, where others learn of it by the author's
+    barriers."""
+    found: set[Any] = set()
+    for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
+        if ex.name == "block":
+            continue
+        if isinstance(s, tirx.BufferStore):
+            found.add(s.buffer)
+        elif isinstance(s, tirx.Evaluate) and name_of(s) != "tma_copy":
+            found.update(a.region.source for a in effects_of(s.value) if a.mode != "read")
+        elif (nest := nest_of(s)) is not None:
+            found.update(a.buffer for a in nest.accesses if a.mode != "read")
+    return {b for b in found if b.ty.storage_scope == "shared"}
 
 
 def _is_plain(call: Any) -> bool:

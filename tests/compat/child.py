@@ -413,6 +413,11 @@ def compile_only(events: Events, build: bool) -> None:
         return make(outer or func.func, (id(func), outputs), func.trace, outputs)
 
     def factory(self: Any, args: Any, kwargs: Any) -> Any:
+        if any(isinstance(a, Anything) for a in (*args, *kwargs.values())):
+            events.say(
+                kind="note", text=f"{self.func.__name__} was made with what depends on a tensor's values"
+            )
+            return Anything()
         try:
             made = self.prim_func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # the table has it

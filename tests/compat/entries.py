@@ -59,6 +59,12 @@ ENTRIES: dict[str, tuple[str, ...]] = {
         f"flashattn_bwd_atomic_add({_VARLEN})",
         f"flashattn_bwd_split({_VARLEN})",
     ),
+    "flash_decoding/example_gqa_decode_varlen_logits.py": (
+        "flashattn(4, 16, 8, 512, 1024, 128, False)",
+        "flashattn(4, 16, 8, 512, 1024, 128, True)",
+    ),
+    "linear_attention/example_linear_attn_bwd.py": ("tl_fused_chunk_bwd_kernel(1, 512, 4, 64, 64)",),
+    "linear_attention/example_linear_attn_fwd.py": ("tl_fused_chunk_fwd_kernel(1, 512, 4, 64, 64)",),
     "gemm/example_gemm_advanced_autotune.py": (
         'get_best_config(1024, 1024, 1024, False, "event", "auto", True, False, 20)',
     ),

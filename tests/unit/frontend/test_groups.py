@@ -84,6 +84,8 @@ def refusing(how: str) -> Any:
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=96 if how == "threads" else 256):
             f, s = T.alloc_fragment((64,), "float32"), T.alloc_shared((64,), "float32")
+            if how == "all":
+                T.clear(f)
             if how == "number":
                 with T.ws(2):
                     T.clear(f)
@@ -96,8 +98,6 @@ def refusing(how: str) -> Any:
             if how == "between":
                 T.copy(A, s)
             with T.ws(1):
-                if how == "both":
-                    T.clear(f)
                 T.clear(s)
 
     return kernel
@@ -110,7 +110,7 @@ def refusing(how: str) -> Any:
         ("threads", TileValueError, "a block of 96 threads"),
         ("scale", TileSyntaxError, "in T.Scale"),
         ("between", TileSyntaxError, "all threads of the block do this"),
-        ("both", TileSyntaxError, "touched by several warpgroups"),
+        ("all", TileSyntaxError, "f is set by warpgroups, and touched by all threads of the block, too"),
     ],
 )
 def test_refusals(how: str, kind: type[Exception], message: str):

@@ -59,6 +59,7 @@ EXTERN = (
     "d, e = T.alloc_local((4,), 'int8'), T.alloc_local((4,), 'int8')\nT.clear(d)\nT.clear(e)\n"
     "T.import_source('void {}();')\nT.call_extern('f', {})"
 )
+PTX_COPY = 'T.ptx_cp_async(T.access_ptr({}, "w", {}), T.access_ptr({}, "r", {}), {})'
 DP4A = "d, q = T.alloc_local((8,), 'int8'), T.alloc_local((2,), 'int32')\nT.clear(d)\nT.clear(q)\nT.dp4a({}, {}, {})"
 RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
@@ -279,6 +280,33 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "A": DP4A.format("d[4]", "d[4]", "q[0]"),
             "B": DP4A.format("d[0]", "d[0]", "q[0]"),
             "C": DP4A.format("d[0]", "d[4]", "q[1]"),
+        },
+    ),
+    "ptx_cp_async": (
+        PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, 8),
+        {
+            "dst_access_ptr": PTX_COPY.format("h[1, 0]", 8, "H[0, 0]", 8, 8),
+            "src_access_ptr": PTX_COPY.format("h[0, 0]", 8, "H[1, 0]", 8, 8),
+            "num_elems": PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, 4),
+        },
+    ),
+    "ptx_commit_group": ("T.ptx_commit_group()", {}),
+    "ptx_wait_group": ("T.ptx_wait_group(1)", {"num": "T.ptx_wait_group(0)"}),
+    "cp_async_barrier_noinc": (
+        "T.cp_async_barrier_noinc(ms[0])",
+        {"barrier": "T.cp_async_barrier_noinc(ms[1])"},
+    ),
+    "wgmma_gemm": (
+        "T.wgmma_gemm(h, g, f)",
+        {
+            "A": "T.wgmma_gemm(g, g, f)",
+            "B": "T.wgmma_gemm(h, h, f)",
+            "C": "q = T.alloc_fragment((64, 64), 'float32')\nT.wgmma_gemm(h, g, q)",
+            "transpose_A": "T.wgmma_gemm(h, g, f, transpose_A=True)",
+            "transpose_B": "T.wgmma_gemm(h, g, f, transpose_B=True)",
+            "policy": "T.wgmma_gemm(h, g, f, policy=T.GemmWarpPolicy.FullRow)",
+            "clear_accum": "T.wgmma_gemm(h, g, f, clear_accum=True)",
+            "annotations": "T.wgmma_gemm(h, g, f, annotations={'a': 1})",
         },
     ),
     "rng_init": (
