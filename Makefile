@@ -13,13 +13,14 @@ JOBS ?= 2
 ARGS ?=
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet
+PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet --no-compile
 
 .PHONY: demo test test-all bench lint types install clean
 
+# Bytecode is made of what is imported, when it is first: pip would spend half a minute on all of torch and transformers.
 # Tests start some two hundred Pythons, each of which would compile all sources again where bytecode is switched off.
-test test-all: export PYTHONDONTWRITEBYTECODE :=
-test test-all: export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/.bytecode
+demo test test-all bench: export PYTHONDONTWRITEBYTECODE :=
+demo test test-all bench: export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/.bytecode
 
 demo: $(VENV)/.run
 	$(VENV)/bin/tilescale launch -n $(RANKS) $(DEMO) $(ARGS)
@@ -43,7 +44,10 @@ types: $(VENV)/.test
 	@ln -s $(CURDIR)/tilescale/* $(CURDIR)/compiler $(CURDIR)/comm $(CURDIR)/launch .types/tilescale/
 	cd .types && $(abspath $(PY)) -m mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p tilescale
 
+# For people who start Python themselves, perhaps with bytecode switched off: everything, on all cores. Some packages hold
+# templates that are no Python, which is no error.
 install: $(VENV)/.run
+	-@$(PY) -m compileall -qq -j 0 $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 clean:
 	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

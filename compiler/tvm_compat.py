@@ -144,6 +144,11 @@ def same_expression(a: Any, b: Any) -> bool:
 is_expr = ir.is_prim_expr
 
 
+#: the classes of expressions with two operands, ``a`` and ``b``
+BINARY = (
+    "Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "LT", "LE", "GT",
+    "GE", "EQ", "NE", "And", "Or", "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor",
+)  # fmt: skip
 #: names of operations that passes look for; asked of TVM, since its namespaces are no contract
 IF_THEN_ELSE: str = tirx.if_then_else(
     tirx.Var("c", "bool"), tirx.Var("x", "int32"), tirx.Var("y", "int32")

@@ -105,11 +105,11 @@ def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> 
         tune(op, shape, arguments, plan, group)
     calls = variants(op, shape, arguments, group, plan["every_way"])
     worst = torch.tensor([0.0], dtype=torch.float64, device=device)
-    for k, arguments_of_set in enumerate(arguments):
-        del arguments_of_set
-        worst = worst.maximum(
-            torch.tensor(different(op.seen(calls["ours"][k]()), calls["library"][k]())).to(worst)
-        )
+    for k, drawn in enumerate(arguments):
+        ours = op.seen(calls["ours"][k]()) if op.same else op.run(**drawn)
+        worst = worst.maximum(torch.tensor(different(ours, calls["library"][k]())).to(worst))
+    if not op.same:
+        calls["ours"] = [op.call(a) for a in arguments]  # those before are behind other calls now
     torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX, group=group)
     times = measure.measure(calls, device, plan["replays"], group)
     us = {name: measure.spread(seconds) for name, seconds in times.items()}

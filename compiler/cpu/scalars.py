@@ -13,38 +13,19 @@ from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ops import team
-from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import (
+    BINARY,
+    EXTERN_CALLS,
+    IF_THEN_ELSE,
+    REINTERPRET,
+    ir,
+    structural_walk,
+    tirx,
+)
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
 
 Expr = Any
-
-_BINARY = (
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Mod",
-    "FloorDiv",
-    "FloorMod",
-    "Min",
-    "Max",
-    "LT",
-    "LE",
-    "GT",
-    "GE",
-    "EQ",
-    "NE",
-    "And",
-    "Or",
-    "LShift",
-    "RShift",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-)
-
-
 _CLASSES = {"ts.math.isnan": tirx.GT, "ts.math.isinf": tirx.EQ, "ts.math.isfinite": tirx.LT}
 _COMPARISONS = ("LT", "LE", "GT", "GE", "EQ", "NE")
 
@@ -67,7 +48,7 @@ class Scalars:
         method = getattr(self, "_x_" + type(e).__name__, None)
         if method is None:
             kind = type(e).__name__
-            if kind in _BINARY:
+            if kind in BINARY:
                 return self._pair(e)
             raise InternalError(f"no CPU lowering for the expression {kind}: {e}")
         return method(e)

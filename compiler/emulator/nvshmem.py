@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator.copies import EmulationError
-from tilescale.compiler.emulator.memory import Block, Memory, Pointer, Several, load
+from tilescale.compiler.emulator.memory import Block, Memory, Pointer, Several, inside, touched
 
 LEFT = "a put by NVSHMEM is under way when its block ends: no quiet completes it"
 
@@ -89,11 +89,10 @@ def _put(b: Block, m: Any, to: Pointer, frm: Pointer, size: Any, row: Any, threa
     for lanes in _movers(b, m, row, thread, threads):
         there, here = _cells(m, to, size, lanes), _cells(m, frm, size, lanes)
         issuer = int(lanes[0])
-        some = np.zeros(m.shape, bool)
-        some[issuer] = True
         target, source = _own(to.memory, lanes), _own(frm.memory, lanes)
-        for cell in here:  # what the executor's threads stored there and did not meet behind is a race
-            load(b, some, source, np.full(m.shape, cell), 1)
+        if len(here):  # what the executor's threads stored there and did not meet behind is a race
+            inside(source, int(here[0]), int(here[-1]), 1)
+            touched(b, source, here[:1], here[None], np.array([issuer]), writes=False)
         rank, name = world.place(task, target)
         arrive = functools.partial(_moved, world.arrays[rank][name], there, source.data, here)
         put = Put(issuer, arrive, world.stored(b, issuer, target, there))

@@ -9,34 +9,10 @@ from tilescale.compiler.gpu.state import State
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ops import team
-from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
+from tilescale.compiler.tvm_compat import BINARY, IF_THEN_ELSE, ir, tirx
 from tilescale.errors import InternalError
 
 _LEAVES = ("IntImm", "FloatImm", "StringImm")
-_BINARY = (
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Mod",
-    "FloorDiv",
-    "FloorMod",
-    "Min",
-    "Max",
-    "LT",
-    "LE",
-    "GT",
-    "GE",
-    "EQ",
-    "NE",
-    "And",
-    "Or",
-    "LShift",
-    "RShift",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-)
 
 
 class Scalars(State):
@@ -51,7 +27,7 @@ class Scalars(State):
             return self.load(e)
         if kind in _LEAVES:
             return e
-        if kind in _BINARY:
+        if kind in BINARY:
             a, b = self.scalar(e.a), self.scalar(e.b)
             if (
                 kind == "FloorMod"

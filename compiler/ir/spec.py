@@ -208,8 +208,10 @@ class Verifier:
         structural_walk(func.body, (KINDS, nodes.append))
         judged = self._judged.setdefault(level, {})
         fresh = [n for n in nodes if hash(n) not in judged]
+        kinds = _by_kind(fresh)
         for rule in (r for r in RULES if level in r.levels):
-            bad = next((n for n in fresh if isinstance(n, rule.kind) and not rule.holds(n)), None)
+            of_rule = (n for kind, some in kinds.items() if issubclass(kind, rule.kind) for n in some)
+            bad = next((n for n in of_rule if not rule.holds(n)), None)
             if bad is not None:
                 place = loc_of(getattr(bad, "span", None))
                 raise InternalError(
@@ -217,9 +219,18 @@ class Verifier:
                 )
         judged |= {hash(n): n for n in fresh}
         if level != THREAD:
-            _defined_once(func, nodes, level, after)
+            _defined_once(func, _by_kind(nodes), level, after)
         if level == SCHEDULED:
-            _roles_and_rings(func, after)
+            _roles_and_rings(func, nodes, after)
+
+
+def _by_kind(nodes: list[Any]) -> dict[type, list[Any]]:
+    """Nodes by their class: there are many nodes for each rule, and to ask each whether it is of the rule's
+    kind took longer than the rules."""
+    kinds: dict[type, list[Any]] = {}
+    for n in nodes:
+        kinds.setdefault(type(n), []).append(n)
+    return kinds
 
 
 def verify(func: Any, level: str, after: str) -> None:
@@ -231,33 +242,31 @@ def verify(func: Any, level: str, after: str) -> None:
     Verifier().verify(func, level, after)
 
 
-def _defined_once(func: Any, nodes: list[Any], level: str, after: str) -> None:
-    """Every variable has one definition, and every buffer that is used is a parameter or allocated."""
-    seen = [n.var for n in nodes if isinstance(n, tirx.Bind)]
-    seen += [n.loop_var for n in nodes if isinstance(n, tirx.For)]
-    seen += [n.buffer for n in nodes if isinstance(n, tirx.AllocBuffer)]
-    if len(set(seen)) != len(seen):
-        twice = next(v for k, v in enumerate(seen) if v in seen[:k])
+def _defined_once(func: Any, kinds: dict[type, list[Any]], level: str, after: str) -> None:
+    """Every variable has one definition, and every buffer that is used is a parameter or allocated. They are
+    told apart by address: an expression's == makes another expression."""
+    seen = [n.var for n in kinds.get(tirx.Bind, ())]
+    seen += [n.loop_var for n in kinds.get(tirx.For, ())]
+    seen += [n.buffer for n in kinds.get(tirx.AllocBuffer, ())]
+    at = list(map(hash, seen))
+    if len(set(at)) != len(at):
+        twice = next(v for k, v in enumerate(seen) if at[k] in at[:k])
         raise InternalError(f"after {after}: {twice.name} is defined twice at the {level} level")
-    known = {*seen, *func.params, *(n.buffer for n in nodes if isinstance(n, tirx.DeclBuffer))}
-    unknown = next(
-        (n for n in nodes if isinstance(n, (ir.TensorRegion, ir.TensorLoad)) and n.source not in known), None
-    )
+    known = {*at, *map(hash, func.params), *(hash(n.buffer) for n in kinds.get(tirx.DeclBuffer, ()))}
+    used = (n for kind in (ir.TensorRegion, ir.TensorLoad) for n in kinds.get(kind, ()))
+    unknown = next((n for n in used if hash(n.source) not in known), None)
     if unknown is not None:
         raise InternalError(
             f"after {after}: {unknown.source.name} is used and never allocated", loc=loc_of(unknown.span)
         )
 
 
-def _roles_and_rings(func: Any, after: str) -> None:
+def _roles_and_rings(func: Any, nodes: list[Any], after: str) -> None:
     """Roles are not nested, a producer has a consumer, and a ring's tokens are complete: one role fills it,
     one reads it (the same, or a producer and a consumer), each with a counter that no other role touches."""
     tokens: dict[int, dict[str, set[str]]] = {}
     counters: dict[Any, set[str]] = {}
-    regions: list[Any] = []
-    structural_walk(
-        func.body, (tirx.AttrStmt, lambda s: regions.append(s) if s.attr_key == "ts.role" else None)
-    )
+    regions = [n for n in nodes if isinstance(n, tirx.AttrStmt) and n.attr_key == "ts.role"]
 
     def broken(what: str, node: Any) -> InternalError:
         return InternalError(

@@ -363,7 +363,9 @@ def _shown(at: Sequence[Any]) -> str:
 def _refuse_twice(shape: tuple[int, ...], values: list[Any], what: str, place: Callable[[Any], str]) -> None:
     """No two elements lie in one place."""
     at = np.stack([v.ravel() for v in values], 1)
-    _, first, number = np.unique(at, axis=0, return_index=True, return_inverse=True)
+    # Rows are compared as strings of bytes, slowly: one column is compared as the numbers that it has.
+    lone = at[:, 0] if len(values) == 1 else at
+    _, first, number = np.unique(lone, axis=0, return_index=True, return_inverse=True)
     again = np.flatnonzero(first[number.ravel()] != np.arange(len(at)))
     if len(again):
         b = int(again[0])

@@ -120,8 +120,18 @@ def steady(program: TileProgram, wait: Any) -> bool:
 
 def root(stmt: Any, buffer: Any) -> Any:
     """The buffer of which ``buffer`` is a view within ``stmt``, itself where it is none."""
+    return root_in(views(stmt), buffer)
+
+
+def views(stmt: Any) -> dict[Any, Any]:
+    """The views that a statement declares, and what each is a view of."""
     bases: dict[Any, Any] = {}
     structural_walk(stmt, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
+    return bases
+
+
+def root_in(bases: dict[Any, Any], buffer: Any) -> Any:
+    """The buffer of which ``buffer`` is a view by ``bases``, itself where it is none."""
     while buffer in bases:
         buffer = bases[buffer]
     return buffer
@@ -131,9 +141,10 @@ def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
     """A buffer of ``buffers`` that a statement writes in its own rank's memory, in its own name; None where
     there is none."""
     found: list[Any] = []
+    bases = views(stmt)
 
     def note(buffer: Any) -> None:
-        if (whole := root(stmt, buffer)) in buffers:
+        if (whole := root_in(bases, buffer)) in buffers:
             found.append(whole)
 
     for call in calls(stmt):
@@ -155,12 +166,17 @@ def known_early(program: TileProgram, stmt: Any, own: set[Any], written: set[Any
     """
     written = written_buffers(program) if written is None else written
     bad: list[Any] = []
+    bases: list[dict[Any, Any]] = []
 
     def load(e: Any) -> None:
-        scope = e.source.ty.storage_scope
-        if e.source not in own and (
-            scope not in ("global", "global.symm") or root(program.func.body, e.source) in written
-        ):
+        if e.source in own:
+            return
+        if e.source.ty.storage_scope not in ("global", "global.symm"):
+            bad.append(e)
+            return
+        if not bases:
+            bases.append(views(program.func.body))
+        if root_in(bases[0], e.source) in written:
             bad.append(e)
 
     structural_walk(stmt, (ir.TensorLoad, load))

@@ -13,6 +13,7 @@ from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.passes import pipeline
 
 #: the examples of one rank, and for which constants they are compiled
@@ -97,11 +98,16 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
     return list(made.values())
 
 
-def compiled(prim: Any, arch: str) -> Any:
-    """A kernel's cubin, by nvcc. What is compiled here is as fast as its author could write it: nothing
-    advises otherwise, but to pad the rows of a case that has odd ones on purpose."""
+def printed(prim: Any, arch: str) -> Printed:
+    """A kernel's code. What is printed here is as fast as its author could write it: nothing advises
+    otherwise, but to pad the rows of a case that has odd ones on purpose."""
     program, _ = pipeline.run(prim.trace(), target(arch))
     assert not [n for n in program.notes if isinstance(n, Advice) and "padded to rows" not in n.hint], (
         program.notes
     )
-    return toolchain.compile_cubin(print_kernel(Lowering(program).run()), arch)
+    return print_kernel(Lowering(program).run())
+
+
+def compiled(prim: Any, arch: str) -> toolchain.Cubin:
+    """A kernel's cubin."""
+    return toolchain.compile_cubin(printed(prim, arch), arch)

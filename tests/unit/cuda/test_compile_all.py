@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cuda import sass
-from tests.unit.cuda.corpus import cases_of_ops, compiled, kernels, kernels_of_case
+from tests.unit.cuda.corpus import cases_of_ops, kernels, kernels_of_case, printed
 from tilescale.compiler.cuda import toolchain
 
 ARCHS = ("sm_90a", "sm_80")
@@ -26,10 +26,14 @@ def compiler(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
 
 
 def judge(kernel: Any, arch: str) -> None:
-    made = compiled(kernel, arch)
+    code = printed(kernel, arch)
+    made = toolchain.compile_cubin(code, arch)
     assert (made.resources.spill_stores or 0) <= (0 if arch == "sm_90a" else SPILLED), made.resources
     assert not made.serialised, made.messages
-    if arch == "sm_90a" and sass.find_nvdisasm() is not None:
+    # What sass finds is about products of warpgroups, and local memory, which is counted in the stack. To start
+    # nvdisasm takes as long as to compile a kernel.
+    suspect = made.resources.stack or "wgmma.mma_async" in code.text
+    if arch == "sm_90a" and suspect and sass.find_nvdisasm() is not None:
         assert sass.faults(sass.disassembled(made.code)) == []
 
 

@@ -23,16 +23,17 @@ def zeros(*shape: int) -> Any:
     return np.zeros(shape, np.int64)
 
 
+@pytest.mark.parametrize("givers", [0, 1])
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("world, n, m", [(2, 320, 320), (3, 44, 20)])
-def test_gather(world: int, n: int, m: int, direct: bool):
-    kernel = flat_kernels.gather(world=world, dtype="int32", align=4, direct=direct, **FLAT)
+def test_gather(world: int, n: int, m: int, direct: bool, givers: int):
+    kernel = flat_kernels.gather(world=world, dtype="int32", align=4, direct=direct, givers=givers, **FLAT)
     args = []
     for r in range(world):
         given = {
             "A": data((n if r < world - 1 else m,), "int32", r),
             "G": empty((world, n), "int32"),
-            "arrived": zeros(world, 2),
+            "arrived": zeros(world, givers or 2),
         }
         args.append(given if direct else {**given, "C": empty((world, n), "int32")})
     agree_on_ranks(kernel, args)
@@ -103,16 +104,16 @@ def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
 SUMS = {**FLAT, "P": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
 
 
-@pytest.mark.parametrize("bias, activation", [(0, ""), (20, "relu")])
+@pytest.mark.parametrize("bias, activation, givers", [(0, "", 0), (20, "relu", 1)])
 @pytest.mark.parametrize("world, n, last", [(2, 320, 320), (3, 100, 40)])
-def test_scatter_sum(world: int, n: int, last: int, bias: int, activation: str):
-    kernel = flat_kernels.scatter_sum(world=world, bias=bias, activation=activation, **SUMS)
+def test_scatter_sum(world: int, n: int, last: int, bias: int, activation: str, givers: int):
+    kernel = flat_kernels.scatter_sum(world=world, bias=bias, activation=activation, givers=givers, **SUMS)
     args = [
         {
             "X": data(((world - 1) * n + last,), "bfloat16", r),
             "parts": empty((world, n), "bfloat16"),
             "add": data((max(1, bias),), "bfloat16", 9),
-            "arrived": zeros(2),
+            "arrived": zeros(world, givers or 2),
             "C": empty((n if r < world - 1 else last,), "bfloat16"),
         }
         for r in range(world)

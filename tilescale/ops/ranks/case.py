@@ -48,6 +48,7 @@ class RankOp:
         peers: name → from a rank's arguments and a torch process group a call without any. Raises
             NotImplementedError where the backend or the machine has no such thing.
         timed: where ``run`` is more than what people call: (that, with ``out=``) → the call that is measured.
+        same: whether that call gives what ``run`` gives; else peers are compared with ``run``.
         seen: what such a call gave → a tensor, to be compared with a peer's.
         alike: whether all ranks get the same bits.
         alone: from a rank's arguments a call of what a GPU computes without any communication, or None.
@@ -71,6 +72,7 @@ class RankOp:
     shape_of: Callable[..., dict[str, Any]] = lambda world, **shape: shape
     asked: Callable[[dict[str, Any]], dict[str, Any]] = dict
     timed: Callable[..., Callable[[], Any]] | None = None
+    same: bool = True
     seen: Callable[[Any], Any] = lambda given: given
     alike: bool = False
     flops: Callable[..., float] = lambda **_: 0.0

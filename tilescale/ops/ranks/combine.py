@@ -8,12 +8,13 @@ same bits.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import ROUNDING, Case, Expected, expected, summed
@@ -143,14 +144,18 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     return found
 
 
+#: the latest dispatch of what is timed
+_latest: weakref.WeakKeyDictionary[Team, Dispatched] = weakref.WeakKeyDictionary()
+
+
 def timed(
     out: torch.Tensor | None = None, blocks: int | None = None, **drawn: Any
 ) -> Callable[[], torch.Tensor]:
-    """The call that is timed, its dispatch and experts made before, and what the next dispatch overwrites
-    kept."""
+    """The call that is timed, its dispatch and experts made before. A combine needs the group's latest
+    dispatch, so that of the last set serves all of them: each moves its own rows, to the same places."""
     y, sent = answered(**drawn)
-    sent = replace(sent, meta=sent.meta.clone())
-    return lambda: moe_combine(y, sent, out=out, blocks=blocks)
+    _latest[sent.team] = sent
+    return lambda: moe_combine(y, _latest[sent.team], out=out, blocks=blocks)
 
 
 def by_library(
@@ -208,4 +213,5 @@ OP = RankOp(
     peers={"library": by_library},
     remote=experts.remote,
     timed=timed,
+    same=False,
 )

@@ -25,50 +25,62 @@ def pieces_of(extent: Any, Q: int, block: Any, blocks: int) -> Any:
     return T.max(0, T.ceildiv(T.ceildiv(extent, Q) - block, blocks))
 
 
-def gather(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, direct: bool) -> Any:
+def shares(b: Any, blocks: int, givers: int) -> tuple[Any, int, Any, int]:
+    """A block's number among those that put, how many they are, and the same of those that take what arrives:
+    all do both, or the first ``givers`` put, so that the links are busy while the others write."""
+    return (b, givers, b - givers, blocks - givers) if givers else (b, blocks, b, blocks)
+
+
+def gather(
+    world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, direct: bool, givers: int = 0
+) -> Any:
     """C[r] = rank r's A. A (m,), C (world, n): m ≤ n, both known to the call, multiples of ``align``.
-    ``direct``: C is G, which peers reach; else what arrives in G is copied on."""
+    ``direct``: C is G, which peers reach; else what arrives in G is copied on. ``givers``: `shares`."""
     n, m = T.dynamic("n", multiple_of=align), T.dynamic("m", multiple_of=align)
 
     @T.macro
     def body(A, G, arrived, C):
         with T.Kernel(blocks, threads=threads) as b:
+            put, puts, take, takes = shares(b, blocks, givers)
             with T.Scale("device") as (rank, size):
-                for hop in T.serial(1, size):
-                    for p in T.serial(pieces_of(n, Q, b, blocks)):
-                        at = (p * blocks + b) * Q
-                        T.copy(
-                            A[at : at + Q],
-                            G[rank, at : at + Q],
-                            dst=(rank + hop) % size,
-                            signal=arrived[rank, b],
-                            blocking=False,
-                        )
-                for p in T.serial(pieces_of(n, Q, b, blocks)):
-                    at = (p * blocks + b) * Q
-                    T.copy(A[at : at + Q], (G if direct else C)[rank, at : at + Q])
-                for hop in T.serial(1, size):
-                    source = (rank - hop + size) % size
-                    if direct:
-                        T.wait(arrived[source, b], pieces_of(n, Q, b, blocks))
-                    else:
-                        for p in T.serial(pieces_of(n, Q, b, blocks)):
-                            at = (p * blocks + b) * Q
-                            T.wait(arrived[source, b], p + 1)
-                            T.copy(G[source, at : at + Q], C[source, at : at + Q])
+                if put < puts:
+                    for p in T.serial(pieces_of(n, Q, put, puts)):
+                        at = (p * puts + put) * Q
+                        for hop in T.serial(1, size):
+                            T.copy(
+                                A[at : at + Q],
+                                G[rank, at : at + Q],
+                                dst=(rank + hop) % size,
+                                signal=arrived[rank, put],
+                                blocking=False,
+                            )
+                if take >= 0:
+                    for p in T.serial(pieces_of(n, Q, take, takes)):
+                        at = (p * takes + take) * Q
+                        T.copy(A[at : at + Q], (G if direct else C)[rank, at : at + Q])
+                    for p in T.serial(pieces_of(n, Q, take, takes)):
+                        piece = p * takes + take
+                        at = piece * Q
+                        for hop in T.serial(1, size):
+                            source = (rank - hop + size) % size
+                            T.wait(arrived[source, piece % puts], piece // puts + 1)
+                            if not direct:
+                                T.copy(G[source, at : at + Q], C[source, at : at + Q])
 
     @T.prim_func
     def all_gather(
         A: T.Tensor((m,), dtype),
         G: T.SymmTensor((world, n), dtype),
-        arrived: T.Signal((world, blocks)),
+        arrived: T.Signal((world, givers or blocks)),
         C: T.Tensor((world, n), dtype),
     ):
         body(A, G, arrived, C)
 
     @T.prim_func
     def all_gather_direct(
-        A: T.Tensor((m,), dtype), G: T.SymmTensor((world, n), dtype), arrived: T.Signal((world, blocks))
+        A: T.Tensor((m,), dtype),
+        G: T.SymmTensor((world, n), dtype),
+        arrived: T.Signal((world, givers or blocks)),
     ):
         body(A, G, arrived, None)
 
@@ -88,22 +100,24 @@ def hand_out(
                 A[owner * n + at : owner * n + at + Q],
                 parts[rank, at : at + Q],
                 dst=owner,
-                signal=given[b],
+                signal=given,
                 blocking=blocking,
             )
 
 
 @T.macro
-def add_parts(parts: Any, own: Any, own_at: Any, at: Any, P: int, rank: Any, size: Any, part: Any, acc: Any):
-    """acc = Σ over ranks, in order, of parts[r, at : at + P], of which this rank's are own[own_at …]."""
-    T.clear(acc)
-    for r in T.serial(size):
+def add_parts(parts: Any, own: Any, own_at: Any, at: Any, P: int, rank: Any, part: Any, acc: Any):
+    """acc = Σ over ranks, in order, of parts[r, at : at + P], of which this rank's are own[own_at …]. Each
+    rank's numbers have registers of their own in ``part``, so that all are read at once."""
+    for r in range(len(part)):
         if r == rank:
-            T.copy(own[own_at : own_at + P], part)
+            T.copy(own[own_at : own_at + P], part[r])
         else:
-            T.copy(parts[r, at : at + P], part)
+            T.copy(parts[r, at : at + P], part[r])
+    T.clear(acc)
+    for r in range(len(part)):
         for i in T.Parallel(P):
-            acc[i] += T.cast(part[i], acc.dtype)
+            acc[i] += T.cast(part[r][i], acc.dtype)
 
 
 @T.macro
@@ -117,10 +131,10 @@ def finished(acc: Any, add: Any, at: Any, activation: str):
 
 def scatter_sum(
     world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
-    activation: str,
+    activation: str, givers: int = 0,
 ) -> Any:  # fmt: skip
     """C = act(Σ over ranks of their X[rank · n …] + bias). X (t,), parts (world, n), C (m,): m ≤ n, t ≤
-    world · n. ``bias``: so many numbers, again and again; 0: none."""
+    world · n. ``bias``: so many numbers, again and again; 0: none. ``givers``: `shares`."""
     n, m, t = (T.dynamic(x, multiple_of=align) for x in "nmt")
 
     @T.prim_func
@@ -128,20 +142,27 @@ def scatter_sum(
         X: T.Tensor((t,), dtype),
         parts: T.SymmTensor((world, n), dtype),
         add: T.Tensor((max(1, bias),), out),
-        arrived: T.Signal((blocks,)),
+        arrived: T.Signal((world, givers or blocks)),
         C: T.Tensor((m,), out),
     ):
         with T.Kernel(blocks, threads=threads) as b:
-            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), added_as(dtype))
+            put, puts, take, takes = shares(b, blocks, givers)
+            part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
+            acc = T.alloc_fragment((P,), added_as(dtype))
             with T.Scale("device") as (rank, size):
-                hand_out(X, parts, n, Q, b, blocks, rank, size, arrived, False)
-                T.wait(arrived[b], pieces_of(n, Q, b, blocks) * (size - 1))
-                for p, s in T.grid(pieces_of(m, Q, b, blocks), Q // P):
-                    at = (p * blocks + b) * Q + s * P
-                    if at < m:
-                        add_parts(parts, X, rank * n + at, at, P, rank, size, part, acc)
-                        finished(acc, add if bias else None, at, activation)
-                        T.copy(acc, C[at])
+                if put < puts:
+                    hand_out(X, parts, n, Q, put, puts, rank, size, arrived[rank, put], False)
+                if take >= 0:
+                    for p in T.serial(pieces_of(n, Q, take, takes)):
+                        piece = p * takes + take
+                        for hop in T.serial(1, size):
+                            T.wait(arrived[(rank - hop + size) % size, piece % puts], piece // puts + 1)
+                        for s in T.serial(Q // P):
+                            at = piece * Q + s * P
+                            if at < m:
+                                add_parts(parts, X, rank * n + at, at, P, rank, part, acc)
+                                finished(acc, add if bias else None, at, activation)
+                                T.copy(acc, C[at])
 
     return reduce_scatter
 
@@ -157,7 +178,8 @@ def one_shot(
     @T.macro
     def body(A, parts, add, arrived, C):
         with T.Kernel(blocks, threads=threads) as b:
-            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), added_as(dtype))
+            part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
+            acc = T.alloc_fragment((P,), added_as(dtype))
             with T.Scale("device") as (rank, size):
                 for p in T.serial(pieces_of(t, Q, b, blocks)):
                     at = (p * blocks + b) * Q
@@ -172,7 +194,7 @@ def one_shot(
                 for p, s in T.grid(pieces_of(t, Q, b, blocks), Q // P):
                     at = (p * blocks + b) * Q + s * P
                     if at < t:
-                        add_parts(parts, A, at, at, P, rank, size, part, acc)
+                        add_parts(parts, A, at, at, P, rank, part, acc)
                         finished(acc, add if bias else None, at, activation)
                         T.copy(acc, C[at])
 
@@ -237,15 +259,16 @@ def two_shot(
     @T.macro
     def body(A, parts, sums, add, given, done, C):
         with T.Kernel(blocks, threads=threads) as b:
-            part, acc = T.alloc_fragment((P,), dtype), T.alloc_fragment((P,), added_as(dtype))
+            part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
+            acc = T.alloc_fragment((P,), added_as(dtype))
             whole = T.alloc_fragment((P,), out)
             with T.Scale("device") as (rank, size):
-                hand_out(A, parts, n, Q, b, blocks, rank, size, given, inplace)
+                hand_out(A, parts, n, Q, b, blocks, rank, size, given[b], inplace)
                 T.wait(given[b], pieces_of(n, Q, b, blocks) * (size - 1))
                 for p in T.serial(pieces_of(n, Q, b, blocks)):
                     for s in T.serial(Q // P):
                         at = (p * blocks + b) * Q + s * P
-                        add_parts(parts, A, rank * n + at, at, P, rank, size, part, acc)
+                        add_parts(parts, A, rank * n + at, at, P, rank, part, acc)
                         finished(acc, add if bias else None, rank * n + at, activation)
                         T.copy(acc, whole)
                         T.copy(whole, C[rank * n + at])

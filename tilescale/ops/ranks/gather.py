@@ -105,12 +105,12 @@ def gathered(
     size = whole.shape[0] // team.size * inner
     kind, align = flat.words(size, rows * inner)
     a, c = flat.row(x, kind), flat.row(whole, kind).view(team.size, -1)
-    cut = flat.cut(size, a.element_size(), flat.multiprocessors(x.device, blocks))
+    cut = flat.cut(size, a.element_size(), flat.multiprocessors(x.device, blocks), team.size)
     space = workspace(team)
     direct = symmetric(whole, team)
     what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
-    what |= {"dtype": host.dtype_name(a), "align": align, "direct": direct}
-    arrived = space.counters(team.size, cut.blocks)
+    what |= {"dtype": host.dtype_name(a), "align": align, "direct": direct, "givers": cut.givers}
+    arrived = space.counters(team.size, cut.givers or cut.blocks)
     if direct:
         host.launch(gather, (a, c, arrived), **what)
     else:

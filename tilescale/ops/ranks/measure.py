@@ -1,7 +1,9 @@
 """How calls of several ranks are timed: ours, peers and what computes alone by one harness.
 
 A variant is a list of calls, one for each set of arguments; the sets take more than twice a GPU's L2 cache
-together, so that no call finds its inputs there. On GPUs the calls of a variant are captured in a CUDA graph.
+together, so that no call finds its inputs there. Of small arguments there are `MOST` sets: a graph has one
+call of each, and before a replay other bytes fill the L2 cache. On GPUs the calls of a variant are captured in
+a CUDA graph.
 Before each replay the ranks meet on the device, behind a pause in which every host submits; so no rank waits
 for another one's host inside the timing, and flags, the clearing of counters, a launch's end and all copies
 are inside. A figure is the median over replays of the slowest rank's time. Replays of all variants take
@@ -30,6 +32,8 @@ from tilescale.jit import compile
 TRAFFIC = 128 << 20
 #: calls in a graph at least; cycles of the pause in front of a replay, some 200 µs
 CALLS, PAUSE = 8, 400_000
+#: sets of arguments at most
+MOST = 32
 
 Call = Callable[[], Any]
 
@@ -43,7 +47,9 @@ def size(value: Any) -> int:
 
 def sets(arguments: dict[str, Any], device: str) -> int:
     """How many sets of such arguments a measurement needs."""
-    return max(2, -(-TRAFFIC // max(1, sum(map(size, arguments.values()))))) if of(device).gpu else 2
+    if not of(device).gpu:
+        return 2
+    return max(2, min(MOST, -(-TRAFFIC // max(1, sum(map(size, arguments.values()))))))
 
 
 @T.prim_func
@@ -57,6 +63,11 @@ def meeting():
 @functools.cache
 def _meeting() -> Any:
     return compile(meeting, target="cuda")
+
+
+@functools.cache
+def _other_bytes() -> torch.Tensor:
+    return torch.empty(TRAFFIC, dtype=torch.uint8, device="cuda")
 
 
 class Graph:
@@ -76,6 +87,7 @@ class Graph:
     def seconds(self) -> float:
         """Of one call, by one replay."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        _other_bytes().zero_()
         torch.cuda._sleep(PAUSE)
         _meeting()()
         begin.record()

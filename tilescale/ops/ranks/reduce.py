@@ -28,6 +28,8 @@ from tilescale.ops.ranks.workspace import workspace
 #: On 4 H200, 2026-11-22, hand-written kernels in packets took 2.3 µs at 8 KB and 2.9 at 64 KB (NCCL 9.6 and
 #: 10.8), their turning point to two shots was 256 KB, and at 4 MB they took 21.5 µs, NCCL 39.9
 TINY, SMALL, LARGE = 128 << 10, 256 << 10, 256 << 20
+#: bytes up to which packets are measured: their blocks, of a kilobyte each, all wait and so are resident together
+PACKETS = 1 << 20
 
 
 def choose(size: int, world: int, order: str, distributed: bool) -> str:
@@ -116,13 +118,13 @@ def reduced(
         args = (a, space.box(x, boxes * each), add, *(() if inplace else (landing,)))
         host.launch(by_packets, args, **what, inplace=inplace)
     elif way == "one_shot":
-        cut = flat.cut(t * size, size, units)
+        cut = flat.cut(t * size, size, units, world)
         (parts,) = space.tensors(x, ((world, t), x.dtype))
         args = (a, parts, add, space.counters(cut.blocks), *(() if inplace else (landing,)))
         what = flat.constants(cut, world, x, c, bias, activation, t)
         host.launch(one_shot, args, **what, inplace=inplace)
     else:
-        cut = flat.cut(share(t, world) * size, size, units)
+        cut = flat.cut(share(t, world) * size, size, units, world)
         n = -(-share(t, world) // cut.Q) * cut.Q
         parts, sums = space.tensors(x, ((world, n), x.dtype), ((world, n), c.dtype))
         given, done = space.counters(2, cut.blocks)
@@ -216,8 +218,8 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     pick=pick,
-    ways=lambda **_: {
-        "packets": {"how": "packets"},
+    ways=lambda size, dtype="bfloat16", **_: {
+        **({"packets": {"how": "packets"}} if size * getattr(torch, dtype).itemsize <= PACKETS else {}),
         "one_shot": {"how": "one_shot"},
         "two_shot": {"how": "two_shot"},
         "library": {"how": "library", "order": "any"},

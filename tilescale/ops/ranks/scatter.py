@@ -97,11 +97,13 @@ def scattered(
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
-    cut = flat.cut(n * x.element_size(), x.element_size(), flat.multiprocessors(x.device, blocks))
+    units = flat.multiprocessors(x.device, blocks)
+    cut = flat.cut(n * x.element_size(), x.element_size(), units, team.size)
     space = workspace(team)
     (parts,) = space.tensors(x, ((team.size, n), x.dtype))
-    what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner)
-    host.launch(scatter_sum, (a, parts, biased(bias, c), space.counters(cut.blocks), landing), **what)
+    what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner) | {"givers": cut.givers}
+    arrived = space.counters(team.size, cut.givers or cut.blocks)
+    host.launch(scatter_sum, (a, parts, biased(bias, c), arrived, landing), **what)
     flat.landed(landing, c)
 
 
