@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.frontend.groups import MARK
+from tilescale.compiler.frontend.groups import MARK, at_block, of_warpgroup
 from tilescale.compiler.ir.operations import find, name_of
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
@@ -40,17 +40,13 @@ def _parts(s: Any) -> list[Any]:
     return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
 
 
-def _at_block(c: Any) -> bool:
-    return c.attrs is not None and "executor" in c.attrs and str(c.attrs["executor"]) == "block"
-
-
 def _of_tiles(s: Any) -> bool:
     """Whether a statement has what all threads that run it do together."""
     found: list[Any] = []
 
     def call(c: Any) -> None:
         op = find(c)
-        if op is not None and _at_block(c) and not op.by_thread and not op.in_iterations:
+        if op is not None and at_block(c) and not op.by_thread and not op.in_iterations:
             found.append(c)
 
     structural_walk(s, (ir.Call, call))
@@ -89,7 +85,7 @@ class _Conditions:
             return s
         out = []
         for g, parts in enumerate(taken):
-            body = sequence([self.of_warpgroup(p) for p in parts or ()])
+            body = sequence([of_warpgroup(p) for p in parts or ()])
             if parts:
                 out.append(tirx.AttrStmt(ir.StringImm(str(g)), MARK, tirx.IntImm("int32", 0), body, s.span))
         return sequence(out)
@@ -109,17 +105,6 @@ class _Conditions:
         if analyzer.can_prove(tirx.Not(test)):
             return [] if s.else_case is None else self.taken(s.else_case, group)
         return None
-
-    def of_warpgroup(self, s: Any) -> Any:
-        """A statement of the block's as one of a warpgroup's."""
-
-        def call(c: Any) -> Any:
-            if not _at_block(c) or find(c) is None:
-                return c
-            attrs = {k: ("warpgroup" if k == "executor" else v) for k, v in c.attrs.items()}
-            return ir.Call(c.op, list(c.args), attrs=attrs, ret_ty=c.ty, span=c.span)
-
-        return structural_map(s, (ir.Call, call))
 
 
 def announced(body: Any) -> Any:
@@ -155,7 +140,7 @@ def _refuse_moves(body: Any) -> None:
 
     def look(c: Any) -> None:
         op = find(c)
-        if op is not None and op.name in _WARPGROUPS and _at_block(c):
+        if op is not None and op.name in _WARPGROUPS and at_block(c):
             found.append(c)
 
     structural_walk(body, (ir.Call, look))

@@ -25,7 +25,7 @@ from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.errors import TileSyntaxError
+from tilescale.errors import TileSyntaxError, TileValueError
 
 _THREAD = "thread"
 _HELD = ("local", "local.var")
@@ -43,6 +43,7 @@ def threads_own(body: Any, threads: int, builder: bld.Builder) -> tuple[Any, dic
     if not found.asked(body):
         return body, {}
     found.settle(body)
+    found.refuse_all(body)
     made = found.block(body)
     return made, {rows: own for own, rows in found.rows.items()}
 
@@ -138,6 +139,28 @@ class _Own:
         while before != (len(self.names), len(self.held)):
             before = (len(self.names), len(self.held))
             self.spread(body, False)
+
+    def refuse_all(self, s: Any) -> None:
+        """Raises TileValueError where a barrier of some threads stands where all of the block's come."""
+        if isinstance(s, tirx.SeqStmt):
+            for x in s.seq:
+                self.refuse_all(x)
+        elif isinstance(s, (tirx.AttrStmt, tirx.For, tirx.While)):
+            self.refuse_all(s.body)
+        elif isinstance(s, tirx.IfThenElse) and not self.own(s.condition):
+            self.refuse_all(s.then_case)
+            if s.else_case is not None:
+                self.refuse_all(s.else_case)
+        if not isinstance(s, tirx.Evaluate) or not isinstance(s.value, ir.Call):
+            return
+        attrs = s.value.attrs
+        if _name(s.value) == "ts.sync_threads" and str(attrs["executor"]) == "block":
+            raise TileValueError(
+                f"T.sync_threads of {int(attrs['count'])} threads where all {self.threads} come",
+                loc=loc_of(s.span),
+                hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or '
+                '"thread", in the branch that those threads take',
+            )
 
     def may_hold(self, buffer: Any) -> bool:
         return buffer.ty.storage_scope in _HELD or buffer in self.private

@@ -299,7 +299,7 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part
     launch, statements = every[part or 0]
     params = [*params, *builder.workspaces.values()]
     apart = by_condition(sequence(statements), launch.threads, builder)
-    body, rows = threads_own(by_warpgroup(apart, builder), launch.threads, builder)
+    body, rows = threads_own(by_warpgroup(apart, launch.threads, builder), launch.threads, builder)
     renames = {}
     for old, new in builder.renames.items():
         renames[old] = ir.Var(new, old.ty)

@@ -223,3 +223,14 @@ def counting(threads: int) -> Any:
 def test_a_counter_in_a_loop_of_the_threads_own(target: str):
     out = run(counting(32), {"A": np.zeros((3, 32), "int32")}, target)
     assert (out["A"] == np.array([[5], [6], [8]])).all()
+
+
+def test_a_barrier_of_some_threads_where_all_come_is_refused():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            if n > 3:
+                T.sync_threads(1, 64)
+
+    with pytest.raises(TileValueError, match="of 64 threads where all 128 come"):
+        kernel.trace()
