@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ _lock = threading.RLock()
 _process: Backend | None = None  # this process's, where ranks are processes
 _pid = 0
 _heap_size = 0
+_keepers: list[Callable[[Iterable[Team]], None]] = []
 
 
 def init(heap_size: int | None = None) -> None:
@@ -340,6 +341,12 @@ def abort(why: str) -> None:
         found.stop(why)
 
 
+def at_finalize(drop: Callable[[Iterable[Team]], None]) -> None:
+    """Calls ``drop(teams)`` in every ``finalize`` to come, while this rank is still there: whoever keeps
+    symmetric memory for a team drops it. A table with teams as weak keys does not: memory holds its team."""
+    _keepers.append(drop)
+
+
 def finalize() -> None:
     """Leaves the job; collective. Tensors that are still alive keep their memory, out of other ranks'
     reach."""
@@ -348,6 +355,8 @@ def finalize() -> None:
         found = behind()
         if found is None:
             return
+        for drop in _keepers:
+            drop(list(found.teams.values()))
         found.finalize()
         if found is _process:
             _process = None

@@ -27,7 +27,7 @@ UNROLLED = 16
 #: rounds from which on a branch is worth its while
 DECIDED = 8
 #: vectors of a copy from memory to memory that a thread has under way at once. A load takes 600 to 1000 ns
-#: there, so 256 threads with one of 16 bytes each move some 5 GB/s, 132 such blocks a fifth of what an H200 can
+#: there, so 256 threads with one of 16 bytes each move some 5 GB/s
 UNDER_WAY = 8
 
 
@@ -267,18 +267,13 @@ class NestLowering(State):
             return sequence(out)
 
         zero = tirx.IntImm("int32", 0)
-        parts = [
-            tirx.For(
-                one,
-                zero,
-                tirx.IntImm("int32", some),
-                tirx.ForKind.UNROLLED,
-                self.round_of(nest, loop, starts, counters, None, lambda: move(loads)),
-                span=nest.node.span,
-            )
-            for loads in (True, False)
-        ]
-        body = sequence([tirx.AllocBuffer(tile), *parts])
+
+        def rounds(loads: bool) -> Any:
+            made = self.round_of(nest, loop, starts, counters, None, lambda: move(loads))
+            count = tirx.IntImm("int32", some)
+            return tirx.For(one, zero, count, tirx.ForKind.UNROLLED, made, span=nest.node.span)
+
+        body = sequence([tirx.AllocBuffer(tile), rounds(True), rounds(False)])
         rest = [(outer, n // some) if v.same_as(var) else (v, n) for v, n in around]
         for v, n in reversed([r for r in rest if r[1] > 1 or not r[0].same_as(outer)]):
             body = tirx.For(v, zero, tirx.IntImm("int32", n), tirx.ForKind.SERIAL, body, span=nest.node.span)

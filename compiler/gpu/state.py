@@ -35,6 +35,7 @@ class State:
     extent: Callable[[Any], Any]
     bind_range: Callable[[Any, Any], None]
     access: Callable[[Any, Any, Any, bool], tuple[Any, Any, list[Any], Place]]
+    place_of: Callable[[Any, bool], Place]
     counter: Callable[[Any, Any], tuple[Any, Any, list[Any]]]
     once: Callable[[Any], Any]
     proven: Callable[[Any], bool]

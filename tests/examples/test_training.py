@@ -15,7 +15,7 @@ import pytest
 import tilescale.compiler.driver
 import tilescale.nn  # noqa: F401  # once here, not in each of the forked ranks
 from tests.examples.test_examples import EXAMPLES, load
-from tests.ranks.harness import run_ranks
+from tests.ranks.harness import RanksFailed, run_ranks
 from tests.ranks.nn_checks import on_mesh, port
 from tilescale import comm
 
@@ -97,8 +97,78 @@ def test_a_job_that_is_asked_to_end_saves_and_goes_on(name: str, tmp_path: Path)
         assert got[:5] == cut and near(got, straight)
 
 
+#: the example, of which a rank fails in its fifth step
+FAULTY = """
+import os, sys
+sys.path[:0] = [{examples!r}]
+import train_tp_transformer, training
+draw = training.batch_of
+def faulty(text, step, *rest):
+    if step == 4 and os.environ["RANK"] == "1":
+        raise ValueError("a bad batch")
+    return draw(text, step, *rest)
+training.batch_of = faulty
+raise SystemExit(train_tp_transformer.main())
+"""
+
+
+def dying(mesh: Any, name: str, folder: Path) -> list[float]:
+    """The last rank is killed in its fifth step."""
+    training = load("training")
+    draw = training.batch_of
+
+    def die(text: Any, step: int, *rest: Any) -> Any:
+        if step == 4 and comm.rank() == comm.world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return draw(text, step, *rest)
+
+    training.batch_of = die
+    return losses(name, *SAVING, "--folder", folder)
+
+
+SAVING = ("--steps", 6, "--save-every", 2)
+
+
+def went_on(name: str, world: int, folder: Path, other: int | None = None) -> None:
+    """The folder has a checkpoint of four steps, from which a job on as many ranks goes on bit for bit, and
+    one on another number of ranks nearly."""
+    assert (folder / "latest").read_text() == "step-4"
+    every = [("--steps", 6), (*SAVING, "--folder", folder, "--resume")]
+    for straight, resumed in run_ranks(world, on_mesh, port(), runs, name, every):
+        assert len(straight) == 6 and resumed == straight
+    (folder / "latest").write_text("step-4")
+    for (got,) in run_ranks(other, on_mesh, port(), runs, name, every[1:]) if other else []:
+        assert got[:4] == straight[:4] and near(got, straight)
+
+
+def test_a_rank_that_fails_ends_the_job_with_its_name(
+    tilescale_launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script, folder, name = tmp_path / "faulty.py", tmp_path / "run", "train_tp_transformer"
+    script.write_text(FAULTY.format(examples=str(EXAMPLES)))
+    args = [*SMALL[name].split(), *SAVING, "--device", "cpu", "--folder", folder]
+    done = tilescale_launch(2, script, *args)
+    assert done.returncode != 0 and "step 6 of 6" not in done.stdout
+    assert "rank 1" in done.stderr and "ValueError: a bad batch" in done.stderr
+    went_on(name, 2, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_rank_that_dies_ends_the_others(name: str, tmp_path: Path) -> None:
+    world, folder = 3, tmp_path / "run"
+    with pytest.raises(RanksFailed) as caught:
+        run_ranks(world, on_mesh, port(), dying, name, folder)
+    failures = caught.value.failures
+    assert [f.rank for f in failures] == list(range(world)) and caught.value.seconds < 30
+    assert failures[-1].kind == "Died" and "SIGKILL" in failures[-1].text
+    assert all(f"rank {world - 1}" in f.text for f in failures[:-1]), [f.text for f in failures]
+    went_on(name, world, folder, other=2)
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_launch_trains(name: str, tilescale_launch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = tilescale_launch(2, EXAMPLES / f"{name}.py", *SMALL[name].split(), "--steps", 4, "--device", "cpu")
-    assert done.returncode == 0, done.stderr
+    args = (*SMALL[name].split(), "--steps", 4, "--device", "cpu")
+    done = tilescale_launch(2, EXAMPLES / f"{name}.py", *args, env={"PYTHONDEVMODE": "1"})
+    assert done.returncode == 0 and "Warning" not in done.stderr, done.stderr
     assert "step 4 of 4, 2 ranks: loss" in done.stdout and "tokens/s" in done.stdout

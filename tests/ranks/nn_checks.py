@@ -182,13 +182,17 @@ class PlainMoE(nn.Module):
                         if taken[e] > most:
                             rows[i, k] = -1
         self.counts = torch.bincount(chosen[chosen >= 0], minlength=layer.experts)
-        weights = weights + (weights.float() - weights).detach()  # they travel as float32
         act = {"silu": nn.functional.silu, "gelu": nn.functional.gelu, "relu": nn.functional.relu}[
             layer.activation
         ]
-        y = torch.zeros_like(x)
+        y, seen = torch.zeros_like(x), x
+        if layer.small:  # what 8 bits leave, and gradients as if they left all
+            rows = nn.functional.pad(x, (0, -x.shape[1] % 128)).unflatten(1, (-1, 128)).float()
+            scale = rows.abs().amax(-1, keepdim=True) / 448
+            rows = ((rows / scale).to(torch.float8_e4m3fn).float() * scale).flatten(1)[:, : x.shape[1]]
+            seen = x + (rows - x).detach()
         for e in range(layer.experts):
-            gate, up = (x @ self.gate_up_proj[e].T).chunk(2, -1)
+            gate, up = (seen @ self.gate_up_proj[e].T).chunk(2, -1)
             mine = (weights * (chosen == e)).sum(-1, keepdim=True)
             y = y + mine * ((act(gate) * up) @ self.down_proj[e].T)
         if layer.shared is not None:
@@ -314,7 +318,7 @@ def attentions(group: Any, dtype: torch.dtype) -> Errors:
     return found
 
 
-def mixtures(group: Any, dtype: torch.dtype) -> Errors:
+def mixtures(group: Any, dtype: torch.dtype, every: bool) -> Errors:
     """Experts: uneven tokens, all tokens to one expert, experts without any, dropped tokens, biases."""
     found: Errors = {}
     n = comm.world_size()
@@ -324,11 +328,19 @@ def mixtures(group: Any, dtype: torch.dtype) -> Errors:
         "capacity": {"capacity": 1.0, "normalized": False},
         "to one": {"topk": 1, "normalized": False},
         "bias": {"bias_rate": 0.5, "scores": "sigmoid", "aux_loss": True},
+        "dropped, uneven": {"capacity": 0.7},
+        "fewer tokens than ranks": {},
+        "exact, kept": {"exact": True, "keep_rows": True},
     }
+    if every:
+        kinds["exact, computed again"] = {"exact": True, "recompute": True}
+        kinds["eight bits"] = {"dispatch_dtype": torch.float8_e4m3fn, "recompute": True}
+        kinds["eight bits, kept"] = {"dispatch_dtype": torch.float8_e4m3fn, "exact": True, "keep_rows": True}
+    uneven = {"plain": 9, "dropped, uneven": 4 * n - 1, "fewer tokens than ranks": 1}
     for name, more in kinds.items():
         layer = tsnn.ExpertParallelMoE(12, 10, 24, **{"topk": 3, **more}, group=group, dtype=dtype)
         plain = PlainMoE(layer, n, dtype)
-        rows = 9 if name == "plain" else 4 * n
+        rows = uneven.get(name, 4 * n)
         x = normal(rows, 12, seed=21, dtype=dtype)
         if name == "to one":
             x = x[:1].repeat(rows, 1) + 0.01 * x
@@ -366,10 +378,10 @@ def everything(mesh: Any, dtype: torch.dtype = torch.float64) -> Errors:
     return found | {f"plain parameters: {k}": e for k, e in layers(None, dtype).items()}
 
 
-def experts(mesh: Any) -> Errors:
-    """The mixture of experts."""
+def experts(mesh: Any, every: bool) -> Errors:
+    """The mixture of experts; ``every``: also those whose kernels take long to compile."""
     torch.manual_seed(0)
-    return mixtures(mesh["tp"], torch.float64)
+    return mixtures(mesh["tp"], torch.float64, every)
 
 
 def contexts(mesh: Any, dtype: torch.dtype) -> Errors:
@@ -660,14 +672,18 @@ def sixteen(mesh: Any) -> Errors:
 
 
 def in_one_graph(mesh: Any, dtype: torch.dtype) -> Errors:
-    """Attention and experts as one graph, beside the same layer by layer."""
-    model, x = Mixed(mesh["tp"], dtype), normal(12, 16, seed=31, dtype=dtype)
-    model(mine(x)).backward()
-    grads = [p.grad.full_tensor() for p in model.parameters()]
-    model.zero_grad()
-    torch.compile(model, backend="aot_eager", fullgraph=True)(mine(x)).backward()
-    again = [p.grad.full_tensor() for p in model.parameters()]
-    return {f"compiled {k}": off(b, a) for k, (a, b) in enumerate(zip(grads, again, strict=True))}
+    """Attention and experts as one graph for any number of rows, beside the same layer by layer."""
+    model, found = Mixed(mesh["tp"], dtype), {}
+    graph = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (12, 24):
+        x, grads = mine(normal(rows, 16, seed=31, dtype=dtype)), []
+        for call in (model, graph):
+            model.zero_grad()
+            call(x).backward()
+            grads.append([p.grad.full_tensor() for p in model.parameters()])
+        for k, (a, b) in enumerate(zip(*grads, strict=True)):
+            found[f"compiled for {rows} rows {k}"] = off(b, a)
+    return found
 
 
 def refused(mesh: Any) -> Errors:

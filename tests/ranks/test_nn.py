@@ -12,7 +12,7 @@ import torch.distributed.tensor  # once here, not in each of the forked ranks
 
 import tilescale.compiler.driver
 import tilescale.nn  # noqa: F401
-from tests.ranks import nn_checks
+from tests.ranks import nn_checks, nn_edges, nn_memory
 from tests.ranks.harness import run_ranks
 from tilescale import comm
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
@@ -35,9 +35,11 @@ def test_gradients_are_those_of_the_whole(world: int):
     small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.everything, timeout=120), 1e-10)
 
 
-@pytest.mark.parametrize("world", [2, slow(1), slow(3), slow(4), slow(8)])
+@pytest.mark.parametrize("world", [2, slow(1), slow(-2), slow(3), slow(4), slow(8)])
 def test_experts(world: int):
-    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.experts, timeout=120), 1e-10)
+    """With a minus all kinds of them on two ranks."""
+    run = (nn_checks.on_mesh, nn_checks.port(), nn_checks.experts, world != 2)
+    small(run_ranks(abs(world), *run, timeout=120), 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])
@@ -71,7 +73,8 @@ def test_what_pytorch_does_around_layers():
 
 @pytest.mark.slow
 def test_sixteen_bits():
-    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.sixteen, timeout=120), 1e-10)
+    both = lambda mesh: nn_checks.sixteen(mesh) | nn_edges.sixteen(mesh)  # noqa: E731
+    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), both, timeout=120), 1e-10)
 
 
 def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
@@ -82,7 +85,37 @@ def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
 
 
 def test_fully_shard_along_another_axis():
-    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), nn_checks.fully_sharded), 1e-10)
+    both = lambda mesh: nn_checks.fully_sharded(mesh) | nn_edges.plain_parameters_fully_sharded(mesh)  # noqa: E731
+    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), both), 1e-10)
+
+
+def test_edges_and_gradients_by_differences():
+    small(run_ranks(2, nn_edges.all_edges, nn_checks.port(), timeout=120), 1e-10)
+
+
+@pytest.mark.parametrize(("steps", "count"), [(60, 5), pytest.param(1000, 20, marks=pytest.mark.slow)])
+def test_nothing_leaks(steps: int, count: int):
+    """Memory after many steps is as after 10, and after many jobs in a process as after 2."""
+    ports = [nn_checks.port() for _ in range(count)]
+    for grown in run_ranks(2, nn_memory.jobs, ports, (10, steps), 2, timeout=300):
+        assert grown == [{}, {}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_memory_of_experts(world: int):
+    """With ``exact`` it does not grow with the ranks, and is nearly that of torch's operations of one rank."""
+    for of in run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_memory.experts):
+        assert of["exact"] < 1.2 * of["torch"] and of["exact"] < 1.2 * of["all"] / world, of
+        assert of["recompute"] < of["torch"], of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_gradients_by_all_differences(world: int):
+    """Every number for itself, as far as ranks are few."""
+    every = lambda mesh: nn_edges.differences(world > 3, every=True)  # noqa: E731
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), every, timeout=400), 1e-10)
 
 
 @pytest.mark.parametrize("world", [2, slow(1), slow(3)])

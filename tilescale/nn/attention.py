@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import context as contexts
-from tilescale.nn import groups, products
+from tilescale.nn import groups, packed, products
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tilescale.nn.parameters import Parallel, Woven, split
 
@@ -92,21 +92,25 @@ class ParallelAttention(Parallel):
 
     def forward(
         self, x: Tensor, batch: int = 1, rows: int | None = None,
-        positions: tuple[Tensor, Tensor] | None = None,
+        positions: tuple[Tensor, Tensor] | None = None, starts: Tensor | None = None,
+        longest: int | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attention of ``batch`` sequences of equal length, one behind another.
+        """Attention of ``batch`` sequences of equal length, one behind another, or of packed ones.
 
         Args:
             x: (m, features), this rank's rows (all rows, where x is alike on all ranks).
             rows: as `ColumnParallelLinear.forward` takes them.
             positions: cosines and sines of this rank's tokens, each (length, head_dim) or (batch, length,
                 head_dim), the second half of the last axis like the first, instead of those by ``rotary``.
+            starts: sequences of different lengths, packed: the row of all rows where each begins and where
+                the last one ends, (sequences + 1,) of int32, alike on all ranks; rotary positions begin anew
+                in each. longest: the rows of the longest one, or more; without it the host waits for them.
 
         Returns:
             (m, features), or all rows.
 
         Raises:
-            TileValueError: shapes that do not fit.
+            TileValueError, TileTypeError: what does not fit; ``starts`` with a batch or a ``context``.
         """
         h = self.qkv_proj(x, rows) if self.sequence_parallel else self.qkv_proj(x)
         if x.dim() != 2 or batch < 1 or h.shape[0] % batch:
@@ -115,20 +119,33 @@ class ParallelAttention(Parallel):
                 expected="x (m, features), all rows a multiple of the batch",
             )
         length = h.shape[0] // batch
+        if starts is not None:
+            if batch != 1 or self.context is not None:
+                raise TileValueError(
+                    f"starts with batch={batch}, context={self.context!r}",
+                    expected="one of the three: packed sequences, a batch, sequences cut among ranks",
+                )
+            packed.check(starts)
+            most = int(starts.diff().max()) if longest is None else longest
+            own = torch.ops.tilescale.sequences(starts, length, most)
         if positions is None and self.rotary is not None:
-            at = (
-                None if self.context is None else contexts.places(length, self.context, self.layout, h.device)
-            )
+            at = None
+            if starts is not None:
+                at = packed.places(starts, own)
+            elif self.context is not None:
+                at = contexts.places(length, self.context, self.layout, h.device)
             positions = angles(length, self.head_dim, self.rotary, h, at)
         cos, sin = positions or (None, None)
         kv = self.local_kv_heads
         q, k, v = torch.ops.tilescale.rotary_heads(h, cos, sin, kv * self.each, kv, batch)
-        if self.context is None:
+        if starts is not None:
+            o = packed.attention(q, k, v, starts, own, most, self.causal, self.scale)
+        elif self.context is None:
             o = attention(q, k, v, self.causal, self.scale)
         else:
             way = (self.context_by, self.layout, self.context)
             o = contexts.attention(q, k, v, self.causal, self.scale, *way)
-        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, -1))
+        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, kv * self.each * self.head_dim))
         return made
 
     def set_parts(self, q: Any, k: Any, v: Any, o: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tilescale.nn import products
 from tilescale.nn.parameters import Parallel, split
 
 
@@ -35,10 +36,14 @@ class VocabParallelEmbedding(Parallel):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Of tokens (M, …), alike on all ranks: (m, …, features), this rank's part of the first axis as
-        torch.chunk splits it; not sequence parallel: (M, …, features)."""
+        torch.chunk splits it; not sequence parallel: (M, …, features).
+
+        Raises:
+            TileValueError: a token that is no word, on the processor.
+        """
         weight = self.local("weight")
         each = split(self.vocabulary, self.ranks, "vocabulary")
-        at = tokens - self.rank * each
+        at = torch.ops.tilescale.own_places(tokens, self.rank * each, self.vocabulary)
         here = (at >= 0) & (at < each)
         found = nn.functional.embedding(torch.where(here, at, 0), weight) * here[..., None].to(weight.dtype)
         op = torch.ops.tilescale.reduce_scatter if self.sequence_parallel else torch.ops.tilescale.all_reduce
@@ -47,3 +52,14 @@ class VocabParallelEmbedding(Parallel):
 
     def extra_repr(self) -> str:
         return f"{self.vocabulary}, {self.features}"
+
+
+@products.define(
+    "own_places",
+    "(Tensor tokens, int first, int vocabulary) -> Tensor",
+    lambda tokens, *_: tokens.new_empty(tokens.shape),
+)
+def own_places(tokens: Tensor, first: int, vocabulary: int) -> Tensor:
+    """Numbers of words, counted from ``first`` on."""
+    products.numbered(tokens, vocabulary, "a token")
+    return tokens - first

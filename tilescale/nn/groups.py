@@ -6,7 +6,7 @@ from typing import Any
 
 from tilescale import comm
 from tilescale.comm.backend import Team
-from tilescale.ops.ranks.groups import Group, team_of
+from tilescale.ops.ranks.groups import Group, members_of, team_of
 
 #: by name the process group or mesh that it was made from, whose library may take large collectives
 _named: dict[str, Any] = {}
@@ -26,9 +26,13 @@ def name_of(group: Group) -> str:
 
 
 def group_of(name: str) -> Group:
-    """What has this name, as operations take it."""
-    found = _named.get(name)
-    return comm.team([int(r) for r in name.split(",")]) if found is None else found
+    """What has this name, as operations take it. A process group that was destroyed since is dropped: its
+    ranks go on without it."""
+    found, ranks = _named.get(name), tuple(map(int, name.split(",")))
+    if found is not None and members_of(found) == ranks:
+        return found
+    _named.pop(name, None)
+    return comm.team(ranks)
 
 
 def team(name: str) -> Team:

@@ -22,6 +22,9 @@ from tilescale.ops.ranks.groups import filled, share
 
 #: bytes of a chunk's logits
 CHUNK = 256 << 20
+#: what float16's gradients are multiplied by until the backward: those of a word that is one of 10⁶ keep
+#: their digits, and a row's sum has room up to weights of 100
+STRETCH = 256.0
 
 
 class LinearCrossEntropy(Parallel):
@@ -103,24 +106,33 @@ class LinearCrossEntropy(Parallel):
         return f"{self.features}, {self.vocabulary}, reduction={self.reduction!r}"
 
 
-def _like(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _like(x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, need_x, need_w = rest
     loss = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
-    return loss, x.new_empty(x.shape if need_x else 0), weight.new_empty(weight.shape if need_w else 0)
+    dx = x.new_empty(x.shape if need_x else 0)
+    return loss, dx, weight.new_empty(weight.shape if need_w else 0, dtype=_kept(weight)), loss.clone()
+
+
+def _kept(weight: Tensor) -> torch.dtype:
+    """The dtype of the weight's gradient until the backward."""
+    return torch.float32 if weight.dtype == torch.float16 else weight.dtype
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    _, dx, dw = output
-    ctx.save_for_backward(dx, dw)
-    ctx.mark_non_differentiable(dx, dw)
+    x, weight, *_ = inputs
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.dtypes = x.dtype, weight.dtype
 
 
 def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     need_x, need_w, *rest = ctx.needs_input_grad
-    dx, dw = ctx.saved_tensors
+    dx, dw, factor = ctx.saved_tensors
+    for_x, for_w = ctx.dtypes
+    by = (dy * factor).view(1, 1)  # of two axes, so that the product is taken in its dtype and rounded once
     return (
-        dx * dy.to(dx.dtype) if need_x else None,
-        dw * dy.to(dw.dtype) if need_w else None,
+        (dx * by).to(for_x) if need_x else None,
+        (dw * by).to(for_w) if need_w else None,
         *[None] * len(rest),
     )
 
@@ -128,7 +140,7 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 @products.define(
     "linear_cross_entropy",
     "(Tensor x, Tensor weight, Tensor targets, int chunk, int ignore, bool mean, str group, bool split, "
-    "bool need_x, bool need_w) -> (Tensor, Tensor, Tensor)",
+    "bool need_x, bool need_w) -> (Tensor, Tensor, Tensor, Tensor)",
     _like,
     _keep,
     _backward,
@@ -136,13 +148,17 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, chunk: int, ignore: int, mean: bool, group: str, split: bool,
     need_x: bool, need_w: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The loss, and its gradients by x and by the weight.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The loss, its gradients by x and by the weight, and a factor that these lack.
 
     Where rows are ``split``, a chunk has as many of each rank's: gathered by the product that makes the
     logits, scattered by the one that makes x's gradient.
+
+    float16 has no room for gradients of a mean, which a scaler makes larger in the backward alone: they are
+    those of the sum, times `STRETCH`, and the weight's stays float32.
     """
     named, team = groups.group_of(group), groups.team(group)
+    products.numbered(targets, weight.shape[0] * team.size, "a target", ignore)
     ranks = team.size if split else 1
     kind, V, M = torch.promote_types(x.dtype, torch.float32), weight.shape[0], targets.shape[0]
     each = share(M, ranks)
@@ -150,18 +166,20 @@ def linear_cross_entropy(
     aims = filled(targets + 1, ranks * each) - 1  # a row that nobody has gets what follows
     aims[M:] = ignore
     aims = aims.view(ranks, each)
-    counted = (targets != ignore).sum()
-    factor = 1.0 / counted.to(kind) if mean else torch.ones((), dtype=kind, device=x.device)
+    one = torch.ones((), dtype=kind, device=x.device)
+    counted = (targets != ignore).sum().to(kind) if mean else one
+    factor = one / counted.clamp(min=1)  # no row counts: the loss is 0 / 0, the gradients are 0
+    now, later = (one * STRETCH, factor / STRETCH) if x.dtype == torch.float16 else (factor, one.clone())
     total = x.new_zeros((), dtype=kind)
     dx, dw = torch.empty_like(x) if need_x else None, None
     step = max(1, chunk // ranks)
     for low in range(0, each, step):
         rows, mine = aims[:, low : low + step].reshape(-1), x[low : low + step]
         logits, every = _logits(mine, weight, rows.shape[0], named, split, need_w, kind)
-        total += _loss(logits, rows, team.rank * V, ignore, named, team.size) * factor
+        total += _loss(logits, rows, team.rank * V, ignore, named, team.size)
         if not (need_x or need_w):
             continue
-        d = logits.mul_(factor).to(x.dtype)
+        d = logits.mul_(now).to(x.dtype)
         if dx is not None:
             made = products.scattered if split else products.reduced
             dx[low : low + step] = made(d, weight, None, named)
@@ -171,8 +189,10 @@ def linear_cross_entropy(
     own = products.rows_of(team.rank, M, ranks) if split else M
     dx = products.none(x) if dx is None else dx[:own]
     if not need_w:
-        return total, dx, products.none(weight)
-    return total, dx, torch.zeros_like(weight) if dw is None else dw.to(weight.dtype)
+        dw = weight.new_empty(0)
+    elif dw is None:
+        dw = torch.zeros_like(weight)
+    return total / counted, dx, dw.to(_kept(weight)), later
 
 
 def _logits(

@@ -108,6 +108,22 @@ class Parallel(nn.Module):
         axis = self.axes[name]
         return whole if axis is None else whole.chunk(self.ranks, axis)[self.rank]
 
+    def from_whole(self, name: str, whole: Tensor) -> Tensor:
+        """What a state dict has as this parameter, of one of all ranks together."""
+        param = getattr(self, name)
+        device = local(param).device
+        if self.mesh is not None and len(param.placements) == 1:
+            return self._on_mesh(self.part_of(name, whole).to(device), self.axes[name])
+        given = whole if self.mesh is not None else self.part_of(name, whole)
+        if not _is_placed(param):
+            return given
+        from torch.distributed.tensor import distribute_tensor  # fully_shard has split it further
+
+        made: Tensor = distribute_tensor(
+            given.to(device), param.device_mesh, param.placements, src_data_rank=None
+        )
+        return made
+
     @torch.no_grad()
     def set_whole(self, name: str, whole: Tensor) -> None:
         """Fills a parameter from one of all ranks together, which each of them brings."""
@@ -158,20 +174,11 @@ def _load(
         given, param = state.get(prefix + name), getattr(module, name)
         if given is None or _is_placed(given):
             continue
-        part = local(param)
-        whole = list(part.shape)
-        if (axis := module.axes[name]) is not None:
+        whole = list(param.shape)
+        if module.mesh is None and (axis := module.axes[name]) is not None:
             whole[axis] *= module.ranks
-        if _is_placed(param) and len(param.placements) == 1 and list(given.shape) == whole:
-            state[prefix + name] = module._on_mesh(module.part_of(name, given).to(part.device), axis)
-        elif _is_placed(param):  # fully_shard has split it further
-            from torch.distributed.tensor import distribute_tensor
-
-            state[prefix + name] = distribute_tensor(
-                given.to(part.device), param.device_mesh, param.placements, src_data_rank=None
-            )
-        elif list(given.shape) == whole:
-            state[prefix + name] = module.part_of(name, given)
+        if list(given.shape) == whole:
+            state[prefix + name] = module.from_whole(name, given)
 
 
 def _is_placed(tensor: Any) -> bool:
@@ -181,9 +188,10 @@ def _is_placed(tensor: Any) -> bool:
 def _whole(module: Any, name: str, tensor: Tensor) -> Tensor:
     """A parameter or buffer of all ranks together; collective."""
     if _is_placed(tensor):
-        full: Tensor = tensor.full_tensor()
-        return full
-    axis = module.axes.get(name) if isinstance(module, Parallel) else None
+        tensor = tensor.full_tensor()
+    if not isinstance(module, Parallel) or module.mesh is not None:
+        return tensor
+    axis = module.axes.get(name)
     if axis is None:
         return tensor
     rows = tensor.movedim(axis, 0).contiguous()

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from tilescale import ops
+from tilescale.errors import TileValueError
 from tilescale.nn import groups
 from tilescale.ops.ranks.gather_gemm import product_and_rows
 from tilescale.ops.ranks.groups import rows_of, share
@@ -109,6 +110,23 @@ def wanted(ctx: Any, *found: Tensor) -> tuple[Tensor | None, ...]:
 def summed_rows(dy: Tensor) -> Tensor:
     """A bias's gradient, added in float32 (float64 of float64)."""
     return dy.sum(0, dtype=torch.promote_types(dy.dtype, torch.float32)).to(dy.dtype)
+
+
+def numbered(numbers: Tensor, count: int, what: str, but: int | None = None) -> None:
+    """Refuses numbers beyond 0 to count - 1 that are not ``but``. On the processor at once; on a GPU, which
+    the host does not wait for, the stream fails, as it does in torch's own look-ups.
+
+    Raises:
+        TileValueError: there is one.
+    """
+    wrong = (numbers < 0) | (numbers >= count)
+    if but is not None:
+        wrong &= numbers != but
+    if numbers.device.type != "cpu":
+        torch._assert_async(~wrong.any(), f"{what} is none of 0 to {count - 1}")
+    elif bool(wrong.any()):
+        also = "" if but is None else f", or {but}"
+        raise TileValueError(f"{what} is {int(numbers[wrong][0])}", expected=f"0 to {count - 1}{also}")
 
 
 # ---- collectives

@@ -39,6 +39,23 @@ def test_gather(world: int, n: int, m: int, direct: bool, givers: int):
     agree_on_ranks(kernel, args)
 
 
+@pytest.mark.parametrize("world, n, m", [(2, 320, 320), (3, 44, 20)])
+def test_gather_by_packets(world: int, n: int, m: int):
+    P = 256
+    kernel = flat_kernels.gather_by_packets(world=world, P=P, blocks=2, threads=128, dtype="int32", align=4)
+    args = [
+        {
+            "A": data((n if r < world - 1 else m,), "int32", r),
+            "box": np.zeros(length((world, 2 * P), 32), np.int64),
+            "C": empty((world, n), "int32"),
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args, seeds=1)
+    notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    assert any("without" in n and "flag" in n for n in notes), notes
+
+
 @pytest.mark.parametrize(
     "world, M, groups, bias",
     [(2, 128, 1, False), (2, 128, 3, False), (3, 100, 2, True), (3, 2, 1, False)],
@@ -138,6 +155,24 @@ def test_all_reduce(shots: int, t: int, inplace: bool):
         given |= {"arrived": zeros(2)} if shots == 1 else {"given": zeros(2), "done": zeros(2)}
         args.append(given if inplace else {**given, "C": empty((t,), "bfloat16")})
     agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("bias, activation", [(0, ""), (20, "relu")])
+def test_scatter_by_packets(bias: int, activation: str):
+    what = {"P": 512, "blocks": 2, "threads": 128, "dtype": "bfloat16", "align": 4, "out": "bfloat16"}
+    kernel = flat_kernels.scatter_by_packets(world=2, bias=bias, activation=activation, **what)
+    args = [
+        {
+            "X": data((2, 900), "bfloat16", r),
+            "box": np.zeros(length((2, 1024), 16), np.int64),
+            "add": data((max(1, bias),), "bfloat16", 9),
+            "C": empty((900,), "bfloat16"),
+        }
+        for r in range(2)
+    ]
+    agree_on_ranks(kernel, args, seeds=1)
+    notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    assert any("without" in n and "flag" in n for n in notes), notes
 
 
 @pytest.mark.parametrize("relayed", [False, True])

@@ -127,3 +127,32 @@ def test_refusals(ranks: Any):
     told = "\n".join(ranks(2, target="sim").call(refusals)[0])
     for part in ("4 tokens, tokens=3", "one of the two", "int32 or int64", "a row of each pair"):
         assert part in told, told
+
+
+@pytest.mark.parametrize("pairs", range(1, 6))
+def test_rows_of_few_pairs_are_whole(pairs: int):
+    """Fewer than a block has warps, and longer than what a warp moves at once."""
+    x, at = torch.randn(1, 700), torch.arange(pairs)
+    made, _ = ops.moe_permute(x, at[None], num_experts=pairs, out=torch.full((pairs, 700), torch.nan))
+    assert made.equal(x.expand(pairs, -1))
+
+
+def counting() -> list[str]:
+    comm.init()
+    given = drawn(comm.rank(), comm.world_size())
+    sent = ops.moe_dispatch(**given)
+    few = sent.counted()
+    assert len(few.index) == max(1, int(sent.sizes.sum())) < len(sent.index)
+    assert sent.counted(3).index.equal(sent.index[:3])
+    got = ops.moe_combine(few.expanded(), few)
+    assert got.equal(ops.moe_combine(sent.expanded(), sent))
+    told = []
+    for wrong in (0, len(sent.index) + 1):
+        with pytest.raises(TileValueError) as e:
+            sent.counted(wrong)
+        told.append(str(e.value))
+    return told
+
+
+def test_room_for_what_came(ranks: Any):
+    assert all("1 to" in told for of in ranks(2, target="sim").call(counting) for told in of)

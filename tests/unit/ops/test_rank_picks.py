@@ -70,8 +70,8 @@ def gathered(choice: dict[str, Any], more: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize(
     "choice, more, blocks",
-    [({}, {}, 118), ({"how": "kernel", "blocks": 5}, {}, 5), ({"how": "kernel", "blocks": 5}, {"blocks": 2}, 2),
-     ({}, {"blocks": 7}, 7), ({"how": "library", "blocks": None}, {}, 118)],
+    [({}, {}, 256), ({"how": "kernel", "blocks": 5}, {}, 5), ({"how": "kernel", "blocks": 5}, {"blocks": 2}, 2),
+     ({}, {"blocks": 7}, 7), ({"how": "library", "blocks": None}, {}, 256)],
 )  # fmt: skip
 def test_calls_take_what_is_kept_unless_they_say_otherwise(
     ranks: Any, monkeypatch: pytest.MonkeyPatch, choice: Any, more: Any, blocks: int

@@ -20,6 +20,9 @@ from tilescale.ops.ranks.case import Pick, RankOp
 from tilescale.ops.ranks.groups import Group, team_of
 from tilescale.ops.ranks.workspace import workspace
 
+#: of a block, that put; as many take what comes
+WARPS = 8
+
 
 @host.checked
 def all_to_all(
@@ -80,15 +83,15 @@ def all_to_all(
     (there,) = space.tensors(x, (landing.shape, kind))
     box = space.box(sizes.to(torch.int32), -(-team.size // 4) * 4)
     blocks = max(1, min(flat.multiprocessors(x.device, blocks), -(-rows // 4)))
-    how = experts.cut(a.shape[1], a.element_size(), 8 * blocks, 8 * blocks, experts.MOVED)
-    group = max(1, min(experts.GROUP, rows // (8 * blocks)))
+    how = experts.cut(a.shape[1], a.element_size(), WARPS * blocks, WARPS * blocks, experts.MOVED)
+    group = max(1, min(experts.GROUP, rows // (WARPS * blocks)))
     what = {
         "H": a.shape[1],
         "world": team.size,
         "wide": how.wide,
         "group": group,
         "blocks": blocks,
-        "threads": 256,
+        "threads": 2 * WARPS * 32,
         "dtype": host.dtype_name(a),
     }
     arrived = space.counters(team.size, -(-rows // group))

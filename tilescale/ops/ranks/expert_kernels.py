@@ -465,11 +465,13 @@ def exchange(H: int, world: int, wide: int, group: int, blocks: int, threads: in
     """Rows X (t, H), the first ``sizes[0]`` of which go to rank 0, the next ``sizes[1]`` to rank 1, …, into
     C (R, H) there, in the order of ranks; ``got`` (world,): how many came from each.
 
-    Ranks tell each other their sizes by packets, so each block knows where its rows go. A warp puts ``group``
-    rows, one after another, into ``landing`` (R, H) and signals once; what came it copies on.
+    Ranks tell each other their sizes by packets, so each block knows where its rows go. Half of a block's
+    warps put ``group`` rows each, one after another, into ``landing`` (R, H) and signal once; the others copy
+    on what came, so that links and memory are busy at once.
     """
     t, R, u = (T.dynamic(x) for x in "tRu")
     W, C = world, ceil_div(world, 4) * 4
+    warps, givers = threads // 32, threads // 64
 
     @T.prim_func
     def all_to_all(
@@ -503,27 +505,31 @@ def exchange(H: int, world: int, wide: int, group: int, blocks: int, threads: in
                 for s in T.Parallel(W):
                     got[s] = every[s, rank]
             T.device_assert(here[W - 1] + every[W - 1, rank] <= R, "more rows come than rows= says")
-            with T.Scale("warp") as (w, of):
+            with T.Scale("warp") as (w, _):
                 x = T.alloc_fragment((wide,), dtype)
-                for hop in T.serial(1, n):
-                    d = (rank + hop) % n
-                    for g in T.serial(w * blocks + b, T.ceildiv(every[rank, d], group), step=of * blocks):
-                        for i in T.serial(g * group, T.min(g * group + group, every[rank, d])):
-                            for h in T.serial(ceil_div(H, wide)):
-                                T.copy(X[first[d] + i, h * wide], x)
-                                T.copy(x, landing[there[d] + i, h * wide], dst=d)
-                        T.signal(arrived[rank, g], dst=d)  # releases this warp's rows of the group
-                for hop in T.serial(n):
-                    s = (rank + n - hop) % n
-                    for g in T.serial(w * blocks + b, T.ceildiv(every[s, rank], group), step=of * blocks):
-                        if s != rank:
-                            T.wait(arrived[s, g])  # acquires the rows that s's warp put
-                        for i in T.serial(g * group, T.min(g * group + group, every[s, rank])):
-                            for h in T.serial(ceil_div(H, wide)):
-                                if s == rank:
-                                    T.copy(X[first[s] + i, h * wide], x)
-                                else:
-                                    T.copy(landing[here[s] + i, h * wide], x)
-                                T.copy(x, Y[here[s] + i, h * wide])
+                if w < givers:
+                    for hop in T.serial(1, n):
+                        d = (rank + hop) % n
+                        rows = every[rank, d]
+                        for g in T.serial(w * blocks + b, T.ceildiv(rows, group), step=givers * blocks):
+                            for i in T.serial(g * group, T.min(g * group + group, rows)):
+                                for h in T.serial(ceil_div(H, wide)):
+                                    T.copy(X[first[d] + i, h * wide], x)
+                                    T.copy(x, landing[there[d] + i, h * wide], dst=d)
+                            T.signal(arrived[rank, g], dst=d)  # releases this warp's rows of the group
+                else:
+                    for hop in T.serial(n):
+                        s = (rank + n - hop) % n
+                        rows, own = every[s, rank], (w - givers) * blocks + b
+                        for g in T.serial(own, T.ceildiv(rows, group), step=(warps - givers) * blocks):
+                            if s != rank:
+                                T.wait(arrived[s, g])  # acquires the rows that s's warp put
+                            for i in T.serial(g * group, T.min(g * group + group, rows)):
+                                for h in T.serial(ceil_div(H, wide)):
+                                    if s == rank:
+                                        T.copy(X[first[s] + i, h * wide], x)
+                                    else:
+                                        T.copy(landing[here[s] + i, h * wide], x)
+                                    T.copy(x, Y[here[s] + i, h * wide])
 
     return all_to_all

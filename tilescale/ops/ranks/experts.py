@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,6 +68,19 @@ class Dispatched:
     team: Team
     plan: object
 
+    def counted(self, pairs: int | None = None) -> Dispatched:
+        """The same with room for the pairs that came alone, one at least: ``index``, and with it what
+        `expanded` gives and `moe_combine` takes, ends behind the last one. The host waits for their number
+        where ``pairs`` does not say it, so a CUDA graph cannot capture this.
+
+        Raises:
+            TileValueError: ``pairs`` is no number of rows that ``index`` can have.
+        """
+        pairs = max(1, int(self.sizes.sum())) if pairs is None else pairs
+        if not 1 <= pairs <= max(1, len(self.index)):
+            raise TileValueError(f"pairs={pairs}", expected=f"1 to {len(self.index)}")
+        return replace(self, index=self.index[:pairs])
+
     def expanded(self, rows: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """(P, …): the row of each pair, as `grouped_matmul` takes them with ``sizes``; behind the last pair
         undefined. The host waits for nothing.
@@ -129,7 +142,7 @@ def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: t
     x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
     landing = flat.landing(made)
     blocks = min(2 * host.multiprocessors(x.device), -(-P // 8))
-    how = cut(x.shape[1], x.element_size(), P, 8 * blocks, MOVED)
+    how = cut(x.shape[1], x.element_size(), 8 * blocks, 8 * blocks, MOVED)  # whole rows, also where P is less
     what = {"H": x.shape[1], "wide": how.wide, "steps": how.steps, "blocks": blocks, "threads": 256}
     what["dtype"] = host.dtype_name(x)
     args = (x, index, sizes, landing.view(kind).view(P, -1))
@@ -138,7 +151,6 @@ def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: t
     return made
 
 
-@functools.cache
 def room(tokens: int, topk: int, experts: int, ranks: int) -> tuple[int, int]:
     """How many rows and pairs could come to a rank: each rank's tokens, each to as many of its experts as it
     can choose."""
@@ -210,6 +222,7 @@ SMALL: tuple[dict[str, Any], ...] = (
     {"tokens": 12, "hidden": 16, "topk": 4, "experts": 12, "choice": "few"},
     {"tokens": 11, "hidden": 24, "topk": 8, "experts": 9, "choice": "drop", "uneven": True},
     {"tokens": 5, "hidden": 1100, "topk": 2, "experts": 2},
+    {"tokens": 1, "hidden": 700, "topk": 2, "experts": 4},
 )
 #: and measured with
 MEASURED: tuple[dict[str, Any], ...] = (

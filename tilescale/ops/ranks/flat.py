@@ -17,8 +17,8 @@ from tilescale.ops.ranks import picks
 
 #: bytes that are added together, in registers: of all ranks
 ADDED = 64 << 10
-#: of four blocks so many put where a tensor is large, the others take what arrives: on an H200 32 blocks of 132
-#: fill the links (303 of 349 GB/s)
+#: of four blocks so many put where a tensor is large, the others take what arrives. On 2 H100 64 MB a rank
+#: were gathered in 276 µs with 0, 213 with 1 and 204 with 2
 GIVERS = 2
 #: dtypes that sums are taken of
 SUMMED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -69,9 +69,9 @@ BLOCKS = tuple({"blocks": n} for n in (8, 16, 32, 64, None))
 
 
 def cut(size: int, itemsize: int, units: int, world: int = 2) -> Cut:
-    """For ``size`` bytes to each of ``world`` ranks on ``units`` multiprocessors: a vector of 16 bytes a thread
-    for small messages, whose time is the trip's; for large ones a put or two of each block to each rank, of
-    16 to 256 KB, since the release behind each costs microseconds."""
+    """For ``size`` bytes to each of ``world`` ranks on ``units`` multiprocessors: a vector of 16 bytes a
+    thread for small messages, whose time is the trip's; for large ones a put or two of each block to each
+    rank, of 16 to 256 KB, since the release behind each costs microseconds."""
     if size <= 256 << 10:
         put = 2 << 10
         return Cut(put // itemsize, put // itemsize, max(1, min(units, -(-size // put))), 128)

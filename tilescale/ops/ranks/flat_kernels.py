@@ -87,6 +87,25 @@ def gather(
     return all_gather_direct if direct else all_gather
 
 
+def gather_by_packets(world: int, P: int, blocks: int, threads: int, dtype: str, align: int) -> Any:
+    """The same in packets, which need no signal, and no flags where a launch begins and ends. A block has
+    ``P`` numbers of each rank; box (world, blocks · P) is at least as wide as C."""
+    n, m = T.dynamic("n", multiple_of=align), T.dynamic("m", multiple_of=align)
+
+    @T.prim_func
+    def all_gather(
+        A: T.Tensor((m,), dtype), box: T.Packets((world, blocks * P), dtype), C: T.Tensor((world, n), dtype)
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
+            mine, all = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
+            T.copy(A[b * P], mine)
+            T.put_packets(mine, box[rank, b * P])
+            T.get_packets(box[0:world, b * P : (b + 1) * P], all)
+            T.copy(all, C[0, b * P])
+
+    return all_gather
+
+
 @T.macro
 def hand_out(
     A: Any, parts: Any, n: Any, Q: int, b: Any, blocks: int, rank: Any, size: Any, given: Any, blocking: bool
@@ -163,6 +182,38 @@ def scatter_sum(
                                 add_parts(parts, X, rank * n + at, at, P, rank, part, acc)
                                 finished(acc, add if bias else None, at, activation)
                                 T.copy(acc, C[at])
+
+    return reduce_scatter
+
+
+def scatter_by_packets(
+    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str,
+) -> Any:  # fmt: skip
+    """The same of equal parts X (world, n), in packets, as `by_packets`."""
+    n = T.dynamic("n", multiple_of=align)
+
+    @T.prim_func
+    def reduce_scatter(
+        X: T.Tensor((world, n), dtype),
+        box: T.Packets((world, blocks * P), dtype),
+        add: T.Tensor((max(1, bias),), out),
+        C: T.Tensor((n,), out),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, size):
+            mine, parts = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
+            acc = T.alloc_fragment((P,), "float32")  # packets have no float64
+            for hop in T.serial(size):
+                owner = (rank + 1 + hop) % size  # the next one first, this one last
+                T.copy(X[owner, b * P], mine)
+                T.put_packets(mine, box[rank, b * P], dst=owner)
+            T.get_packets(box[0:world, b * P : (b + 1) * P], parts)
+            T.clear(acc)
+            for i in T.Parallel(P):
+                for r in T.serial(world):
+                    acc[i] += T.cast(parts[r, i], "float32")
+            finished(acc, add if bias else None, b * P, activation)
+            T.copy(acc, C[b * P])
 
     return reduce_scatter
 

@@ -1,8 +1,8 @@
 """``all_gather(x)``: everyone's rows, one rank's behind another's, on every rank.
 
-Each rank's blocks put pieces of x to all others and copy what arrives into the result; a result that lies in
-symmetric memory is put into directly. Beyond some size NCCL's gather is faster and is called where torch has
-a process group of these ranks (`choose`): the same bytes arrive.
+The smallest go in packets, which are their own signal. Of larger ones each rank's blocks put pieces of x to
+all others and copy what arrives into the result; a result that lies in symmetric memory is put into directly.
+NCCL's gather is called where it is asked for, or the larger the better (`choose`): the same bytes arrive.
 """
 
 from __future__ import annotations
@@ -18,22 +18,32 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
-from tilescale.ops.ranks import flat
+from tilescale.ops.ranks import engine, flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
-from tilescale.ops.ranks.flat_kernels import gather
+from tilescale.ops.ranks.flat_kernels import gather, gather_by_packets
 from tilescale.ops.ranks.groups import Group, filled, gather_into, library, rows_of, share, team_of, total
 from tilescale.ops.ranks.workspace import workspace
 
-#: bytes of a rank's part from which NCCL's gather is faster. On 4 H200, 2026-11-22, stores by 132 blocks of a
-#: hand-written kernel against NCCL, GB/s: 212 / 91 at 1 MB, 346 / 333 at 64 MB, 344 / 354 at 512 MB
-LARGE = 256 << 20
+#: bytes of a rank's part, times the other ranks, up to which packets are taken; bytes from which NCCL's
+#: gather is, and copy engines. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.3 µs in
+#: packets, 15.7 without; 512 MB went at 363 GB/s, NCCL's at 270, by engines into symmetric memory at 379
+TINY, LARGE, ENGINE = 1 << 20, 4 << 30, 128 << 20
+#: bytes up to which packets are measured: their blocks are resident together
+PACKETS = 1 << 20
+#: bytes of a block's packets for each rank
+EACH = 1024
 
-WAYS = ("kernel", "library")
+WAYS = ("packets", "kernel", "engine", "library")
 
 
-def choose(size: int, distributed: bool) -> str:
-    """How ``size`` bytes a rank are gathered: "kernel", or "library" where there is one."""
-    return "library" if distributed and size >= LARGE else "kernel"
+def choose(size: int, distributed: bool, world: int = 2, reached: bool = False) -> str:
+    """How ``size`` bytes a rank are gathered: "packets", "kernel", "engine" into a result that is ``reached``
+    by peers, or "library" where there is one."""
+    if reached and size >= ENGINE:
+        return "engine"
+    if distributed and size >= LARGE:
+        return "library"
+    return "packets" if size * (world - 1) <= TINY and size % 4 == 0 else "kernel"
 
 
 @host.checked
@@ -54,8 +64,10 @@ def all_gather(
         rows: all ranks' m together, split as torch.chunk does; without it every rank has as many.
         out: (rows, …), contiguous, takes the result; in symmetric memory (`comm.empty`) it is written without
             a copy.
-        how: "kernel" or "library" where the choice by size is not wanted.
-        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for.
+        how: "packets" (of rows of whole words of four bytes), "kernel", "engine" (copy engines, into a result
+            in symmetric memory) or "library" where the choice by size is not wanted.
+        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
+            as many blocks as a part has kilobytes, and are not chosen where this is given.
 
     Raises:
         TileValueError, TileTypeError: what does not fit; a library without a process group.
@@ -71,15 +83,26 @@ def all_gather(
     torch_group = library(group, team, x)
     size = each * inner * x.element_size()
     kept = flat.kept(team, "all_gather", x, blocks, size=size)
-    way = how or flat.allowed(kept, torch_group) or choose(size, torch_group is not None)
-    if way not in WAYS or (way == "library" and torch_group is None):
-        raise TileValueError(
-            f"how={how!r}", expected='"kernel", or "library" where torch has a process group of these ranks'
-        )
-    if M * inner == 0:
-        return out if out is not None else x.new_empty(shape)
     # Only the last ranks have fewer rows: the result is the front of n equal parts.
     fits = out is not None and M == each * team.size and out.data_ptr() % 16 == 0
+    reached = fits and symmetric(out, team)
+    able = {
+        "packets": inner * x.element_size() % 4 == 0,
+        "kernel": True,
+        "engine": reached,
+        "library": torch_group is not None,
+    }
+    way = how or flat.allowed(kept, torch_group) or choose(size, torch_group is not None, team.size, reached)
+    if how is not None and not able.get(how, False):
+        raise TileValueError(
+            f"how={how!r} of rows of {inner * x.element_size()} bytes",
+            expected='"kernel"; "packets" of rows of whole words of 4 bytes; "engine" into equal parts in '
+            'symmetric memory; "library" where torch has a process group of these ranks',
+        )
+    if not able[way] or (way == "packets" and how is None and kept["blocks"] is not None):
+        way = "kernel"
+    if M * inner == 0:
+        return out if out is not None else x.new_empty(shape)
     whole = out if fits and out is not None else x.new_empty(each * team.size, *x.shape[1:])
     gathered(x.contiguous(), whole, M, team, way, torch_group, kept["blocks"])
     if out is None:
@@ -101,8 +124,19 @@ def gathered(
         part = whole.shape[0] // team.size
         gather_into(whole, filled(x, part), torch_group)
         return
+    if way == "engine":
+        engine.push(x, whole, team)
+        return
     inner = math.prod(x.shape[1:]) * x.element_size()
     size = whole.shape[0] // team.size * inner
+    if way == "packets":
+        a, c = flat.row(x, torch.int32), flat.row(whole, torch.int32).view(team.size, -1)
+        blocks = 1 << (-(-size // EACH) - 1).bit_length()  # few serve all sizes
+        cut_up = {"world": team.size, "P": EACH // 4, "blocks": blocks, "threads": 128, "dtype": "int32"}
+        box = workspace(team).box(a, blocks * EACH // 4)
+        align = math.gcd(16, size, rows * inner) // 4
+        host.launch(gather_by_packets, (a, box, c), **cut_up, align=align)
+        return
     kind, align = flat.words(size, rows * inner)
     a, c = flat.row(x, kind), flat.row(whole, kind).view(team.size, -1)
     cut = flat.cut(size, a.element_size(), flat.multiprocessors(x.device, blocks), team.size)
@@ -118,7 +152,7 @@ def gathered(
         host.launch(gather, (a, g, arrived, c), **what)
 
 
-def symmetric(tensor: torch.Tensor, team: Team) -> bool:
+def symmetric(tensor: Any, team: Team) -> bool:
     """Whether peers of the team reach a tensor. Ranks must agree on that, as on all symmetric memory."""
     backend = comm.behind()
     found = None if backend is None else backend.find(tensor.data_ptr())
@@ -168,6 +202,22 @@ def by_library(x: torch.Tensor, group: Any, rows: int | None = None, **_: Any) -
     return call
 
 
+def timed(out: torch.Tensor, symmetric: bool = False, **drawn: Any) -> Callable[[], torch.Tensor]:
+    """The call that is timed; ``symmetric``: into memory that peers reach."""
+    out = comm.empty(tuple(out.shape), out.dtype) if symmetric else out
+    return lambda: all_gather(**drawn, out=out)
+
+
+def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]]:
+    size = _size(world, **shape)
+    found: dict[str, dict[str, Any]] = {"packets": {"how": "packets"}} if size <= PACKETS else {}
+    found |= {"kernel": {"how": "kernel"}, "library": {"how": "library"}}
+    if shape["rows"] % world == 0:
+        found["kernel, symmetric"] = {"how": "kernel", "symmetric": True}
+        found["engine, symmetric"] = {"how": "engine", "symmetric": True}
+    return found
+
+
 def _size(world: int, rows: int, columns: int, dtype: str = "bfloat16", **_: Any) -> int:
     return share(rows, world) * columns * getattr(torch, dtype).itemsize
 
@@ -175,6 +225,8 @@ def _size(world: int, rows: int, columns: int, dtype: str = "bfloat16", **_: Any
 def pick(world: int, units: int = 132, kept: Any = None, how: str | None = None, **shape: Any) -> Pick:
     size, kept = _size(world, **shape), kept or {}
     way = how or kept.get("how") or choose(size, True)
+    if way == "packets":
+        return Pick(way, 1 << (-(-size // EACH) - 1).bit_length())
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 
@@ -184,9 +236,10 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     pick=pick,
-    ways=lambda **_: {way: {"how": way} for way in WAYS},
+    ways=ways,
+    timed=timed,
     base=lambda world, units=132, **shape: {"how": choose(_size(world, **shape), True), "blocks": None},
-    knobs=lambda **_: (({"how": "kernel"}, {"how": "library"}), flat.BLOCKS),
+    knobs=lambda **_: (tuple({"how": way} for way in WAYS if way != "engine"), flat.BLOCKS),
     shape_of=lambda world, **shape: {"size": _size(world, **shape)},
     cases=(
         *(
@@ -199,6 +252,15 @@ OP = RankOp(
                 (2000, 33, "bfloat16"),
                 (300, 8, "int64"),
                 (1301, 401, "bfloat16"),
+            )
+        ),
+        *(
+            Case({"rows": rows, "columns": columns, "dtype": dtype, "how": how}, small=True)
+            for rows, columns, dtype, how in (
+                (24, 64, "bfloat16", "kernel"),
+                (7, 1000, "float16", "kernel"),
+                (333, 36, "int8", "packets"),
+                (2000, 34, "bfloat16", "packets"),
             )
         ),
         *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),

@@ -65,15 +65,17 @@ PIECES = ((64, 512), (64, 1024), (32, 1024), (128, 1024))
 
 @functools.cache
 def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
-    """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`), not by
-    measurements: so far no machine with several GPUs ran it. A hand-written kernel gained 12 % by four
+    """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`). Few rows are
+    gathered in no time by 2 H100: N = 28672, K = 8192 took 419 µs fused and 381 apart at M = 512, 704 and 712
+    at 1024, 1402 and 1455 at 2048. A hand-written kernel gained 12 % by four
     groups where M was 512, and 15 % and more by pulls, whose loads wait for their data and do not queue in
     front of the product's (4 H200, 2026-11-22). On one GPU, without links, pulls take 0.52 of the time of
     puts at 8192 × 2560 × 8192, 0.78 at 4096 × 5504 × 4096 and 1.08 at 512 × 14336 × 8192
     (tests/bench/results/gather_alone.json)."""
     groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 1)
     pull = dtype != "float32" and M > 1024  # kernels of tensor cores have warps to spare
-    return Config(worthwhile(M, N, K), pull, groups=groups, **tiles(M, N, K, dtype, units))
+    fused = worthwhile(M, N, K) and (world > 2 or M > 512)
+    return Config(fused, pull, groups=groups, **tiles(M, N, K, dtype, units))
 
 
 # ---- the kernel

@@ -76,7 +76,7 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     fused = worthwhile(M, N, K) and share(M, world) >= 64
     cut = tiles(M, N, K, dtype, units)
     count = ceil_div(share(M, world), cut["BM"]) * ceil_div(N, cut["BN"])
-    return Config(fused=fused, **cut, **in_turn(count, cut["blocks"]))
+    return Config(fused=fused, **cut, **in_turn(count, cut["blocks"], world))
 
 
 # ---- the kernel

@@ -46,6 +46,19 @@ def team_of(group: Group) -> Team:
     return made
 
 
+def members_of(group: Any) -> tuple[int, ...] | None:
+    """The ranks of a process group or of a mesh of one axis, in their order; None of one that was
+    destroyed."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return None
+    try:
+        found = group.get_group() if type(group).__name__ == "DeviceMesh" else group
+        return tuple(distributed.get_process_group_ranks(found))
+    except (KeyError, RuntimeError, ValueError):  # as versions of torch say that there is no such group
+        return None
+
+
 def library(group: Group, team: Team, x: torch.Tensor) -> Any:
     """The process group with these ranks in this order, whose library (NCCL on GPUs, gloo) may take a call of
     x; None where there is none."""

@@ -2,8 +2,8 @@
 
 A variant is a list of calls, one for each set of arguments; the sets take more than twice a GPU's L2 cache
 together, so that no call finds its inputs there. Of small arguments there are `MOST` sets: a graph has one
-call of each, and before a replay other bytes fill the L2 cache. On GPUs the calls of a variant are captured in
-a CUDA graph.
+call of each, and before a replay other bytes fill the L2 cache. On GPUs the calls of a variant are captured
+in a CUDA graph.
 Before each replay the ranks meet on the device, behind a pause in which every host submits; so no rank waits
 for another one's host inside the timing, and flags, the clearing of counters, a launch's end and all copies
 are inside. A figure is the median over replays of the slowest rank's time. Replays of all variants take

@@ -24,11 +24,13 @@ from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: bytes up to which packets are taken, up to which one shot is faster than two, and from which NCCL may be.
-#: On 4 H200, 2026-11-22, hand-written kernels in packets took 2.3 µs at 8 KB and 2.9 at 64 KB (NCCL 9.6 and
-#: 10.8), their turning point to two shots was 256 KB, and at 4 MB they took 21.5 µs, NCCL 39.9
-TINY, SMALL, LARGE = 128 << 10, 256 << 10, 256 << 20
-#: bytes up to which packets are measured: their blocks, of a kilobyte each, all wait and so are resident together
+#: bytes up to which packets are taken, and the same times the other ranks; up to which one shot is faster
+#: than two, and from which NCCL may be. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), packets
+#: took 6.3 µs at 512 KB, one shot 14.2, NCCL 12.8. By hand on 4 H200 two shots were faster from 256 KB on
+TINY, MANY, SMALL, LARGE = 512 << 10, 3 << 19, 256 << 10, 256 << 20
+#: bytes from which two ranks take two shots: 250 µs against 261 at 64 MB, 30 against 29 at 4 MB
+TWO = 16 << 20
+#: bytes up to which packets are measured: their blocks, of a kilobyte each, are resident together
 PACKETS = 1 << 20
 
 
@@ -37,9 +39,11 @@ def choose(size: int, world: int, order: str, distributed: bool) -> str:
     may add as it likes."""
     if distributed and order == "any" and size >= LARGE:
         return "library"
-    if size <= TINY:
+    if size <= TINY and size * (world - 1) <= MANY:
         return "packets"
-    return "one_shot" if size <= SMALL or world <= 2 else "two_shot"
+    if world == 2:
+        return "one_shot" if size < TWO else "two_shot"
+    return "one_shot" if size <= SMALL else "two_shot"
 
 
 @host.checked

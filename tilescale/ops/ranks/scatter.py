@@ -19,20 +19,26 @@ from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
-from tilescale.ops.ranks.flat_kernels import scatter_sum
+from tilescale.ops.ranks.flat_kernels import scatter_by_packets, scatter_sum
 from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: bytes of a rank's result from which NCCL's is faster. On 4 H200, 2026-11-22, pulls by 8 blocks of a
-#: hand-written kernel against NCCL, GB/s: 192 / 98 at 1 MB, 325 / 299 at 64 MB, 327 / 341 at 512 MB
-LARGE = 256 << 20
+#: bytes of a rank's result up to which packets are taken by two ranks, and from which NCCL's is. On 2 H100,
+#: 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at
+#: 357 GB/s, NCCL's at 262
+TINY, LARGE = 1 << 20, 4 << 30
+#: bytes of a block's packets for each rank; bytes up to which they are measured: their blocks are resident
+#: together
+EACH, PACKETS = 1024, 1 << 20
 
 
-def choose(size: int, order: str, distributed: bool) -> str:
-    """How ``size`` bytes a rank are scattered: "kernel", or "library" where there is one and it may add as it
-    likes."""
-    return "library" if distributed and order == "any" and size >= LARGE else "kernel"
+def choose(size: int, order: str, distributed: bool, world: int = 2, even: bool = True) -> str:
+    """How ``size`` bytes a rank are scattered: "packets", which take equal parts, "kernel", or "library"
+    where there is one and it may add as it likes."""
+    if distributed and order == "any" and size >= LARGE:
+        return "library"
+    return "packets" if even and size * (world - 1) <= TINY else "kernel"
 
 
 @host.checked
@@ -54,8 +60,10 @@ def reduce_scatter(
         order: "rank": the parts are added in the order of ranks; "any": also as torch's library does, which
             may round on its way.
         out: (m, …), contiguous, takes the result.
-        how: "kernel" or "library" where the choice by size is not wanted.
-        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for.
+        how: "packets" (of equal parts, and not of float64), "kernel" or "library" where the choice by size is
+            not wanted.
+        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
+            as many blocks as a part has kilobytes, and are not chosen where this is given.
 
     Returns:
         (m, …): rows r·c to min((r + 1)·c, M) on rank r of n, c = ceil(M / n), as torch.chunk splits them.
@@ -73,14 +81,17 @@ def reduce_scatter(
     torch_group = library(group, team, x)
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
     kept = flat.kept(team, "reduce_scatter", x, blocks, size=size, order=order)
-    choice = flat.allowed(kept, torch_group) or choose(size, order, torch_group is not None)
-    way = flat.way(how, choice, ("kernel",), order, torch_group)
+    even = M % team.size == 0 and x.dtype != torch.float64  # a packet's word has four bytes of data
+    choice = flat.allowed(kept, torch_group) or choose(size, order, torch_group is not None, team.size, even)
+    if choice == "packets" and kept["blocks"] is not None:
+        choice = "kernel"
+    way = flat.way(how, choice, ("packets", "kernel") if even else ("kernel",), order, torch_group)
     if x.numel() == 0:
         return c
     if way == "library":
         c.copy_(by_library(x, torch_group)())
     else:
-        scattered(x, c, M, team, blocks=kept["blocks"])
+        scattered(x, c, M, team, blocks=kept["blocks"], way=way)
     return c
 
 
@@ -92,11 +103,22 @@ def scattered(
     bias: torch.Tensor | None = None,
     activation: str = "",
     blocks: int | None = None,
+    way: str | None = None,
 ) -> None:
-    """c = act(this rank's rows of the sum + bias)."""
+    """c = act(this rank's rows of the sum + bias). ``way``: "packets" or "kernel"; by the size without."""
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
+    even = M % team.size == 0 and x.dtype != torch.float64
+    if (way or choose(n * x.element_size(), "rank", False, team.size, even)) == "packets":
+        each = EACH // x.element_size()
+        boxes = 1 << (-(-n // each) - 1).bit_length()  # few serve all sizes
+        what = flat.constants(flat.Cut(each, each, boxes, 128), team.size, x, c, bias, activation, n)
+        del what["Q"]
+        box = workspace(team).box(x, boxes * each)
+        host.launch(scatter_by_packets, (a.view(team.size, n), box, biased(bias, c), landing), **what)
+        flat.landed(landing, c)
+        return
     units = flat.multiprocessors(x.device, blocks)
     cut = flat.cut(n * x.element_size(), x.element_size(), units, team.size)
     space = workspace(team)
@@ -156,11 +178,23 @@ def _size(world: int, rows: int, columns: int, dtype: str = "bfloat16", **_: Any
     return share(rows, world) * columns * getattr(torch, dtype).itemsize
 
 
+def _even(world: int, rows: int, dtype: str = "bfloat16", **_: Any) -> bool:
+    return rows % world == 0 and dtype != "float64"
+
+
+def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]]:
+    small = _size(world, **shape) <= PACKETS and _even(world, **shape)
+    found: dict[str, dict[str, Any]] = {"packets": {"how": "packets"}} if small else {}
+    return found | {"kernel": {"how": "kernel"}, "library": {"how": "library", "order": "any"}}
+
+
 def pick(
     world: int, order: str = "rank", units: int = 132, kept: Any = None, how: str | None = None, **shape: Any
 ) -> Pick:
-    size, kept = _size(world, **shape), kept or {}
-    way = how or kept.get("how") or choose(size, order, True)
+    size, kept, even = _size(world, **shape), kept or {}, _even(world, **shape)
+    way = how or kept.get("how") or choose(size, order, True, world, even)
+    if way == "packets":
+        return Pick(way, 1 << (-(-size // EACH) - 1).bit_length())
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 
@@ -170,12 +204,12 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     pick=pick,
-    ways=lambda **_: {"kernel": {"how": "kernel"}, "library": {"how": "library", "order": "any"}},
+    ways=ways,
     base=lambda world, units=132, order="rank", **shape: {
-        "how": choose(_size(world, **shape), order, True),
+        "how": choose(_size(world, **shape), order, True, world, _even(world, **shape)),
         "blocks": None,
     },
-    knobs=lambda **_: (flat.BLOCKS,),
+    knobs=lambda **_: (({"how": "packets"}, {"how": "kernel"}), flat.BLOCKS),
     shape_of=lambda world, order="rank", **shape: {"size": _size(world, **shape), "order": order},
     cases=(
         *(
@@ -190,6 +224,8 @@ OP = RankOp(
                 (1301, 401, "bfloat16"),
             )
         ),
+        Case({"rows": 24, "columns": 64, "dtype": "bfloat16", "how": "kernel"}, small=True),
+        Case({"rows": 840, "columns": 37, "dtype": "float32", "how": "packets"}, small=True),
         *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),
         *(Case({"rows": rows, "columns": 8192}, bar=1.0) for rows in (64, 1024, 16384, 131072)),
     ),

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,14 @@ def release(group: Group = None) -> None:
     """Gives back the symmetric memory of a group's operations; collective. The next operation takes new
     memory. CUDA graphs that were captured before must not be replayed."""
     _of_team.pop(team_of(group), None)
+
+
+def _dropped(teams: Iterable[Team]) -> None:
+    for team in teams:
+        _of_team.pop(team, None)
+
+
+comm.at_finalize(_dropped)
 
 
 class Workspace:
