@@ -187,6 +187,19 @@ def guard_iteration(refuse: Callable[[Any], Any]) -> None:
     ir.Expr.__iter__ = refuse
 
 
+def give_words(dtype: Callable[[Any], Any], astype: Callable[[Any, Any], Any]) -> None:
+    """What a value may be asked for: ``x.dtype``, ``x.astype(dtype)``."""
+    of_buffer = ir.Var.dtype.fget  # a buffer's variable has one already
+    ir.Expr.dtype = property(dtype)
+    ir.Var.dtype = property(lambda e: dtype(e) if isinstance(e.ty, ir.PrimType) else of_buffer(e))
+    ir.Expr.astype = astype
+
+
+#: TVM's older name of its expressions, which programs write in annotations
+if not hasattr(tirx, "PrimExpr"):
+    setattr(tirx, "PrimExpr", ir.Expr)  # noqa: B010  # no name that a checker finds there
+
+
 def register_op(name: str, *, pure: bool = False) -> None:
     """Registers an operation of the tile language, printed by its own name. Impure ones are never moved or
     removed by TVM."""
@@ -200,6 +213,7 @@ __all__ = [
     "IF_THEN_ELSE",
     "REINTERPRET",
     "TVM_VERSION",
+    "give_words",
     "guard_equality",
     "guard_iteration",
     "ir",

@@ -67,6 +67,8 @@ class Builder:
         self.scales: list[str] = []
         #: the open reducers of T.attr (ops/allreduce.py)
         self.reducers: list[Any] = []
+        #: what T.rng_rand draws from (ops/random.py)
+        self.random: Any = None
         #: how many T.ws are open (frontend/groups.py)
         self.by_hand = 0
         #: the open teams (compiler/ops/team.py), the innermost last

@@ -12,7 +12,15 @@ from typing import Any, NoReturn
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant, simplify
-from tilescale.compiler.tvm_compat import guard_iteration, ir, is_expr, structural_map, structural_walk, tirx
+from tilescale.compiler.tvm_compat import (
+    give_words,
+    guard_iteration,
+    ir,
+    is_expr,
+    structural_map,
+    structural_walk,
+    tirx,
+)
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, canonical, dtype
 from tilescale.language.symbolic import COMPARE, Sym, SymExpr, settle
@@ -376,6 +384,7 @@ def _refuse_iteration(value: Any) -> Any:
 
 
 guard_iteration(_refuse_iteration)
+give_words(lambda e: dtype_of(e), lambda e, dt: convert(e, canonical(dt)))
 
 
 class Variable(_Arithmetic):

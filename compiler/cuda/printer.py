@@ -116,9 +116,9 @@ class CudaPrinter(CPrinter):
 
     def includes(self) -> Iterable[str]:
         """CUDA's headers for the 16-bit floats, ours for everything else; only what is used."""
-        if "float16" in self.used:
+        if "float16" in self.used or self.kernel.imported:
             yield "#include <cuda_fp16.h>"
-        if "bfloat16" in self.used:
+        if "bfloat16" in self.used or self.kernel.imported:
             yield "#include <cuda_bf16.h>"
         if self.kernel.team and self.kernel.remote:
             yield "#define TS_NVSHMEM"
@@ -159,6 +159,8 @@ class CudaPrinter(CPrinter):
                 yield from function_text(name.removeprefix("ts::")).splitlines()
             yield "}  // namespace ts"
             yield ""
+        for text in self.kernel.imported:
+            yield from (*text.strip("\n").split("\n"), "")
 
     def x_BitwiseOr(self, e: Any) -> Text:
         """``x & mask | set`` of 32 bits with two constants is one instruction, which ptxas does not see by

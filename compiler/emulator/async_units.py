@@ -274,9 +274,14 @@ class AsyncUnits:
                     s.awaited()
                 self.stores[issuer].remove(s)
 
-    def fenced(self, cells: Any) -> None:
-        """What threads wrote to ``cells`` is there for the asynchronous proxy."""
-        if (self.arena.unfenced[cells] >= 0).any():
+    def fenced(self, cells: Any, reader: int | None = None) -> None:
+        """What threads wrote to ``cells`` is there for the asynchronous proxy: its writers have made a proxy
+        fence behind it, or the warpgroup that lets the engine read has since it met them (PTX ISA 9.0,
+        "Causality order")."""
+        closed = self.arena.unfenced[cells] >= 0
+        if reader is not None:
+            closed &= (self.arena.seen[cells] >> reader & 1) == 0
+        if closed.any():
             raise EmulationError(
                 "an engine reads what a thread wrote, without fence.proxy.async between them"
             )
@@ -297,7 +302,7 @@ class AsyncUnits:
                 raise EmulationError("a matrix descriptor reaches beyond shared memory")
             if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
                 p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
-                self.fenced(cells)
+                self.fenced(cells, p.block.first // WARPGROUP + p.key[1])
             made.append(np.ascontiguousarray(self.arena.data[cells]).view(numerics.storage(dtype))[..., 0])
         return made[0], made[1]
 
@@ -421,6 +426,12 @@ def barrier_arrive(b: Any, m: Any, where: Any) -> None:
     b.units.yields()
 
 
+def copies_arrive(b: Any, m: Any, where: Any) -> None:
+    """An arrival of each thread, behind its copies by cp.async."""
+    b.units.copies.own(b, m)
+    barrier_arrive(b, m, where)
+
+
 def barrier_expect_tx(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads expect bytes")
@@ -517,6 +528,13 @@ def fence_proxy(b: Any, m: Any) -> None:
     fences = np.zeros(len(b.everyone) + 1, bool)  # the last one is of cells that nobody wrote: -1
     fences[np.flatnonzero(m) + b.first] = True
     unfenced[fences[unfenced]] = -1
+    arena, left = b.units.arena, np.flatnonzero(unfenced >= 0)
+    if left.size:
+        whole = m[: len(m) // WARPGROUP * WARPGROUP].reshape(-1, WARPGROUP).all(1)
+        for g in np.flatnonzero(whole):
+            first = g * WARPGROUP + b.first
+            met = b.ordered(arena.writer[left], np.full(left.shape, first), arena.written[left])
+            arena.seen[left[met]] |= np.uint32(1 << (first // WARPGROUP))
     if (looked := b.units.arena.looked) is not None:
         whole = np.flatnonzero(m[: len(m) // WARP * WARP].reshape(-1, WARP).all(1))
         looked[whole + b.first // WARP] = False
@@ -676,6 +694,7 @@ def find(name: str) -> Callable[..., Any] | None:
         return waited(int(number.partition(",")[0]))
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::cp_async_commit": lambda b, m: b.units.copies.commit(m),
+        "ts::cp_async_arrive": copies_arrive,
         "ts::mbarrier_init": barrier_init,
         "ts::mbarrier_expect": barrier_expect,
         "ts::mbarrier_wait": barrier_wait,

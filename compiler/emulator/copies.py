@@ -102,6 +102,17 @@ class Copies:
         done = []
         while len(self.groups) > pending:
             done += self.groups.pop(0)
+        self._complete(b, done)
+
+    def own(self, b: Any, m: Any) -> None:
+        """Those of these threads that belong to no group yet are complete."""
+        done = [p for p in self.open if m[p.who].all()]
+        if any(m[p.who].any() and not m[p.who].all() for p in self.open):
+            raise EmulationError("some of the threads that copied together arrive for their copies")
+        self.open = [p for p in self.open if not m[p.who].any()]
+        self._complete(b, done)
+
+    def _complete(self, b: Any, done: list[Part]) -> None:
         for p in done:
             self.coming[p.cells] = False
         for p in done:

@@ -38,6 +38,8 @@ class Memory:
         self.by_warp: Any = None
         #: the thread whose write the asynchronous proxy does not see yet
         self.unfenced = np.full(self.cells, -1, np.int32)
+        #: the warpgroups, as bits, that have made a proxy fence behind a write that they have met
+        self.seen = np.zeros(self.cells, np.uint32)
         #: (warp, cell): read by threads of the warp, which have not made a proxy fence since
         self.looked: Any = None
 
@@ -214,7 +216,7 @@ class Block:
                 bad = np.sort(np.concatenate([bad, several]))
             self._refuse(bad, mem, cells, last, who, "reads")
             mem.writer[cells], mem.written[cells] = who, now
-            mem.unfenced[cells] = who
+            mem.unfenced[cells], mem.seen[cells] = who, 0
             again = mem.writer[cells]
             self._refuse(np.flatnonzero(again != who), mem, cells, again, who, "also writes")
         else:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -73,13 +74,13 @@ class ws:
         b.emit(tirx.AttrStmt(ir.StringImm(names), MARK, tirx.IntImm("int32", 0), body, b.span(self.loc)))
 
 
-def by_warpgroup(body: Any, builder: bld.Builder) -> Any:
+def by_warpgroup(body: Any, threads: int, builder: bld.Builder) -> Any:
     """The kernel's body with a program for each warpgroup; as it is without T.ws.
 
     Raises:
-        TileSyntaxError: what all threads do stands between T.ws; a fragment of several warpgroups.
+        TileSyntaxError: what all threads do stands between T.ws; a fragment that all threads touch, too.
     """
-    return _Groups(builder).kernel(body) if _has(body) else body
+    return _Groups(threads, builder).kernel(body) if _has(body) else body
 
 
 def _has(s: Any) -> bool:
@@ -100,9 +101,57 @@ def _touched(s: Any) -> set[Any]:
     return found
 
 
+def at_block(c: Any) -> bool:
+    """Whether a call is of an operation that the block does."""
+    return c.attrs is not None and "executor" in c.attrs and str(c.attrs["executor"]) == "block"
+
+
+def of_warpgroup(s: Any) -> Any:
+    """A statement of the block's as one of a warpgroup's."""
+
+    def call(c: Any) -> Any:
+        if not at_block(c) or find(c) is None:
+            return c
+        attrs = {k: ("warpgroup" if k == "executor" else v) for k, v in c.attrs.items()}
+        return ir.Call(c.op, list(c.args), attrs=attrs, ret_ty=c.ty, span=c.span)
+
+    return structural_map(s, (ir.Call, call))
+
+
+def _free_barrier(parts: list[Any]) -> int:
+    """The number of a barrier that the author does not name."""
+    used: set[int] = set()
+
+    def look(c: Any) -> None:
+        if getattr(c.op, "name", "") == "ts.sync_threads":
+            used.add(int(c.attrs["barrier"]))
+
+    for s in parts:
+        structural_walk(s, (ir.Call, look))
+    return next(n for n in range(1, len(used) + 2) if n not in used)
+
+
+def _is_held(buffer: Any) -> bool:
+    return buffer.ty.storage_scope in _HELD
+
+
+def _written(s: Any) -> set[Any]:
+    """What is written in a statement."""
+    found: set[Any] = set()
+    structural_walk(s, (tirx.BufferStore, lambda x: found.add(x.buffer)))
+
+    def call(c: Any) -> None:
+        found.update(a.region.source for a in effects_of(c) if a.mode != "read")
+
+    structural_walk(s, (ir.Call, call))
+    return found
+
+
 class _Groups:
-    def __init__(self, builder: bld.Builder):
-        self.builder = builder
+    def __init__(self, threads: int, builder: bld.Builder):
+        self.threads, self.builder = threads, builder
+        self.members: list[int] = []  # warpgroups that have a T.ws
+        self.barrier = 1  # at which all of them meet
 
     def kernel(self, s: Any) -> Any:
         """Down to the statements of the launch."""
@@ -116,38 +165,67 @@ class _Groups:
     def split(self, parts: list[Any]) -> Any:
         marked = [k for k, p in enumerate(parts) if _has(p)]
         front, middle, tail = parts[: marked[0]], parts[marked[0] : marked[-1] + 1], parts[marked[-1] + 1 :]
-        groups = sorted({g for p in middle for g in self.groups(p)})
-        owner: dict[Any, int] = {}
-        for g in groups:
-            for buffer in set().union(*(_touched(p) for p in self.of(middle, g))):
-                if buffer.ty.storage_scope in _HELD:
-                    owner[buffer] = -1 if buffer in owner else g
-        around = set().union(*map(_touched, [*front, *tail]), set())
-        for p in [*front, *middle]:
-            if (
-                isinstance(p, tirx.AllocBuffer)
-                and p.buffer in owner
-                and (owner[p.buffer] < 0 or p.buffer in around)
-            ):
+        self.barrier = _free_barrier(parts)
+        groups = self.members = sorted({g for p in middle for g in self.groups(p)})
+        made = {g: self.of(middle, g) for g in groups}
+        held = {b for parts in made.values() for p in parts for b in _touched(p) if _is_held(b)}
+        written = {b for parts in made.values() for p in parts for b in _written(p)}
+        before, behind = (set().union(*map(_touched, x), set()) for x in (front, tail))
+        allocated = [p for p in [*front, *middle] if isinstance(p, tirx.AllocBuffer)]
+        # what the warpgroups only read is all threads' alike; of what they set each goes on with its own
+        own = [p for p in allocated if p.buffer in held and p.buffer not in before | behind]
+        begun = [p for p in allocated if p.buffer in held & written and p.buffer in before | behind]
+        for p in begun:
+            if p.buffer in behind or p.buffer.ty.storage_scope != "local.var":
                 raise TileSyntaxError(
-                    f"{p.buffer.name} is touched by several warpgroups",
+                    f"{self.builder.renames.get(p.buffer, p.buffer.name)} is set by warpgroups, and touched "
+                    "by all threads of the block, too",
                     loc=loc_of(p.span),
-                    expected="registers of one T.ws, or a tile in shared memory",
+                    expected="registers of T.ws alone, or a tile in shared memory",
                 )
-        own = [p for p in [*front, *middle] if isinstance(p, tirx.AllocBuffer) and p.buffer in owner]
         shared = [p for p in front if p not in own]
         shared += [p for p in middle if isinstance(p, tirx.AllocBuffer) and p not in own]
+        copies, mine = self.copied(begun)
         which = tirx.Var(self.builder.unique("warpgroup"), "int32")
         index = ir.Call("ts.scale_index", [ir.StringImm("warpgroup")], ret_ty=ir.PrimType("int32"))
         span = getattr(middle[0], "span", None)
         chosen: Any = None
         for g in reversed(groups):
             test = tirx.EQ(which, tirx.IntImm("int32", g))
-            chosen = tirx.IfThenElse(test, sequence(self.of(middle, g)), chosen, span)
-        inside = sequence([tirx.Bind(which, index, span), *own, chosen])
+            chosen = tirx.IfThenElse(test, sequence([mine(p) for p in made[g]]), chosen, span)
+        inside = sequence([tirx.Bind(which, index, span), *own, *copies, chosen])
         level = tirx.IntImm("int32", SCALES.index("warpgroup"))
         scale = tirx.AttrStmt(ir.StringImm("warpgroup"), "ts.scale", level, inside, span)
         return sequence([*shared, scale, *tail])
+
+    def copied(self, allocated: list[Any]) -> tuple[list[Any], Any]:
+        """Variables of the warpgroup's own that begin with the block's values, and a function that puts them
+        in the place of those."""
+        zero, made, out = tirx.IntImm("int32", 0), {}, []
+        for p in allocated:
+            name = self.builder.renames.get(p.buffer, p.buffer.name)
+            fresh = tirx.decl_buffer((1,), str(p.buffer.ty.dtype), name, scope="local.var", layout=None)
+            self.builder.renames[fresh] = self.builder.unique(name)
+            made[p.buffer] = fresh
+            out.append(tirx.AllocBuffer(fresh, {}, p.span))
+            out.append(tirx.BufferStore(fresh, tirx.BufferLoad(p.buffer, [zero]), [zero], p.span))
+
+        def load(e: Any) -> Any:
+            return tirx.BufferLoad(made[e.source], list(e.indices)) if e.source in made else e
+
+        def region(r: Any) -> Any:
+            return tirx.BufferRegion(made[r.source], list(r.region)) if r.source in made else r
+
+        def store(s: Any) -> Any:
+            return (
+                tirx.BufferStore(made[s.buffer], s.value, list(s.indices), s.span) if s.buffer in made else s
+            )
+
+        def mine(s: Any) -> Any:
+            s = structural_map(s, (ir.TensorLoad, load))
+            return structural_map(structural_map(s, (ir.TensorRegion, region)), (tirx.BufferStore, store))
+
+        return out, mine
 
     def groups(self, s: Any) -> set[int]:
         found: set[int] = set()
@@ -178,13 +256,30 @@ class _Groups:
                 made = self.inner(p, group)
                 out += [] if made is None else [made]
             else:
-                raise TileSyntaxError(
-                    "all threads of the block do this, between what T.ws gives to each warpgroup",
-                    loc=loc_of(getattr(p, "span", None)),
-                    expected="statements in T.ws from the first one to the last",
-                    hint="T.ws of the warpgroup that shall do it, and a barrier of T.alloc_barrier",
-                )
+                out += self.of_all(p, group)
         return out
+
+    def of_all(self, s: Any, group: int) -> list[Any]:
+        """What all threads of the block do between T.ws: the first warpgroup does it, and all of them come
+        before and behind it.
+
+        Raises:
+            TileSyntaxError: it touches registers, or is no copy or the like; a warpgroup has no T.ws.
+        """
+        op = find(s.value) if isinstance(s, tirx.Evaluate) else None
+        whole = self.members == list(range(self.threads // WARPGROUP))
+        if op is None or not op.plain or any(map(_is_held, _touched(s))) or not whole:
+            raise TileSyntaxError(
+                "all threads of the block do this, between what T.ws gives to each warpgroup",
+                loc=loc_of(getattr(s, "span", None)),
+                expected="statements in T.ws from the first one to the last; copies between tensors and "
+                "shared memory, where every warpgroup has a T.ws",
+                hint="T.ws of the warpgroup that shall do it, and a barrier of T.alloc_barrier",
+            )
+        attrs = {"executor": "warpgroup", "reach": "block", "barrier": self.barrier, "count": self.threads}
+        met = ir.Call("ts.sync_threads", [], attrs=attrs, ret_ty=s.value.ty, span=s.span)
+        sync = tirx.Evaluate(met, s.span)
+        return [sync, *([of_warpgroup(s)] if group == self.members[0] else []), sync]
 
     def inner(self, s: Any, group: int) -> Any:
         """A loop or a condition around T.ws."""

@@ -21,11 +21,11 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir.operations import effects_of, find
-from tilescale.compiler.ir.scales import SCALES
+from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.errors import TileSyntaxError
+from tilescale.errors import TileSyntaxError, TileValueError
 
 _THREAD = "thread"
 _HELD = ("local", "local.var")
@@ -43,12 +43,38 @@ def threads_own(body: Any, threads: int, builder: bld.Builder) -> tuple[Any, dic
     if not found.asked(body):
         return body, {}
     found.settle(body)
+    found.refuse_all(body)
     made = found.block(body)
     return made, {rows: own for own, rows in found.rows.items()}
 
 
 def _is_index(e: Any) -> bool:
+    """Whether a call is what makes code a thread's own: its index, or what each thread does by itself."""
+    by_thread = (op := find(e)) is not None and op.by_thread
+    where = str(e.attrs["executor"]) if by_thread else ""
+    own = where == "block" or where == "warpgroup" and op is not None and not op.waits
+    return own or _names_thread(e)
+
+
+def _names_thread(e: Any) -> bool:
     return getattr(e.op, "name", "") == "ts.scale_index" and str(e.args[0].value) == _THREAD
+
+
+def _synchronizes(s: Any) -> bool:
+    """Whether the author orders what threads do in a statement (T.sync_threads of some of them)."""
+    found: list[Any] = []
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if _name(c) == "ts.sync_threads" else None))
+    return bool(found)
+
+
+def _name(c: Any) -> str:
+    return str(getattr(c.op, "name", ""))
+
+
+def _scale(s: Any) -> str:
+    """The executor or the reach that an AttrStmt opens; "" for anything else."""
+    opens = isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale"
+    return SCALES[int(s.value.value)] if opens else ""
 
 
 def _parts(s: Any) -> list[Any]:
@@ -60,6 +86,8 @@ class _Own:
 
     def __init__(self, threads: int, builder: bld.Builder):
         self.threads, self.builder = threads, builder
+        self.group: Any = None  # in T.Scale("warpgroup"): the warpgroup's number
+        self.private: set[Any] = set()  # fragments that only threads' own code touches
         self.names: set[Any] = set()  # bound to values that differ among threads
         self.held: set[Any] = set()  # variables and local memory in which they differ
         self.rows: dict[Any, Any] = {}
@@ -69,11 +97,7 @@ class _Own:
     # --------------------------------------------------------------------------------------------
     def asked(self, s: Any) -> bool:
         """Whether a statement outside of T.Scale names the thread's index."""
-        if (
-            isinstance(s, tirx.AttrStmt)
-            and s.attr_key == "ts.scale"
-            and int(s.value.value) < SCALES.index("block")
-        ):
+        if isinstance(s, tirx.AttrStmt) and _scale(s) in ("thread", "warp"):
             return False
         if isinstance(s, tirx.SeqStmt):
             return any(map(self.asked, s.seq))
@@ -90,6 +114,11 @@ class _Own:
         """Whether an expression or a statement names what differs among threads."""
         found: list[Any] = []
         structural_walk(e, (ir.Call, lambda c: found.append(c) if _is_index(c) else None))
+        return bool(found) or self.differs(e)
+
+    def differs(self, e: Any) -> bool:
+        """Whether it names what threads have set differently."""
+        found: list[Any] = []
         structural_walk(e, (ir.Var, lambda v: found.append(v) if v in self.names or v in self.held else None))
         structural_walk(e, (ir.TensorLoad, lambda x: found.append(x) if x.source in self.held else None))
         structural_walk(e, (ir.TensorRegion, lambda x: found.append(x) if x.source in self.held else None))
@@ -98,13 +127,77 @@ class _Own:
 
     def settle(self, body: Any) -> None:
         """Finds all names and memory in which threads differ."""
+        self.indices: set[Any] = set()
+        count = -1
+        while count != len(self.indices):
+            count = len(self.indices)
+            structural_walk(
+                body, (tirx.Bind, lambda s: self.indices.add(s.var) if self.names_index(s.value) else None)
+            )
+        self.private = self.privates(body)
         before = (-1, -1)
         while before != (len(self.names), len(self.held)):
             before = (len(self.names), len(self.held))
             self.spread(body, False)
 
+    def refuse_all(self, s: Any) -> None:
+        """Raises TileValueError where a barrier of some threads stands where all of the block's come."""
+        if isinstance(s, tirx.SeqStmt):
+            for x in s.seq:
+                self.refuse_all(x)
+        elif isinstance(s, (tirx.AttrStmt, tirx.For, tirx.While)):
+            self.refuse_all(s.body)
+        elif isinstance(s, tirx.IfThenElse) and not self.own(s.condition):
+            self.refuse_all(s.then_case)
+            if s.else_case is not None:
+                self.refuse_all(s.else_case)
+        if not isinstance(s, tirx.Evaluate) or not isinstance(s.value, ir.Call):
+            return
+        attrs = s.value.attrs
+        if _name(s.value) == "ts.sync_threads" and str(attrs["executor"]) == "block":
+            raise TileValueError(
+                f"T.sync_threads of {int(attrs['count'])} threads where all {self.threads} come",
+                loc=loc_of(s.span),
+                hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or '
+                '"thread", in the branch that those threads take',
+            )
+
+    def may_hold(self, buffer: Any) -> bool:
+        return buffer.ty.storage_scope in _HELD or buffer in self.private
+
+    def privates(self, body: Any) -> set[Any]:
+        """Fragments of which threads set elements by what differs among them, and which nothing that threads
+        do together touches: each thread has all of it, as of T.alloc_local."""
+        written: set[Any] = set()
+        together: set[Any] = set()
+
+        def region(r: Any) -> None:
+            together.add(r.source)
+
+        def nest(f: Any) -> None:
+            if f.kind == tirx.ForKind.PARALLEL:
+                structural_walk(f, (ir.TensorLoad, lambda e: together.add(e.source)))
+                structural_walk(f, (tirx.BufferStore, lambda s: together.add(s.buffer)))
+
+        def store(s: Any) -> None:
+            if s.buffer.ty.storage_scope == "local.fragment" and self.names_index(s):
+                written.add(s.buffer)
+
+        structural_walk(body, (ir.TensorRegion, region))
+        structural_walk(body, (tirx.For, nest))
+        structural_walk(body, (tirx.BufferStore, store))
+        return written - together
+
+    def names_index(self, e: Any) -> bool:
+        """Whether a statement names the thread's index, or a name of it."""
+        found: list[Any] = []
+        structural_walk(e, (ir.Call, lambda c: found.append(c) if _names_thread(c) else None))
+        structural_walk(e, (ir.Var, lambda v: found.append(v) if v in self.indices else None))
+        return bool(found)
+
     def spread(self, s: Any, under: bool) -> None:
-        """``under``: a condition of a thread's own decides whether it runs, or how often."""
+        """``under``: a condition of a thread's own decides whether it runs, or how often; or it stands in
+        what becomes the threads' own as a whole."""
         if isinstance(s, tirx.SeqStmt):
             for x in s.seq:
                 self.spread(x, under)
@@ -112,12 +205,12 @@ class _Own:
             self.spread(s.body, under)
         elif isinstance(s, (tirx.For, tirx.While)):
             head = [s.min, s.extent] if isinstance(s, tirx.For) else [s.condition]
-            inner = under or any(map(self.own, head))
+            inner = under or any(map(self.own, head)) or (self.own(s) and not self.together(s))
             if inner and isinstance(s, tirx.For) and any(map(self.own, head)):
                 self.names.add(s.loop_var)
             self.spread(s.body, inner)
         elif isinstance(s, tirx.IfThenElse):
-            inner = under or self.own(s.condition)
+            inner = under or self.own(s.condition) or (self.own(s) and not self.together(s))
             self.spread(s.then_case, inner)
             if s.else_case is not None:
                 self.spread(s.else_case, inner)
@@ -125,11 +218,16 @@ class _Own:
             if self.own(s.value):
                 self.names.add(s.var)
         elif isinstance(s, tirx.BufferStore):
-            if s.buffer.ty.storage_scope in _HELD and (under or self.own(s)):
+            if self.may_hold(s.buffer) and (under or self.own(s)):
                 self.held.add(s.buffer)
         elif isinstance(s, tirx.Evaluate):
+            each = (op := find(s.value)) is not None and op.by_thread
             for a in effects_of(s.value):
-                if a.mode != "read" and a.region.source.ty.storage_scope in _HELD and (under or self.own(s)):
+                if (
+                    (a.mode != "read" or each)
+                    and a.region.source.ty.storage_scope in _HELD
+                    and (under or self.own(s))
+                ):
                     self.held.add(a.region.source)
 
     # -- regions
@@ -137,9 +235,15 @@ class _Own:
     def block(self, s: Any) -> Any:
         """A statement at the block's scale."""
         if isinstance(s, tirx.AttrStmt):
-            if s.attr_key == "ts.scale" and int(s.value.value) < SCALES.index("block"):
+            if _scale(s) in ("thread", "warp"):
                 return s
-            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.block(s.body), s.span)
+            held = self.threads, self.group
+            if _scale(s) == "warpgroup":
+                first = _parts(s.body)[0]
+                self.threads, self.group = WARPGROUP, first.var if isinstance(first, tirx.Bind) else None
+            made = tirx.AttrStmt(s.node, s.attr_key, s.value, self.block(s.body), s.span)
+            self.threads, self.group = held
+            return made
         out: list[Any] = []
         run: list[Any] = []
         outer = dict(self.bound)
@@ -180,7 +284,11 @@ class _Own:
             if isinstance(s, tirx.For)
             else s
         )
-        if self.own(head) or isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale":
+        if _scale(s) in ("block", "warpgroup"):
+            return self.block(s)
+        if _scale(s) in ("thread", "warp") and not self.differs(s):
+            return s  # the author's own
+        if self.own(head) or _scale(s):
             raise TileSyntaxError(
                 "what all threads of the block do together depends on a thread's index",
                 loc=loc_of(getattr(s, "span", None)),
@@ -211,7 +319,10 @@ class _Own:
             kind = str(s.annotations["ts.kind"]) if s.annotations and "ts.kind" in s.annotations else ""
             if kind in ("parallel", "pipelined") or s.kind == tirx.ForKind.PARALLEL:
                 return True
-            return self.together(s.body) or (not self.own(s.extent) and self.conflict([s.body], s.body))
+            if self.together(s.body):
+                return True
+            ordered = self.own(s.extent) or _synchronizes(s.body)
+            return not ordered and self.conflict([s.body], s.body)
         if isinstance(s, tirx.While):
             return self.together(s.body)
         if isinstance(s, tirx.IfThenElse):
@@ -222,7 +333,7 @@ class _Own:
         if op is None:
             return False
         own = [a for a in effects_of(s.value) if a.region.source in self.held]
-        return not own and not op.in_iterations
+        return not own and not op.in_iterations and not op.by_thread
 
     def conflict(self, run: list[Any], s: Any) -> bool:
         """Whether one of the two writes shared memory that the other one touches."""
@@ -244,6 +355,8 @@ class _Own:
         structural_walk(s, (tirx.BufferStore, lambda x: touch(x.buffer, writes)))
 
         def call(c: Any) -> None:
+            if _name(c) == "ts.thread_copy":  # whose order the author's barriers say
+                return
             for a in effects_of(c):
                 touch(a.region.source, reads if a.mode == "read" else writes)
 
@@ -289,7 +402,8 @@ class _Own:
         body = sequence([*head, *run])
         renamed = {old: tirx.Var(self.builder.unique(old.name), str(old.ty)) for old in known}
         body = structural_map(body, (ir.Var, lambda v: renamed.get(v, v)))
-        body = structural_map(body, (ir.Call, lambda c: own if _is_index(c) else c))
+        number = own if self.group is None else own + self.group * WARPGROUP
+        body = structural_map(body, (ir.Call, lambda c: number if _names_thread(c) else c))
 
         inner: set[Any] = set()  # memory that only this region's statements have
         structural_walk(body, (tirx.AllocBuffer, lambda s: inner.add(s.buffer)))

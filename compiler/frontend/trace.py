@@ -16,6 +16,7 @@ from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
 from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
+from tilescale.compiler.frontend.conditions import by_condition
 from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.own import threads_own
@@ -46,6 +47,8 @@ class _Eager:
 
     def __init__(self, func: types.FunctionType, extents: dict[str, int]):
         self.func, self.extents = func, extents
+        #: the tensors of the call, by the names of their parameters
+        self.tensors: dict[str, TensorArg] = {}
         self.params: dict[str, Param] = {}
 
     def declare_output(self, shape: tuple[Any, ...], dt: Any) -> Buffer:
@@ -206,6 +209,7 @@ def trace_eager(
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
     state = _Eager(func, extents or {})
     builder.eager, builder.make_tensor = state, make_buffer
+    state.tensors = tensors
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}
         specs = PrimFunc(func).params
@@ -241,6 +245,8 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     """``A: T.Tensor((M, K), dtype)`` in an eager kernel: checks the argument, learns the constants, gives the
     buffer."""
     state = bld.current().eager
+    if state is not None and name not in state.params:  # its name may hold something else by now
+        value = state.tensors.get(name, value)
     if state is None or not isinstance(value, TensorArg):
         raise TileSyntaxError(
             f"{name} is annotated as a tensor and is not a tensor argument of an eager kernel",
@@ -292,7 +298,8 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part
         )
     launch, statements = every[part or 0]
     params = [*params, *builder.workspaces.values()]
-    body, rows = threads_own(by_warpgroup(sequence(statements), builder), launch.threads, builder)
+    apart = by_condition(sequence(statements), launch.threads, builder)
+    body, rows = threads_own(by_warpgroup(apart, launch.threads, builder), launch.threads, builder)
     renames = {}
     for old, new in builder.renames.items():
         renames[old] = ir.Var(new, old.ty)

@@ -66,6 +66,10 @@ def symbol(name: str) -> str:
     return name
 
 
+#: the attribute of a call of the author's own text, whose pointers may be read as up to 16 bytes at once
+EXTERN = "extern"
+
+
 class CPrinter(Expressions):
     """Prints one kernel."""
 
@@ -381,6 +385,13 @@ def _moved_as_vectors(body: Any) -> dict[Any, int]:
         if held is not None and isinstance(held, ir.Var):
             found[held] = max(found.get(held, 0), access_bytes(s.buffer, [tirx.IntImm("int32", 0)]))
 
+    def call(c: Any) -> None:
+        if c.attrs is not None and EXTERN in c.attrs:
+            for a in c.args:
+                if isinstance(a, ir.Call) and a.op.name == "tirx.address_of":
+                    found[a.args[0].source] = 16
+
+    structural_walk(body, (ir.Call, call))
     structural_walk(body, (ir.TensorLoad, lambda e: note(e.source, e.indices)))
     structural_walk(body, (tirx.BufferStore, lambda s: note(s.buffer, s.indices)))
     structural_walk(body, (tirx.DeclBuffer, view))

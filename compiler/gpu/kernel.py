@@ -38,7 +38,7 @@ class ThreadKernel:
     nobody counts the launch either. team: the code holds ts_pass. maps: what the launcher makes of parameters
     beside passing them on; on NVIDIA's GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled
     program) that threads make in vectors → the bytes of one. wave: threads that run in step (`Target.wave`).
-    remote: how other ranks are reached (`Target.remote`).
+    remote: how other ranks are reached (`Target.remote`). imported: texts of the author's in front of it.
     """
 
     func: Any
@@ -61,6 +61,7 @@ class ThreadKernel:
     wave: int = WARP
     widths: dict[Any, int] = field(default_factory=dict, compare=False)
     remote: str = ""
+    imported: tuple[str, ...] = ()
 
 
 def arena(size: int) -> Any:

@@ -480,6 +480,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             wave=self.target.wave,
             team=self.device or any(source.kind != "log" for _, source in self.ranked),
             remote=self.target.remote,
+            imported=tuple(self.program.hints.get("imported", ())),
         )
 
 

@@ -69,6 +69,8 @@ class TileOp:
     in_lanes: ClassVar[bool] = False
     #: an iteration of T.Parallel may do it, with single elements as operands
     in_iterations: ClassVar[bool] = False
+    #: each thread of the executor does it by itself: at the block's scale it is the threads' own code
+    by_thread: ClassVar[bool] = False
     #: it does what its effects say and nothing else, with no order among its elements: it may change places
     #: with whatever its effects leave alone, and what it writes lies apart from what it reads
     plain: ClassVar[bool] = False

@@ -174,13 +174,9 @@ class Solver:
 
     def _through_view(self, view: Any, held: Any) -> None:
         """What the layout of a tile says of a view of it, or the other way round."""
-        if (
-            view in self.known
-            or not isinstance(self.known.get(held), Fragment)
-            or _shape(view)[:-1] != _shape(held)[:-1]
-        ):
+        if view in self.known or not isinstance(self.known.get(held), Fragment):
             return
-        made = viewed(self.known[held], bits_of(held), bits_of(view))
+        made = viewed(self.known[held], bits_of(held), bits_of(view), _shape(held), _shape(view))
         if made is not None:
             self.known[view] = made
 

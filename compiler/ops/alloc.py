@@ -162,6 +162,24 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> B
     return made
 
 
+def alloc_buffer(shape: Any, dtype: Any = "float32", scope: str = "global") -> Buffer:
+    """An allocation by TVM's name, which says where: T.alloc_global, T.alloc_shared, T.alloc_fragment or
+    T.alloc_local.
+
+    Raises:
+        TileValueError: another scope.
+    """
+    by_scope = {
+        "global": alloc_global,
+        "shared": alloc_shared,
+        "shared.dyn": alloc_shared,
+        "local": alloc_local,
+        "local.fragment": alloc_fragment,
+    }
+    _check_scope("alloc_buffer", scope, *by_scope)
+    return by_scope[scope](shape, dtype)
+
+
 def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
     """The same memory under another shape or dtype; row-major order and total bytes stay.
 

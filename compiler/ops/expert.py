@@ -29,7 +29,9 @@ def set_max_nreg(reg_count: int, is_inc: int | bool) -> None:
         raise TileValueError(
             f"{reg_count} registers", loc=source.current(), expected="a multiple of 8 from 24 to 256"
         )
-    if bld.current().executor != "warpgroup":
+    b = bld.current()
+    branch = b.executor == "block" and any(f.kind == "if" and f.device for f in b.frames)
+    if b.executor != "warpgroup" and not branch:  # of a branch frontend/conditions.py decides
         raise TileSyntaxError(
             "registers move between warpgroups", loc=source.current(), hint='inside T.Scale("warpgroup")'
         )
@@ -77,6 +79,8 @@ def get_thread_binding(dim: int = 0) -> Any:
     if not isinstance(dim, int) or not 0 <= dim < max(len(axes), 3):
         raise TileValueError(f"axis {dim!r} of the block", loc=source.current(), expected="0, 1 or 2")
     if b.executor == "block" and b.launch is not None:
+        if b.launch.threads == 1:
+            return as_expr(0)
         index: Any = ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
         if dim >= len(axes):
             return as_expr(0)

@@ -153,6 +153,29 @@ def gemm(
     emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 
+def wgmma_gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: bool = False,
+    annotations: Any = None,
+) -> None:
+    """`gemm` with ``wg_wait=-1``, by TileLang's name: on sm_90a it runs beside the warpgroup until
+    ``T.wait_wgmma``, elsewhere it is complete at once. ``annotations`` is TileLang's; it is refused.
+
+    Raises:
+        TileTypeError: annotations; and as `gemm`.
+    """
+    if annotations:
+        raise TileTypeError(
+            f"T.wgmma_gemm with annotations={annotations!r}", loc=source.current(), expected="none"
+        )
+    gemm(A, B, C, transpose_A, transpose_B, policy, clear_accum, wg_wait=-1)
+
+
 def accumulated(c: Any, clears: Any, later: bool = False) -> list[Access]:
     """What a product does to what it is added to: it is read unless it starts from zero, and written.
     ``later``: not at once."""

@@ -35,6 +35,7 @@ def gemm_sp(
     clear_accum: bool = False,
     k_pack: int = 1,
     wg_wait: int = 0,
+    transpose_E: bool = False,
 ) -> None:
     """C += A · op(B), where A (M, K) has at most two numbers in each four neighbours of a row, and
     ``A_sparse`` is those two.
@@ -48,13 +49,21 @@ def gemm_sp(
         C: (M, N).
         E: (M, K / 8) of uint8, (M, K / 16) of int16 or uint16, (M, K / 32) of int32 or uint32.
         clear_accum: C starts from zero instead of its contents; also a condition of the device.
+        transpose_E: TileLang's; E lies as it is, and True is refused.
 
     Raises:
         TileValueError: shapes that do not fit. TileTypeError: dtypes that have no product, or say no places.
     """
     require_bools(
-        transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum
+        transpose_A=transpose_A,
+        transpose_B=transpose_B,
+        transpose_E=transpose_E,
+        clear_accum=is_device(clear_accum) or clear_accum,
     )
+    if transpose_E:
+        raise TileValueError(
+            "T.gemm_sp with transpose_E=True", loc=source.current(), expected="E with a row for each row of A"
+        )
     a, e, b, c = region(A_sparse, "A"), region(E, "E"), region(B, "B"), region(C, "C")
     loc = source.current()
     if wg_wait:

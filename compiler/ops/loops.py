@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tilescale import log
 from tilescale.compiler.builder import state as builder
 from tilescale.compiler.builder.constructs import LoopNest
 from tilescale.compiler.builder.values import index_expr, to_expr
@@ -76,7 +77,13 @@ def vectorized(*args: Any) -> LoopNest:
     return LoopNest("vectorized", [_range(args)])
 
 
-def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None) -> LoopNest:
+def Parallel(
+    *extents: Any,
+    coalesced_width: int | None = None,
+    loop_layout: Any = None,
+    prefer_async: bool = False,
+    annotations: Any = None,
+) -> LoopNest:
     """Independent iterations over a rectangle, cut among the executor's threads: ``for i, j in T.Parallel(M,
     N)``.
 
@@ -87,6 +94,8 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
             round. Without it the tiles that the loop touches decide.
         coalesced_width: the most neighbours, a power of two, that a thread reads or writes in one access to
             memory.
+        prefer_async, annotations: TileLang's, of copies by cp.async that the author awaits; they decide
+            nothing, since such a loop is complete where it stands.
 
     Raises:
         TileTypeError: no extents, or a layout that is no fragment of them. TileValueError: a width that is
@@ -95,6 +104,13 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     """
     if not extents:
         raise TileTypeError("T.Parallel without extents", loc=source.current(), hint="T.Parallel(M, N)")
+    require_bools(prefer_async=prefer_async)
+    if annotations is not None and not isinstance(annotations, dict):
+        raise TileTypeError(
+            f"T.Parallel with annotations={annotations!r}", loc=source.current(), expected="a dict"
+        )
+    if prefer_async or annotations:
+        log.say("info", "prefer_async and annotations of T.Parallel decide nothing here", once=True)
     ranges = [_range((e,)) for e in extents]
     notes: dict[str, Any] = {}
     if loop_layout is not None:

@@ -10,7 +10,6 @@ filled by ``T.tma_copy``. Names are TileLang's.
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
@@ -22,7 +21,6 @@ from tilescale.compiler.ops.base import element, emit, is_tile, region, require_
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
-from tilescale.language.dtypes import BITS
 
 SCOPE = "shared.barrier"
 #: reduction → the dtypes that TMA has it for (PTX ISA, "cp.reduce.async.bulk"); float32's minimum is an
@@ -127,9 +125,10 @@ def barrier_wait(barrier: Any, parity: Any = 0) -> None:
 def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
     """A copy by TMA, issued once for the executor: a box of a tensor into a tile of shared memory, whose
     bytes complete on ``barrier``; or a tile into a tensor, added to what lies there (``reduce``: add, min,
-    max) or instead of it, complete where ``T.tma_store_wait`` says so. A tile is a matrix of whole rows, or a
-    stage of several: ``stages[k, :, :]``. In T.ws it announces its bytes itself. What lies outside the
-    tensor is read as zero and never written.
+    max) or instead of it, complete where ``T.tma_store_wait`` says so. A tile is a matrix of whole rows, some
+    columns of one, or a stage of several: ``stages[k, :, :]``. Where the kernel never says
+    T.mbarrier_expect_tx of the barriers its copies announce their bytes themselves
+    (frontend/conditions.py). What lies outside the tensor is read as zero and never written.
 
     Raises:
         TileTypeError: operands that TMA does not connect. TileValueError: shapes that differ, an unknown
@@ -174,8 +173,6 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
             f"T.tma_copy of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype: TMA converts nothing"
         )
     extra = [] if barrier is None else [barrier_of(barrier, "barrier=").ir()]
-    if extra and bld.current().by_hand:
-        mbarrier_expect_tx(barrier, prod(int(e) for e in to.extents) * BITS[str(to.dtype)] // 8)
     emit("tma_copy", [frm.ir(), to.ir(), *extra], {"reduce": reduce})
 
 

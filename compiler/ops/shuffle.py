@@ -196,13 +196,15 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
             hint=f"T.sync_threads(1, {count})",
         )
     if b.executor == "block":
-        if count != threads:
+        if count != threads and not any(f.kind == "if" and f.device for f in b.frames):
             raise TileValueError(
                 f"T.sync_threads of {count} threads where all {threads} come", loc=loc,
-                hint='inside T.Scale("warpgroup"), "warp" or "thread", in the branch that those threads take',
+                hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or '
+                '"thread", in the branch that those threads take',
             )  # fmt: skip
-        emit("barrier", [], {"reach": "block"})
-        return
+        if count == threads:
+            emit("barrier", [], {"reach": "block"})
+            return
     emit("sync_threads", [], {"barrier": number, "count": count})
 
 
@@ -235,7 +237,7 @@ class SyncThreads(TileOp):
 
     name = "sync_threads"
     attributes = ("barrier", "count")
-    waits = True
+    waits = by_thread = True
 
     def effects(self, call: Any) -> list[Access]:
         return []

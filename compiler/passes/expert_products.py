@@ -1,7 +1,8 @@
-"""Products of tiles that ``T.tma_copy`` fills: TMA lays them as wgmma reads them, so whole warpgroups
-multiply them by wgmma, complete where they stand. Otherwise threads would read by ldmatrix what TMA
-overwrites next, and would owe it a proxy fence in front of the arrival that gives the stage back (PTX ISA
-9.0, "Proxies"). What wgmma cannot do stays with the threads, which the report says, with the fence.
+"""Products of tiles that ``T.tma_copy`` or ``T.ptx_cp_async`` fills. TMA lays tiles as wgmma reads them, so
+whole warpgroups multiply them by wgmma, complete where they stand. Otherwise threads would read by ldmatrix
+what TMA overwrites next, and would owe it a proxy fence in front of the arrival that gives the stage back
+(PTX ISA 9.0, "Proxies"). What wgmma cannot do stays with the threads, which the report says, with the fence.
+Where threads write an operand in T.Scale, who multiplies makes the proxy fence behind the author's barrier.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from typing import Any
 
 from tilescale.compiler.advice import note, reason
 from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
+from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import effects_of, name_of
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
+from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
@@ -31,20 +36,30 @@ def expert_products(program: TileProgram) -> TileProgram:
     if not program.target.group_products:
         return program
 
+    apart = _written_apart(program)
+
+    def fenced(c: Any, made: Any) -> Any:
+        """Who wrote the operands has arrived at the author's barrier, and made no proxy fence before that."""
+        if str(c.attrs["executor"]) != "warpgroup" or not any(r.source in apart for r in c.args[:2]):
+            return made
+        where = {k: c.attrs[k] for k in ("executor", "reach")}
+        fence = ir.Call("ts.fence_proxy_async", [], attrs=where, ret_ty=c.ty, span=made.span)
+        return sequence([tirx.Evaluate(fence, made.span), made])
+
     def free(s: Any) -> Any:
         c = s.value
-        return (
-            tirx.Evaluate(wgmma(c, FREE), s.span)
-            if isinstance(c, ir.Call) and _is_plain(c) and "wg_wait" in c.attrs
-            else s
-        )
+        if not isinstance(c, ir.Call) or not _is_plain(c) or "wg_wait" not in c.attrs:
+            return s
+        return fenced(c, tirx.Evaluate(wgmma(c, FREE), s.span))
 
     program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, free)))
-    filled = {
-        c.args[1].source for c in calls(program.func.body) if c.op.name == "ts.tma_copy" and len(c.args) > 2
-    }
+    every = calls(program.func.body)
+    filled = {c.args[1].source for c in every if c.op.name == "ts.tma_copy" and len(c.args) > 2}
+    copied = {c.args[0].source for c in every if c.op.name == "ts.thread_copy"}
     mine = [
-        c for c in calls(program.func.body) if _is_plain(c) and any(r.source in filled for r in c.args[:2])
+        c
+        for c in calls(program.func.body)
+        if _is_plain(c) and any(r.source in filled | copied for r in c.args[:2])
     ]
     if not mine:
         return program
@@ -62,18 +77,34 @@ def expert_products(program: TileProgram) -> TileProgram:
             loc = loc_of(c.span)
             place = f" (line {loc.line})" if loc else ""
             why = reasons[c] or why
-            said = (
-                f"T.gemm{place} is not made by wgmma: {why}; its threads read what TMA writes next: {FENCE}"
-            )
+            said = f"T.gemm{place} is not made by wgmma: {why}"
+            if any(r.source in filled for r in c.args[:2]):
+                said += f"; its threads read what TMA writes next: {FENCE}"
             program.notes.append(note(said, why, loc))
 
     def mark(s: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or c not in reasons or c.args[2].source in kept:
             return s
-        return tirx.Evaluate(wgmma(c, 0), s.span)
+        return fenced(c, tirx.Evaluate(wgmma(c, 0), s.span))
 
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
+
+
+def _written_apart(program: TileProgram) -> set[Any]:
+    """Tiles of the block's that threads write in T.Scale below it, where others learn of it by the author's
+    barriers."""
+    found: set[Any] = set()
+    for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
+        if ex.name == "block":
+            continue
+        if isinstance(s, tirx.BufferStore):
+            found.add(s.buffer)
+        elif isinstance(s, tirx.Evaluate) and name_of(s) != "tma_copy":
+            found.update(a.region.source for a in effects_of(s.value) if a.mode != "read")
+        elif (nest := nest_of(s)) is not None:
+            found.update(a.buffer for a in nest.accesses if a.mode != "read")
+    return {b for b in found if b.ty.storage_scope == "shared"}
 
 
 def _is_plain(call: Any) -> bool:

@@ -140,8 +140,12 @@ def rows_of(tried: list[Program], compiled: dict[str, Any], ran: dict[str, Any])
 
 def _of(kernels: dict[tuple[str, str], list[str | None]], path: str, name: str) -> list[str | None]:
     """What became of a kernel; a prim_func also under the names of functions in it."""
-    own = kernels.get((path, name))
-    return own if own is not None else []
+    while name:
+        own = kernels.get((path, name))
+        if own is not None:
+            return own
+        name = name.rpartition(".<locals>.")[0]
+    return []
 
 
 def right_of(events: list[dict[str, Any]]) -> bool:

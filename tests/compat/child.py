@@ -413,6 +413,11 @@ def compile_only(events: Events, build: bool) -> None:
         return make(outer or func.func, (id(func), outputs), func.trace, outputs)
 
     def factory(self: Any, args: Any, kwargs: Any) -> Any:
+        if any(isinstance(a, Anything) for a in (*args, *kwargs.values())):
+            events.say(
+                kind="note", text=f"{self.func.__name__} was made with what depends on a tensor's values"
+            )
+            return Anything()
         try:
             made = self.prim_func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # the table has it
@@ -442,6 +447,12 @@ def compile_only(events: Events, build: bool) -> None:
         constants.update({k: v for k, v in given.items() if k in parameters})
         sizes = {k: v for k, v in given.items() if k not in parameters}
         names = [n for n in parameters if n not in constants]
+        unknown = [n for n in names if parameters[n].annotation in ("int", "float", "str", int, float, str)]
+        if unknown:
+            events.say(
+                kind="note", text=f"{self.name} is compiled without {', '.join(unknown)}, a tuner's choice"
+            )
+            return Anything()
 
         def trace(part: int) -> Any:
             tensors = {n: TensorArg(n, None, None, "tensor") for n in names}
@@ -525,6 +536,8 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
         if path.name.startswith("test_"):
             if not compiling:  # the programs make their kernels themselves
                 tests(module, events)
+        elif compiling:
+            going_on(path, events)
         else:
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as leaving:
@@ -536,6 +549,30 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
         events.say(kind="traceback", text=traceback.format_exc()[-3000:])
         return
     events.say(kind="run", error=None)
+
+
+def going_on(path: Path, events: Events) -> None:
+    """The program as `__main__`, whose host code goes on behind what fails, and its other entries; the first
+    failure is the run's."""
+    from tests.compat import lenient
+    from tests.compat.entries import ENTRIES
+
+    errors: list[BaseException] = []
+    module = types.ModuleType("__main__")
+    hook = lenient.failed(errors.append, Anything)
+    module.__dict__.update({"__file__": str(path), lenient.HOOK: hook})
+    was, sys.modules["__main__"] = sys.modules["__main__"], module
+    try:
+        exec(lenient.compiled(path.read_text(), str(path)), module.__dict__)
+        for text in ENTRIES.get(os.path.relpath(path, events.folder), ()):
+            try:
+                eval(text, module.__dict__)
+            except Exception as error:  # noqa: BLE001  # the table has it
+                errors.insert(0, error)
+    finally:
+        sys.modules["__main__"] = was
+    if errors:
+        raise errors[0]
 
 
 def tests(module: Any, events: Events) -> None:

@@ -135,3 +135,24 @@ def test_refusals(where: str, kind: type[Exception], message: str):
 
     with pytest.raises(kind, match=message):
         kernel.trace()
+
+
+@tilescale.jit
+def shadowed(K, n: int = 32):
+    K = n
+    half = K // 2
+    K: T.Tensor((n,), "float32")
+    out = T.empty((n,), "float32")
+    scratch = T.alloc_buffer((n,), "float32")
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(n):
+            scratch[i] = K[i] + half
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(n):
+            out[i] = scratch[i] * 2
+    return out
+
+
+def test_a_declaration_names_the_parameter_whatever_its_name_holds():
+    a = torch.arange(32, dtype=torch.float32)
+    assert torch.equal(shadowed(a), (a + 16) * 2)

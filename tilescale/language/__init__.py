@@ -38,13 +38,13 @@ _EXPORTS: dict[str, str] = {
     "annotate_consumer_reg_alloc",
     "ops.im2col": "im2col",
     "layout.made": "Layout Fragment",
-    "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global empty view "
-    "reshape",
+    "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
+    "alloc_buffer empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
     "grid parallel",
     "ops.copy": "copy",
     "ops.fill": "fill clear",
-    "ops.gemm": "gemm GemmWarpPolicy",
+    "ops.gemm": "gemm wgmma_gemm GemmWarpPolicy",
     "ops.gemm_sp": "gemm_sp",
     "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod "
     "reduce_bitand reduce_bitor "
@@ -53,6 +53,9 @@ _EXPORTS: dict[str, str] = {
     "ops.logical": "any_of all_of",
     "ops.cumsum": "cumsum cummax",
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
+    "ops.thread_copies": "ptx_cp_async ptx_commit_group ptx_wait_group cp_async_barrier_noinc",
+    "ops.extern": "import_source call_extern access_ptr dp4a",
+    "ops.random": "rng_init rng_rand",
     "ops.print": "print",
     "ops.assertion": "device_assert",
     "ops.sync": "barrier sync_grid signal wait",

@@ -29,7 +29,7 @@ def _hopper(cx: CudaLowering, what: str) -> None:
         raise TileSyntaxError(f"T.{what} needs sm_90, and this is {cx.target.arch}", loc=cx.here)
 
 
-def _barrier(cx: CudaLowering, region: Any, node: Any) -> Any:
+def barrier_at(cx: CudaLowering, region: Any, node: Any) -> Any:
     """A barrier's address."""
     buf, flat, tests, _ = cx.access(region.source, [r.min for r in region.region], node, True)
     if tests:
@@ -44,21 +44,21 @@ def _barrier(cx: CudaLowering, region: Any, node: Any) -> Any:
 @lowers("cuda", "mbarrier_arrive")
 def mbarrier_arrive(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_arrive")
-    return call("mbarrier_arrive", _barrier(cx, node.args[0], node), span=node.span)
+    return call("mbarrier_arrive", barrier_at(cx, node.args[0], node), span=node.span)
 
 
 @lowers("cuda", "mbarrier_expect_tx")
 def mbarrier_expect_tx(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_expect_tx")
     count = widened(cx.scalar(node.args[1]), "int32")
-    return cx.once(call("mbarrier_expect_tx", _barrier(cx, node.args[0], node), count, span=node.span))
+    return cx.once(call("mbarrier_expect_tx", barrier_at(cx, node.args[0], node), count, span=node.span))
 
 
 @lowers("cuda", "mbarrier_wait_parity")
 def mbarrier_wait_parity(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_wait_parity")
     parity = widened(cx.scalar(node.args[1]), "int32")
-    return call("mbarrier_wait", _barrier(cx, node.args[0], node), parity, span=node.span)
+    return call("mbarrier_wait", barrier_at(cx, node.args[0], node), parity, span=node.span)
 
 
 @lowers("cuda", "tma_copy")
@@ -88,15 +88,16 @@ class TmaCopy(Lowering["CudaLowering"]):
         loads = len(call.args) > 2
         tile, tensor = (dst, src) if loads else (src, dst)
         shape = [int(e) for e in tile.source.ty.shape]
-        whole = all(
-            constant(r.min) == 0 and constant(r.extent) == e
-            for r, e in zip(tile.region[-2:], shape[-2:], strict=True)
-        )
+        rows, cols = tile.region[-2:]
+        width = cx.shared_of(tile.source).layout.swizzle * 8 // bits_of(tile.source) or shape[-1]
+        first, count = cx.analyzer.simplify(cx.scalar(cols.min)), constant(cols.extent) or 0
+        boxes = count % width == 0 and cx.proven(tirx.EQ(first % width, 0))
+        whole = constant(rows.min) == 0 and constant(rows.extent) == shape[-2] and boxes
         if not whole or len(shape) == 3 and constant(tile.region[0].extent) != 1:
             raise TileValueError(
                 f"T.tma_copy of a part of {tile.source.name}",
                 loc=cx.here,
-                expected="a whole tile, or one stage of it",
+                expected=f"a whole tile, one stage of it, or all rows of a multiple of {width} columns",
             )
         row = constant(tensor.source.ty.shape[-1])
         if row is None or row * bits_of(tensor.source) // 8 % 16 or list(tensor.source.ty.strides):
@@ -104,9 +105,11 @@ class TmaCopy(Lowering["CudaLowering"]):
                 f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here
             )
         stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
-        barrier = [_barrier(cx, call.args[2], call)] if loads else []
+        barrier = [barrier_at(cx, call.args[2], call)] if loads else []
         out: list[Any] = []
-        for place, name, coordinates in tma.boxes(cx, tile.source, tensor, shape[-2:], stage):
+        part = None if count == shape[-1] else (first, count)
+        found = tma.boxes(cx, tile.source, tensor, shape[-2:], stage, columns=part)
+        for place, name, coordinates in found:
             if loads:
                 made = tirx.call_extern("void", "ts::tma_load", place, name, *barrier, *coordinates)
             else:

@@ -15,11 +15,12 @@ from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.contexts import ExchangeContext, LayoutContext, StageContext
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment, Piece
 from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.loops import choose, element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
 from tilescale.compiler.passes.stage_operands import again, copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, tirx
@@ -278,6 +279,16 @@ def _along(cx: GpuLowering, held: Fragment, axis: int, thread: Any, slots: list[
     return cx.analyzer.simplify(total)
 
 
+def _moved(src: Any, dst: Any, call: Any, cx: ExchangeContext) -> list[Any]:
+    """A copy between two fragments; through shared memory where threads need what others hold."""
+    made = copy_statement(src, dst, call)
+    nest = nest_of(made)
+    if nest is None or not choose(nest, cx.layouts, cx.executor.threads)[1]:
+        return [made]
+    there = cx.scratch(f"{dst.source.name}_moved", dst.source.ty.shape, element_dtype(dst.source), call.span)
+    return [copy_statement(src, there, call), copy_statement(there, dst, call)]
+
+
 @lowers("gpu", "reduce")
 class Reduce(Lowering["GpuLowering"]):
     def stage(self, call: Any, cx: StageContext) -> list[Any] | None:
@@ -343,8 +354,9 @@ class Reduce(Lowering["GpuLowering"]):
         )
         cx.layouts[own] = made
         cx.made.append(tirx.AllocBuffer(own, {}, call.span))
-        cx.made += [] if call.attrs["clear"] else [copy_statement(dst, whole(own), call)]
-        return [again(call, [src, whole(own)]), copy_statement(whole(own), dst, call)]
+        before = [] if call.attrs["clear"] else _moved(dst, whole(own), call, cx)
+        after = _moved(whole(own), dst, call, cx)
+        return [*before, again(call, [src, whole(own)]), *after]
 
     def lower(self, call: Any, cx: GpuLowering) -> Any:
         """A reduction whose threads are lanes of one warp."""

@@ -84,6 +84,8 @@ def refusing(how: str) -> Any:
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=96 if how == "threads" else 256):
             f, s = T.alloc_fragment((64,), "float32"), T.alloc_shared((64,), "float32")
+            if how == "all":
+                T.clear(f)
             if how == "number":
                 with T.ws(2):
                     T.clear(f)
@@ -94,10 +96,8 @@ def refusing(how: str) -> Any:
             with T.ws(0):
                 T.clear(f)
             if how == "between":
-                T.copy(A, s)
+                T.copy(A, f)
             with T.ws(1):
-                if how == "both":
-                    T.clear(f)
                 T.clear(s)
 
     return kernel
@@ -110,9 +110,37 @@ def refusing(how: str) -> Any:
         ("threads", TileValueError, "a block of 96 threads"),
         ("scale", TileSyntaxError, "in T.Scale"),
         ("between", TileSyntaxError, "all threads of the block do this"),
-        ("both", TileSyntaxError, "touched by several warpgroups"),
+        ("all", TileSyntaxError, "f is set by warpgroups, and touched by all threads of the block, too"),
     ],
 )
 def test_refusals(how: str, kind: type[Exception], message: str):
     with pytest.raises(kind, match=message):
         refusing(how).trace()
+
+
+@pytest.mark.parametrize("target", ["sim", "sm_90a"])
+def test_a_copy_of_all_threads_between(target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((3, 64), "float32"), B: T.Tensor((2, 3, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            s, f = T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32")
+            g = T.alloc_fragment((64,), "float32")
+            with T.ws(1):
+                T.fill(g, 10)
+            with T.ws(0):
+                T.clear(f)
+            for k in T.serial(3):
+                T.copy(A[k, 0], s)
+                with T.ws(1):
+                    for i in T.Parallel(64):
+                        g[i] += s[63 - i]
+                    T.copy(g, B[1, k, 0])
+                with T.ws(0):
+                    for i in T.Parallel(64):
+                        f[i] += s[i]
+                    T.copy(f, B[0, k, 0])
+
+    a = RNG.standard_normal((3, 64)).astype("float32")
+    out = run(kernel, {"A": a, "B": np.full((2, 3, 64), np.nan, "float32")}, target)
+    np.testing.assert_allclose(out["B"][0], a.cumsum(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(out["B"][1], 10 + a[:, ::-1].cumsum(0), rtol=1e-5, atol=1e-5)

@@ -174,3 +174,63 @@ def test_programs_without_it_are_as_they_were():
                 A[t] = n
 
     assert "rows" not in kernel.trace().hints
+
+
+@T.prim_func
+def suffix_counts(A: T.Tensor((1000,), "int32"), B: T.Tensor((65,), "int32")):
+    with T.Kernel(1, threads=256):
+        tx = T.get_thread_binding()
+        counts, sums = T.alloc_shared((65,), "int32"), T.alloc_var("int32")
+        T.fill(counts, 0)
+        for s in T.serial(4):
+            if s * 256 + tx < 1000:
+                T.atomic_add(counts[A[s * 256 + tx]], 1)
+        T.sync_threads()
+        if tx < 64:
+            for i in T.serial(6):
+                T.sync_threads(3, 64)
+                if tx < 64 - (1 << i):
+                    sums = counts[tx] + counts[tx + (1 << i)]
+                T.sync_threads(3, 64)
+                if tx < 64 - (1 << i):
+                    counts[tx] = sums
+        T.sync_threads()
+        if tx < 65:
+            B[tx] = counts[tx]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_some_threads_synchronize_by_number(target: str):
+    a = RNG.integers(0, 64, 1000, dtype="int32")
+    out = run(suffix_counts, {"A": a, "B": np.full(65, -1, "int32")}, target)
+    want = [int((a >= k).sum()) for k in range(64)] + [0]
+    assert out["B"].tolist() == want
+
+
+def counting(threads: int) -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor((3, threads), "int32")):
+        with T.Kernel(1, threads=threads):
+            tx, n = T.get_thread_binding(), T.alloc_var("int32", 5)
+            for k in T.serial(3):
+                n += k  # in a loop that is the threads' own as a whole
+                A[k, tx] = n
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_counter_in_a_loop_of_the_threads_own(target: str):
+    out = run(counting(32), {"A": np.zeros((3, 32), "int32")}, target)
+    assert (out["A"] == np.array([[5], [6], [8]])).all()
+
+
+def test_a_barrier_of_some_threads_where_all_come_is_refused():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            if n > 3:
+                T.sync_threads(1, 64)
+
+    with pytest.raises(TileValueError, match="of 64 threads where all 128 come"):
+        kernel.trace()

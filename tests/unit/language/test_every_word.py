@@ -55,6 +55,13 @@ REDUCER = (
     "q = T.alloc_reducer({})\nT.clear(q)\nfor i, j in T.Parallel(64, 64):\n    q[i] += f[i, j]\n"
     "T.finalize_reducer(q)\nT.copy(q, A[0, 0])"
 )
+EXTERN = (
+    "d, e = T.alloc_local((4,), 'int8'), T.alloc_local((4,), 'int8')\nT.clear(d)\nT.clear(e)\n"
+    "T.import_source('void {}();')\nT.call_extern('f', {})"
+)
+PTX_COPY = 'T.ptx_cp_async(T.access_ptr({}, "w", {}), T.access_ptr({}, "r", {}), {})'
+DP4A = "d, q = T.alloc_local((8,), 'int8'), T.alloc_local((2,), 'int32')\nT.clear(d)\nT.clear(q)\nT.dp4a({}, {}, {})"
+RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
 NOTHING = {
@@ -98,6 +105,22 @@ NOTHING = {
     },
     "alloc_reducer": {
         "replication": (REDUCER.format("64, 'float32', replication='all'"), REDUCER.format("64, 'float32'"))
+    },
+    "call_extern": {
+        "dtype": (
+            EXTERN.format("d", "T.access_ptr(d), dtype='float16'"),
+            EXTERN.format("d", "T.access_ptr(d)"),
+        )
+    },
+    "Parallel": {
+        "prefer_async": (
+            "for p, q in T.Parallel(64, 64, prefer_async=True):\n    f[p, q] = x",
+            "for p, q in T.Parallel(64, 64):\n    f[p, q] = x",
+        ),
+        "annotations": (
+            "for p, q in T.Parallel(64, 64, annotations={'a': 1}):\n    f[p, q] = x",
+            "for p, q in T.Parallel(64, 64):\n    f[p, q] = x",
+        ),
     },
     "evaluate": {"value": ("T.evaluate(x)", "T.evaluate(n)")},
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
@@ -235,6 +258,67 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         REDUCER.format("64, 'float32'"),
         {"reducer": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(r)")},
     ),
+    "import_source": (
+        EXTERN.format("d", "T.access_ptr(d)"),
+        {"source_code": EXTERN.format("e", "T.access_ptr(d)")},
+    ),
+    "access_ptr": (
+        EXTERN.format("d", "T.access_ptr(d)"),
+        {
+            "base": EXTERN.format("d", "T.access_ptr(e)"),
+            "access_type": EXTERN.format("d", "T.access_ptr(d, 'w')"),
+            "extents": EXTERN.format("d", "T.access_ptr(d[0], 'r', 2)"),
+        },
+    ),
+    "call_extern": (
+        EXTERN.format("d", "T.access_ptr(d)"),
+        {"args": EXTERN.format("d", "T.access_ptr(d), 3")},
+    ),
+    "dp4a": (
+        DP4A.format("d[0]", "d[4]", "q[0]"),
+        {
+            "A": DP4A.format("d[4]", "d[4]", "q[0]"),
+            "B": DP4A.format("d[0]", "d[0]", "q[0]"),
+            "C": DP4A.format("d[0]", "d[4]", "q[1]"),
+        },
+    ),
+    "ptx_cp_async": (
+        PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, 8),
+        {
+            "dst_access_ptr": PTX_COPY.format("h[1, 0]", 8, "H[0, 0]", 8, 8),
+            "src_access_ptr": PTX_COPY.format("h[0, 0]", 8, "H[1, 0]", 8, 8),
+            "num_elems": PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, 4),
+        },
+    ),
+    "ptx_commit_group": ("T.ptx_commit_group()", {}),
+    "ptx_wait_group": ("T.ptx_wait_group(1)", {"num": "T.ptx_wait_group(0)"}),
+    "cp_async_barrier_noinc": (
+        "T.cp_async_barrier_noinc(ms[0])",
+        {"barrier": "T.cp_async_barrier_noinc(ms[1])"},
+    ),
+    "wgmma_gemm": (
+        "T.wgmma_gemm(h, g, f)",
+        {
+            "A": "T.wgmma_gemm(g, g, f)",
+            "B": "T.wgmma_gemm(h, h, f)",
+            "C": "q = T.alloc_fragment((64, 64), 'float32')\nT.wgmma_gemm(h, g, q)",
+            "transpose_A": "T.wgmma_gemm(h, g, f, transpose_A=True)",
+            "transpose_B": "T.wgmma_gemm(h, g, f, transpose_B=True)",
+            "policy": "T.wgmma_gemm(h, g, f, policy=T.GemmWarpPolicy.FullRow)",
+            "clear_accum": "T.wgmma_gemm(h, g, f, clear_accum=True)",
+            "annotations": "T.wgmma_gemm(h, g, f, annotations={'a': 1})",
+        },
+    ),
+    "rng_init": (
+        RANDOM.format("n"),
+        {
+            "seed": RANDOM.format("n + 1"),
+            "seq": RANDOM.format("n, 3"),
+            "off": RANDOM.format("n, off=2"),
+            "generator": RANDOM.format("n, generator='xorwow'"),
+        },
+    ),
+    "rng_rand": (RANDOM.format("n"), {}),
     "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
     "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
@@ -335,6 +419,14 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "scope": "v = T.alloc_local((4,), 'float32', scope='shared')\nv[0] = x",
         },
     ),
+    "alloc_buffer": (
+        "v = T.alloc_buffer((4,), 'float32', 'local')\nv[0] = x",
+        {
+            "shape": "v = T.alloc_buffer((8,), 'float32', 'local')\nv[0] = x",
+            "dtype": "v = T.alloc_buffer((4,), 'float16', 'local')\nv[0] = x",
+            "scope": "v = T.alloc_buffer((4,), 'float32', 'shared')\nv[0] = x",
+        },
+    ),
     "alloc_var": (
         "v = T.alloc_var('int32', 1)",
         {
@@ -402,6 +494,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "policy": "T.gemm_sp(h[0:64, 0:32], e, g, f, policy=T.GemmWarpPolicy.FullCol)",
             "clear_accum": "T.gemm_sp(h[0:64, 0:32], e, g, f, clear_accum=True)",
             "wg_wait": "T.gemm_sp(h[0:64, 0:32], e, g, f, wg_wait=-1)",
+            "transpose_E": "T.gemm_sp(h[0:64, 0:32], e, g, f, transpose_E=True)",
         },
     ),
     "reduce": (

@@ -29,4 +29,10 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// This thread arrives at the barrier, which counts it, when its copies have arrived (PTX ISA, "cp.async.mbarrier.arrive").
+__device__ __forceinline__ void cp_async_arrive(uint64_t* barrier) {
+  const uint32_t at = uint32_t(__cvta_generic_to_shared(barrier));
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
+
 }  // namespace ts

@@ -1,0 +1,53 @@
+"""How the author's CUDA text is called (compiler/ops/extern.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tilescale.compiler.gpu.cprinter import EXTERN
+from tilescale.compiler.gpu.places import InShared
+from tilescale.compiler.ir.contexts import LayoutContext
+from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.layout.infer import Demand
+from tilescale.compiler.layout.spread import replicated
+from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import TileValueError
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cuda.lower import Lowering as CudaLowering
+
+
+@lowers("cuda", "call_extern")
+class CallExtern(Lowering["CudaLowering"]):
+    def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
+        """Memory of a thread's own lies in the order of its elements."""
+        threads = cx.executor_of(call).threads
+        what, loc = f"T.call_extern of {call.attrs['function']}", loc_of(call.span)
+        pointed = [a.source for a in call.args if isinstance(a, ir.TensorRegion)]
+        own = {b: tuple(int(e) for e in b.ty.shape) for b in pointed if b.ty.storage_scope == "local"}
+        return [[Demand(b, replicated(shape, threads), what, loc) for b, shape in own.items()]]
+
+    def lower(self, call: Any, cx: CudaLowering) -> Any:
+        """The call as it is written; pointers are the addresses of first elements."""
+        args = []
+        for value, mode in zip(call.args, str(call.attrs["modes"]).split(","), strict=False):
+            args.append(cx.scalar(value) if mode == "v" else address(cx, value, "w" in mode, call))
+        made = tirx.call_extern("void", str(call.attrs["function"]), *args)
+        return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={EXTERN: 1}, ret_ty=made.ty), call.span)
+
+
+def address(cx: CudaLowering, region: Any, writes: bool, node: Any) -> Any:
+    """Where a region begins.
+
+    Raises:
+        TileValueError: elements behind it lie elsewhere: of a tile under a swizzle.
+    """
+    buf, flat, _, place = cx.access(region.source, [r.min for r in region.region], node, writes)
+    if isinstance(place, InShared) and place.layout.swizzle:
+        raise TileValueError(
+            f"a pointer to {place.name}, whose elements are swizzled", loc=cx.here,
+            expected="memory in row-major order",
+            hint=f"T.annotate_layout({{{place.name}: tilescale.layout.make_linear_layout({place.name})}})",
+        )  # fmt: skip
+    return tirx.address_of(tirx.BufferLoad(buf, [flat]))

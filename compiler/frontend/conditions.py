@@ -1,0 +1,153 @@
+"""Warp specialisation by conditions on the thread's index: ``if tx < 128: … elif tx < 256: … else: …`` around
+what warpgroups do with tiles.
+
+When the trace ends, such a condition becomes ``T.ws`` regions (frontend/groups.py): for each warpgroup the
+branch that its threads take. A condition that does not say the same to all threads of a warpgroup, and one
+around what is a thread's own alone, are left to frontend/own.py."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.frontend.groups import MARK, at_block, of_warpgroup
+from tilescale.compiler.ir.operations import find, name_of
+from tilescale.compiler.ir.scales import SCALES, WARPGROUP
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
+from tilescale.errors import TileSyntaxError
+from tilescale.language.dtypes import BITS
+
+#: what only a whole warpgroup does
+_WARPGROUPS = ("set_max_nreg",)
+
+
+def by_condition(body: Any, threads: int, builder: bld.Builder) -> Any:
+    """The kernel's body with T.ws regions in the place of conditions that tell warpgroups apart.
+
+    Raises:
+        TileSyntaxError: registers are moved by what is no whole warpgroup.
+    """
+    several = threads > WARPGROUP and not threads % WARPGROUP
+    made = _Conditions(threads, builder).visit(body) if several else body
+    _refuse_moves(made)
+    return announced(made)
+
+
+def _parts(s: Any) -> list[Any]:
+    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
+
+
+def _of_tiles(s: Any) -> bool:
+    """Whether a statement has what all threads that run it do together."""
+    found: list[Any] = []
+
+    def call(c: Any) -> None:
+        op = find(c)
+        if op is not None and at_block(c) and not op.by_thread and not op.in_iterations:
+            found.append(c)
+
+    structural_walk(s, (ir.Call, call))
+    structural_walk(s, (tirx.For, lambda f: found.append(f) if f.kind == tirx.ForKind.PARALLEL else None))
+    return bool(found)
+
+
+class _Conditions:
+    def __init__(self, threads: int, builder: bld.Builder):
+        self.threads, self.builder = threads, builder
+        self.known: dict[Any, Any] = {}  # names of values that the thread's index decides
+
+    def visit(self, s: Any) -> Any:
+        if isinstance(s, tirx.SeqStmt):
+            return sequence([self.visit(x) for x in s.seq])
+        if isinstance(s, tirx.AttrStmt):
+            if s.attr_key == "ts.scale" and int(s.value.value) < SCALES.index("block"):
+                return s
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body), s.span)
+        if isinstance(s, tirx.Bind) and self.index_in(s.value):
+            self.known[s.var] = s.value
+        if isinstance(s, tirx.IfThenElse) and self.index_in(s.condition) and _of_tiles(s):
+            return self.branches(s)
+        return s
+
+    def index_in(self, e: Any) -> bool:
+        found: list[Any] = []
+        structural_walk(e, (ir.Call, lambda c: found.append(c) if _is_index(c) else None))
+        structural_walk(e, (ir.Var, lambda v: found.append(v) if v in self.known else None))
+        return bool(found)
+
+    def branches(self, s: Any) -> Any:
+        """The branch of each warpgroup; the statement as it is where one of them has no branch of its own."""
+        taken = [self.taken(s, g) for g in range(self.threads // WARPGROUP)]
+        if any(t is None for t in taken):
+            return s
+        out = []
+        for g, parts in enumerate(taken):
+            body = sequence([of_warpgroup(p) for p in parts or ()])
+            if parts:
+                out.append(tirx.AttrStmt(ir.StringImm(str(g)), MARK, tirx.IntImm("int32", 0), body, s.span))
+        return sequence(out)
+
+    def taken(self, s: Any, group: int) -> list[Any] | None:
+        """What a warpgroup does of a condition; None where its threads differ."""
+        if not isinstance(s, tirx.IfThenElse) or not self.index_in(s.condition):
+            return _parts(s)
+        thread, analyzer = tirx.Var("thread", "int32"), sym.Analyzer()
+        analyzer.bind(thread, ir.Range.from_min_extent(group * WARPGROUP, WARPGROUP))
+        test = s.condition
+        for _ in range(8):  # names of names
+            test = structural_map(test, (ir.Var, lambda v: self.known.get(v, v)))
+        test = structural_map(test, (ir.Call, lambda c: thread if _is_index(c) else c))
+        if analyzer.can_prove(test):
+            return self.taken(s.then_case, group)
+        if analyzer.can_prove(tirx.Not(test)):
+            return [] if s.else_case is None else self.taken(s.else_case, group)
+        return None
+
+
+def announced(body: Any) -> Any:
+    """The kernel's body where copies by TMA announce their bytes at barriers of which the author never
+    does."""
+    told: set[Any] = set()
+
+    def look(c: Any) -> None:
+        if getattr(c.op, "name", "") == "ts.mbarrier_expect_tx":
+            told.add(c.args[0].source)
+
+    structural_walk(body, (ir.Call, look))
+
+    def evaluate(e: Any) -> Any:
+        if name_of(e) != "tma_copy" or len(e.value.args) < 3 or e.value.args[2].source in told:
+            return e
+        tile, barrier = e.value.args[1:3]
+        size = prod(int(r.extent) for r in tile.region) * BITS[str(tile.source.ty.dtype)] // 8
+        where = {k: e.value.attrs[k] for k in ("executor", "reach")}
+        bytes_of = [barrier, tirx.IntImm("int32", size)]
+        made = ir.Call("ts.mbarrier_expect_tx", bytes_of, attrs=where, ret_ty=e.value.ty, span=e.span)
+        return sequence([tirx.Evaluate(made, e.span), e])
+
+    return structural_map(body, (tirx.Evaluate, evaluate))
+
+
+def _is_index(e: Any) -> bool:
+    return getattr(e.op, "name", "") == "ts.scale_index" and str(e.args[0].value) == "thread"
+
+
+def _refuse_moves(body: Any) -> None:
+    found: list[Any] = []
+
+    def look(c: Any) -> None:
+        op = find(c)
+        if op is not None and op.name in _WARPGROUPS and at_block(c):
+            found.append(c)
+
+    structural_walk(body, (ir.Call, look))
+    if found:
+        raise TileSyntaxError(
+            "registers move between warpgroups",
+            loc=loc_of(found[0].span),
+            hint='inside T.Scale("warpgroup"), or under a condition that holds for the threads of whole '
+            "warpgroups",
+        )

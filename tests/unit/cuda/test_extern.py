@@ -1,0 +1,141 @@
+"""The author's CUDA text: it stands in front of the kernel, nvcc compiles the two, other targets refuse it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.kernels import refused
+from tests.kernels import run as compiled
+from tests.unit.cuda import emulated
+from tests.unit.language.test_every_word import traced
+from tests.unit.ops.test_argmax import TARGETS, run
+from tilescale.compiler import driver
+from tilescale.compiler.checks.run import launch
+from tilescale.errors import TileSyntaxError, TileValueError
+
+UNPACK = """
+template <typename Out>
+__device__ void unpack(uint8_t* packed, Out* numbers, int count) {
+  for (int k = 0; k < count; ++k) numbers[k] = Out(float((packed[k / 2] >> (4 * (k & 1))) & 15));
+}
+"""
+
+
+@T.prim_func
+def unpacking(A: T.Tensor((16, 128), "uint8"), B: T.Tensor((16, 256), "bfloat16")):
+    with T.Kernel(2, threads=128) as bx:
+        packed, numbers = T.alloc_local((8,), "uint8"), T.alloc_local((16,), "bfloat16")
+        T.import_source(UNPACK)
+        tx = T.get_thread_binding()
+        row, at = bx * 8 + tx // 16, tx % 16
+        T.import_source(UNPACK)
+        for v in T.vectorized(8):
+            packed[v] = A[row, at * 8 + v]
+        T.call_extern("handle", "unpack", T.access_ptr(packed, "r"), T.access_ptr(numbers, "w"), 16)
+        for v in T.vectorized(16):
+            B[row, at * 16 + v] = numbers[v] * 2
+
+
+def code(kernel: Any, arch: str = "sm_90a") -> Any:
+    return driver.lower(kernel.trace(), f"cuda:{arch}")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_the_text_stands_in_front_once_and_compiles(arch: str, tmp_path: Any):
+    lowered = code(unpacking, arch)
+    back = driver.backend(f"cuda:{arch}")
+    text = back.text(lowered, "cuda")
+    assert text.count("__device__ void unpack") == 1
+    assert text.index("__device__ void unpack") < text.index('extern "C" __global__')
+    assert "unpack(&packed[0], &numbers[0], 16);" in text
+    assert re.search(r"alignas\(16\) uint8_t packed\[8\]", text)
+    back.build(lowered, tmp_path / "kernel.cubin")
+    assert (tmp_path / "kernel.cubin").stat().st_size > 0
+
+
+def test_other_targets_refuse_it_by_name():
+    args = {"A": np.zeros((16, 128), np.uint8), "B": np.zeros((16, 256), np.uint16)}
+    with refused(TileSyntaxError, "T.call_extern of unpack on sim", at=None, expected='target="cuda"'):
+        launch(unpacking, 1, args)
+    with refused(TileSyntaxError, "T.call_extern of unpack on cpu", expected='target="cuda"'):
+        compiled(unpacking)
+    with pytest.raises(Exception, match="unpack"):
+        emulated.run(unpacking, args, "sm_90a", 0)
+
+
+def test_a_swizzled_tile_has_no_pointer():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, c = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, c, clear_accum=True)
+            T.call_extern("f", T.access_ptr(a, "rw"))
+            T.copy(c, C)
+
+    with refused(
+        TileValueError, "a pointer to a, whose elements are swizzled", write="make_linear_layout(a)"
+    ):
+        code(kernel)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("T.import_source(3)", "T.import_source of 3"),
+        ("T.call_extern(3)", "T.call_extern of 3"),
+        ('T.call_extern("f g")', "T.call_extern of 'f g'"),
+        ('T.call_extern("f", a)', "argument 0 of f is a, a tile"),
+        ('T.call_extern("f", T.access_ptr(f))', "T.access_ptr of f, a fragment, whose elements lie spread over the threads"),
+        ('T.call_extern("f", T.access_ptr(a, "x"))', "T.access_ptr(…, 'x')"),
+        ("T.access_ptr(3)", "T.access_ptr of 3"),
+        ('for p in T.Parallel(4):\n    T.call_extern("f", T.access_ptr(a))', "T.call_extern of a tile in T.Parallel, whose "
+         "iterations are of elements: one thread runs each"),
+        ("T.dp4a(h[0, 0], h[0, 0], i[0, 0])", "T.dp4a of float16, float16, int32"),
+    ],
+)  # fmt: skip
+def test_refusals(text: str, message: str):
+    assert traced(text) == message
+
+
+@T.prim_func
+def dots(A: T.Tensor((64, 24), "int8"), B: T.Tensor((64, 24), "int8"), C: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        a, b, c = T.alloc_local((24,), "int8"), T.alloc_local((24,), "int8"), T.alloc_local((1,), "int32")
+        tx = T.get_thread_binding()
+        T.clear(c)
+        for v in T.vectorized(24):
+            a[v] = A[tx, v]
+            b[v] = B[tx, v]
+        for k in T.serial(6):
+            T.dp4a(a[k * 4], b[k * 4], c[0])
+        C[tx] = c[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_dp4a(target: str):
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-128, 128, (64, 24), dtype=np.int8) for _ in range(2))
+    out = run(dots, {"A": a, "B": b, "C": np.zeros(64, np.int32)}, target)
+    assert (out["C"] == (a.astype(np.int32) * b).sum(1)).all()
+
+
+@T.prim_func
+def asked(A: T.Tensor((32,), "uint8"), B: T.Tensor((32,), "float16")):
+    with T.Kernel(1, threads=32):
+        for k in T.Parallel(32):
+            x = A[k]
+            assert x.dtype == T.uint8 and x.astype("float32").dtype == T.float32
+            B[k] = x.astype(T.float16) / 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_value_says_its_dtype_and_becomes_another(target: str):
+    a = np.arange(32, dtype=np.uint8) * 8
+    out = run(asked, {"A": a, "B": np.zeros(32, np.float16)}, target)
+    assert (out["B"] == a.astype(np.float16) / 2).all()
