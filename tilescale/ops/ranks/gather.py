@@ -93,16 +93,16 @@ def all_gather(
         "library": torch_group is not None,
     }
     way = how or flat.allowed(kept, torch_group) or choose(size, torch_group is not None, team.size, reached)
-    if how is not None and not able.get(how, False):
+    if how is not None and not (able.get(how, False) or (how in WAYS and M * inner == 0)):
         raise TileValueError(
             f"how={how!r} of rows of {inner * x.element_size()} bytes",
             expected='"kernel"; "packets" of rows of whole words of 4 bytes; "engine" into equal parts in '
             'symmetric memory; "library" where torch has a process group of these ranks',
         )
-    if not able[way] or (way == "packets" and how is None and kept["blocks"] is not None):
-        way = "kernel"
     if M * inner == 0:
         return out if out is not None else x.new_empty(shape)
+    if not able[way] or (way == "packets" and how is None and kept["blocks"] is not None):
+        way = "kernel"
     whole = out if fits and out is not None else x.new_empty(each * team.size, *x.shape[1:])
     gathered(x.contiguous(), whole, M, team, way, torch_group, kept["blocks"])
     if out is None:
