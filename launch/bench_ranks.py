@@ -56,16 +56,11 @@ def variants(
     if every_way:
         for way, more in op.ways(world=world, units=units, **shape).items():
             made[f"ours, {way}"] = [op.call({**a, **more}, o) for a, o in pairs]
-    # What a peer's backward runs goes to the stream of its forward; a capture may not wait for the default.
-    beside = torch.cuda.Stream() if arguments and device_of(arguments[0]).type == "cuda" else None
-    with torch.cuda.stream(beside):
-        for name, prepare in op.peers.items():
-            try:
-                made[name] = [prepare(**a, group=group) for a in arguments]
-            except NotImplementedError:
-                continue
-    if beside is not None:
-        torch.cuda.current_stream().wait_stream(beside)
+    for name, prepare in op.peers.items():
+        try:
+            made[name] = [prepare(**a, group=group) for a in arguments]
+        except NotImplementedError:
+            continue
     if op.alone is not None:
         made["alone"] = [op.alone(**a, world=world) for a in arguments]
     return made

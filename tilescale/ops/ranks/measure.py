@@ -15,10 +15,11 @@ harness more than a measurement.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -112,6 +113,20 @@ class Clocked:
         for call in self.calls:
             call()
         return (time.perf_counter() - begin) / len(self.calls)
+
+
+@contextlib.contextmanager
+def beside(like: torch.Tensor) -> Iterator[None]:
+    """Around the forward of a peer whose backward is timed: on GPUs a stream of its own. Autograd runs a
+    backward on the stream of its forward, and a graph's capture may not wait for the default stream."""
+    if not like.is_cuda:
+        yield
+        return
+    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        yield
+    before.wait_stream(stream)
 
 
 def _prepared(calls: list[Call], device: str, may_fail: bool) -> Clocked | Graph | None:

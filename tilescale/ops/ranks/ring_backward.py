@@ -24,7 +24,7 @@ import torch
 from tilescale.errors import TileValueError
 from tilescale.ops import attention_backward, host
 from tilescale.ops.gemm_kernels import ceil_div
-from tilescale.ops.ranks import ring, ring_gradient_kernels, sequence
+from tilescale.ops.ranks import measure, ring, ring_gradient_kernels, sequence
 from tilescale.ops.ranks.case import Case, Pick, RankOp
 from tilescale.ops.ranks.groups import Group, team_of
 from tilescale.ops.ranks.workspace import workspace
@@ -207,8 +207,8 @@ def by_library(
         return x.transpose(0, 1)[None] if packed else x
 
     whole = [ring.gathered(x, chunks, axis, group)() for x in (k, v)]
-    leaves = [x.detach().clone().requires_grad_() for x in (q, *whole)]
-    with torch.enable_grad():
+    with measure.beside(q), torch.enable_grad():
+        leaves = [x.detach().clone().requires_grad_() for x in (q, *whole)]
         queries, keys, values = map(by_head, leaves)
         o = ring.attended(queries, keys, values, chunks, rank, causal, starts)
     sums = [ring.scattered(x, chunks, rank, axis, group) for x in (k, v)]

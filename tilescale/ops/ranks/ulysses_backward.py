@@ -14,7 +14,7 @@ import torch
 
 from tilescale.ops import attention_backward, host
 from tilescale.ops.case import Expected, expected
-from tilescale.ops.ranks import flat, ring, ring_backward, sequence, ulysses, ulysses_kernels
+from tilescale.ops.ranks import flat, measure, ring, ring_backward, sequence, ulysses, ulysses_kernels
 from tilescale.ops.ranks.case import Case, RankOp
 from tilescale.ops.ranks.groups import Group, team_of
 from tilescale.ops.ranks.workspace import workspace
@@ -110,8 +110,8 @@ def by_library(
     """torch.distributed's all-to-all around torch's gradients of attention, whose forward has kept what it
     needs of whole sequences."""
     library = ulysses.Library(q, k, group, rows, layout)
-    leaves = [library.apart(library.by_head(x)).requires_grad_() for x in (q, k, v)]
-    with torch.enable_grad():
+    with measure.beside(q), torch.enable_grad():
+        leaves = [library.apart(library.by_head(x)).requires_grad_() for x in (q, k, v)]
         o = library.attention(leaves, causal, starts)
     ways = library.split.queries, library.split.keys, library.split.keys
 
