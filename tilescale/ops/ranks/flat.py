@@ -64,6 +64,21 @@ def multiprocessors(device: torch.device, blocks: int | None) -> int:
 #: bytes to each rank from which some blocks put and others take what arrives
 SHARED = 8 << 20
 
+#: bytes of a block's packets for each rank: eight a thread of 128
+EACH = 1 << 10
+
+
+def boxes(size: int) -> int:
+    """How many blocks put and get ``size`` bytes for each rank as packets: a power of two, so that few boxes
+    serve all sizes."""
+    return 1 << (-(-size // EACH) - 1).bit_length()
+
+
+def resident(size: int, device: torch.device) -> bool:
+    """Whether those blocks, which all wait, are on the device at once: eight a multiprocessor always are."""
+    return boxes(size) <= 8 * host.multiprocessors(device)
+
+
 #: what tuning tries of a collective: multiprocessors that its kernel keeps
 BLOCKS = tuple({"blocks": n} for n in (8, 16, 32, 64, None))
 

@@ -28,10 +28,8 @@ from tilescale.ops.ranks.workspace import workspace
 #: gather is, and copy engines. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.3 µs in
 #: packets, 15.7 without; 512 MB went at 363 GB/s, NCCL's at 270, by engines into symmetric memory at 379
 TINY, LARGE, ENGINE = 1 << 20, 4 << 30, 128 << 20
-#: bytes up to which packets are measured: their blocks are resident together
+#: bytes up to which packets are measured
 PACKETS = 1 << 20
-#: bytes of a block's packets for each rank
-EACH = 1024
 
 WAYS = ("packets", "kernel", "engine", "library")
 
@@ -87,7 +85,7 @@ def all_gather(
     fits = out is not None and M == each * team.size and out.data_ptr() % 16 == 0
     reached = fits and symmetric(out, team)
     able = {
-        "packets": inner * x.element_size() % 4 == 0,
+        "packets": inner * x.element_size() % 4 == 0 and flat.resident(size, x.device),
         "kernel": True,
         "engine": reached,
         "library": torch_group is not None,
@@ -96,8 +94,8 @@ def all_gather(
     if how is not None and not (able.get(how, False) or (how in WAYS and M * inner == 0)):
         raise TileValueError(
             f"how={how!r} of rows of {inner * x.element_size()} bytes",
-            expected='"kernel"; "packets" of rows of whole words of 4 bytes; "engine" into equal parts in '
-            'symmetric memory; "library" where torch has a process group of these ranks',
+            expected='"kernel"; "packets" of rows of whole words of 4 bytes, up to a megabyte; "engine" into '
+            'equal parts in symmetric memory; "library" where torch has a process group of these ranks',
         )
     if M * inner == 0:
         return out if out is not None else x.new_empty(shape)
@@ -131,9 +129,9 @@ def gathered(
     size = whole.shape[0] // team.size * inner
     if way == "packets":
         a, c = flat.row(x, torch.int32), flat.row(whole, torch.int32).view(team.size, -1)
-        blocks = 1 << (-(-size // EACH) - 1).bit_length()  # few serve all sizes
-        cut_up = {"world": team.size, "P": EACH // 4, "blocks": blocks, "threads": 128, "dtype": "int32"}
-        box = workspace(team).box(a, blocks * EACH // 4)
+        blocks, each = flat.boxes(size), flat.EACH // 4
+        cut_up = {"world": team.size, "P": each, "blocks": blocks, "threads": 128, "dtype": "int32"}
+        box = workspace(team).box(a, blocks * each)
         align = math.gcd(16, size, rows * inner) // 4
         host.launch(gather_by_packets, (a, box, c), **cut_up, align=align)
         return
@@ -226,7 +224,7 @@ def pick(world: int, units: int = 132, kept: Any = None, how: str | None = None,
     size, kept = _size(world, **shape), kept or {}
     way = how or kept.get("how") or choose(size, True)
     if way == "packets":
-        return Pick(way, 1 << (-(-size // EACH) - 1).bit_length())
+        return Pick(way, flat.boxes(size))
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 

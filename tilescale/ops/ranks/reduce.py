@@ -30,7 +30,7 @@ from tilescale.ops.ranks.workspace import workspace
 TINY, MANY, SMALL, LARGE = 512 << 10, 3 << 19, 256 << 10, 256 << 20
 #: bytes from which two ranks take two shots: 250 µs against 261 at 64 MB, 30 against 29 at 4 MB
 TWO = 16 << 20
-#: bytes up to which packets are measured: their blocks, of a kilobyte each, are resident together
+#: bytes up to which packets are measured
 PACKETS = 1 << 20
 
 
@@ -83,7 +83,8 @@ def all_reduce(
     kept = flat.kept(team, "all_reduce", x, blocks, size=size, order=order)
     choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None)
     ways: tuple[str, ...] = ("packets", "one_shot", "two_shot")
-    if x.dtype == torch.float64:  # a packet's word has four bytes of data
+    # a packet's word has four bytes of data
+    if x.dtype == torch.float64 or not flat.resident(size, x.device):
         ways, choice = ways[1:], "one_shot" if choice == "packets" else choice
     way = flat.way(how, choice, ways, order, torch_group)
     if x.numel() == 0:
@@ -115,8 +116,7 @@ def reduced(
     size, units = x.element_size(), flat.multiprocessors(x.device, blocks)
     add = biased(bias, c)
     if way == "packets":
-        each = 1024 // size  # 8 bytes a thread
-        boxes = 1 << (-(-t // each) - 1).bit_length()  # few serve all sizes
+        each, boxes = flat.EACH // size, flat.boxes(t * size)
         what = flat.constants(flat.Cut(each, each, boxes, 128), world, x, c, bias, activation, t)
         del what["Q"]
         args = (a, space.box(x, boxes * each), add, *(() if inplace else (landing,)))
@@ -205,7 +205,7 @@ def pick(
     total, kept = size * getattr(torch, dtype).itemsize, kept or {}
     way, units = how or kept.get("how") or choose(total, world, order, True), kept.get("blocks") or units
     if way == "packets":
-        return Pick(way, 1 << (-(-total // 1024) - 1).bit_length())
+        return Pick(way, flat.boxes(total))
     cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units)
     return Pick(way, None if way == "library" else cut.blocks)
 

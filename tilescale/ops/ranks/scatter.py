@@ -28,9 +28,8 @@ from tilescale.ops.ranks.workspace import workspace
 #: 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at
 #: 357 GB/s, NCCL's at 262
 TINY, LARGE = 1 << 20, 4 << 30
-#: bytes of a block's packets for each rank; bytes up to which they are measured: their blocks are resident
-#: together
-EACH, PACKETS = 1024, 1 << 20
+#: bytes up to which packets are measured
+PACKETS = 1 << 20
 
 
 def choose(size: int, order: str, distributed: bool, world: int = 2, even: bool = True) -> str:
@@ -81,7 +80,8 @@ def reduce_scatter(
     torch_group = library(group, team, x)
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
     kept = flat.kept(team, "reduce_scatter", x, blocks, size=size, order=order)
-    even = M % team.size == 0 and x.dtype != torch.float64  # a packet's word has four bytes of data
+    # a packet's word has four bytes of data
+    even = M % team.size == 0 and x.dtype != torch.float64 and flat.resident(size, x.device)
     choice = flat.allowed(kept, torch_group) or choose(size, order, torch_group is not None, team.size, even)
     if choice == "packets" and kept["blocks"] is not None:
         choice = "kernel"
@@ -109,10 +109,9 @@ def scattered(
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
-    even = M % team.size == 0 and x.dtype != torch.float64
+    even = M % team.size == 0 and x.dtype != torch.float64 and flat.resident(n * x.element_size(), x.device)
     if (way or choose(n * x.element_size(), "rank", False, team.size, even)) == "packets":
-        each = EACH // x.element_size()
-        boxes = 1 << (-(-n // each) - 1).bit_length()  # few serve all sizes
+        each, boxes = flat.EACH // x.element_size(), flat.boxes(n * x.element_size())
         what = flat.constants(flat.Cut(each, each, boxes, 128), team.size, x, c, bias, activation, n)
         del what["Q"]
         box = workspace(team).box(x, boxes * each)
@@ -194,7 +193,7 @@ def pick(
     size, kept, even = _size(world, **shape), kept or {}, _even(world, **shape)
     way = how or kept.get("how") or choose(size, order, True, world, even)
     if way == "packets":
-        return Pick(way, 1 << (-(-size // EACH) - 1).bit_length())
+        return Pick(way, flat.boxes(size))
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 
