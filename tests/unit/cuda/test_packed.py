@@ -100,13 +100,28 @@ def test_words_become_pairs():
     agree(kernel, {"W": words, "C": empty((64, 64), "float32")}, exact=True)
 
 
-def test_a_view_that_no_layout_has_is_refused():
+def test_rows_of_a_fragment_as_one_row():
     @T.prim_func
     def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((4096,), "float16")):
         with T.Kernel(1, threads=128):
             x = T.alloc_fragment((64, 64), "float16")
             T.copy(A, x)
             flat = T.view(x, (4096,))
+            T.copy(flat, C)
+
+    given = {"A": data((64, 64), "float16"), "C": empty((4096,), "float16")}
+    assert (agree(kernel, given, exact=True)["C"] == given["A"].reshape(-1)).all()
+
+
+def test_a_view_that_no_layout_has_is_refused():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), C: T.Tensor((2048,), "float64")):
+        with T.Kernel(1, threads=128):
+            x, s = T.alloc_fragment((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
+            T.copy(A, s)
+            T.clear(x)
+            T.gemm(s, s, x)
+            flat = T.view(x, (2048,), "float64")
             T.copy(flat, C)
 
     with pytest.raises(TileValueError, match="a view of x"):

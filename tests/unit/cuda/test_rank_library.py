@@ -46,7 +46,7 @@ def test_gather_by_packets(world: int, n: int, m: int):
     args = [
         {
             "A": data((n if r < world - 1 else m,), "int32", r),
-            "box": np.zeros(length((world, 2 * P), 32), np.int64),
+            "box": np.zeros(length((world, 2 * (P + 4)), 32), np.int64),
             "C": empty((world, n), "int32"),
         }
         for r in range(world)

@@ -89,18 +89,27 @@ def gather(
 
 def gather_by_packets(world: int, P: int, blocks: int, threads: int, dtype: str, align: int) -> Any:
     """The same in packets, which need no signal, and no flags where a launch begins and ends. A block has
-    ``P`` numbers of each rank; box (world, blocks · P) is at least as wide as C."""
+    ``P`` numbers of each rank; box (world, blocks · (P + 4)) is at least as wide as C, and has a row's length
+    behind each block's numbers: nothing else would show that ranks brought different shapes."""
     n, m = T.dynamic("n", multiple_of=align), T.dynamic("m", multiple_of=align)
 
     @T.prim_func
     def all_gather(
-        A: T.Tensor((m,), dtype), box: T.Packets((world, blocks * P), dtype), C: T.Tensor((world, n), dtype)
+        A: T.Tensor((m,), dtype),
+        box: T.Packets((world, blocks * (P + 4)), dtype),
+        C: T.Tensor((world, n), dtype),
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
             mine, all = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
+            long, lengths = T.alloc_fragment((4,), dtype), T.alloc_shared((world, 4), dtype)
+            T.fill(long, n)
             T.copy(A[b * P], mine)
             T.put_packets(mine, box[rank, b * P])
+            T.put_packets(long, box[rank, blocks * P + b * 4])
             T.get_packets(box[0:world, b * P : (b + 1) * P], all)
+            T.get_packets(box[0:world, blocks * P + b * 4 : blocks * P + (b + 1) * 4], lengths)
+            for r in T.serial(world):
+                T.device_assert(lengths[r, 0] == n, "ranks gather different shapes")
             T.copy(all, C[0, b * P])
 
     return all_gather

@@ -131,7 +131,7 @@ def gathered(
         a, c = flat.row(x, torch.int32), flat.row(whole, torch.int32).view(team.size, -1)
         blocks, each = flat.boxes(size), flat.EACH // 4
         cut_up = {"world": team.size, "P": each, "blocks": blocks, "threads": 128, "dtype": "int32"}
-        box = workspace(team).box(a, blocks * each)
+        box = workspace(team).box(a, blocks * (each + 4))
         align = math.gcd(16, size, rows * inner) // 4
         host.launch(gather_by_packets, (a, box, c), **cut_up, align=align)
         return
