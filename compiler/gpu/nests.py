@@ -254,16 +254,13 @@ class NestLowering(State):
             for k in range(0, vectors.count, width):
                 self._step(nest, vectors, counters[-1], first, tirx.IntImm("int32", k))
                 here = [tirx.Ramp(one * vectors.count + k, tirx.IntImm("int32", 1), width)]
-                side, indices = (s.value.source, s.value.indices) if loads else (s.buffer, s.indices)
-                buf, flat, tests, _ = self.access(side, indices, s.value if loads else s, not loads)
-                there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
                 if loads:
-                    made: Any = tirx.BufferStore(tile, tirx.BufferLoad(buf, there), here)
-                    zero = tirx.BufferStore(tile, tirx.Broadcast(tirx.const(0, dtype), width), here)
-                    out.append(tirx.IfThenElse(all_of(tests), made, zero) if tests else made)
-                else:
-                    made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, s.span)
-                    out.append(self.once(tirx.IfThenElse(all_of(tests), made, None) if tests else made))
+                    out.append(self._fetched(tile, here, s.value.source, s.value.indices, s.value))
+                    continue
+                buf, flat, tests, _ = self.access(s.buffer, s.indices, s, True)
+                there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
+                made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, s.span)
+                out.append(self.once(tirx.IfThenElse(all_of(tests), made, None) if tests else made))
             return sequence(out)
 
         zero = tirx.IntImm("int32", 0)
@@ -311,6 +308,17 @@ class NestLowering(State):
             out.append(made if isinstance(place, Registers) else self.once(made))
         return sequence(out)
 
+    def _fetched(self, tile: Any, here: list[Any], buffer: Any, indices: Any, node: Any) -> Any:
+        """A vector of memory into registers, the ramp ``here`` of ``tile``; zeros where it lies outside."""
+        width = int(here[0].lanes)
+        buf, flat, tests, _ = self.access(buffer, indices, node, False)
+        there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
+        made = tirx.BufferStore(tile, tirx.BufferLoad(buf, there), here)
+        if not tests:
+            return made
+        zeros = tirx.Broadcast(tirx.const(0, str(tile.ty.dtype)), width)
+        return tirx.IfThenElse(all_of(tests), made, tirx.BufferStore(tile, zeros, here))
+
     def _group(self, nest: Nest, vectors: Plan, group: Any) -> Any:
         """Vectors into registers, the elements one by one, vectors out of registers."""
         first, before, after, held = self._first(nest, vectors), [], [], []
@@ -326,24 +334,22 @@ class NestLowering(State):
             before.append(tirx.AllocBuffer(tile))
             for k in range(0, vectors.count, m.width):
                 self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
-                buf, flat, tests, _ = self.access(m.element.buffer, indices, node, not reads)
-                there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), m.width)]
                 here = [tirx.Ramp(tirx.IntImm("int32", k), tirx.IntImm("int32", 1), m.width)]
                 if reads:
-                    made: Any = tirx.BufferStore(tile, tirx.BufferLoad(buf, there), here)
-                    zero = tirx.BufferStore(tile, tirx.Broadcast(tirx.const(0, dtype), m.width), here)
-                    before.append(tirx.IfThenElse(all_of(tests), made, zero) if tests else made)
-                else:
-                    made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
-                    if m.element.mode == "update":
-                        made = emit_neighbours(
-                            self,
-                            node,
-                            m.width,
-                            tirx.BufferLoad(buf, [flat]),
-                            tirx.BufferLoad(tile, [here[0].base]),
-                        )
-                    after.append(self.once(tirx.IfThenElse(all_of(tests), made, None) if tests else made))
+                    before.append(self._fetched(tile, here, m.element.buffer, indices, node))
+                    continue
+                buf, flat, tests, _ = self.access(m.element.buffer, indices, node, True)
+                there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), m.width)]
+                made: Any = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
+                if m.element.mode == "update":
+                    made = emit_neighbours(
+                        self,
+                        node,
+                        m.width,
+                        tirx.BufferLoad(buf, [flat]),
+                        tirx.BufferLoad(tile, [here[0].base]),
+                    )
+                after.append(self.once(tirx.IfThenElse(all_of(tests), made, None) if tests else made))
             held.append((node, tile))
         u = tirx.Var("u", "int32")
         self.bind_range(u, vectors.count)

@@ -86,6 +86,22 @@ def test_calls_take_what_is_kept_unless_they_say_otherwise(
     assert ranks(2, target="sim").call(gathered, choice, more) == [True, True] and used == {blocks}
 
 
+def scattered_unevenly() -> bool:
+    """Five rows of two ranks, where six of the same size a rank were found to go best in packets."""
+    comm.init()
+    team, x = team_of(None), torch.arange(20.0).view(5, 4) + comm.rank()
+    picks.found(team, "reduce_scatter", x.device, size=48, order="rank")
+    kept = {"size=48": {"how": "packets", "blocks": None}}
+    picks._of_team[team][1]["reduce_scatter"] = {f"order=rank {k}": v for k, v in kept.items()}
+    want = (2 * torch.arange(20.0).view(5, 4) + 1)[3 * comm.rank() :][:3]
+    assert picks.found(team, "reduce_scatter", x.device, size=48, order="rank")["how"] == "packets"
+    return bool((ops.reduce_scatter(x) == want).all())
+
+
+def test_uneven_parts_do_not_go_in_packets_that_were_kept_for_even_ones(ranks: Any):
+    assert ranks(2, target="sim").call(scattered_unevenly) == [True, True]
+
+
 def none_at_all() -> str:
     comm.init()
     with pytest.raises(TileValueError, match="1 at least") as error:

@@ -74,9 +74,10 @@ def boxes(size: int) -> int:
     return 1 << (-(-size // EACH) - 1).bit_length()
 
 
-def resident(size: int, device: torch.device) -> bool:
-    """Whether those blocks, which all wait, are on the device at once: eight a multiprocessor always are."""
-    return boxes(size) <= 8 * host.multiprocessors(device)
+def resident(size: int, units: int) -> bool:
+    """Whether those blocks, which all wait, are on ``units`` multiprocessors at once: eight on each always
+    are."""
+    return boxes(size) <= 8 * units
 
 
 #: what tuning tries of a collective: multiprocessors that its kernel keeps

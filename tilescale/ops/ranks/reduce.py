@@ -34,12 +34,12 @@ TWO = 16 << 20
 PACKETS = 1 << 20
 
 
-def choose(size: int, world: int, order: str, distributed: bool) -> str:
+def choose(size: int, world: int, order: str, distributed: bool, units: int = 132) -> str:
     """How ``size`` bytes are added: "packets", "one_shot", "two_shot", or "library" where there is one and it
     may add as it likes."""
     if distributed and order == "any" and size >= LARGE:
         return "library"
-    if size <= TINY and size * (world - 1) <= MANY:
+    if size <= TINY and size * (world - 1) <= MANY and flat.resident(size, units):
         return "packets"
     if world == 2:
         return "one_shot" if size < TWO else "two_shot"
@@ -80,11 +80,14 @@ def all_reduce(
     c = host.result(out, tuple(x.shape), x.dtype, x)
     torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
-    kept = flat.kept(team, "all_reduce", x, blocks, size=size, order=order)
-    choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None)
+    kept, units = (
+        flat.kept(team, "all_reduce", x, blocks, size=size, order=order),
+        host.multiprocessors(x.device),
+    )
+    choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None, units)
     ways: tuple[str, ...] = ("packets", "one_shot", "two_shot")
     # a packet's word has four bytes of data
-    if x.dtype == torch.float64 or not flat.resident(size, x.device):
+    if x.dtype == torch.float64 or not flat.resident(size, units):
         ways, choice = ways[1:], "one_shot" if choice == "packets" else choice
     way = flat.way(how, choice, ways, order, torch_group)
     if x.numel() == 0:
@@ -203,7 +206,10 @@ def pick(
     **_: Any,
 ) -> Pick:
     total, kept = size * getattr(torch, dtype).itemsize, kept or {}
-    way, units = how or kept.get("how") or choose(total, world, order, True), kept.get("blocks") or units
+    way, units = (
+        how or kept.get("how") or choose(total, world, order, True, units),
+        kept.get("blocks") or units,
+    )
     if way == "packets":
         return Pick(way, flat.boxes(total))
     cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units)

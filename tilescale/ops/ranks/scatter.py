@@ -80,10 +80,9 @@ def reduce_scatter(
     torch_group = library(group, team, x)
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
     kept = flat.kept(team, "reduce_scatter", x, blocks, size=size, order=order)
-    # a packet's word has four bytes of data
-    even = M % team.size == 0 and x.dtype != torch.float64 and flat.resident(size, x.device)
+    even = packable(x, M, team.size)
     choice = flat.allowed(kept, torch_group) or choose(size, order, torch_group is not None, team.size, even)
-    if choice == "packets" and kept["blocks"] is not None:
+    if choice == "packets" and (kept["blocks"] is not None or not even):  # what was kept knows the size alone
         choice = "kernel"
     way = flat.way(how, choice, ("packets", "kernel") if even else ("kernel",), order, torch_group)
     if x.numel() == 0:
@@ -93,6 +92,13 @@ def reduce_scatter(
     else:
         scattered(x, c, M, team, blocks=kept["blocks"], way=way)
     return c
+
+
+def packable(x: torch.Tensor, M: int, world: int) -> bool:
+    """Whether the parts of x, M rows, can go in packets, whose words have four bytes of data: equal ones, by
+    blocks that are resident together."""
+    size = x.numel() // world * x.element_size()
+    return M % world == 0 and x.dtype != torch.float64 and flat.resident(size, host.multiprocessors(x.device))
 
 
 def scattered(
@@ -109,9 +115,9 @@ def scattered(
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
-    even = M % team.size == 0 and x.dtype != torch.float64 and flat.resident(n * x.element_size(), x.device)
-    if (way or choose(n * x.element_size(), "rank", False, team.size, even)) == "packets":
-        each, boxes = flat.EACH // x.element_size(), flat.boxes(n * x.element_size())
+    size = n * x.element_size()
+    if (way or choose(size, "rank", False, team.size, packable(x, M, team.size))) == "packets":
+        each, boxes = flat.EACH // x.element_size(), flat.boxes(size)
         what = flat.constants(flat.Cut(each, each, boxes, 128), team.size, x, c, bias, activation, n)
         del what["Q"]
         box = workspace(team).box(x, boxes * each)
@@ -119,7 +125,7 @@ def scattered(
         flat.landed(landing, c)
         return
     units = flat.multiprocessors(x.device, blocks)
-    cut = flat.cut(n * x.element_size(), x.element_size(), units, team.size)
+    cut = flat.cut(size, x.element_size(), units, team.size)
     space = workspace(team)
     (parts,) = space.tensors(x, ((team.size, n), x.dtype))
     what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner) | {"givers": cut.givers}
