@@ -201,7 +201,7 @@ def test_a_rank_that_is_killed_inside_fused_kernels_ends_the_job(clean_env: dict
 
 def test_many_launches_with_delays(clean_env: dict[str, str]):
     more = {"TILESCALE_HEAP_SIZE": "256M"}
-    job = Said(clean_env, "tilescale", 2, "tests.gpu.stress", "--launches", "500", limit=200, **more)
+    job = Said(clean_env, "tilescale", 2, "tests.gpu.stress", "--launches", "1000", limit=400, **more)
     job.must(job.code == 0 and not re.search(r" [1-9]\d* wrong", job.text), "right results")
 
 
