@@ -62,8 +62,9 @@ def init(heap_size: int | None = None, *, recover: bool = False) -> None:
     ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE; simulated
     ranks need none). ``recover``, alike on all ranks: this process may go on when another one dies. Then
     waits end within seconds, in kernels too, with an error that names it, and the GPU stays usable;
-    ``finalize()`` on all ranks that are left, and ``init()`` again joins them. On GPUs a launch that was given
-    up leaves wrong results, which the next call of tilescale says, such as `tilescale.cuda.synchronize`.
+    ``finalize()`` on all ranks that are left, and ``init()`` again joins them. On GPUs a launch that was
+    given up leaves wrong results, which the next call of tilescale says, such as
+    `tilescale.cuda.synchronize`.
 
     Raises CommError when ranks do not come, /dev/shm has no room, or ranks that recover are on several
     machines; TileValueError when the memory is there already, of another size.

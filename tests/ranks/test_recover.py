@@ -32,7 +32,9 @@ def went_on(doomed: tuple[int, ...], inside: bool) -> None:
     me = comm.rank()
     took, why = died(me in doomed, inside)
     assert took < 10 and any(f"rank {r} " in why and "has died" in why for r in doomed), why
-    gone_on(comm.world_size() - len(doomed), sum(r < me and r not in doomed for r in range(comm.world_size())))
+    gone_on(
+        comm.world_size() - len(doomed), sum(r < me and r not in doomed for r in range(comm.world_size()))
+    )
 
 
 @pytest.mark.parametrize(("n", "doomed"), [(2, (1,)), (3, (0,)), (4, (1, 2))])

@@ -283,6 +283,7 @@ static int make_ready(ts_gpu* G, int device) {
     what = "asking how many blocks are resident at once (cuOccupancyMaxActiveBlocksPerMultiprocessor)";
     code = cu.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, G->kernel, (int)G->threads, G->shared);
     if (!code) code = cu.DeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    if (G->flags & FLAG_DEVICE) processors = processors > ts_spare ? processors - ts_spare : 0;
     G->resident[device] = (int64_t)blocks * processors / G->K->cluster_size * G->K->cluster_size;
   }
   int bad = 0;
@@ -541,6 +542,12 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
 }
 
 /* ---- from Python */
+
+/* For what a host gives a stream before a launch on a team, and which must come behind the launches so far. */
+TS_API int32_t ts_gpu_order(int64_t stream) {
+  pthread_once(&opened, open_driver);
+  return no_driver[0] ? 0 : ts_gpu_in_order((void*)(intptr_t)stream);
+}
 
 /* A program must leave one value, and never reach below the stack's floor or above its top. */
 static const char* check_program(const int64_t* program, int64_t slots) {

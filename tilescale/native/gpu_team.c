@@ -180,7 +180,10 @@ int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_
  * is awaited by nobody who stands behind another one, so it ends.
  *
  * In a capture the same: an edge from the launch that was captured last. What comes before a graph, and beside it, is the program's to say
- * where it launches the graph; launches of a team that overlap all the same are found at their end (team.cuh). */
+ * where it launches the graph; launches of a team that overlap all the same are found at their end (team.cuh).
+ *
+ * What a stream holds besides, between a launch and the next one on another stream, comes before that too: a program's copies from and to
+ * symmetric memory, which the next launch may write. */
 int ts_gpu_in_order(void* stream) {
   int status = 0, before = 0;
   uint64_t capture = 0;
