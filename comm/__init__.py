@@ -52,15 +52,22 @@ _lock = threading.RLock()
 _process: Backend | None = None  # this process's, where ranks are processes
 _pid = 0
 _heap_size = 0
+_left: World | None = None  # this rank's place among those that were left when the last job broke
 _keepers: list[Callable[[Iterable[Team]], None]] = []
 
 
-def init(heap_size: int | None = None) -> None:
+def init(heap_size: int | None = None, *, recover: bool = False) -> None:
     """Joins the job that the launcher's environment describes; alone it is one rank. Idempotent.
 
     ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE; simulated
-    ranks need none). Raises CommError when ranks do not come, or /dev/shm has no room; TileValueError when
-    the memory is there already, of another size.
+    ranks need none). ``recover``, alike on all ranks: this process may go on when another one dies. Then
+    waits end within seconds, in kernels too, with an error that names it, and the GPU stays usable;
+    ``finalize()`` on all ranks that are left, and ``init()`` again joins them. On GPUs a launch that was
+    given up leaves wrong results, which the next call of tilescale says, such as
+    `tilescale.cuda.synchronize`.
+
+    Raises CommError when ranks do not come, /dev/shm has no room, or ranks that recover are on several
+    machines; TileValueError when the memory is there already, of another size.
     """
     global _process, _pid, _heap_size
     here = sim.here()
@@ -74,15 +81,22 @@ def init(heap_size: int | None = None) -> None:
                 raise TileValueError(
                     f"init(heap_size={heap_size}) after {before}", hint="heap_size= in the first init()"
                 )
+            if recover and not getattr(_process, "recovers", True):
+                raise TileValueError(
+                    "init(recover=True) after an init() without it", hint="recover=True in the first init()"
+                )
             return
-        place, _heap_size = bootstrap.world(), heap_size or env.HEAP_SIZE.get()
+        place, _heap_size = _place(), heap_size or env.HEAP_SIZE.get()
         _hook_exits(place)
         if place.size == 1 and env.TARGET.get() == "sim":
             _process = sim.SimWorld(1).ranks[0]
         else:
             from tilescale.comm.heap import Heap
 
-            _process = Heap(_memory()(place, _heap_size))
+            heap = Heap(_memory()(place, _heap_size))
+            if recover:
+                heap.recover()
+            _process = heap
         _pid = os.getpid()
 
 
@@ -142,7 +156,14 @@ def world() -> World:
     here = sim.here()
     if here is not None:
         return here.place
-    return _process.place if _process is not None and _pid == os.getpid() else bootstrap.world()
+    if _process is not None and _pid == os.getpid():
+        return _process.place
+    return _place()
+
+
+def _place() -> World:
+    """This rank's in the job that it may join."""
+    return _left if _left is not None and _pid == os.getpid() else bootstrap.world()
 
 
 def rank() -> int:
@@ -349,17 +370,20 @@ def at_finalize(drop: Callable[[Iterable[Team]], None]) -> None:
 
 def finalize() -> None:
     """Leaves the job; collective. Tensors that are still alive keep their memory, out of other ranks'
-    reach."""
-    global _process
+    reach.
+
+    Where a rank has died, and ``init(recover=True)`` made this job, it is collective among those that are
+    left: the next ``init()`` joins them, numbered anew in their order."""
+    global _process, _left
     with _lock if sim.here() is None else contextlib.nullcontext():
         found = behind()
         if found is None:
             return
         for drop in _keepers:
             drop(list(found.teams.values()))
-        found.finalize()
+        left = found.finalize()
         if found is _process:
-            _process = None
+            _process, _left = None, left or _left
 
 
 def _leave() -> None:

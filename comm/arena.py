@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
+from typing import ClassVar
 
 from tilescale import env, log, native
 from tilescale.comm.bootstrap import World
@@ -38,6 +39,10 @@ class Arena:
     name = "a GPU's symmetric memory"
     #: the page of the hosts' memory that GPUs read
     _mapped = 0
+    #: whether ranks may go on without one that has died
+    recovers = True
+    #: the GPU of this process, once it has one: what it has there stays
+    _own: ClassVar[int | None] = None
 
     def __init__(self, world: World, segment: int):
         self.world = world
@@ -89,6 +94,7 @@ class Arena:
         # Several nodes here are on one machine (shm.py has made sure): each rank takes a GPU of its own.
         several = self.world.local_size < self.world.size
         device: int = (self.world.rank if several else self.world.local_rank) % count
+        device = Arena._own = device if Arena._own is None else Arena._own
         torch.cuda.set_device(device)
         torch.cuda.current_stream(device)  # makes the context
         name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device)).encode()
@@ -136,11 +142,39 @@ class Arena:
             why = self._says() or str(error).split("\n")[0]
             self.host.stop(why)
             raise CommError(why) from None
+        if why := self._says():  # of a wait that was given up, behind which the GPU goes on
+            self.host.stop(why)
+            raise CommError(why)
 
     def _says(self) -> str:
         """What a launch of this rank said that failed; empty where none has."""
         text = ctypes.create_string_buffer(4096)
         return text.value.decode(errors="replace") if self._lib.ts_gpu_says(text, len(text)) else ""
+
+    # ---- going on without ranks that have died
+
+    def recover(self) -> None:
+        """See :meth:`Shm.recover`. Launches that wait in vain end without taking the GPU from this process.
+
+        Raises:
+            CommError: besides, where the memory is NVSHMEM's, whose ranks cannot be left.
+        """
+        if not self.recovers:
+            raise CommError(
+                f"init(recover=True) with symmetric memory by {self.name}", hint="TILESCALE_HEAP=symm_mem"
+            )
+        self.host.recover()
+        self._lib.ts_gpu_recover(ctypes.c_int32(1))
+
+    def broken(self) -> bool:
+        """See :meth:`Shm.broken`."""
+        return self.host.broken()
+
+    def remaining(self) -> list[int]:
+        """See :meth:`Shm.remaining`, when this rank's GPU has done what it was given."""
+        with contextlib.suppress(CommError):
+            self.settle()
+        return self.host.remaining()
 
     # ---- what the hosts say to each other
 

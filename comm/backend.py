@@ -128,8 +128,9 @@ class Backend(Protocol):
     def stop(self, why: str) -> None:
         """Ends the waits of all ranks."""
 
-    def finalize(self) -> None:
-        """Leaves the job together with all other ranks."""
+    def finalize(self) -> World | None:
+        """Leaves the job together with all other ranks; this rank's place among those that are left where one
+        has died and they go on."""
 
     def leave(self) -> None:
         """The process ends: nothing is awaited."""

@@ -23,7 +23,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +128,14 @@ def detect(environ: Mapping[str, str]) -> tuple[World, tuple[str, int]]:
         job, host, port, node = _exchange(claim)
     me = World(claim.rank, claim.size, claim.local_rank, claim.local_size, job, claim.launcher, node)
     return me, (host, port or _port(job))
+
+
+def among(was: World, ranks: Sequence[int]) -> World:
+    """The place of a rank in the job of those that are left of its job, in their order. No launcher knows of
+    that job."""
+    job = _digest("left", was.job, *map(str, ranks))
+    rank = ranks.index(was.rank)
+    return World(rank, len(ranks), rank, len(ranks), job, "none", was.node)
 
 
 def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:

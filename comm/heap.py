@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tilescale.comm import bootstrap
 from tilescale.comm.backend import Allocation, Block, Team
 from tilescale.comm.bootstrap import World
 from tilescale.comm.extents import Extents
@@ -50,6 +51,8 @@ class Heap:
         memory.make_team(0, everyone, [0] * len(everyone))
         self.teams[everyone] = self.world
         self._slots = iter(range(1, MAX_TEAMS))
+        #: whether ranks may go on without one that has died
+        self.recovers = False
         self._lock = threading.RLock()  # threads of a program that allocate: one call at a time
 
     @property
@@ -255,10 +258,22 @@ class Heap:
         """Tells all ranks to stop waiting."""
         self.memory.stop(why)
 
-    def finalize(self) -> None:
-        """Leaves the job, together with all other ranks."""
-        self.meet(self.world, "finalize()")
+    def recover(self) -> None:
+        """Makes it possible to go on without a rank that has died."""
+        self.memory.recover()
+        self.recovers = True
+
+    def finalize(self) -> World | None:
+        """Leaves the job, together with all other ranks: with those that are left where one has died and that
+        was asked for. Then this rank's place among them."""
+        place = None
+        if self.recovers and self.memory.broken():
+            left, was = self.memory.remaining(), self.place
+            place = bootstrap.among(was, left)
+        else:
+            self.meet(self.world, "finalize()")
         self.memory.leave(unmap=self.alive() == 0)
+        return place
 
     def leave(self) -> None:
         """The process ends. The others keep this rank's memory mapped: nothing is awaited."""

@@ -24,6 +24,7 @@ class Nvshmem(Arena):
     """Arenas in NVSHMEM's symmetric heap."""
 
     name = "NVSHMEM"
+    recovers = False
 
     def _map(self) -> list[int]:
         try:

@@ -165,6 +165,45 @@ class Shm:
         if os.getpid() == self._pid:
             self._lib.ts_stop_others(why.encode(errors="replace")[:2000])
 
+    # ---- going on without ranks that have died
+
+    def recover(self) -> None:
+        """From now on a thread stops the job within a second when a rank has died.
+
+        Raises:
+            CommError: ranks are on several nodes, or there is no thread to be had.
+        """
+        if self.world.local_size != self.world.size:
+            raise CommError(
+                "init(recover=True) with ranks on several nodes", expected="all ranks on one machine"
+            )
+        if self._lib.ts_heap_watch():
+            raise CommError("no thread that looks for ranks that have died")
+
+    def broken(self) -> bool:
+        """Whether the job has been stopped, which it is here where a rank has died."""
+        self._lib.ts_heap_look()
+        return bool(self._lib.ts_stopped(self._err, len(self._err)))
+
+    def remaining(self) -> list[int]:
+        """The ranks that go on, this one among them: each has called this, and all others have ended. The
+        same on all of them.
+
+        Raises:
+            CommError: a rank neither comes nor ends within the wait limit.
+        """
+        here = (ctypes.c_uint8 * MAX_RANKS)()
+        limit = env.WAIT_TIMEOUT.get()
+        deadline = time.monotonic() + limit
+        while not self._lib.ts_heap_remaining(ctypes.c_int64(_SLICE_NS), here):
+            if time.monotonic() > deadline:
+                raise CommError(
+                    f"rank {self.world.rank}: waited {limit:g} s in finalize() for the other ranks to end or "
+                    "to call finalize() too",
+                    expected="all ranks that go on without one that has died call it",
+                )
+        return [r for r in range(self.world.size) if here[r]]
+
     def announce(self) -> None:
         """Writes into the launcher's journal that this process ends, before the others can see it."""
         if os.getpid() == self._pid:

@@ -49,7 +49,7 @@ def variants(
     op: RankOp, shape: dict[str, Any], arguments: list[dict[str, Any]], group: Any, every_way: bool
 ) -> dict[str, list[measure.Call]]:
     """What is timed, by name: "ours", "ours, …", a peer's name, "alone"."""
-    world, units = comm.world_size(), host.multiprocessors(device_of(arguments[0]))
+    world, units = comm.world_size(), host.units(device_of(arguments[0]))
     outs = [copied(op.run(**a)) for a in arguments]
     pairs = list(zip(arguments, outs, strict=True))
     made = {"ours": [op.call(a, o) for a, o in pairs]}
@@ -72,7 +72,7 @@ def tune(
     """Sets one knob of an operation after another to the fastest of its alternatives, and keeps the whole.
     The slowest rank counts. Alternatives that are refused are passed over, alike on all ranks."""
     world, device = comm.world_size(), device_of(arguments[0])
-    units, team = host.multiprocessors(device), team_of(None)
+    units, team = host.units(device), team_of(None)
     best, outs = op.base(world=world, units=units, **shape), [copied(op.run(**a)) for a in arguments]
     for knob in op.knobs(world=world, units=units, **shape):
         tried: dict[str, dict[str, Any]] = {}
@@ -114,7 +114,7 @@ def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> 
     times = measure.measure(calls, device, plan["replays"], group)
     us = {name: measure.spread(seconds) for name, seconds in times.items()}
     tuned = picks.found(team_of(None), op.name, device_of(first), **op.shape_of(world=world, **shape))
-    units = host.multiprocessors(device_of(first))
+    units = host.units(device_of(first))
     return figures(op, shape, us, float(worst.item()), world, units, tuned)
 
 

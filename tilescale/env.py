@@ -60,6 +60,13 @@ def _positive_int(text: str) -> int:
     return value
 
 
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
@@ -226,6 +233,14 @@ LAUNCH_GRAPHS: Var[bool] = Var(
     "whether a GPU's kernel that is called again and again is launched by a CUDA graph, which takes the "
     "host less time; default 1",
 )
+SPARE: Var[int] = Var(
+    "TILESCALE_SPARE",
+    lambda: 0,
+    _count,
+    "a number of multiprocessors",
+    "how many of a GPU's multiprocessors the kernels of several ranks leave to others that wait for ranks, "
+    "such as NCCL's beside them, alike on all ranks (docs/OPS.md, Streams); default 0",
+)
 JOB: Var[str | None] = Var(
     "TILESCALE_JOB",
     _nothing,
@@ -283,6 +298,7 @@ ALL: tuple[Var, ...] = (
     CC,
     CUDA_COMPILER,
     LAUNCH_GRAPHS,
+    SPARE,
     JOB,
     TARGET,
     TRACE,

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilescale import env
 from tilescale.device import RUN_HERE, Device
 from tilescale.errors import InternalError, LaunchError, Loc, TileError, TileTypeError, TileValueError
 
@@ -336,11 +337,12 @@ class Refusal:
         )
 
     def resident(self) -> TileError:
-        meta = self.meta
+        meta, spare = self.meta, env.SPARE.get()
+        left = f", {spare} multiprocessors left to others (TILESCALE_SPARE)" if spare else ""
         return self._launch(
             f"blocks wait for others, the grid has {self.got} blocks, and {self.expected} are resident at "
             "once "
-            f"({meta['threads']} threads and {meta['shared_bytes']} bytes of shared memory each)",
+            f"({meta['threads']} threads and {meta['shared_bytes']} bytes of shared memory each{left})",
             f"at most {self.expected} blocks where blocks wait",
             "a smaller grid whose blocks loop over tiles with T.Persistent",
         )

@@ -391,6 +391,26 @@ def streams() -> int:
     return int(wrong)
 
 
+def overlap() -> int:
+    """A graph on one stream and the same launch in another one, which nothing orders."""
+    ring, pair, graphs = Ring(), [torch.cuda.Stream(), torch.cuda.Stream()], []
+    ring.launch()
+    torch.cuda.synchronize()
+    for _ in pair:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            ring.launch()
+    torch.cuda.synchronize()
+    comm.barrier()
+    if last():
+        time.sleep(0.5)  # the others' launches wait for it, both of them
+    for stream, graph in zip(pair, graphs, strict=True):
+        with torch.cuda.stream(stream):
+            graph.replay()
+    tilescale.cuda.synchronize()
+    return 0
+
+
 def teams() -> int:
     """A team of two ranks beside the world, and tensors that come and go."""
     world, wrong = Ring(), 0
@@ -537,6 +557,7 @@ PROGRAMS = (
     tuned,
     unsent,
     streams,
+    overlap,
     teams,
     inside,
     barriers,

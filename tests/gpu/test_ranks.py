@@ -12,12 +12,14 @@ import contextlib
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.jobs import Job
+from tests.gpu.jobs import ROOT, Job
 from tests.gpu.ranks import VARIANTS
 from tilescale.ops import RANK_MODULES, load_ranks
 
@@ -130,6 +132,30 @@ def test_operations_of_several_ranks(clean_env: dict[str, str], ranks: int):
     job.must(job.code == 0 and not re.search(r" [1-9]\d* wrong", job.text), "right results")
 
 
+def test_launches_of_a_team_that_overlap(clean_env: dict[str, str]):
+    program(clean_env, "overlap", TILESCALE_WAIT_TIMEOUT="5").must_fail(
+        "two launches of one team ran at once"
+    )
+
+
+def test_streams_and_teams_and_nccl(clean_env: dict[str, str]):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL takes a GPU for each rank")
+    own = {"NCCL_MAX_CTAS": "8", "TILESCALE_SPARE": "16"}
+    for more in ({}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}):
+        job = Said(clean_env, "tilescale", 2, "tests.gpu.streams", limit=240, **own, **more)
+        job.must(job.code == 0 and job.text.count("PASS") == 5, "right results")
+
+
+def test_ranks_go_on_without_one_that_was_killed(clean_env: dict[str, str]):
+    env = clean_env | {"TILESCALE_TARGET": "cuda"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.recover", "3"],
+        env=env, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count("PASS rank") == 2, done.stdout + done.stderr[-3000:]
+
+
 def test_what_waits_leaves_room_for_a_kernel_that_needs_shared_memory(clean_env: dict[str, str]):
     job = program(clean_env, "room", ranks=1, TILESCALE_WAIT_TIMEOUT="5")
     job.must(job.code == 0 and "room: 0 wrong" in job.text, "success")
@@ -201,7 +227,7 @@ def test_a_rank_that_is_killed_inside_fused_kernels_ends_the_job(clean_env: dict
 
 def test_many_launches_with_delays(clean_env: dict[str, str]):
     more = {"TILESCALE_HEAP_SIZE": "256M"}
-    job = Said(clean_env, "tilescale", 2, "tests.gpu.stress", "--launches", "500", limit=200, **more)
+    job = Said(clean_env, "tilescale", 2, "tests.gpu.stress", "--launches", "1000", limit=400, **more)
     job.must(job.code == 0 and not re.search(r" [1-9]\d* wrong", job.text), "right results")
 
 

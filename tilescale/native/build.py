@@ -218,8 +218,8 @@ def _sum_of(path: Path) -> Path:
 
 
 def configure(local_ranks: int | None = None) -> None:
-    """Reads TILESCALE_NUM_THREADS, TILESCALE_WAIT_TIMEOUT and TILESCALE_LAUNCH_GRAPHS (again) and hands them
-    to the runtime.
+    """Reads TILESCALE_NUM_THREADS, TILESCALE_WAIT_TIMEOUT, TILESCALE_LAUNCH_GRAPHS and TILESCALE_SPARE
+    (again) and hands them to the runtime.
 
     ``local_ranks``: how many ranks share this machine; by default what the launcher's environment says.
     """
@@ -228,7 +228,10 @@ def configure(local_ranks: int | None = None) -> None:
     threads = env.NUM_THREADS.get() or max(1, len(os.sched_getaffinity(0)) // local_ranks)
     limit = int(env.WAIT_TIMEOUT.get() * 1e9)
     library().ts_configure(
-        ctypes.c_int32(threads), ctypes.c_int64(limit), ctypes.c_int32(env.LAUNCH_GRAPHS.get())
+        ctypes.c_int32(threads),
+        ctypes.c_int64(limit),
+        ctypes.c_int32(env.LAUNCH_GRAPHS.get()),
+        ctypes.c_int32(env.SPARE.get()),
     )
 
 

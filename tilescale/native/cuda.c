@@ -65,6 +65,7 @@ static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.StreamCreate, "cuStreamCreate"},
   {(void**)&cu.StreamSynchronize, "cuStreamSynchronize"},
   {(void**)&cu.StreamIsCapturing, "cuStreamIsCapturing"},
+  {(void**)&cu.StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"},
   {(void**)&cu.StreamWaitEvent, "cuStreamWaitEvent"},
   {(void**)&cu.EventCreate, "cuEventCreate"},
   {(void**)&cu.EventRecord, "cuEventRecord"},
@@ -163,7 +164,8 @@ static void gpu_free(void* p) {
 typedef struct { const char *kernel, *file, *line; char why[TS_MESSAGE]; } failure;
 
 /* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh), or a launch on a team (gpu_team.c); 0 where there is none.
- * The GPU is lost to this process by then: every call fails, and this is why. Read without locks: a record is written once, before the
+ * The GPU is lost to this process by then: every call fails, and this is why. (Not where the process goes on behind a wait that was given up:
+ * there our calls fail, until comm.finalize.) Read without locks: a record is written once, before the
  * driver can tell of the trap behind it. */
 static int find_failure(failure* out) {
   for (ts_gpu* G = atomic_load_explicit(&failing, memory_order_acquire); G; G = G->next_failing)
@@ -281,6 +283,7 @@ static int make_ready(ts_gpu* G, int device) {
     what = "asking how many blocks are resident at once (cuOccupancyMaxActiveBlocksPerMultiprocessor)";
     code = cu.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, G->kernel, (int)G->threads, G->shared);
     if (!code) code = cu.DeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    if (G->flags & FLAG_DEVICE) processors = processors > ts_spare ? processors - ts_spare : 0;
     G->resident[device] = (int64_t)blocks * processors / G->K->cluster_size * G->K->cluster_size;
   }
   int bad = 0;
@@ -478,7 +481,7 @@ static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* a
   ts_gpu_view view;
   if (TS_UNLIKELY(ts_gpu_view_of(K, team, device, &view))) return -1;
   int bare = G->flags & FLAG_BARE, meets = team && view.size > 1 && G->flags & FLAG_DEVICE;
-  int bad = team ? ts_gpu_in_order(team, c->hStream) : 0;
+  int bad = team ? ts_gpu_in_order(c->hStream) : 0;
   if (meets && !bad && !bare) view.description = ts_gpu_describe(K, args, team);
   /* Without order others may be signalling for the next launch already: theirs to count on. */
   ts_gpu_counters_of(K, args, !meets || view.ordered, empty && !bare, &view.counters);
@@ -539,6 +542,12 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
 }
 
 /* ---- from Python */
+
+/* For what a host gives a stream before a launch on a team, and which must come behind the launches so far. */
+TS_API int32_t ts_gpu_order(int64_t stream) {
+  pthread_once(&opened, open_driver);
+  return no_driver[0] ? 0 : ts_gpu_in_order((void*)(intptr_t)stream);
+}
 
 /* A program must leave one value, and never reach below the stack's floor or above its top. */
 static const char* check_program(const int64_t* program, int64_t slots) {
@@ -692,7 +701,8 @@ TS_API int __tvm_ffi_cuda_synchronize(void* unused, const TVMFFIAny* a, int32_t 
   if (no_driver[0]) return ts_error("RuntimeError", "TS:run:-1:%s", no_driver);
   int device;
   CUresult code = cu.CtxGetDevice(&device) ? 0 : cu.CtxSynchronize(); /* without a context nothing runs */
-  if (code) return failed("waiting for the GPU (cuCtxSynchronize)", code);
+  char why[TS_MESSAGE];
+  if (code || recorded(why, sizeof why)) return failed("waiting for the GPU (cuCtxSynchronize)", code);
   ret->type_index = kTVMFFINone;
   ret->zero_padding = 0;
   ret->v_int64 = 0;

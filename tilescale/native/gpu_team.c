@@ -13,7 +13,7 @@
 
 /* As ts::Record and ts::Why have it. */
 typedef struct ts_record { int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index; } ts_record;
-enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS, NO_SCRATCH };
+enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS, NO_SCRATCH, OVERLAP };
 enum { ALONE = 64, ALONE_BYTES = 4096, MAX_DEVICES = 64, KNOWN = 4096 };
 
 static struct {
@@ -22,9 +22,12 @@ static struct {
   int64_t control, segment, limit;
   uint8_t* tags;
   const void* stop;
+  int32_t recover; /* this process goes on behind a wait that a launch gave up */
 } gpu;
 static ts_record* the_record; /* page-locked, with one address for the host and all GPUs; null until the first launch that may fail */
-static struct { int64_t control; void *stream, *event; int there, used; } in_team[TS_MAX_TEAMS];
+static struct { int64_t control; int there; } in_team[TS_MAX_TEAMS];
+/* The stream of the last launch on any team, and that of the last one which was captured, in which capture. */
+static struct { void *stream, *event; uint64_t capture; int used; } last_of[2];
 
 /* ---- set up from Python */
 
@@ -32,14 +35,18 @@ static struct { int64_t control; void *stream, *event; int there, used; } in_tea
 TS_API int32_t ts_gpu_heap(int32_t n, int32_t rank, const int64_t* bases, int64_t segment, int64_t control, int64_t stop, int64_t limit) {
   memset(&gpu, 0, sizeof gpu);
   memset(in_team, 0, sizeof in_team);
+  last_of[0].used = last_of[1].used = 0;
   gpu.tags = calloc((size_t)(segment / TS_PAGE) + 1, 1);
   if (!gpu.tags) return -1;
   for (int32_t r = 0; r < n; r++) gpu.base[r] = (char*)(intptr_t)bases[r];
   gpu.rank = rank, gpu.segment = segment, gpu.control = control, gpu.limit = limit;
   gpu.stop = (const void*)(intptr_t)stop;
   gpu.n = n;
+  if (the_record) memset(the_record, 0, sizeof *the_record); /* what was said of a job before, whose launches have ended */
   return 0;
 }
+
+TS_API void ts_gpu_recover(int32_t recover) { gpu.recover = recover; }
 
 TS_API void ts_gpu_close(void) { gpu.n = 0; }
 
@@ -131,6 +138,7 @@ int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, t
     return words_alone(device, &out->base[0]);
   }
   out->rank = ts_team_rank(team), out->size = ts_team_size(team);
+  out->recover = gpu.recover;
   out->ordered = out->size > 1 && (K->flags & TS_FLAG_DEVICE) && !(K->flags & TS_FLAG_UNORDERED);
   out->control = in_team[ts_team_index(team)].control;
   for (int32_t r = 0; r < out->size; r++) {
@@ -166,21 +174,34 @@ int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_
   return (int64_t)hash;
 }
 
-int ts_gpu_in_order(const struct ts_team* team, void* stream) {
-  int32_t k = ts_team_index(team);
-  int capturing = 0;
-  CUresult code = 0;
-  if (in_team[k].used && in_team[k].stream == stream) return 0;
-  /* What is captured runs when its graph is launched, and where: the program says what comes before that. */
-  code = ts_cu.StreamIsCapturing(stream, &capturing);
-  if (!code && capturing) return 0;
-  if (!code && in_team[k].used) {
-    if (!in_team[k].event) code = ts_cu.EventCreate(&in_team[k].event, 2); /* CU_EVENT_DISABLE_TIMING */
-    if (!code) code = ts_cu.EventRecord(in_team[k].event, in_team[k].stream);
-    if (!code) code = ts_cu.StreamWaitEvent(stream, in_team[k].event, 0);
+/* All launches on teams that a process makes are one sequence, whatever their teams and streams: each rank's GPU runs them in the order of
+ * its host. Kernels that wait for other ranks may take a whole GPU, so two of them that were free to begin in any order could begin as A, B on
+ * one GPU and as B, A on another, and wait for each other. In one order on every rank the launch that comes first of all that have not ended
+ * is awaited by nobody who stands behind another one, so it ends.
+ *
+ * In a capture the same: an edge from the launch that was captured last. What comes before a graph, and beside it, is the program's to say
+ * where it launches the graph; launches of a team that overlap all the same are found at their end (team.cuh).
+ *
+ * What a stream holds besides, between a launch and the next one on another stream, comes before that too: a program's copies from and to
+ * symmetric memory, which the next launch may write. */
+int ts_gpu_in_order(void* stream) {
+  int status = 0, before = 0;
+  uint64_t capture = 0;
+  CUresult code = ts_cu.StreamGetCaptureInfo(stream, &status, &capture, NULL, NULL, NULL);
+  int capturing = !code && status == 1; /* CU_STREAM_CAPTURE_STATUS_ACTIVE */
+  if (!capturing) capture = 0;
+  if (!code && last_of[capturing].used && last_of[capturing].stream != stream && last_of[capturing].capture == capture) {
+    if (!capturing) code = ts_cu.StreamIsCapturing(last_of[0].stream, &before);
+    if (before)
+      return ts_error("RuntimeError", "TS:run:-1:the launch of a team before this one was made on a stream that is being captured now, and "
+                      "this one on a stream that is not: nothing can order them");
+    if (!code && !last_of[capturing].event) code = ts_cu.EventCreate(&last_of[capturing].event, 2); /* CU_EVENT_DISABLE_TIMING */
+    if (!code) code = ts_cu.EventRecord(last_of[capturing].event, last_of[capturing].stream);
+    if (!code) code = ts_cu.StreamWaitEvent(stream, last_of[capturing].event, 0);
   }
-  in_team[k].used = 1, in_team[k].stream = stream;
-  return code ? ts_driver_failed("ordering two streams of a team", code) : 0;
+  if (code) return ts_driver_failed("ordering two streams of launches on teams", code);
+  last_of[capturing].used = 1, last_of[capturing].stream = stream, last_of[capturing].capture = capture;
+  return 0;
 }
 
 void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, int signals, int boxes, ts_gpu_counters* out) {
@@ -291,6 +312,10 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   } else if (r->why == NO_SCRATCH) {
     snprintf(out, bytes, "%s: copies of %s to and from ranks by NVSHMEM stage more than the %lld bytes of scratch: launch fewer blocks, or copy smaller tiles",
              who, name, (long long)r->seen);
+  } else if (r->why == OVERLAP) {
+    snprintf(out, bytes, "rank %d: two launches of one team ran at once, in or before launch %lld (%s): a CUDA graph that is replayed on one "
+             "stream beside launches or a graph on another one needs an event between them", ts_world_rank(), (long long)r->launch,
+             K ? K->name : "a kernel");
   } else if (r->why == LATE_BLOCKS) {
     snprintf(out, bytes, "%s: waited %g s at a barrier for other blocks", who, limit);
   } else if (r->why == DIFFERENT && team) {

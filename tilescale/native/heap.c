@@ -113,7 +113,11 @@ TS_API void ts_exit_ends_job(int32_t fd) {
   hooked = 1;
 }
 
+static pthread_t watcher;
+static _Atomic int watching;
+
 static void after_fork_in_child(void) {
+  atomic_store(&watching, 0); /* the thread is the parent's */
   /* A child is no rank: it must neither speak for its parent nor take the memory for symmetric. */
   ts_the_heap.base = NULL;
   ts_the_heap.fd = -1;
@@ -299,6 +303,7 @@ TS_API void ts_heap_announce(void) {
 TS_API void ts_heap_close(int32_t unmap) {
   ts_heap* h = &ts_the_heap;
   if (!h->base) return;
+  if (atomic_exchange(&watching, 0)) pthread_join(watcher, NULL);
   unlink_name();
   close_journal();
   atomic_store_explicit(&ts_control_of(h->rank)->state, TS_STATE_LEFT, memory_order_release);
@@ -352,6 +357,60 @@ TS_API void ts_stop_others(const char* why) {
   note("stop");
   int32_t zero = 0;
   atomic_compare_exchange_strong_explicit(stop, &zero, h->rank + 1, memory_order_release, memory_order_relaxed);
+}
+
+/* ---- going on without ranks that have died (comm.init(recover=True)) */
+
+/* Stops the job where a rank has died without leaving it. */
+TS_API void ts_heap_look(void) {
+  char why[TS_MESSAGE];
+  ts_heap* h = &ts_the_heap;
+  for (int32_t r = 0; r < h->world; r++)
+    if (ts_rank_gone(r, why, sizeof why) && atomic_load_explicit(&ts_control_of(r)->state, memory_order_acquire) != TS_STATE_LEFT &&
+        !atomic_load(&ts_control_of(r)->remains)) {
+      ts_stop_others(why);
+      return;
+    }
+}
+
+static void* watch(void* unused) {
+  (void)unused;
+  while (atomic_load(&watching)) {
+    ts_heap_look();
+    struct timespec t = {0, 100000000};
+    nanosleep(&t, NULL);
+  }
+  return NULL;
+}
+
+/* From now on a thread looks ten times a second who has died: a host may stand in a call of the driver's that ends with a launch, which
+ * waits for the one that has died. Not 0 where there is no thread to be had. */
+TS_API int32_t ts_heap_watch(void) {
+  if (ts_the_heap.world == 1 || atomic_exchange(&watching, 1)) return 0;
+  int rc = pthread_create(&watcher, NULL, watch, NULL);
+  if (rc) atomic_store(&watching, 0);
+  return rc;
+}
+
+/* Who goes on: all say so here, and await the same, or the end, of everyone else. 1: `out` says who; 0: call again. A rank that has said so
+ * counts even where it has ended since: all who look must see the same ranks. */
+TS_API int32_t ts_heap_remaining(int64_t slice_ns, uint8_t out[TS_MAX_RANKS]) {
+  ts_heap* h = &ts_the_heap;
+  int64_t until = ts_now() + slice_ns;
+  atomic_store(&ts_control_of(h->rank)->remains, 1);
+  for (;;) {
+    int open = 0;
+    char why[TS_MESSAGE];
+    for (int32_t r = 0; r < h->world; r++) {
+      /* Its end is asked first, its word looked at afterwards: what it wrote before it ended counts. */
+      int gone = r != h->rank && ts_rank_gone(r, why, sizeof why);
+      out[r] = atomic_load(&ts_control_of(r)->remains) != 0;
+      open += !out[r] && !gone;
+    }
+    if (!open) return 1;
+    if (ts_now() > until) return 0;
+    nap();
+  }
 }
 
 /* 1 and the reason when the job has been stopped. */

@@ -10,6 +10,7 @@
 
 int64_t ts_time_limit = 120000000000LL;
 int ts_launch_graphs;
+int32_t ts_spare;
 static int nthreads = 1;
 
 static struct {
@@ -23,10 +24,11 @@ static struct {
 } pool = {.launching = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
-TS_API void ts_configure(int32_t threads, int64_t time_limit_ns, int32_t launch_graphs) {
+TS_API void ts_configure(int32_t threads, int64_t time_limit_ns, int32_t launch_graphs, int32_t spare) {
   if (threads > 0) nthreads = threads;
   if (time_limit_ns > 0) ts_time_limit = time_limit_ns;
   ts_launch_graphs = launch_graphs;
+  ts_spare = spare;
 }
 
 int ts_pool_threads(void) { return nthreads; }

@@ -46,6 +46,7 @@ typedef struct ts_driver {
   CUresult (*StreamCreate)(void**, unsigned);
   CUresult (*StreamSynchronize)(void*);
   CUresult (*StreamIsCapturing)(void*, int*);
+  CUresult (*StreamGetCaptureInfo)(void*, int*, uint64_t*, void**, const void***, size_t*);
   CUresult (*StreamWaitEvent)(void*, void*, unsigned);
   CUresult (*EventCreate)(void**, unsigned);
   CUresult (*EventRecord)(void*, void*);
@@ -91,7 +92,7 @@ typedef struct ts_gpu_view {
   void* record;
   const void* stop;
   int64_t control, description;
-  int32_t ends, pad;
+  int32_t ends, recover;
   ts_gpu_counters counters;
   char* base[TS_MAX_RANKS];
 } ts_gpu_view;
@@ -102,8 +103,8 @@ int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, t
 int ts_gpu_loaded(void* library);
 /* What ranks compare: kernel, constants, team, offsets and shapes of symmetric arguments. Kept for people under that number. */
 int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_team* team);
-/* Launches of a team are one sequence in host order: one on another stream than the last waits for that. */
-int ts_gpu_in_order(const struct ts_team* team, void* stream);
+/* Launches on teams are one sequence in host order: one on another stream than the last waits for that. */
+int ts_gpu_in_order(void* stream);
 /* signals: those that are zero behind a launch; boxes: of packets, whose launch nobody else counts (length -1). */
 void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, int signals, int boxes, ts_gpu_counters* out);
 /* 1 where a launch has failed on this rank's GPU: why, and the site in that kernel. */

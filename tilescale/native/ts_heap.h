@@ -4,7 +4,7 @@
 #include "ts_rt.h"
 
 #define TS_PAGE 4096
-#define TS_HEAP_VERSION 3
+#define TS_HEAP_VERSION 4
 
 /* One rank's letter box for the letters of another; two places, because a sender can be one message ahead of its reader and
  * never two: it sends message n + 1 only after it has received the reader's message n, which the reader sends after reading
@@ -49,6 +49,7 @@ typedef struct ts_control {
   int64_t started, segment; /* when the process started, in the kernel's ticks: a process id alone may be used again */
   _Alignas(128) _Atomic int32_t state;
   _Atomic int32_t in_slot; /* 1 + the team whose launch this rank is in; 0 outside launches */
+  _Atomic int32_t remains; /* this rank goes on without those that have died: it leaves the job, and joins one of those that remain */
   _Atomic int32_t signal_waits; /* how many of this rank's executors wait for signals */
   char reason[TS_MESSAGE]; /* why this rank stopped the job */
   _Alignas(128) _Atomic int32_t mapped; /* rank 0's counts the ranks that have mapped all segments */

@@ -197,6 +197,7 @@ uint8_t* ts_memory(int64_t bytes); /* zero pages, reserved lazily; null where th
 
 /* ---- pool.c */
 extern int64_t ts_time_limit; /* ns */
+extern int32_t ts_spare;       /* multiprocessors that kernels on a team leave to others */
 extern int ts_launch_graphs;  /* whether new GPU kernels are launched by graphs (gpu_graph.c) */
 int ts_pool_threads(void);
 void ts_pool_run(ts_launch* L);

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilescale import advice
+from tilescale import advice, env
 from tilescale.devices import resolve_target
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.jit import compile
@@ -70,6 +70,12 @@ def multiprocessors(device: torch.device) -> int:
     return (
         int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132
     )
+
+
+def units(device: torch.device) -> int:
+    """How many multiprocessors of a device kernels of several ranks may keep: those that TILESCALE_SPARE does
+    not leave to others."""
+    return max(1, multiprocessors(device) - env.SPARE.get())
 
 
 @functools.cache

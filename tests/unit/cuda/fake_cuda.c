@@ -26,6 +26,7 @@
 #define cuStreamCreate real_cuStreamCreate
 #define cuStreamSynchronize real_cuStreamSynchronize
 #define cuStreamIsCapturing real_cuStreamIsCapturing
+#define cuStreamGetCaptureInfo_v2 real_cuStreamGetCaptureInfo_v2
 #define cuStreamWaitEvent real_cuStreamWaitEvent
 #define cuEventCreate real_cuEventCreate
 #define cuEventRecord real_cuEventRecord
@@ -59,6 +60,7 @@
 #undef cuStreamCreate
 #undef cuStreamSynchronize
 #undef cuStreamIsCapturing
+#undef cuStreamGetCaptureInfo_v2
 #undef cuStreamWaitEvent
 #undef cuEventCreate
 #undef cuEventRecord
@@ -144,6 +146,12 @@ int cuMemsetD8Async(void* at, unsigned char v, size_t bytes, void* stream) { (vo
 int cuStreamCreate(void** out, unsigned flags) { (void)flags; *out = (void*)7; return 0; }
 int cuStreamSynchronize(void* stream) { (void)stream; return 0; }
 int cuStreamIsCapturing(void* stream, int* out) { (void)stream; *out = (int)fake_capturing; return 0; }
+/* All streams are in one capture, whose number is `fake_capturing`. */
+int cuStreamGetCaptureInfo_v2(void* stream, int* out, uint64_t* id, void** g, const void*** deps, size_t* n) {
+  (void)stream, (void)g, (void)deps, (void)n;
+  *out = fake_capturing != 0, *id = (uint64_t)fake_capturing;
+  return 0;
+}
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags) { (void)flags; note(3, stream, event); return 0; }
 int cuEventCreate(void** out, unsigned flags) { (void)flags; *out = (void*)8; return 0; }
 int cuEventRecord(void* event, void* stream) { note(2, stream, event); return 0; }

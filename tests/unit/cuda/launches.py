@@ -376,8 +376,12 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     out["counters"] = [counters[0], counters[2] == args[1].array.ctypes.data]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x77):
         out["other stream"] = calls.during(lambda: run(*args, 3))
-    calls.capturing.value = 1
-    out["captured"] = calls.during(lambda: run(*args, 3))
+    other = made(told)
+    for number in (1, 2):
+        calls.capturing.value = number
+        out[f"captured {number}"] = calls.during(lambda: run(*args, 3))
+        with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x55):
+            out[f"another branch {number}"] = calls.during(lambda: other(*args, 3))
     calls.capturing.value = 0
     out["no blocks"] = calls.during(lambda: run(*args, 0))
     box, packets = piece(20480, 24, "int64"), [made(exchanged(e)) for e in (True, False)]

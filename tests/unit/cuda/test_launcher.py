@@ -222,7 +222,9 @@ def test_what_waits_for_ranks_leaves_shared_memory_to_others(seen: dict[str, Any
 def test_launches_of_a_team_are_one_sequence(seen: dict[str, Any]):
     got = seen["team"]
     assert got["other stream"] == [["record", 0], ["wait", 0x77], ["kernel", 0x77]]
-    assert got["captured"] == [["kernel", 0]], "what is captured runs when its graph does"
+    for number in (1, 2):
+        assert got[f"captured {number}"] == [["kernel", 0]], "what is captured runs when its graph does"
+        assert got[f"another branch {number}"] == [["record", 0], ["wait", 0x55], ["kernel", 0x55]]
 
 
 def test_a_launch_without_order_only_counts(seen: dict[str, Any]):

@@ -141,7 +141,7 @@ def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: t
     kind, _ = flat.words(inner)
     x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
     landing = flat.landing(made)
-    blocks = min(2 * host.multiprocessors(x.device), -(-P // 8))
+    blocks = min(2 * host.units(x.device), -(-P // 8))
     how = cut(x.shape[1], x.element_size(), 8 * blocks, 8 * blocks, MOVED)  # whole rows, also where P is less
     what = {"H": x.shape[1], "wide": how.wide, "steps": how.steps, "blocks": blocks, "threads": 256}
     what["dtype"] = host.dtype_name(x)

@@ -57,7 +57,7 @@ def allowed(kept: dict[str, Any], torch_group: Any) -> str | None:
 
 def multiprocessors(device: torch.device, blocks: int | None) -> int:
     """Of a device, at most ``blocks``."""
-    units = host.multiprocessors(device)
+    units = host.units(device)
     return units if blocks is None else min(units, blocks)
 
 

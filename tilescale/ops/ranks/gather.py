@@ -85,7 +85,7 @@ def all_gather(
     fits = out is not None and M == each * team.size and out.data_ptr() % 16 == 0
     reached = fits and symmetric(out, team)
     able = {
-        "packets": inner * x.element_size() % 4 == 0 and flat.resident(size, host.multiprocessors(x.device)),
+        "packets": inner * x.element_size() % 4 == 0 and flat.resident(size, host.units(x.device)),
         "kernel": True,
         "engine": reached,
         "library": torch_group is not None,

@@ -190,7 +190,7 @@ def matmul_all_reduce(
         c = host.result(out, tuple(own_part.shape), own_part.dtype, x)
         if c.numel():
             size = own_part.numel() * own_part.element_size()
-            way = reduce.choose(size, team.size, "rank", False, host.multiprocessors(x.device))
+            way = reduce.choose(size, team.size, "rank", False, host.units(x.device))
             reduce.reduced(own_part, c, team, way, bias, activation)
         return c
     given = checked("matmul_all_reduce", x, w, bias, activation, out, out_dtype, empty=inner is not None)
@@ -203,9 +203,7 @@ def matmul_all_reduce(
         return gemm.matmul(x, w, bias, activation, out=c)
     how = config or configured(team, "matmul_all_reduce", choose, M, given, K)
     if not how.fused:
-        way = reduce.choose(
-            M * N * x.element_size(), team.size, "rank", False, host.multiprocessors(x.device)
-        )
+        way = reduce.choose(M * N * x.element_size(), team.size, "rank", False, host.units(x.device))
         reduce.reduced(product(given.x, w), c, team, way, bias, activation)
         return c
     space, count = workspace(team), ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN), team.size)

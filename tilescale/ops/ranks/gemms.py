@@ -99,7 +99,7 @@ def configured(
     """What was measured for all M rows, this rank's N columns and K of the inner extent, or as ``choose``
     says."""
     x, dtype = given.x, host.dtype_name(given.x)
-    model = choose(M, given.N, K, team.size, dtype, host.multiprocessors(x.device))
+    model = choose(M, given.N, K, team.size, dtype, host.units(x.device))
     kept = picks.found(team, operation, x.device, M=M, N=given.N, K=K, dtype=dtype)
     return replace(model, **kept) if kept else model
 

@@ -82,7 +82,7 @@ def all_reduce(
     size = x.numel() * x.element_size()
     kept, units = (
         flat.kept(team, "all_reduce", x, blocks, size=size, order=order),
-        host.multiprocessors(x.device),
+        host.units(x.device),
     )
     choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None, units)
     ways: tuple[str, ...] = ("packets", "one_shot", "two_shot")

@@ -97,7 +97,7 @@ def ring_attention(
     if team.size == 1:
         ends = {"q_starts": starts, "k_starts": starts, "longest": chunks.rows} if given.packed else {}
         return attention.flash_attention(q, k, v, causal=causal, scale=scale, out=(o, lse), **ends)
-    how = config or choose(given.dim, causal, chunks.each, host.multiprocessors(q.device))
+    how = config or choose(given.dim, causal, chunks.each, host.units(q.device))
     space, heads = workspace(team), given.batch * given.kv_heads
     shape = (chunks.world * chunks.parts, heads, chunks.each, given.dim)
     keys, values = space.tensors(q, (shape, q.dtype), (shape, q.dtype), what="q")

@@ -106,7 +106,7 @@ def ring_attention_backward(
         if starts is not None:
             more |= {"q_starts": starts, "k_starts": starts, "longest": (chunks.rows, chunks.rows)}
         return attention_backward.attention_gradients(do, q, k, v, o, lse, **more)
-    units = host.multiprocessors(q.device)
+    units = host.units(q.device)
     how = config or choose(given.dim, chunks.each, given.batch * given.heads, units)
     high = min(how.high, chunks.each)
     if high < chunks.each and high % how.keys.BM:

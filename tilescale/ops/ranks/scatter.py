@@ -98,7 +98,7 @@ def packable(x: torch.Tensor, M: int, world: int) -> bool:
     """Whether the parts of x, M rows, can go in packets, whose words have four bytes of data: equal ones, by
     blocks that are resident together."""
     size = x.numel() // world * x.element_size()
-    return M % world == 0 and x.dtype != torch.float64 and flat.resident(size, host.multiprocessors(x.device))
+    return M % world == 0 and x.dtype != torch.float64 and flat.resident(size, host.units(x.device))
 
 
 def scattered(

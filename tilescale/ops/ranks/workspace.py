@@ -18,6 +18,7 @@ of the hosts and cannot be captured.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import weakref
 from collections.abc import Iterable, Sequence
@@ -25,9 +26,9 @@ from typing import Any
 
 import torch
 
-from tilescale import comm
+from tilescale import comm, native
 from tilescale.comm.backend import Team
-from tilescale.errors import TileValueError
+from tilescale.errors import CommError, TileValueError
 from tilescale.ops.ranks.groups import Group, same_device, team_of
 
 #: bytes by which a workspace grows, and where the tensors in it begin
@@ -70,6 +71,7 @@ class Workspace:
         #: by the name of a piece that is kept apart: whose result lies there now
         self.owner: dict[str, object] = {}
         self._captured = False
+        self._stream: int | None = None  # that used the memory last
 
     def tensors(
         self,
@@ -96,6 +98,7 @@ class Workspace:
             memory = self._grown(apart, at, torch.uint8)
         self._note_capture()
         same_device(like, memory, what)
+        self._order(memory)
         return [
             memory[at : at + size].view(dtype).view(tuple(shape))
             for (shape, dtype), (at, size) in zip(wanted, places, strict=True)
@@ -142,6 +145,16 @@ class Workspace:
             made = comm.empty((-(-count // STEP) * STEP,), dtype, like="torch", team=team)
         self._memory[name] = made
         return made
+
+    def _order(self, memory: torch.Tensor) -> None:
+        """Launches on several streams are one sequence; so is what an operation copies into this memory
+        before its launch, by torch."""
+        if not memory.is_cuda:
+            return
+        stream = torch.cuda.current_stream(memory.device).cuda_stream
+        if stream != self._stream and native.library().ts_gpu_order(ctypes.c_int64(stream)):
+            raise CommError("the streams of two operations of several ranks cannot be ordered")
+        self._stream = stream
 
     def _note_capture(self) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():

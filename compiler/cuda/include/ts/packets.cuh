@@ -39,12 +39,14 @@ __device__ __forceinline__ bool look_at_packet(const int64_t* at, int number, ui
 
 __device__ __forceinline__ int64_t data_of_packet(uint64_t low, uint64_t high) { return int64_t(high << 32 | uint32_t(low)); }
 
-// Gives up where packets have not come in the time that a wait may take, of which `round` looks are over; LOOKS of them take some ten
-// milliseconds (see LOOK). seen: the number of what is there, -1 where nobody says.
+// Whether to look no more: waits are void, or packets have not come in the time that a wait may take, of which `round` looks are over; LOOKS of
+// them take some ten milliseconds (see LOOK). seen: the number of what is there, -1 where nobody says.
 constexpr int64_t LOOKS = 1 << 14;
-__device__ __forceinline__ void packets_are_late(const Team& team, uint64_t start, int64_t round, int number, int64_t seen, int site) {
-  const bool late = now() - start > uint64_t(team.limit);
-  if (late || (round % LOOKS == 0 && stopped(team))) give_up(team, late ? LATE_PACKETS : STOPPED, site, -1, number, seen, 0, -1);
+__device__ __forceinline__ bool packets_are_late(const Team& team, uint64_t start, int64_t round, int number, int64_t seen, int site) {
+  if (is_void(team)) return true;
+  const bool late = now() - start > uint64_t(team.limit), over = late || (round % LOOKS == 0 && stopped(team));
+  if (over) give_up(team, late ? LATE_PACKETS : STOPPED, site, -1, number, seen, 0, -1);
+  return over;
 }
 
 // Until the packet has come; its data.
@@ -53,7 +55,9 @@ __device__ __forceinline__ int64_t get_packet(const Team& team, const int64_t* a
   if (!look_at_packet(at, number, low, high)) {
     const uint64_t start = now();
     for (int round = 1; !look_at_packet(at, number, low, high); ++round)
-      if (round % 256 == 0) packets_are_late(team, start, round, number, int64_t(int(low >> 32) == number ? high >> 32 : low >> 32), site);
+      if (round % 256 == 0 &&
+          packets_are_late(team, start, round, number, int64_t(int(low >> 32) == number ? high >> 32 : low >> 32), site))
+        break;
   }
   return data_of_packet(low, high);
 }
@@ -70,8 +74,7 @@ __device__ __forceinline__ bool await_packets(const Team& team, int* late, int64
   if (!*late) return false;
   *late = 0;
   if (since[0]++ == 1) since[1] = int64_t(now());
-  if (since[0] % 256 == 0) packets_are_late(team, uint64_t(since[1]), since[0], number, -1, site);
-  return true;
+  return since[0] % 256 != 0 || !packets_are_late(team, uint64_t(since[1]), since[0], number, -1, site);
 }
 
 }  // namespace ts

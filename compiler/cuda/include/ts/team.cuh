@@ -34,7 +34,7 @@ constexpr int OUTSIDE = -(1 << 30);   // plus the lower 16 bits of what a progra
 struct Record {
   int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index;
 };
-enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS, NO_SCRATCH };
+enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED, LATE_PACKETS, NO_SCRATCH, OVERLAP };
 
 // Own counters that are zero when the next launch begins; where length is -1 a box of packets, in a launch without blocks, which would
 // have counted it (packets.cuh).
@@ -52,13 +52,14 @@ struct Team {
   const int* stop;      // not 0 there: the job has been stopped; null: nobody says
   int64_t control;      // where the control words lie in every rank's arena
   int64_t description;  // of what this launch is, which ranks compare: 32 bits
-  int ends, pad;        // whether there is something to be done when blocks have ended
+  int ends;             // whether there is something to be done when blocks have ended
+  int recover;          // the process goes on behind a wait that is given up (see give_up)
   Counters counters;
   char* base[MAX_RANKS];
 };
 
 // The control words of a rank: its own, then what each rank tells it.
-enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, CLEARED, ENDED, ENTRIES = 16 };
+enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, CLEARED, ENDED, RUNNING, ENTRIES = 16 };
 __device__ __forceinline__ int64_t* words(const Team& team, int rank) { return (int64_t*)(team.base[rank] + team.control); }
 // This launch's number: the count stands still until all its blocks have ended.
 __device__ __forceinline__ int64_t launch_of(const Team& team) { return words(team, team.rank)[LAUNCHES] + 1; }
@@ -132,11 +133,25 @@ __device__ __forceinline__ uint64_t now() {
 #define TS_COLD __noinline__
 #endif
 
-// Ends the launch with an error. The first to come says why; the others leave it the time.
+// Whether waits of this rank are void, since one of them was given up and the process goes on behind it.
+__device__ __forceinline__ bool is_void(const Team& team) { return team.recover && load_relaxed<false>(&words(team, team.rank)[FAILED]); }
+
+// Gives up, with an error. The first to come says why; the others leave it the time. The launch ends here, and with it the process's use of
+// the GPU: a trap.
+//
+// But where the process goes on (comm.init(recover=True)) a wait is given up by its return. From then on all waits of this rank are void:
+// each looks some hundred times, sees that, and returns as if it had been answered. So all threads of this launch, and of those that are
+// under way behind it, go on to their ends, through the barriers that they share; nothing is cut off that another thread relies on. What they
+// compute is worth nothing, and the host says so (gpu_team.c). Their accesses go where those of a launch that works may go: places are
+// guarded by extents, not by what arrived, and other ranks' memory is mapped until this process lets go of it, whether they live or not.
+// What is no wait has an access behind it that must not happen: it traps, unless waits are void, so that what it stands on may be worth nothing
+// either; then it returns, and its caller leaves the access out.
 static __device__ TS_COLD void give_up(const Team& team, int why, int site, int rank, int64_t value, int64_t seen, int compare,
                                             int64_t index) {
   int64_t* own = words(team, team.rank);
-  if (team.record && atomicCAS((unsigned long long*)&own[FAILED], 0ull, 1ull) == 0) {
+  const bool first = atomicCAS((unsigned long long*)&own[FAILED], 0ull, 1ull) == 0;
+  if (team.recover && !first) return;
+  if (team.record && first) {
     Record* r = team.record;
     r->why = why, r->kernel = team.kernel, r->control = team.control, r->site = site, r->rank = rank, r->launch = launch_of(team);
     r->value = value, r->seen = seen, r->compare = compare, r->index = index;
@@ -148,6 +163,7 @@ static __device__ TS_COLD void give_up(const Team& team, int why, int site, int 
   } else {
     for (const uint64_t start = now(); now() - start < 100000000;) __nanosleep(1000);
   }
+  if (team.recover && (why == STOPPED || why == LATE_PACKETS || why <= LATE_BLOCKS)) return;
   asm volatile("trap;");
 }
 
@@ -197,10 +213,14 @@ __device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, in
       if (holds(seen, value, compare)) return awaited<system>(at, seen);
     }
     if (round % 256 == 0) {
+      if (is_void(team)) return seen;
       const uint64_t time = now();
       const bool late = time - start > uint64_t(team.limit), look = time - looked > LOOK;
       if (look) looked = time;
-      if (late || (look && stopped(team))) give_up(team, late ? why : STOPPED, site, rank, value, seen, compare, index);
+      if (late || (look && stopped(team))) {
+        give_up(team, late ? why : STOPPED, site, rank, value, seen, compare, index);
+        return seen;
+      }
     }
   }
 }
@@ -209,12 +229,16 @@ __device__ __forceinline__ void wait(const Team& team, const int64_t* counters, 
   await<system>(team, counters + index, value, compare, LATE_SIGNAL, site, -1, index);
 }
 
-// A look: what the counter's writers did is visible behind it where the comparison holds (an acquire, too, where it does not).
+// A look: what the counter's writers did is visible behind it where the comparison holds (an acquire, too, where it does not). Where waits are
+// void it holds, as they do.
 template <bool system>
 __device__ __forceinline__ int test(const Team& team, const int64_t* counters, int64_t index, bool inside, int64_t value, int compare,
                                     int site) {
-  if (!inside) give_up(team, NO_COUNTER, site, -1, 0, 0, 0, -1);
-  return holds(load_acquire<system>(counters + index), value, compare);
+  if (!inside) {
+    give_up(team, NO_COUNTER, site, -1, 0, 0, 0, -1);
+    return 1;
+  }
+  return holds(load_acquire<system>(counters + index), value, compare) || is_void(team);
 }
 
 // An index outside a T.Signal.
@@ -280,13 +304,19 @@ __device__ __forceinline__ int enter_all(const Team& team, int thread, int threa
 // The twin of `p` in the memory of the team's `rank`; nobody awaits here that the rank has reached this launch.
 template <typename T>
 __device__ __forceinline__ T* twin(const Team& team, T* p, int rank, int site) {
-  if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
+  if (rank < 0 || rank >= team.size) {
+    give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
+    return p;
+  }
   return (T*)(team.base[rank] + ((const char*)p - team.base[team.rank]));
 }
 // The same, behind step 2.
 template <typename T>
 __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
-  if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
+  if (rank < 0 || rank >= team.size) {
+    give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
+    return p;
+  }
   if (rank == team.rank) return p;
   touch(team, rank, site);
   return (T*)(team.base[rank] + ((const char*)p - team.base[team.rank]));
@@ -361,7 +391,10 @@ __device__ __forceinline__ List<sizeof...(Ranks)> list_of_ranks(Ranks... ranks) 
 template <typename Members>
 __device__ __forceinline__ void meet_among(const Team& team, int site, const Members& members, int64_t block) {
   for (int i = 0; i < members.size(); ++i)
-    if (members.at(i) >= team.size) give_up(team, NO_RANK, site, members.at(i), 0, 0, 0, -1);
+    if (members.at(i) >= team.size) {
+      give_up(team, NO_RANK, site, members.at(i), 0, 0, 0, -1);
+      return;
+    }
   for (int i = 0; i < members.size(); ++i)
     if (members.at(i) >= 0) touch(team, members.at(i), site);
   for (int i = 0; i < members.size(); ++i) {
@@ -422,11 +455,14 @@ __device__ __forceinline__ void barrier_among(const Team& team, int executors, i
 
 // ---- the ends of a launch
 
-// Step 1, by the first warp of the first block, before anything else.
+// Step 1, by the first warp of the first block, before anything else. Then the launch is one of those that run, of which there must be one at a
+// time: hosts order launches (gpu_team.c), but not graphs that they replay on several streams. Two at once would have one number and each
+// other's counters and memory. The first of them to end finds the other one (`finish_launch`).
 __device__ __forceinline__ void begin_launch(const Team& team, int thread) {
   if (!team.ordered || own_block() != 0 || thread >= 32) return;
   const int64_t mine = upper(launch_of(team)) | team.description;
   for (int rank = thread; rank < team.size; rank += 32) signal_set<true>(entry_of(team, rank, team.rank), mine);
+  if (thread == 0) asm volatile("red.relaxed.gpu.global.add.u64 [%0], 1;" ::"l"(&words(team, team.rank)[RUNNING]) : "memory");
 }
 
 // Behind all else of a block, by all its threads. Additions of all blocks of a rank are 1 << 32 together: the last block's holds what keeps
@@ -448,6 +484,12 @@ static __device__ TS_COLD void finish_launch(const Team& team, int lane) {
   for (int k = 0; k < team.counters.count; ++k) {
     if (team.counters.length[k] < 0 && lane == 0) team.counters.at[k][0] += 1ll << 32;
     for (int64_t i = lane; i < team.counters.length[k]; i += 32) team.counters.at[k][i] = 0;
+  }
+  // The first block's addition is before its exit, which a lane has acquired. Another launch's may come behind this look: then it has begun
+  // when all accesses of this one were over.
+  if (lane == 0 && team.ordered) {
+    if (load_relaxed<false>(&words(team, team.rank)[RUNNING]) != 1) give_up(team, OVERLAP, -1, -1, 0, 0, 0, -1);
+    words(team, team.rank)[RUNNING] = 0;
   }
   if (lane == 0) *count = launch;
 }
