@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import fcntl
-import sys
+import importlib
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +49,12 @@ def of_program(module: dict[str, Any], path: Path, say: Callable[..., None]) -> 
         return False
     for keywords in calls(path):
         try:
-            entry(**{k: eval(v, {**module, "torch": sys.modules["torch"]}) for k, v in keywords.items()})
+            entry(
+                **{
+                    k: eval(v, {**module, "torch": importlib.import_module("torch")})
+                    for k, v in keywords.items()
+                }
+            )
         except BaseException as error:  # noqa: BLE001  # the table has it
             say(kind="measurement", failed=f"{type(error).__name__}: {error}"[:400])
             say(kind="traceback", text=traceback.format_exc()[-3000:])
