@@ -26,7 +26,7 @@ from tilescale.ops.ranks.workspace import workspace
 WAYS = ("packets", "kernel")
 #: bytes of a part, times the other ranks, up to which packets are taken; of a row, from which they are: a
 #: block has one piece of a row at a time
-TINY, LEAST = 1 << 20, 256
+TINY, LEAST = 2 << 20, 256
 #: rows of a put, at most
 MOST = 1024
 
