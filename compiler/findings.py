@@ -18,8 +18,8 @@ KINDS = {
     "uninitialised": "a read of memory that nothing wrote",
     "out-of-bounds": "an access outside a tile or a set of counters",
     "no-such-rank": "a remote operation aims at a rank or block that is not there",
-    "unawaited": "a signal is sent, and no statement of the kernel awaits it; or packets are put and nobody "
-    "takes them",
+    "unawaited": "a signal is sent, and no statement of the kernel awaits it; packets are put and nobody "
+    "takes them; or with awaited=True something comes to a rank that may have ended",
     "mismatch": "those who meet in a collective do not agree on what it is, or it does not fit how many "
     "they are",
     "different-programs": "the ranks of a launch run different programs",

@@ -508,7 +508,7 @@ def _perform(
     thread = sim.rank_of_thread()
     if thread is not None and thread.job.hosts is not None:
         callers = dict(zip(members, calls)) if only is None else {thread.rank: calls[0]}
-        orders = only is None and not unordered
+        orders = only is None and not unordered and not kernel.simulated.prepared.launch.awaited
         thread.job.hosts.launched(callers, members, done.written_by, orders)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:

@@ -634,7 +634,7 @@ class Memory:
         nobody = np.zeros(machine.clocks, np.int64)
         final = [machine.final.get(r, nobody) for r in range(len(machine.ranks))]
         for name, memory in self.named.items():
-            if not isinstance(memory, Storage) or not memory.shadow.tracked:
+            if not isinstance(memory, Storage) or not memory.shadow.tracked or not memory.data.size:
                 continue
             last = memory.shadow.last.reshape(*memory.shape, -1)[..., -1]
             who, clock = events.who[last], events.clock[last]

@@ -12,7 +12,7 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import InternalError
 
-COOPERATIVE, DEPENDENT, DEVICE, UNORDERED, TEAM, BARE = 1, 2, 4, 8, 16, 32
+COOPERATIVE, DEPENDENT, DEVICE, UNORDERED, TEAM, BARE, AWAITED = 1, 2, 4, 8, 16, 32, 64
 _SLOT, _FLOAT, _MAP, _FAILURE, _TEAM, _LOG = 0, 1, 2, 3, 4, 5
 #: parameters that are no slot of a call
 _FORMS = {"map": _MAP, "failure": _FAILURE, "team": _TEAM, "log": _LOG}
@@ -68,7 +68,7 @@ def description(
     n = len(program.params)
     flags = COOPERATIVE * kernel.cooperative | DEPENDENT * kernel.dependent
     flags |= DEVICE * kernel.device | UNORDERED * (not kernel.ordered) | TEAM * kernel.team
-    flags |= BARE * kernel.bare
+    flags |= BARE * kernel.bare | AWAITED * kernel.awaited
     slots = _slots(kernel, program)
     programs = [word for extent in kernel.grid for word in _grid_program(extent, slots)]
     head = [1, n, len(program.symbols), kernel.threads, kernel.shared_bytes, flags, *kernel.cluster]

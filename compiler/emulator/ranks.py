@@ -671,7 +671,8 @@ def _begin_launch(b: Block, m: Any, team: Any, thread: Any) -> None:
 
 
 def _end_launch(b: Block, m: Any, team: Any, thread: Any) -> None:
-    """Flags at a launch's end are not run: counters are left as they are then."""
+    """Flags at a launch's end are not run: counters are left as they are then. (What launches that are
+    ``awaited`` promise instead is judged by the simulator, sim/awaited.py.)"""
     if b.world is not None and b.task.flights:
         raise EmulationError(nvshmem.LEFT)
 

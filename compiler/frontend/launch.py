@@ -54,6 +54,9 @@ class Kernel:
         max_blocks: an SM budget: at most so many blocks are resident at once. A GPU starts what fits, so
             there the grid must be that small.
         ordered: False gives up the entry and exit flags of a launch (see docs/LANGUAGE.md).
+        awaited: a promise that gives up the exit flags: all that others put, signal or send to a rank in a
+            launch comes before waits of that rank in the same launch, and nobody reads other ranks' memory.
+            The simulator judges it.
         pdl: on GPUs from sm_90 on, blocks may start before the kernel in front of them on the stream has
             ended (programmatic dependent launch): they set themselves up and await its end before they touch
             a tensor. Results never depend on it.
@@ -75,12 +78,19 @@ class Kernel:
         cluster_dims: Any = None,
         max_blocks: int = 0,
         ordered: bool = True,
+        awaited: bool = False,
         pdl: bool = False,
         comm_warps: int = 2,
         is_cpu: bool = False,
         prelude: str | None = None,
     ):
-        require_bools(ordered=ordered, pdl=pdl, is_cpu=is_cpu)
+        require_bools(ordered=ordered, awaited=awaited, pdl=pdl, is_cpu=is_cpu)
+        if awaited and not ordered:
+            raise TileValueError(
+                "T.Kernel(awaited=True, ordered=False)",
+                loc=source.current(),
+                expected="one of the two: without order nobody awaits anyone's end",
+            )
         if prelude is not None:
             raise TileTypeError(
                 "T.Kernel(prelude=…) has no meaning here", loc=source.current(), hint="leave prelude out"
@@ -142,8 +152,9 @@ class Kernel:
                 hint="a smaller grid whose blocks loop over tiles with T.Persistent",
             )
         self.launch = Launch(
-            extents, count, dims, max_blocks, bool(ordered), bool(pdl), comm_warps, source.current()
-        )
+            extents, count, dims, max_blocks, bool(ordered), bool(pdl), comm_warps, source.current(),
+            awaited=bool(awaited),
+        )  # fmt: skip
         if isinstance(threads, (tuple, list)) and len(threads) > 1:
             self.launch.hints["axes"] = tuple(threads)
         self.names: tuple[str, ...] = ()

@@ -35,10 +35,11 @@ class ThreadKernel:
     cooperative launch). dependent: may start before the kernel in front of it has ended (programmatic
     dependent launch); the code then says what it waits for. device: other ranks are reached, between the
     flags at both ends of the launch; those are left out where it is not ``ordered``, and where it is ``bare``
-    nobody counts the launch either. team: the code holds ts_pass. maps: what the launcher makes of parameters
-    beside passing them on; on NVIDIA's GPUs `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled
-    program) that threads make in vectors → the bytes of one. wave: threads that run in step (`Target.wave`).
-    remote: how other ranks are reached (`Target.remote`). imported: texts of the author's in front of it.
+    nobody counts the launch either; where it is ``awaited`` the flags at its end are. team: the code holds
+    ts_pass. maps: what the launcher makes of parameters beside passing them on; on NVIDIA's GPUs
+    `cuda.ops.tma.TensorMap`. widths: copies (of the scheduled program) that threads make in vectors → the
+    bytes of one. wave: threads that run in step (`Target.wave`). remote: how other ranks are reached
+    (`Target.remote`). imported: texts of the author's in front of it.
     """
 
     func: Any
@@ -57,6 +58,7 @@ class ThreadKernel:
     device: bool = False
     ordered: bool = True
     bare: bool = False
+    awaited: bool = False
     team: bool = False
     wave: int = WARP
     widths: dict[Any, int] = field(default_factory=dict, compare=False)

@@ -476,6 +476,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             device=self.device,
             ordered=launch.flagged,
             bare=launch.exchanges,
+            awaited=launch.awaited,
             widths=self.widths,
             wave=self.target.wave,
             team=self.device or any(source.kind != "log" for _, source in self.ranked),

@@ -29,10 +29,12 @@ class Launch:
     hints: dict[str, Any] = field(default_factory=dict)
     #: each rank gets packets of each other one, and nothing else reaches other ranks (passes/packets.py)
     exchanges: bool = False
+    #: a rank awaits all that others aim at it, so it need not hear that they have ended (passes/awaited.py)
+    awaited: bool = False
 
     @property
     def flagged(self) -> bool:
-        """Whether ranks say when they begin and end a launch."""
+        """Whether ranks say when they begin a launch, and also when they end it unless it is ``awaited``."""
         return self.ordered and not self.exchanges
 
 

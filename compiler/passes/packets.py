@@ -41,6 +41,7 @@ MOST_RANKS, MOST_STEPS = 32, 1 << 16
 #: how the report says what became of it
 WITHOUT = "launches begin and end without flags: each rank gets packets of each other one (T.get_packets)"
 WITH = "launches begin and end with flags, though packets are exchanged: "
+EXITS = "launches end with flags, though awaited=True: "
 
 
 class _Unproven(Exception):
@@ -59,12 +60,17 @@ def packets(program: TileProgram) -> TileProgram:
     _require_packets_alone(program.func.body, boxes)
     if not program.launch.ordered:
         return program
+    launch, notes = program.launch, list(program.notes)
+    if launch.awaited:
+        try:
+            _require_packets_of_all(program, boxes)
+        except _Unproven as why:
+            launch, notes = replace(launch, awaited=False), [*notes, f"{EXITS}{why}"]
     try:
         _require_exchange(program, boxes)
     except _Unproven as why:
-        return replace(program, notes=[*program.notes, f"{WITH}{why}"])
-    launch = replace(program.launch, exchanges=True)
-    return replace(program, launch=launch, notes=[*program.notes, WITHOUT])
+        return replace(program, launch=launch, notes=[*notes, f"{WITH}{why}"])
+    return replace(program, launch=replace(launch, exchanges=True), notes=[*notes, WITHOUT])
 
 
 def _require_packets_alone(body: Any, boxes: set[Any]) -> None:
@@ -98,7 +104,7 @@ def _require_packets_alone(body: Any, boxes: set[Any]) -> None:
 
 def _require_exchange(program: TileProgram, boxes: set[Any]) -> None:
     """Raises _Unproven where a launch may need its flags."""
-    body, names = program.func.body, bound_in(program.func.body)
+    body = program.func.body
     for p in program.params:
         if getattr(p.spec, "kind", "") == "signal":
             raise _Unproven(f"counters ({p.name}) are zeroed behind a launch")
@@ -106,6 +112,12 @@ def _require_exchange(program: TileProgram, boxes: set[Any]) -> None:
         far = op.synchronizes(call) == "device" or any(a.owner is not None for a in effects_of(call))
         if far and call.op.name != PUT and str(call.attrs["reach"]) == "device":
             raise _Unproven(f"{op.written(call)} reaches other ranks too")
+    _require_packets_of_all(program, boxes)
+
+
+def _require_packets_of_all(program: TileProgram, boxes: set[Any]) -> None:
+    """Raises _Unproven where a rank may end a launch without packets of each other rank."""
+    body, names = program.func.body, bound_in(program.func.body)
     reasons = []
     for box in boxes:
         try:

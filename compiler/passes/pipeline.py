@@ -16,6 +16,7 @@ from tilescale.compiler.ir.text import text
 from tilescale.compiler.ops.gemm_sp import written_out
 from tilescale.compiler.passes.allocate_shared import allocate_shared
 from tilescale.compiler.passes.await_products import awaited_products
+from tilescale.compiler.passes.awaited import awaited
 from tilescale.compiler.passes.check_aliasing import check_aliasing
 from tilescale.compiler.passes.convert_layouts import convert_layouts
 from tilescale.compiler.passes.defer_cross_lane_sums import defer_cross_lane_sums
@@ -81,6 +82,7 @@ PASSES: tuple[Pass, ...] = (
     # Behind exits and unused names, as which it would take a return for a put that may not happen, and a part
     # of a box for a read of it.
     Pass("packets", packets, spec.TILE),
+    Pass("awaited", awaited, spec.TILE),
     # Whatever asks how a loop's iterations lie among threads sees the one form of it.
     Pass("neighbours", neighbours, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.

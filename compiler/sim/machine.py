@@ -12,7 +12,7 @@ import numpy as np
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.ir.scales import WIDTHS
-from tilescale.compiler.sim import diagnose, flights, mbarriers, numerics, packets, rings
+from tilescale.compiler.sim import awaited, diagnose, flights, mbarriers, numerics, packets, rings
 from tilescale.compiler.sim.counters import Counter, Counters
 from tilescale.compiler.sim.memory import Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
@@ -478,6 +478,7 @@ class Machine:
                 flights.left(made)
                 mbarriers.left(made)
                 packets.left(made)
+                awaited.judge(made)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)

@@ -14,7 +14,7 @@
  *   then the parameters as in make_kernel's `desc`
  * Slots are those of the CPU target: the parameters, rank, world, the symbols.
  * Flags: 1 all blocks resident together (cooperative)   2 dependent launch   4 reaches other ranks, between the flags of team.cuh
- *   8 without those (unordered)   16 the code has ts_pass
+ *   8 without those (unordered)   16 the code has ts_pass   32, 64 see FLAG_BARE, FLAG_AWAITED
  */
 #include "ts_gpu.h"
 #include <dlfcn.h>
@@ -27,7 +27,8 @@
 #define HEAD 13
 enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 3 /* words of a failure record */ };
 enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16,
-       FLAG_BARE = 32 /* nothing counts or flags its launches: packets alone reach other ranks (compiler/passes/packets.py) */ };
+       FLAG_BARE = 32 /* nothing counts or flags its launches: packets alone reach other ranks (compiler/passes/packets.py) */,
+       FLAG_AWAITED = 64 /* a rank awaits all that is aimed at it, and so nobody's exit (compiler/passes/awaited.py) */ };
 enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM, FORM_LOG };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
@@ -486,7 +487,7 @@ static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* a
   /* Without order others may be signalling for the next launch already: theirs to count on. */
   ts_gpu_counters_of(K, args, !meets || view.ordered, empty && !bare, &view.counters);
   if (bare) view.ordered = 0;
-  view.ends = team && (view.ordered || view.counters.count);
+  view.ends = !team ? 0 : view.ordered && !(G->flags & FLAG_AWAITED) ? 2 : view.ordered || view.counters.count;
   if (!bad && !empty) bad = launch(G, team, args, slots, device, &view, c);
   if (!bad && (empty || bare) && view.ends) bad = launch_pass(G, c->hStream, &view);
   return bad;

@@ -204,9 +204,9 @@ def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, A
 def test_a_launch_on_a_team_is_one_kernel_that_is_told_how_to_end(seen: dict[str, Any]):
     got = seen["team"]
     assert got["first"] == [["kernel", 0]]
-    # Rank, size, ordered, limit in ns, control words, a description of 32 bits, an end, arenas.
-    assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, 1, True, True]
-    assert got["ends"] == [[1, 1], [1, 1], [0, 0]], (
+    # Rank, size, ordered, limit in ns, control words, a description of 32 bits, an end with exits, arenas.
+    assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, 2, True, True]
+    assert got["ends"] == [[1, 2], [1, 2], [0, 0]], (
         "without order nothing is told, and counters are left alone"
     )
     assert got["counters"] == [1, True], "what is kept is not zeroed"

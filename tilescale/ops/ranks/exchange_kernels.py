@@ -59,7 +59,7 @@ def exchange(
         Y: T.Tensor((R, H), dtype),
         got: T.Tensor((W,), "int32"),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+        with T.Kernel(blocks, threads=threads, awaited=True) as b, T.Scale("device") as (rank, n):
             every = T.alloc_shared((W, C), "int32")
             first, there, here = (T.alloc_shared((W,), "int32") for _ in range(3))
             places(sizes, box, got, b, rank, every, first, there, here, R)

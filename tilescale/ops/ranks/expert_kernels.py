@@ -405,7 +405,7 @@ def combine(
         C: T.Tensor((t, H), dtype),
     ):
         with (
-            T.Kernel(blocks, threads=threads) as b,
+            T.Kernel(blocks, threads=threads, awaited=True) as b,
             T.Scale("device") as (rank, n),
             T.Scale("warp") as (w, of),
         ):

@@ -40,7 +40,7 @@ def gather(
 
     @T.macro
     def body(A, G, arrived, C):
-        with T.Kernel(blocks, threads=threads) as b:
+        with T.Kernel(blocks, threads=threads, awaited=True) as b:
             put, puts, take, takes = shares(b, blocks, givers)
             with T.Scale("device") as (rank, size):
                 if put < puts:
@@ -173,7 +173,7 @@ def scatter_sum(
         arrived: T.Signal((world, givers or blocks)),
         C: T.Tensor((m,), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b:
+        with T.Kernel(blocks, threads=threads, awaited=True) as b:
             put, puts, take, takes = shares(b, blocks, givers)
             part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
             acc = T.alloc_fragment((P,), added_as(dtype))
@@ -237,7 +237,7 @@ def one_shot(
 
     @T.macro
     def body(A, parts, add, arrived, C):
-        with T.Kernel(blocks, threads=threads) as b:
+        with T.Kernel(blocks, threads=threads, awaited=True) as b:
             part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
             acc = T.alloc_fragment((P,), added_as(dtype))
             with T.Scale("device") as (rank, size):
@@ -318,7 +318,7 @@ def two_shot(
 
     @T.macro
     def body(A, parts, sums, add, given, done, C):
-        with T.Kernel(blocks, threads=threads) as b:
+        with T.Kernel(blocks, threads=threads, awaited=True) as b:
             part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
             acc = T.alloc_fragment((P,), added_as(dtype))
             whole = T.alloc_fragment((P,), out)
@@ -378,7 +378,7 @@ def spread(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int
         arrived: T.Signal((world, blocks)),
         root: T.int32,
     ):
-        with T.Kernel(blocks, threads=threads) as b:
+        with T.Kernel(blocks, threads=threads, awaited=True) as b:
             with T.Scale("device") as (rank, size):
                 count = pieces_of(t, Q, b, blocks)
                 if rank == root:

@@ -122,7 +122,7 @@ def gather_gemm(
         here: T.Signal((tall, groups)),
         C: T.Tensor((M, N), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+        with T.Kernel(blocks, threads=threads, awaited=True) as b, T.Scale("device") as (rank, n):
             first, last = rank * each, each // high * high
             for step in T.serial(ceil_div(hops * count, blocks)):
                 piece = step * blocks + b

@@ -97,7 +97,7 @@ def gemm_reduce(
         done: T.Signal((world - 1, count)),
         C: T.Tensor((M, N), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+        with T.Kernel(blocks, threads=threads, awaited=True) as b, T.Scale("device") as (rank, n):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):

@@ -10,6 +10,9 @@
 //      r's launch is complete when every access aimed at r is. (The last block, since it begins last: nobody awaits its place.)
 // A launch without blocks is passed by a kernel of one block that does these three alone (`ts_pass`). One without order does none of it, and
 // is not counted: all that the number is for there is to tell meetings of different launches apart, and they go on counting.
+// Where every rank awaits all that is aimed at it within the launch (T.Kernel(awaited=True), compiler/passes/awaited.py), exits are left out: a
+// block tells its own rank alone, whose last block zeroes the rank's signals and counts. Then ranks may be a launch apart, so that whoever looks
+// at an entry may see a later one. Exits have a count of their own.
 // Flags are pushed: each lies in the memory of the rank that awaits it, one writer a word, and only grows. Peers' memory is written by
 // plain stores, whose completion a release of the same thread orders, or of another one of the block behind a barrier.
 #pragma once
@@ -52,14 +55,14 @@ struct Team {
   const int* stop;      // not 0 there: the job has been stopped; null: nobody says
   int64_t control;      // where the control words lie in every rank's arena
   int64_t description;  // of what this launch is, which ranks compare: 32 bits
-  int ends;             // whether there is something to be done when blocks have ended
+  int ends;             // what is done when blocks have ended: 0 nothing, 1 what is the rank's own, 2 exits too
   int recover;          // the process goes on behind a wait that is given up (see give_up)
   Counters counters;
   char* base[MAX_RANKS];
 };
 
 // The control words of a rank: its own, then what each rank tells it.
-enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, CLEARED, ENDED, RUNNING, ENTRIES = 16 };
+enum Words { LAUNCHES, ARRIVED, GENERATION, FAILED, CLEARED, ENDED, RUNNING, EXITS, ENTRIES = 16 };
 __device__ __forceinline__ int64_t* words(const Team& team, int rank) { return (int64_t*)(team.base[rank] + team.control); }
 // This launch's number: the count stands still until all its blocks have ended.
 __device__ __forceinline__ int64_t launch_of(const Team& team) { return words(team, team.rank)[LAUNCHES] + 1; }
@@ -246,12 +249,17 @@ __device__ __forceinline__ void no_counter(const Team& team, int site) { give_up
 
 // ---- peers
 
+// Whether an entry says that its rank has entered the launch that `mine` describes, or, described as it likes, a later one.
+__device__ __forceinline__ bool is_there(int64_t seen, int64_t mine) {
+  return uint64_t(seen ^ mine) >> 32 ? holds(seen, mine, WITHIN) : seen == mine;
+}
+
 // Step 2 by a thread for itself: its own acquire orders what it does in the rank's memory.
 __device__ __forceinline__ void touch(const Team& team, int rank, int site) {
   if (!team.ordered || rank == team.rank) return;
   const int64_t launch = upper(launch_of(team)), mine = launch | team.description;
   const int64_t seen = await<true>(team, entry_of(team, team.rank, rank), launch, WITHIN, LATE_ENTRY, site, rank);
-  if (seen != mine) give_up(team, DIFFERENT, site, rank, team.description, seen & 0xffffffff, 0, -1);
+  if (!is_there(seen, mine)) give_up(team, DIFFERENT, site, rank, team.description, seen & 0xffffffff, 0, -1);
 }
 
 constexpr int EVERYONE = MAX_RANKS;
@@ -280,7 +288,7 @@ __device__ __forceinline__ int enter(const Team& team, int rank, int thread, int
     if (r == rank || rank == EVERYONE) {
       touch(team, r, site);
     } else if (r != team.rank) {
-      all &= load_acquire<true>(entry_of(team, team.rank, r)) == mine;
+      all &= is_there(load_acquire<true>(entry_of(team, team.rank, r)), mine);
     }
   }
   if (number < 0) {
@@ -472,14 +480,18 @@ __device__ __forceinline__ void begin_launch(const Team& team, int thread) {
 // additions to one word go on with each other's release sequences, so who sees the upper half change knows of all that the blocks of that rank
 // did. What r acquires of the others' exits is before this kernel's end, and so before whatever comes behind it in the stream: the zeroes,
 // too, which the next launch's entry releases. A block reads nothing of the launch behind its additions, so the count may change then.
+//
+// Without exits the additions are for the last block alone, whose zeroes and count come behind them: this GPU's scope. What blocks did for
+// other ranks they have released by signals.
+__device__ __forceinline__ bool has_exits(const Team& team) { return team.ends > 1; }
 __device__ __forceinline__ int64_t* end_of(const Team& team, int at, int rank) {
-  return team.ordered ? exit_of(team, at, rank) : words(team, team.rank) + ENDED;
+  return has_exits(team) ? exit_of(team, at, rank) : words(team, team.rank) + ENDED;
 }
 static __device__ TS_COLD void finish_launch(const Team& team, int lane) {
-  int64_t* count = words(team, team.rank) + (team.ordered ? LAUNCHES : CLEARED);
-  const int64_t launch = *count + 1;
-  for (int rank = lane; rank < (team.ordered ? team.size : 1); rank += 32)
-    await<true>(team, end_of(team, team.rank, rank), upper(launch), WITHIN, LATE_EXIT, -1, rank);
+  int64_t* count = words(team, team.rank) + (has_exits(team) ? EXITS : CLEARED);
+  const int64_t number = *count + 1;
+  for (int rank = lane; rank < (has_exits(team) ? team.size : 1); rank += 32)
+    await<true>(team, end_of(team, team.rank, rank), upper(number), WITHIN, LATE_EXIT, -1, rank);
   __syncwarp();
   for (int k = 0; k < team.counters.count; ++k) {
     if (team.counters.length[k] < 0 && lane == 0) team.counters.at[k][0] += 1ll << 32;
@@ -491,7 +503,8 @@ static __device__ TS_COLD void finish_launch(const Team& team, int lane) {
     if (load_relaxed<false>(&words(team, team.rank)[RUNNING]) != 1) give_up(team, OVERLAP, -1, -1, 0, 0, 0, -1);
     words(team, team.rank)[RUNNING] = 0;
   }
-  if (lane == 0) *count = launch;
+  if (lane == 0) *count = number;
+  if (lane == 0 && team.ordered) words(team, team.rank)[LAUNCHES] += 1;
 }
 __device__ __forceinline__ void end_launch(const Team& team, int thread) {
   if (!team.ends) return;
@@ -499,10 +512,12 @@ __device__ __forceinline__ void end_launch(const Team& team, int thread) {
   if (thread >= 32) return;
   const int64_t others = int64_t(gridDim.x) * gridDim.y * gridDim.z - 1;
   const bool last = own_block() == others;
-  for (int rank = thread; rank < (team.ordered ? team.size : 1); rank += 32) {
-    if (last && team.ordered) touch(team, rank, -1);  // nobody is passed over who has launched something else
-    signal_add<true>(end_of(team, rank, team.rank), last ? (1ll << 32) - others : 1);
+  const int64_t mine = last ? (1ll << 32) - others : 1;
+  for (int rank = thread; has_exits(team) && rank < team.size; rank += 32) {
+    if (last) touch(team, rank, -1);  // nobody is passed over who has launched something else
+    signal_add<true>(end_of(team, rank, team.rank), mine);
   }
+  if (!has_exits(team) && thread == 0) signal_add<false>(end_of(team, team.rank, team.rank), mine);
   __syncwarp();
   if (last) finish_launch(team, thread);
 }
