@@ -1,17 +1,17 @@
-"""Shapes near those that `tilescale bench` measures, drawn at random: whether choices by shape hold beside the
-shapes that they were made for."""
+"""Shapes near those that `tilescale bench` measures, drawn at random: whether choices by shape hold beside
+the shapes that they were made for."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: operations that are drawn for where none is named
 NAMES = (
-    "all_gather", "all_gather_matmul", "all_reduce", "broadcast", "matmul_all_reduce", "matmul_reduce_scatter",
-    "reduce_scatter",
+    "all_gather", "all_gather_matmul", "all_reduce", "broadcast", "matmul_all_reduce",
+    "matmul_reduce_scatter", "reduce_scatter",
 )  # fmt: skip
 #: what is drawn of a shape, anew within a factor of `FACTOR`; a hidden size is a model's, of whole vectors
 SIZES, FACTOR = ("M", "N", "K", "size", "rows", "columns", "tokens", "hidden", "inner", "length"), 2.0
@@ -36,7 +36,7 @@ def near(shape: Mapping[str, Any], draw: random.Random, whole: int) -> dict[str,
 
 
 def drawn(
-    listed: Mapping[str, list[Mapping[str, Any]]], count: int, seed: int
+    listed: Mapping[str, Sequence[Mapping[str, Any]]], count: int, seed: int
 ) -> list[tuple[str, dict[str, Any]]]:
     """``count`` shapes for each name, near its ``listed`` ones in turn; of a name every second one divides
     nothing. Names take turns, so that a run that ends early has some of all."""
