@@ -256,7 +256,8 @@ def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
     )
     assert signal.startswith(f"{who}waited 5 s for s[3]: expected >= 2, the value is 1 (launches.py:")
     assert entry.startswith(
-        f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last} (launches.py:"
+        f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last}, as this rank did: what "
+        "waits on that GPU's other streams may leave it no room (docs/OPS.md, Streams) (launches.py:"
     )
     assert ending == f"told: rank 0: waited 5 s for rank 0 to finish launch 7 of their team (told); {last}"
     assert meeting.startswith(
