@@ -7,6 +7,11 @@ than the rest run ahead, through a ring of ``num_stages`` tiles (without it one 
 apart). Everything else runs in the latest stage, in its order. A copy in the latest stage stays where it is.
 Results are those of the body as it is written: an order that would change them is refused, on every target.
 
+Computation in an earlier stage than the latest (attention: the next round's scores beside this one's second
+product) must be possible with the tiles that there are: `_check_rounds`. The body stays as it is written
+then, and `overlap_products` moves products across rounds where the target gains by it: rings are cut from
+the whole loop, and a round that stood apart in front of it would have none.
+
 On GPUs where one role copies ahead (cp.async) the copies of a later round are issued where the first of them
 stands in the order; a producer of its own (TMA) issues them beside the computation, whatever their place.
 """
@@ -16,6 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale import log
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ir.operations import REGISTRY, name_of
 from tilescale.compiler.ir.program import TileProgram
@@ -39,6 +45,11 @@ class Unit:
     order: int
     stage: int
     ahead: bool = False
+
+    @property
+    def copy(self) -> bool:
+        """Whether it is one copy into a shared tile, which a ring can take."""
+        return len(self.stmts) == 1 and rings.filled_tile(self.stmts[0]) is not None
 
 
 def manual_stages(program: TileProgram) -> TileProgram:
@@ -84,12 +95,25 @@ class _Reordering:
         lead, rest = self._apart(flat(loop.body))
         units = _units(loop, lead, rest)
         top = max(u.stage for u in units)
+        rounds = any(0 <= u.stage < top and not u.copy for u in units)  # computation of several rounds in one
         for u in units:
-            u.ahead = u.stage < top
+            u.ahead = u.stage < top and not (rounds and not u.copy)
         distance = self._distance(loop, units, top)
-        self._check_order(units)
-        early = sorted((u for u in units if u.ahead), key=lambda u: u.order)
-        late = sorted((u for u in units if not u.ahead), key=lambda u: u.order)
+        if rounds:
+            self._check_rounds(units)
+            log.say(
+                "info",
+                "stage= of T.Pipelined has computation in several stages: "
+                "the compiler overlaps products by itself",
+                once=True,
+            )
+        else:
+            self._check_order(units)
+        early = [u for u in units if u.ahead]
+        late = [u for u in units if not u.ahead]
+        if not rounds:
+            early.sort(key=lambda u: u.order)
+            late.sort(key=lambda u: u.order)
         notes = {k: v for k, v in dict(loop.annotations).items() if k not in ENTRIES}
         if not early and top >= 0:  # -1 everywhere: all is left to the compiler
             notes["ts.num_stages"] = 0
@@ -131,7 +155,7 @@ class _Reordering:
         """How many rounds the copies run ahead; nothing else does, and there is room for them."""
         early = [u for u in units if u.ahead]
         for u in early:
-            if len(u.stmts) > 1 or rings.filled_tile(u.stmts[0]) is None:
+            if not u.copy:
                 raise TileValueError(
                     f"stage= has {_what(u.stmts[0])} run ahead of the latest stage",
                     loc=loc_of(u.stmts[0].span),
@@ -141,7 +165,7 @@ class _Reordering:
                     "overlapped without being asked",
                 )
         stages = sorted({u.stage for u in early if u.stage >= 0})
-        if len(stages) > 1:
+        if len(stages) > 1 and len(early) == sum(u.stage < top for u in units):
             raise TileValueError(
                 f"stage= has copies run ahead in the stages {', '.join(map(str, stages))}",
                 loc=loc_of(loop.span),
@@ -174,6 +198,36 @@ class _Reordering:
                         f"{_what(first.stmts[0])}: {why}",
                         loc=loc_of(second.stmts[0].span),
                         expected="what depends on one another in the order in which it is written",
+                        hint=_suggestion(units),
+                    )
+
+    def _check_rounds(self, units: list[Unit]) -> None:
+        """A unit of stage s does round n - s of the loop in the n-th round of the schedule. Whatever depends
+        on one another runs in the order of the text all the same: within a round of the loop, and of two
+        rounds in a row (then also of rounds further apart). Tiles that a ring holds several times are in
+        nobody's way."""
+        held = {self._root(rings.filled_tile(u.stmts[0])) for u in units if u.ahead}
+        facts = []
+        for u in units:
+            read, written, ordered, used, names = self._facts(u)
+            facts.append((read - held, written - held, ordered, used, names))
+        for k, first in enumerate(units):
+            for j, second in enumerate(units):
+                if first.ahead or second.ahead or j == k:
+                    continue
+                apart = 0 if k < j else 1  # the second one's round of the loop, counted from the first one's
+                if (first.stage, first.order) < (second.stage + apart, second.order):
+                    continue
+                before, behind = facts[k], facts[j]
+                if apart:  # a name is bound anew in each round
+                    before = (*before[:4], set())
+                if why := _between(before, behind):
+                    raise TileValueError(
+                        f"order= and stage= put {_what(second.stmts[0])} in front of {_what(first.stmts[0])}"
+                        f"{' of the round before' if apart else ''}: {why}",
+                        loc=loc_of(second.stmts[0].span),
+                        expected="what depends on one another in the order in which it is written, "
+                        "also across rounds",
                         hint=_suggestion(units),
                     )
 
@@ -259,8 +313,7 @@ def _units(loop: Any, lead: list[Any], rest: list[Any]) -> list[Unit]:
 
 def _suggestion(units: list[Unit]) -> str:
     """Entries that can be carried out, in the order of the text."""
-    able = [len(u.stmts) == 1 and rings.filled_tile(u.stmts[0]) is not None for u in units]
-    return f"order={list(range(len(units)))}, stage={[0 if a else 1 for a in able]}"
+    return f"order={list(range(len(units)))}, stage={[0 if u.copy else 1 for u in units]}"
 
 
 def _listed(stmts: list[Any]) -> str:

@@ -138,8 +138,8 @@ def _try_out(program: TileProgram, box: Any, axis: int, names: Any) -> None:
     extent = constant(box.ty.shape[axis])
     if extent is None or extent > MOST_RANKS:
         raise _Unproven(f"{box.name} has places for {extent or 'a number that calls say'} of ranks")
-    if not _always_puts(program.func.body, box, names):
-        raise _Unproven("no T.put_packets stands outside of conditions")
+    if not _always_puts(program.func.body, box, names, {}):
+        raise _Unproven("no T.put_packets stands where block 0 comes to it on every rank")
     steps = [MOST_STEPS]
     for count in range(2, extent + 1):
         for rank in range(count):
@@ -152,19 +152,25 @@ def _try_out(program: TileProgram, box: Any, axis: int, names: Any) -> None:
                 )
 
 
-def _always_puts(s: Any, box: Any, names: Any) -> bool:
-    """Whether a put of the box stands where every rank comes to it, however many there are."""
+def _always_puts(s: Any, box: Any, names: Any, env: dict[Any, Any]) -> bool:
+    """Whether block 0 comes to a put of the box on every rank, however many there are."""
     if isinstance(s, tirx.SeqStmt):
-        return any(_always_puts(x, box, names) for x in s.seq)
+        return any(_always_puts(x, box, names, env) for x in s.seq)
     if isinstance(s, tirx.AttrStmt):
-        return _always_puts(s.body, box, names)
+        if s.attr_key == "thread_extent":
+            env = {**env, s.node.var: 0}
+        return _always_puts(s.body, box, names, env)
+    if isinstance(s, tirx.IfThenElse):
+        holds = _known(spelt_out(s.condition, names), env)
+        chosen = None if holds is None else s.then_case if holds else s.else_case
+        return chosen is not None and _always_puts(chosen, box, names, env)
     if isinstance(s, tirx.For):
         extent = spelt_out(s.extent, names)
         found: list[Any] = []
         structural_walk(extent, (ir.Call, lambda c: found.append(c) if _is_scale(c, "count") else None))
         left = sym.Analyzer().simplify(found[0] - extent) if found else None
         runs = (constant(extent) or 0) > 0 or (constant(left) if left is not None else None) in (0, 1)
-        return not is_nest(s) and runs and _always_puts(s.body, box, names)
+        return not is_nest(s) and runs and _always_puts(s.body, box, names, env)
     call = s.value if isinstance(s, tirx.Evaluate) else None
     return isinstance(call, ir.Call) and call.op.name == PUT and bool(call.args[1].source.same_as(box))
 
@@ -209,7 +215,12 @@ def _value(e: Any, env: dict[Any, Any], who: tuple[int, int]) -> int | None:
         which = 0 if _is_scale(call, "index") else 1 if _is_scale(call, "count") else None
         return call if which is None else tirx.IntImm(str(call.ty), who[which])
 
+    return _known(e if isinstance(e, int) else structural_map(e, (ir.Call, known)), env)
+
+
+def _known(e: Any, env: dict[Any, Any]) -> int | None:
+    """An expression as a number, the same for every rank; None where it is none."""
     try:
-        return int(numeric.evaluate(e if isinstance(e, int) else structural_map(e, (ir.Call, known)), env))
+        return int(numeric.evaluate(e, env))
     except numeric.Unknown:
         return None

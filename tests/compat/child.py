@@ -2,7 +2,8 @@
 
 Modes: "compile": tensors have no data (torch's meta device), every kernel that the program makes is traced,
 lowered for sm_90a and printed, calls of kernels do nothing. "nvcc" also compiles the text. "cpu" and "cuda":
-the program itself.
+the program itself, its measurements cut short. "time": its measurements. "peer" and "peer-time": the same of the
+program as it was, under TileLang.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import traceback
 import types
 from pathlib import Path
 from typing import Any
+
+from tests.compat import figures, measure
 
 TARGET = "cuda:sm_90a"
 
@@ -479,35 +482,19 @@ def compile_only(events: Events, build: bool) -> None:
     tilescale.profiler.do_bench = lambda *_, **__: 1.0
 
 
-def timed(events: Events) -> None:
-    """What the program's own measurements said."""
-    import tilescale.profiler as profiler
-
-    for name in ("do_bench",):
-        was = getattr(profiler, name)
-
-        def bench(*args: Any, _was: Any = was, **kwargs: Any) -> Any:
-            value = _was(*args, **kwargs)
-            if isinstance(value, float):
-                events.say(kind="speed", ms=value)
-            return value
-
-        setattr(profiler, name, bench)
-
-
 # ---- the program
 
 
-def preload(device: str | None) -> None:
+def preload(device: str | None, jobs: int = 1) -> None:
     """Imports, in the process that forks the others, what all of them need. It starts no thread and does not
     touch a GPU."""
     import torch
     import torch.testing
 
-    torch.set_num_threads(1 if device is None else os.cpu_count() or 1)
+    torch.set_num_threads(1 if device is None else max(1, (os.cpu_count() or 1) // jobs))
 
 
-def run(mode: str, folder: str, file: str, events: Events) -> None:
+def run(mode: str, folder: str, file: str, events: Events, lock: str | None = None) -> None:
     path = Path(folder) / file
     os.chdir(path.parent)
     sys.path[:0] = [str(path.parent), folder]
@@ -518,8 +505,10 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
         sys.meta_path.insert(0, StandIn())
         lenient("einops", "rearrange", "repeat", "reduce", "einsum")
         compile_only(events, mode == "nvcc")
+    elif mode.startswith("peer"):
+        figures.hook_peer(events.say, mode == "peer")
     else:
-        timed(events)
+        figures.hook(events.say, mode != "time", mode != "cpu")
     sys.argv = [str(path)]
     try:
         spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -532,6 +521,12 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
         events.say(kind="traceback", text=traceback.format_exc()[-3000:])
         return
     events.say(kind="import", error=None)
+    timing = mode in ("time", "peer-time")
+    if timing:
+        measure.gate(lock)
+        events.say(kind="began")
+        if measure.of_program(vars(module), path, events.say):
+            return
     try:
         if path.name.startswith("test_"):
             if not compiling:  # the programs make their kernels themselves
@@ -549,6 +544,8 @@ def run(mode: str, folder: str, file: str, events: Events) -> None:
         events.say(kind="traceback", text=traceback.format_exc()[-3000:])
         return
     events.say(kind="run", error=None)
+    if mode in ("cuda", "peer"):  # so that what it needs is compiled
+        measure.of_program(vars(module), path, events.say)
 
 
 def going_on(path: Path, events: Events) -> None:

@@ -95,15 +95,15 @@ def programs(examples: Path) -> list[Program]:
     return out
 
 
-def copy(checkout: Path, to: Path) -> None:
-    """The checkout's examples in the folder ``to``, with the import lines changed."""
+def copy(checkout: Path, to: Path, change: bool = True) -> None:
+    """The checkout's examples in the folder ``to``, with the import lines changed or not."""
     examples = checkout / "examples"
     for path in sorted(examples.rglob("*")):
         if path.is_dir() or path.stat().st_size > 4 << 20:
             continue
         target = to / path.relative_to(examples)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".py":
+        if path.suffix == ".py" and change:
             target.write_text(changed(path.read_text()))
-        elif path.suffix in (".json", ".txt", ".h", ".cu", ".cpp", ".ini", ".csv"):
+        elif path.suffix in (".py", ".json", ".txt", ".h", ".cu", ".cpp", ".ini", ".csv"):
             target.write_bytes(path.read_bytes())

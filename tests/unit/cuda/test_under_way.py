@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
+from tests.unit.cuda import sass
+from tests.unit.cuda.corpus import printed
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler import driver
+from tilescale.compiler.cuda import toolchain
+from tilescale.ops.ranks import expert_kernels
 
 
 def moved(n: int, size: int, threads: int, dtype: str, rows: int = 1) -> Any:
@@ -54,3 +58,16 @@ def test_a_copy_to_shared_memory_has_none():
 
     agree(kernel, {"A": data((4096,), "float32"), "B": empty((4096,), "float32")})
     assert "B_under_way" not in driver.source_text(kernel.trace(), "cuda", "cuda:sm_80")
+
+
+@pytest.mark.skipif(
+    toolchain.find_nvcc() is None or sass.find_nvdisasm() is None, reason="needs nvcc and nvdisasm"
+)
+def test_rows_to_another_rank_are_stored_in_vectors():
+    """The address in another rank's memory is one value, whatever rank is asked for: where it was one of two,
+    nvcc cut 16 bytes into words."""
+
+    kernel = expert_kernels.combine(1024, 2, 2, 512, 2, 1, 1, 8, 512, "bfloat16", True)
+    text = sass.disassembled(toolchain.compile_cubin(printed(kernel, "sm_90a"), "sm_90a").code)
+    assert text.count("STG.E.128") == 4, text  # of both lines, to the other rank and to C
+    assert not re.search(r" STG\.E (?!64)", text), text

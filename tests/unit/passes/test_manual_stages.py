@@ -240,9 +240,9 @@ def test_orders_that_would_change_results():
 def test_stages_that_nothing_can_run_ahead_in():
     refuse(
         product(order=[0, 1, 2], stage=[0, 1, 0]),
-        "stage= has T.gemm",
+        "b is written there and read here",
         at="T.gemm(a, b, c)",
-        expected="copies from global memory",
+        expected="also across rounds",
         write="order=[0, 1, 2], stage=[0, 0, 1]",
     )
     refuse(
@@ -312,3 +312,105 @@ def test_the_simulator_finds_nothing(words: dict[str, Any], arch: str):
     touched."""
     report = check(scaled(**words), 1, SUMS, level="both", seeds=2, arch=arch)
     assert report, report
+
+
+def attention(order: list[int], stage: list[int], **words: Any) -> Any:
+    """0: copy of keys, 1-2: scores, 3-9: softmax, 10: rescaling, 11: copy of values, 12: the second product."""
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((64, 64), "float16"),
+        K: T.Tensor((256, 64), "float16"),
+        V: T.Tensor((256, 64), "float16"),
+        O: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            q, k = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            v = T.alloc_shared((64, 64), "float16")
+            s, o = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            p = T.alloc_fragment((64, 64), "float16")
+            top, before = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
+            scale, total = T.alloc_fragment((64,), "float32"), T.alloc_fragment((64,), "float32")
+            sums = T.alloc_fragment((64,), "float32")
+            T.copy(Q, q)
+            T.clear(o)
+            T.clear(total)
+            T.fill(top, -T.infinity("float32"))
+            for n in T.Pipelined(4, order=order, stage=stage, **words):
+                T.copy(K[n * 64, 0], k)
+                T.clear(s)
+                T.gemm(q, k, s, transpose_B=True)
+                T.copy(top, before)
+                T.reduce_max(s, top, dim=1, clear=False)
+                for i in T.Parallel(64):
+                    scale[i] = T.exp2(before[i] - top[i])
+                for i, j in T.Parallel(64, 64):
+                    s[i, j] = T.exp2(s[i, j] - top[i])
+                T.reduce_sum(s, sums, dim=1)
+                for i in T.Parallel(64):
+                    total[i] = total[i] * scale[i] + sums[i]
+                T.copy(s, p)
+                for i, j in T.Parallel(64, 64):
+                    o[i, j] *= scale[i]
+                T.copy(V[n * 64, 0], v)
+                T.gemm(p, v, o)
+            for i, j in T.Parallel(64, 64):
+                o[i, j] /= total[i]
+            T.copy(o, O)
+
+    return kernel
+
+
+#: TileLang's schedule of attention
+GROUPS = [[0], [1, 2], [3, 4, 5, 6, 7, 8, 9], [10], [11], [12]]
+ATTENTION = {
+    "Q": data((64, 64), "float16", 1),
+    "K": data((256, 64), "float16", 2),
+    "V": data((256, 64), "float16", 3),
+    "O": empty((64, 64), "float32"),
+}
+TWO_STAGES = {"order": [-1, 0, 3, 1, -1, 2], "stage": [-1, 0, 0, 1, -1, 1], "group": GROUPS, "num_stages": 2}
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        TWO_STAGES,
+        TWO_STAGES
+        | {"stage": [0, 0, 0, 1, 0, 1], "order": [0, 1, 5, 2, 3, 4]},  # the copies have stages, too
+        {
+            "order": [0, 2, 1],
+            "stage": [0, 0, 1],
+            "group": [[0], list(range(1, 10)), [10, 11, 12]],
+            "num_stages": 2,
+        },
+    ],
+)
+def test_computation_in_two_stages(words: dict[str, Any], arch: str):
+    agree(attention(**words), ATTENTION, arch=arch)
+    assert scheduled(attention(**words), arch).schedule.rings
+
+
+def test_computation_in_two_stages_has_the_numbers_of_the_text():
+    q, k, v = (np.asarray(ATTENTION[n], dtype=np.float64) for n in "QKV")
+    p = np.exp2(q @ k.T - (q @ k.T).max(1, keepdims=True))
+    got = np.zeros((64, 64), np.float32)
+    run(attention(**TWO_STAGES))(*(np.asarray(ATTENTION[n]) for n in "QKV"), got)
+    np.testing.assert_allclose(got, p @ v / p.sum(1, keepdims=True), rtol=2e-2, atol=2e-3)
+    report = check(attention(**TWO_STAGES), 1, ATTENTION, level="both", seeds=1, arch="sm_90a")
+    assert report, report
+
+
+def test_two_stages_that_no_tiles_are_there_for():
+    refuse(
+        attention(**TWO_STAGES | {"order": [-1, 0, 1, 2, -1, 3]}),
+        "of the round before: scale is read there and written here",
+        at="T.copy(top, before)",
+        expected="also across rounds",
+    )
+    refuse(
+        attention(**TWO_STAGES | {"stage": [-1, 1, 0, 1, -1, 1]}),
+        "in front of T.fill (line",
+        expected="in the order in which it is written",
+    )

@@ -1,7 +1,7 @@
 """``all_to_all(x, sizes)``: each rank's rows in parts, one for each rank; what came, in the order of ranks.
 
 How many rows go where is read on the device alone, so that a CUDA graph replays with other numbers; the
-result has room for ``rows``.
+result has room for ``rows``. Few bytes go in packets, which need no flags around a launch.
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ from typing import Any
 
 import torch
 
+from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, generator, normal
-from tilescale.ops.ranks import expert_kernels, experts, flat
+from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Pick, RankOp
-from tilescale.ops.ranks.groups import Group, team_of
+from tilescale.ops.ranks.exchange_kernels import exchange, exchange_by_packets
+from tilescale.ops.ranks.groups import Group, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: of a block, that put; as many take what comes
-WARPS = 8
+#: ways of `all_to_all`
+WAYS = ("packets", "kernel")
+#: bytes of a part, times the other ranks, up to which packets are taken; of a row, from which they are: a
+#: block has one piece of a row at a time
+TINY, LEAST = 2 << 20, 256
+#: rows of a put, at most
+MOST = 1024
 
 
 @host.checked
@@ -32,6 +39,7 @@ def all_to_all(
     rows: int | None = None,
     group: Group = None,
     out: torch.Tensor | None = None,
+    how: str | None = None,
     blocks: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The first sizes[0] rows of x go to rank 0, the next sizes[1] to rank 1, …. Collective.
@@ -42,7 +50,10 @@ def all_to_all(
         rows: how many rows could come to a rank at most, alike on all ranks; needed with ``sizes``.
         group: who takes part, see `groups.team_of`; all ranks without.
         out: (rows, …), contiguous, takes the result.
-        blocks: multiprocessors that the kernel keeps at most.
+        how: "packets" (of rows of whole words of four bytes) or "kernel" where the choice by size is not
+            wanted.
+        blocks: multiprocessors that the kernel keeps at most. Packets go by as many blocks as a part has
+            kilobytes, and are not chosen where this is given.
 
     Returns:
         (rows, …): what came, rank 0's first, undefined behind it; and (ranks,) of int32: how many rows came
@@ -71,34 +82,56 @@ def all_to_all(
     if rows is None or rows < 0:
         raise TileValueError(f"rows={rows}", expected="how many rows could come to a rank, with sizes=")
     c = host.result(out, (rows, *x.shape[1:]), x.dtype, x)
-    got = torch.zeros(team.size, dtype=torch.int32, device=x.device)
     inner = math.prod(x.shape[1:]) * x.element_size()
     if rows * inner == 0:
-        return c, got
-    kind, _ = flat.words(inner)
-    a = x if x.is_contiguous() and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
-    landing = flat.landing(c).view(kind).view(rows, -1)
-    a = a.reshape(-1).view(kind).view(x.shape[0], landing.shape[1])
-    space = workspace(team)
-    (there,) = space.tensors(x, (landing.shape, kind))
-    box = space.box(sizes.to(torch.int32), -(-team.size // 4) * 4)
-    blocks = max(1, min(flat.multiprocessors(x.device, blocks), -(-rows // 4)))
-    how = experts.cut(a.shape[1], a.element_size(), WARPS * blocks, WARPS * blocks, experts.MOVED)
-    group = max(1, min(experts.GROUP, rows // (WARPS * blocks)))
-    what = {
-        "H": a.shape[1],
-        "world": team.size,
-        "wide": how.wide,
-        "group": group,
-        "blocks": blocks,
-        "threads": 2 * WARPS * 32,
-        "dtype": host.dtype_name(a),
-    }
-    arrived = space.counters(team.size, -(-rows // group))
-    args = (a, sizes.to(torch.int32), box, there, arrived, landing, got)
-    host.launch(expert_kernels.exchange, args, **what)
-    flat.landed(landing.view(-1).view(x.dtype), c)
+        return c, torch.zeros(team.size, dtype=torch.int32, device=x.device)
+    way = how or choose(rows * inner // team.size, inner, team.size, blocks)
+    if way not in WAYS or (way == "packets" and inner % 4):
+        raise TileValueError(
+            f"how={how!r} of rows of {inner} bytes",
+            expected='"kernel", or "packets" of rows of whole words of 4 bytes',
+        )
+    got = torch.empty(team.size, dtype=torch.int32, device=x.device)
+    exchanged(x, sizes.to(torch.int32), c, got, inner, team, way, blocks)
     return c, got
+
+
+def choose(size: int, inner: int, world: int, blocks: int | None = None) -> str:
+    """How parts of ``size`` bytes go, of rows of ``inner`` bytes: "packets" or "kernel"."""
+    small = 1 < world and size * (world - 1) <= TINY
+    return "packets" if small and inner >= LEAST and inner % 4 == 0 and blocks is None else "kernel"
+
+
+def exchanged(
+    x: torch.Tensor, sizes: torch.Tensor, c: torch.Tensor, got: torch.Tensor, inner: int, team: Team,
+    way: str, blocks: int | None,
+) -> None:  # fmt: skip
+    """c and ``got`` as `all_to_all` gives them."""
+    kind, _ = flat.words(inner)
+    landing, space, world = flat.landing(c).view(kind).view(len(c), -1), workspace(team), team.size
+    (rows, H), size = landing.shape, kind.itemsize
+    a = flat.row(x.contiguous(), kind).view(len(x), H)
+    box, units = space.box(sizes, -(-world // 4) * 4), flat.multiprocessors(x.device, blocks)
+    what: dict[str, Any] = {"H": H, "world": world, "dtype": host.dtype_name(a)}
+    if way == "packets":
+        wide = min(flat.EACH, -(-inner // 8) * 8) // size
+        pieces = rows * -(-H // wide)
+        room, count = flat.power(pieces), flat.power(share(pieces, world))
+        while count > max(1, 8 * units):  # blocks that wait are resident together
+            count //= 2
+        what |= {"wide": wide, "room": room, "blocks": count, "threads": 128}
+        args = (a, sizes, box, space.box(a, room * wide), landing, got)
+        host.launch(exchange_by_packets, args, **what)
+    else:
+        cut = flat.cut(share(rows, world) * inner, size, units, world)
+        group = max(1, min(MOST, cut.Q // H))
+        count = max(1, min(units, share(share(rows, world), group)))
+        givers = count * flat.GIVERS // 4 if cut.givers and world > 1 else 0
+        what |= {"group": group, "blocks": count, "threads": cut.threads, "givers": givers}
+        (there,) = space.tensors(x, (landing.shape, kind))
+        arrived = space.counters(world, givers or count)
+        host.launch(exchange, (a, sizes, box, there, arrived, landing, got), **what)
+    flat.landed(landing.view(-1).view(x.dtype), c)
 
 
 # ---- what is right, and what it is measured against
@@ -169,8 +202,16 @@ def by_library(x: torch.Tensor, sizes: torch.Tensor, rows: int, group: Any, **_:
     return call
 
 
-def pick(world: int, units: int = 132, rows: int = 0, **_: Any) -> Pick:
-    return Pick("kernel", max(1, min(units, -(-rows * world // 4))))
+def pick(
+    world: int, rows: int, columns: int, dtype: str = "bfloat16", units: int = 132, how: str | None = None,
+    blocks: int | None = None, **_: Any,
+) -> Pick:  # fmt: skip
+    inner = columns * getattr(torch, dtype).itemsize
+    way = how or choose(rows * inner, inner, world, blocks)
+    if way == "packets":
+        return Pick(way, min(units, rows * -(-inner // flat.EACH)))
+    cut = flat.cut(rows * inner, 1, min(units, blocks or units), world)
+    return Pick(way, max(1, min(blocks or units, units, share(rows, max(1, min(MOST, cut.Q // inner))))))
 
 
 OP = RankOp(
@@ -179,7 +220,10 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     pick=pick,
-    ways=lambda **_: {"kernel": {}},
+    ways=lambda rows, columns, dtype="bfloat16", **_: {
+        **({"packets": {"how": "packets"}} if columns * getattr(torch, dtype).itemsize % 4 == 0 else {}),
+        "kernel": {"how": "kernel"},
+    },
     base=lambda **_: {"blocks": None},
     knobs=lambda **_: (flat.BLOCKS,),
     cases=(
@@ -187,6 +231,9 @@ OP = RankOp(
         Case({"rows": 1, "columns": 3, "dtype": "float16"}, small=True),
         Case({"rows": 20, "columns": 5, "dtype": "float32", "uneven": False, "blocks": 1}, small=True),
         Case({"rows": 3, "columns": 1100}, small=True),
+        Case({"rows": 9, "columns": 20, "how": "packets"}, small=True),
+        Case({"rows": 7, "columns": 600, "how": "packets", "dtype": "float32"}, small=True),
+        Case({"rows": 300, "columns": 300, "how": "kernel"}, small=True),
         *(Case({"rows": rows, "columns": 7168}, bar=1.0) for rows in (32, 512, 4096)),
         Case({"rows": 4096, "columns": 4096, "uneven": False}, bar=1.0),
     ),

@@ -71,7 +71,12 @@ EACH = 1 << 10
 def boxes(size: int) -> int:
     """How many blocks put and get ``size`` bytes for each rank as packets: a power of two, so that few boxes
     serve all sizes."""
-    return 1 << (-(-size // EACH) - 1).bit_length()
+    return power(-(-size // EACH))
+
+
+def power(count: int) -> int:
+    """The least power of two that is so many, or more."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 def resident(size: int, units: int) -> bool:

@@ -434,10 +434,11 @@ def alone(
     M = world * x.shape[0] if rows is None else rows
     if (scale := scaled.get("scale_x")) is not None:
         scale = scale if scale.dim() == 1 else scale.new_ones(M, scale.shape[1])
-        whole = torch.zeros(M, x.shape[1], dtype=x.dtype, device=x.device)
+        whole = torch.randn(M, x.shape[1], device=x.device).to(x.dtype)
         kind = scaled.get("out_dtype", torch.bfloat16)
         return fp8_gemm.scaled_mm(whole, w, scale, scaled["scale_w"], kind)
-    return gemm.cublas(x.new_ones(M, x.shape[1]), w)
+    # random numbers: of ones a product takes less power, and so a GPU less time
+    return gemm.cublas(torch.randn(M, x.shape[1], dtype=x.dtype, device=x.device), w)
 
 
 _FEW = {

@@ -126,7 +126,7 @@ def by_library(
 def alone(q: torch.Tensor, k: torch.Tensor, causal: bool, rows: int, world: int, **_: Any) -> Any:
     """Our gradients of one rank's share of the heads."""
     q, k = ulysses.share_of(q, k, rows, world)
-    o, lse = torch.ones_like(q), q.new_full(q.shape[:3], 10.0, dtype=torch.float32)
+    o, lse = torch.randn_like(q), q.new_full(q.shape[:3], 10.0, dtype=torch.float32)
     return lambda: attention_backward.attention_gradients(q, q, k, k, o, lse, causal=causal)
 
 

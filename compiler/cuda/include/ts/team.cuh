@@ -306,7 +306,7 @@ template <typename T>
 __device__ __forceinline__ T* twin(const Team& team, T* p, int rank, int site) {
   if (rank < 0 || rank >= team.size) {
     give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
-    return p;
+    rank = team.rank;  // one address for both: of two, stores through it would be cut into words
   }
   return (T*)(team.base[rank] + ((const char*)p - team.base[team.rank]));
 }
@@ -315,7 +315,7 @@ template <typename T>
 __device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
   if (rank < 0 || rank >= team.size) {
     give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
-    return p;
+    rank = team.rank;
   }
   if (rank == team.rank) return p;
   touch(team, rank, site);
