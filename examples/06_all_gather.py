@@ -14,13 +14,15 @@ import tilescale.language as T
 
 @tilescale.jit
 def collective(N, world, block=1024):
+    tiles = -(-N // block)
+    blocks = min(tiles, 132)
+
     @T.prim_func
     def all_gather(A: T.Tensor((N,), "float32"), G: T.SymmTensor((world, N), "float32")):
-        with T.Kernel(min(T.ceildiv(N, block), 132), threads=128) as bx:
+        with T.Kernel(blocks, threads=128) as bx:
             with T.Scale("device"):
-                for i in T.serial(bx, T.ceildiv(N, block), step=min(T.ceildiv(N, block), 132)):
-                    # Ends when all ranks' parts of this tile have arrived here: it signals and waits by
-                    # itself.
+                for i in T.serial(bx, tiles, step=blocks):
+                    # Ends when all ranks' parts of this tile are here: it signals and waits by itself.
                     T.all_gather(A[i * block : (i + 1) * block], G[0:world, i * block : (i + 1) * block])
 
     return all_gather
@@ -40,10 +42,9 @@ def puts(N, world, block=1024):
                 for step, i in T.grid(n, T.ceildiv(tiles - bx, blocks)):
                     peer = (rank + 1 + step) % n
                     tile = (i * blocks + bx) * block
-                    # Each put releases its tile into the counter that the receiver keeps for this source;
-                    T.copy(
-                        A[tile : tile + block], G[rank, tile : tile + block], dst=peer, signal=arrived[rank]
-                    )
+                    mine, there = A[tile : tile + block], G[rank, tile : tile + block]
+                    # Each put releases its tile into the counter that the receiver keeps for this source.
+                    T.copy(mine, there, dst=peer, signal=arrived[rank])
                 if bx == 0:
                     for source in T.serial(n):
                         # Acquires all tiles of the source: G is whole when block 0 ends.

@@ -12,6 +12,7 @@ import torch
 import tilescale
 import tilescale.comm as comm
 import tilescale.language as T
+from tilescale import ops
 
 
 @tilescale.jit
@@ -81,8 +82,8 @@ def combine(tokens, topk, D, world, blocks=16):
 def route(logits, topk, world):
     """What the kernels need to know, from a token's logits over all experts: gate (tokens, topk), its
     experts, and the slots."""
-    gate, expert = logits.softmax(-1).topk(topk)
-    gate = gate / gate.sum(-1, keepdim=True)
+    gate, expert = ops.moe_route(logits, topk)
+    expert = expert.long()
     local = logits.shape[1] // world
     order = expert.flatten().argsort(stable=True)  # sorted slot → (token, choice)
     counts = torch.bincount(expert.flatten(), minlength=logits.shape[1]).view(world, local)
@@ -90,7 +91,7 @@ def route(logits, topk, world):
     owner = expert // local
     place = order.argsort().view_as(expert) - start[owner]
     ints = [x.to(torch.int32).contiguous() for x in (order // topk, start, counts, owner, place)]
-    return gate.contiguous(), expert, ints
+    return gate, expert, ints
 
 
 def run(tokens, D, local=2, topk=2, seed=0, launches=1):

@@ -16,7 +16,7 @@ LOG2_E = 1.4426950408889634
 
 
 @tilescale.jit
-def kernel(heads, S, D, world, causal=False, BM=64):
+def kernel(heads, S, D, world, causal=False, BM=64, dtype="bfloat16"):
     """S: queries (keys, values) a rank; the whole sequence is world * S long."""
     tiles = -(-S // BM)
     scale = LOG2_E / D**0.5
@@ -24,17 +24,16 @@ def kernel(heads, S, D, world, causal=False, BM=64):
 
     @T.prim_func
     def ring_attention(
-        Q: T.Tensor(shape, "float32"),
-        KV: T.SymmTensor(
-            (2, 2, *shape), "float32"
-        ),  # slot, K or V; slot 0 holds this rank's when the launch begins
+        Q: T.Tensor(shape, dtype),
+        KV: T.SymmTensor((2, 2, *shape), dtype),  # slot, K or V; slot 0 holds this rank's at first
         arrived: T.Signal((world, heads)),  # by step, since blocks may be a step apart
         free: T.Signal((world, heads)),
-        O: T.Tensor(shape, "float32"),
+        O: T.Tensor(shape, dtype),
     ):
         with T.Kernel(tiles, heads, threads=128) as (bx, h):
-            q, k, v = (T.alloc_shared((BM, D), "float32") for _ in range(3))
+            q, k, v = (T.alloc_shared((BM, D), dtype) for _ in range(3))
             s, o = T.alloc_fragment((BM, BM), "float32"), T.alloc_fragment((BM, D), "float32")
+            weights = T.alloc_fragment((BM, BM), dtype)
             top, before, total = (T.alloc_fragment((BM,), "float32") for _ in range(3))
             T.copy(Q[h, bx * BM, 0], q)
             T.clear(o)
@@ -80,7 +79,8 @@ def kernel(heads, S, D, world, causal=False, BM=64):
                         T.reduce_sum(s, total, dim=1, clear=False)
                         for i, j in T.Parallel(BM, D):
                             o[i, j] *= before[i]
-                        T.gemm(s, v, o)
+                        T.copy(s, weights)
+                        T.gemm(weights, v, o)
                     # Releases this slot to the left rank: read, and passed on.
                     T.signal(free[step, h], dst=(rank + n - 1) % n)
             for i, j in T.Parallel(BM, D):
@@ -93,20 +93,20 @@ def kernel(heads, S, D, world, causal=False, BM=64):
 def run(heads, S, D, causal=False, seed=0, launches=1):
     """Launches on this rank; returns the largest error against torch's attention over the whole sequence."""
     rank, world = common.ranks()
-    kv = comm.empty((2, 2, heads, S, D), torch.float32)
+    kv = comm.empty((2, 2, heads, S, D), torch.bfloat16)
     arrived, free = comm.signals((world, heads)), comm.signals((world, heads))
-    o = torch.empty(heads, S, D, device=common.device())
+    o = torch.empty(heads, S, D, dtype=torch.bfloat16, device=common.device())
     attention, worst = kernel(heads, S, D, world, causal), 0.0
     for launch in range(launches):
         q, k, v = (
-            [common.randn(heads, S, D, seed=seed + 3 * launch + i, rank=r) for r in range(world)]
+            [common.randn(heads, S, D, seed=seed + 3 * launch + i, rank=r).bfloat16() for r in range(world)]
             for i in range(3)
         )
         common.poison(kv)[0] = torch.stack([k[rank], v[rank]])
         common.poison(o)
         attention(q[rank], kv, arrived, free, o)
         whole = torch.nn.functional.scaled_dot_product_attention(
-            *(torch.cat(x, 1) for x in (q, k, v)), is_causal=causal
+            *(torch.cat(x, 1).float() for x in (q, k, v)), is_causal=causal
         )
         worst = max(worst, common.difference(o, whole[:, rank * S : (rank + 1) * S]))
     return worst
@@ -119,7 +119,7 @@ def main(argv=None):
     for causal in (False, True):
         error = run(args.heads, args.seq, args.dim, causal, args.seed)
         what = f"{'causal ' if causal else ''}ring attention, {args.heads}×{world * args.seq}×{args.dim}"
-        code |= common.report(what, error, 1e-5)
+        code |= common.report(what, error, 2e-2)
     return code
 
 

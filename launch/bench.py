@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from tilescale import ops
-from tilescale.launch import ranks
+from tilescale.launch import held_out, ranks
 from tilescale.launch.program import Program
 
 #: operations by the names that people call them
@@ -53,6 +53,16 @@ def shape_of(text: str) -> dict[str, Any]:
 @click.option(
     "--shape", "shapes", multiple=True, metavar="M=…,N=…", help="These shapes instead of the list's."
 )
+@click.option(
+    "--held-out",
+    "held",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Instead N random shapes of each operation, within a factor of two of the list's; tells those below "
+    f"{held_out.BAR} of the fastest peer.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of --held-out.")
+@click.option("--seconds", type=float, help="Begin no further case behind so many.")
 @click.option("--replays", type=click.IntRange(1), default=20, show_default=True, help="Of each variant.")
 @click.option("--every-way", is_flag=True, help="Time every way that an operation knows, beside its choice.")
 @click.option("--tune", is_flag=True, help="First find the fastest choice for each shape, and keep it.")
@@ -67,6 +77,9 @@ def command(
     device: str,
     only: tuple[str, ...],
     shapes: tuple[str, ...],
+    held: int | None,
+    seed: int,
+    seconds: float | None,
     replays: int,
     every_way: bool,
     tune: bool,
@@ -83,9 +96,14 @@ def command(
     wrong = [n for n in names if n not in NAMES]
     if wrong:
         raise click.UsageError(f"there is no operation {wrong[0]!r}; there are {', '.join(sorted(NAMES))}")
+    if held and (shapes or tune):
+        raise click.UsageError("--held-out draws shapes for choices as they are: without --shape and --tune")
     plan = {
         "device": chosen(device),
-        "modules": [NAMES[n] for n in names or sorted(NAMES)],
+        "modules": [NAMES[n] for n in names or (held_out.NAMES if held else sorted(NAMES))],
+        "held_out": held,
+        "seed": seed,
+        "seconds": seconds,
         "only": list(only),
         "shapes": [shape_of(s) for s in shapes],
         "replays": replays,
@@ -108,9 +126,27 @@ def command(
             os.rmdir(folder)
     if figures is not None:
         show(figures, count)
+        if held:
+            show_held_out(figures)
         if file is not None:
             file.write_text(json.dumps(recorded(figures, count), indent=2, ensure_ascii=False) + "\n")
     ctx.exit(code)
+
+
+def show_held_out(figures: dict[str, Any]) -> None:
+    """What is below the bar, a line each."""
+    lines = [line for line in figures["cases"] if "failed" not in line]
+    below = [line for line in lines if held_out.fastest_peer(line)[1] < held_out.BAR]
+    for line in sorted(below, key=lambda line: held_out.fastest_peer(line)[1]):
+        peer, ratio = held_out.fastest_peer(line)
+        shape = " ".join(f"{k}={v}" for k, v in line["shape"].items())
+        theirs, ours = line["us"][peer]["median"], line["us"]["ours"]["median"]
+        print(f"{ratio:.2f} {line['op']} {shape}: {ours:.1f} µs ({line['way']}), {peer} {theirs:.1f}")
+    drawn, failed = figures.get("drawn", 0), len(figures["cases"]) - len(lines)
+    print(
+        f"{len(below)} of {len(lines)} shapes are below {held_out.BAR} of the fastest peer; {failed} failed, "
+        f"{drawn - len(figures['cases'])} were not measured in the time"
+    )
 
 
 def chosen(device: str) -> str:

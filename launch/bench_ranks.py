@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed
 
 from tilescale import comm
 from tilescale.errors import TileError
+from tilescale.launch import held_out
 from tilescale.ops import host, load_ranks
 from tilescale.ops.case import as_tuple, copied
 from tilescale.ops.ranks import measure, picks
@@ -59,8 +61,9 @@ def variants(
     for name, prepare in op.peers.items():
         try:
             made[name] = [prepare(**a, group=group) for a in arguments]
-        except NotImplementedError:
-            continue
+        except RuntimeError as error:  # a refusal, alike on all ranks as shapes are; NotImplementedError too
+            if name == "library" or isinstance(error, torch.OutOfMemoryError):
+                raise
     if op.alone is not None:
         made["alone"] = [op.alone(**a, world=world) for a in arguments]
     return made
@@ -156,7 +159,19 @@ def figures(
 
 def cases(plan: dict[str, Any]) -> list[tuple[RankOp, dict[str, Any]]]:
     """Operations and shapes: those asked for, else on GPUs the measured ones, on processors the small ones
-    that no configuration is named for."""
+    that no configuration is named for; or random ones near those."""
+    listed = named(plan)
+    if not plan["held_out"]:
+        return listed
+    by_op = {op.name: (op, [s for o, s in listed if o is op and "how" not in s]) for op, _ in listed}
+    found = held_out.drawn(
+        {name: shapes for name, (_, shapes) in by_op.items()}, plan["held_out"], plan["seed"]
+    )
+    return [(by_op[name][0], shape) for name, shape in found]
+
+
+def named(plan: dict[str, Any]) -> list[tuple[RankOp, dict[str, Any]]]:
+    """Those of the operations' own lists, or by ``--shape``."""
     found = []
     for module in plan["modules"]:
         op = load_ranks(module)
@@ -171,6 +186,14 @@ def cases(plan: dict[str, Any]) -> list[tuple[RankOp, dict[str, Any]]]:
     return found
 
 
+def over(begun: float, plan: dict[str, Any], group: Any) -> bool:
+    """Whether the time for cases is over, by rank 0's clock; collective."""
+    late = torch.tensor([time.perf_counter() - begun > plan["seconds"]], dtype=torch.int32)
+    late = late.to(plan["device"])
+    torch.distributed.broadcast(late, 0, group=group)
+    return bool(late.item())
+
+
 def main() -> int:
     plan, out = json.loads(sys.argv[1]), Path(sys.argv[2])
     comm.init()
@@ -180,13 +203,16 @@ def main() -> int:
     group, lines, failed = torch.distributed.group.WORLD, [], False
     from tqdm import tqdm
 
-    todo = tqdm(cases(plan), disable=rank != 0 or not plan["progress"], unit="case", leave=False)
+    every, begun = cases(plan), time.perf_counter()
+    todo = tqdm(every, disable=rank != 0 or not plan["progress"], unit="case", leave=False)
     for op, shape in todo:
+        if plan["seconds"] is not None and over(begun, plan, group):
+            break
         todo.set_description(f"{op.name} {' '.join(f'{k}={v}' for k, v in shape.items())}")
         try:
             lines.append(one(op, shape, plan, group))
-        except TypeError as error:
-            if not plan["shapes"]:
+        except (TypeError, TileError) as error:
+            if not plan["shapes"] and not plan["held_out"]:
                 raise
             lines.append({"op": op.name, "shape": shape, "failed": str(error)})
             failed = True
@@ -198,7 +224,9 @@ def main() -> int:
         if plan["device"] == "cuda":
             found = torch.cuda.get_device_properties(0)
             machine = {"gpu": found.name, "multiprocessors": found.multi_processor_count}
-        out.write_text(json.dumps({"backend": backend, "machine": machine, "cases": lines}))
+        out.write_text(
+            json.dumps({"backend": backend, "machine": machine, "cases": lines, "drawn": len(every)})
+        )
     torch.cuda.synchronize() if plan["device"] == "cuda" else None
     comm.barrier()
     torch.distributed.destroy_process_group()

@@ -31,15 +31,15 @@ def test_ag_gemm_overlaps(ranks: int) -> None:
         return error, timeline.collect()
 
     results = run_ranks(ranks, work)
-    assert max(error for error, _ in results) < 1e-5
+    assert max(error for error, _ in results) < 2e-2
     t = results[0][1]
-    assert t.sent == [[M * K * 4 * (a != b) for b in range(ranks)] for a in range(ranks)]
+    assert t.sent == [[M * K * 2 * (a != b) for b in range(ranks)] for a in range(ranks)]
     assert max(t.first_product) < t.gather_ended
     figures = {
         f"{key}_us" if key != "sent" and "early" not in key else key: value
         for key, value in dataclasses.asdict(t).items()
     }
-    figures |= {"rows_columns_inner": [M, N, K], "gather_ended_us": t.gather_ended, "bytes_a_pair": M * K * 4}
+    figures |= {"rows_columns_inner": [M, N, K], "gather_ended_us": t.gather_ended, "bytes_a_pair": M * K * 2}
     record(f"ag_gemm_{ranks}", figures)
     print(
         f"{ranks} ranks: first products at {t.first_product} µs, gather ended at {t.gather_ended} µs, early {t.early_products}"

@@ -81,7 +81,7 @@ def test_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
         made[rank] = x[rank]
         return made
 
-    ag_gemm = example("08").kernel.get_tir(wide // n, wide, wide, n, BM=128, BN=128, BK=128)
+    ag_gemm = example("08").kernel.get_tir(wide // n, wide, wide, n, BM=128, BN=128, BK=128, dtype="float32")
     figures["ag_gemm_1024_tiles_128_ranks_8"] = seconds(ag_gemm, n, {"X": mine, "W": w})
     figures["put_and_meet_blocks_132_ranks_8"] = seconds(crowd(132), 8, {}, 1)
     record("simulator", figures)

@@ -56,18 +56,18 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"N": 3, "shots": 2, "launches": 2, "seed": 2}, 1e-5),
     ],
     "08_ag_gemm": [
-        ({"M": 64, "N": 64, "K": 64, "launches": 3}, 1e-5),
-        ({"M": 70, "N": 130, "K": 33, "launches": 3, "seed": 1}, 1e-5),
+        ({"M": 64, "N": 64, "K": 64, "launches": 3}, 2e-2),
+        ({"M": 70, "N": 130, "K": 33, "launches": 3, "seed": 1}, 2e-2),
     ],
-    "09_gemm_rs": [({"M": 70, "N": 130, "K": 33, "launches": 3}, 1e-5)],
-    "10_gemm_ar": [({"M": 70, "N": 130, "K": 33, "launches": 3}, 1e-5)],
+    "09_gemm_rs": [({"M": 70, "N": 130, "K": 33, "launches": 3}, 3e-2)],
+    "10_gemm_ar": [({"M": 70, "N": 130, "K": 33, "launches": 3}, 3e-2)],
     "11_all_to_all": [
         ({"tokens": 30, "D": 16, "launches": 3}, 1e-5),
         ({"tokens": 7, "D": 20, "local": 3, "topk": 3, "launches": 2, "seed": 6}, 1e-5),
     ],
     "12_ring_attention": [
-        ({"heads": 2, "S": 70, "D": 32, "launches": 2}, 1e-5),
-        ({"heads": 1, "S": 130, "D": 32, "causal": True, "launches": 3, "seed": 1}, 1e-5),
+        ({"heads": 2, "S": 70, "D": 32, "launches": 2}, 2e-2),
+        ({"heads": 1, "S": 130, "D": 32, "causal": True, "launches": 3, "seed": 1}, 2e-2),
     ],
     "13_expert_slots": [
         ({"tokens": 30, "D": 16, "launches": 3}, 1e-5),
@@ -159,7 +159,7 @@ def test_ag_gemm_moves_no_byte_twice_and_computes_before_the_gather_ends(n: int)
         return timeline.collect()
 
     for t in run_ranks(n, work):
-        assert t.sent == [[M * K * 4 * (a != b) for b in range(n)] for a in range(n)]
+        assert t.sent == [[M * K * 2 * (a != b) for b in range(n)] for a in range(n)]
         assert max(t.first_product) < t.gather_ended
         assert min(t.early_products) > 0
 
@@ -168,4 +168,4 @@ def test_launch_runs_the_demo(tilescale_launch: Callable[..., subprocess.Complet
     done = tilescale_launch(2, EXAMPLES / "08_ag_gemm.py", "--m", 70, "--trace")
     assert done.returncode == 0, done.stderr
     assert "AG-GEMM, 140×256×512, 2 ranks: max error" in done.stdout and ", ok" in done.stdout
-    assert "143360 bytes a pair of ranks moved once" in done.stdout
+    assert "71680 bytes a pair of ranks moved once" in done.stdout

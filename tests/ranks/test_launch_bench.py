@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tilescale.launch import bench, bench_ranks
+from tilescale.launch import bench, bench_ranks, held_out
 from tilescale.ops import RANK_MODULES, load_ranks
 
 COMMAND = [sys.executable, "-m", "tilescale.launch", "bench"]
@@ -89,7 +89,7 @@ def test_refusals(clean_env: dict[str, str], args: list[str], told: str):
 
 def test_the_lists_have_cases_for_both_kinds_of_machine():
     for module in RANK_MODULES:
-        plan: dict[str, Any] = {"modules": [module], "only": [], "shapes": []}
+        plan: dict[str, Any] = {"modules": [module], "only": [], "shapes": [], "held_out": None}
         measured = bench_ranks.cases({**plan, "device": "cuda"})
         assert len(measured) == sum(c.bar is not None for c in load_ranks(module).cases) > 0
 
@@ -105,3 +105,32 @@ def test_a_line_is_computed_from_times():
     assert line["link_us"] == pytest.approx(3 * 2048 * 8192 * 2 / 370e9 * 1e6)
     assert line["best_us"] == max(90.0, line["link_us"]) and line["way"] == "fused" and line["blocks"] == 132
     assert bench.shape_of("M=5, bias=true,dtype=float16") == {"M": 5, "bias": True, "dtype": "float16"}
+
+
+def test_shapes_that_are_drawn(clean_env: dict[str, str], tmp_path: Path):
+    out = tmp_path / "figures.json"
+    options = ["-n", "2", "--device", "cpu", "--replays", "1", "--held-out", "2", "--seed", "3"]
+    done = run(clean_env, *options, "--json", str(out), "all_gather", "reduce_scatter")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = json.loads(out.read_text())["figures"]["cases"]
+    assert [c["op"] for c in cases] == ["all_gather", "reduce_scatter"] * 2 and all(c["right"] for c in cases)
+    below = [c for c in cases if held_out.fastest_peer(c)[1] < held_out.BAR]
+    assert f"{len(below)} of 4 shapes are below 0.97 of the fastest peer; 0 failed, 0 were not" in done.stdout
+    done = run(clean_env, *options, "--seconds", "0", "all_gather")
+    assert done.returncode == 0 and "0 of 0 shapes" in done.stdout and "2 were not measured" in done.stdout
+
+
+def test_drawn_shapes_are_near_and_alike_for_a_seed():
+    listed = {"a": [{"M": 1000, "hidden": 128, "dtype": "float16"}], "b": [{"size": 1}]}
+    found = held_out.drawn(listed, 40, 7)
+    assert found == held_out.drawn(listed, 40, 7) != held_out.drawn(listed, 40, 8)
+    assert [name for name, _ in found] == ["a", "b"] * 40
+    made = [shape for name, shape in found if name == "a"]
+    assert all(500 <= s["M"] <= 2000 and s["hidden"] in (64, 128, 192, 256) for s in made)
+    assert all(s["dtype"] == "float16" for s in made) and sum(s["M"] % 64 != 0 for s in made) >= 15
+    assert all(s["M"] % 64 == 0 for s in made[::2])
+
+
+def test_the_fastest_peer_counts():
+    times = {"ours": {"median": 10.0}, "library": {"median": 12.0}, "torch": {"median": 9.0}}
+    assert held_out.fastest_peer({"us": times | {"alone": {"median": 1.0}}}) == ("torch", 0.9)

@@ -15,8 +15,9 @@ from tests.ranks.harness import RanksFailed, run_ranks
 from tests.unit.ops.rank_cases import nothing_left, right, run
 from tilescale import comm
 from tilescale.errors import TileValueError
-from tilescale.ops import RANK_MODULES, load_ranks
+from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
+from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.workspace import release
 
 CASES = {m: [c for c in load_ranks(m).cases if c.small] for m in RANK_MODULES}
@@ -131,6 +132,13 @@ def by_engines() -> list[bool]:
 @pytest.mark.parametrize("world", [1, 3])
 def test_engines_gather_into_symmetric_memory(world: int):
     assert run_ranks(world, by_engines, timeout=60) == [[True] * 5] * world
+
+
+def test_operations_leave_multiprocessors_to_others(monkeypatch: pytest.MonkeyPatch):
+    cpu = torch.device("cpu")
+    assert flat.multiprocessors(cpu, None) == 132
+    monkeypatch.setenv("TILESCALE_SPARE", "16")
+    assert (flat.multiprocessors(cpu, None), flat.multiprocessors(cpu, 4), host.units(cpu)) == (116, 4, 116)
 
 
 def growing() -> list[bool]:

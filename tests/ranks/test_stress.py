@@ -27,8 +27,8 @@ def tampered() -> dict[str, Any]:
     def some(module: str, device: str) -> Any:
         made = whole(module, device)
         if comm.rank() == 1:
-            for of in made.values():
-                of[0].want[0].view(torch.uint8)[-1] ^= 1
+            for target in (target for of in made.values() for target in of):
+                target.want[0].view(torch.uint8)[-1] ^= 1
         return made
 
     with pytest.MonkeyPatch.context() as patch:

@@ -239,6 +239,11 @@ static void put_late(const ts_record* r, const char* who, const struct ts_team* 
   launched_by(its, atomic_load_explicit(&its->last, memory_order_relaxed), text, sizeof text);
   snprintf(out, bytes, "%s: waited %g s for rank %d to %s launch %lld of their team (%s); rank %d launched last %s", who,
            (double)gpu.limit * 1e-9, world, what, (long long)r->launch, name, world, text);
+  /* Its host has made this launch, or one like it: then the launch stands behind something on its GPU. */
+  uint64_t own = atomic_load_explicit(&ts_team_slot(team, ts_team_rank(team))->last, memory_order_relaxed);
+  size_t n = strlen(out);
+  if (r->why == LATE_ENTRY && own && own == atomic_load_explicit(&its->last, memory_order_relaxed) && n < bytes)
+    snprintf(out + n, bytes - n, ", as this rank did: what waits on that GPU's other streams may leave it no room (docs/OPS.md, Streams)");
 }
 
 static void put_different(const ts_record* r, const struct ts_team* team, char* out, size_t bytes) {

@@ -71,16 +71,16 @@ def two_shot(n: int) -> tuple[Any, dict[str, Any]]:
 
 def ag_gemm(n: int) -> tuple[Any, dict[str, Any]]:
     x = np.ones((n, 12, 8), np.float32)
-    kernel = example("08").kernel.get_tir(12, 12, 8, n, BM=8, BN=8, BK=8, blocks=3)
+    kernel = example("08").kernel.get_tir(12, 12, 8, n, BM=8, BN=8, BK=8, blocks=3, dtype="float32")
     return kernel, {"X": lambda r: only(x, r)}
 
 
 def gemm_rs(n: int) -> tuple[Any, dict[str, Any]]:
-    return example("09").kernel.get_tir(12, 12, 8, n, BM=8, BN=8, BK=8, blocks=3), {}
+    return example("09").kernel.get_tir(12, 12, 8, n, BM=8, BN=8, BK=8, blocks=3, dtype="float32"), {}
 
 
 def gemm_ar(n: int) -> tuple[Any, dict[str, Any]]:
-    return example("10").kernel.get_tir(12, 12, 8, BM=8, BN=8, BK=8, blocks=2), {}
+    return example("10").kernel.get_tir(12, 12, 8, BM=8, BN=8, BK=8, blocks=2, dtype="float32"), {}
 
 
 def combine(n: int) -> tuple[Any, dict[str, Any]]:
@@ -101,12 +101,12 @@ def combine(n: int) -> tuple[Any, dict[str, Any]]:
 
 def ring_attention(n: int) -> tuple[Any, dict[str, Any]]:
     kv = np.ones((2, 2, 2, 16, 4), np.float32)
-    return example("12").kernel.get_tir(2, 16, 4, n, False, BM=8), {"KV": only(kv, 0)}
+    return example("12").kernel.get_tir(2, 16, 4, n, False, BM=8, dtype="float32"), {"KV": only(kv, 0)}
 
 
 def causal_ring_attention(n: int) -> tuple[Any, dict[str, Any]]:
     kv = np.ones((2, 2, 1, 16, 4), np.float32)
-    return example("12").kernel.get_tir(1, 16, 4, n, True, BM=8), {"KV": only(kv, 0)}
+    return example("12").kernel.get_tir(1, 16, 4, n, True, BM=8, dtype="float32"), {"KV": only(kv, 0)}
 
 
 ENTRY = "a rank is reached only when it has come to the launch, and each tile is gathered once: its place is free from the beginning"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import struct
 import sys
 import tempfile
@@ -401,6 +402,12 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     out["resident"] = calls.during(lambda: run(*args, 41))
     out["says"] = failures(view[5], view[3])
     out["ordinary"] = calls.during(lambda: run(OnGpu(np.zeros(64, "float32")), *args[1:], 3))
+    os.environ["TILESCALE_SPARE"] = "3"
+    native.configure()
+    beside = made(told)
+    out["beside others"] = [calls.during(lambda count=count: beside(*args, count)) for count in (28, 29)]
+    del os.environ["TILESCALE_SPARE"]
+    native.configure()
     return out
 
 

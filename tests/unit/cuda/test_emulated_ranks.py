@@ -115,7 +115,7 @@ def test_slots_taken_by_atomic_updates(seed: int):
     assert sorted(seen) == [(r, s) for r in range(n) for s in range(tokens * topk)]
 
 
-SMALL = {"BM": 16, "BN": 16, "BK": 16, "blocks": 3}
+SMALL = {"BM": 16, "BN": 16, "BK": 16, "blocks": 3, "dtype": "float32"}
 
 
 def test_gather_then_multiply():
@@ -169,7 +169,9 @@ def test_ring_attention():
         }
         for r in range(3)
     ]
-    agree_on_ranks(example("12_ring_attention", "kernel", 1, 20, 16, 3, True, BM=16), args, seeds=1)
+    agree_on_ranks(
+        example("12_ring_attention", "kernel", 1, 20, 16, 3, True, BM=16, dtype="float32"), args, seeds=1
+    )
 
 
 @pytest.mark.parametrize("parts, dim, tiles", [(2, 16, (64, 16, 128)), (1, 128, (128, 64, 256))])

@@ -248,6 +248,11 @@ def test_blocks_that_wait_must_be_resident_together(seen: dict[str, Any]):
     assert seen["team"]["resident"] == ["ValueError: TS:resident:-1:-1:40:41"]
 
 
+def test_multiprocessors_that_are_left_to_others(seen: dict[str, Any]):
+    fits, refused = seen["team"]["beside others"]  # three of ten
+    assert fits == [["kernel", 0]] and refused == ["ValueError: TS:resident:-1:-1:28:29"]
+
+
 def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
     signal, entry, ending, meeting, rank, counter, *packets = seen["team"]["says"]
     who, last = (
@@ -256,7 +261,8 @@ def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
     )
     assert signal.startswith(f"{who}waited 5 s for s[3]: expected >= 2, the value is 1 (launches.py:")
     assert entry.startswith(
-        f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last} (launches.py:"
+        f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last}, as this rank did: what "
+        "waits on that GPU's other streams may leave it no room (docs/OPS.md, Streams) (launches.py:"
     )
     assert ending == f"told: rank 0: waited 5 s for rank 0 to finish launch 7 of their team (told); {last}"
     assert meeting.startswith(

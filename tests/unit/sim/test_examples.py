@@ -122,7 +122,9 @@ def test_hierarchical_all_reduce(n: int, monkeypatch: pytest.MonkeyPatch):
 def test_ag_gemm(n: int, monkeypatch: pytest.MonkeyPatch):
     x, w = normal(n, 70, 96), normal(96, 100, seed=1)
     for out in runs(
-        example("08", monkeypatch).kernel.get_tir(70, 100, 96, n), n, {"X": lambda r: only(r, x, r), "W": w}
+        example("08", monkeypatch).kernel.get_tir(70, 100, 96, n, dtype="float32"),
+        n,
+        {"X": lambda r: only(r, x, r), "W": w},
     ):
         for o in out:
             close(o["C"], x @ w)
@@ -132,7 +134,9 @@ def test_ag_gemm(n: int, monkeypatch: pytest.MonkeyPatch):
 def test_gemm_rs(n: int, monkeypatch: pytest.MonkeyPatch):
     x, w = normal(n, n, 70, 40), normal(n, 40, 90, seed=1)
     for out in runs(
-        example("09", monkeypatch).kernel.get_tir(70, 90, 40, n), n, {"X": list(x), "W": list(w)}
+        example("09", monkeypatch).kernel.get_tir(70, 90, 40, n, dtype="float32"),
+        n,
+        {"X": list(x), "W": list(w)},
     ):
         for rank, o in enumerate(out):
             close(o["C"], sum(x[r, rank] @ w[r] for r in range(n)))
@@ -141,7 +145,11 @@ def test_gemm_rs(n: int, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("n", RANKS)
 def test_gemm_ar(n: int, monkeypatch: pytest.MonkeyPatch):
     x, w = normal(n, 70, 40), normal(n, 40, 90, seed=1)
-    for out in runs(example("10", monkeypatch).kernel.get_tir(70, 90, 40), n, {"X": list(x), "W": list(w)}):
+    for out in runs(
+        example("10", monkeypatch).kernel.get_tir(70, 90, 40, dtype="float32"),
+        n,
+        {"X": list(x), "W": list(w)},
+    ):
         for o in out:
             close(o["C"], sum(x[r] @ w[r] for r in range(n)))
 
@@ -161,7 +169,7 @@ def test_ring_attention(causal: bool, n: int, monkeypatch: pytest.MonkeyPatch):
     scores = whole[0] @ whole[1].swapaxes(-1, -2) / d**0.5
     scores = np.where(np.tril(np.ones((n * s, n * s), bool)), scores, -np.inf) if causal else scores
     want = softmax(scores) @ whole[2]
-    kernel = example("12", monkeypatch).kernel.get_tir(heads, s, d, n, causal, BM=32)
+    kernel = example("12", monkeypatch).kernel.get_tir(heads, s, d, n, causal, BM=32, dtype="float32")
     for out in runs(kernel, n, {"Q": list(q), "KV": mine}):
         for rank, o in enumerate(out):
             close(o["O"], want[:, rank * s : (rank + 1) * s])

@@ -28,21 +28,21 @@ PLANS = {
 
 def _ag_gemm(m: Any, n: int) -> Any:
     x = normal(n, 70, 96)
-    return m.kernel.get_tir(70, 100, 96, n, blocks=3), {
+    return m.kernel.get_tir(70, 100, 96, n, blocks=3, dtype="float32"), {
         "X": lambda r: only(r, x, r),
         "W": normal(96, 100, seed=1),
     }
 
 
 def _gemm_rs(m: Any, n: int) -> Any:
-    return m.kernel.get_tir(70, 90, 40, n, BK=16, blocks=3), {
+    return m.kernel.get_tir(70, 90, 40, n, BK=16, blocks=3, dtype="float32"), {
         "X": list(normal(n, n, 70, 40)),
         "W": list(normal(n, 40, 90, seed=1)),
     }
 
 
 def _gemm_ar(m: Any, n: int) -> Any:
-    return m.kernel.get_tir(70, 40, 100, BK=32), {
+    return m.kernel.get_tir(70, 40, 100, BK=32, dtype="float32"), {
         "X": list(normal(n, 70, 100)),
         "W": list(normal(n, 100, 40, seed=1)),
     }
@@ -86,7 +86,7 @@ def test_pipelined_examples_at_every_depth(name: str, plan: dict[str, Any], monk
 def _attend(m: Any, n: int) -> Any:
     kv = np.zeros((2, 2, 1, 70, 16), np.float32)
     kv[0] = normal(2, 1, 70, 16)
-    return m.kernel.get_tir(1, 70, 16, n, True, BM=32), {
+    return m.kernel.get_tir(1, 70, 16, n, True, BM=32, dtype="float32"), {
         "Q": list(normal(n, 1, 70, 16)),
         "KV": only(0, kv, 0),
     }
