@@ -12,8 +12,8 @@ from typing import Any
 from tilescale.errors import TileError
 
 from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
-from .dtypes import ABSENT as _ABSENT
 from .dtypes import ALL as _DTYPES
+from .dtypes import NARROW as _NARROW
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
@@ -104,12 +104,12 @@ __all__ = [
     "prim_func",
     "symbolic",
     "tfloat32",
-    *_ABSENT,
+    *_NARROW,
     *_DTYPES,
     *_HOME,
 ]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
-globals().update(_ABSENT)
+globals().update(_NARROW)
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
 half, float, double, int, long, short, uint = (

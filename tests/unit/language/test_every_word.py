@@ -29,8 +29,8 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.language.dtypes import ABSENT
 from tilescale.language.dtypes import ALL as DTYPES
+from tilescale.language.dtypes import NARROW
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -883,7 +883,7 @@ SAME = {
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
 #: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
-APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32", *ABSENT}
+APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32", *NARROW}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
