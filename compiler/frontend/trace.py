@@ -301,14 +301,13 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
         given = (*given[:-1], 2 * given[-1])
     for axis, want in enumerate(spec.slots or spec.shape if halves else spec.shape):
         got = given[axis] if given is not None else None
+        _learn(want, got, state.extents)
         if isinstance(want, Const) and want.value is None:
-            want.value = state.extents.get(want.name) if got is None else got
-            if want.value is None:
-                raise TileValueError(
-                    f"extent {want.name} of {name} is not given",
-                    loc=loc,
-                    hint=f"{state.func.__name__}.compile({want.name}=…)",
-                )
+            raise TileValueError(
+                f"extent {want.name} of {name} is not given",
+                loc=loc,
+                hint=f"{state.func.__name__}.compile({want.name}=…)",
+            )
         settled = settle(want)
         if got is not None and isinstance(settled, int) and settled != got:
             raise TileValueError(
@@ -320,6 +319,35 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     buffer = make_buffer(name, known, loc)
     state.params[name] = Param(name, known, buffer.var, loc)
     return buffer
+
+
+def _learn(want: Any, got: int | None, given: dict[str, Any]) -> None:
+    """The values of constants that an extent, of which an argument may say the value, or the call of
+    ``compile`` tells: ``n`` of ``n * heads`` too, so that what stands in front of ``n`` alone has it."""
+    if got is None:
+        for symbol in symbols_of(want):
+            if isinstance(symbol, Const) and symbol.value is None:
+                symbol.value = given.get(symbol.name)
+        return
+    if isinstance(want, Const) and want.value is None:
+        want.value = got
+    elif isinstance(want, SymExpr) and not isinstance(want, Sym) and want.op in ("+", "-", "*"):
+        a, b = (settle(x) for x in want.args)
+        if isinstance(a, int) == isinstance(b, int):
+            return
+        (known, other), left = ((a, b), False) if isinstance(a, int) else ((b, a), True)
+        if want.op == "+":
+            _learn(other, got - known, given)
+        elif want.op == "-":
+            _learn(other, got + known if left else known - got, given)
+        elif known:
+            if got % known:
+                raise TileValueError(
+                    f"an extent is {got}, which is no {want}",
+                    loc=source.current(),
+                    expected=f"a multiple of {known}",
+                )
+            _learn(other, got // known, given)
 
 
 def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part: int | None) -> TileProgram:
