@@ -30,7 +30,7 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
     "assume "
-    "get_rank get_world_size get_block_binding",
+    "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
     "ops.reducer": "alloc_reducer finalize_reducer",
@@ -42,6 +42,7 @@ _EXPORTS: dict[str, str] = {
     "alloc_buffer empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
     "grid parallel",
+    "ops.scheduler": "PersistentTileScheduler",
     "ops.copy": "copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm wgmma_gemm GemmWarpPolicy",
