@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,8 @@ from tests.unit.ops.test_argmax import run
 from tilescale.errors import TileSyntaxError, TileValueError
 
 RNG = np.random.default_rng(5)
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def product(M: int, N: int, K: int, stages: int, copies: int, computes: int) -> Any:
@@ -144,3 +151,31 @@ def test_a_copy_of_all_threads_between(target: str):
     out = run(kernel, {"A": a, "B": np.full((2, 3, 64), np.nan, "float32")}, target)
     np.testing.assert_allclose(out["B"][0], a.cumsum(0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(out["B"][1], 10 + a[:, ::-1].cumsum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_the_barrier_of_warpgroups_is_known_where_nothing_else_is_loaded():
+    """In a process of its own, whose kernel names no other word of its file."""
+    text = """
+import tilescale.language as T
+@T.prim_func
+def kernel(A: T.Tensor((3, 64), "float32"), B: T.Tensor((2, 3, 64), "float32")):
+    with T.Kernel(1, threads=256):
+        s = T.alloc_shared((64,), "float32")
+        for k in T.serial(3):
+            T.copy(A[k, 0], s)
+            with T.ws(1):
+                T.copy(s, B[1, k, 0])
+            with T.ws(0):
+                T.copy(s, B[0, k, 0])
+kernel.trace()
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.py")
+        path.write_text(text)
+        done = subprocess.run(
+            [sys.executable, str(path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 0, done.stderr
