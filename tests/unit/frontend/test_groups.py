@@ -179,3 +179,66 @@ kernel.trace()
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
     assert done.returncode == 0, done.stderr
+
+
+def cut(threads: int, first: int, what: str = "") -> Any:
+    """Rows of A added up under a condition, their products under another one, copies by whoever is left."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 64), "float32"), B: T.Tensor((3, 64), "float32")):
+        with T.Kernel(1, threads=threads):
+            s, f = T.alloc_shared((4, 64), "float32"), T.alloc_fragment((64,), "float32")
+            n = T.alloc_var("int32", 0)
+            tx = T.get_thread_binding()
+            T.clear(f)
+            T.copy(A, s)
+            if tx < first:
+                g = T.alloc_fragment((64,), "float32")
+                T.clear(g)
+                for k in T.serial(4):
+                    for i in T.Parallel(64):
+                        g[i] += s[k, i]
+                if what == "fragment":
+                    T.copy(g, f)
+                if what == "variable":
+                    n = n + 1
+                if what == "barrier":
+                    T.sync_threads()
+                if what == "index":
+                    for i in T.Parallel(64):
+                        g[i] += tx
+                T.copy(g, B[0, 0])
+            elif tx < threads - 8:
+                g = T.alloc_fragment((64,), "float32")
+                T.fill(g, 1)
+                for k in T.Pipelined(4, num_stages=2):
+                    r = T.alloc_shared((64,), "float32")
+                    T.copy(A[k, 0], r)
+                    for i in T.Parallel(64):
+                        g[i] *= r[i]
+                T.copy(g, B[1, 0])
+            else:
+                T.copy(s[3, :], B[2, 0])
+                if what == "use":
+                    T.copy(f, B[2, 0])
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["sim", "sm_90a", "sm_80"])
+@pytest.mark.parametrize(("threads", "first"), [(96, 32), (96, 1), (256, 100), (64, 64)])
+def test_conditions_that_cut_warpgroups(threads: int, first: int, target: str):
+    a = RNG.standard_normal((4, 64)).astype("float32")
+    out = run(cut(threads, first), {"A": a, "B": np.full((3, 64), np.nan, "float32")}, target)["B"]
+    np.testing.assert_allclose(out[0], a.sum(0), rtol=1e-5, atol=1e-5)
+    if first == threads:  # nobody is left
+        assert np.isnan(out[1:]).all()
+        return
+    np.testing.assert_allclose(out[1], a.prod(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(out[2], a[3])
+
+
+@pytest.mark.parametrize("what", ["fragment", "variable", "barrier", "index"])
+def test_branches_that_differ_by_who_runs_them(what: str):
+    with pytest.raises(TileSyntaxError):
+        cut(96, 32, what).trace()
