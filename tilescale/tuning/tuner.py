@@ -57,7 +57,7 @@ def autotune(
     supply_prog: Callable[..., Any] | None = None,
     skip_check: bool = False,
     manual_check_prog: Callable[..., Any] | None = None,
-    max_mismatched_ratio: float = 0.0,
+    max_mismatched_ratio: float | None = None,
     timeout: Any = None,
     cache_input_tensors: Any = None,
     do_not_specialize: Any = None,
@@ -191,7 +191,7 @@ class Autotuned:
         self.top, self.classes = top, classes
         self.supply_prog: Callable[..., Any] | None = None
         self.manual_check: Callable[..., Any] | None = None
-        self.ratio = 0.0
+        self.ratio: float | None = None
         self.trials: list[Trial] = []
         self.best: dict[Any, tuple[Config, float]] = {}
 
