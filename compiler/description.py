@@ -14,6 +14,7 @@ from tilescale.compiler.ops.print import dtype_code
 from tilescale.compiler.passes.residency import shared_bytes, synchronizes_ranks
 from tilescale.errors import TileValueError
 from tilescale.language.annotations import TensorSpec
+from tilescale.language.dtypes import Narrow
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
 #: The runtime's contract (docs/RUNTIME.md): kinds of parameters, rules of extents, flags of a kernel.
@@ -137,6 +138,8 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
     out["keep"] = p.spec.kind == "signal" and p.spec.keep
     if p.spec.kind == "packets":
         out |= {"slots": [expression(s) for s in p.spec.slots or ()], "of": str(p.spec.of)}
+    if isinstance(p.spec.of, Narrow):
+        out["of"] = str(p.spec.of)
     strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
     return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
 

@@ -46,6 +46,7 @@ class Checked(Protocol):
     @property
     def summary(self) -> str: ...
     def of(self, status: str) -> list[Any]: ...
+    def with_those_of(self, other: Any) -> Any: ...
     def open_questions(self) -> str: ...
 
 
@@ -213,6 +214,18 @@ class Report:
         self.static = found
         for o in found.of("refuted"):
             self.add(o.finding())
+
+    def behind(self, other: Report) -> None:
+        """Adds what was found of the launch behind this one."""
+        for finding in other.findings:
+            self.add(finding)
+        self.runs += other.runs
+        if self.traces is not None and other.traces is not None:
+            self.traces, self.complete = self.traces + other.traces, bool(self.complete and other.complete)
+        self.varying |= other.varying
+        self.unchecked |= other.unchecked
+        if self.static is not None and other.static is not None:
+            self.static = self.static.with_those_of(other.static)
 
     @property
     def kinds(self) -> set[str]:

@@ -9,6 +9,8 @@ The file is a zip archive of
 - ``libts_rt.so``: the runtime that launches it, built;
 - ``kernel.cu``: the printed CUDA C++, for people.
 
+That of a kernel of several launches holds such a file for each.
+
 Loading takes TileScale's Python files, NumPy and apache-tvm-ffi (which the runtime links to). Nothing in the
 file depends on the version of Python. Both shared objects are unpacked into the cache folder under the hash
 of their contents.
@@ -22,6 +24,7 @@ import os
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ from tilescale.version import __version__
 FORMAT = 1
 AGAIN = "export the kernel on such a machine"
 HEAD, CODE, RUNTIME, TEXT = "kernel.json", "kernel.bin", "libts_rt.so", "kernel"
+#: of a kernel of several launches: how many; each is a file of its own in the archive, by its number
+MANY = "launches.json"
 
 
 # ---- writing
@@ -78,11 +83,24 @@ def save(kernel: Launchable, path: str | os.PathLike[str]) -> Path:
         "sites": entry.sites,
         "meta": entry.meta,
     }
-    out = Path(path)
+    return _written(Path(path), {HEAD: json.dumps(head).encode(), **members})
+
+
+def save_all(parts: Sequence[Launchable], returns: Sequence[int], path: str | os.PathLike[str]) -> Path:
+    """Writes the launches of a kernel, each as `save` does, to one file. ``returns``: what a call gives
+    back."""
+    members = {MANY: json.dumps({"launches": len(parts), "returns": list(returns)}).encode()}
+    with tempfile.TemporaryDirectory() as folder:
+        for k, part in enumerate(parts):
+            members[f"{k}"] = save(part, Path(folder, f"{k}")).read_bytes()
+    return _written(Path(path), members)
+
+
+def _written(out: Path, members: dict[str, bytes]) -> Path:
+    """An archive, which nobody sees half-written."""
     handle, aside = tempfile.mkstemp(prefix=f".{out.name}-", dir=out.parent)
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(HEAD, json.dumps(head))
             for name, data in members.items():
                 archive.writestr(name, data)
         os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are their owner's alone
@@ -104,6 +122,20 @@ def _digest(data: bytes) -> str:
 
 
 # ---- reading
+
+
+def launches(where: Path) -> tuple[list[Path], list[int]] | None:
+    """The files of a kernel's launches and what its calls give back; None where a file is one launch's, or
+    none of ours, which `read` says."""
+    try:
+        with zipfile.ZipFile(where) as archive:
+            if MANY not in archive.namelist():
+                return None
+            many = json.loads(archive.read(MANY))
+            files = [_unpacked(archive.read(f"{k}"), f"launch{k}") for k in range(int(many["launches"]))]
+            return files, [int(k) for k in many["returns"]]
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error):
+        return None
 
 
 def read(where: Path) -> tuple[Entry, dict[str, Any], dict[str, str]]:

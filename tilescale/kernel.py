@@ -71,6 +71,7 @@ class Kernel(Launchable):
             instrument=self.instrument,
         )  # fmt: skip
         made.has_program = self.has_program
+        made.texts.update(self.texts)
         return made
 
     def check(
@@ -192,7 +193,19 @@ def load(path: str | os.PathLike[str]) -> Kernel:
     from tilescale import export
 
     where = Path(path)
-    entry, head, texts = export.read(where)
+    if (many := export.launches(where)) is not None:
+        from tilescale.several import Several
+
+        first, *rest = (_loaded(file, where) for file in many[0])
+        return Several(first.again(first.out_idx, many[1]), rest)
+    return _loaded(where, where)
+
+
+def _loaded(file: Path, where: Path) -> Kernel:
+    """The kernel of one launch in ``file``, which is ``where`` for people."""
+    from tilescale import export
+
+    entry, head, texts = export.read(file)
     made = Kernel(
         entry,
         head["label"],

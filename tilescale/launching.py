@@ -73,7 +73,8 @@ class Launchable:
         self.has_program = True
         self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
         self._launch = self._launcher(entry)
-        plain = not self.out_idx and not self.returns and not any(_unchecked(p) for p in self.params)
+        plain = not self.out_idx and not self.returns and not any(map(_unchecked, self.params))
+        plain = plain and not any(p.get("of") == "float4_e2m1fn" for p in self.params)
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
         if any((entry.meta.get("on_ranks") or {}).values()):
             self._run = self._refusing(self._run)
@@ -358,6 +359,19 @@ def _writable_view(array: Any) -> Any:
     return numpy.asarray(_Writable(array)).view(array.dtype)
 
 
+def _bytes_of(value: Any) -> Any:
+    """A torch tensor of pairs of 4-bit floats as one of bytes; anything else as it is."""
+    torch = sys.modules.get("torch")
+    if torch is not None and is_torch(value) and value.dtype == torch.float4_e2m1fn_x2:
+        return value.view(torch.uint8)
+    return value
+
+
+def _pairs_of(value: Any) -> Any:
+    """Bytes that a call allocated, as torch's pairs of 4-bit floats."""
+    return value.view(sys.modules["torch"].float4_e2m1fn_x2)
+
+
 class _Front:
     """The generated lines in front of a launch: extents read off the inputs, expressions checked, outputs
     allocated."""
@@ -373,6 +387,9 @@ class _Front:
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
         for k in kernel._inputs:
+            if self.pairs(k):
+                self.names["bytes_of"] = _bytes_of
+                self.lines.append(f"a{k} = bytes_of(a{k})")
             self.read(k)
         for k in kernel._inputs:
             self.check(k)
@@ -393,6 +410,10 @@ class _Front:
             if isinstance(e, str) and e not in self.known and self.wanted(e):
                 self.known[e] = f"s{len(self.known)}"
                 self.lines.append(f"{self.known[e]} = a{k}.shape[{axis}]")
+
+    def pairs(self, k: int) -> bool:
+        """Whether torch has a dtype of its own for two of a parameter's numbers: the launcher takes bytes."""
+        return bool(self.params[k].get("of") == "float4_e2m1fn")
 
     def wanted(self, symbol: str) -> bool:
         return any(
@@ -461,6 +482,9 @@ class _Front:
             self.lines.append(
                 f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device={device})"
             )
+            if self.pairs(k):
+                self.names["pairs_of"] = _pairs_of
+                self.lines.append(f"    o{k} = pairs_of(a{k})")
             numpy_lines.append(f"    a{k} = o{k} = numpy_empty({shape}, {p['dtype']!r})")
             if p["dtype"] in _RETYPED:
                 numpy_lines.append(f"    a{k} = retyped(o{k})")

@@ -26,7 +26,10 @@ RETURN_MODES = ("median", "mean", "min", "max", "all")
 _SAMPLE_MS = 0.05
 _GPU_SAMPLE_MS = 2.0
 _MAX_SAMPLES = 10_000
-#: dtype → default rtol and atol of `Profiler.assert_allclose`; integers and bool must be equal
+#: rtol, atol and the share of elements that may differ, by default, of TileLang's `assert_allclose`: its
+#: programs count as right by them
+AS_TILELANG = 0.01
+#: dtype → default rtol and atol of `compare`; integers and bool must be equal
 TOLERANCES = {
     "float64": 1e-9,
     "float32": 1e-4,
@@ -266,16 +269,17 @@ class Profiler:
         *,
         rtol: float | None = None,
         atol: float | None = None,
-        max_mismatched_ratio: float = 0.0,
+        max_mismatched_ratio: float | None = None,
         input_tensors: Sequence[Any] | None = None,
     ) -> None:
         """Runs the kernel and ``reference`` on the same inputs and compares what they give.
 
         ``reference`` takes all arguments of a call, or only those that the kernel merely reads. It returns
         what the kernel returns, or, where the kernel returns nothing, what it writes, in the order of the
-        parameters; if it returns None, it has written its own arguments in place. ``rtol``, ``atol``: by
-        default by the dtype of each result. ``max_mismatched_ratio``: the share of elements that may differ
-        by more. ``input_tensors``: instead of `inputs`.
+        parameters; if it returns None, it has written its own arguments in place. ``rtol``, ``atol``: 0.01 of
+        floats by default (of 8 bits by their dtype), as in TileLang; integers must be equal.
+        ``max_mismatched_ratio``: the share of elements that may differ by more, a hundredth of floats by
+        default. ``input_tensors``: instead of `inputs`.
 
         Raises:
             AssertionError: they differ; says where most.
@@ -306,7 +310,19 @@ class Profiler:
         if len(wanted) != len(found):
             raise AssertionError(f"{kernel.name} gives {len(found)} tensors, the reference {len(wanted)}")
         for name, got, want in zip(names, found, wanted, strict=True):
-            compare(f"{kernel.name}: {name}", got, want, rtol, atol, max_mismatched_ratio)
+            dtype = str(getattr(got, "dtype", "")).removeprefix("torch.")
+            most = max(TOLERANCES.get(dtype, 0.0), AS_TILELANG if dtype in TOLERANCES else 0.0)
+            ratio = max_mismatched_ratio
+            if ratio is None:
+                ratio = AS_TILELANG if dtype in TOLERANCES else 0.0
+            compare(
+                f"{kernel.name}: {name}",
+                got,
+                want,
+                most if rtol is None else rtol,
+                most if atol is None else atol,
+                ratio,
+            )
 
 
 def _check_mode(return_mode: str) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilescale.errors import TileTypeError
+from tilescale.arrays import arguments
 from tilescale.kernel import Kernel
+
+if TYPE_CHECKING:
+    from tilescale.compiler.findings import Report
 
 
 class Several(Kernel):
@@ -42,27 +45,37 @@ class Several(Kernel):
     def trace(self) -> list[tuple[str, str]]:
         return [step for part in self.parts for step in part.trace()]
 
-    def check(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: what is checked is one launch.
+    def check(self, ranks: int = 1, args: dict[str, Any] | None = None, **words: Any) -> Report:
+        """`Kernel.check` of each launch in its order, on what the ones before it leave behind when they run
+        in turn. It ends with the first launch that has findings: those behind it would run on its results."""
+        import numpy
 
-        Raises:
-            TileTypeError: always.
-        """
-        raise TileTypeError(
-            f"{self.name} makes {len(self.parts)} launches, and check runs one",
-            hint='target="sim", whose calls run all of them',
-        )
+        from tilescale.compiler.checks.run import launch
+
+        given, report = arguments(args or {}), None
+        for k, part in enumerate(self.parts):
+            found = part.check(ranks, given, **words)
+            if report is None:
+                report = found
+            else:
+                report.behind(found)
+            if not found or k + 1 == len(self.parts):
+                break
+            left = launch(part.program(), ranks, given)
+            for p in self.params:
+                if p["kind"] in ("tensor", "symm"):
+                    given[p["name"]] = [
+                        numpy.ma.masked_array(array[p["name"]], unwritten.get(p["name"], False))
+                        for array, unwritten in zip(left.arrays, left.unwritten, strict=True)
+                    ]
+        assert report is not None
+        return report
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Refused: a file holds one launch.
+        """See `Kernel.export`: one file holds all launches."""
+        from tilescale import export
 
-        Raises:
-            TileTypeError: always.
-        """
-        raise TileTypeError(
-            f"{self.name} makes {len(self.parts)} launches, and a file holds one",
-            hint="a kernel of its own for each T.Kernel",
-        )
+        return export.save_all(self.parts, self.returns, path)
 
 
 def _allocating(kernel: Kernel) -> Kernel:

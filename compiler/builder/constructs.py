@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Variable, as_expr, binary, to_expr
+from tilescale.compiler.builder.values import Scalar, as_expr, binary, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import is_expr, tirx
@@ -30,7 +30,7 @@ def is_device(value: Any) -> bool:
     """Whether a value is only known when the kernel runs."""
     if isinstance(value, SymExpr):
         return not isinstance(settle(value), int)
-    return is_expr(value) or isinstance(value, Variable) or hasattr(value, "asobject")
+    return is_expr(value) or isinstance(value, Scalar) or hasattr(value, "asobject")
 
 
 class State:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.poison import Poison
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.tvm_compat import (
@@ -21,8 +22,8 @@ from tilescale.compiler.tvm_compat import (
     structural_walk,
     tirx,
 )
-from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
-from tilescale.language.dtypes import GREATEST, canonical, dtype
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.dtypes import GREATEST, Narrow, canonical, dtype
 from tilescale.language.symbolic import COMPARE, Sym, SymExpr, settle
 
 
@@ -36,7 +37,7 @@ def to_expr(value: Any, what: str = "value") -> Any:
         return value
     if is_expr(value):
         return value
-    if isinstance(value, Variable):
+    if isinstance(value, Scalar):
         return value.load()
     if isinstance(value, SymExpr):
         return symbol_expr(value)
@@ -387,7 +388,14 @@ guard_iteration(_refuse_iteration)
 give_words(lambda e: dtype_of(e), lambda e, dt: convert(e, canonical(dt)))
 
 
-class Variable(_Arithmetic):
+class Scalar(_Arithmetic):
+    """What stands for a value until it is used."""
+
+    def load(self) -> Any:
+        raise NotImplementedError
+
+
+class Variable(Scalar):
     """``T.alloc_var``: a one-element cell of the executor; assigning to its name stores, reading loads."""
 
     def __init__(self, buffer: Buffer):
@@ -418,45 +426,6 @@ class Variable(_Arithmetic):
 
     def __repr__(self) -> str:
         return self.name
-
-
-class Poison:
-    """A name whose value depends on a device construct that was traced once; every use is refused."""
-
-    def __init__(self, name: str, where: Loc | None, what: str, state: Any = None, instead: str = ""):
-        object.__setattr__(self, "_info", (name, where, what, instead))
-        object.__setattr__(self, "state", state)
-
-    def refuse(self) -> Any:
-        name, where, what, instead = object.__getattribute__(self, "_info")
-        at = f" at line {where.line}" if where else ""
-        raise TileSyntaxError(
-            f"{name!r} is rebound under the device {what}{at}, so its value here is not one value",
-            loc=source.current(),
-            hint=instead
-            or f'{name} = T.alloc_var("int32") before it; then assign to it inside and read it here',
-        )
-
-    def _use(self, *_: Any, **__: Any) -> Any:
-        return self.refuse()
-
-    def __getattr__(self, name: str) -> Any:
-        return self.refuse()
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _use
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __lshift__ = __rshift__ = _use
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __neg__ = __invert__ = __abs__ = _use
-    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __setitem__ = __call__ = __iter__ = __len__ = _use
-    __bool__ = __int__ = __index__ = __float__ = __enter__ = __exit__ = _use
-
-    def __eq__(self, other: object) -> Any:
-        return self.refuse()
-
-    def __ne__(self, other: object) -> Any:
-        return self.refuse()
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class _Tile:
@@ -529,6 +498,8 @@ class Region(_Tile):
                 loc=source.current(),
                 expected="its elements, T.copy, or T.atomic_add of a tile",
             )
+        if self.buffer.packed:
+            _narrow().refuse_part(self)
         ranges = [ir.Range.from_min_extent(m, e) for m, e in zip(self.mins, self.extents, strict=True)]
         return tirx.BufferRegion(self.buffer.var, ranges)
 
@@ -567,6 +538,8 @@ class Buffer(_Tile):
         #: of an accumulator, how T.Parallel nests add to it (ops/reducer.py)
         self.reducer = ""
         self.place: Any = None
+        #: of a tensor of 4-bit numbers: ``var`` has their bytes
+        self.packed = False
 
     @property
     def data(self) -> Memory:
@@ -626,6 +599,8 @@ class Buffer(_Tile):
                     self._check_constant(axis, i, 1)
             if self.flat is not None:
                 return tirx.BufferLoad(self.flat.var, [self.place(indices)])
+            if self.packed:
+                return _narrow().Element(self, indices)
             return tirx.BufferLoad(self.var, indices)
         items = items + (slice(None),) * (self.ndim - len(items))
         mins, extents, dropped = [], [], []
@@ -677,7 +652,8 @@ class Buffer(_Tile):
             )
         self.store(items, value)
 
-    def store(self, items: tuple[Any, ...], value: Any) -> None:
+    def store(self, items: tuple[Any, ...], value: Any, exact: bool = False) -> None:
+        """``exact``: of a tile of 4-bit numbers, the value is one of theirs already."""
         b = bld.current()
         indices = [index_expr(i) for i in items]
         if self.scope.startswith(("shared", "local")):
@@ -692,7 +668,9 @@ class Buffer(_Tile):
         if self.flat is not None:
             self.flat.store((self.place(indices),), value)
             return
-        b.emit(tirx.BufferStore(self.var, convert(value, self.dtype), indices, b.span()))
+        if self.packed:
+            _narrow().refuse_store(self)
+        b.emit(tirx.BufferStore(self.var, value if exact else convert(value, self.dtype), indices, b.span()))
 
     def __repr__(self) -> str:
         return self.name
@@ -713,6 +691,13 @@ class Buffer(_Tile):
         return tuple(out)
 
 
+def _narrow() -> Any:
+    """What knows of 4-bit numbers; it needs this module."""
+    from tilescale.compiler.builder import narrow
+
+    return narrow
+
+
 @dataclass(frozen=True)
 class Memory:
     """A tensor's or a tile's memory, without its shape."""
@@ -721,7 +706,9 @@ class Memory:
 
 
 def convert(value: Any, dt: str) -> Any:
-    """``value`` as an expression of dtype ``dt``."""
+    """``value`` as an expression of dtype ``dt``; for one of 4 bits, of the dtype that tiles hold."""
+    if isinstance(dt, Narrow):
+        return _narrow().rounded(value, dt)
     e = to_expr(value, "a stored value")
     dt = str(dt)
     if isinstance(e, (bool, int, float)):
@@ -749,11 +736,15 @@ def _fits(value: int, dt: str) -> bool:
 def difference(a: Any, b: Any) -> Any:
     """``a - b``, an int where it is one once named values are put in: ``low = i * 64; high = low + 64;
     A[low:high]``."""
-    plain = simplify(a - b)
+    return resolved(a - b)
+
+
+def resolved(e: Any) -> Any:
+    """An expression simplified, an int where it is one once named values are put in."""
+    plain = simplify(e)
     if isinstance(plain, int) or not bld.active():
         return plain
     known = bld.current().definitions
-    e = a - b
     for _ in range(8):  # names of names; a longer chain stays symbolic
         found: list[Any] = []
         structural_walk(e, (ir.Var, lambda v, found=found: found.append(v) if v in known else None))

@@ -2,17 +2,21 @@
 what warpgroups do with tiles.
 
 When the trace ends, such a condition becomes ``T.ws`` regions (frontend/groups.py): for each warpgroup the
-branch that its threads take. A condition that does not say the same to all threads of a warpgroup, and one
-around what is a thread's own alone, are left to frontend/own.py."""
+branch that its threads take. Where a condition cuts warpgroups, all threads of the block do the one branch
+and then the other, as long as nobody can tell: neither looks at the thread's index, waits or signals, or
+writes what a thread holds outside of it. A condition around what is a thread's own alone, and any other, is
+left to frontend/own.py."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import Any
 
+from tilescale import log
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.frontend.groups import MARK, at_block, of_warpgroup
-from tilescale.compiler.ir.operations import find, name_of
+from tilescale.compiler.ir.numbers import constant, simplify
+from tilescale.compiler.ir.operations import effects_of, find, name_of
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -30,8 +34,7 @@ def by_condition(body: Any, threads: int, builder: bld.Builder) -> Any:
     Raises:
         TileSyntaxError: registers are moved by what is no whole warpgroup.
     """
-    several = threads > WARPGROUP and not threads % WARPGROUP
-    made = _Conditions(threads, builder).visit(body) if several else body
+    made = _Conditions(threads, builder).visit(body)
     _refuse_moves(made)
     return announced(made)
 
@@ -80,9 +83,11 @@ class _Conditions:
 
     def branches(self, s: Any) -> Any:
         """The branch of each warpgroup; the statement as it is where one of them has no branch of its own."""
+        if self.threads <= WARPGROUP or self.threads % WARPGROUP:
+            return self.in_turn(s)
         taken = [self.taken(s, g) for g in range(self.threads // WARPGROUP)]
         if any(t is None for t in taken):
-            return s
+            return self.in_turn(s)
         out = []
         for g, parts in enumerate(taken):
             body = sequence([of_warpgroup(p) for p in parts or ()])
@@ -90,21 +95,94 @@ class _Conditions:
                 out.append(tirx.AttrStmt(ir.StringImm(str(g)), MARK, tirx.IntImm("int32", 0), body, s.span))
         return sequence(out)
 
+    def in_turn(self, s: Any) -> Any:
+        """The branches that threads take, one behind the other, by all threads; the statement as it is where
+        that is not the same."""
+        found = self.branches_of(s, list(range(self.threads)))
+        if found is None or not all(map(self.is_anybodys, found)):
+            return s
+        log.say(
+            "info",
+            f"{loc_of(s.span)}: what some threads do with tiles and what others do is done in turn, by all",
+            once=True,
+        )
+        return sequence(found)
+
+    def branches_of(self, s: Any, members: list[int]) -> list[Any] | None:
+        """What these threads do of a condition; None where more than their index decides it."""
+        if not isinstance(s, tirx.IfThenElse) or not self.index_in(s.condition):
+            return [s]
+        thread = tirx.Var("thread", "int32")
+        test = self.in_terms_of(s.condition, thread)
+        sides: tuple[list[int], list[int]] = ([], [])
+        for k in members:
+            holds = simplify(
+                structural_map(test, (ir.Var, lambda v, k=k: _number(k) if v.same_as(thread) else v))
+            )
+            known = constant(holds)
+            if known is None:
+                return None
+            sides[not known].append(k)
+        out: list[Any] = []
+        for body, those in zip((s.then_case, s.else_case), sides, strict=True):
+            if body is not None and those:
+                found = self.branches_of(body, those)
+                if found is None:
+                    return None
+                out += found
+        return out
+
+    def is_anybodys(self, s: Any) -> bool:
+        """Whether it is the same, whoever of the block's threads do a statement together."""
+        inside: set[Any] = set()
+        bad: list[Any] = []
+
+        def call(c: Any) -> None:
+            op = find(c)
+            if _is_index(c) or (op is not None and (not op.plain or op.by_thread or not at_block(c))):
+                bad.append(c)
+
+        structural_walk(s, (tirx.AllocBuffer, lambda a: inside.add(a.buffer)))
+        structural_walk(s, (ir.Call, call))
+        structural_walk(s, (ir.Var, lambda v: bad.append(v) if v in self.known else None))
+        structural_walk(s, (tirx.AttrStmt, lambda a: bad.append(a) if a.attr_key == "ts.scale" else None))
+        held = [b for b in written(s) if b.ty.storage_scope.startswith("local") and b not in inside]
+        return not bad and not held
+
+    def in_terms_of(self, test: Any, thread: Any) -> Any:
+        """A condition with the names in it spelt out, and the thread's index as a variable."""
+        for _ in range(8):  # names of names
+            test = structural_map(test, (ir.Var, lambda v: self.known.get(v, v)))
+        return structural_map(test, (ir.Call, lambda c: thread if _is_index(c) else c))
+
     def taken(self, s: Any, group: int) -> list[Any] | None:
         """What a warpgroup does of a condition; None where its threads differ."""
         if not isinstance(s, tirx.IfThenElse) or not self.index_in(s.condition):
             return _parts(s)
         thread, analyzer = tirx.Var("thread", "int32"), sym.Analyzer()
         analyzer.bind(thread, ir.Range.from_min_extent(group * WARPGROUP, WARPGROUP))
-        test = s.condition
-        for _ in range(8):  # names of names
-            test = structural_map(test, (ir.Var, lambda v: self.known.get(v, v)))
-        test = structural_map(test, (ir.Call, lambda c: thread if _is_index(c) else c))
+        test = self.in_terms_of(s.condition, thread)
         if analyzer.can_prove(test):
             return self.taken(s.then_case, group)
         if analyzer.can_prove(tirx.Not(test)):
             return [] if s.else_case is None else self.taken(s.else_case, group)
         return None
+
+
+def written(s: Any) -> set[Any]:
+    """The buffers that a statement writes."""
+    found: set[Any] = set()
+
+    def call(c: Any) -> None:
+        found.update(a.region.source for a in effects_of(c) if a.mode != "read")
+
+    structural_walk(s, (ir.Call, call))
+    structural_walk(s, (tirx.BufferStore, lambda b: found.add(b.buffer)))
+    return found
+
+
+def _number(k: int) -> Any:
+    return tirx.IntImm("int32", k)
 
 
 def announced(body: Any) -> Any:

@@ -10,6 +10,7 @@ touches become its own. Between warpgroups the author's barriers order, as in an
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
@@ -276,6 +277,7 @@ class _Groups:
                 "shared memory, where every warpgroup has a T.ws",
                 hint="T.ws of the warpgroup that shall do it, and a barrier of T.alloc_barrier",
             )
+        import_module("tilescale.compiler.ops.shuffle")  # whose operation this is
         attrs = {"executor": "warpgroup", "reach": "block", "barrier": self.barrier, "count": self.threads}
         met = ir.Call("ts.sync_threads", [], attrs=attrs, ret_ty=s.value.ty, span=s.span)
         sync = tirx.Evaluate(met, s.span)

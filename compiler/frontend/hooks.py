@@ -10,10 +10,10 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import UNBOUND, If, Loop, LoopNest, State, While, is_device, peek
 from tilescale.compiler.builder.held import contents, held_parts, named
+from tilescale.compiler.builder.poison import Poison
 from tilescale.compiler.builder.values import (
     BINARY,
     Buffer,
-    Poison,
     Variable,
     binary,
     compare,

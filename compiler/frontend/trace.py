@@ -28,7 +28,8 @@ from tilescale.compiler.ir.program import Param, TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
-from tilescale.language.annotations import ScalarSpec, TensorSpec
+from tilescale.language.annotations import ScalarSpec, Tensor, TensorSpec
+from tilescale.language.dtypes import Narrow
 from tilescale.language.elsewhere import INSTEAD
 from tilescale.language.funcs import PrimFunc, parameter_loc
 from tilescale.language.symbolic import Const, Sym, SymExpr, settle, symbols_of
@@ -54,7 +55,7 @@ class _Eager:
     def declare_output(self, shape: tuple[Any, ...], dt: Any) -> Buffer:
         """``T.empty(shape, dtype)``: a tensor that the call allocates and returns."""
         name = f"out{len([p for p in self.params.values() if p.output])}"
-        spec = TensorSpec("tensor", tuple(settle(s) for s in shape), dt)
+        spec = Tensor(tuple(settle(s) for s in shape), dt)
         buffer = make_buffer(name, spec, source.current())
         self.params[name] = Param(name, spec, buffer.var, source.current(), output=True)
         return buffer
@@ -116,6 +117,8 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     b = bld.current()
     if spec.kind == "packets":
         return _box(name, spec, loc)
+    if isinstance(spec.of, Narrow):
+        return _halved(name, spec, loc)
     shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(spec.shape))
     strides = None
     if spec.strides is not None:
@@ -160,6 +163,39 @@ def _box(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
         (*shape[:-1], rows), "int64", b.unique(name), scope=SCOPES[spec.kind], data_alignment=1, layout=None
     )
     made = Buffer(var, name, shape, str(spec.of), SCOPES[spec.kind], spec.kind)
+    b.buffers[var] = made
+    return made
+
+
+def _halved(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
+    """The buffer of a tensor of 4-bit numbers: its author indexes numbers, the IR bytes.
+
+    Raises:
+        TileValueError: rows that are no whole bytes.
+    """
+    b, slots = bld.current(), spec.slots or ()
+    shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(slots))
+    last = settle(slots[-1])
+    promised = last.multiple_of if isinstance(last, Sym) else last
+    if not isinstance(promised, int) or promised % 2:
+        raise TileValueError(
+            f"the rows of {name} are of {last} numbers of {spec.of}, two of which share a byte",
+            loc=loc,
+            expected="an even last extent",
+            hint=f"T.dynamic({last.name!r}, multiple_of=2)" if isinstance(last, Sym) else None,
+        )
+    half = shape[-1] // 2 if isinstance(shape[-1], int) else tirx.floordiv(shape[-1], as_expr(2))
+    var = tirx.decl_buffer(
+        (*shape[:-1], half),
+        str(spec.dtype),
+        b.unique(name),
+        scope=SCOPES[spec.kind],
+        data_alignment=1,
+        layout=None,
+    )
+    assert spec.of is not None
+    made = Buffer(var, name, shape, spec.of, SCOPES[spec.kind], spec.kind)
+    made.packed = True
     b.buffers[var] = made
     return made
 
@@ -258,18 +294,20 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
         raise TileValueError(
             f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes"
         )
-    if value.dtype not in (None, spec.dtype):
+    if value.dtype not in (None, spec.dtype, spec.of):
         raise TileTypeError(f"{name} is of {value.dtype}", loc=loc, expected=str(spec.dtype))
-    for axis, want in enumerate(spec.shape):
-        got = value.shape[axis] if value.shape is not None else None
+    given, halves = value.shape, isinstance(spec.of, Narrow)
+    if given is not None and halves:  # a byte is two numbers
+        given = (*given[:-1], 2 * given[-1])
+    for axis, want in enumerate(spec.slots or spec.shape if halves else spec.shape):
+        got = given[axis] if given is not None else None
+        _learn(want, got, state.extents)
         if isinstance(want, Const) and want.value is None:
-            want.value = state.extents.get(want.name) if got is None else got
-            if want.value is None:
-                raise TileValueError(
-                    f"extent {want.name} of {name} is not given",
-                    loc=loc,
-                    hint=f"{state.func.__name__}.compile({want.name}=…)",
-                )
+            raise TileValueError(
+                f"extent {want.name} of {name} is not given",
+                loc=loc,
+                hint=f"{state.func.__name__}.compile({want.name}=…)",
+            )
         settled = settle(want)
         if got is not None and isinstance(settled, int) and settled != got:
             raise TileValueError(
@@ -281,6 +319,35 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     buffer = make_buffer(name, known, loc)
     state.params[name] = Param(name, known, buffer.var, loc)
     return buffer
+
+
+def _learn(want: Any, got: int | None, given: dict[str, Any]) -> None:
+    """The values of constants that an extent, of which an argument may say the value, or the call of
+    ``compile`` tells: ``n`` of ``n * heads`` too, so that what stands in front of ``n`` alone has it."""
+    if got is None:
+        for symbol in symbols_of(want):
+            if isinstance(symbol, Const) and symbol.value is None:
+                symbol.value = given.get(symbol.name)
+        return
+    if isinstance(want, Const) and want.value is None:
+        want.value = got
+    elif isinstance(want, SymExpr) and not isinstance(want, Sym) and want.op in ("+", "-", "*"):
+        a, b = (settle(x) for x in want.args)
+        if isinstance(a, int) == isinstance(b, int):
+            return
+        (known, other), left = ((a, b), False) if isinstance(a, int) else ((b, a), True)
+        if want.op == "+":
+            _learn(other, got - known, given)
+        elif want.op == "-":
+            _learn(other, got + known if left else known - got, given)
+        elif known:
+            if got % known:
+                raise TileValueError(
+                    f"an extent is {got}, which is no {want}",
+                    loc=source.current(),
+                    expected=f"a multiple of {known}",
+                )
+            _learn(other, got // known, given)
 
 
 def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part: int | None) -> TileProgram:

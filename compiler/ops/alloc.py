@@ -14,7 +14,7 @@ from tilescale.compiler.ir.program import Param
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import TensorSpec
-from tilescale.language.dtypes import BITS, canonical
+from tilescale.language.dtypes import Narrow, canonical, held
 from tilescale.language.symbolic import settle
 
 
@@ -46,7 +46,7 @@ def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
             )
         extents.append(known)
     dt = canonical(dtype)
-    var = tirx.decl_buffer(tuple(extents), str(dt), "tile", scope=scope, data_alignment=64, layout=None)
+    var = tirx.decl_buffer(tuple(extents), str(held(dt)), "tile", scope=scope, data_alignment=64, layout=None)
     buffer = Buffer(var, "tile", tuple(extents), dt, scope)
     b.buffers[var] = buffer
     b.unnamed.add(var)
@@ -222,15 +222,28 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
             )
     if not all(isinstance(e, int) for e in (*new, *buffer.shape)):
         raise TileTypeError(f"a view of {buffer.name}, whose extents are not constants", loc=source.current())
-    if prod(new) * BITS[dt] != prod(buffer.shape) * BITS[buffer.dtype]:
+    if (buffer.packed or isinstance(buffer.dtype, Narrow) or isinstance(dt, Narrow)) and dt != buffer.dtype:
+        raise TileTypeError(
+            f"a view of {buffer.name}, of {buffer.dtype}, as {dt}",
+            loc=source.current(),
+            expected="the same dtype: tiles of 4-bit numbers hold each in 8 bits",
+            hint="T.copy into a tile of the other dtype",
+        )
+    if buffer.packed:
+        raise TileTypeError(
+            f"a view of {buffer.name}, a tensor of {buffer.dtype}",
+            loc=source.current(),
+            expected="a tile of it: T.copy",
+        )
+    if prod(new) * held(dt).bits != prod(buffer.shape) * held(buffer.dtype).bits:
         raise TileValueError(
             f"{buffer.name} of {buffer.shape} {buffer.dtype} has "
-            f"{prod(buffer.shape) * BITS[buffer.dtype] // 8} bytes, "
-            f"a view of {new} {dt} has {prod(new) * BITS[dt] // 8}",
+            f"{prod(buffer.shape) * held(buffer.dtype).bytes} bytes, "
+            f"a view of {new} {dt} has {prod(new) * held(dt).bytes}",
             loc=source.current(),
             expected="the same number of bytes",
         )
-    var = tirx.decl_buffer(new, str(dt), "view", scope=buffer.scope, data_alignment=64, layout=None)
+    var = tirx.decl_buffer(new, str(held(dt)), "view", scope=buffer.scope, data_alignment=64, layout=None)
     made = Buffer(var, "view", new, dt, buffer.scope, buffer.kind)
     b.buffers[var] = made
     b.unnamed.add(var)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Buffer, Poison, Region, Variable, difference
+from tilescale.compiler.builder.narrow import Element
+from tilescale.compiler.builder.poison import Poison
+from tilescale.compiler.builder.values import Buffer, Region, Variable, difference
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import REGISTRY, VOID
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.dtypes import Narrow
 
 
 def of_iterations() -> str:
@@ -58,18 +61,30 @@ def emit(name: str, args: list[Any], attrs: dict[str, Any] | None = None) -> Non
 
 def is_tile(value: Any) -> bool:
     """Whether a value names memory: a buffer, a region, or an element that stands for the base of one."""
-    if isinstance(value, (Buffer, Region, Variable, ir.TensorLoad)):
+    if isinstance(value, (Buffer, Region, Variable, ir.TensorLoad, Element)):
         return True
     return isinstance(value, ir.Var) and value in bld.current().origins
 
 
-def region(value: Any, what: str, like: tuple[Any, ...] | None = None) -> Region:
+def region(value: Any, what: str, like: tuple[Any, ...] | None = None, narrow: bool = False) -> Region:
     """The part of memory that an operand names. An element ``A[i, j]`` is the base of a tile shaped ``like``
-    the other operand.
+    the other operand. ``narrow``: 4-bit numbers may be there.
 
     Raises:
-        TileTypeError: the operand is no memory.
+        TileTypeError: the operand is no memory, or is of 4-bit numbers.
     """
+    found = _region(value, what, like)
+    if isinstance(found.dtype, Narrow) and not narrow:
+        raise TileTypeError(
+            f"{what} is {found.name}, of {found.dtype}",
+            loc=source.current(),
+            expected="T.copy, T.fill, T.gemm's operands and T.Parallel for tiles of 4 bits",
+            hint=f"T.copy({found.name}, tile) into a tile of T.{found.dtype.held} first",
+        )
+    return found
+
+
+def _region(value: Any, what: str, like: tuple[Any, ...] | None) -> Region:
     b = bld.current()
     if isinstance(value, Poison):
         value.refuse()
@@ -81,8 +96,8 @@ def region(value: Any, what: str, like: tuple[Any, ...] | None = None) -> Region
         return value.whole()
     if isinstance(value, ir.Var) and value in b.origins:
         value = b.origins[value]
-    if isinstance(value, ir.TensorLoad):
-        buffer = b.buffers[value.source]
+    if isinstance(value, (ir.TensorLoad, Element)):
+        buffer = value.buffer if isinstance(value, Element) else b.buffers[value.source]
         indices = list(value.indices)
         tail = tuple(like or ())
         if len(tail) > len(indices):

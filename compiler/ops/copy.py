@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.narrow import Element
 from tilescale.compiler.builder.values import Region, as_expr, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
-from tilescale.compiler.ops import base, by_hand, placed
+from tilescale.compiler.ops import base, by_hand, narrow, placed
 from tilescale.compiler.ops.atomic import DTYPES
 from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
+from tilescale.language.dtypes import Narrow
 
 #: what T.copy may say of the cache
 POLICIES = ("evict_normal", "evict_first", "evict_last")
@@ -79,11 +81,14 @@ def copy(
             f"T.copy takes a source and a destination, not {len(args)} operands", loc=source.current()
         )
     a, b = args
-    like_a = None if isinstance(a, ir.TensorLoad) or isinstance(a, ir.Var) else region(a, "the source").shape
-    to = region(b, "the destination", like_a or ())
-    frm = region(a, "the source", to.shape)
-    if like_a is None and isinstance(b, (ir.TensorLoad, ir.Var)):
-        frm, to = region(a, "the source", ()), region(b, "the destination", ())
+    bases = (ir.TensorLoad, ir.Var, Element)
+    like_a = None if isinstance(a, bases) else region(a, "the source", narrow=True).shape
+    to = region(b, "the destination", like_a or (), narrow=True)
+    frm = region(a, "the source", to.shape, narrow=True)
+    if like_a is None and isinstance(b, bases):
+        frm, to = (
+            region(x, what, (), narrow=True) for x, what in ((a, "the source"), (b, "the destination"))
+        )
     if frm.buffer.flat is not None or to.buffer.flat is not None:
         beside = [src, dst, signal, value, signal_op, op, coalesced_width, loop_layout]
         if any(w is not None for w in beside) or not blocking:
@@ -134,6 +139,16 @@ def copy(
         to.buffer.store(tuple(to.mins), frm.buffer[tuple(frm.mins)])
         return
     words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
+    if isinstance(to.dtype, Narrow) and to.dtype != frm.dtype or frm.buffer.packed or to.buffer.packed:
+        if side or signal is not None or op is not None or not blocking or set(words) - {"by_threads"}:
+            of = to.dtype if isinstance(to.dtype, Narrow) else frm.dtype
+            raise TileTypeError(
+                f"T.copy to or from {of}, with words beside its operands",
+                loc=source.current(),
+                expected="a copy within the block's own memory",
+            )
+        narrow.copy(frm, to, words)
+        return
     if op is not None:
         _require_sum(op, to, side, blocking)
         words["op"] = op

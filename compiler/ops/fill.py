@@ -14,7 +14,7 @@ from tilescale.compiler.tvm_compat import tirx
 def fill(buffer: Any, value: Any) -> None:
     """Stores ``value``, converted to the tile's dtype, into every element; nothing outside a tensor is
     written."""
-    target = region(buffer, "the tile to fill", ())
+    target = region(buffer, "the tile to fill", (), narrow=True)
     emit("fill", [target.ir(), convert(value, target.dtype)])
 
 

@@ -15,7 +15,7 @@ from tilescale.compiler.ops.base import emit, region, show
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
-from tilescale.language.dtypes import TFLOAT32
+from tilescale.language.dtypes import TFLOAT32, held
 
 
 class GemmWarpPolicy(IntEnum):
@@ -100,7 +100,7 @@ def gemm(
     require_bools(
         transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum
     )
-    a, b, c = region(A, "A"), region(B, "B"), region(C, "C")
+    a, b, c = region(A, "A", narrow=True), region(B, "B", narrow=True), region(C, "C")
     loc = source.current()
     for r, what in ((a, "A"), (b, "B"), (c, "C")):
         if len(r.shape) != 2 or any(constant(e) is None for e in r.shape):
@@ -125,7 +125,7 @@ def gemm(
             loc=loc,
             expected=f"A (M, K), B (K, N), C (M, N); here K is {k} and {k2}, C should be ({m}, {n})",
         )
-    check_operands(a.dtype, b.dtype, c.dtype, "T.gemm", loc)
+    check_operands(held(a.dtype), held(b.dtype), c.dtype, "T.gemm", loc)
     if not precision and all(isinstance(r.dtype, type(TFLOAT32)) for r in (a, b)):
         precision = "tf32"
     if precision not in ("", "tf32") or (precision and a.dtype != "float32"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math as _math
 from typing import Any
 
+from tilescale.compiler.builder.narrow import Value, narrow_bits
 from tilescale.compiler.builder.values import (
     as_expr,
     binary,
@@ -19,7 +20,7 @@ from tilescale.compiler.builder.values import (
 from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.language.dtypes import GREATEST, canonical
+from tilescale.language.dtypes import GREATEST, Narrow, canonical
 
 
 def _unary(name: str, python: Any, doc: str) -> Any:
@@ -176,8 +177,13 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
 def cast(value: Any, dtype: Any) -> Any:
     """``value`` converted to ``dtype``: floats round to nearest even, float to integer truncates.
 
-    A Python number becomes a constant of that dtype.
+    A Python number becomes a constant of that dtype. A value of 4 bits reads as one of the 8 bits that tiles
+    hold; T.reinterpret gives its own.
     """
+    dt = canonical(dtype)
+    if isinstance(dt, Narrow):
+        e = to_expr(value)
+        return Value(const(e, "float32" if dt.is_float else "int32") if not is_expr(e) else value, dt)
     return convert(_truncated(value, dtype), canonical(dtype))
 
 
@@ -281,7 +287,10 @@ def reinterpret(a: Any, b: Any = None, *, dtype: Any = None) -> Any:
             return a
         b = dtype
     kind, value = (a, b) if isinstance(a, str) else (b, a)
-    dt, e = canonical(kind), as_expr(value)
+    dt = canonical(kind)
+    if (found := narrow_bits(dt, value)) is not None:
+        return found
+    e = as_expr(value)
     if canonical(str(e.ty)).bits != dt.bits:
         raise TileValueError(f"{e.ty} and {dt} have different sizes", loc=source.current())
     return tirx.reinterpret(str(dt), e)

@@ -96,6 +96,16 @@ class Obligations:
     def __iter__(self) -> Iterator[Obligation]:
         return iter(self.items)
 
+    def with_those_of(self, other: Obligations) -> Obligations:
+        """Those of two programs, of which one call launches both."""
+        return Obligations(
+            [*self.items, *other.items],
+            self.inside + other.inside,
+            self.guarded + other.guarded,
+            self.milliseconds + other.milliseconds,
+            self.out_of_time or other.out_of_time,
+        )
+
     def of(self, status: str) -> list[Obligation]:
         return [o for o in self.items if o.status == status]
 

@@ -311,6 +311,13 @@ def without_data(device: str) -> None:
         torch.Tensor.grad = property(lambda self: Anything(), lambda self, value: None)  # type: ignore[assignment]
         torch.Generator = type("Generator", (Anything,), {})  # type: ignore[assignment,misc]
         torch.Tensor.is_cuda = property(lambda self: True)  # type: ignore[assignment]
+    if not meta:
+
+        class Generator(torch.Generator):  # it is made by no function that the mode sees
+            def __new__(cls, device: Any = "cpu") -> Any:
+                return super().__new__(cls, moved(device))
+
+        torch.Generator = Generator  # type: ignore[misc]
     Elsewhere().__enter__()
     if meta:
         torch.set_default_device("meta")

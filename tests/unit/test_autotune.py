@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -310,3 +311,23 @@ def test_neighbouring_shapes_may_share_a_choice(latencies):
     assert again(90).config == {"block": 16} and latencies["calls"] == 12, "the disk knows the class"
     with refused(TileValueError, "top=0"):
         tilescale.autotune(configs=BLOCKS, top=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_eager_kernel_is_tuned_ahead_of_any_call(dynamic: bool):
+    @tilescale.autotune(configs=[{"block": 8}, {"block": 16}], rep=1, warmup=1)
+    @tilescale.jit(target="cpu")
+    def twice(A, block: int = 4):
+        N = T.dynamic("N") if dynamic else T.const("N")
+        A: T.Tensor((N,), "float32")
+        B = T.empty((N,), "float32")
+        with T.Kernel(T.ceildiv(N, block), threads=32) as b:
+            for i in T.Parallel(block):
+                if b * block + i < N:
+                    B[b * block + i] = 2 * A[b * block + i]
+        return B
+
+    kernel = twice.compile(N=48)
+    assert kernel.config in ({"block": 8}, {"block": 16}) and kernel.latency > 0
+    a = np.arange(48, dtype="float32")
+    np.testing.assert_array_equal(kernel(a), 2 * a)

@@ -486,3 +486,26 @@ def test_names_of_files_that_the_locale_does_not_know(tmp_path, utf8: str):
     )
     assert done.returncode == 0, done.stderr.decode("utf-8", "replace")
     assert done.stdout.count(b"l.py:14: Gr") == 2, done.stdout
+
+
+def test_a_constant_is_learnt_from_an_expression_of_it():
+    """Its own extent stands in a later parameter."""
+
+    @tilescale.jit(target="cpu")
+    def every(A, B, heads: int = 4):
+        n, m = T.const("n, m")
+        A: T.Tensor[[n * heads, m + 1], T.float32]
+        B: T.Tensor[[n, 9 - m], T.float32]
+        C = T.empty((n, m), "float32")
+        with T.Kernel(n, threads=32) as i:
+            for j in T.Parallel(m):
+                C[i, j] = A[i * heads, j + 1] + B[i, 0]
+        return C
+
+    for n in (3, 5):
+        a, b = np.random.rand(4 * n, 9).astype("float32"), np.random.rand(n, 1).astype("float32")
+        np.testing.assert_array_equal(every(a, b), a[::4, 1:] + b)
+    with refused(TileValueError, "an extent is 21, which is no", expected="a multiple of 4"):
+        every(np.zeros((21, 9), "float32"), b)
+    with refused(TileValueError, "axis 0 of B has extent 5", expected="n = 6"):
+        every(np.zeros((24, 9), "float32"), b)

@@ -172,3 +172,37 @@ def test_do_bench_of_any_function() -> None:
     assert do_bench(lambda: None, rep=1) >= 0
     with pytest.raises(TileValueError, match="return_mode"):
         do_bench(lambda: None, return_mode="mode")
+
+
+def test_comparisons_are_tilelang_s_by_default():
+    """A hundredth of the elements may differ by more than 0.01 and a hundredth; of integers none may."""
+    profiler = kernel(out_idx=-1).get_profiler(m=100, f=3.0)  # 400 elements
+
+    def off(count: int, by: float) -> Any:
+        def reference(a, n, f):
+            made = a * f + n
+            made.flatten()[:count] += by
+            return made
+
+        return reference
+
+    profiler.assert_allclose(off(400, 0.009))
+    profiler.assert_allclose(off(4, 99.0))
+    with pytest.raises(AssertionError, match="5 of 400"):
+        profiler.assert_allclose(off(5, 99.0))
+    with pytest.raises(AssertionError, match="4 of 400"):
+        profiler.assert_allclose(off(4, 99.0), max_mismatched_ratio=0.0)
+
+    @T.prim_func
+    def whole(A: T.Tensor((400,), "int32"), B: T.Tensor((400,), "int32")):
+        with T.Kernel(1):
+            for i in T.Parallel(400):
+                B[i] = A[i]
+
+    def one_off(a):
+        made = a.clone()
+        made[7] += 1
+        return made
+
+    with pytest.raises(AssertionError, match="1 of 400"):
+        tilescale.compile(whole, -1, target="cpu").get_profiler().assert_allclose(one_off)

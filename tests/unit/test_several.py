@@ -12,7 +12,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.unit.cuda import emulated
-from tilescale.errors import TileError, TileSyntaxError, TileTypeError, TileValueError
+from tilescale.errors import TileError, TileSyntaxError, TileValueError
 
 N, PARTS = 64, 4
 
@@ -99,12 +99,7 @@ def test_its_text_is_that_of_all_launches():
     assert {name for name, _ in kernel.trace()} and kernel.params[-1]["name"] == "workspace0"
 
 
-def test_what_looks_at_one_launch_is_refused(tmp_path: Path):
-    kernel = tilescale.compile(sums(), target="cpu")
-    with pytest.raises(TileTypeError, match="2 launches, and a file holds one"):
-        kernel.export(tmp_path / "k.ts")
-    with pytest.raises(TileTypeError, match="2 launches, and check runs one"):
-        kernel.check()
+def test_what_looks_at_one_launch_is_refused():
     with pytest.raises(TileSyntaxError, match="main has 2 launches"):
         sums().trace()
 
@@ -156,3 +151,52 @@ def shadowed(K, n: int = 32):
 def test_a_declaration_names_the_parameter_whatever_its_name_holds():
     a = torch.arange(32, dtype=torch.float32)
     assert torch.equal(shadowed(a), (a + 16) * 2)
+
+
+def test_a_file_holds_all_launches(tmp_path: Path):
+    a = np.random.default_rng(3).standard_normal(N).astype("float32")
+    for out_idx in (None, [1, 2]):
+        kernel = tilescale.compile(sums(), target="cpu", out_idx=out_idx)
+        loaded = tilescale.load(kernel.export(tmp_path / "k.ts"))
+        assert len(loaded.parts) == 2 and [p["name"] for p in loaded.params] == [
+            p["name"] for p in kernel.params
+        ]
+        b, c = np.zeros(1, "float32"), np.zeros(PARTS, "float32")
+        if out_idx:
+            b, c = loaded(a)
+        else:
+            assert loaded(a, b, c) is None
+        np.testing.assert_allclose(c, a.reshape(PARTS, -1).sum(1), rtol=1e-5)
+        np.testing.assert_allclose(b, [c.sum()], rtol=1e-5)
+    eagerly = tilescale.jit(target="cpu")(eager)
+    x = np.arange(8, dtype="float32")
+    want = eagerly(x)
+    np.testing.assert_array_equal(tilescale.load(eagerly.compile(n=8).export(tmp_path / "e.ts"))(x), want)
+    (tmp_path / "k.ts").write_bytes((tmp_path / "k.ts").read_bytes()[:-200])
+    with pytest.raises(TileValueError, match="k.ts"):
+        tilescale.load(tmp_path / "k.ts")
+
+
+def faulty(what: str) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32"), B: T.Tensor((4,), "float32")):
+        own = T.alloc_global((4,), "float32")
+        with T.Kernel(4, threads=32) as bx:
+            if what != "unwritten" or bx < 3:
+                own[bx] = A[bx]
+        with T.Kernel(4, threads=32) as bx:
+            if what == "race":
+                own[0] = A[bx]
+            B[bx] = own[bx]
+
+    return main
+
+
+def test_check_runs_all_launches():
+    report = tilescale.compile(sums(), target="cpu").check(seeds=2)
+    assert report and report.runs >= 6 and report.static is not None
+    assert tilescale.compile(faulty(""), target="cpu").check(seeds=2)
+    race = tilescale.compile(faulty("race"), target="cpu").check(seeds=2)
+    assert race.kinds == {"race"} and "workspace0" in str(race)
+    unwritten = tilescale.compile(faulty("unwritten"), target="cpu").check(seeds=2)
+    assert not unwritten and len(unwritten.findings) == 1, unwritten

@@ -133,8 +133,7 @@ def test_dtypes_in_other_spellings():
     with pytest.raises(TileTypeError, match="unknown dtype"):
         T.dtype("fp16")
     assert T.int4 == "int4" and T.int4 not in (T.int8, T.uint8)
-    with pytest.raises(TileTypeError, match="no tile of float4_e2m1fn yet"):
-        T.Tensor((4,), T.float4_e2m1fn)
+    assert T.Tensor((4,), T.float4_e2m1fn).shape == (2,)  # bytes
 
 
 def test_code_without_a_kernel():

@@ -12,8 +12,8 @@ from typing import Any
 from tilescale.errors import TileError
 
 from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
-from .dtypes import ABSENT as _ABSENT
 from .dtypes import ALL as _DTYPES
+from .dtypes import NARROW as _NARROW
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
@@ -30,7 +30,7 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
     "assume "
-    "get_rank get_world_size get_block_binding",
+    "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
     "ops.reducer": "alloc_reducer finalize_reducer",
@@ -42,6 +42,7 @@ _EXPORTS: dict[str, str] = {
     "alloc_buffer empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
     "grid parallel",
+    "ops.scheduler": "PersistentTileScheduler",
     "ops.copy": "copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm wgmma_gemm GemmWarpPolicy",
@@ -104,12 +105,12 @@ __all__ = [
     "prim_func",
     "symbolic",
     "tfloat32",
-    *_ABSENT,
+    *_NARROW,
     *_DTYPES,
     *_HOME,
 ]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
-globals().update(_ABSENT)
+globals().update(_NARROW)
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
 half, float, double, int, long, short, uint = (

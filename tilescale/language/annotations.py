@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale import packets
+from tilescale.errors import TileTypeError
 
 from .booleans import require_bools
-from .dtypes import BITS, canonical, dtype
+from .dtypes import BITS, Narrow, canonical, dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +18,8 @@ class TensorSpec:
     elements.
 
     ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank), "signal" (int64 counters there) or
-    "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, ``slots`` and ``of``:
-    the extents and the dtype that its author sees.
+    "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, and of a tensor of
+    4-bit numbers, ``slots`` and ``of``: the extents and the dtype that its author sees.
     """
 
     kind: str
@@ -35,6 +36,21 @@ class ScalarSpec:
     """A scalar parameter of the given dtype, passed by value at each call."""
 
     dtype: dtype
+
+
+def packed(kind: str, shape: tuple[Any, ...], dt: Narrow, strides: Any = None) -> TensorSpec:
+    """A tensor of 4-bit numbers: in memory a byte for every two of a row. Whether rows are of whole bytes is
+    known where constants are (compiler/frontend/trace.py).
+
+    Raises:
+        TileTypeError: strides, another rank's memory, no axis.
+    """
+    if strides is not None or kind != "tensor" or not shape:
+        raise TileTypeError(
+            f"a tensor of {dt} {'with strides' if strides is not None else f'that is a {kind} of {shape}'}",
+            expected="T.Tensor in row-major order: two numbers of a row share a byte",
+        )
+    return TensorSpec(kind, (*shape[:-1], shape[-1] // 2), dt.packed, slots=shape, of=dt)
 
 
 def _shape(shape: Any) -> tuple[Any, ...]:
@@ -57,9 +73,10 @@ class _TensorFactory:
             from tilescale.compiler.ops.alloc import view
 
             return view(of, shape, dtype)
-        return TensorSpec(
-            self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
-        )
+        known = canonical(dtype)
+        if isinstance(known, Narrow):
+            return packed(self._kind, _shape(shape), known, strides)
+        return TensorSpec(self._kind, _shape(shape), known, None if strides is None else _shape(strides))
 
     def __getitem__(self, item: Any) -> TensorSpec:
         shape, dtype_ = item if isinstance(item, tuple) and len(item) == 2 else (item, "float32")

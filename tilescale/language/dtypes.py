@@ -44,6 +44,8 @@ _ALIASES = {
     "bf16": "bfloat16",
     "bool_": "bool",
     "uint": "uint32",
+    "float4_e2m1fn_x2": "float4_e2m1fn",
+    "float4_e2m1": "float4_e2m1fn",
 }
 
 
@@ -120,19 +122,49 @@ def __getattr__(name: str) -> Any:
     return {getattr(torch, known): known for known in BITS if hasattr(torch, known)}
 
 
-class Absent(str):
-    """The name of a dtype that the language does not have yet: programs may compare it, and what takes a
-    dtype
-    refuses it."""
+class Narrow(dtype):
+    """A dtype of 4 bits. A tensor of them has two in each byte, the first in the lower bits. A tile holds
+    each in a number of 8 bits, whose dtype has all their values; what is stored there is rounded to one.
 
-    __slots__ = ()
+    Attributes:
+        held: the dtype of a tile's elements. packed: that of a tensor's bytes.
+    """
 
-    def __repr__(self) -> str:
-        return f"T.{str(self)}"
+    held: dtype
+    packed: dtype
+
+    def __new__(cls, name: str) -> Narrow:
+        made = str.__new__(cls, name)
+        made.held, made.packed = map(dtype, _BYTES[name])
+        return made
+
+    @property
+    def bits(self) -> int:
+        return 4
+
+    @property
+    def bytes(self) -> int:
+        raise TileTypeError(f"an element of {self} has no whole bytes", expected="bits, two elements a byte")
+
+    def as_torch(self) -> Any:
+        """What torch holds two of them in: float4_e2m1fn_x2, or integers of 8 bits."""
+        import torch
+
+        return getattr(torch, f"{self}_x2" if self.is_float else str(self.packed))
 
 
-#: 4-bit numbers: weights of them are packed in bytes, see docs/TILELANG.md
-ABSENT: dict[str, Absent] = {name: Absent(name) for name in ("int4", "uint4", "float4_e2m1fn")}
+#: dtype of 4 bits → what a tile holds a number in, and a tensor two
+_BYTES = {
+    "int4": ("int8", "int8"),
+    "uint4": ("uint8", "uint8"),
+    "float4_e2m1fn": ("float8_e4m3fn", "uint8"),
+}
+NARROW: dict[str, Narrow] = {name: Narrow(name) for name in _BYTES}
+
+
+def held(dt: dtype) -> dtype:
+    """The dtype that a tile's elements have in memory."""
+    return dt.held if isinstance(dt, Narrow) else dt
 
 
 def canonical(value: Any) -> dtype:
@@ -157,16 +189,7 @@ def canonical(value: Any) -> dtype:
     if name == "tfloat32":
         return TFLOAT32
     name = _ALIASES.get(name, name)
-    found = ALL.get(name)
-    if name in ABSENT:
-        from tilescale.compiler.ir import source
-
-        raise TileTypeError(
-            f"there is no tile of {name} yet",
-            loc=source.current(),
-            expected="one of " + ", ".join(ALL),
-            hint="T.uint8 with two numbers in each byte, taken apart in T.Parallel",
-        )
+    found = ALL.get(name) or NARROW.get(name)
     if found is None:
         import difflib
 

@@ -159,7 +159,6 @@ INSTEAD: dict[str, str] = {
     "index": _INDEX,
     # TileLang, and messages between ranks
     "loop_break": "break",
-    "block_rank_in_cluster": _CLUSTER,
     "get": _GET,
     "putmem": _PUT,
     "getmem": _GET,

@@ -57,7 +57,7 @@ def autotune(
     supply_prog: Callable[..., Any] | None = None,
     skip_check: bool = False,
     manual_check_prog: Callable[..., Any] | None = None,
-    max_mismatched_ratio: float = 0.0,
+    max_mismatched_ratio: float | None = None,
     timeout: Any = None,
     cache_input_tensors: Any = None,
     do_not_specialize: Any = None,
@@ -191,7 +191,7 @@ class Autotuned:
         self.top, self.classes = top, classes
         self.supply_prog: Callable[..., Any] | None = None
         self.manual_check: Callable[..., Any] | None = None
-        self.ratio = 0.0
+        self.ratio: float | None = None
         self.trials: list[Trial] = []
         self.best: dict[Any, tuple[Config, float]] = {}
 
@@ -327,11 +327,14 @@ class Autotuned:
             trial.latency = latency
 
     def compile(self, *args: Any, **kwargs: Any) -> Kernel:
-        """The kernel of the best configuration for these arguments."""
+        """The kernel of the best configuration for these arguments, which is its ``config``."""
         given = {**dict(zip(self.jitted.signature.parameters, args)), **kwargs}
         key = tuple((name, _kind(value, self.classes)) for name, value in given.items())
-        config, _ = self.best.get(key) or self._find(key, given, args, kwargs)
-        return self._compile(config, args, kwargs)
+        config, latency = self.best.get(key) or self._find(key, given, args, kwargs)
+        kernel = self._compile(config, args, kwargs)
+        if config:
+            kernel.config, kernel.latency = config, latency
+        return kernel
 
     def _given(self, profiler: Profiler) -> Sequence[Any] | None:
         """The inputs that the caller has for a factory's kernels; None where the profiler makes them."""
@@ -373,6 +376,9 @@ class Autotuned:
 
         if isinstance(self.jitted, Factory):
             return Profiler(kernel, self.supply, self.extents)
+        if not any(p["name"] in given for p in kernel.params):  # compiled ahead: no call has tensors
+            known = {k: v for k, v in given.items() if k in kernel.symbols}
+            return Profiler(kernel, self.supply, {**(self.extents or {}), **known})
         extents: dict[str, int] = {}
         for p in kernel.params:
             if p["kind"] != "scalar" and not p["output"]:

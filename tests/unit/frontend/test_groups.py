@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +17,8 @@ from tests.unit.ops.test_argmax import run
 from tilescale.errors import TileSyntaxError, TileValueError
 
 RNG = np.random.default_rng(5)
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def product(M: int, N: int, K: int, stages: int, copies: int, computes: int) -> Any:
@@ -144,3 +151,94 @@ def test_a_copy_of_all_threads_between(target: str):
     out = run(kernel, {"A": a, "B": np.full((2, 3, 64), np.nan, "float32")}, target)
     np.testing.assert_allclose(out["B"][0], a.cumsum(0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(out["B"][1], 10 + a[:, ::-1].cumsum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_the_barrier_of_warpgroups_is_known_where_nothing_else_is_loaded():
+    """In a process of its own, whose kernel names no other word of its file."""
+    text = """
+import tilescale.language as T
+@T.prim_func
+def kernel(A: T.Tensor((3, 64), "float32"), B: T.Tensor((2, 3, 64), "float32")):
+    with T.Kernel(1, threads=256):
+        s = T.alloc_shared((64,), "float32")
+        for k in T.serial(3):
+            T.copy(A[k, 0], s)
+            with T.ws(1):
+                T.copy(s, B[1, k, 0])
+            with T.ws(0):
+                T.copy(s, B[0, k, 0])
+kernel.trace()
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.py")
+        path.write_text(text)
+        done = subprocess.run(
+            [sys.executable, str(path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.returncode == 0, done.stderr
+
+
+def cut(threads: int, first: int, what: str = "") -> Any:
+    """Rows of A added up under a condition, their products under another one, copies by whoever is left."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 64), "float32"), B: T.Tensor((3, 64), "float32")):
+        with T.Kernel(1, threads=threads):
+            s, f = T.alloc_shared((4, 64), "float32"), T.alloc_fragment((64,), "float32")
+            n = T.alloc_var("int32", 0)
+            tx = T.get_thread_binding()
+            T.clear(f)
+            T.copy(A, s)
+            if tx < first:
+                g = T.alloc_fragment((64,), "float32")
+                T.clear(g)
+                for k in T.serial(4):
+                    for i in T.Parallel(64):
+                        g[i] += s[k, i]
+                if what == "fragment":
+                    T.copy(g, f)
+                if what == "variable":
+                    n = n + 1
+                if what == "barrier":
+                    T.sync_threads()
+                if what == "index":
+                    for i in T.Parallel(64):
+                        g[i] += tx
+                T.copy(g, B[0, 0])
+            elif tx < threads - 8:
+                g = T.alloc_fragment((64,), "float32")
+                T.fill(g, 1)
+                for k in T.Pipelined(4, num_stages=2):
+                    r = T.alloc_shared((64,), "float32")
+                    T.copy(A[k, 0], r)
+                    for i in T.Parallel(64):
+                        g[i] *= r[i]
+                T.copy(g, B[1, 0])
+            else:
+                T.copy(s[3, :], B[2, 0])
+                if what == "use":
+                    T.copy(f, B[2, 0])
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["sim", "sm_90a", "sm_80"])
+@pytest.mark.parametrize(("threads", "first"), [(96, 32), (96, 1), (256, 100), (64, 64)])
+def test_conditions_that_cut_warpgroups(threads: int, first: int, target: str):
+    a = RNG.standard_normal((4, 64)).astype("float32")
+    out = run(cut(threads, first), {"A": a, "B": np.full((3, 64), np.nan, "float32")}, target)["B"]
+    np.testing.assert_allclose(out[0], a.sum(0), rtol=1e-5, atol=1e-5)
+    if first == threads:  # nobody is left
+        assert np.isnan(out[1:]).all()
+        return
+    np.testing.assert_allclose(out[1], a.prod(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(out[2], a[3])
+
+
+@pytest.mark.parametrize("what", ["fragment", "variable", "barrier", "index"])
+def test_branches_that_differ_by_who_runs_them(what: str):
+    with pytest.raises(TileSyntaxError):
+        cut(96, 32, what).trace()

@@ -148,9 +148,10 @@ def test_tiles_under_a_thread_s_condition_are_refused():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32")):
         with T.Kernel(1, threads=64):
-            s = T.alloc_shared((64,), "float32")
+            f = T.alloc_fragment((64,), "float32")
             if T.get_thread_binding() < 32:
-                T.copy(A, s)
+                T.copy(A, f)
+            T.copy(f, A)
 
     with pytest.raises(TileSyntaxError, match="what all threads of the block do together"):
         kernel.trace()

@@ -29,8 +29,8 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.language.dtypes import ABSENT
 from tilescale.language.dtypes import ALL as DTYPES
+from tilescale.language.dtypes import NARROW
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -150,6 +150,29 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "prelude": "with T.Kernel(4, prelude='x') as bx:\n    A[0, 0] = x",
         },
     ),
+    "PersistentTileScheduler": (
+        "s = T.PersistentTileScheduler(8, 6, 4, 2, column_major=True, cluster_size=1, stateful=True, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+        {
+            "num_m_tiles": "s = T.PersistentTileScheduler(7, 6, 4, 2, column_major=True, cluster_size=1, stateful=True, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+            "num_n_tiles": "s = T.PersistentTileScheduler(8, 5, 4, 2, column_major=True, cluster_size=1, stateful=True, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+            "num_workers": "s = T.PersistentTileScheduler(8, 6, 3, 2, column_major=True, cluster_size=1, stateful=True, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+            "swizzle_size": "s = T.PersistentTileScheduler(8, 6, 4, 3, column_major=True, cluster_size=1, stateful=True, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+            "column_major": "s = T.PersistentTileScheduler(8, 6, 4, 2, column_major=False, cluster_size=1, stateful=True, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+            "cluster_size": "s = T.PersistentTileScheduler(8, 6, 4, 2, column_major=True, cluster_size=2, stateful=True, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+            "stateful": "s = T.PersistentTileScheduler(8, 6, 4, 2, column_major=True, cluster_size=1, stateful=False, name='s')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+            "name": "s = T.PersistentTileScheduler(8, 6, 4, 2, column_major=True, cluster_size=1, stateful=True, name='t')\ns.init(bx)\nwhile s.valid():\n    A[s.m_idx, s.n_idx] = x\n    s.next_tile()",
+        },
+    ),
+    "ClusterKernel": (
+        "with T.ClusterKernel(4, cluster_dims=1) as bx:\n    A[0, 0] = x",
+        {
+            "grid": "with T.ClusterKernel(8, cluster_dims=1) as bx:\n    A[0, 0] = x",
+            "cluster_dims": "with T.ClusterKernel(4, cluster_dims=2) as bx:\n    A[0, 0] = x",
+            "threads": "with T.ClusterKernel(4, cluster_dims=1, threads=64) as bx:\n    A[0, 0] = x",
+            "prelude": "with T.ClusterKernel(4, cluster_dims=1, prelude='x') as bx:\n    A[0, 0] = x",
+        },
+    ),
+    "block_rank_in_cluster": ("A[T.block_rank_in_cluster(), 0] = x", {}),
     "Layout": (
         "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 64 + q)})",
         {
@@ -883,7 +906,7 @@ SAME = {
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
 #: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
-APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32", *ABSENT}
+APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32", *NARROW}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
@@ -986,7 +1009,11 @@ WORDS = [n for n in sorted(T.__all__) if n not in DTYPES and n not in APART]
 @functools.cache
 def traced(text: str) -> Any:
     """The program of a kernel whose body, or whole launch, is this text; the message of what refuses it."""
-    body = text if text.startswith("with T.Kernel") else LAUNCH + textwrap.indent(needs(text) + text, "    ")
+    body = (
+        text
+        if text.startswith(("with T.Kernel", "with T.ClusterKernel"))
+        else LAUNCH + textwrap.indent(needs(text) + text, "    ")
+    )
     file, source = f"<word {hash(text)}>", HEAD + textwrap.indent(body, "    ")
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     space: dict[str, Any] = {"T": T, "__name__": "words"}

@@ -1,0 +1,234 @@
+"""Numbers of 4 bits: tensors of two a byte, tiles of 8 bits that hold them, what is stored, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.kernels import refused, run
+from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.checks.run import check
+from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.passes import pipeline
+from tilescale.errors import TileTypeError, TileValueError
+
+GRID = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+ARCHES = pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+
+
+def packed(codes: np.ndarray, dtype: str = "uint8") -> np.ndarray:
+    low, high = codes[..., ::2] & 15, codes[..., 1::2] & 15
+    return (low | high << 4).astype("uint8").view(dtype)
+
+
+def codes_of(values: np.ndarray) -> np.ndarray:
+    """The nearest of float4_e2m1fn, halfway to the even code."""
+    size = np.minimum(np.abs(np.nan_to_num(values.astype(np.float64), nan=6.0)), 6.0)
+    far = np.abs(size[..., None] - GRID)
+    best = far.min(-1, keepdims=True)
+    even = np.where(far == best, np.arange(8) % 2, 2)
+    return even.argmin(-1) | np.where(np.signbit(values), 8, 0)
+
+
+def product(dtype: Any, out: Any, m: int = 96, pipelined: bool = True) -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor((m, 128), dtype), B: T.Tensor((64, 128), dtype), C: T.Tensor((m, 64), out)):
+        with T.Kernel(2, threads=128) as x:
+            a, b = T.alloc_shared((64, 64), dtype), T.alloc_shared((64, 64), dtype)
+            c = T.alloc_fragment((64, 64), out)
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2 if pipelined else 0):
+                T.copy(A[x * 64, k * 64], a)
+                T.copy(B[0, k * 64], b)
+                T.gemm(a, b, c, transpose_B=True)
+            T.copy(c, C[x * 64, 0])
+
+    return kernel
+
+
+@ARCHES
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_products_of_integers(dtype: str, arch: str):
+    rng, low = np.random.default_rng(1), -8 if dtype == "int4" else 0
+    a, b = rng.integers(low, low + 16, (96, 128)), rng.integers(low, low + 16, (64, 128))
+    store = "int8" if dtype == "int4" else "uint8"
+    args = {"A": packed(a, store), "B": packed(b, store), "C": empty((96, 64), "int32")}
+    kernel = product(T.dtype(dtype), "int32")
+    agree(kernel, args, arch=arch, exact=True)
+    rings = pipeline.run(kernel.trace(), target(arch))[0].schedule.rings
+    if arch == "sm_90a":  # where each first reader has a ring of its own
+        assert sorted(b for r in rings for b in r.buffers) == ["A_bytes", "B_bytes"]
+    got = np.zeros((96, 64), np.int32)
+    run(kernel)(args["A"], args["B"], got)
+    np.testing.assert_array_equal(got, a @ b.T)
+
+
+def test_products_of_floats():
+    rng = np.random.default_rng(2)
+    a, b = rng.integers(0, 16, (96, 128)), rng.integers(0, 16, (64, 128))
+    value = lambda c: GRID[c & 7] * np.where(c & 8, -1, 1)  # noqa: E731
+    args = {"A": packed(a), "B": packed(b), "C": empty((96, 64), "float32")}
+    agree(product(T.float4_e2m1fn, "float32"), args, arch="sm_90a", exact=True)
+    got = np.zeros((96, 64), np.float32)
+    run(product(T.float4_e2m1fn, "float32"))(args["A"], args["B"], got)
+    np.testing.assert_array_equal(got, value(a) @ value(b).T)  # sums of quarters are exact
+
+
+def quantized(through: str) -> Any:
+    @T.prim_func
+    def kernel(
+        X: T.Tensor((30, 64), "float32"),
+        Q: T.Tensor((30, 64), T.float4_e2m1fn),
+        Y: T.Tensor((30, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            x = T.alloc_fragment((32, 64), "float32")
+            q = T.alloc_fragment((32, 64), T.float4_e2m1fn)
+            s = T.alloc_shared((32, 64), T.float4_e2m1fn)
+            T.copy(X[0, 0], x)
+            if through == "elements":
+                for i, j in T.Parallel(32, 64):
+                    q[i, j] = x[i, j]
+                T.copy(q, s)
+            elif through == "copies":
+                T.copy(x, q)
+                T.copy(q, s)
+            else:
+                T.copy(X[0, 0], s)
+            T.copy(s if through != "copies" else q, Q[0, 0])
+            for i, j in T.Parallel(32, 64):
+                if i < 30:
+                    Y[i, j] = T.cast(s[i, j], "float32")
+
+    return kernel
+
+
+@ARCHES
+@pytest.mark.parametrize("through", ["elements", "copies", "a tensor"])
+def test_floats_round_to_the_nearest_even(through: str, arch: str):
+    x = data((30, 64), "float32", 3).reshape(-1) * 3
+    middle = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.01, 1e9, 0.0, np.inf, 2.4999], np.float32)
+    x[:24] = np.concatenate([middle, -middle])
+    x = x.reshape(30, 64)
+    args = {"X": x, "Q": np.zeros((30, 32), np.uint8), "Y": empty((30, 64), "float32")}
+    agree(quantized(through), args, arch=arch, exact=True)
+    q, y = np.zeros((30, 32), np.uint8), np.zeros((30, 64), np.float32)
+    run(quantized(through))(x, q, y)
+    codes = codes_of(x)
+    np.testing.assert_array_equal(q, packed(codes))
+    np.testing.assert_array_equal(y, GRID[codes & 7] * np.where(codes & 8, -1, 1))
+
+
+def test_the_simulator_finds_nothing():
+    args = {
+        "X": data((30, 64), "float32"),
+        "Q": np.zeros((30, 32), np.uint8),
+        "Y": empty((30, 64), "float32"),
+    }
+    for arch in ("sm_90a", "sm_80"):
+        assert (report := check(quantized("copies"), 1, args, level="both", seeds=2, arch=arch)), report
+
+
+def dequantized(dtype: Any) -> Any:
+    """Elements of a tensor, one by one, and values that are cast and whose bits are taken."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((5, 6), dtype), s: T.Tensor((5,), "float32"), C: T.Tensor((5, 6), "float32"),
+        D: T.Tensor((5, 6), "uint8"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(5, 6):
+                C[i, j] = A[i, j] * s[i]
+                D[i, j] = T.reinterpret(T.cast(A[i, j], dtype), "uint8")
+
+    return kernel
+
+
+@ARCHES
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "float4_e2m1fn"])
+def test_elements_of_tensors(dtype: str, arch: str):
+    codes = np.random.default_rng(4).integers(0, 16, (5, 6))
+    codes[0] = [0, 1, 7, 8, 9, 15]
+    values = {
+        "int4": (codes ^ 8) - 8, "uint4": codes, "float4_e2m1fn": GRID[codes & 7] * np.where(codes & 8, -1, 1)
+    }[dtype]  # fmt: skip
+    scale = np.arange(1, 6, dtype=np.float32)
+    store = "int8" if dtype == "int4" else "uint8"
+    args = {
+        "A": packed(codes, store), "s": scale, "C": empty((5, 6), "float32"), "D": np.zeros((5, 6), np.uint8)
+    }  # fmt: skip
+    agree(dequantized(T.dtype(dtype)), args, arch=arch, exact=True)
+    c, d = np.zeros((5, 6), np.float32), np.zeros((5, 6), np.uint8)
+    run(dequantized(T.dtype(dtype)))(args["A"], scale, c, d)
+    np.testing.assert_array_equal(c, values * scale[:, None])
+    np.testing.assert_array_equal(d, codes)
+
+
+def test_torch_s_pairs_of_floats():
+    @tilescale.jit(target="cpu")
+    def negated(x):
+        M, N = T.const("M, N")
+        x: T.Tensor((M, N), T.float4_e2m1fn)
+        y = T.empty((M, N), T.float4_e2m1fn)
+        with T.Kernel(T.ceildiv(M, 8), threads=32) as b:
+            s = T.alloc_shared((8, 16), T.float4_e2m1fn)
+            T.copy(x[b * 8, 0], s)
+            for i, j in T.Parallel(8, 16):
+                s[i, j] = -T.cast(s[i, j], "float32")
+            T.copy(s, y[b * 8, 0])
+        return y
+
+    codes = np.random.default_rng(5).integers(0, 16, (20, 16))
+    given = torch.from_numpy(packed(codes)).view(torch.float4_e2m1fn_x2)
+    got = negated(given)
+    assert got.dtype == torch.float4_e2m1fn_x2 and got.shape == (20, 8)
+    np.testing.assert_array_equal(got.view(torch.uint8).numpy(), packed(codes ^ 8))
+
+
+def test_the_names_are_dtypes_of_their_own():
+    assert T.int4 != T.int8 and T.int4 == "int4" and T.dtype("uint4") is T.uint4 and T.int4.bits == 4
+    assert T.dtype(torch.float4_e2m1fn_x2) is T.float4_e2m1fn and T.float4_e2m1fn.is_float
+    assert T.int4.as_torch() is torch.int8 and T.float4_e2m1fn.as_torch() is torch.float4_e2m1fn_x2
+
+
+def one(act: Any, shape: tuple[int, int] = (8, 16), dtype: Any = "int4") -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor(shape, dtype), n: T.int32):
+        with T.Kernel(1, threads=32):
+            t, f = T.alloc_shared((8, 16), dtype), T.alloc_fragment((8,), "float32")
+            act(A, t, f, n)
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message", "expected"),
+    [
+        (lambda A, t, f, n: A.__setitem__((0, 0), 1), TileTypeError, "shares a byte with its neighbour", "T.copy of a tile"),
+        (lambda A, t, f, n: T.reduce_max(t, f, dim=1), TileTypeError, "is t, of int4", "for tiles of 4 bits"),
+        (lambda A, t, f, n: T.copy(A[0, n], t), TileTypeError, "which may be odd", "an even number"),
+        (lambda A, t, f, n: T.copy(A[0, 1:3], t[0, 0:2]), TileTypeError, "is 1, which may be odd", "an even number"),
+        (lambda A, t, f, n: T.fill(t, 8), TileValueError, "8 is no value of int4", "-8 to 7"),
+        (lambda A, t, f, n: T.fill(A, 0), TileTypeError, "A is a tensor of int4", "T.copy of a part"),
+        (lambda A, t, f, n: T.reinterpret(t[0, 0], "float32"), TileTypeError, "T.reinterpret of int4", "lower 4 bits"),
+        (lambda A, t, f, n: T.view(t, (16, 8), "int8"), TileTypeError, "a view of t, of int4, as int8", "the same dtype"),
+    ],
+)  # fmt: skip
+def test_refused(act: Any, kind: Any, message: str, expected: str):
+    with refused(kind, message, expected=expected):
+        one(act).trace()
+
+
+def test_refused_tensors():
+    with refused(TileValueError, "the rows of A are of 15 numbers of int4", expected="an even last extent"):
+        one(lambda A, t, f, n: None, (8, 15)).trace()
+    with refused(TileValueError, "0.7 is no value of float4_e2m1fn", expected="0, 0.5, 1"):
+        one(lambda A, t, f, n: T.fill(t, 0.7), dtype="float4_e2m1fn").trace()
+    with refused(TileTypeError, "that is a symm", expected="share a byte"):
+        T.SymmTensor((8, 16), "int4")
