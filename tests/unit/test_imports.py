@@ -112,7 +112,7 @@ RUNTIME: dict[str, set[str]] = {
     "export": {"version", "cache", "device", "devices", "launching"},
     "utils": {"compat", "language", "profiler"},
     "kernel": {"compat", "launching", "profiler", "report", "export"},
-    "several": {"kernel"},
+    "several": {"kernel", "export"},
     "layout": {"kernel"},
     "tools": {"layout"},
     "build": {"several", "advice", "language", "fingerprint", "cache", "devices", "kernel"},
