@@ -159,6 +159,7 @@ RUNTIME: dict[str, set[str]] = {
         "lowered",
         "profiler",
         "kernel",
+        "several",
         "layout",
         "jit",
         "tuning",
