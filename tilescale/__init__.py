@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from tilescale import comm, env, errors, language, layout, ops
     from tilescale.compat import PassConfigKey
     from tilescale.errors import PerformanceWarning, TileError
-    from tilescale.kernel import Kernel, load
+    from tilescale.kernel import Kernel
     from tilescale.layout import plot_layout
     from tilescale.log import set_log_level
     from tilescale.profiler import Profiler, TensorSupplyType
+    from tilescale.several import load
     from tilescale.tuning import autotune
 
 #: name → the module that has it; a module's own name: itself
@@ -66,7 +67,7 @@ _LAZY = {
     "transform": "",
     "tvm": "tilescale.lowered",
     "utils": "",
-    "load": "tilescale.kernel",
+    "load": "tilescale.several",
     "plot_layout": "tilescale.layout",
     "set_log_level": "tilescale.log",
 }

@@ -1,16 +1,20 @@
-"""A kernel whose calls make several launches, one after the other: one ``with T.Kernel(…)`` each."""
+"""A kernel whose calls make several launches, one after the other: one ``with T.Kernel(…)`` each. Kernels
+in files, of one launch or several."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilescale.arrays import arguments
+from tilescale.errors import TileError
 from tilescale.kernel import Kernel
 
 if TYPE_CHECKING:
     from tilescale.compiler.findings import Report
+    from tilescale.compiler.ir.program import TileProgram
 
 
 class Several(Kernel):
@@ -86,3 +90,50 @@ def _allocating(kernel: Kernel) -> Kernel:
 def _given(kernel: Kernel) -> Kernel:
     """The same kernel, which is given everything."""
     return kernel.again((), ())
+
+
+def load(path: str | os.PathLike[str]) -> Kernel:
+    """The kernel in a file that `Kernel.export` wrote. It is called like the one that was exported, and knows
+    its parameters, resources and errors; what needs the program (`trace`, `check`, most kinds of
+    `get_kernel_source`) raises TileError.
+
+    Raises:
+        TileValueError: no such file, not one of ours, or damaged; made by another version of TileScale, for
+            another processor or GPU than this machine's.
+    """
+    from tilescale import export
+
+    where = Path(path)
+    if (many := export.launches(where)) is not None:
+        first, *rest = (_loaded(file, where) for file in many[0])
+        return Several(first.again(first.out_idx, many[1]), rest)
+    return _loaded(where, where)
+
+
+def _loaded(file: Path, where: Path) -> Kernel:
+    """The kernel of one launch in ``file``, which is ``where`` for people."""
+    from tilescale import export
+
+    entry, head, texts = export.read(file)
+    made = Kernel(
+        entry,
+        head["label"],
+        _no_program(where),
+        out_idx=head["out_idx"],
+        returns=head["returns"],
+        from_cache=True,
+        instrument=head["instrument"],
+    )
+    made.config, made.latency, made.has_program = head["config"], head["latency"], False
+    made.texts.update(texts)
+    return made
+
+
+def _no_program(where: Path) -> Callable[[], TileProgram]:
+    def program() -> TileProgram:
+        raise TileError(
+            f"the kernel was loaded from {where}, which holds its code and not its program",
+            hint="compile it from its source",
+        )
+
+    return program

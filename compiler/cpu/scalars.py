@@ -162,6 +162,11 @@ class Scalars:
         dt = str(e.ty)
         if name in _CLASSES:
             return _classified(name, self.scalar(e.args[0]))
+        if name == "ts.math.dp4a":
+            *factors, total = map(self.scalar, e.args)
+            for a, b in zip(factors[:4], factors[4:], strict=True):
+                total = total + tirx.Cast("int32", a) * tirx.Cast("int32", b)
+            return total
         if name.startswith("ts.math."):
             from tilescale.compiler.cpu.vmath import lower_call
 

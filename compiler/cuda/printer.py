@@ -96,6 +96,7 @@ class CudaPrinter(CPrinter):
         "__tan": "__tanf",
         "__tanh": "ts::fast_tanh",
         # never contracted; divisions and square roots are correctly rounded as they are
+        "dp4a": "ts::dp4a",
         "ieee_add": "__fadd_rn",
         "ieee_sub": "__fsub_rn",
         "ieee_mul": "__fmul_rn",

@@ -19,7 +19,7 @@ from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit, is_tile, region
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, register_op
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import canonical
 
@@ -122,6 +122,9 @@ def call_extern(*args: Any, dtype: Any = None) -> None:
     emit("call_extern", given, {"function": name, "modes": ",".join(modes)})
 
 
+register_op("ts.math.dp4a", pure=True)  # four of int8, four of int8, an int32: one instruction of NVIDIA's
+
+
 def dp4a(A: Any, B: Any, C: Any) -> None:
     """C += A[0] · B[0] + … + A[3] · B[3]: four neighbours of int8 along the last axis from the elements that
     A and B name, added to the int32 that C names.
@@ -134,10 +137,8 @@ def dp4a(A: Any, B: Any, C: Any) -> None:
     if [str(r.dtype) for r in ops] != ["int8", "int8", "int32"]:
         told = ", ".join(str(r.dtype) for r in ops)
         raise TileTypeError(f"T.dp4a of {told}", loc=loc, expected="int8, int8 and an accumulator of int32")
-    a, b = ([_element(r, k) for k in range(4)] for r in ops[:2])
-    total = _element(ops[2], 0)
-    for x, y in zip(a, b, strict=True):
-        total = total + tirx.Cast("int32", x) * tirx.Cast("int32", y)
+    values = [_element(r, k) for r in ops[:2] for k in range(4)]
+    total = ir.Call("ts.math.dp4a", [*values, _element(ops[2], 0)], ret_ty=ir.PrimType("int32"))
     ops[2].buffer.store(ops[2].mins, total)
 
 

@@ -220,6 +220,10 @@ def function(name: str, values: list[Any], dtype: str) -> Any:
     if name in _CLASSES:
         made = _CLASSES[name](values[0])
         return made if is_vector(made) else bool(made)
+    if name == "dp4a":
+        wide = [np.asarray(v, dtype=np.int64) for v in values]
+        total = wide[8] + sum(a * b for a, b in zip(wide[:4], wide[4:8], strict=True))
+        return total.astype(np.int32)[()]  # it wraps
     if name == "fma" and dtype == "float64":
         return np.vectorize(_fma, otypes=[np.float64])(*values)[()]
     wide = [np.asarray(v, dtype=np.float64) for v in values]

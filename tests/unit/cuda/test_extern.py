@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilescale
 import tilescale.language as T
 from tests.kernels import refused
 from tests.kernels import run as compiled
@@ -123,6 +124,21 @@ def test_dp4a(target: str):
     a, b = (rng.integers(-128, 128, (64, 24), dtype=np.int8) for _ in range(2))
     out = run(dots, {"A": a, "B": b, "C": np.zeros(64, np.int32)}, target)
     assert (out["C"] == (a.astype(np.int32) * b).sum(1)).all()
+
+
+def test_dp4a_is_one_instruction():
+    assert tilescale.compile(dots, target="cuda:sm_90a").get_kernel_source().count("ts::dp4a(") >= 1
+
+
+def test_dp4a_wraps_on_the_cpu_as_elsewhere():
+    @T.prim_func
+    def much(A: T.Tensor((4,), "int8"), C: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=32):
+            T.dp4a(A[0], A[0], C[0])
+
+    a, c = np.full(4, -128, np.int8), np.array([2**31 - 1], np.int32)
+    tilescale.compile(much, target="cpu")(a, c)
+    assert c[0] == -(2**31) + 4 * 128 * 128 - 1
 
 
 @T.prim_func

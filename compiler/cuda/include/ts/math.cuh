@@ -16,6 +16,14 @@ __device__ __forceinline__ T floormod(T a, T b) {
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
 
+// c + a0 b0 + … + a3 b3 (PTX ISA, dp4a). Bytes that lie together in a register are put together by nothing.
+__device__ __forceinline__ int dp4a(
+    int8_t a0, int8_t a1, int8_t a2, int8_t a3, int8_t b0, int8_t b1, int8_t b2, int8_t b3, int c) {
+  const uint32_t a = uint8_t(a0) | uint8_t(a1) << 8 | uint8_t(a2) << 16 | uint32_t(uint8_t(a3)) << 24;
+  const uint32_t b = uint8_t(b0) | uint8_t(b1) << 8 | uint8_t(b2) << 16 | uint32_t(uint8_t(b3)) << 24;
+  return __dp4a(int(a), int(b), c);
+}
+
 // (x & mask) | set in one instruction, which ptxas makes two of where both are constants.
 __device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t set) {
   uint32_t r;
