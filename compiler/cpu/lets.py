@@ -8,8 +8,8 @@ from typing import Any
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
 
 #: A binding may stand on so many others before it goes by way of a slot: TVM's analyses grow with the power
-#: of it. One on another was seen to take half a second. In a vectorised loop there may be more: behind a slot an
-#: index is no ramp of the lane any more, and its access is a gather.
+#: of it, and three on one another may take half a second. In a vectorised loop there may be more: behind a
+#: slot an index is no ramp of the lane any more, and its access is a gather.
 CHAIN, CHAIN_OF_LANES = 1, 4
 
 
