@@ -8,8 +8,9 @@ from typing import Any
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
 
 #: A binding may stand on so many others before it goes by way of a slot: TVM's analyses grow with the power
-#: of it.
-CHAIN = 4
+#: of it, and three on one another may take half a second. In a vectorised loop there may be more: behind a
+#: slot an index is no ramp of the lane any more, and its access is a gather.
+CHAIN, CHAIN_OF_LANES = 1, 4
 
 
 class _Binder:
@@ -129,7 +130,9 @@ class _Pass:
 
         tvm_ffi.structural_walk(bind.value, (ir.Var, look))
         if (
-            depth < CHAIN or str(bind.var.ty) == "bool" or not isinstance(bind.var.ty, ir.PrimType)
+            depth < (CHAIN if self.lane is None else CHAIN_OF_LANES)
+            or str(bind.var.ty) == "bool"
+            or not isinstance(bind.var.ty, ir.PrimType)
         ):  # an address comes from a call
             self.depth[hash(bind.var)] = depth + 1
             self.kept.append(bind.var)

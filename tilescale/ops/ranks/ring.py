@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 
 from tilescale.ops import attention, host
 from tilescale.ops.gemm_kernels import ceil_div
@@ -188,6 +187,9 @@ def attended(
     attention_of = torch.nn.functional.scaled_dot_product_attention
     if not causal or starts is not None:
         return attention_of(q, k, v, attn_mask=mask_of(q, chunks, rank, causal, starts), enable_gqa=True)
+    # Only a benchmark asks for this, and the import brings all of torch's compiler: as long as torch itself.
+    from torch.nn.attention.bias import causal_lower_right
+
     found = [q[:, :, :0]]
     for part in range(chunks.parts):
         chunk, first = chunks.chunk(rank, part), part * chunks.each
