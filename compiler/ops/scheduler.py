@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Variable, as_expr, binary, compare
+from tilescale.compiler.builder.values import Variable, as_expr, binary, compare, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops import tile_orders
@@ -62,7 +62,9 @@ class PersistentTileScheduler:
         self.fast, self.slow = (rows, num_n_tiles) if column_major else (num_n_tiles, rows)
         self.column_major, self.swizzle_size, self.cluster_size = column_major, swizzle_size, cluster_size
         blocks = tile_orders.product(list(launch.grid))
-        self.num_workers = binary("//", blocks, cluster_size) if num_workers is None else num_workers
+        self.num_workers = (
+            binary("//", blocks, cluster_size) if num_workers is None else index_expr(num_workers)
+        )
         self.variables: dict[str, Variable] = {}
         for word in ("m_idx", "n_idx", "linear_idx", "current_iter") if stateful else ():
             made = self.variables[word] = alloc_var("int32")

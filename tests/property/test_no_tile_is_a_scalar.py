@@ -233,6 +233,8 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "Cast": {"dtype": "int32", "value": t.scalar},
         "reinterpret": {"a": "int32", "b": t.scalar},
         "Kernel": {"grid": (4,)},
+        "ClusterKernel": {"grid": (4,), "cluster_dims": 2},
+        "PersistentTileScheduler": {"num_m_tiles": 4, "num_n_tiles": 4},
         "Scale": {"name": "grid"},
         "Persistent": {"domain": (4, 4), "wave_size": 2, "index": t.number},
         "Parallel": {"extents": (4,)},

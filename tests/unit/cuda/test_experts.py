@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tilescale.compiler import driver
-from tilescale.ops.ranks import expert_kernels
+from tilescale.ops.ranks import exchange_kernels, expert_kernels
 from tilescale.packets import length
 
 WORLD, E, K, H, BLOCKS = 2, 6, 2, 24, 2
@@ -180,8 +180,8 @@ def test_rows_move_in_vectors_at_full_size():
 @pytest.mark.parametrize(("columns", "remote"), [(24, ""), (7, ""), (7, "nvshmem")])
 def test_exchange(columns: int, remote: str):
     sizes = np.array([[3, 6], [0, 5]], np.int32)
-    kernel = expert_kernels.exchange(
-        H=columns, world=WORLD, wide=16, group=4, blocks=BLOCKS, threads=64, dtype="bfloat16"
+    kernel = exchange_kernels.exchange(
+        H=columns, world=WORLD, group=4, blocks=BLOCKS, threads=64, dtype="bfloat16", givers=1
     )
     agree_on_ranks(
         kernel,
@@ -191,7 +191,7 @@ def test_exchange(columns: int, remote: str):
                 "sizes": sizes[r].copy(),
                 "box": np.zeros(length((WORLD, 4), 32), np.int64),
                 "landing": empty((12, columns), "bfloat16"),
-                "arrived": np.zeros((WORLD, 3), np.int64),
+                "arrived": np.zeros((WORLD, 1), np.int64),
                 "Y": empty((12, columns), "bfloat16"),
                 "got": empty((WORLD,), "int32"),
             }
