@@ -325,7 +325,8 @@ def test_instrumented_kernels_log_into_one_memory_and_clocks_are_compared(seen: 
     log = seen["log"]
     assert log["given"] == [1 << 20, 0, 0]
     within, far = log["clock"][2], max(abs(x) for x in log["clock"][1])
-    assert log["clock"][0] == 2 and far <= within < 1_000_000, log
+    # a fiftieth of the second that the clocks differ by: a busy machine is late by milliseconds
+    assert log["clock"][0] == 2 and far <= within < 20_000_000, log
     assert abs(log["clock"][3][0]) <= log["clock"][3][1] and log["clock"][4] == 1000
     begins = [5000, 6000, 7024, 9000]
     assert [abs(e[0] - ns) <= within for e, ns in zip(log["events"], begins, strict=True)] == [True] * 4
