@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -102,6 +103,13 @@ def choose(size: int, inner: int, world: int, blocks: int | None = None) -> str:
     return "packets" if small and inner >= LEAST and inner % 4 == 0 and blocks is None else "kernel"
 
 
+def cut_up(rows: int, inner: int, units: int, world: int) -> tuple[int, flat.Cut]:
+    """How many of a part's ``rows``, of ``inner`` bytes, are put together; and how blocks share them."""
+    cut = flat.cut(rows * inner, 1, units, world)
+    group = max(1, min(MOST, cut.Q // inner))
+    return group, replace(cut, blocks=max(1, min(units, share(rows, group))))
+
+
 def exchanged(
     x: torch.Tensor, sizes: torch.Tensor, c: torch.Tensor, got: torch.Tensor, inner: int, team: Team,
     way: str, blocks: int | None,
@@ -123,9 +131,8 @@ def exchanged(
         args = (a, sizes, box, space.box(a, room * wide), landing, got)
         host.launch(exchange_by_packets, args, **what)
     else:
-        cut = flat.cut(share(rows, world) * inner, size, units, world)
-        group = max(1, min(MOST, cut.Q // H))
-        count = max(1, min(units, share(share(rows, world), group)))
+        group, cut = cut_up(share(rows, world), inner, units, world)
+        count = cut.blocks
         givers = count * flat.GIVERS // 4 if cut.givers and world > 1 else 0
         what |= {"group": group, "blocks": count, "threads": cut.threads, "givers": givers}
         (there,) = space.tensors(x, (landing.shape, kind))
@@ -210,8 +217,7 @@ def pick(
     way = how or choose(rows * inner, inner, world, blocks)
     if way == "packets":
         return Pick(way, min(units, rows * -(-inner // flat.EACH)))
-    cut = flat.cut(rows * inner, 1, min(units, blocks or units), world)
-    return Pick(way, max(1, min(blocks or units, units, share(rows, max(1, min(MOST, cut.Q // inner))))))
+    return Pick(way, cut_up(rows, inner, min(units, blocks or units), world)[1].blocks)
 
 
 OP = RankOp(

@@ -7,6 +7,7 @@ Ranks tell each other their sizes in packets, so each block knows where all rows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tilescale.language as T
@@ -41,9 +42,22 @@ def places(sizes, box, got, b, rank, every, first, there, here, most):
     T.device_assert(here[W - 1] + every[W - 1, rank] <= most, "more rows come than rows= says")
 
 
-def exchange(
-    H: int, world: int, group: int, blocks: int, threads: int, dtype: str, givers: int
-) -> Any:  # fmt: skip
+def pieces(rows: Any, group: int) -> list[tuple[int, Any, Any, Callable[[Any], Any]]]:
+    """How a part is cut: pieces of ``group`` rows, then what is left row by row, numbered through. Of each
+    sort the rows of a piece, the first number and the one behind the last, and where a number begins."""
+    whole = rows // group
+    if group == 1:
+        return [(1, 0, rows, lambda p: p)]
+    left = (1, whole, whole + rows % group, lambda p: whole * (group - 1) + p)
+    return [(group, 0, whole, lambda p: p * group), left]
+
+
+def first_from(low: Any, own: Any, of: int) -> Any:
+    """The first number from ``low`` on that falls to worker ``own`` of ``of``."""
+    return low + (own - low % of + of) % of
+
+
+def exchange(H: int, world: int, group: int, blocks: int, threads: int, dtype: str, givers: int) -> Any:
     """By puts of ``group`` rows, and of what is left row by row, into ``landing``, from where they are copied
     on. ``givers``: see `flat_kernels.shares`."""
     t, R = T.dynamic("t"), T.dynamic("R")
@@ -68,12 +82,9 @@ def exchange(
                 for hop in T.serial(1, n):
                     d = (rank + hop) % n
                     rows = every[rank, d]
-                    # a part's pieces: `whole` of `group` rows, then the rows behind them
-                    for size in (group, 1)[: 1 + (group > 1)]:
-                        whole = rows // group
-                        low, high = (0, whole) if size == group else (whole, whole + rows % group)
-                        for p in T.serial(low + (put - low % puts + puts) % puts, high, step=puts):
-                            at = whole * (group - 1) + p if size < group else p * group
+                    for size, low, high, place in pieces(rows, group):
+                        for p in T.serial(first_from(low, put, puts), high, step=puts):
+                            at = place(p)
                             begin, to = first[d] + at, there[d] + at
                             T.copy(
                                 X[begin : begin + size, 0:H],
@@ -86,11 +97,9 @@ def exchange(
                 for hop in T.serial(n):
                     s = (rank + n - hop) % n
                     rows = every[s, rank]
-                    for size in (group, 1)[: 1 + (group > 1)]:
-                        whole = rows // group
-                        low, high = (0, whole) if size == group else (whole, whole + rows % group)
-                        for p in T.serial(low + (take - low % takes + takes) % takes, high, step=takes):
-                            at = whole * (group - 1) + p if size < group else p * group
+                    for size, low, high, place in pieces(rows, group):
+                        for p in T.serial(first_from(low, take, takes), high, step=takes):
+                            at = place(p)
                             begin, to = first[s] + at, here[s] + at
                             if s == rank:
                                 T.copy(X[begin : begin + size, 0:H], Y[to : to + size, 0:H])
@@ -105,8 +114,8 @@ def exchange(
 def exchange_by_packets(
     H: int, world: int, wide: int, blocks: int, threads: int, dtype: str, room: int
 ) -> Any:  # fmt: skip
-    """In packets, ``wide`` numbers at once: no flags where a launch begins and ends, no signals, no landing.
-    ``parts`` (world, room · wide) has"""
+    """In packets, ``wide`` numbers of a row at once: no flags where a launch begins and ends, no signals, no
+    landing. ``parts`` has ``room`` such pieces for each rank's part."""
     t, R = T.dynamic("t"), T.dynamic("R")
     W, C, steps = world, ceil_div(world, 4) * 4, ceil_div(H, wide)
 

@@ -19,7 +19,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileValueError
 from tilescale.ops import fp8_gemm, gemm, host
-from tilescale.ops.case import generator, normal
+from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
 from tilescale.ops.ranks import fp8
 from tilescale.ops.ranks.case import Case, Expected, RankOp
@@ -432,13 +432,12 @@ def alone(
 ) -> Callable[[], Any]:
     """The library's product of as many rows, without the gather."""
     M = world * x.shape[0] if rows is None else rows
+    whole = random_like(x, M, x.shape[1])
     if (scale := scaled.get("scale_x")) is not None:
         scale = scale if scale.dim() == 1 else scale.new_ones(M, scale.shape[1])
-        whole = torch.randn(M, x.shape[1], device=x.device).to(x.dtype)
         kind = scaled.get("out_dtype", torch.bfloat16)
         return fp8_gemm.scaled_mm(whole, w, scale, scaled["scale_w"], kind)
-    # random numbers: of ones a product takes less power, and so a GPU less time
-    return gemm.cublas(torch.randn(M, x.shape[1], dtype=x.dtype, device=x.device), w)
+    return gemm.cublas(whole, w)
 
 
 _FEW = {

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from tilescale.ops import attention, host
+from tilescale.ops.case import random_like
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks import sequence
 from tilescale.ops.ranks.case import Case, Pick, RankOp
@@ -228,8 +229,7 @@ def alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, rows:
     if q.dim() == 3:
         q, k, v = (x.transpose(0, 1)[None].contiguous() for x in (q, k, v))
     keys = max(1, rows // 2 if causal else rows)
-    # random numbers: of ones a product takes less power, and so a GPU less time
-    k, v = (torch.randn_like(x.new_empty(*x.shape[:2], keys, x.shape[3])) for x in (k, v))
+    k, v = (random_like(x, *x.shape[:2], keys, x.shape[3]) for x in (k, v))
     return lambda: attention.flash_attention(q, k, v)
 
 

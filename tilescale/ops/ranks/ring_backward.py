@@ -23,6 +23,7 @@ import torch
 
 from tilescale.errors import TileValueError
 from tilescale.ops import attention_backward, host
+from tilescale.ops.case import random_like
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks import measure, ring, ring_gradient_kernels, sequence
 from tilescale.ops.ranks.case import Case, Pick, RankOp
@@ -232,8 +233,7 @@ def alone(
         do, q, k, v, o = (x.transpose(0, 1)[None].contiguous() for x in (do, q, k, v, o))
         lse = lse[None]
     keys = max(1, rows // 2 if causal else rows)
-    # random numbers: of ones a product takes less power, and so a GPU less time
-    k, v = (torch.randn_like(x.new_empty(*x.shape[:2], keys, x.shape[3])) for x in (k, v))
+    k, v = (random_like(x, *x.shape[:2], keys, x.shape[3]) for x in (k, v))
     return lambda: attention_backward.attention_gradients(do, q, k, v, o, lse)
 
 

@@ -18,6 +18,7 @@ import torch
 from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.ops import attention, host
+from tilescale.ops.case import random_like
 from tilescale.ops.ranks import flat, ring, sequence, ulysses_kernels
 from tilescale.ops.ranks.case import Case, Pick, RankOp
 from tilescale.ops.ranks.groups import Group, team_of
@@ -222,10 +223,9 @@ def by_library(
 
 
 def share_of(q: torch.Tensor, k: torch.Tensor, rows: int, world: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random numbers in the shape of all rows of one rank's share of the heads. (Of ones a product takes less
-    power, and so a GPU less time.)"""
+    """Random numbers in the shape of all rows of one rank's share of the heads."""
     how, batch = split(q.shape[1], k.shape[1], world), 1 if q.dim() == 3 else q.shape[0]
-    made = (torch.randn_like(q.new_empty(batch, m.most, rows, q.shape[-1])) for m in (how.queries, how.keys))
+    made = (random_like(q, batch, m.most, rows, q.shape[-1]) for m in (how.queries, how.keys))
     return next(made), next(made)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tilescale.ops import attention_backward, host
-from tilescale.ops.case import Expected, expected
+from tilescale.ops.case import Expected, expected, random_like
 from tilescale.ops.ranks import flat, measure, ring, ring_backward, sequence, ulysses, ulysses_kernels
 from tilescale.ops.ranks.case import Case, RankOp
 from tilescale.ops.ranks.groups import Group, team_of
@@ -126,7 +126,7 @@ def by_library(
 def alone(q: torch.Tensor, k: torch.Tensor, causal: bool, rows: int, world: int, **_: Any) -> Any:
     """Our gradients of one rank's share of the heads."""
     q, k = ulysses.share_of(q, k, rows, world)
-    o, lse = torch.randn_like(q), q.new_full(q.shape[:3], 10.0, dtype=torch.float32)
+    o, lse = random_like(q, *q.shape), q.new_full(q.shape[:3], 10.0, dtype=torch.float32)
     return lambda: attention_backward.attention_gradients(q, q, k, k, o, lse, causal=causal)
 
 

@@ -503,8 +503,10 @@ static __device__ TS_COLD void finish_launch(const Team& team, int lane) {
     if (load_relaxed<false>(&words(team, team.rank)[RUNNING]) != 1) give_up(team, OVERLAP, -1, -1, 0, 0, 0, -1);
     words(team, team.rank)[RUNNING] = 0;
   }
-  if (lane == 0) *count = number;
-  if (lane == 0 && team.ordered) words(team, team.rank)[LAUNCHES] += 1;
+  if (lane == 0) {
+    *count = number;
+    if (team.ordered) words(team, team.rank)[LAUNCHES] += 1;
+  }
 }
 __device__ __forceinline__ void end_launch(const Team& team, int thread) {
   if (!team.ends) return;
