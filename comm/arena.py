@@ -51,6 +51,7 @@ class Arena:
         self.segment = -(-max(segment, self.control + GRAIN) // GRAIN) * GRAIN
         stamps = -(-self.segment // PAGE * 8 // PAGE) * PAGE
         self.host = Shm(world, int(self._lib.ts_heap_control_bytes()) + stamps + PAGE)
+        self._lib.ts_gpu_forget()  # what failed in a job before: it would fail this one
         try:
             self.device: int | None = self._choose_device()
             self.bases = self._map()

@@ -80,6 +80,10 @@ class NestLowering(State):
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
         around = list(zip(counters, loop.counts, strict=True))
+        if (single := self._one_by_one(nest, loop)) is not None:
+            together = self._together(nest, loop, single, starts, around, None)
+            if together is not None:
+                return sequence([*binds, self.by_those(loop, together)])
         if (outer := self._deciding(nest, loop)) is not None:
             body = self._decided(nest, loop, starts, around, outer)
         else:
@@ -207,6 +211,23 @@ class NestLowering(State):
         body = self.round_of(nest, loop, starts, [*counters[:-1], group], None, make)
         return sequence([*binds, self.by_those(loop, self.loops(nest, body, around))])
 
+    def _one_by_one(self, nest: Nest, loop: Loop) -> Plan | None:
+        """The plan of a copy between two tensors of a GPU's memory whose elements go one by one: threads that
+        waited for each would have one access under way."""
+        s, axis = nest.body, loop.digits[-1].axis if loop.digits else None
+        if (
+            axis is None
+            or axis >= len(nest.vars)
+            or nest.alone
+            or not isinstance(s, tirx.BufferStore)
+            or not isinstance(s.value, ir.TensorLoad)
+            or str(s.value.ty) != str(s.buffer.ty.dtype)
+            or s.value.source.same_as(s.buffer)
+            or not self._between_memories(nest)
+        ):
+            return None
+        return Plan(axis, 1, [], direct=True)
+
     def _between_memories(self, nest: Nest) -> bool:
         """Whether a nest reads memory of a GPU and writes such."""
         s = nest.body
@@ -243,7 +264,7 @@ class NestLowering(State):
         else:
             counters.append(group)
         s = nest.body
-        width = min(m.width for m in vectors.moves)
+        width = min((m.width for m in vectors.moves), default=1)
         dtype = str(s.buffer.ty.dtype)
         tile = tirx.decl_buffer(
             (some * vectors.count,), dtype, f"{s.buffer.name}_under_way", scope="local", layout=None
@@ -253,13 +274,12 @@ class NestLowering(State):
             first, out = self._first(nest, vectors), []
             for k in range(0, vectors.count, width):
                 self._step(nest, vectors, counters[-1], first, tirx.IntImm("int32", k))
-                here = [tirx.Ramp(one * vectors.count + k, tirx.IntImm("int32", 1), width)]
+                here = [_run(one * vectors.count + k, width)]
                 if loads:
                     out.append(self._fetched(tile, here, s.value.source, s.value.indices, s.value))
                     continue
                 buf, flat, tests, _ = self.access(s.buffer, s.indices, s, True)
-                there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
-                made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, s.span)
+                made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), [_run(flat, width)], s.span)
                 out.append(self.once(tirx.IfThenElse(all_of(tests), made, None) if tests else made))
             return sequence(out)
 
@@ -310,13 +330,13 @@ class NestLowering(State):
 
     def _fetched(self, tile: Any, here: list[Any], buffer: Any, indices: Any, node: Any) -> Any:
         """A vector of memory into registers, the ramp ``here`` of ``tile``; zeros where it lies outside."""
-        width = int(here[0].lanes)
+        width = int(here[0].lanes) if isinstance(here[0], tirx.Ramp) else 1
         buf, flat, tests, _ = self.access(buffer, indices, node, False)
-        there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
-        made = tirx.BufferStore(tile, tirx.BufferLoad(buf, there), here)
+        made = tirx.BufferStore(tile, tirx.BufferLoad(buf, [_run(flat, width)]), here)
         if not tests:
             return made
-        zeros = tirx.Broadcast(tirx.const(0, str(tile.ty.dtype)), width)
+        zeros = tirx.const(0, str(tile.ty.dtype))
+        zeros = tirx.Broadcast(zeros, width) if width > 1 else zeros
         return tirx.IfThenElse(all_of(tests), made, tirx.BufferStore(tile, zeros, here))
 
     def _group(self, nest: Nest, vectors: Plan, group: Any) -> Any:
@@ -575,6 +595,11 @@ def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:
     structural_walk(s.condition, (ir.TensorLoad, found.append))
     structural_walk(s.condition, (ir.Call, lambda c: found.append(c) if c.op.name in EXTERN_CALLS else None))
     return (nest, None) if found else (replace(nest, body=s.then_case), s.condition)
+
+
+def _run(first: Any, width: int) -> Any:
+    """The index of ``width`` neighbours."""
+    return tirx.Ramp(first, tirx.IntImm(str(first.ty), 1), width) if width > 1 else first
 
 
 def _shared(rounds: int) -> int:

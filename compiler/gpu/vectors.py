@@ -70,7 +70,9 @@ def plan(cx: NestLowering, nest: Nest, loop: Loop) -> Plan | None:
         return None
     count = max(w for _, w in found)
     moves = [Moved(a, w) for a, w in found if w > 1]
-    return Plan(axis, count, moves, _direct(cx, nest, loop, moves, count))
+    # Where one side moves fewer neighbours, each moves as many as it can.
+    direct = len({m.width for m in moves}) == 1 and _direct(cx, nest, loop, moves, count)
+    return Plan(axis, count, moves, direct)
 
 
 def _width(cx: NestLowering, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -> int:

@@ -183,8 +183,10 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
 
 def contiguous(nest: Nest) -> tuple[int, int] | None:
     """``(k, widest)``: the variable along which most accesses to memory walk, and how many neighbours one
-    access may take; None where none walks."""
+    access may take: as many as all can, but one that crosses to another rank decides alone. None where none
+    walks."""
     votes: dict[int, list[int]] = {}
+    far: dict[int, int] = {}
     own = own_buffers(nest)
     for a in nest.accesses:
         if a.buffer in own or in_registers(a.buffer) or not a.indices:
@@ -197,10 +199,26 @@ def contiguous(nest: Nest) -> tuple[int, int] | None:
             while not is_multiple(row, run):
                 run //= 2
             votes.setdefault(k, []).append(run)
+            if _crosses(nest, a):
+                far[k] = run
     if not votes:
         return None
     k = max(votes, key=lambda k: (len(votes[k]), k))
-    return k, min(*votes[k], nest.width or max(votes[k]))
+    return k, min(far.get(k, min(votes[k])), nest.width or max(votes[k]))
+
+
+def _crosses(nest: Nest, a: Element) -> bool:
+    """Whether an access is that of a copy to another rank's memory, or from it. The links move packets, so
+    what crosses goes as wide as it can, whatever the own side has to do for that."""
+    call = nest.node
+    if not isinstance(call, ir.Call) or call.op.name != "ts.remote_copy" or "op" in call.attrs:
+        return False
+    puts = str(call.attrs["side"]) == "dst"
+    return (
+        str(call.attrs["reach"]) == "device"
+        and a.buffer.same_as(call.args[1 if puts else 0].source)
+        and (a.mode != "read") == puts
+    )
 
 
 def _steps(e: Any, variables: Sequence[Any]) -> int:

@@ -209,6 +209,12 @@ TS_API int32_t ts_gpu_says(char* out, int32_t n) {
   return 1;
 }
 
+/* Of a job before, whose launches have ended: nothing more is said of it. */
+TS_API void ts_gpu_forget(void) {
+  ts_gpu_forget_failure();
+  atomic_store(&told, 0);
+}
+
 int ts_driver_failed(const char* what, CUresult code) {
   char text[TS_MESSAGE];
   if (recorded(text, sizeof text)) {

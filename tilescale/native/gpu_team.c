@@ -42,8 +42,11 @@ TS_API int32_t ts_gpu_heap(int32_t n, int32_t rank, const int64_t* bases, int64_
   gpu.rank = rank, gpu.segment = segment, gpu.control = control, gpu.limit = limit;
   gpu.stop = (const void*)(intptr_t)stop;
   gpu.n = n;
-  if (the_record) memset(the_record, 0, sizeof *the_record); /* what was said of a job before, whose launches have ended */
   return 0;
+}
+
+void ts_gpu_forget_failure(void) {
+  if (the_record) memset(the_record, 0, sizeof *the_record);
 }
 
 TS_API void ts_gpu_recover(int32_t recover) { gpu.recover = recover; }

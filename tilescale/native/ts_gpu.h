@@ -109,5 +109,6 @@ int ts_gpu_in_order(void* stream);
 void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, int signals, int boxes, ts_gpu_counters* out);
 /* 1 where a launch has failed on this rank's GPU: why, and the site in that kernel. */
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes);
+void ts_gpu_forget_failure(void); /* no launch runs */
 void ts_gpu_known(const ts_kernel* K); /* for reports; it is never freed */
 #endif

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tilescale.compiler import driver
-from tilescale.ops.ranks import flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
+from tilescale.ops.ranks import flat, flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
 from tilescale.ops.ranks.gemms import packed_shape
 from tilescale.packets import length
 
@@ -25,14 +25,17 @@ def zeros(*shape: int) -> Any:
 
 @pytest.mark.parametrize("givers", [0, 1])
 @pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("world, n, m", [(2, 320, 320), (3, 44, 20)])
+@pytest.mark.parametrize("world, n, m", [(2, 320, 320), (3, 44, 20), (3, 131, 77)])
 def test_gather(world: int, n: int, m: int, direct: bool, givers: int):
-    kernel = flat_kernels.gather(world=world, dtype="int32", align=4, direct=direct, givers=givers, **FLAT)
+    align, w = math.gcd(4, n, m), n if direct else flat.padded(n, 4)
+    kernel = flat_kernels.gather(
+        world=world, dtype="int32", align=align, direct=direct, givers=givers, **FLAT
+    )
     args = []
     for r in range(world):
         given = {
             "A": data((n if r < world - 1 else m,), "int32", r),
-            "G": empty((world, n), "int32"),
+            "G": empty((world, w), "int32"),
             "arrived": zeros(world, givers or 2),
         }
         args.append(given if direct else {**given, "C": empty((world, n), "int32")})
@@ -122,16 +125,19 @@ SUMS = {**FLAT, "P": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
 
 
 @pytest.mark.parametrize("bias, activation, givers", [(0, "", 0), (20, "relu", 1)])
-@pytest.mark.parametrize("world, n, last", [(2, 320, 320), (3, 100, 40)])
+@pytest.mark.parametrize("world, n, last", [(2, 320, 320), (3, 100, 40), (2, 333, 333), (3, 102, 31)])
 def test_scatter_sum(world: int, n: int, last: int, bias: int, activation: str, givers: int):
-    kernel = flat_kernels.scatter_sum(world=world, bias=bias, activation=activation, givers=givers, **SUMS)
+    align = math.gcd(SUMS["align"], n, last)
+    what = {**SUMS, "align": align, "bias": bias, "activation": activation, "givers": givers}
+    kernel = flat_kernels.scatter_sum(world=world, **what)
     args = [
         {
             "X": data(((world - 1) * n + last,), "bfloat16", r),
-            "parts": empty((world, n), "bfloat16"),
+            "parts": empty((world, flat.padded(n, 2)), "bfloat16"),
             "add": data((max(1, bias),), "bfloat16", 9),
             "arrived": zeros(world, givers or 2),
             "C": empty((n if r < world - 1 else last,), "bfloat16"),
+            "steps": n // align,
         }
         for r in range(world)
     ]
@@ -139,13 +145,14 @@ def test_scatter_sum(world: int, n: int, last: int, bias: int, activation: str, 
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("shots, t", [(1, 300), (1, 4), (2, 300), (2, 4)])
+@pytest.mark.parametrize("shots, t", [(1, 300), (1, 4), (1, 301), (2, 300), (2, 4), (2, 301)])
 def test_all_reduce(shots: int, t: int, inplace: bool):
     world = 3
     make = flat_kernels.one_shot if shots == 1 else flat_kernels.two_shot
-    kernel = make(world=world, bias=0, activation="", inplace=inplace, **SUMS)
+    what = {**SUMS, "align": math.gcd(SUMS["align"], t)}
+    kernel = make(world=world, bias=0, activation="", inplace=inplace, **what)
     n = -(-t // world)
-    n = t if shots == 1 else -(-n // FLAT["Q"]) * FLAT["Q"]
+    n = flat.padded(t, 2) if shots == 1 else -(-n // FLAT["Q"]) * FLAT["Q"]
     args = []
     for r in range(world):
         given = {"A": data((t,), "bfloat16", r), "parts": empty((world, n), "bfloat16")}
@@ -176,19 +183,38 @@ def test_scatter_by_packets(bias: int, activation: str):
 
 
 @pytest.mark.parametrize("relayed", [False, True])
-@pytest.mark.parametrize("world, root", [(2, 1), (4, 2)])
-def test_spread(world: int, root: int, relayed: bool):
-    kernel = flat_kernels.spread(world=world, dtype="int32", align=4, relayed=relayed, **FLAT)
+@pytest.mark.parametrize("world, root, t", [(2, 1, 1000), (4, 2, 1000), (2, 0, 1001)])
+def test_spread(world: int, root: int, t: int, relayed: bool):
+    kernel = flat_kernels.spread(world=world, dtype="int32", align=math.gcd(4, t), relayed=relayed, **FLAT)
     args = [
         {
-            "A": data((1000,), "int32", r),
-            "G": empty((1000,), "int32"),
+            "A": data((t,), "int32", r),
+            "G": empty((flat.padded(t, 4),), "int32"),
             "arrived": zeros(world, 2),
             "root": root,
         }
         for r in range(world)
     ]
     agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("world, root, t", [(2, 1, 500), (3, 0, 129)])
+def test_spread_by_packets(world: int, root: int, t: int):
+    """The root hears of everyone in each launch, so that no flags keep it from being launches ahead."""
+    kernel = flat_kernels.spread_by_packets(
+        world=world, P=256, blocks=2, threads=128, dtype="int32", align=math.gcd(4, t)
+    )
+    args = [
+        {
+            "A": data((t,), "int32", r),
+            "box": np.zeros(length((world, 2 * 256 + 4), 32), np.int64),
+            "root": root,
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args, seeds=1)
+    notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    assert any("without" in n and "flag" in n for n in notes), notes
 
 
 @pytest.mark.parametrize("reduce", [False, True], ids=["scatter", "reduce"])

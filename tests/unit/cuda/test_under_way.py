@@ -10,7 +10,7 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda import sass
 from tests.unit.cuda.corpus import printed
-from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.compiler.cuda import toolchain
 from tilescale.ops.ranks import expert_kernels
@@ -35,7 +35,9 @@ def moved(n: int, size: int, threads: int, dtype: str, rows: int = 1) -> Any:
         (3072, 3072, 64, "float32", 1, 6),
         (1000, 1024, 128, "float16", 1, 0),
         (3000, 1024, 32, "bfloat16", 3, 4),
-        (777, 512, 32, "int8", 2, 0),
+        (777, 512, 32, "int8", 2, 8),
+        (3001, 1024, 128, "int16", 1, 8),
+        (600, 512, 512, "int8", 3, 3),
     ],
 )
 def test_loads_go_in_front_of_stores(n: int, size: int, threads: int, dtype: str, rows: int, together: int):
@@ -45,7 +47,9 @@ def test_loads_go_in_front_of_stores(n: int, size: int, threads: int, dtype: str
     counts = [int(c) for c in re.findall(r"for \(int u\w*_one = 0; u\w*_one < (\d+)", code)]
     assert counts == ([together] * 2 if together else []), code
     if together:
-        assert code.index("B_under_way[") < code.index("&A[") < code.index("&B["), code
+        found = [re.search(what, code) for what in (r"B_under_way\[", r"= .*\bA\[.*;", r"\bB\[.* = .*;")]
+        first = [f.start() for f in found if f]
+        assert len(first) == 3 and first == sorted(first), code
 
 
 def test_a_copy_to_shared_memory_has_none():
@@ -71,3 +75,45 @@ def test_rows_to_another_rank_are_stored_in_vectors():
     text = sass.disassembled(toolchain.compile_cubin(printed(kernel, "sm_90a"), "sm_90a").code)
     assert text.count("STG.E.128") == 4, text  # of both lines, to the other rank and to C
     assert not re.search(r" STG\.E (?!64)", text), text
+
+
+def far(n: int, size: int, threads: int, pull: bool) -> Any:
+    """B of the next rank = A, or A of the next one here, ``size`` numbers at a time; B's rows are whole
+    vectors."""
+    w = -(-n // 8) * 8
+    A, B = (T.Tensor((n,), "int16"), T.SymmTensor((w,), "int16"))
+
+    @T.prim_func
+    def put(A: A, B: B, there: T.Signal((1,))):
+        with T.Kernel(1, threads=threads), T.Scale("device") as (rank, world):
+            for k in T.serial(T.ceildiv(n, size)):
+                T.copy(A[k * size : (k + 1) * size], B[k * size : (k + 1) * size], dst=(rank + 1) % world)
+            T.signal(there[0], dst=(rank + 1) % world)
+            T.wait(there[0], 1)
+
+    @T.prim_func
+    def take(A: B, B: A):
+        with T.Kernel(1, threads=threads), T.Scale("device") as (rank, world):
+            for k in T.serial(T.ceildiv(n, size)):
+                T.copy(A[k * size : (k + 1) * size], B[k * size : (k + 1) * size], src=(rank + 1) % world)
+
+    return take if pull else put
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["put", "take"])
+def test_what_crosses_goes_in_vectors_though_the_own_side_cannot(pull: bool):
+    """Numbers one by one on the side whose rows end anywhere, 16 bytes at a time over the links."""
+    n, threads = 1001, 64
+    kernel = far(n, 512, threads, pull)
+    args = []
+    for r in range(2):
+        own, other = data((n,), "int16", r), data((1008,), "int16", r + 2)
+        args.append(
+            {"A": other, "B": empty((n,), "int16")}
+            if pull
+            else {"A": own, "B": empty((1008,), "int16"), "there": data((1,), "int64") * 0}
+        )
+    agree_on_ranks(kernel, args, seeds=1)
+    code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    line = next(x for x in code.splitlines() if "_there[" in x)
+    assert "uint4*)&" in line, code

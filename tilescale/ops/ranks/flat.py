@@ -132,6 +132,12 @@ def summed(x: torch.Tensor, what: str) -> None:
         )
 
 
+def padded(count: int, itemsize: int) -> int:
+    """Numbers of a row that other ranks write and that holds so many: whole vectors of 16 bytes."""
+    step = 16 // itemsize
+    return -(-count // step) * step
+
+
 def landing(out: torch.Tensor) -> torch.Tensor:
     """A row that a kernel writes ``out`` as: itself, or where it does not begin at 16 bytes, other memory."""
     return out.view(-1) if out.data_ptr() % 16 == 0 else out.new_empty(out.numel())

@@ -12,7 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import tilescale.language as T
+from tilescale.language.dtypes import BITS
 from tilescale.ops.gemm_kernels import activated
+
+
+def vector(dtype: str) -> int:
+    """Numbers of 16 bytes. Rows that other ranks write are whole vectors long, whatever those that they are
+    copies of begin and end at: what crosses goes 16 bytes at a time."""
+    return 128 // BITS[dtype]
 
 
 def added_as(dtype: str) -> str:
@@ -34,9 +41,11 @@ def shares(b: Any, blocks: int, givers: int) -> tuple[Any, int, Any, int]:
 def gather(
     world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, direct: bool, givers: int = 0
 ) -> Any:
-    """C[r] = rank r's A. A (m,), C (world, n): m ≤ n, both known to the call, multiples of ``align``.
-    ``direct``: C is G, which peers reach; else what arrives in G is copied on. ``givers``: `shares`."""
+    """C[r] = rank r's A. A (m,), C (world, n), G (world, w): m ≤ n ≤ w, known to the call; m and n are
+    multiples of ``align``, w of a vector. ``direct``: C is G, which peers reach; else what arrives in G is
+    copied on. ``givers``: `shares`."""
     n, m = T.dynamic("n", multiple_of=align), T.dynamic("m", multiple_of=align)
+    w = T.dynamic("w", multiple_of=vector(dtype))
 
     @T.macro
     def body(A, G, arrived, C):
@@ -70,7 +79,7 @@ def gather(
     @T.prim_func
     def all_gather(
         A: T.Tensor((m,), dtype),
-        G: T.SymmTensor((world, n), dtype),
+        G: T.SymmTensor((world, w), dtype),
         arrived: T.Signal((world, givers or blocks)),
         C: T.Tensor((world, n), dtype),
     ):
@@ -161,22 +170,26 @@ def scatter_sum(
     world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str, givers: int = 0,
 ) -> Any:  # fmt: skip
-    """C = act(Σ over ranks of their X[rank · n …] + bias). X (t,), parts (world, n), C (m,): m ≤ n, t ≤
-    world · n. ``bias``: so many numbers, again and again; 0: none. ``givers``: `shares`."""
-    n, m, t = (T.dynamic(x, multiple_of=align) for x in "nmt")
+    """C = act(Σ over ranks of their X[rank · n …] + bias), where n is ``steps`` times ``align``. X (t,),
+    parts (world, w), C (m,): m ≤ n ≤ w, t ≤ world · n, w a multiple of a vector. ``bias``: so many numbers,
+    again and again; 0: none. ``givers``: `shares`."""
+    m, t = (T.dynamic(x, multiple_of=align) for x in "mt")
+    w = T.dynamic("w", multiple_of=vector(dtype))
 
     @T.prim_func
     def reduce_scatter(
         X: T.Tensor((t,), dtype),
-        parts: T.SymmTensor((world, n), dtype),
+        parts: T.SymmTensor((world, w), dtype),
         add: T.Tensor((max(1, bias),), out),
         arrived: T.Signal((world, givers or blocks)),
         C: T.Tensor((m,), out),
+        steps: T.int32,
     ):
         with T.Kernel(blocks, threads=threads, awaited=True) as b:
             put, puts, take, takes = shares(b, blocks, givers)
             part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
             acc = T.alloc_fragment((P,), added_as(dtype))
+            n = steps * align
             with T.Scale("device") as (rank, size):
                 if put < puts:
                     hand_out(X, parts, n, Q, put, puts, rank, size, arrived[rank, put], False)
@@ -233,7 +246,7 @@ def one_shot(
 ) -> Any:  # fmt: skip
     """C = act(Σ of all ranks' A + bias), each rank adding everyone's whole A: one trip, for small ones.
     ``inplace``: A takes the sum, which a block writes when it has put its pieces."""
-    t = T.dynamic("t", multiple_of=align)
+    t, w = T.dynamic("t", multiple_of=align), T.dynamic("w", multiple_of=vector(dtype))
 
     @T.macro
     def body(A, parts, add, arrived, C):
@@ -258,7 +271,7 @@ def one_shot(
                         finished(acc, add if bias else None, at, activation)
                         T.copy(acc, C[at])
 
-    X, parts, add = T.Tensor((t,), dtype), T.SymmTensor((world, t), dtype), T.Tensor((max(1, bias),), out)
+    X, parts, add = T.Tensor((t,), dtype), T.SymmTensor((world, w), dtype), T.Tensor((max(1, bias),), out)
     flags = T.Signal((blocks,))
 
     @T.prim_func
@@ -366,15 +379,15 @@ def two_shot(
 
 
 def spread(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, relayed: bool) -> Any:
-    """A = rank ``root``'s A, on all ranks; it arrives in G. ``relayed``: the root puts each piece to one
-    rank, in turn, which puts it to the others: as many bytes leave the root as A has, not world − 1 times as
-    many."""
-    t = T.dynamic("t", multiple_of=align)
+    """A = rank ``root``'s A, on all ranks; it arrives in G (w,), whole vectors. ``relayed``: the root
+    puts each piece to one rank, in turn, which puts it to the others: as many bytes leave the root as A has,
+    not world − 1 times as many."""
+    t, w = T.dynamic("t", multiple_of=align), T.dynamic("w", multiple_of=vector(dtype))
 
     @T.prim_func
     def broadcast(
         A: T.Tensor((t,), dtype),
-        G: T.SymmTensor((t,), dtype),
+        G: T.SymmTensor((w,), dtype),
         arrived: T.Signal((world, blocks)),
         root: T.int32,
     ):
@@ -431,5 +444,34 @@ def spread(world: int, Q: int, blocks: int, threads: int, dtype: str, align: int
                         at = (p * blocks + b) * Q
                         T.wait(arrived[root, b], p + 1)
                         T.copy(G[at : at + Q], A[at : at + Q])
+
+    return broadcast
+
+
+def spread_by_packets(world: int, P: int, blocks: int, threads: int, dtype: str, align: int) -> Any:
+    """The same in packets. Each rank gets one of every other one, the length of its row, so that launches
+    need no flags (compiler/passes/packets.py): the root would be launches ahead else. A block has ``P``
+    numbers; box (world, blocks · P + 4) is at least as long as A."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.prim_func
+    def broadcast(A: T.Tensor((t,), dtype), box: T.Packets((world, blocks * P + 4), dtype), root: T.int32):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, size):
+            mine = T.alloc_fragment((P,), dtype)
+            long, lengths = T.alloc_fragment((4,), dtype), T.alloc_shared((world, 4), dtype)
+            if rank == root:
+                T.copy(A[b * P], mine)
+                for hop in T.serial(1, size):
+                    T.put_packets(mine, box[rank, b * P], dst=(rank + hop) % size)
+            if b == 0:
+                T.fill(long, t)
+                T.put_packets(long, box[rank, blocks * P])
+            if rank != root:
+                T.get_packets(box[root, b * P : (b + 1) * P], mine)
+                T.copy(mine, A[b * P])
+            if b == 0:
+                T.get_packets(box[0:world, blocks * P : blocks * P + 4], lengths)
+                for r in T.serial(world):
+                    T.device_assert(lengths[r, 0] == t, "ranks broadcast different shapes")
 
     return broadcast

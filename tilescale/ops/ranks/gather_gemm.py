@@ -74,7 +74,7 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     (tests/bench/results/gather_alone.json)."""
     groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 1)
     pull = dtype != "float32" and M > 1024  # kernels of tensor cores have warps to spare
-    fused = worthwhile(M, N, K) and (world > 2 or M > 512)
+    fused = worthwhile(M, N, K, dtype) and (world > 2 or M > 512)
     return Config(fused, pull, groups=groups, **tiles(M, N, K, dtype, units))
 
 

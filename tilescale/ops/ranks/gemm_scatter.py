@@ -73,7 +73,7 @@ class Config:
 def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
     """For M rows of the result and a rank's share K of the inner extent: fused where each rank's rows fill a
     tile. By a model, as `gather_gemm.choose`."""
-    fused = worthwhile(M, N, K) and share(M, world) >= 64
+    fused = worthwhile(M, N, K, dtype) and share(M, world) >= 64
     cut = tiles(M, N, K, dtype, units)
     count = ceil_div(share(M, world), cut["BM"]) * ceil_div(N, cut["BN"])
     return Config(fused=fused, **cut, **in_turn(count, cut["blocks"], world))

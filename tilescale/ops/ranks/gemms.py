@@ -13,6 +13,7 @@ import torch
 import tilescale.language as T
 from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
@@ -201,9 +202,12 @@ def tiles(M: int, N: int, K: int, dtype: str, units: int) -> dict[str, Any]:
     return {**cut, "blocks": blocks}
 
 
-def worthwhile(M: int, N: int, K: int) -> bool:
-    """Whether so much is computed that one kernel for both steps may pay."""
-    return M >= 128 and M * N * K >= LITTLE
+def worthwhile(M: int, N: int, K: int, dtype: str) -> bool:
+    """Whether so much is computed that one kernel for both steps may pay, of rows that TMA fetches and
+    stores: whole vectors of 16 bytes. Of others `matmul` writes operands anew, and collectives write vectors:
+    on 2 H100 M = 2141, N = 7287, K = 26026 took 6.8 ms fused, 0.80 apart, 3.2 by NCCL and cuBLAS."""
+    vector = 128 // BITS[dtype]
+    return M >= 128 and M * N * K >= LITTLE and N % vector == 0 and K % vector == 0
 
 
 # ---- products whose inner extent is split

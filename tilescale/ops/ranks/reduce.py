@@ -126,7 +126,7 @@ def reduced(
         host.launch(by_packets, args, **what, inplace=inplace)
     elif way == "one_shot":
         cut = flat.cut(t * size, size, units, world)
-        (parts,) = space.tensors(x, ((world, t), x.dtype))
+        (parts,) = space.tensors(x, ((world, flat.padded(t, x.element_size())), x.dtype))
         args = (a, parts, add, space.counters(cut.blocks), *(() if inplace else (landing,)))
         what = flat.constants(cut, world, x, c, bias, activation, t)
         host.launch(one_shot, args, **what, inplace=inplace)

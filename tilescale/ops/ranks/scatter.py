@@ -127,10 +127,10 @@ def scattered(
     units = flat.multiprocessors(x.device, blocks)
     cut = flat.cut(size, x.element_size(), units, team.size)
     space = workspace(team)
-    (parts,) = space.tensors(x, ((team.size, n), x.dtype))
+    (parts,) = space.tensors(x, ((team.size, flat.padded(n, x.element_size())), x.dtype))
     what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner) | {"givers": cut.givers}
     arrived = space.counters(team.size, cut.givers or cut.blocks)
-    host.launch(scatter_sum, (a, parts, biased(bias, c), arrived, landing), **what)
+    host.launch(scatter_sum, (a, parts, biased(bias, c), arrived, landing, n // what["align"]), **what)
     flat.landed(landing, c)
 
 
