@@ -32,6 +32,7 @@ from torch import Tensor
 from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import groups
+from tilescale.ops.ranks.gather import begin as begin_gather
 from tilescale.ops.ranks.gather_gemm import product_and_rows
 from tilescale.ops.ranks.groups import rows_of, share
 
@@ -271,12 +272,11 @@ def _backward_like(dy: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[T
 def all_gather_matmul_backward(
     dy: Tensor, x: Tensor, weight: Tensor, rows: int, group: str, need_x: bool, need_w: bool
 ) -> tuple[Tensor, Tensor]:
-    """dx by one kernel that scatters its sums; for dw x is gathered again."""
+    """dx by one kernel that scatters its sums; for dw x is gathered again, beside that kernel."""
     named, dy = groups.group_of(group), dy.contiguous()
+    every = begin_gather(x, rows, named) if need_w else None
     dx = scattered(dy, weight, None, named) if need_x else none(x)
-    if not need_w:
-        return dx, none(weight)
-    return dx, product(dy.T, ops.all_gather(x.contiguous(), rows=rows, group=named))
+    return dx, none(weight) if every is None else product(dy.T, every())
 
 
 def _keep_gathered(ctx: Any, inputs: Any, output: Any) -> None:

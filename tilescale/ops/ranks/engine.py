@@ -11,6 +11,7 @@ to 230 in all. The own part is copied beside them, by multiprocessors. In a CUDA
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,3 +59,35 @@ def push(x: torch.Tensor, whole: torch.Tensor, team: Team) -> None:
     if x.numel() and whole.is_cuda:
         main.wait_stream(beside)
     host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
+
+
+def begin(x: torch.Tensor, whole: torch.Tensor, team: Team) -> Callable[[], None]:
+    """The same beside what this rank launches meanwhile, which may reach other ranks, but not ``whole``. What
+    is returned ends it, on the same stream: behind that ``whole`` is complete.
+
+    A launch between the meetings neither awaits the copies nor keeps them waiting: engines need no
+    multiprocessors, and the second meeting stands behind it on the stream anyway. The first one is all that
+    the copies await, so what was launched before this call has read ``whole`` on every rank."""
+    part, first = whole.shape[0] // team.size, whole.view(-1)[:1]
+    mine = slice(team.rank * part, team.rank * part + x.shape[0])
+    whole[mine].copy_(x)
+    host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
+
+    def put() -> None:
+        for hop in range(1, team.size):
+            if x.numel():
+                comm.peer(whole, (team.rank + hop) % team.size)[mine].copy_(x)
+
+    if not whole.is_cuda:
+        put()
+        return lambda: host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
+    main, beside = torch.cuda.current_stream(x.device), _beside(x.device)
+    beside.wait_stream(main)
+    with torch.cuda.stream(beside):
+        put()
+
+    def end() -> None:
+        torch.cuda.current_stream(x.device).wait_stream(beside)
+        host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
+
+    return end

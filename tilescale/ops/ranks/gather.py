@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tilescale import comm
+from tilescale import comm, env
 from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.ops import host
@@ -31,6 +31,8 @@ TINY, LARGE, ENGINE = 1 << 20, 4 << 30, 128 << 20
 #: bytes from which NCCL's gather is taken where parts are no whole vectors of 16 bytes, which are copied
 #: number by number into the result: of 37 MB it is as fast, of 1.4 GB 1.25 times
 ODD = 64 << 20
+#: bytes of a part from which a gather that is begun early is left to copy engines
+BESIDE = 4 << 20
 #: bytes up to which packets are measured
 PACKETS = 1 << 20
 
@@ -152,6 +154,31 @@ def gathered(
     else:
         (g,) = space.tensors(x, ((team.size, flat.padded(c.shape[1], c.element_size())), c.dtype))
         host.launch(gather, (a, g, arrived, c), **what)
+
+
+def begin(x: torch.Tensor, rows: int, group: Group = None, least: int = BESIDE) -> Callable[[], torch.Tensor]:
+    """`all_gather` beside what the caller launches until he calls what this returns, which gives the result.
+    It may lie in the group's symmetric memory, and is there until the next one is begun. Parts of ``least``
+    bytes and more cross by copy engines; others are gathered when they are asked for. Collective, and so is
+    the end; one at a time.
+
+    Args:
+        x: (m, …), this rank's part of ``rows`` rows, split as torch.chunk does.
+        group: who takes part, see `groups.team_of`.
+    """
+    team, x = team_of(group), x.contiguous()
+    each = share(rows, team.size)
+    size = each * math.prod(x.shape[1:]) * x.element_size()
+    if team.size == 1 or size < max(1, least) or env.REMOTE.get():  # far memory is not addressed
+        return lambda: all_gather(x, group=group, rows=rows)
+    whole = workspace(team).tensors(x, ((each * team.size, *x.shape[1:]), x.dtype), apart="gather")[0]
+    end = engine.begin(x, whole, team)
+
+    def result() -> torch.Tensor:
+        end()
+        return whole[:rows]
+
+    return result
 
 
 def symmetric(tensor: Any, team: Team) -> bool:
