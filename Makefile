@@ -15,6 +15,11 @@ ARGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet --no-compile
 
+# Type checkers do not follow setup.py's mapping: show them the folders as one package.
+MYPY = rm -rf .types && mkdir -p .types/tilescale && \
+	ln -s $(CURDIR)/tilescale/* $(CURDIR)/compiler $(CURDIR)/comm $(CURDIR)/launch .types/tilescale/ && cd .types && \
+	exec $(abspath $(PY)) -m mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p tilescale
+
 .PHONY: demo test test-all bench lint types install clean
 
 # Bytecode is made of what is imported, when it is first: pip would spend half a minute on all of torch and transformers.
@@ -25,11 +30,12 @@ demo test test-all bench: export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/.byte
 demo: $(VENV)/.run
 	$(VENV)/bin/tilescale launch -n $(RANKS) $(DEMO) $(ARGS)
 
-test: lint types
-	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
-
-test-all: lint types
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not bench" $(ARGS)
+# mypy is one process: it runs beside the tests, in front of which it would leave all cores but one idle. What it says is
+# shown behind what they say.
+test test-all: lint
+	@($(MYPY)) >.types.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM HUP; \
+	$(PY) -m pytest -n $(JOBS) --dist worksteal $(if $(filter test-all,$@),-m "not bench") $(ARGS); tests=$$?; \
+	wait $$types; types=$$?; cat .types.log; rm -f .types.log; exit $$(( tests ? tests : types ))
 
 bench: $(VENV)/.test
 	$(PY) -m pytest -s -m bench tests/bench $(ARGS)
@@ -38,11 +44,8 @@ lint: $(VENV)/.test
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check --quiet .
 
-# Type checkers do not follow setup.py's mapping: show them the folders as one package.
 types: $(VENV)/.test
-	@rm -rf .types && mkdir -p .types/tilescale
-	@ln -s $(CURDIR)/tilescale/* $(CURDIR)/compiler $(CURDIR)/comm $(CURDIR)/launch .types/tilescale/
-	cd .types && $(abspath $(PY)) -m mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache -p tilescale
+	@($(MYPY))
 
 # For people who start Python themselves, perhaps with bytecode switched off: everything, on all cores. Some packages hold
 # templates that are no Python, which is no error.
@@ -50,7 +53,7 @@ install: $(VENV)/.run
 	-@$(PY) -m compileall -qq -j 0 $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 clean:
-	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .types .types.log .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
 
 # The environment sees the system's packages only where that brings the system's torch.
 $(PY):
