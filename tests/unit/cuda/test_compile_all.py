@@ -1,6 +1,9 @@
-"""Every kernel for Hopper and for Ampere: nvcc takes what is printed; on Hopper no register spills, and the
-machine code has nothing of what `sass` finds. nvdisasm comes with the test requirements; where there is no
-nvcc, nothing of this runs."""
+"""Every kernel for Hopper and for Ampere: the compiler takes what is printed; on Hopper no register spills, and
+the machine code has nothing of what `sass` finds. nvdisasm comes with the test requirements; where there is no
+nvcc, nothing of this runs.
+
+NVRTC compiles in half of nvcc's time. On Hopper, where ptxas decides whether products overlap, nvcc's has the
+examples and the GEMMs as well, and under the marker slow every operation."""
 
 from __future__ import annotations
 
@@ -19,12 +22,6 @@ SPILLED = 64
 pytestmark = pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 
 
-@pytest.fixture(autouse=True)
-def compiler(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
-    """nvcc for Hopper, and NVRTC, which takes a third of the time, for Ampere."""
-    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc" if arch == "sm_90a" else "nvrtc")
-
-
 def judge(kernel: Any, arch: str) -> None:
     code = printed(kernel, arch)
     made = toolchain.compile_cubin(code, arch)
@@ -41,14 +38,17 @@ def judge(kernel: Any, arch: str) -> None:
     "arch, make",
     [pytest.param(a, make, id=f"{a}, {name}") for a in ARCHS for name, make in kernels(a).items()],
 )
-def test_examples_and_gemms(arch: str, make: Callable[[], Any]):
+def test_examples_and_gemms(arch: str, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc" if arch == "sm_90a" else "nvrtc")
     judge(make(), arch)
 
 
+@pytest.mark.parametrize("compiler", ["nvrtc", pytest.param("nvcc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "arch, op, case",
     [pytest.param(a, op, c, id=f"{a}, {name}") for a in ARCHS for name, op, c in cases_of_ops(a)],
 )
-def test_operations(arch: str, op: Any, case: Any, monkeypatch: pytest.MonkeyPatch):
+def test_operations(arch: str, op: Any, case: Any, compiler: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", compiler)
     for kernel in kernels_of_case(op, case, monkeypatch, arch):
         judge(kernel, arch)

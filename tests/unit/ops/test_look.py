@@ -112,7 +112,7 @@ def test_what_gpus_are_told():
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc")
-def test_nvcc_takes_those_of_a_cluster():
+def test_those_of_a_cluster_compile():
     @T.prim_func
     def main(O: T.Tensor((2,), "int32")):
         with T.Kernel(2, threads=64, cluster_dims=2) as b:

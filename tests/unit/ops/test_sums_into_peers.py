@@ -137,7 +137,7 @@ def test_wide_rows_are_added_sixteen_bytes_at_a_time():
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_nvcc_takes_it_of_every_dtype(arch: str):
+def test_it_compiles_of_every_dtype(arch: str):
     vectors = ("float32", "float16", "bfloat16")  # those of other dtypes are sums one by one in both widths
     for dtype in (*vectors, "float64", "int32", "uint32", "int64", "uint64"):
         for width in (33, 1024) if dtype in vectors else (33,):
