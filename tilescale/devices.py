@@ -31,6 +31,9 @@ class Cpu(Device):
             entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), label
         )
 
+    def code_key(self, arch: str) -> tuple[str, ...]:
+        return () if env.CPU_OPTIMIZE.get() else ("as it stands",)
+
     def instructions(self) -> set[str]:
         """Instruction sets, as Linux names them: LLVM compiles for the machine it runs on."""
         from tilescale.fingerprint import processor

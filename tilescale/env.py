@@ -225,6 +225,14 @@ CUDA_COMPILER: Var[str | None] = Var(
     "nvcc, nvrtc or the path of an nvcc",
     "what compiles kernels for CUDA; default: nvcc where there is one, else NVRTC",
 )
+CPU_OPTIMIZE: Var[bool] = Var(
+    "TILESCALE_CPU_OPTIMIZE",
+    lambda: True,
+    _switch,
+    "0 or 1",
+    "whether LLVM optimises kernels for the CPU; 0, for programs that compile much and compute little: "
+    "kernels compile in about two thirds of the time, run more slowly, and may round differently; default 1",
+)
 LAUNCH_GRAPHS: Var[bool] = Var(
     "TILESCALE_LAUNCH_GRAPHS",
     lambda: True,
@@ -297,6 +305,7 @@ ALL: tuple[Var, ...] = (
     WITHOUT,
     CC,
     CUDA_COMPILER,
+    CPU_OPTIMIZE,
     LAUNCH_GRAPHS,
     SPARE,
     JOB,

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tilescale import env
 from tilescale.compiler.cpu.lets import bind_lets
 from tilescale.compiler.cpu.opaque_calls import hide_from_analysis, show_again
 from tilescale.compiler.cpu.ramps import fold_ramps
@@ -52,12 +53,14 @@ def host_cpu() -> HostCPU:
 
 
 @cache
+def _llvm_target(level: int) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": host_cpu().name, "opt-level": level})
+
+
 def llvm_target() -> Any:
     """The TVM target of `host_cpu`. LLVM would keep to 256-bit vectors on some AVX-512 processors; our
     vectors are explicit."""
-    cpu = host_cpu()
-    options: dict[str, Any] = {"kind": "llvm", "mcpu": cpu.name, "opt-level": 2}
-    return tvm.target.Target(options)
+    return _llvm_target(2 if env.CPU_OPTIMIZE.get() else 0)
 
 
 def passes() -> list[Any]:

@@ -8,6 +8,7 @@ collision.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -209,6 +210,17 @@ def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Sit
 # ---- the loops
 
 
+@functools.lru_cache(maxsize=1024)
+def _grid(lanes: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Of a nest with so many iterations: its variables' values and the indices of its lanes, each along an
+    axis of its own. Nobody writes into them."""
+    index = tuple(np.ogrid[tuple(slice(n) for n in lanes)])
+    values = tuple(i.astype(np.int32) for i in index)
+    for array in (*index, *values):
+        array.flags.writeable = False
+    return values, index
+
+
 def parallel(cx: Preparation, s: Any) -> Step:
     """A nest of T.Parallel (or T.vectorized) loops."""
     loops = [s]
@@ -230,11 +242,10 @@ def parallel(cx: Preparation, s: Any) -> Step:
         lanes = tuple(n(ex) for n in extents)
         if min(lanes) <= 0:
             return
-        for axis, (slot, n) in enumerate(zip(variables, lanes, strict=True)):
-            shape = [1] * len(lanes)
-            shape[axis] = n
-            ex.v[slot] = np.arange(n, dtype=np.int32).reshape(shape)
-        ex.lanes, ex.lane_index = lanes, tuple(np.ogrid[tuple(slice(n) for n in lanes)])
+        values, ex.lane_index = _grid(lanes)
+        for slot, value in zip(variables, values, strict=True):
+            ex.v[slot] = value
+        ex.lanes = lanes
         ex.touched = {}
         inner.run(ex)
         ex.lanes, ex.mask, ex.lane_index = None, None, ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ from tests.ranks import nn_checks, nn_edges, nn_memory
 from tests.ranks.harness import run_ranks
 from tilescale import comm
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unoptimised() -> Iterator[None]:
+    """Layers are many kernels that run for microseconds: to optimise them takes longer than all of the rest.
+    The operations' own tests (tests/unit/ops) and the training examples run the optimised ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TILESCALE_CPU_OPTIMIZE", "0")
+        yield
 
 
 def slow(value: object) -> object:
@@ -68,6 +78,9 @@ def test_the_gathered_operand_is_whole():
 
 
 def test_what_pytorch_does_around_layers():
+    torch.compile(torch.sin, backend="aot_eager")(
+        torch.ones(2)
+    )  # loads its parts before the ranks are forked
     small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.around, timeout=120), 1e-10)
 
 

@@ -32,10 +32,12 @@ def one_after_another(cases: list[tuple[str, Any]]) -> list[dict[str, Any]]:
 def test_meaning(world: int, other: bool):
     """Cases of all operations one after another, in the same workspace: each case on one number of ranks
     (on three the simulator has all of them, tests/unit/ops/test_rank_library.py), every second one here and
-    the others under the marker slow."""
+    the others under the marker slow. Those run the code that LLVM has optimised, which takes longer to make
+    than all of the rest."""
     every = [(m, c) for m in RANK_MODULES for c in CASES[m]]
     cases = every[other::2][world - 1 :: 8]
-    done = run_ranks(world, one_after_another, cases, timeout=120)
+    optimize = {"TILESCALE_CPU_OPTIMIZE": "1" if other else "0"}
+    done = run_ranks(world, one_after_another, cases, timeout=120, env=optimize)
     for k, (module, case) in enumerate(cases):
         right([results[k] for results in done], case, alike=load_ranks(module).alike)
 
@@ -90,7 +92,8 @@ def groups(modules: tuple[str, ...]) -> list[bool]:
 
 def test_torch_groups_and_peers():
     """A process group and a mesh name the ranks; the peers of benchmarks compute the same."""
-    done = run_ranks(3, with_torch, port(), groups, RANK_MODULES, timeout=120)
+    optimize = {"TILESCALE_CPU_OPTIMIZE": "0"}  # as above
+    done = run_ranks(3, with_torch, port(), groups, RANK_MODULES, timeout=120, env=optimize)
     assert all(all(r) for r in done) and [len(r) for r in done] == [
         6 * len(RANK_MODULES),
         4 * len(RANK_MODULES),
