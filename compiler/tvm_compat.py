@@ -107,6 +107,10 @@ _numbers: dict[Any, int] = {}
 def _numbered(callbacks: Any) -> list[tuple[int, Callable[[Any], Any]]]:
     """Callbacks as TVM's FFI takes them: ``(type, f)``, ``((type, …), f)``, a sequence of such pairs, or a
     function of everything."""
+    if type(callbacks) is tuple and len(callbacks) == 2:  # most are one type and one function
+        number = _numbers.get(callbacks[0])
+        if number is not None:
+            return [(number, callbacks[1])]
     if callable(callbacks):
         callbacks = (Any, callbacks)
     pairs = (
@@ -137,6 +141,14 @@ def structural_walk(root: Any, callbacks: Any) -> Any:
 def structural_map(root: Any, callbacks: Any) -> Any:
     """``root`` with what callbacks make of values of their types, children first (tvm_ffi.structural_map)."""
     return _ffi_of_structure.StructuralMap(root, _numbered(callbacks), [], _POSTORDER)
+
+
+def structural_mutate(root: Any, callbacks: Any) -> Any:
+    """``root`` with what callbacks ``(value, mutator)`` make of values of their types; they go on into
+    children themselves. (tvm_ffi.structural_mutate asks each callback for its signature at every call, which
+    was a tenth of compiling a kernel for the CPU.)"""
+    entries = [(number, call, False) for number, call in _numbered(callbacks)]
+    return _ffi_of_structure.StructuralMutate(root, entries)
 
 
 def same_structure(a: Any, b: Any) -> bool:

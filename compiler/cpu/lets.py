@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
+from tilescale.compiler.tvm_compat import (
+    IF_THEN_ELSE,
+    ir,
+    structural_map,
+    structural_mutate,
+    structural_walk,
+    tirx,
+)
 
 #: A binding may stand on so many others before it goes by way of a slot: TVM's analyses grow with the power
 #: of it, and three on one another may take half a second. In a vectorised loop there may be more: behind a
@@ -28,7 +35,7 @@ class _Binder:
         self.results_of_branches: list[Any] = []  # keeps what they name by address
 
     def rewrite(self, value: Any) -> Any:
-        return tvm_ffi.structural_mutate(value, [(tirx.Let, self.on_let), (ir.Call, self.on_call)])
+        return structural_mutate(value, [(tirx.Let, self.on_let), (ir.Call, self.on_call)])
 
     def on_let(self, node: Any, _mutator: Any) -> Any:
         key = hash(node)  # the address of the object, which `node` keeps alive
@@ -36,7 +43,7 @@ class _Binder:
             var, body, value = node.var, node.body, self.rewrite(node.value)
             if hash(var) in self.used:
                 fresh = tirx.Var(var.name, str(var.ty))
-                body = tvm_ffi.structural_map(body, (tirx.Var, lambda v: fresh if v.same_as(var) else v))
+                body = structural_map(body, (tirx.Var, lambda v: fresh if v.same_as(var) else v))
                 var = fresh
             self.used.add(hash(var))
             self.binds.append(tirx.Bind(var, value))
@@ -79,7 +86,7 @@ class _Choice:
 
 def _holds_let(e: Any) -> bool:
     found: list[Any] = []
-    tvm_ffi.structural_walk(e, (tirx.Let, found.append))
+    structural_walk(e, (tirx.Let, found.append))
     return bool(found)
 
 
@@ -128,7 +135,7 @@ class _Pass:
             nonlocal depth
             depth = max(depth, self.depth.get(hash(var), 0))
 
-        tvm_ffi.structural_walk(bind.value, (ir.Var, look))
+        structural_walk(bind.value, (ir.Var, look))
         if (
             depth < (CHAIN if self.lane is None else CHAIN_OF_LANES)
             or str(bind.var.ty) == "bool"
@@ -205,12 +212,12 @@ def bind_lets() -> Any:
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
-        tvm_ffi.structural_walk(func.body, ((tirx.Let, tirx.Bind), found.append))
+        structural_walk(func.body, ((tirx.Let, tirx.Bind), found.append))
         if len(found) <= CHAIN and not any(isinstance(node, tirx.Let) for node in found):
             return func
         state = _Pass()
         kinds = (tirx.BufferStore, tirx.Bind, tirx.Evaluate)
-        body = tvm_ffi.structural_mutate(
+        body = structural_mutate(
             func.body, [(tirx.For, state.on_for), *((kind, state.on_statement) for kind in kinds)]
         )
         return func.with_body(body)

@@ -15,7 +15,15 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cpu.expr import lit
-from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET, ir, register_op, tirx, tvm_ffi
+from tilescale.compiler.tvm_compat import (
+    IF_THEN_ELSE,
+    REINTERPRET,
+    ir,
+    register_op,
+    structural_mutate,
+    structural_walk,
+    tirx,
+)
 
 CHOSEN = "ts.chosen"
 register_op(CHOSEN, pure=True)
@@ -37,7 +45,7 @@ def _called(e: Any, name: str) -> bool:
 
 def _holds_let(e: Any) -> bool:
     found: list[Any] = []
-    tvm_ffi.structural_walk(e, (tirx.Let, found.append))
+    structural_walk(e, (tirx.Let, found.append))
     return bool(found)
 
 
@@ -59,10 +67,10 @@ def hide_from_analysis() -> Any:
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
-        tvm_ffi.structural_walk(func.body, (tirx.Let, found.append))
-        tvm_ffi.structural_walk(func.body, (tirx.Cast, lambda c: found.append(c) if _odd(c) else None))
+        structural_walk(func.body, (tirx.Let, found.append))
+        structural_walk(func.body, (tirx.Cast, lambda c: found.append(c) if _odd(c) else None))
         return (
-            func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)]))
+            func.with_body(structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)]))
             if found
             else func
         )
@@ -110,11 +118,11 @@ def show_again() -> Any:
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
-        tvm_ffi.structural_walk(
+        structural_walk(
             func.body, (ir.Call, lambda c: found.append(c) if _called(c, CHOSEN) or _zero(c) else None)
         )
         return (
-            func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)]))
+            func.with_body(structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)]))
             if found
             else func
         )

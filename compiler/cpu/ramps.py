@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.tvm_compat import tirx, tvm_ffi
+from tilescale.compiler.tvm_compat import structural_mutate, tirx
 
 _INTEGERS = ("int32x", "int64x")
 
@@ -61,7 +61,7 @@ def fold_ramps() -> Any:
     """The pass."""
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
-        body = tvm_ffi.structural_mutate(func.body, [((tirx.Cast, tirx.Add, tirx.Sub, tirx.Mul), fold)])
+        body = structural_mutate(func.body, [((tirx.Cast, tirx.Add, tirx.Sub, tirx.Mul), fold)])
         return func if body.same_as(func.body) else func.with_body(body)
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.fold_ramps")
