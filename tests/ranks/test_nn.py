@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from pathlib import Path
 
 import pytest
@@ -19,13 +19,13 @@ from tilescale import comm
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
 
 
-@pytest.fixture(autouse=True, scope="module")
-def unoptimised() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def unoptimised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are many kernels that run for microseconds: to optimise them takes longer than all of the rest.
-    The operations' own tests (tests/unit/ops) and the training examples run the optimised ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TILESCALE_CPU_OPTIMIZE", "0")
-        yield
+    Tests that are slow, the operations' own (tests/unit/ops) and the training examples run optimised ones, and
+    so do all of these where the environment asks for it."""
+    if "TILESCALE_CPU_OPTIMIZE" not in os.environ and not request.node.get_closest_marker("slow"):
+        monkeypatch.setenv("TILESCALE_CPU_OPTIMIZE", "0")
 
 
 def slow(value: object) -> object:
