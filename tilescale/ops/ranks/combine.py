@@ -44,7 +44,7 @@ def moe_combine(
     Args:
         y: (P, H) of bfloat16, float16, float32 or float64, contiguous: a row of each pair, in the order of
             ``sent.index``. H may be another one than that of the dispatch.
-        sent: what `moe_dispatch` gave; the group has dispatched nothing since but ``like`` this.
+        sent: what `moe_dispatch` gave; the group has dispatched nothing into its slot since but ``like`` this.
         weighted: False: the weights are all one.
         out: (t, H), contiguous, takes the result.
         blocks: multiprocessors that the kernel keeps at most.
@@ -66,7 +66,7 @@ def moe_combine(
             f"moe_combine of {host.dtype_name(y)}", expected="bfloat16, float16, float32 or float64"
         )
     space = workspace(team)
-    if space.owner.get(experts.PLACE) is not sent.plan:
+    if space.owner.get(sent.place) is not sent.plan:
         raise TileValueError(
             "moe_combine of tokens behind whose dispatch the group has dispatched others",
             expected="the latest dispatch; moe_dispatch(…, like=sent) makes it so again",
@@ -81,7 +81,7 @@ def moe_combine(
     units = flat.multiprocessors(y.device, blocks)
     how = experts.cut(H, y.element_size(), sent.tokens, THREADS // 32 * units, LINES)
     parts = -(-sent.tokens // how.group) * how.cut
-    (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=experts.PLACE)  # it may have moved
+    (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=sent.place)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
     arrived = space.counters(W, parts)
     what = {
