@@ -143,8 +143,9 @@ def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:
 
 
 def expand(
-    rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: torch.Tensor, blocks: int | None = None
-) -> torch.Tensor:
+    rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: torch.Tensor,
+    blocks: int | None = None,
+) -> torch.Tensor:  # fmt: skip
     """made (P, …): the row of ``rows`` (R, …) that ``index`` (P,) names, of each pair that ``sizes`` count.
     All contiguous."""
     P, inner = len(index), math.prod(rows.shape[1:]) * rows.element_size()
