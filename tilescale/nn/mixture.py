@@ -313,11 +313,11 @@ def moe_experts(
 
     Rows of pairs are the largest tensors: each goes as soon as nothing needs it. With several chunks a
     chunk's second product writes over what went into the first one."""
-    made, h, came = x.new_empty(x.shape), products.none(x), products.none(x)
+    h, came = products.none(x), products.none(x)
     double, by_library = weights.dtype == torch.float64, products.by_library(x)
     P = room(tokens, chosen.shape[1], experts, groups.team(group).size)[1]
     if tokens == 0:
-        return made, *(
+        return torch.empty_like(x), *(
             x.new_empty((0, n) if kept else 0) for n, kept in ((gate_up.shape[1], keep), (x.shape[1], whole))
         )
     how = cut(chunks, tokens, x, chosen, down.shape[2], experts, groups.team(group).size, exact)
@@ -352,6 +352,7 @@ def moe_experts(
             if double:
                 assert pairs is not None
                 y.mul_(pairs[1][:, None])
+            made = made if c else x.new_empty(x.shape)
             flow.back(c, y, made, not double, alone=c + 1 == how.count)
             del y
     return made, h, every if whole and every is not None else came
@@ -390,7 +391,6 @@ def moe_experts_backward(
     into = whole(x.shape[1]) if again else None
     h = x.new_empty(P, gate_up.shape[1]) if recompute and several else h
     kind = torch.promote_types(x.dtype, torch.float32)
-    dx, dw = x.new_empty(x.shape), torch.empty(weights.shape, dtype=kind, device=x.device)
     marks, told = _marks(chosen, weights), []
     with Beside(x, how.streams) as at:
         early, beside = several or bool(at), bool(at)
@@ -449,6 +449,7 @@ def moe_experts_backward(
         sizes, firsts = flow.places()
         d_down = outer(dys, scaled, sizes, firsts, beside=beside)
         del scaled
+        dx, dw = x.new_empty(x.shape), torch.empty(weights.shape, dtype=kind, device=x.device)
         for c in range(how.count):
             to_rows = flow.pairs(dys, c) if several else None
             dys = dys if several else None

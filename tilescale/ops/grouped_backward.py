@@ -2,8 +2,9 @@
 of rows aᵀ · dy, summed over its rows.
 
 How long the groups are is known on the device alone: a block takes tiles of all groups' results in turn, and
-walks over the rows of the tile's group. Whole steps go through the ring; what is behind them goes in small
-steps whose missing rows are zeros, since the rows that follow are the next group's, or nobody's.
+walks over the rows of the tile's group. All steps go through the ring. Of the last one, which the next group's
+rows fill up, or nobody's, the rows of this group alone are multiplied: 16 at once where they lie, and what is
+left of 16 from a copy with zeros behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, 
 from tilescale.ops.gemm_kernels import ceil_div, panelled
 from tilescale.ops.grouped import DTYPES, SHARES, share_of
 
-#: rows of a step behind the whole ones
+#: rows of a step that are multiplied at once behind the whole steps
 FEW = 16
 
 
@@ -38,25 +39,32 @@ def grouped_outer(
     P, tall, wide = T.dynamic("P"), ceil_div(M, BM), ceil_div(N, BN)
 
     @T.macro
-    def rest(X, tile, first, end, column):
-        """tile (FEW, …) = rows ``first`` and on of X, zero from ``end`` on."""
-        for i, j in T.Parallel(*tile.shape):
-            there = (first + i < end) & (column + j < X.shape[1])
-            tile[i, j] = T.if_then_else(there, X[first + i, column + j], T.cast(0, dtype))
+    def kept(few, tile, first, count):
+        """few (FEW, …) = rows ``first`` and on of a step's tile, zero behind ``count`` of them."""
+        for i, j in T.Parallel(*few.shape):
+            few[i, j] = tile[first + i, j]
+        for i, j in T.Parallel(*few.shape):
+            if i >= count:
+                few[i, j] = T.cast(0, dtype)
 
     @T.macro
     def add(A, B, tiles, acc, row, size, i, j):
-        """acc += the product of ``size`` rows from ``row`` on: whole steps by the ring, then small ones."""
+        """acc += the product of ``size`` rows from ``row`` on: whole steps, then what is left of one."""
         a, b, few_a, few_b = tiles
         for k in T.Pipelined(size // BK, num_stages=stages):
             T.copy(A[row + k * BK, i * BM], a)
             T.copy(B[row + k * BK, j * BN], b)
             T.gemm(a, b, acc, transpose_A=True)
-        for k in T.serial(T.ceildiv(size % BK, FEW)):
-            first = row + size // BK * BK + k * FEW
-            rest(A, few_a, first, row + size, i * BM)
-            rest(B, few_b, first, row + size, j * BN)
-            T.gemm(few_a, few_b, acc, transpose_A=True)
+        for k in T.Pipelined(T.ceildiv(size % BK, BK), num_stages=stages):
+            T.copy(A[row + (size // BK + k) * BK, i * BM], a)
+            T.copy(B[row + (size // BK + k) * BK, j * BN], b)
+            for s in range(0, BK, FEW):
+                if size % BK >= s + FEW:
+                    T.gemm(a[s : s + FEW, 0:BM], b[s : s + FEW, 0:BN], acc, transpose_A=True)
+                elif size % BK > s:
+                    kept(few_a, a, s, size % BK - s)
+                    kept(few_b, b, s, size % BK - s)
+                    T.gemm(few_a, few_b, acc, transpose_A=True)
 
     @T.macro
     def body(A, B, sizes, firsts, C):
