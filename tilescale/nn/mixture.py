@@ -324,7 +324,7 @@ def moe_experts(
     several, up, back = how.count > 1, gate_up.transpose(1, 2), down.transpose(1, 2)
     every = x.new_empty(P, x.shape[1]) if several else None
     h = x.new_empty(P, gate_up.shape[1]) if several and keep else h
-    marks = _marks(chosen, weights) if double else None
+    marks, made = _marks(chosen, weights) if double else None, None
     with Beside(x, how.streams and several) as at:
         flow = Flow(at, how, chosen, weights.float(), experts, group, exact)
         coming = [flow.there(0, x, into=every, small=small, marks=marks, alone=True)]
@@ -352,7 +352,7 @@ def moe_experts(
             if double:
                 assert pairs is not None
                 y.mul_(pairs[1][:, None])
-            made = made if c else x.new_empty(x.shape)
+            made = x.new_empty(x.shape) if made is None else made  # as late as it can be
             flow.back(c, y, made, not double, alone=c + 1 == how.count)
             del y
     return made, h, every if whole and every is not None else came

@@ -2,9 +2,9 @@
 of rows aᵀ · dy, summed over its rows.
 
 How long the groups are is known on the device alone: a block takes tiles of all groups' results in turn, and
-walks over the rows of the tile's group. All steps go through the ring. Of the last one, which the next group's
-rows fill up, or nobody's, the rows of this group alone are multiplied: 16 at once where they lie, and what is
-left of 16 from a copy with zeros behind it.
+walks over the rows of the tile's group. All steps go through the ring. Of the last one, which the next
+group's rows fill up, or nobody's, the rows of this group alone are multiplied: 16 at once where they lie, and
+what is left of 16 from a copy with zeros behind it.
 """
 
 from __future__ import annotations
