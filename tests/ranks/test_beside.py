@@ -27,7 +27,7 @@ from tilescale.ops import host
 
 OWN, CALLERS = 0, 1
 #: of a kernel's arguments those from here on are written
-WRITTEN = {"plan": 1, "dispatch": 8, "expand": 3, "combine": 4}
+WRITTEN = {"plan": 1, "dispatch": 8, "expand": 3, "choices": 4, "combine": 4}
 
 
 @dataclass

@@ -26,7 +26,7 @@ from tilescale.nn import groups, products
 from tilescale.nn.beside import KEPT, Beside
 from tilescale.ops.ranks import experts as of_ranks
 from tilescale.ops.ranks.dispatch import planned
-from tilescale.ops.ranks.experts import Dispatched, room
+from tilescale.ops.ranks.experts import room
 from tilescale.ops.ranks.groups import share
 
 # ---- what tokens travel in
@@ -215,7 +215,9 @@ class Flow:
             marked = None
             if marks is not None:
                 assert sent.scales is not None
-                marked = _pairs(sent, sent.scales[:, :S].contiguous())
+                told = sent.scales if S == sent.scales.shape[1] else sent.scales[:, :S].contiguous()
+                kind = torch.promote_types(x.dtype, torch.float32)
+                marked = of_ranks.choices(sent, told, kind)
             return Arrived(made, arrived, marked, at.mark())
 
     def back(self, c: int, y: Tensor, out: Tensor, weighted: bool, alone: bool = False) -> None:
@@ -237,7 +239,8 @@ class Flow:
 
 @dataclass(frozen=True)
 class Arrived:
-    """The rows of a chunk's pairs, which are there behind ``mark``; and `_pairs`, behind ``marked``."""
+    """The rows of a chunk's pairs, which are there behind ``mark``; and behind ``marked`` of each pair which
+    of its token's choices it is, and its weight."""
 
     rows: Tensor
     mark: Any
@@ -251,19 +254,6 @@ def _marks(chosen: Tensor, weights: Tensor) -> Tensor:
     told = weights.float()
     rest = (weights - told).float()
     return torch.cat([chosen.float(), told, *([rest] if weights.dtype == torch.float64 else [])], 1)
-
-
-def _pairs(sent: Dispatched, marks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each pair which of its token's choices it is, (P, topk) of bool, and its weight (P,), of float64
-    where there is the rest of it; from the ``marks`` that came. Behind the last pair they mean nothing."""
-    topk, told = sent.experts.shape[1], sent.expanded(marks)
-    place = torch.arange(len(sent.index), device=told.device)
-    expert = torch.searchsorted(sent.sizes.cumsum(0), place, right=True) + sent.team.rank * len(sent.sizes)
-    which = told[:, :topk] == expert[:, None]
-    weight = told[:, topk : 2 * topk]
-    if told.shape[1] > 2 * topk:
-        weight = weight.double() + told[:, 2 * topk :]
-    return which, torch.where(which, weight, 0.0).sum(1)
 
 
 # ---- the operation
@@ -391,7 +381,7 @@ def moe_experts_backward(
     into = whole(x.shape[1]) if again else None
     h = x.new_empty(P, gate_up.shape[1]) if recompute and several else h
     kind = torch.promote_types(x.dtype, torch.float32)
-    marks, told = _marks(chosen, weights), []
+    marks, told, order = _marks(chosen, weights), [], torch.arange(chosen.shape[1], device=x.device)
     with Beside(x, how.streams) as at:
         early, beside = several or bool(at), bool(at)
         flow = Flow(at, how, chosen, weights.float(), experts, group, count)
@@ -433,17 +423,15 @@ def moe_experts_backward(
             assert dy_there.pairs is not None
             at.wait(dy_there.marked)
             at.hold(*dy_there.pairs)
-            which, weight = dy_there.pairs
+            choice, weight = dy_there.pairs
             to = None
             if several:
                 of_chunk = torch.empty(len(weight), dtype=kind, device=x.device)
                 to = (flow.pairs(dh, c), flow.pairs(scaled, c), of_chunk)
-            made = ops.scaled_gate_backward(
-                d, flow.pairs(h, c), weight.to(kind), activation, sizes=sizes, out=to
-            )
+            made = ops.scaled_gate_backward(d, flow.pairs(h, c), weight, activation, sizes=sizes, out=to)
             if not several:
                 dys, dh, scaled = dy_there.rows, made[0], made[1]
-            told.append(torch.where(which, made[2][:, None], 0.0))
+            told.append(torch.where(choice[:, None] == order, made[2][:, None], 0.0))
             del d, dy_there, made, to
         assert dys is not None and dh is not None and scaled is not None
         sizes, firsts = flow.places()

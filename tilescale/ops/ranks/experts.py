@@ -164,6 +164,24 @@ def expand(
     return made
 
 
+def choices(sent: Dispatched, marks: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each pair (P,) which of its token's choices it is, int32, and its weight, float32 or float64; both
+    undefined behind the last one.
+
+    Args:
+        marks: (R, S), contiguous: of each row what went with its token (``scales``): its experts, which
+            float32 holds exactly, its weights, and of float64 what float32 leaves of them.
+    """
+    (P,), K = sent.index.shape, sent.experts.shape[1]
+    choice, weight = sent.index.new_empty(P), marks.new_empty(P, dtype=dtype)
+    blocks = max(1, min(host.units(marks.device), -(-marks.shape[0] // 256)))
+    what = {"K": K, "S": marks.shape[1], "E": sent.num_experts, "world": sent.team.size}
+    what |= {"blocks": blocks, "threads": 256, "dtype": host.dtype_name(weight)}
+    args = (marks, sent.meta, sent.starts, sent.team.rank, choice, weight)
+    host.launch(expert_kernels.choices, args, **what)
+    return choice, weight
+
+
 def room(tokens: int, topk: int, experts: int, ranks: int) -> tuple[int, int]:
     """How many rows and pairs could come to a rank: each rank's tokens, each to as many of its experts as it
     can choose."""
