@@ -209,16 +209,15 @@ class Flow:
             if small:
                 assert sent.scales is not None
                 came = unpacked(came, sent.scales[:, S:], x.dtype)
-            made = at.memory(x, len(sent.index), x.shape[1]) if into is None else self.pairs(into, c)
-            sent.expanded(came, out=made, blocks=blocks)
-            arrived = at.mark()
-            marked = None
-            if marks is not None:
+            found = None
+            if marks is not None:  # in front of the rows, so that a product does not keep it waiting
                 assert sent.scales is not None
                 told = sent.scales if S == sent.scales.shape[1] else sent.scales[:, :S].contiguous()
-                kind = torch.promote_types(x.dtype, torch.float32)
-                marked = of_ranks.choices(sent, told, kind)
-            return Arrived(made, arrived, marked, at.mark())
+                found = of_ranks.choices(sent, told, torch.promote_types(x.dtype, torch.float32))
+                at.hold(*found)
+            made = at.memory(x, len(sent.index), x.shape[1]) if into is None else self.pairs(into, c)
+            sent.expanded(came, out=made, blocks=blocks)
+            return Arrived(made, at.mark(), found)
 
     def back(self, c: int, y: Tensor, out: Tensor, weighted: bool, alone: bool = False) -> None:
         """Chunk c's rows of pairs come back: the sums of its tokens into ``out``, which is of all tokens."""
@@ -239,13 +238,12 @@ class Flow:
 
 @dataclass(frozen=True)
 class Arrived:
-    """The rows of a chunk's pairs, which are there behind ``mark``; and behind ``marked`` of each pair which
-    of its token's choices it is, and its weight."""
+    """What is there behind ``mark``: the rows of a chunk's pairs; where marks went with the tokens also of
+    each pair which of its token's choices it is, and its weight."""
 
     rows: Tensor
     mark: Any
     pairs: tuple[Tensor, Tensor] | None
-    marked: Any
 
 
 def _marks(chosen: Tensor, weights: Tensor) -> Tensor:
@@ -421,8 +419,6 @@ def moe_experts_backward(
             sizes = flow.sent[c].sizes
             d = grouped(dy_there.rows, down, sizes, beside=beside)
             assert dy_there.pairs is not None
-            at.wait(dy_there.marked)
-            at.hold(*dy_there.pairs)
             choice, weight = dy_there.pairs
             to = None
             if several:
