@@ -203,9 +203,9 @@ def looked(
             host.launch = order.launch
             try:
                 with order:
-                    y, h, came = forward(*inputs, *rest, given["keep"], given["whole"])
-                    grads = backward(dy, *inputs, h, came, *rest)
-                    del y, h, came, grads
+                    y, *kept = forward(*inputs, *rest, given["keep"], given["whole"])
+                    grads = backward(dy, *inputs, *kept, *rest)
+                    del y, kept, grads
                     order.swept("the end")
             finally:
                 host.launch = launch

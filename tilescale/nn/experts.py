@@ -14,15 +14,12 @@ from tilescale import ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
 from tilescale.nn.linear import all_rows
-from tilescale.nn.mixture import SMALL
+from tilescale.nn.mixture import CHUNKS, SMALL
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.gated import GATES
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.routing import SCORES
-
-#: chunks at most: each has a slot of symmetric memory
-CHUNKS = 16
 
 
 class ExpertParallelMoE(Parallel):

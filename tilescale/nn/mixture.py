@@ -88,6 +88,8 @@ def _counts(a: Tensor, numbers: Tensor) -> list[int]:
 
 # ---- chunks
 
+#: at most: each has a slot of symmetric memory
+CHUNKS = 16
 #: as two H100 had them (docs/PERFORMANCE.md, Ranks at speed), a second: bytes that a dispatch and a combine
 #: get across, bytes of rows of pairs that a copy writes, operations of grouped products
 DISPATCHED, COMBINED, COPIED, MULTIPLIED = 292e9, 168e9, 2.1e12, 650e12
@@ -157,24 +159,40 @@ def cut(
     return made
 
 
+def no_plans(x: Tensor, chosen: Tensor, experts: int, ranks: int) -> Tensor:
+    """Memory for the plans of all chunks, as `Flow` cuts it, however many there are."""
+    few = 2 * ranks + 1 + share(experts, ranks)
+    return x.new_empty(x.shape[0] * (chosen.shape[1] + ranks) + CHUNKS * few, dtype=torch.int32)
+
+
 class Flow:
-    """A rank's tokens on their way to their experts and back."""
+    """A rank's tokens on their way to their experts and back. ``plans``: of `no_plans`, filled here, or
+    ``known`` from the forward."""
 
     def __init__(
         self, at: Beside, how: Cut, chosen: Tensor, weights: Tensor, experts: int, group: str,
-        exact: bool | int,
+        exact: bool | int, plans: Tensor, known: bool,
     ):  # fmt: skip
         self.at, self.how, self.exact = at, how, exact
-        where = groups.group_of(group)
+        where, (t, K), W = groups.group_of(group), chosen.shape, groups.team(group).size
+        pairs, slots = plans[: t * K].view(t, K), plans[t * K : t * (K + W)].view(t, W)
+        few = plans[t * (K + W) :].view(CHUNKS, -1).split((W, share(experts, W), W + 1), 1)
         with at.crossing():
             # all plans in front: their blocks wait for each other, so they are to find room at once
             self.sent = [
                 planned(
-                    self.tokens(chosen, c), self.tokens(weights, c), experts, how.most(c), slot=c, group=where
+                    self.tokens(chosen, c),
+                    self.tokens(weights, c),
+                    experts,
+                    how.most(c),
+                    c,
+                    where,
+                    out=(self.tokens(pairs, c), self.tokens(slots, c), *(x[c] for x in few)),
+                    known=known,
                 )  # fmt: skip
                 for c in range(how.count)
             ]
-        self.stride = room(how.each, chosen.shape[1], experts, groups.team(group).size)[1]
+        self.stride = room(how.each, K, experts, W)[1]
 
     def tokens(self, t: Tensor, c: int) -> Tensor:
         """Of a tensor of this rank's tokens those of chunk c."""
@@ -273,20 +291,22 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 def _experts_like(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
     activation: str, group: str, small: bool, exact: bool, chunks: int, keep: bool, whole: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    ranks = groups.team(group).size
     if exact:
         pairs = torch.library.get_ctx().new_dynamic_size() if keep else 0
     else:  # of all chunks together, however many
-        _, pairs = room(tokens, chosen.shape[1], experts, groups.team(group).size)
+        _, pairs = room(tokens, chosen.shape[1], experts, ranks)
     h = x.new_empty((pairs, gate_up.shape[1]) if keep else 0)
-    return x.new_empty(x.shape), h, x.new_empty((pairs, x.shape[1]) if whole else 0)
+    came = x.new_empty((pairs, x.shape[1]) if whole else 0)
+    return x.new_empty(x.shape), h, came, no_plans(x, chosen, experts, ranks)
 
 
 @products.define(
     "moe_experts",
     "(Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, int experts, SymInt tokens, "
     "str activation, str group, bool small, bool exact, int chunks, bool keep, bool whole) "
-    "-> (Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     _experts_like,
     _keep,
     _backward,
@@ -294,27 +314,30 @@ def _experts_like(
 def moe_experts(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
     activation: str, group: str, small: bool, exact: bool, chunks: int, keep: bool, whole: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """What the experts make of each token, times the weights, added up; and, to ``keep`` for the gradients,
     the first product's rows of all pairs. Without them its gate is part of the product. ``whole``: and the
-    rows that went into it. ``chunks``: see `cut`; one of them has nothing to run beside.
+    rows that went into it. At last the plans, which the gradients need. ``chunks``: see `cut`; one of them
+    has nothing to run beside.
 
     Rows of pairs are the largest tensors: each goes as soon as nothing needs it. With several chunks a
     chunk's second product writes over what went into the first one."""
     h, came = products.none(x), products.none(x)
     double, by_library = weights.dtype == torch.float64, products.by_library(x)
-    P = room(tokens, chosen.shape[1], experts, groups.team(group).size)[1]
+    ranks = groups.team(group).size
+    P, plans = room(tokens, chosen.shape[1], experts, ranks)[1], no_plans(x, chosen, experts, ranks)
     if tokens == 0:
-        return torch.empty_like(x), *(
+        none = (
             x.new_empty((0, n) if kept else 0) for n, kept in ((gate_up.shape[1], keep), (x.shape[1], whole))
         )
-    how = cut(chunks, tokens, x, chosen, down.shape[2], experts, groups.team(group).size, exact)
+        return torch.empty_like(x), *none, plans
+    how = cut(chunks, tokens, x, chosen, down.shape[2], experts, ranks, exact)
     several, up, back = how.count > 1, gate_up.transpose(1, 2), down.transpose(1, 2)
     every = x.new_empty(P, x.shape[1]) if several else None
     h = x.new_empty(P, gate_up.shape[1]) if several and keep else h
     marks, made = _marks(chosen, weights) if double else None, None
     with Beside(x, how.streams and several) as at:
-        flow = Flow(at, how, chosen, weights.float(), experts, group, exact)
+        flow = Flow(at, how, chosen, weights.float(), experts, group, exact, plans, False)
         coming = [flow.there(0, x, into=every, small=small, marks=marks, alone=True)]
         for c in range(how.count):
             if c + 1 < how.count:  # crosses beside this chunk's products
@@ -343,13 +366,14 @@ def moe_experts(
             made = x.new_empty(x.shape) if made is None else made  # as late as it can be
             flow.back(c, y, made, not double, alone=c + 1 == how.count)
             del y
-    return made, h, every if whole and every is not None else came
+    return made, h, every if whole and every is not None else came, plans
 
 
 @products.define(
     "moe_experts_backward",
     "(Tensor dy, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, Tensor h, "
-    "Tensor came, int experts, SymInt tokens, str activation, str group, bool small, bool exact, int chunks) "
+    "Tensor came, Tensor plans, int experts, SymInt tokens, str activation, str group, bool small, "
+    "bool exact, int chunks) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     lambda dy, x, chosen, weights, gate_up, down, *_: tuple(
         t.new_empty(t.shape) for t in (x, weights, gate_up, down)
@@ -357,8 +381,8 @@ def moe_experts(
 )
 def moe_experts_backward(
     dy: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, h: Tensor,
-    came: Tensor, experts: int, tokens: int, activation: str, group: str, small: bool, exact: bool,
-    chunks: int,
+    came: Tensor, plans: Tensor, experts: int, tokens: int, activation: str, group: str, small: bool,
+    exact: bool, chunks: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients by x, weights and both products' matrices, of the rows ``h`` that were kept, or of those that
     are computed again. Tokens travel once more where what ``came`` was not kept: beside the first product
@@ -382,7 +406,7 @@ def moe_experts_backward(
     marks, told, order = _marks(chosen, weights), [], torch.arange(chosen.shape[1], device=x.device)
     with Beside(x, how.streams) as at:
         early, beside = several or bool(at), bool(at)
-        flow = Flow(at, how, chosen, weights.float(), experts, group, count)
+        flow = Flow(at, how, chosen, weights.float(), experts, group, count, plans, True)
         steps, arrived = iter(_steps(how.count, recompute, again, early)), {}
         issued = 0
 

@@ -75,9 +75,13 @@ def moe_dispatch(
 
 def planned(
     experts: torch.Tensor, weights: torch.Tensor, num_experts: int, tokens: int, slot: int = 0,
-    group: Group = None, blocks: int | None = None,
+    group: Group = None, blocks: int | None = None, out: tuple[torch.Tensor, ...] = (), known: bool = False,
 ) -> Dispatched:  # fmt: skip
     """Where everyone's tokens go, for `moe_dispatch`'s ``like=``: its first launch, and nothing that came.
+
+    Args:
+        out: takes ``pairs``, ``slots``, ``begins``, ``sizes`` and ``starts``, contiguous, of int32. known:
+            they are there, as a call with the same arguments left them, so that nothing is launched.
 
     Raises:
         TileValueError: no experts, or a slot that there is not.
@@ -87,7 +91,7 @@ def planned(
     if slot < 0:
         raise TileValueError(f"slot={slot}", expected="0 or more")
     ids, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
-    return _planned(ids, weights, num_experts, tokens, team_of(group), slot, blocks)
+    return _planned(ids, weights, num_experts, tokens, team_of(group), slot, blocks, out, known)
 
 
 def _fits(
@@ -117,16 +121,20 @@ def _fits(
 
 
 def _planned(
-    ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, slot: int, blocks: int | None
-) -> Dispatched:
+    ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, slot: int, blocks: int | None,
+    out: tuple[torch.Tensor, ...], known: bool,
+) -> Dispatched:  # fmt: skip
     """Where everyone's tokens go. What stands for what comes is nothing yet."""
     (t, K), W = ids.shape, team.size
     new = lambda *shape: ids.new_empty(shape)  # noqa: E731
+    pairs, slots, begins, sizes, starts = out or (new(t, K), new(t, W), new(W), new(share(E, W)), new(W + 1))
     made = Dispatched(
-        rows=ids, scales=None, sizes=new(share(E, W)), index=ids, starts=new(W + 1), meta=ids,
-        experts=ids, weights=weights, pairs=new(t, K), slots=new(t, W), begins=new(W), num_experts=E,
-        tokens=most, team=team, plan=object(), slot=slot,
+        rows=ids, scales=None, sizes=sizes, index=ids, starts=starts, meta=ids, experts=ids, weights=weights,
+        pairs=pairs, slots=slots, begins=begins, num_experts=E, tokens=most, team=team, plan=object(),
+        slot=slot,
     )  # fmt: skip
+    if known:
+        return made
     units = flat.multiprocessors(ids.device, blocks)
     C = expert_kernels.told(E, W)
     chunk, cut = experts.planned(most, K, E, units)
