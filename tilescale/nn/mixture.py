@@ -14,6 +14,7 @@ after another, in float32 within one product, and are rounded once.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -335,9 +336,9 @@ def moe_experts(
     several, up, back = how.count > 1, gate_up.transpose(1, 2), down.transpose(1, 2)
     every = x.new_empty(P, x.shape[1]) if several else None
     h = x.new_empty(P, gate_up.shape[1]) if several and keep else h
-    marks, made = _marks(chosen, weights) if double else None, None
+    marks, made, shares = _marks(chosen, weights) if double else None, None, weights.float()
     with Beside(x, how.streams and several) as at:
-        flow = Flow(at, how, chosen, weights.float(), experts, group, exact, plans, False)
+        flow = Flow(at, how, chosen, shares, experts, group, exact, plans, False)
         coming = [flow.there(0, x, into=every, small=small, marks=marks, alone=True)]
         for c in range(how.count):
             if c + 1 < how.count:  # crosses beside this chunk's products
@@ -404,42 +405,32 @@ def moe_experts_backward(
     h = x.new_empty(P, gate_up.shape[1]) if recompute and several else h
     kind = torch.promote_types(x.dtype, torch.float32)
     marks, told, order = _marks(chosen, weights), [], torch.arange(chosen.shape[1], device=x.device)
+    shares = weights.float()
     with Beside(x, how.streams) as at:
         early, beside = several or bool(at), bool(at)
-        flow = Flow(at, how, chosen, weights.float(), experts, group, count, plans, True)
-        steps, arrived = iter(_steps(how.count, recompute, again, early)), {}
-        issued = 0
-
-        def step() -> None:
-            nonlocal issued
-            of, c = next(steps)
-            if of == "dy":
-                arrived[of, c] = flow.there(c, dy, into=dys, marks=marks, alone=not issued)
-            else:
-                arrived[of, c] = flow.there(c, x, into=into, small=small, alone=not issued)
-            issued += 1
-
-        def taken(of: str, c: int) -> Arrived:
-            while (of, c) not in arrived:
-                step()
-            at.wait(arrived[of, c].mark)
-            return arrived.pop((of, c))
-
+        flow = Flow(at, how, chosen, shares, experts, group, count, plans, True)
+        steps = Steps(
+            _steps(how.count, recompute, again, early),
+            lambda of, c, alone: (
+                flow.there(c, dy, into=dys, marks=marks, alone=alone)
+                if of == "dy"
+                else flow.there(c, x, into=into, small=small, alone=alone)
+            ),
+        )
         for c in range(how.count):
-            # The host is so far in front of the products that what crosses has begun when they do.
-            while early and issued < min(2 * (c + 1) + recompute, how.count * (1 + (again or recompute))):
-                step()
+            if early:  # so far in front of the products that what crosses has begun when they do
+                steps.launched(2 * (c + 1) + recompute)
             if recompute:
-                rows = taken("x", c)
+                rows = steps.taken(at, "x", c)
                 found = grouped(
                     rows.rows, gate_up.transpose(1, 2), flow.sent[c].sizes, beside=beside,
                     out=flow.pairs(h, c) if several else None,
                 )  # fmt: skip
                 h = h if several else found
-                if early and again:
-                    arrived["x", c] = rows
+                if early:
+                    steps.arrived["x", c] = rows  # for the last product, too
                 del rows, found
-            dy_there = taken("dy", c)
+            dy_there = steps.taken(at, "dy", c)
             sizes = flow.sent[c].sizes
             d = grouped(dy_there.rows, down, sizes, beside=beside)
             assert dy_there.pairs is not None
@@ -468,7 +459,7 @@ def moe_experts_backward(
             flow.back(c, told[c], dw, False)
             del back, to_rows
         if again:
-            rows_of = [taken("x", c).rows for c in range(how.count)]
+            rows_of = [steps.taken(at, "x", c).rows for c in range(how.count)]
             came = rows_of[0] if into is None else into
             del rows_of
         d_up = outer(dh, came, sizes, firsts, beside=beside)
@@ -484,3 +475,25 @@ def _steps(count: int, recompute: bool, again: bool, early: bool) -> list[tuple[
     if recompute:
         return [(of, c) for c in chunks for of in ("x", "dy")]
     return [("dy", c) for c in chunks] + [("x", c) for c in chunks if again]
+
+
+class Steps:
+    """What goes to experts, step by step: ``launch`` (of what, which chunk, whether it is the first)."""
+
+    def __init__(self, steps: list[tuple[str, int]], launch: Callable[[str, int, bool], Arrived]):
+        self.steps, self.launch, self.next = steps, launch, 0
+        self.arrived: dict[tuple[str, int], Arrived] = {}
+
+    def launched(self, count: int) -> None:
+        """So many of them are, as far as there are so many."""
+        while self.next < min(count, len(self.steps)):
+            step, self.next = self.steps[self.next], self.next + 1
+            self.arrived[step] = self.launch(*step, self.next == 1)
+
+    def taken(self, at: Beside, of: str, c: int) -> Arrived:
+        """What arrived, which the caller's stream waits for; nobody else has it then."""
+        while (of, c) not in self.arrived:
+            assert self.next < len(self.steps), (of, c)
+            self.launched(self.next + 1)
+        at.wait(self.arrived[of, c].mark)
+        return self.arrived.pop((of, c))
