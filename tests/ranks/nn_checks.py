@@ -684,9 +684,9 @@ def in_chunks(mesh: Any, dtype: torch.dtype) -> Errors:
     up in another order: less 1 % is rounding. Two backwards accumulate."""
     found: Errors = {}
     x, dy = (mine(normal(30, 16, seed=k, dtype=dtype)) for k in (51, 52))
-    for more in ({}, {"recompute": True}, {"keep_rows": True, "capacity": 0.8}):
+    for more in ({"recompute": True}, {"capacity": 0.8}):
         of = []
-        for chunks in (0, 1, 2, 5):
+        for chunks in (0, 3):
             torch.manual_seed(3)
             layer = tsnn.ExpertParallelMoE(16, 24, 4, 2, group=mesh["tp"], dtype=dtype, chunks=chunks, **more)
             for _ in range(2):
