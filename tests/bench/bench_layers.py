@@ -7,7 +7,9 @@ cuBLAS + cuDNN) as it is, and compiled with its asynchronous products; on one, t
 experts sends pairs by NCCL's all-to-all and multiplies by torch._grouped_mm; on one GPU it sorts in place.
 Steps take turns. A figure is the median of the slowest rank's steps, each from a meeting of all ranks on. The
 peak of memory is what torch allocated in such a step, without symmetric memory, which is told beside it.
-``llama`` or ``moe``: that block alone. ``small``: shapes for a look, also without a GPU.
+``llama`` or ``moe``: that block alone. ``small``: shapes for a look, also without a GPU. ``chunks=0,1,2``:
+experts also in so many chunks, 0 being one after another on one stream. ``timeline``: rank 0 tells which kernels
+ran in a step of each, when and on which stream.
 """
 
 from __future__ import annotations
@@ -303,17 +305,60 @@ def compare(steps: dict[str, Step]) -> None:
         raise SystemExit("the blocks differ")
 
 
+class InChunks(nn.Module):
+    """A layer of experts in so many chunks; the parameters are the layer's."""
+
+    def __init__(self, layer: tsnn.ExpertParallelMoE, chunks: int):
+        super().__init__()
+        self.layer, self.chunks = layer, chunks
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept, self.layer.chunks = self.layer.chunks, self.chunks
+        y: Tensor = self.layer(x)
+        self.layer.chunks = kept
+        return y
+
+
 def moe(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -> dict[str, Any]:
     features = shape["features"]
     torch.manual_seed(1)
     layer = tsnn.ExpertParallelMoE(
         features, shape["hidden"], shape["experts"], shape["topk"], group=mesh, **like
     )
+    x = torch.randn(shape["tokens"], features, **like)
+    counts = next((w[7:].split(",") for w in sys.argv if w.startswith("chunks=")), [])
     steps = {
-        "ours": Step(layer, torch.randn(shape["tokens"], features, **like)),
+        "ours": Step(layer, x),
+        **{f"{n} chunks": Step(InChunks(layer, int(n)), x.clone()) for n in counts},
         "torch": Step(Experts(shape, mesh.get_group(), like), torch.randn(shape["tokens"], features, **like)),
     }
-    return measure(steps, rounds)
+    found = measure(steps, rounds)
+    if "timeline" in sys.argv:
+        for name, step in steps.items():
+            timeline(name, step)
+    return found
+
+
+def timeline(name: str, step: Step, least: float = 15.0) -> None:
+    """Kernels of ``least`` microseconds and more of one step, as rank 0 sees them: when each began, how long it
+    took, its stream, its name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    comm.barrier()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        step.run()
+        if step.x.is_cuda:
+            torch.cuda.synchronize()
+    ran = [e for e in seen.profiler.kineto_results.events() if str(e.device_type()).endswith("CUDA")]  # type: ignore[union-attr]
+    if comm.rank() or not ran:
+        return
+    first = min(e.start_ns() for e in ran)
+    streams = sorted({e.device_resource_id() for e in ran})
+    print(f"timeline of {name}: µs from the first kernel, µs, stream, kernel", flush=True)
+    for e in sorted(ran, key=lambda e: e.start_ns()):
+        if e.duration_ns() / 1e3 >= least:
+            at, stream = (e.start_ns() - first) / 1e3, streams.index(e.device_resource_id())
+            print(f"{at:9.0f} {e.duration_ns() / 1e3:7.0f} {stream:2d} {e.name()[:60]}", flush=True)
 
 
 def main() -> int:

@@ -331,18 +331,26 @@ def mixtures(group: Any, dtype: torch.dtype, every: bool) -> Errors:
         "dropped, uneven": {"capacity": 0.7},
         "fewer tokens than ranks": {},
         "exact, kept": {"exact": True, "keep_rows": True},
+        "chunks": {"chunks": 3},
+        "chunks, dropped, uneven": {"chunks": 2, "capacity": 0.7, "keep_rows": True},
     }
     if every:
         kinds["exact, computed again"] = {"exact": True, "recompute": True}
         kinds["eight bits"] = {"dispatch_dtype": torch.float8_e4m3fn, "recompute": True}
         kinds["eight bits, kept"] = {"dispatch_dtype": torch.float8_e4m3fn, "exact": True, "keep_rows": True}
+        kinds["chunks, computed again"] = {"chunks": 4, "recompute": True}
+        kinds["chunks of eight bits"] = {"chunks": 2, "dispatch_dtype": torch.float8_e4m3fn}
+        kinds["chunks to one"] = {"chunks": 2, "topk": 1, "normalized": False}
+        kinds["fewer tokens than chunks"] = {"chunks": 16}
+        kinds["one chunk"] = {"chunks": 1, "recompute": True, "exact": True}
     uneven = {"plain": 9, "dropped, uneven": 4 * n - 1, "fewer tokens than ranks": 1}
+    uneven |= {"chunks": 4 * n + 1, "chunks, dropped, uneven": 4 * n - 1, "fewer tokens than chunks": 2 * n}
     for name, more in kinds.items():
         layer = tsnn.ExpertParallelMoE(12, 10, 24, **{"topk": 3, **more}, group=group, dtype=dtype)
         plain = PlainMoE(layer, n, dtype)
         rows = uneven.get(name, 4 * n)
         x = normal(rows, 12, seed=21, dtype=dtype)
-        if name == "to one":
+        if name.endswith("to one"):
             x = x[:1].repeat(rows, 1) + 0.01 * x
         if name == "bias":
             layer.bias += normal(24, seed=22, dtype=torch.float32) * 0.3
@@ -668,7 +676,37 @@ def sixteen(mesh: Any) -> Errors:
     found |= {"experts: y": off(got, mine(want)), "experts: dx": off(part.grad, mine(at.grad))}
     found |= {f"experts: {k}": e for k, e in gradients(experts, whole).items()}
     found = {k: max(0.0, e - 0.02) for k, e in found.items()}
-    return found | in_one_graph(mesh, kind)
+    return found | in_chunks(mesh, kind) | in_one_graph(mesh, kind)
+
+
+def in_chunks(mesh: Any, dtype: torch.dtype) -> Errors:
+    """Experts in chunks have the bits of those in one piece, but for gradients of weights, whose rows are added
+    up in another order: less 1 % is rounding. Two backwards accumulate."""
+    found: Errors = {}
+    x, dy = (mine(normal(30, 16, seed=k, dtype=dtype)) for k in (51, 52))
+    for more in ({"recompute": True}, {"capacity": 0.8}):
+        of = []
+        for chunks in (0, 3):
+            torch.manual_seed(3)
+            layer = tsnn.ExpertParallelMoE(16, 24, 4, 2, group=mesh["tp"], dtype=dtype, chunks=chunks, **more)
+            for _ in range(2):
+                part = leaf(x)
+                y = layer(part, rows=30)
+                y.backward(dy)
+            with torch.no_grad():
+                plain = layer(x, rows=30)  # whose gate is part of the product
+            of.append(
+                (chunks, y.detach(), plain, part.grad, layer.router.grad.full_tensor(), *_experts_of(layer))
+            )
+        for chunks, *got in of[1:]:
+            for k, (a, b) in enumerate(zip(got, of[0][1:], strict=True)):
+                error = off(a, b)
+                found[f"chunks {chunks} {more} {k}"] = max(0.0, error - 0.01) if k > 3 else error
+    return found
+
+
+def _experts_of(layer: Any) -> tuple[Tensor, ...]:
+    return tuple(p.grad.to_local() for p in (layer.gate_up_proj, layer.down_proj))
 
 
 def in_one_graph(mesh: Any, dtype: torch.dtype) -> Errors:
@@ -701,6 +739,8 @@ def refused(mesh: Any) -> Errors:
             lambda: tsnn.LinearCrossEntropy(4, n, reduction="none", group=tp),
         ),
         ("1 to all of them", lambda: tsnn.ExpertParallelMoE(4, 8, n, n + 1, group=tp)),
+        ("0 to 16", lambda: tsnn.ExpertParallelMoE(4, 8, n, n, chunks=17, group=tp)),
+        ("0 to 1,", lambda: tsnn.ExpertParallelMoE(4, 8, n, n, chunks=2, exact=True, group=tp)),
         ("(…, rows, 4)", lambda: col(torch.ones(3, 5))),
         ("x (m, features)", lambda: col(torch.ones(3, 2, 4), rows=3)),
         ("(…, 4)", lambda: norm(torch.ones(3, 5))),

@@ -87,7 +87,7 @@ def test_what_pytorch_does_around_layers():
 @pytest.mark.slow
 def test_sixteen_bits():
     both = lambda mesh: nn_checks.sixteen(mesh) | nn_edges.sixteen(mesh)  # noqa: E731
-    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), both, timeout=120), 1e-10)
+    small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), both, timeout=240), 1e-10)
 
 
 def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from tilescale import ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
 from tilescale.nn.linear import all_rows
+from tilescale.nn.mixture import CHUNKS, SMALL
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.gated import GATES
-from tilescale.ops.ranks.experts import Dispatched, room
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.routing import SCORES
 
@@ -50,6 +49,11 @@ class ExpertParallelMoE(Parallel):
             host waits for their number, so no CUDA graph can have the layer. recompute: the first product's
             rows are not kept for the backward, which computes them again. keep_rows: the rows of all pairs
             are kept, too, which otherwise are sent again.
+        chunks: tokens go to experts and back in so many chunks, and what crosses does so beside products, on
+            a stream of its own. 1: beside the products of the backward. 0: everything one after another on
+            the caller's stream, which takes less memory: beside products the backward has the rows of all
+            pairs twice. None: chosen by size (`mixture.chunks_by_size`). On processors chunks run one after
+            another.
         group: as `ColumnParallelLinear`'s.
 
     The parameters ``gate_up_proj`` (E, 2 hidden, features), gates in front, and ``down_proj`` (E, features,
@@ -67,15 +71,19 @@ class ExpertParallelMoE(Parallel):
         normalized: bool = True, scaling: float = 1.0, capacity: float | None = None, aux_loss: bool = False,
         bias_rate: float = 0.0, shared: int = 0, activation: str = "silu",
         dispatch_dtype: torch.dtype | None = None, exact: bool = False, recompute: bool = False,
-        keep_rows: bool = False, group: Any = None, device: Any = None, dtype: Any = None,
+        keep_rows: bool = False, chunks: int | None = None, group: Any = None, device: Any = None,
+        dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
         _refuse(scores, activation, topk, experts, capacity)
         if dispatch_dtype not in (None, SMALL):
             raise TileTypeError(f"dispatch_dtype={dispatch_dtype}", expected=f"None or {SMALL}")
+        if chunks is not None and not 0 <= chunks <= (1 if exact else CHUNKS):
+            raise TileValueError(f"chunks={chunks}", expected=f"0 to {1 if exact else CHUNKS}, or None")
         if recompute and keep_rows:
             raise TileValueError("recompute with keep_rows", expected="less memory or less to do")
         self.small, self.exact = dispatch_dtype is not None, exact
+        self.chunks = -1 if chunks is None else chunks
         self.recompute, self.keep_rows = recompute, keep_rows
         self.features, self.hidden, self.experts, self.topk = features, hidden, experts, topk
         self.scores, self.normalized, self.scaling, self.capacity = scores, normalized, scaling, capacity
@@ -121,7 +129,9 @@ class ExpertParallelMoE(Parallel):
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weights, gate_up, down))
         given = (flat, chosen, weights, gate_up, down, self.experts, most, self.activation, self.group_name)
         keep = wanted and not self.recompute
-        y, *_ = torch.ops.tilescale.moe_experts(*given, self.small, self.exact, keep, keep and self.keep_rows)
+        y, *_ = torch.ops.tilescale.moe_experts(
+            *given, self.small, self.exact, self.chunks, keep, keep and self.keep_rows
+        )
         if self.shared is not None:
             y = y + self.shared(flat, every)
         made: Tensor = y.view(x.shape)
@@ -210,217 +220,3 @@ def choice(logits: Tensor, bias: Tensor | None, topk: int, scores: str) -> Tenso
     if bias is not None:
         key = (logits.softmax(-1) if scores == "softmax" else logits.sigmoid()) + bias
     return key.topk(topk).indices.to(torch.int32)
-
-
-# ---- the experts
-
-#: what tokens may travel in, its greatest number, and how many features share a scale
-SMALL, MOST, BLOCK = torch.float8_e4m3fn, 448.0, 128
-
-
-def packed(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (m, H) in 8 bits, and a scale, float32, for each `BLOCK` of a row."""
-    blocks = nn.functional.pad(x, (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)).float()
-    scales = blocks.abs().amax(2).clamp(min=1e-12) / MOST
-    return (blocks / scales[..., None]).flatten(1)[:, : x.shape[1]].to(SMALL).contiguous(), scales
-
-
-def unpacked(rows: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows that `packed` made, as they were but for what 8 bits leave away."""
-    wide = scales.repeat_interleave(BLOCK, 1)[:, : rows.shape[1]]
-    return (rows.float() * wide).to(dtype)
-
-
-def _sent(
-    x: Tensor, small: bool, exact: bool | int, marks: Tensor | None = None, **how: Any
-) -> tuple[Dispatched, Tensor]:
-    """A dispatch of x, in 8 bits where ``small``, whose ``scales`` are ``marks``; and the row of each pair,
-    of x's dtype. ``exact``: room for those that came, a number where it is known."""
-    x, S = x.contiguous(), 0 if marks is None else marks.shape[1]
-    if not small:
-        sent = ops.moe_dispatch(x, scales=marks, **how)
-        sent = sent.counted(None if exact is True else exact) if exact else sent
-        return sent, sent.expanded()
-    rows, scales = packed(x)
-    sent = ops.moe_dispatch(rows, scales=scales if marks is None else torch.cat([marks, scales], 1), **how)
-    sent = sent.counted(None if exact is True else exact) if exact else sent
-    assert sent.scales is not None
-    came = unpacked(sent.rows, sent.scales[:, S:], x.dtype)
-    told = None if marks is None else sent.scales[:, :S].contiguous()
-    return replace(sent, scales=told), sent.expanded(came)
-
-
-def grouped(a: Tensor, b: Tensor, sizes: Tensor) -> Tensor:
-    """`ops.grouped_matmul`; on the processor torch's products of float32 and float64, group by group."""
-    if not products.by_library(a):
-        return ops.grouped_matmul(a, b, sizes)
-    made, row = a.new_empty(a.shape[0], b.shape[2]), 0
-    for k, n in enumerate(_counts(a, sizes)):
-        torch.mm(a[row : row + n], b[k], out=made[row : row + n])
-        row += n
-    return made
-
-
-def outer(a: Tensor, dy: Tensor, sizes: Tensor) -> Tensor:
-    """`ops.grouped_matmul_backward`, or torch's products."""
-    if not products.by_library(a):
-        return ops.grouped_matmul_backward(a, dy, sizes)
-    made, row = a.new_empty(len(sizes), a.shape[1], dy.shape[1]), 0
-    for k, n in enumerate(_counts(a, sizes)):
-        made[k] = a[row : row + n].T @ dy[row : row + n]
-        row += n
-    return made
-
-
-def _counts(a: Tensor, sizes: Tensor) -> list[int]:
-    """Rows of each group, which the host looks at on the processor alone.
-
-    Raises:
-        TileTypeError: float64 on a GPU.
-    """
-    if a.device.type != "cpu":
-        raise TileTypeError(f"experts of {a.dtype} on {a.device}", expected="bfloat16 or float16")
-    return [int(n) for n in sizes]
-
-
-def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    x, chosen, weights, gate_up, down, *ctx.rest, _, _ = inputs
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(x, chosen, weights, gate_up, down, *output[1:])
-
-
-def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    dx, dw, d_up, d_down = torch.ops.tilescale.moe_experts_backward(dy, *ctx.saved_tensors, *ctx.rest)
-    need_x, _, need_w, need_up, need_down, *rest = ctx.needs_input_grad
-    found = ((dx, need_x), (None, False), (dw, need_w), (d_up, need_up), (d_down, need_down))
-    return *(g if need else None for g, need in found), *(None,) * len(rest)
-
-
-def _experts_like(
-    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
-    activation: str, group: str, small: bool, exact: bool, keep: bool, whole: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    if exact:
-        pairs = torch.library.get_ctx().new_dynamic_size() if keep else 0
-    else:
-        _, pairs = room(tokens, chosen.shape[1], experts, groups.team(group).size)
-    h = x.new_empty((pairs, gate_up.shape[1]) if keep else 0)
-    return x.new_empty(x.shape), h, x.new_empty((pairs, x.shape[1]) if whole else 0)
-
-
-@products.define(
-    "moe_experts",
-    "(Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, int experts, SymInt tokens, "
-    "str activation, str group, bool small, bool exact, bool keep, bool whole) "
-    "-> (Tensor, Tensor, Tensor)",
-    _experts_like,
-    _keep,
-    _backward,
-)
-def moe_experts(
-    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, experts: int, tokens: int,
-    activation: str, group: str, small: bool, exact: bool, keep: bool, whole: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What the experts make of each token, times the weights, added up; and, to ``keep`` for the gradients,
-    the first product's rows of all pairs. Without them its gate is part of the product. ``whole``: and the
-    rows that went into it.
-
-    Rows of pairs are the largest tensors: each goes as soon as nothing needs it."""
-    if tokens == 0:
-        none = (
-            x.new_empty((0, n) if kept else 0) for n, kept in ((gate_up.shape[1], keep), (x.shape[1], whole))
-        )
-        return torch.empty_like(x), *none
-    double = weights.dtype == torch.float64
-    sent, rows = _sent(
-        x, small, exact, _marks(chosen, weights) if double else None, experts=chosen, weights=weights.float(),
-        num_experts=experts, tokens=tokens, group=groups.group_of(group),
-    )  # fmt: skip
-    up, sizes, h = gate_up.transpose(1, 2), sent.sizes, products.none(x)
-    came = rows if whole else products.none(x)
-    if keep or products.by_library(rows):
-        made = grouped(rows, up, sizes)
-        del rows
-        hidden = ops.gated_activation(made, activation, sizes=sizes)
-        h = made if keep else h
-        del made
-    else:
-        hidden = ops.grouped_matmul(rows, up, sizes, gate=activation)
-        del rows
-    y = grouped(hidden, down.transpose(1, 2), sizes)
-    del hidden
-    if double:
-        y.mul_(_pairs(sent, chosen.shape[1])[1][:, None])
-    return ops.moe_combine(y, sent, weighted=not double), h, came
-
-
-@products.define(
-    "moe_experts_backward",
-    "(Tensor dy, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, Tensor h, "
-    "Tensor came, int experts, SymInt tokens, str activation, str group, bool small, bool exact) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    lambda dy, x, chosen, weights, gate_up, down, *_: tuple(
-        t.new_empty(t.shape) for t in (x, weights, gate_up, down)
-    ),
-)
-def moe_experts_backward(
-    dy: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, h: Tensor,
-    came: Tensor, experts: int, tokens: int, activation: str, group: str, small: bool, exact: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients by x, weights and both products' matrices, of the rows ``h`` that were kept, or of those that
-    are computed again. Tokens travel once more where what ``came`` was not kept, behind their gradients,
-    whose rows are no longer needed then.
-
-    With g = dy · down of a pair, its weight's gradient is the sum of a · g, a being what went into the second
-    product; so that product need not be computed again.
-    """
-    if tokens == 0:
-        return tuple(torch.zeros_like(t) for t in (x, weights, gate_up, down))
-    K, count = chosen.shape[1], (h.shape[0] if h.dim() == 2 else True) if exact else False
-    how: dict[str, Any] = {
-        "experts": chosen, "weights": weights.float(), "num_experts": experts, "tokens": tokens,
-        "group": groups.group_of(group),
-    }  # fmt: skip
-    if h.dim() == 1:
-        sent, rows = _sent(x, small, count, **how)
-        h = grouped(rows, gate_up.transpose(1, 2), sent.sizes)
-        del rows
-        count, how = h.shape[0] if exact else False, {"like": sent}
-    marks = _marks(chosen, weights)
-    sent, dys = _sent(dy, False, count, marks, **how)
-    sizes = sent.sizes
-    which, weight = _pairs(sent, K)
-    weight = weight.to(torch.promote_types(x.dtype, torch.float32))
-    d = grouped(dys, down, sizes)
-    dh, scaled, by_weight = ops.scaled_gate_backward(d, h, weight, activation, sizes=sizes)
-    del d
-    d_down = outer(dys, scaled, sizes)
-    del dys, scaled
-    if came.dim() == 1:
-        sent, came = _sent(x, small, count, like=sent)
-    d_up = outer(dh, came, sizes)
-    del came
-    dx = ops.moe_combine(grouped(dh, gate_up, sizes), sent, weighted=False)
-    dw = ops.moe_combine(torch.where(which, by_weight[:, None], 0.0), sent, weighted=False)
-    return dx, dw.to(weights.dtype), d_up, d_down
-
-
-def _marks(chosen: Tensor, weights: Tensor) -> Tensor:
-    """What of a token's choices travels beside it as float32: experts, whose numbers are exact, and weights;
-    of float64 also what float32 leaves of them."""
-    told = weights.float()
-    rest = (weights - told).float()
-    return torch.cat([chosen.float(), told, *([rest] if weights.dtype == torch.float64 else [])], 1)
-
-
-def _pairs(sent: Dispatched, topk: int) -> tuple[Tensor, Tensor]:
-    """Of each pair which of its token's choices it is, (P, topk) of bool, and its weight (P,), of float64
-    where there is the rest of it. Behind the last pair neither means anything."""
-    marks = sent.expanded(sent.scales)
-    place = torch.arange(len(sent.index), device=marks.device)
-    expert = torch.searchsorted(sent.sizes.cumsum(0), place, right=True) + sent.team.rank * len(sent.sizes)
-    which = marks[:, :topk] == expert[:, None]
-    weight = marks[:, topk : 2 * topk]
-    if marks.shape[1] > 2 * topk:
-        weight = weight.double() + marks[:, 2 * topk :]
-    return which, torch.where(which, weight, 0.0).sum(1)

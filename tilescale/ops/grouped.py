@@ -24,6 +24,23 @@ from tilescale.ops.gemm import IN_TORCH
 from tilescale.ops.gemm_kernels import activated, ceil_div, panelled
 
 DTYPES = ("bfloat16", "float16")
+#: how many shares of the tiles there are for each multiprocessor, where other kernels keep some of them
+SHARES = 6
+
+
+def share_of(block: Any, tiles: Any, blocks: int, shares: int) -> tuple[Any, Any]:
+    """The first tile of a block's share and the end of it, in steps of ``blocks``: the first ``blocks``
+    blocks share half of the tiles, the next ones half of the rest, and so on, the last ones what is left.
+
+    A multiprocessor takes the next share when it is through with one. So where another kernel keeps some of
+    them for up to half of the time, the others take more shares, and all end within one of the last ones. A
+    block that begins costs a filled ring and an awaited store, some 4 µs, `SHARES` - 1 times.
+    """
+    if shares == 1:
+        return block, tiles
+    level = block // blocks
+    stop = T.if_then_else(level == shares - 1, tiles, tiles - (tiles >> (level + 1)))
+    return tiles - (tiles >> level) + block % blocks, stop
 
 
 # ---- the kernel
@@ -43,11 +60,12 @@ def grouped(
     dtype: str,
     trans_b: bool,
     gate: str,
+    shares: int,
 ) -> Any:
     """C's rows of each group of ``sizes`` (G,): A's rows (M, K), any number of them, times the group's B (G,
     K, N), or (G, N, K). By ``blocks`` blocks that take one tile after another, in panels of ``panel`` rows of
-    tiles of a group. ``gate``: C (M, N / 2) is that activation of the first half of the columns times the
-    second half."""
+    tiles of a group; or by ``shares`` times as many, see `share_of`. ``gate``: C (M, N / 2) is that
+    activation of the first half of the columns times the second half."""
     n = N // 2 if gate else N
     M, wide = T.dynamic("M"), ceil_div(n, BN)
 
@@ -58,16 +76,21 @@ def grouped(
         sizes: T.Tensor((G,), "int32"),
         C: T.Tensor((M, n), dtype),
     ):
-        with T.Kernel(blocks, threads=threads) as block:
+        with T.Kernel(blocks * shares, threads=threads) as block:
             a, high = T.alloc_shared((BM, BK), dtype), (BN, BK) if trans_b else (BK, BN)
             b = [T.alloc_shared(high, dtype) for _ in range(1 + bool(gate))]
             acc = [T.alloc_fragment((BM, BN), "float32") for _ in b]
             # the group that has come, its first row and first tile, its rows
             group, row, before, size = (T.alloc_var("int32") for _ in range(4))
             size = sizes[0]
-            # Rows of tiles: a group has less than one tile that is not full.
-            most = T.min(M, T.ceildiv(M, BM) + G)
-            for tile in T.Persistent(most * wide, blocks, block):
+            if shares == 1:
+                # Rows of tiles: a group has less than one tile that is not full.
+                tiles = T.min(M, T.ceildiv(M, BM) + G) * wide
+            else:  # their number, which what is left of them is a part of
+                tiles = T.alloc_var("int32", 0)
+                for g in T.serial(G):
+                    tiles = tiles + T.ceildiv(sizes[g], BM) * wide
+            for tile in T.serial(*share_of(block, tiles, blocks, shares), step=blocks):
                 while group < G and tile >= before + T.ceildiv(size, BM) * wide:
                     before = before + T.ceildiv(size, BM) * wide
                     row = row + size
@@ -110,6 +133,7 @@ def grouped_matmul(
     sizes: torch.Tensor,
     *,
     gate: str = "",
+    beside: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The first sizes[0] rows of a times b[0], the next sizes[1] rows times b[1], …; summed in float32 and
@@ -122,6 +146,8 @@ def grouped_matmul(
             behind them stay as they are.
         gate: "silu", "gelu" (by erf) or "relu": the result is (M, N / 2), this function of the first half of
             the columns times the second half, of float32 sums.
+        beside: other kernels keep some multiprocessors meanwhile (another stream's communication): the work
+            is cut so that those which are free do more of it.
         out: takes the result, contiguous; without it rows behind the groups are undefined.
 
     Raises:
@@ -170,7 +196,7 @@ def grouped_matmul(
         "threads": 128 if BM == 64 else 256,
         "panel": 16,
     }
-    cut["blocks"] = host.multiprocessors(a.device)
+    cut |= {"blocks": host.multiprocessors(a.device), "shares": SHARES if beside else 1}
     what = {"N": N, "K": K, "G": G, "dtype": host.dtype_name(a), "trans_b": trans_b, "gate": gate}
     host.launch(grouped, (a, b, sizes, c), **what, **cut)
     return c
@@ -186,6 +212,7 @@ def draw(
     dtype: str = "bfloat16",
     trans_b: bool = False,
     gate: str = "",
+    beside: bool = False,
     device: Any = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -199,10 +226,13 @@ def draw(
         "b": b,
         "sizes": torch.tensor(sizes, dtype=torch.int32, device=device),
         **({"gate": gate} if gate else {}),
+        **({"beside": True} if beside else {}),
     }
 
 
-def reference(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, gate: str = "") -> tuple[Expected, ...]:
+def reference(
+    a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, gate: str = "", beside: bool = False
+) -> tuple[Expected, ...]:
     """In float64, group by group. What a sum is off a gate passes on by its slope, which is 1.13 at most."""
     total = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
     magnitude, row = torch.zeros_like(total), 0
@@ -247,6 +277,7 @@ def _cases() -> tuple[Case, ...]:
         {"sizes": (200, 3), "N": 40, "K": 64, "dtype": "float16"},
         {"sizes": (0, 0, 9), "N": 264, "K": 24, "trans_b": True},
         {"sizes": (1,), "N": 8, "K": 8},
+        {"sizes": (5, 0, 70, 300, 1), "N": 72, "K": 104, "beside": True},
         {"sizes": (5, 0, 70, 1), "N": 72, "K": 104, "gate": "silu"},
         {"sizes": (200, 3), "N": 80, "K": 64, "trans_b": True, "gate": "gelu", "dtype": "float16"},
         {"sizes": (9, 300), "N": 272, "K": 24, "gate": "relu"},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.ops.ranks import exchange_kernels, expert_kernels
 from tilescale.packets import length
@@ -124,6 +124,27 @@ def test_dispatch(scales: int, steps: int, cut: int, remote: str):
         ],
         remote=remote,
     )
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+@pytest.mark.parametrize("S", [2 * K, 3 * K])
+def test_choices(rank: int, S: int):
+    meta = taken(rank, "meta")["meta"]
+    marks = data((len(meta), S), "float32", 60 + rank)
+    ids = [choices(s) for s in range(WORLD)]
+    marks[:, :K] = [row for s in range(WORLD) for row in ids[s] if (row // LOCAL == rank).any()]
+    kernel = expert_kernels.choices(
+        K=K, S=S, E=E, world=WORLD, blocks=BLOCKS, threads=32, dtype="float64" if S > 2 * K else "float32"
+    )
+    pairs = int((meta[:, 0] >= 0).sum())
+    args = {
+        "marks": marks,
+        **taken(rank, "meta", "starts"),
+        "rank": rank,
+        "choice": empty((pairs,), "int32"),
+        "weight": empty((pairs,), "float64" if S > 2 * K else "float32"),
+    }
+    agree(kernel, args)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from tilescale import comm, ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops.ranks import experts
+from tilescale.ops.ranks.dispatch import planned
 
 SHAPE: dict[str, Any] = {"tokens": 9, "hidden": 16, "topk": 3, "experts": 7, "choice": "drop"}
 
@@ -92,6 +93,55 @@ def test_a_second_dispatch_by_the_same_places(ranks: Any):
     assert all(ranks(3, target="sim").call(again))
 
 
+def chosen(dtype: torch.dtype) -> bool:
+    comm.init()
+    rank, world = comm.rank(), comm.world_size()
+    given = drawn(rank, world)
+    told = given["weights"].to(dtype) * (1 + torch.finfo(dtype).eps)
+    rest = [(told - told.float()).float()] if dtype == torch.float64 else []
+    marks = torch.cat([given["experts"].float(), told.float(), *rest], 1)
+    sent = ops.moe_dispatch(**given, scales=marks, slot=3)
+    assert sent.scales is not None
+    choice, weight = experts.choices(sent, sent.scales, dtype)
+    pairs = came(rank, world)[1]
+    assert len(choice) == len(sent.index) >= len(pairs) and weight.dtype == dtype
+    for at, (s, t, e) in enumerate(pairs):
+        of = drawn(s, world)
+        k = of["experts"][t].tolist().index(e)
+        assert int(choice[at]) == k
+        assert weight[at] == of["weights"][t, k].to(dtype) * (1 + torch.finfo(dtype).eps)
+    return True
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_choices_and_weights_of_pairs(ranks: Any, world: int, dtype: torch.dtype):
+    assert all(ranks(world, target="sim").call(chosen, dtype))
+
+
+def in_slots() -> bool:
+    """Dispatches into two slots, and combines in either order; a third one takes the first one's place."""
+    comm.init()
+    first, second = (drawn(comm.rank(), comm.world_size(), seed) for seed in (0, 1))
+    want = [ops.moe_combine(sent.expanded(), sent) for sent in (ops.moe_dispatch(**first),)]
+    want += [ops.moe_combine(sent.expanded(), sent) for sent in (ops.moe_dispatch(**second),)]
+    a, b = ops.moe_dispatch(**first, slot=0), ops.moe_dispatch(**second, slot=1)
+    y, z = a.expanded(), b.expanded(blocks=1)
+    assert ops.moe_combine(z, b).equal(want[1]) and ops.moe_combine(y, a).equal(want[0])
+    where = planned(second["experts"], second["weights"], 7, 9, slot=0)
+    c = ops.moe_dispatch(second["x"], like=where)
+    assert c.slot == 0 and ops.moe_combine(c.expanded(), c).equal(want[1])
+    with pytest.raises(TileValueError, match="the group has dispatched others"):
+        ops.moe_combine(y, a)
+    assert ops.moe_combine(z, b).equal(want[1])
+    return True
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_slots_leave_each_other_alone(ranks: Any, world: int):
+    assert all(ranks(world, target="sim").call(in_slots))
+
+
 def refusals() -> list[str]:
     comm.init()
     x, ids = torch.ones(4, 8), torch.zeros(4, 2, dtype=torch.int32)
@@ -106,6 +156,8 @@ def refusals() -> list[str]:
         (TileValueError, lambda: send(x, ids, num_experts=4, tokens=3)),
         (TileValueError, lambda: send(x, ids, num_experts=0)),
         (TileValueError, lambda: send(x, ids, like=sent)),
+        (TileValueError, lambda: send(x, like=sent, slot=1)),
+        (TileValueError, lambda: send(x, ids, num_experts=4, slot=-1)),
         (TileValueError, lambda: send(x[:3], like=sent)),
         (TileTypeError, lambda: send(x, ids, num_experts=4, scales=x.double())),
         (TileValueError, lambda: ops.moe_combine(x, sent)),

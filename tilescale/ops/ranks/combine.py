@@ -44,7 +44,8 @@ def moe_combine(
     Args:
         y: (P, H) of bfloat16, float16, float32 or float64, contiguous: a row of each pair, in the order of
             ``sent.index``. H may be another one than that of the dispatch.
-        sent: what `moe_dispatch` gave; the group has dispatched nothing since but ``like`` this.
+        sent: what `moe_dispatch` gave; the group has dispatched nothing into its slot since but ``like``
+            this.
         weighted: False: the weights are all one.
         out: (t, H), contiguous, takes the result.
         blocks: multiprocessors that the kernel keeps at most.
@@ -66,7 +67,7 @@ def moe_combine(
             f"moe_combine of {host.dtype_name(y)}", expected="bfloat16, float16, float32 or float64"
         )
     space = workspace(team)
-    if space.owner.get(experts.PLACE) is not sent.plan:
+    if space.owner.get(sent.place) is not sent.plan:
         raise TileValueError(
             "moe_combine of tokens behind whose dispatch the group has dispatched others",
             expected="the latest dispatch; moe_dispatch(…, like=sent) makes it so again",
@@ -77,11 +78,11 @@ def moe_combine(
         return c
     y = y.contiguous()
     y = y if y.data_ptr() % 16 == 0 else y.clone()
-    landing = c if c.data_ptr() % 16 == 0 else c.new_empty(c.shape)
+    landing = flat.landing(c).view(c.shape)
     units = flat.multiprocessors(y.device, blocks)
     how = experts.cut(H, y.element_size(), sent.tokens, THREADS // 32 * units, LINES)
     parts = -(-sent.tokens // how.group) * how.cut
-    (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=experts.PLACE)  # it may have moved
+    (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=sent.place)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
     arrived = space.counters(W, parts)
     what = {
@@ -99,7 +100,7 @@ def moe_combine(
     }
     args = (y, meta, sent.starts, sent.slots, back, arrived, landing)
     host.launch(expert_kernels.combine, args, **what)
-    flat.landed(landing, c)
+    flat.landed(landing.view(-1), c)
     return c
 
 

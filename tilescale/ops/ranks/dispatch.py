@@ -35,6 +35,7 @@ def moe_dispatch(
     scales: torch.Tensor | None = None,
     tokens: int | None = None,
     like: Dispatched | None = None,
+    slot: int = 0,
     group: Group = None,
     blocks: int | None = None,
 ) -> Dispatched:
@@ -49,7 +50,9 @@ def moe_dispatch(
         scales: (t, S) of float32, which go with the tokens: of the blocks of 8-bit floats.
         tokens: the most that any rank has, alike on all ranks; without it all have as many.
         like: another x of as many tokens goes where those of this dispatch went (its gradients, say):
-            instead of experts, weights, num_experts, tokens and group.
+            instead of experts, weights, num_experts, tokens, slot and group.
+        slot: what comes lies in memory of this number, which dispatches into other slots leave alone; alike
+            on all ranks.
         group: who takes part, see `groups.team_of`; all ranks without.
         blocks: multiprocessors that the kernel keeps at most.
 
@@ -57,21 +60,38 @@ def moe_dispatch(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     if like is not None:
-        if experts is not None or weights is not None or num_experts is not None or tokens is not None:
+        if not (experts is weights is num_experts is tokens is None) or slot:
             raise TileValueError("moe_dispatch with like= and a choice of experts", expected="one of the two")
         _fits(x, like.experts, like.weights, scales, like.tokens)
         return _sent(x.contiguous(), scales, like, blocks)
     if experts is None or num_experts is None:
         raise TileValueError("moe_dispatch without experts", expected="experts and num_experts, or like=")
-    team = team_of(group)
     most = x.shape[0] if tokens is None else tokens
     weights = torch.ones_like(experts, dtype=torch.float32) if weights is None else weights
     _fits(x, experts, weights, scales, most)
+    where = planned(experts, weights, num_experts, most, slot, group, blocks)
+    return _sent(x.contiguous(), scales, where, blocks)
+
+
+def planned(
+    experts: torch.Tensor, weights: torch.Tensor, num_experts: int, tokens: int, slot: int = 0,
+    group: Group = None, blocks: int | None = None, out: tuple[torch.Tensor, ...] = (), known: bool = False,
+) -> Dispatched:  # fmt: skip
+    """Where everyone's tokens go, for `moe_dispatch`'s ``like=``: its first launch, and nothing that came.
+
+    Args:
+        out: takes ``pairs``, ``slots``, ``begins``, ``sizes`` and ``starts``, contiguous, of int32. known:
+            they are there, as a call with the same arguments left them, so that nothing is launched.
+
+    Raises:
+        TileValueError: no experts, or a slot that there is not.
+    """
     if num_experts < 1:
         raise TileValueError(f"num_experts={num_experts}", expected="1 at least")
+    if slot < 0:
+        raise TileValueError(f"slot={slot}", expected="0 or more")
     ids, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
-    planned = _planned(ids, weights, num_experts, most, team, blocks)
-    return _sent(x.contiguous(), scales, planned, blocks)
+    return _planned(ids, weights, num_experts, tokens, team_of(group), slot, blocks, out, known)
 
 
 def _fits(
@@ -101,16 +121,20 @@ def _fits(
 
 
 def _planned(
-    ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, blocks: int | None
-) -> Dispatched:
-    """Where everyone's tokens go. The rest is memory for what comes, without contents."""
+    ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Any, slot: int, blocks: int | None,
+    out: tuple[torch.Tensor, ...], known: bool,
+) -> Dispatched:  # fmt: skip
+    """Where everyone's tokens go. What stands for what comes is nothing yet."""
     (t, K), W = ids.shape, team.size
     new = lambda *shape: ids.new_empty(shape)  # noqa: E731
+    pairs, slots, begins, sizes, starts = out or (new(t, K), new(t, W), new(W), new(share(E, W)), new(W + 1))
     made = Dispatched(
-        rows=ids, scales=None, sizes=new(share(E, W)), index=ids, starts=new(W + 1), meta=ids,
-        experts=ids, weights=weights, pairs=new(t, K), slots=new(t, W), begins=new(W), num_experts=E,
-        tokens=most, team=team, plan=object(),
+        rows=ids, scales=None, sizes=sizes, index=ids, starts=starts, meta=ids, experts=ids, weights=weights,
+        pairs=pairs, slots=slots, begins=begins, num_experts=E, tokens=most, team=team, plan=object(),
+        slot=slot,
     )  # fmt: skip
+    if known:
+        return made
     units = flat.multiprocessors(ids.device, blocks)
     C = expert_kernels.told(E, W)
     chunk, cut = experts.planned(most, K, E, units)
@@ -129,9 +153,9 @@ def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, block
     # what a combine reads lies first, in the same place for rows of any size
     meta, index, rows, marks = space.tensors(
         x, ((R, 2, K), torch.int32), ((P,), torch.int32), ((R, H), x.dtype),
-        ((R if S else 1, max(S, 1)), torch.float32), apart=experts.PLACE,
+        ((R if S else 1, max(S, 1)), torch.float32), apart=where.place,
     )  # fmt: skip
-    space.owner[experts.PLACE] = where.plan
+    space.owner[where.place] = where.plan
     kind, _ = flat.words(H * x.element_size())
     a, landing = (x if x.data_ptr() % 16 == 0 else x.clone()).view(kind), rows.view(kind)
     z = x.new_empty((1, 1), dtype=torch.float32) if scales is None else scales.contiguous()

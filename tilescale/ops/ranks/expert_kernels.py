@@ -305,6 +305,42 @@ def expand(H: int, wide: int, steps: int, blocks: int, threads: int, dtype: str)
     return moe_expand
 
 
+def choices(K: int, S: int, E: int, world: int, blocks: int, threads: int, dtype: str) -> Any:
+    """Of each pair that came here which of its token's choices it is (``choice``, (P,)), and its ``weight``,
+    from what `dispatch` left in ``meta`` and from the ``marks`` (R, S) of each row: its token's K experts, −1
+    for none, then its K weights, and then, of float64, what float32 leaves of them.
+
+    A row's pairs are those of its choices that are experts of this rank, in their order.
+    """
+    R, P, local = T.dynamic("R"), T.dynamic("P"), ceil_div(E, world)
+
+    @T.prim_func
+    def moe_choices(
+        marks: T.Tensor((R, S), "float32"),
+        meta: T.Tensor((R, 2, K), "int32"),
+        starts: T.Tensor((world + 1,), "int32"),
+        rank: T.int32,
+        choice: T.Tensor((P,), "int32"),
+        weight: T.Tensor((P,), dtype),
+    ):
+        with T.Kernel(blocks, threads=threads) as b:
+            for c in T.serial(b, T.ceildiv(starts[world], threads), step=blocks):
+                for i in T.Parallel(threads):
+                    row = c * threads + i
+                    if row < starts[world]:
+                        found = T.alloc_var("int32", 0)
+                        for k in T.serial(K):
+                            if T.cast(marks[row, k], "int32") // local == rank:
+                                told = T.cast(marks[row, K + k], dtype)
+                                if S > 2 * K:
+                                    told = told + T.cast(marks[row, 2 * K + k], dtype)
+                                choice[meta[row, 0, found]] = k
+                                weight[meta[row, 0, found]] = told
+                                found = found + 1
+
+    return moe_choices
+
+
 def adding(K: int, wide: int, weighted: bool) -> Any:
     """A macro that adds up rows of pairs."""
 

@@ -20,7 +20,7 @@ from tilescale.ops.ranks.groups import share
 LINE = 512
 #: lines that a warp which moves a row reads at a time
 MOVED = 16
-#: where a workspace keeps what came
+#: where a workspace keeps what came, with the number of its slot behind
 PLACE = "experts"
 #: rows that are added up before one signal tells of them, at most
 GROUP = 8
@@ -34,7 +34,7 @@ class Dispatched:
     Attributes:
         rows: (R, H), R = ranks · tokens: the tokens that came, each once, in the order of ranks and of their
             tokens there; behind ``starts[-1]`` of them undefined. Symmetric memory, which the group's next
-            `moe_dispatch` overwrites.
+            `moe_dispatch` into the same slot overwrites.
         scales: (R, S) of float32, theirs; None without. In the same memory.
         sizes: (local,) of int32: how many tokens each of this rank's experts got.
         index: (P,) of int32: the row of each pair of a token and its expert, in the order of experts, then
@@ -50,6 +50,7 @@ class Dispatched:
         num_experts: of all ranks. tokens: a rank's at most.
         team: the ranks.
         plan: what dispatches of the same choices have in common (`like=`), and no others.
+        slot: which of the group's memories ``rows`` and the others lie in.
     """
 
     rows: torch.Tensor
@@ -67,6 +68,12 @@ class Dispatched:
     tokens: int
     team: Team
     plan: object
+    slot: int = 0
+
+    @property
+    def place(self) -> str:
+        """The name of that memory."""
+        return f"{PLACE} {self.slot}"
 
     def counted(self, pairs: int | None = None) -> Dispatched:
         """The same with room for the pairs that came alone, one at least: ``index``, and with it what
@@ -81,13 +88,16 @@ class Dispatched:
             raise TileValueError(f"pairs={pairs}", expected=f"1 to {len(self.index)}")
         return replace(self, index=self.index[:pairs])
 
-    def expanded(self, rows: torch.Tensor | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    def expanded(
+        self, rows: torch.Tensor | None = None, *, out: torch.Tensor | None = None, blocks: int | None = None
+    ) -> torch.Tensor:
         """(P, …): the row of each pair, as `grouped_matmul` takes them with ``sizes``; behind the last pair
         undefined. The host waits for nothing.
 
         Args:
             rows: (R, …), contiguous, instead of ``self.rows``: their ``scales``, say.
             out: (P, …), contiguous, takes the result.
+            blocks: multiprocessors that the kernel keeps at most.
 
         Raises:
             TileValueError, TileTypeError: what does not fit.
@@ -98,7 +108,7 @@ class Dispatched:
                 f"rows {tuple(rows.shape)}", expected=f"({self.rows.shape[0]}, …), contiguous"
             )
         made = host.result(out, (P, *rows.shape[1:]), rows.dtype, rows)
-        return expand(rows, self.index, self.sizes, made)
+        return expand(rows, self.index, self.sizes, made, blocks)
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,10 @@ def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:
     return chunk, max(1, min(units, -(-tokens // chunk)))
 
 
-def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+def expand(
+    rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: torch.Tensor,
+    blocks: int | None = None,
+) -> torch.Tensor:  # fmt: skip
     """made (P, …): the row of ``rows`` (R, …) that ``index`` (P,) names, of each pair that ``sizes`` count.
     All contiguous."""
     P, inner = len(index), math.prod(rows.shape[1:]) * rows.element_size()
@@ -141,7 +154,7 @@ def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: t
     kind, _ = flat.words(inner)
     x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
     landing = flat.landing(made)
-    blocks = min(2 * host.units(x.device), -(-P // 8))
+    blocks = min(2 * flat.multiprocessors(x.device, blocks), -(-P // 8))
     how = cut(x.shape[1], x.element_size(), 8 * blocks, 8 * blocks, MOVED)  # whole rows, also where P is less
     what = {"H": x.shape[1], "wide": how.wide, "steps": how.steps, "blocks": blocks, "threads": 256}
     what["dtype"] = host.dtype_name(x)
@@ -149,6 +162,24 @@ def expand(rows: torch.Tensor, index: torch.Tensor, sizes: torch.Tensor, made: t
     host.launch(expert_kernels.expand, args, **what)
     flat.landed(landing, made)
     return made
+
+
+def choices(sent: Dispatched, marks: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each pair (P,) which of its token's choices it is, int32, and its weight, float32 or float64; both
+    undefined behind the last one.
+
+    Args:
+        marks: (R, S), contiguous: of each row what went with its token (``scales``): its experts, which
+            float32 holds exactly, its weights, and of float64 what float32 leaves of them.
+    """
+    (P,), K = sent.index.shape, sent.experts.shape[1]
+    choice, weight = sent.index.new_empty(P), marks.new_empty(P, dtype=dtype)
+    blocks = max(1, min(host.units(marks.device), -(-marks.shape[0] // 256)))
+    what = {"K": K, "S": marks.shape[1], "E": sent.num_experts, "world": sent.team.size}
+    what |= {"blocks": blocks, "threads": 256, "dtype": host.dtype_name(weight)}
+    args = (marks, sent.meta, sent.starts, sent.team.rank, choice, weight)
+    host.launch(expert_kernels.choices, args, **what)
+    return choice, weight
 
 
 def room(tokens: int, topk: int, experts: int, ranks: int) -> tuple[int, int]:
