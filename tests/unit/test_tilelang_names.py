@@ -147,6 +147,8 @@ def test_inputs_and_comparisons():
     assert torch.equal(
         get_tensor_supply(TensorSupplyType.One)({"shape": (2,), "dtype": "float16"}), torch.ones(2).half()
     )
+    normal = get_tensor_supply(TensorSupplyType.Normal)({"shape": (1000,), "dtype": "float32"})
+    assert abs(normal.mean() + 1) < 0.2 and abs(normal.std() - 1) < 0.2
     with pytest.raises(TileValueError, match="extents"):
         get_tensor_supply()({"shape": ("n",), "dtype": "int8"})
     a = torch.zeros(1000)
