@@ -254,6 +254,9 @@ def trace_eager(
                 values[name] = declare_parameter(name, spec, tensors[name])
         with translated(func):
             result = _run(func, (), values)
+        late = {c.name: c.value for c in builder.unknown if c.value is not None}
+        if late:  # a later tensor says what an earlier one's `n * heads` does not: once more, with that
+            return trace_eager(func, tensors, constants, {**state.extents, **late}, part)
         returned = result if isinstance(result, tuple) else () if result is None else (result,)
         for name, arg in tensors.items():
             if name not in state.params:
@@ -334,6 +337,7 @@ def _learn(want: Any, got: int | None, given: dict[str, Any]) -> None:
     elif isinstance(want, SymExpr) and not isinstance(want, Sym) and want.op in ("+", "-", "*"):
         a, b = (settle(x) for x in want.args)
         if isinstance(a, int) == isinstance(b, int):
+            _learn(want, None, given)  # an equation of two unknowns
             return
         (known, other), left = ((a, b), False) if isinstance(a, int) else ((b, a), True)
         if want.op == "+":
