@@ -483,32 +483,6 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
             )
 
 
-def assume(condition: Any) -> None:
-    """A promise about an extent: ``T.assume(N % 8 == 0)`` of a ``T.dynamic`` is ``multiple_of=8``, which each
-    call checks. What a kernel computes is asserted by ``T.device_assert``, and believed behind it.
-
-    Raises:
-        TileTypeError: another condition. TileValueError: one that is false.
-    """
-    b, loc = bld.current(), source.current()
-    if isinstance(condition, bool):
-        if not condition:
-            raise TileValueError("T.assume of what is false", loc=loc)
-        return
-    e = as_expr(condition, "bool")
-    rest = e.a if isinstance(e, tirx.EQ) and constant(e.b) == 0 else None
-    name = next(
-        (n for n, v in b.symbols.items() if isinstance(rest, tirx.FloorMod) and rest.a.same_as(v)), None
-    )
-    number = constant(rest.b) if name is not None and rest is not None else None
-    if name is None or not isinstance(number, int) or number < 1:
-        raise TileTypeError(
-            f"T.assume of {e}", loc=loc, expected='N % 8 == 0, where N is a T.dynamic("n")',
-            hint="T.device_assert of what the kernel computes",
-        )  # fmt: skip
-    b.promise(name, number)
-
-
 def get_block_binding(dim: int = 0) -> Any:
     """The block's index along an axis of the grid, x first: what ``with T.Kernel(…) as (bx, by):`` gives.
 

@@ -9,7 +9,7 @@ guarded: reads give zero, writes to a tensor are dropped, a write outside a tile
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -27,7 +27,8 @@ from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
-from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import effects_of, find, name_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
@@ -38,7 +39,7 @@ from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.residency import waits_for_blocks
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import InternalError, TileSyntaxError, TileValueError
 from tilescale.language.dtypes import BITS
 
@@ -217,7 +218,23 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         return place.buf, self.analyzer.simplify(place.flat(at)), tests, place
 
     def proven(self, test: Any) -> bool:
-        return bool(test) if isinstance(test, bool) else bool(self.analyzer.can_prove(test))
+        if isinstance(test, bool):
+            return test
+        return bool(self.analyzer.can_prove(test)) or bool(
+            self.held and self.analyzer.can_prove(self._with_names(test))
+        )
+
+    def _with_names(self, e: Any) -> Any:
+        """A condition with a name for each element, of a constant place, that it reads: the analyzer relates
+        names to one another, and not loads."""
+
+        def name(load: Any) -> Any:
+            place = tuple(map(constant, load.indices))
+            if None in place:
+                return load
+            return self.held.setdefault((load.source, place), tirx.Var(load.source.name, str(load.ty)))
+
+        return structural_map(e, (ir.TensorLoad, name))
 
     def load(self, e: Any) -> Any:
         """A load, zero where it lies outside."""
@@ -352,7 +369,15 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         return method(s)
 
     def _s_SeqStmt(self, s: Any) -> Any:
-        return sequence(self.statements(list(s.seq)))
+        seq = list(s.seq)
+        promise = next((k for k, x in enumerate(seq) if name_of(x) == "assume"), None)
+        if promise is None:
+            return sequence(self.statements(seq))
+        made, condition, rest = self.statements(seq[:promise]), seq[promise].value.args[0], seq[promise + 1 :]
+        end = self.beliefs.until(condition, rest)
+        with self.given(condition, self.scalar(condition), sequence(rest[:end])):
+            made.append(self.stmt(sequence(rest[:end])))
+        return sequence([*made, self.stmt(sequence(rest[end:]))])
 
     def _s_Evaluate(self, s: Any) -> Any:
         op = find(s.value)
@@ -385,13 +410,23 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
-        with self.analyzer.constraint_scope(test), self.behind_looks():
+        with self.given(s.condition, test, s.then_case), self.behind_looks():
             then = self.stmt(s.then_case)
         other = None
         if s.else_case is not None:
-            with self.analyzer.constraint_scope(tirx.Not(test)):
+            with self.given(tirx.Not(s.condition), tirx.Not(test), s.else_case):
                 other = self.stmt(s.else_case)
         return tirx.IfThenElse(test, then, other, s.span)
+
+    @contextlib.contextmanager
+    def given(self, condition: Any, lowered: Any, body: Any) -> Iterator[None]:
+        """While ``body`` is lowered, what of a condition holds in all of it is known."""
+        with contextlib.ExitStack() as known:
+            for part in self.beliefs.lasting(condition, lowered, body):
+                known.enter_context(self.analyzer.constraint_scope(part))
+                if not (named := self._with_names(part)).same_as(part):
+                    known.enter_context(self.analyzer.constraint_scope(named))
+            yield
 
     def _s_While(self, s: Any) -> Any:
         return tirx.While(self.scalar(s.condition), self.stmt(s.body), s.span)

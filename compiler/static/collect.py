@@ -478,7 +478,7 @@ class Collector(Reading):
             members, lowest, highest, ranks = (self.term(a) for a in call.args[2:])
             where = replace(at, conds=(*at.conds, at_least(members - 1)), what="T.Scale")
             self.found.peers += [Peer(rank, ranks, "device", "team", where) for rank in (lowest, highest)]
-        if op.name in ("assert", "team"):
+        if op.name in ("assert", "assume", "team"):
             self.conds += [c for c in (self.cond(call.args[0]),) if c.kind != "true"]
         self._barrier(op, call, reach, everyone=call.attrs is None or "team" not in call.attrs)
 

@@ -29,7 +29,6 @@ symbolic = dynamic
 #: here.
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
-    "assume "
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
@@ -58,7 +57,7 @@ _EXPORTS: dict[str, str] = {
     "ops.extern": "import_source call_extern access_ptr dp4a",
     "ops.random": "rng_init rng_rand",
     "ops.print": "print",
-    "ops.assertion": "device_assert",
+    "ops.assertion": "assume device_assert",
     "ops.sync": "barrier sync_grid signal wait",
     "ops.test": "test",
     "ops.put": "put",

@@ -418,7 +418,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         {"layouts": "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 72 + q)})"},
     ),
     "annotate_safe_value": ("T.annotate_safe_value({A: 0})", {"values": "T.annotate_safe_value({A: 1})"}),
-    "assume": ("T.assume(True)", {"condition": "T.assume(False)"}),
+    "assume": ("T.assume(n > 0)", {"condition": "T.assume(n > 1)"}),
     "alloc_shared": (
         "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float32'))",
         {
