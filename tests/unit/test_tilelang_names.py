@@ -12,6 +12,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.compat import programs
+from tests.kernels import refused
 from tilescale import env
 from tilescale.autotuner import AutoTuner, set_autotune_inputs
 from tilescale.carver.arch import CDNA, CUDA, driver
@@ -256,3 +257,23 @@ def test_swizzles_by_tilelang_s_names():
         get_swizzle_layout(0, 0, 48, "float16")
     with pytest.raises(TileTypeError, match="emits mma by hand"):
         TensorCoreIntrinEmitter(a_dtype="float16")
+
+
+def test_the_environment_by_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from tilescale.env import env as variables
+
+    monkeypatch.setenv("TILESCALE_LOG", "warning")
+    assert tilescale.env.TILELANG_CACHE_DIR == variables.TILELANG_CACHE_DIR == str(env.CACHE_DIR.get())
+    assert variables.TILELANG_PRINT_ON_COMPILATION == "0" and variables.is_cache_enabled()
+    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "before"))
+    tilescale.env.TILELANG_CACHE_DIR = str(tmp_path / "other")
+    assert env.CACHE_DIR.get() == tmp_path / "other"
+    monkeypatch.setenv("TILESCALE_TARGET", "cpu")
+    with refused(TileValueError, "TILESCALE_TARGET is 'hip'"):
+        variables.TILELANG_DEFAULT_TARGET = "hip"
+    assert variables.get_default_target() == "cpu"
+    for name in ("TILELANG_NO_SUCH_THING", "nothing"):
+        with pytest.raises(AttributeError, match=f"env has no {name} here"):
+            getattr(variables, name)
+    with pytest.raises(AttributeError, match="env has no TILELANG_NO here"):
+        tilescale.env.TILELANG_NO = "1"
