@@ -27,6 +27,7 @@ from tilescale.compiler.ir.beliefs import Beliefs
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find, name_of
+from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.signals import OPS
@@ -462,7 +463,9 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return tirx.Evaluate(lit(0, "int32"))
 
     def _s_DeclBuffer(self, s: Any) -> Any:
-        """A view: the same memory under another shape or dtype."""
+        """A view: the same memory under another shape or dtype; or a tensor at an address."""
+        if (address := address_of(s)) is not None:
+            return self._tensor_at(s, address)
         base_var = s.data.args[0]
         m = self.memory[base_var]
         dt = _element(s.buffer)
@@ -484,6 +487,19 @@ class Lowering(Scalars, ParallelLoops, Scales):
         made.arena_offset = m.arena_offset
         self.memory[s.buffer] = made
         return tirx.Evaluate(lit(0, "int32"))
+
+    def _tensor_at(self, s: Any, address: Any) -> Any:
+        b, dt = s.buffer, _element(s.buffer)
+        storage = convert.storage_dtype(dt)
+        buf = tirx.decl_buffer((_HUGE,), storage, b.name, data_alignment=size_of(storage), layout=None)
+        shape, given = tuple(self._extent(e) for e in b.ty.shape), list(b.ty.strides)
+        strides = (
+            tuple(self._wide_const(self.scalar(e)) for e in given)
+            if given
+            else self._row_major(shape, "int64")
+        )
+        self.memory[b] = Memory(buf, dt, shape, strides, "global", b.name, lit(0, "int64"))
+        return tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), self.scalar(address)))
 
     def _s_Bind(self, s: Any) -> Any:
         value = self.scalar(s.value)

@@ -29,6 +29,7 @@ from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import effects_of, find, name_of
+from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
@@ -80,22 +81,28 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         words = 8 if p.spec.kind == "packets" else 1  # of a box they are counted, in both halves
         known = all(isinstance(e, int) for e in shape) and not given and prod(shape) * words < (1 << 31)
         index = "int32" if known else "int64"
-        if given:
-            strides = tuple(self.extent(s) for s in given)
-        else:
-            strides, step = (), 1
-            for e in reversed(shape):
-                strides = (step, *strides)
-                step = (
-                    step * e
-                    if isinstance(step, int) and isinstance(e, int)
-                    else widened(step, index) * widened(e, index)
-                )
+        shape, strides = self._row_major(p.var.ty, index)
         if p.spec.kind == "packets":
             self.places[p.var] = Box(buf, shape, strides, index, p.name)
         else:
             self.places[p.var] = Global(buf, shape, strides, index, p.name)
         self.params.append((buf, Source("param", k)))
+
+    def _row_major(self, ty: Any, index: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """A tensor's extents, and its strides: those that it was given, or row-major ones."""
+        shape = tuple(self.extent(e) for e in ty.shape)
+        if given := list(ty.strides):
+            return shape, tuple(self.extent(s) for s in given)
+        strides: tuple[Any, ...] = ()
+        step: Any = 1
+        for e in reversed(shape):
+            strides = (step, *strides)
+            step = (
+                step * e
+                if isinstance(step, int) and isinstance(e, int)
+                else widened(step, index) * widened(e, index)
+            )
+        return shape, strides
 
     def extent(self, e: Any) -> Any:
         """An extent as an int where it is one, else as thread IR."""
@@ -155,7 +162,9 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         return flat * each
 
     def _s_DeclBuffer(self, s: Any) -> Any:
-        """T.view: the same memory under another shape or dtype."""
+        """T.view: the same memory under another shape or dtype; T.make_tensor: that at an address."""
+        if (address := address_of(s)) is not None:
+            return self._tensor_at(s, address)
         held = self.places[s.data.args[0]]
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
@@ -191,6 +200,14 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             self.places[b] = Registers(made, layout, shape, b.name)
             return tirx.DeclBuffer(made, s.span, data=data)
         raise self.refused(f"T.view of {held.name}", "views of a tensor under another dtype")
+
+    def _tensor_at(self, s: Any, address: Any) -> Any:
+        b, dtype = s.buffer, element_dtype(s.buffer)
+        made = tirx.decl_buffer((_HUGE,), dtype, b.name, scope="global", layout=None)
+        shape, strides = self._row_major(b.ty, "int64")
+        self.places[b] = Global(made, shape, strides, "int64", b.name)
+        pointer = ir.PointerType(ir.PrimType(dtype), "global")
+        return tirx.DeclBuffer(made, s.span, data=tirx.reinterpret(pointer, self.scalar(address)))
 
     # -- accesses
     # -------------------------------------------------------------------------------------------------

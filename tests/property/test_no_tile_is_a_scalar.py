@@ -140,6 +140,7 @@ class Things:
 
     def __init__(self, A: Any, S: Any, P: Any, box: Any, n: Any):
         self.box = box
+        self.address: Any = None
         self.shared, self.half = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
         self.fragment, self.row = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
         self.ints, self.int_row = T.alloc_fragment((64, 64), "int32"), T.alloc_fragment((64,), "int32")
@@ -197,6 +198,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
         "view": {"buffer": t.shared},
+        "make_tensor": {"ptr": t.address, "shape": (64, 64)},
         "reshape": {"buffer": t.shared, "shape": (32, 128)},
         "alloc_shared": {"shape": (4,)},
         "alloc_fragment": {"shape": (4,)},
@@ -329,10 +331,12 @@ def trace(word: str, attempt: Any) -> None:
         S: T.Signal((4,)),
         P: T.SymmTensor((8, 8, 8), "float32"),
         box: T.Packets((4, 8), "float32"),
+        table: T.Tensor((4,), T.ptr),
         n: T.int32,
     ):
         with T.Kernel(1, threads=128):
             t = Things(A, S, P, box, n)
+            t.address = table[0]
             with scale(word):
                 attempt(t)
 

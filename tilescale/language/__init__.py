@@ -14,6 +14,7 @@ from tilescale.errors import TileError
 from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
 from .dtypes import ALL as _DTYPES
 from .dtypes import NARROW as _NARROW
+from .dtypes import PTR as ptr
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
@@ -58,6 +59,7 @@ _EXPORTS: dict[str, str] = {
     "ops.random": "rng_init rng_rand",
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
+    "ops.pointer": "make_tensor",
     "ops.sync": "barrier sync_grid signal wait",
     "ops.test": "test",
     "ops.put": "put",
@@ -103,6 +105,7 @@ __all__ = [
     "macro",
     "prim_func",
     "symbolic",
+    "ptr",
     "tfloat32",
     *_NARROW,
     *_DTYPES,

@@ -39,7 +39,7 @@ HEAD = """
 def kernel(
     A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32"), I: T.Tensor((64, 64), "int32"), H: T.Tensor((64, 64), "float16"),
     S: T.SymmTensor((64, 64), "float32"), R: T.SymmTensor((4, 64, 64), "float32"), sig: T.Signal((4,)), x: T.float32, n: T.int32,
-    P: T.Packets((4, 64, 64), "float32"),
+    P: T.Packets((4, 64, 64), "float32"), Q: T.Tensor((4,), T.ptr),
 ):
 """
 LAUNCH = """with T.Kernel(4, threads=128) as bx:
@@ -461,6 +461,15 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "alloc_signal": ("s = T.alloc_signal((2,))", {"shape": "s = T.alloc_signal((4,))"}),
     "alloc_barrier": ("m = T.alloc_barrier(128)", {"arrive_count": "m = T.alloc_barrier([128, 1])"}),
+    "make_tensor": (
+        "v = T.make_tensor(Q[0], (64, 64), 'float32')\nv[0, 0] = x",
+        {
+            "ptr": "v = T.make_tensor(Q[1], (64, 64), 'float32')\nv[0, 0] = x",
+            "shape": "v = T.make_tensor(Q[0], (64, 32), 'float32')\nv[0, 0] = x",
+            "dtype": "v = T.make_tensor(Q[0], (64, 64), 'float16')\nv[0, 0] = x",
+            "strides": "v = T.make_tensor(Q[0], (64, 64), 'float32', (1, 64))\nv[0, 0] = x",
+        },
+    ),
     "view": (
         "v = T.view(a, (128, 32), 'float32')",
         {
@@ -907,7 +916,7 @@ SAME = {
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
 #: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
-APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32", *NARROW}
+APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "ptr", "tfloat32", *NARROW}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
