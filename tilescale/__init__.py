@@ -61,6 +61,7 @@ _LAZY = {
     "math": "",
     "next_power_of_2": "tilescale.compat",
     "ops": "",
+    "par_compile": "tilescale.jit",
     "profiler": "",
     "testing": "",
     "tileop": "",

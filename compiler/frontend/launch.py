@@ -158,8 +158,11 @@ class Kernel:
         if isinstance(threads, (tuple, list)) and len(threads) > 1:
             self.launch.hints["axes"] = tuple(threads)
         self.names: tuple[str, ...] = ()
+        self.apart = False  # whether its one index is taken out of a tuple: `as (bx,)`
 
     def name_targets(self, names: tuple[Any, ...]) -> None:
+        self.apart = len(names) == 1 and isinstance(names[0], tuple)
+        names = names[0] if self.apart else names
         self.names = names if all(isinstance(n, str) for n in names) else ()
 
     def __enter__(self) -> Any:
@@ -180,7 +183,7 @@ class Kernel:
         self._frame = b.push("kernel", device=False)
         b.open_body()
         values = self.launch.block_vars
-        return values[0] if len(values) == 1 else tuple(values)
+        return values[0] if len(values) == 1 and not self.apart else tuple(values)
 
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if error is not None:

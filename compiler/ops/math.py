@@ -169,9 +169,9 @@ def abs(x: Any) -> Any:
     return tirx.abs(convert(e, "float32") if "float8" in str(e.ty) else e)
 
 
-def clamp(x: Any, low: Any, high: Any) -> Any:
-    """x, no less than ``low`` and no more than ``high``."""
-    return min(max(x, low), high)
+def clamp(x: Any, min_val: Any, max_val: Any) -> Any:
+    """x, no less than ``min_val`` and no more than ``max_val``."""
+    return min(max(x, min_val), max_val)
 
 
 def cast(value: Any, dtype: Any) -> Any:

@@ -242,6 +242,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "Parallel": {"extents": (4,)},
         "grid": {"extents": (4,)},
         "ceildiv": {"a": t.number, "b": 2},
+        "align_up": {"a": t.number, "b": 2},
         "infinity": {},
         "max_value": {"dtype": "int32"},
         "min_value": {"dtype": "int32"},

@@ -259,6 +259,30 @@ def test_swizzles_by_tilelang_s_names():
         TensorCoreIntrinEmitter(a_dtype="float16")
 
 
+def test_kernels_of_several_programs():
+    def copied(n: int):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(T.ceildiv(n, 32)) as (bx,):
+                for i in T.Parallel(32):
+                    B[bx * 32 + i] = A[bx * 32 + i]
+
+        return main
+
+    @T.prim_func
+    def wrong(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            A[4] = 0
+
+    made = tilescale.par_compile([copied(40), wrong, copied(64)], out_idx=-1, target="cpu", ignore_error=True)
+    assert made[1] is None and made[0] is not None and made[2] is not None
+    for kernel, n in ((made[0], 40), (made[2], 64)):
+        a = torch.randn(n)
+        assert torch.equal(kernel(a), a)
+    with refused(TileValueError, "index 4 lies outside"):
+        tilescale.par_compile([wrong], target="cpu")
+
+
 def test_the_environment_by_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     from tilescale.env import env as variables
 

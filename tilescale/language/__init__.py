@@ -18,7 +18,7 @@ from .dtypes import PTR as ptr
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
-from .symbolic import ceildiv, const, dyn, dynamic
+from .symbolic import align_up, ceildiv, const, dyn, dynamic
 
 Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
@@ -96,6 +96,7 @@ __all__ = [
     "SymmTensor",
     "Tensor",
     "canonical",
+    "align_up",
     "ceildiv",
     "const",
     "dtype",

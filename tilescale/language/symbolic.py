@@ -233,6 +233,15 @@ class _Dyn:
 dyn = _Dyn()
 
 
+def align_up(a: Any, b: Any) -> Any:
+    """The least multiple of ``b`` that is ``a`` or more, of ints, symbolic extents or device values.
+
+    Raises:
+        TileValueError: multiples of zero.
+    """
+    return ceildiv(a, b) * b
+
+
 def ceildiv(a: Any, b: Any) -> Any:
     """The quotient rounded up, of ints, symbolic extents or device values.
 

@@ -65,6 +65,16 @@ RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
 NOTHING = {
+    **{
+        f"reduce_{op}": {
+            "nan_propagate": (f"T.reduce_{op}(f, r, nan_propagate=True)", f"T.reduce_{op}(f, r)"),
+        }
+        for op in ("max", "min", "absmax")
+    },
+    **{
+        word: {"annotations": (f"T.{word}(a, annotations={{'it': 1}})", f"T.{word}(a)")}
+        for word in ("cumsum", "cummax")
+    },
     "Kernel": {
         "is_cpu": (
             "with T.Kernel(4, is_cpu=True) as bx:\n    A[bx, 0] = x",
@@ -749,8 +759,8 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         "A[0, 0] = T.clamp(x, 0, 1)",
         {
             "x": "A[0, 0] = T.clamp(x * 2, 0, 1)",
-            "low": "A[0, 0] = T.clamp(x, -1, 1)",
-            "high": "A[0, 0] = T.clamp(x, 0, 2)",
+            "min_val": "A[0, 0] = T.clamp(x, -1, 1)",
+            "max_val": "A[0, 0] = T.clamp(x, 0, 2)",
         },
     ),
     "max": ("A[0, 0] = T.max(x, 1)", {"a": "A[0, 0] = T.max(x * 2, 1)", "rest": "A[0, 0] = T.max(x, 2)"}),
@@ -774,6 +784,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "c": "A[0, 0] = T.ieee_fmaf(x, x, x * 2)",
             "rounding_mode": "A[0, 0] = T.ieee_fmaf(x, x, x, 'rz')",
         },
+    ),
+    "align_up": (
+        "A[0, 0] = T.align_up(n, 3)",
+        {"a": "A[0, 0] = T.align_up(n * 2, 3)", "b": "A[0, 0] = T.align_up(n, 4)"},
     ),
     "ceildiv": (
         "A[0, 0] = T.ceildiv(n, 3)",
