@@ -119,7 +119,9 @@ def symbol_expr(value: SymExpr) -> Any:
     if isinstance(settled, int):
         return const(settled, "int32")
     if isinstance(settled, Sym):
-        table = bld.current().symbols
+        table, solved = bld.current().symbols, bld.current().solved
+        if settled.name in solved:
+            return symbol_expr(solved[settled.name])
         bld.current().promise(settled.name, settled.multiple_of)
         if settled.name not in table:
             table[settled.name] = tirx.Var(settled.name, settled.dtype)
