@@ -75,6 +75,9 @@ NOT_IN_KERNELS = {
     # only behind T.rng_init; only int8 into int32 (tests/unit/ops/test_random.py, tests/unit/cuda/test_extern.py)
     "rng_rand",
     "dp4a",
+    # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
+    "reducer_init",
+    "reducer_update",
     "Tensor",
     "StridedTensor",
     "SymmTensor",

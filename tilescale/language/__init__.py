@@ -33,7 +33,7 @@ _EXPORTS: dict[str, str] = {
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
-    "ops.reducer": "alloc_reducer finalize_reducer",
+    "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
     "annotate_consumer_reg_alloc",
     "ops.im2col": "im2col",

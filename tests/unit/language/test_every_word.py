@@ -285,12 +285,33 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         {
             "shape": REDUCER.format("32, 'float32'"),
             "dtype": REDUCER.format("64, 'float64'"),
-            "op": REDUCER.format("64, 'float32', op='max'"),
+            "op": REDUCER.format("64, 'float32', op='max'").replace(
+                "q[i] += f[i, j]", "T.reducer_update(q[i], f[i, j])"
+            ),
         },
     ),
     "finalize_reducer": (
         REDUCER.format("64, 'float32'"),
-        {"reducer": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(r)")},
+        {
+            "reducer": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(r)"),
+            "dst": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(q, r)"),
+        },
+    ),
+    "reducer_init": (
+        REDUCER.format("64, 'float32'").replace("T.clear(q)", "T.reducer_init(q)"),
+        {
+            "reducer": REDUCER.format("64, 'float32'").replace("T.clear(q)", "T.reducer_init(r)"),
+            "init": REDUCER.format("64, 'float32'").replace("T.clear(q)", "T.reducer_init(q, 1)"),
+        },
+    ),
+    "reducer_update": (
+        REDUCER.format("64, 'float32'").replace("q[i] += f[i, j]", "T.reducer_update(q[i], f[i, j])"),
+        {
+            "target": REDUCER.format("64, 'float32'").replace(
+                "q[i] += f[i, j]", "T.reducer_update(q[j], f[i, j])"
+            ),
+            "value": REDUCER.format("64, 'float32'").replace("q[i] += f[i, j]", "T.reducer_update(q[i], 1)"),
+        },
     ),
     "import_source": (
         EXTERN.format("d", "T.access_ptr(d)"),
