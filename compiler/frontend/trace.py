@@ -262,6 +262,7 @@ def trace_eager(
         with translated(func):
             result = _run(func, (), values)
         late = {c.name: c.value for c in builder.unknown if c.value is not None}
+        late = {name: value for name, value in late.items() if name not in state.extents}
         if late:  # a later tensor says what an earlier one's `n * heads` does not: once more, with that
             return trace_eager(func, tensors, constants, {**state.extents, **late}, part, solved)
         if solved is None and (found := _solved(state.params)).symbols:
@@ -341,17 +342,17 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
 def _learn(want: Any, got: int | None, given: dict[str, Any]) -> None:
     """The values of constants that an extent, of which an argument may say the value, or the call of
     ``compile`` tells: ``n`` of ``n * heads`` too, so that what stands in front of ``n`` alone has it."""
-    if got is None:
+    if got is None or not isinstance(want, Sym):
         for symbol in symbols_of(want):
             if isinstance(symbol, Const) and symbol.value is None:
                 symbol.value = given.get(symbol.name)
+    if got is None:
         return
     if isinstance(want, Const) and want.value is None:
         want.value = got
     elif isinstance(want, SymExpr) and not isinstance(want, Sym) and want.op in ("+", "-", "*"):
         a, b = (settle(x) for x in want.args)
         if isinstance(a, int) == isinstance(b, int):
-            _learn(want, None, given)  # an equation of two unknowns
             return
         (known, other), left = ((a, b), False) if isinstance(a, int) else ((b, a), True)
         if want.op == "+":

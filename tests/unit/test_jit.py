@@ -281,6 +281,18 @@ def test_a_constant_that_a_later_tensor_tells():
     with refused(TileValueError, "axis 0 of A has extent 13"):
         weighted(torch.zeros(13), torch.zeros(3, 4))
 
+    @tilescale.jit
+    def blocks(A, W):
+        n = T.const("n")
+        A: T.Tensor((T.ceildiv(n, 4),), T.float32)
+        W: T.Tensor((n,), T.float32)
+        with T.Kernel(T.ceildiv(n, 4)) as b:
+            A[b] = W[b * 4]
+
+    a = torch.zeros(3)
+    blocks(a, torch.arange(10.0))
+    assert a.tolist() == [0, 4, 8]
+
 
 def test_kernels_that_return_several_things_or_nothing():
     @tilescale.jit
