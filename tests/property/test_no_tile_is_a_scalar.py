@@ -245,6 +245,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "Parallel": {"extents": (4,)},
         "grid": {"extents": (4,)},
         "ceildiv": {"a": t.number, "b": 2},
+        "__ldg": {"x": t.tensor[0, 0]},
         "align_up": {"a": t.number, "b": 2},
         "infinity": {},
         "max_value": {"dtype": "int32"},

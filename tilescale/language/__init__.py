@@ -80,7 +80,7 @@ _EXPORTS: dict[str, str] = {
     "bitwise_not "
     "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub "
     "ieee_mul ieee_fdiv "
-    "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely Cast Select",
+    "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely __ldg Cast Select",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

@@ -93,6 +93,10 @@ class _StridedFactory(_TensorFactory):
             self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
         )
 
+    def __getitem__(self, item: Any) -> TensorSpec:
+        """``T.StridedTensor[[M, N], [s, 1], dtype]``."""
+        return self(*item) if isinstance(item, tuple) and len(item) in (2, 3) else self(item)
+
 
 Tensor = _TensorFactory("tensor")
 StridedTensor = _StridedFactory("tensor")

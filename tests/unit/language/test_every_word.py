@@ -797,6 +797,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     "infinity": ("A[0, 0] = T.infinity('float32')", {"dtype": "A[0, 0] = T.infinity('float16')"}),
     "max_value": ("A[0, 0] = T.max_value('float32')", {"dtype": "A[0, 0] = T.max_value('float16')"}),
     "min_value": ("A[0, 0] = T.min_value('float32')", {"dtype": "A[0, 0] = T.min_value('float16')"}),
+    "__ldg": (
+        "A[0, 0] = T.__ldg(B[0, 0])",
+        {"x": "A[0, 0] = T.__ldg(B[0, 1])", "index": "A[0, 0] = T.__ldg(B, (0, 1))"},
+    ),
     "ieee_fmaf": (
         "A[0, 0] = T.ieee_fmaf(x, x, x)",
         {
