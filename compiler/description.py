@@ -140,6 +140,8 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
         out |= {"slots": [expression(s) for s in p.spec.slots or ()], "of": str(p.spec.of)}
     if isinstance(p.spec.of, Narrow):
         out["of"] = str(p.spec.of)
+    if p.spec.pointer:
+        out["pointer"] = True
     strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
     return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
 

@@ -19,6 +19,7 @@ if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
     # root.
     __path__.append(str(_ROOT))
 
+from tilescale import tilelang_env as _tilelang_env  # noqa: E402, F401  # tilescale.env answers to TileLang's names
 from tilescale.jit import compile, jit  # noqa: E402  # now: importing the module later would put it in the function's place
 from tilescale.version import __version__  # noqa: E402
 
@@ -60,6 +61,7 @@ _LAZY = {
     "math": "",
     "next_power_of_2": "tilescale.compat",
     "ops": "",
+    "par_compile": "tilescale.jit",
     "profiler": "",
     "testing": "",
     "tileop": "",

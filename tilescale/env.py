@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -334,3 +336,31 @@ def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
         for name in (os.environ if environ is None else environ)
         if name.startswith(PREFIX) and name not in known
     )
+
+
+class _Module(types.ModuleType):
+    """This module, which answers to TileLang's names, too: its programs read, and set,
+    ``tilelang.env.TILELANG_…``."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") or not _others:
+            raise AttributeError(name)
+        return _others[0] if name == "env" else getattr(_others[0], name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("TILELANG_") and _others:
+            setattr(_others[0], name, value)
+        else:
+            super().__setattr__(name, value)
+
+
+#: the object that has TileLang's names (tilelang_env.py); this module imports nothing of ours
+_others: list[object] = []
+
+
+def answer_by(others: object) -> None:
+    """From here on names that this module does not have are those of an object, which is also its ``env``."""
+    _others[:] = [others]
+
+
+sys.modules[__name__].__class__ = _Module

@@ -95,6 +95,26 @@ def compile(  # the name that users know
         )
 
 
+def par_compile(
+    funcs: Iterable[PrimFunc], *, num_workers: int | None = None, ignore_error: bool = False, **words: Any
+) -> list[Kernel | None]:
+    """A kernel for each of ``funcs``, by TileLang's name. They are compiled one after the other.
+
+    Args:
+        ignore_error: None for one that is refused. words: those of `compile`. num_workers decides nothing.
+    """
+    unused("par_compile", {"num_workers": num_workers})
+    made: list[Kernel | None] = []
+    for func in funcs:
+        try:
+            made.append(compile(func, **words))
+        except TileError:
+            if not ignore_error:
+                raise
+            made.append(None)
+    return made
+
+
 def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tuple[int, ...]:
     """Indices from 0, in the order given. Raises TileValueError for one that names no parameter, or one
     twice."""

@@ -163,9 +163,9 @@ class Kernel(Launchable):
         """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents,
         by name.
 
-        ``tensor_supply``: "normal" (default), "uniform", "integer", "zero", "one", or a function from a
-        parameter (an entry of ``params``, its extents put in) to an argument. ``tensor_supply_type`` is
-        TileLang's word for it.
+        ``tensor_supply``: "auto" (default, uniform), "normal" (of mean -1), "randn", "integer", "zero", "one"
+        (see :class:`tilescale.profiler.Profiler`), or a function from a parameter (an entry of ``params``,
+        its extents put in) to an argument. ``tensor_supply_type`` is TileLang's word for it.
         """
         from tilescale.profiler import Profiler
 

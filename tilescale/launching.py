@@ -74,7 +74,7 @@ class Launchable:
         self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
         self._launch = self._launcher(entry)
         plain = not self.out_idx and not self.returns and not any(map(_unchecked, self.params))
-        plain = plain and not any(p.get("of") == "float4_e2m1fn" for p in self.params)
+        plain = plain and not any(p.get("of") == "float4_e2m1fn" or p.get("pointer") for p in self.params)
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
         if any((entry.meta.get("on_ranks") or {}).values()):
             self._run = self._refusing(self._run)
@@ -367,6 +367,27 @@ def _bytes_of(value: Any) -> Any:
     return value
 
 
+def _address_in(kernel: Launchable, value: Any) -> Any:
+    """What a parameter ``p: T.ptr`` is given for a tensor, or its address: a tensor of one int64, where the
+    kernel reads it.
+
+    Raises:
+        TileTypeError: something else.
+    """
+    import numpy
+
+    at = value if isinstance(value, int) and not isinstance(value, bool) else _address(value)
+    if at is None:
+        raise TileTypeError(
+            f"{kernel.name} takes an address, not {type(value).__name__}",
+            loc=place(kernel._meta["loc"]),
+            expected="a tensor, or what its data_ptr() gives",
+        )
+    if not kernel.device.gpu:
+        return numpy.array([at], numpy.int64)
+    return sys.modules["torch"].tensor([at], dtype=sys.modules["torch"].int64, device="cuda")
+
+
 def _pairs_of(value: Any) -> Any:
     """Bytes that a call allocated, as torch's pairs of 4-bit floats."""
     return value.view(sys.modules["torch"].float4_e2m1fn_x2)
@@ -390,6 +411,9 @@ class _Front:
             if self.pairs(k):
                 self.names["bytes_of"] = _bytes_of
                 self.lines.append(f"a{k} = bytes_of(a{k})")
+            if self.params[k].get("pointer"):
+                self.names["address_in"] = lambda value: _address_in(kernel, value)
+                self.lines.append(f"a{k} = address_in(a{k})")
             self.read(k)
         for k in kernel._inputs:
             self.check(k)

@@ -11,10 +11,14 @@ from tilescale.compiler.layout.made import (
     Fragment,
     Layout,
     make_full_bank_swizzled_layout,
+    make_fully_replicated_layout_fragment,
+    make_gemm_fragment_8x8,
+    make_gemm_fragment_8x8_transposed,
     make_half_bank_swizzled_layout,
     make_linear_layout,
     make_quarter_bank_swizzled_layout,
     make_swizzled_layout,
+    make_wgmma_swizzled_layout,
 )
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.kernel import Kernel
@@ -24,10 +28,14 @@ __all__ = [
     "Layout",
     "layouts",
     "make_full_bank_swizzled_layout",
+    "make_fully_replicated_layout_fragment",
+    "make_gemm_fragment_8x8",
+    "make_gemm_fragment_8x8_transposed",
     "make_half_bank_swizzled_layout",
     "make_linear_layout",
     "make_quarter_bank_swizzled_layout",
     "make_swizzled_layout",
+    "make_wgmma_swizzled_layout",
     "plot_layout",
 ]
 #: bits of the elements of a T.Layout that no tile has yet

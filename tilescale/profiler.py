@@ -58,9 +58,11 @@ class Profiler:
 
     Args:
         kernel: the kernel.
-        tensor_supply: "normal" (default), "uniform" in [-1, 1), "integer" (small whole numbers, whose sums
-            are exact), "zero", "one", or a function that takes a parameter (a dict: name, kind, dtype, shape
-            with every extent a number) and gives an argument.
+        tensor_supply: "auto" (default) and "uniform": floats in [-1, 1); "normal": of mean -1 and deviation
+            1, as TileLang's Normal is; "randn": of mean 0; "integer": whole numbers from -2 to 2, whose sums
+            are exact; "zero"; "one"; or a function that takes a parameter (a dict: name, kind, dtype, shape
+            with every extent a number) and gives an argument. Integers are the same for all but the last
+            three, from 0 to 2 where they have no sign.
         extents: T.dynamic extents and scalar parameters, by name (scalars are 1 otherwise).
 
     Raises:
@@ -162,13 +164,11 @@ class Profiler:
         elif dtype == "bool":
             flat = rng.integers(0, 2, shape)
         elif self.supply == "integer" or "int" in dtype:
-            flat = rng.integers(0 if dtype.startswith("uint") else -4, 5, shape)
+            flat = rng.integers(0 if dtype.startswith("uint") else -2, 3, shape)
+        elif self.supply in ("auto", "uniform"):
+            flat = rng.uniform(-1, 1, shape)
         else:
-            flat = (
-                rng.uniform(-1, 1, shape)
-                if self.supply == "uniform"
-                else rng.standard_normal(shape, "float32")
-            )
+            flat = rng.standard_normal(shape, "float32") - (self.supply == "normal")
         torch = sys.modules.get("torch")
         if torch is not None:
             if self.kernel.device.gpu and not torch.cuda.is_available():

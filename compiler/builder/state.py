@@ -75,6 +75,10 @@ class Builder:
         self.teams: list[Any] = []
         self.buffers: dict[Any, Any] = {}
         self.symbols: dict[str, Any] = {}
+        #: symbols that follow from extents (frontend/solved.py)
+        self.solved: dict[str, Any] = {}
+        #: T.const names that were used before anything had said what they are
+        self.unknown: list[Any] = []
         #: symbol → what each call's value is promised to be a multiple of
         self.multiples: dict[str, int] = {}
         self.origins: dict[Any, Any] = {}

@@ -24,7 +24,7 @@ from tilescale.compiler.tvm_compat import (
 )
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical, dtype
-from tilescale.language.symbolic import COMPARE, Sym, SymExpr, settle
+from tilescale.language.symbolic import COMPARE, Const, Sym, SymExpr, settle
 
 
 def to_expr(value: Any, what: str = "value") -> Any:
@@ -119,10 +119,14 @@ def symbol_expr(value: SymExpr) -> Any:
     if isinstance(settled, int):
         return const(settled, "int32")
     if isinstance(settled, Sym):
-        table = bld.current().symbols
+        table, solved = bld.current().symbols, bld.current().solved
+        if settled.name in solved:
+            return symbol_expr(solved[settled.name])
         bld.current().promise(settled.name, settled.multiple_of)
         if settled.name not in table:
             table[settled.name] = tirx.Var(settled.name, settled.dtype)
+            if isinstance(settled, Const):
+                bld.current().unknown.append(settled)
         return table[settled.name]
     a, b = (symbol_expr(x) if isinstance(x, SymExpr) else x for x in settled.args)
     return binary(settled.op, a, b)

@@ -3,9 +3,10 @@ casts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tilescale.compiler.cpu.tile import Expr, Stmt, imm
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import tirx
 
 
@@ -81,13 +82,7 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
     return intrin("llvm.fma", dtype_of(a), a, b, c)
 
 
-def seq(stmts: Sequence[Stmt]) -> Stmt:
-    """The statements in order. TVM drops what does nothing from a SeqStmt, and refuses one of which a single
-    statement is left."""
-    left = [s for s in stmts if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
-    if not left:
-        return tirx.Evaluate(imm(0))
-    return left[0] if len(left) == 1 else tirx.SeqStmt(left)
+seq = sequence
 
 
 def loop(name: str, extent: int, body: Callable[[Expr], Stmt], *, kind: int | None = None) -> Stmt:

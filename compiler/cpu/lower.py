@@ -23,13 +23,16 @@ from tilescale.compiler.cpu.scalars import Scalars
 from tilescale.compiler.cpu.scales import Scales, any_fork
 from tilescale.compiler.cpu.tile import Tile, const
 from tilescale.compiler.cpu.view import View, widened
+from tilescale.compiler.ir.beliefs import Beliefs
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.lowerings import lowering
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import find, name_of
+from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Strided
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileValueError
@@ -79,6 +82,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.zeroed: list[Any] = []
         self.in_cluster = self.in_rounds = False
         self.inside: set[Any] = set()
+        self.beliefs = Beliefs(program)
         #: tiles that products read straight from the tensor they are copied from, and that view once the copy
         #: has been met
         self.forwardable = candidates(program, written_buffers(program))
@@ -386,16 +390,15 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return not _compares_unsigned(condition) and bool(self.analyzer.can_prove(condition))
 
     @contextlib.contextmanager
-    def given(self, condition: Any) -> Iterator[None]:
-        """Inside, ``condition`` holds."""
-        # From there anything follows, also that an index lies outside.
-        never = self.proven(tirx.Not(condition))
-        outer, self.unreachable = self.unreachable, self.unreachable or never
-        with (
-            contextlib.nullcontext()
-            if _compares_unsigned(condition)
-            else self.analyzer.constraint_scope(condition)
-        ):
+    def given(self, *conditions: Any) -> Iterator[None]:
+        """Inside, the conditions hold."""
+        outer = self.unreachable
+        with contextlib.ExitStack() as known:
+            for c in conditions:
+                # From what never holds anything follows, also that an index lies outside.
+                self.unreachable = self.unreachable or self.proven(tirx.Not(c))
+                if not _compares_unsigned(c):
+                    known.enter_context(self.analyzer.constraint_scope(c))
             yield
         self.unreachable = outer
 
@@ -423,7 +426,16 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return seq([*before, done]) if before else done
 
     def _s_SeqStmt(self, s: Any) -> Any:
-        return seq([self.stmt(x) for x in s.seq])
+        promise = next((k for k, x in enumerate(s.seq) if name_of(x) == "assume"), len(s.seq))
+        made, rest = [self.stmt(x) for x in s.seq[: promise + 1]], list(s.seq[promise + 1 :])
+        if rest:
+            condition = s.seq[promise].value.args[0]
+            end = self.beliefs.until(condition, rest)
+            known, left = sequence(rest[:end]), sequence(rest[end:])
+            with self.given(*self.beliefs.lasting(condition, self.scalar(condition), known)):
+                made.append(self.stmt(known))
+            made.append(self.stmt(left))
+        return seq(made)
 
     def _s_Evaluate(self, s: Any) -> Any:
         if find(s.value) is None:
@@ -451,7 +463,9 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return tirx.Evaluate(lit(0, "int32"))
 
     def _s_DeclBuffer(self, s: Any) -> Any:
-        """A view: the same memory under another shape or dtype."""
+        """A view: the same memory under another shape or dtype; or a tensor at an address."""
+        if (address := address_of(s)) is not None:
+            return self._tensor_at(s, address)
         base_var = s.data.args[0]
         m = self.memory[base_var]
         dt = _element(s.buffer)
@@ -473,6 +487,19 @@ class Lowering(Scalars, ParallelLoops, Scales):
         made.arena_offset = m.arena_offset
         self.memory[s.buffer] = made
         return tirx.Evaluate(lit(0, "int32"))
+
+    def _tensor_at(self, s: Any, address: Any) -> Any:
+        b, dt = s.buffer, _element(s.buffer)
+        storage = convert.storage_dtype(dt)
+        buf = tirx.decl_buffer((_HUGE,), storage, b.name, data_alignment=size_of(storage), layout=None)
+        shape, given = tuple(self._extent(e) for e in b.ty.shape), list(b.ty.strides)
+        strides = (
+            tuple(self._wide_const(self.scalar(e)) for e in given)
+            if given
+            else self._row_major(shape, "int64")
+        )
+        self.memory[b] = Memory(buf, dt, shape, strides, "global", b.name, lit(0, "int64"))
+        return tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), self.scalar(address)))
 
     def _s_Bind(self, s: Any) -> Any:
         value = self.scalar(s.value)
@@ -520,11 +547,11 @@ class Lowering(Scalars, ParallelLoops, Scales):
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
-        with self.given(test):
+        with self.given(*self.beliefs.lasting(s.condition, test, s.then_case)):
             then = self.stmt(s.then_case)
         other = None
         if s.else_case is not None:
-            with self.given(tirx.Not(test)):
+            with self.given(*self.beliefs.lasting(tirx.Not(s.condition), tirx.Not(test), s.else_case)):
                 other = self.stmt(s.else_case)
         return tirx.IfThenElse(test, then, other)
 

@@ -158,8 +158,11 @@ class Kernel:
         if isinstance(threads, (tuple, list)) and len(threads) > 1:
             self.launch.hints["axes"] = tuple(threads)
         self.names: tuple[str, ...] = ()
+        self.apart = False  # whether its one index is taken out of a tuple: `as (bx,)`
 
     def name_targets(self, names: tuple[Any, ...]) -> None:
+        self.apart = len(names) == 1 and isinstance(names[0], tuple)
+        names = names[0] if self.apart else names
         self.names = names if all(isinstance(n, str) for n in names) else ()
 
     def __enter__(self) -> Any:
@@ -180,7 +183,7 @@ class Kernel:
         self._frame = b.push("kernel", device=False)
         b.open_body()
         values = self.launch.block_vars
-        return values[0] if len(values) == 1 else tuple(values)
+        return values[0] if len(values) == 1 and not self.apart else tuple(values)
 
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if error is not None:
@@ -481,32 +484,6 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
             raise TileValueError(
                 "only zero is read outside a tensor", loc=source.current(), hint="select with T.if_then_else"
             )
-
-
-def assume(condition: Any) -> None:
-    """A promise about an extent: ``T.assume(N % 8 == 0)`` of a ``T.dynamic`` is ``multiple_of=8``, which each
-    call checks. What a kernel computes is asserted by ``T.device_assert``, and believed behind it.
-
-    Raises:
-        TileTypeError: another condition. TileValueError: one that is false.
-    """
-    b, loc = bld.current(), source.current()
-    if isinstance(condition, bool):
-        if not condition:
-            raise TileValueError("T.assume of what is false", loc=loc)
-        return
-    e = as_expr(condition, "bool")
-    rest = e.a if isinstance(e, tirx.EQ) and constant(e.b) == 0 else None
-    name = next(
-        (n for n, v in b.symbols.items() if isinstance(rest, tirx.FloorMod) and rest.a.same_as(v)), None
-    )
-    number = constant(rest.b) if name is not None and rest is not None else None
-    if name is None or not isinstance(number, int) or number < 1:
-        raise TileTypeError(
-            f"T.assume of {e}", loc=loc, expected='N % 8 == 0, where N is a T.dynamic("n")',
-            hint="T.device_assert of what the kernel computes",
-        )  # fmt: skip
-    b.promise(name, number)
 
 
 def get_block_binding(dim: int = 0) -> Any:

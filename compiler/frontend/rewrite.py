@@ -246,7 +246,8 @@ class Rewriter(ast.NodeTransformer):
                 if isinstance(t, ast.Name) and t.id not in rebound
             ]
             expr = self.visit(item.context_expr)
-            given = _constant(names if isinstance(names, tuple) else (names,))
+            one = isinstance(names, tuple) and len(names) == 1  # `as (bx,):` takes one value apart
+            given = _constant((names,) if one or not isinstance(names, tuple) else names)
             item.context_expr = self.hook("with_", expr, given, here, at=item.context_expr)
         snapshot = ast.Dict([ast.Constant(x) for x in rebound], [self.peek(x) for x in rebound])
         head = self.assign(state, self.hook("with_state", snapshot, at=n), n)

@@ -21,6 +21,7 @@ from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.own import threads_own
 from tilescale.compiler.frontend.rewrite import rewritten
+from tilescale.compiler.frontend.solved import Solved, solve
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.multiples import Promises
 from tilescale.compiler.ir.numbers import constant
@@ -46,8 +47,8 @@ _hooks = Hooks()
 class _Eager:
     """What is known of an eager kernel's arguments while it is traced, and the parameters declared so far."""
 
-    def __init__(self, func: types.FunctionType, extents: dict[str, int]):
-        self.func, self.extents = func, extents
+    def __init__(self, func: types.FunctionType, extents: dict[str, int], solved: Solved):
+        self.func, self.extents, self.solved = func, extents, solved
         #: the tensors of the call, by the names of their parameters
         self.tensors: dict[str, TensorArg] = {}
         self.params: dict[str, Param] = {}
@@ -55,7 +56,7 @@ class _Eager:
     def declare_output(self, shape: tuple[Any, ...], dt: Any) -> Buffer:
         """``T.empty(shape, dtype)``: a tensor that the call allocates and returns."""
         name = f"out{len([p for p in self.params.values() if p.output])}"
-        spec = Tensor(tuple(settle(s) for s in shape), dt)
+        spec = self.solved.spec(name, Tensor(tuple(settle(s) for s in shape), dt))
         buffer = make_buffer(name, spec, source.current())
         self.params[name] = Param(name, spec, buffer.var, source.current(), output=True)
         return buffer
@@ -210,9 +211,12 @@ def trace(prim: PrimFunc, part: int | None = None) -> TileProgram:
     builder = bld.Builder(prim.name)
     builder.make_tensor = make_buffer
     params: list[Param] = []
+    solved = solve(prim.params)
+    builder.solved = solved.symbols
     with bld.tracing(builder):
         values: dict[str, Any] = {}
-        for name, spec in prim.params.items():
+        for name, declared in prim.params.items():
+            spec = solved.spec(name, declared)
             loc = parameter_loc(prim.func, name)
             if isinstance(spec, ScalarSpec):
                 var = tirx.Var(builder.unique(name), str(spec.dtype))
@@ -237,13 +241,16 @@ def trace_eager(
     constants: dict[str, Any],
     extents: dict[str, int] | None = None,
     part: int | None = None,
+    solved: Solved | None = None,
 ) -> TileProgram:
     """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values
     (``constants``); ``extents`` says what ``T.const`` names are where no tensor does. ``part``: as
-    :func:`trace`."""
+    :func:`trace`. ``solved``: what the extents of all parameters say, as the first trace of it finds
+    out."""
     builder = bld.Builder(func.__name__)
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
-    state = _Eager(func, extents or {})
+    state = _Eager(func, extents or {}, solved or Solved())
+    builder.solved = state.solved.symbols
     builder.eager, builder.make_tensor = state, make_buffer
     state.tensors = tensors
     with bld.tracing(builder):
@@ -254,6 +261,12 @@ def trace_eager(
                 values[name] = declare_parameter(name, spec, tensors[name])
         with translated(func):
             result = _run(func, (), values)
+        late = {c.name: c.value for c in builder.unknown if c.value is not None}
+        late = {name: value for name, value in late.items() if name not in state.extents}
+        if late:  # a later tensor says what an earlier one's `n * heads` does not: once more, with that
+            return trace_eager(func, tensors, constants, {**state.extents, **late}, part, solved)
+        if solved is None and (found := _solved(state.params)).symbols:
+            return trace_eager(func, tensors, constants, state.extents, part, found)
         returned = result if isinstance(result, tuple) else () if result is None else (result,)
         for name, arg in tensors.items():
             if name not in state.params:
@@ -275,6 +288,10 @@ def trace_eager(
                 )
             program.returns.append(next(k for k, v in enumerate(order) if value.var.same_as(v)))
         return program
+
+
+def _solved(params: dict[str, Param]) -> Solved:
+    return solve({name: p.spec for name, p in params.items() if not p.output})
 
 
 def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
@@ -313,6 +330,7 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
             raise TileValueError(
                 f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}"
             )
+    spec = state.solved.spec(name, spec)
     shape = tuple(settle(s) for s in spec.shape)
     slots = None if spec.slots is None else tuple(settle(s) for s in spec.slots)
     known = replace(spec, shape=shape, slots=slots)
@@ -324,10 +342,11 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
 def _learn(want: Any, got: int | None, given: dict[str, Any]) -> None:
     """The values of constants that an extent, of which an argument may say the value, or the call of
     ``compile`` tells: ``n`` of ``n * heads`` too, so that what stands in front of ``n`` alone has it."""
-    if got is None:
+    if got is None or not isinstance(want, Sym):
         for symbol in symbols_of(want):
             if isinstance(symbol, Const) and symbol.value is None:
                 symbol.value = given.get(symbol.name)
+    if got is None:
         return
     if isinstance(want, Const) and want.value is None:
         want.value = got

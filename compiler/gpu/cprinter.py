@@ -22,7 +22,7 @@ from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.walks import mentions
-from tilescale.compiler.tvm_compat import EXTERN_CALLS, REINTERPRET, ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, Loc, utf8
 
 #: what no variable may be called: C++'s words, and what the printed code itself uses
@@ -296,7 +296,7 @@ class CPrinter(Expressions):
             value = value.args[0]
         return (
             f"({self.pointee(ty)}*)({self.value(value)})"
-            if _is_call(value)
+            if _is_several(value)
             else f"({self.pointee(ty)}*){self.value(value)}"
         )
 
@@ -351,12 +351,12 @@ class CPrinter(Expressions):
         raise InternalError(f"vector arithmetic at the thread level: {value}", loc=self.place)
 
 
-def _is_call(value: Any) -> bool:
-    return (
-        isinstance(value, ir.Call)
-        and value.op.name == "tirx.handle_add_byte_offset"
-        and constant(value.args[1]) != 0
-    )
+def _is_several(value: Any) -> bool:
+    """Whether an address is printed with an operator, which binds less than a cast."""
+    if not isinstance(value, ir.Call):
+        return not isinstance(value, (ir.Var, ir.TensorLoad))
+    added = value.op.name == "tirx.handle_add_byte_offset" and constant(value.args[1]) != 0
+    return added or value.op.name == IF_THEN_ELSE
 
 
 def _is_zero(e: Any) -> bool:
@@ -381,7 +381,8 @@ def _moved_as_vectors(body: Any) -> dict[Any, int]:
             found[buffer] = max(found.get(buffer, 0), access_bytes(buffer, indices))
 
     def view(s: Any) -> None:  # registers that are also read as wider elements
-        held = s.data.args[0].args[0] if s.data.op.name == REINTERPRET else None
+        at = s.data.args[0] if s.data.op.name == REINTERPRET else None
+        held = at.args[0] if isinstance(at, ir.Call) else None
         if held is not None and isinstance(held, ir.Var):
             found[held] = max(found.get(held, 0), access_bytes(s.buffer, [tirx.IntImm("int32", 0)]))
 

@@ -9,7 +9,7 @@ guarded: reads give zero, writes to a tensor are dropped, a write outside a tile
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -27,7 +27,9 @@ from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
-from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import effects_of, find, name_of
+from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
@@ -38,7 +40,7 @@ from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.residency import waits_for_blocks
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import InternalError, TileSyntaxError, TileValueError
 from tilescale.language.dtypes import BITS
 
@@ -79,22 +81,28 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         words = 8 if p.spec.kind == "packets" else 1  # of a box they are counted, in both halves
         known = all(isinstance(e, int) for e in shape) and not given and prod(shape) * words < (1 << 31)
         index = "int32" if known else "int64"
-        if given:
-            strides = tuple(self.extent(s) for s in given)
-        else:
-            strides, step = (), 1
-            for e in reversed(shape):
-                strides = (step, *strides)
-                step = (
-                    step * e
-                    if isinstance(step, int) and isinstance(e, int)
-                    else widened(step, index) * widened(e, index)
-                )
+        shape, strides = self._row_major(p.var.ty, index)
         if p.spec.kind == "packets":
             self.places[p.var] = Box(buf, shape, strides, index, p.name)
         else:
             self.places[p.var] = Global(buf, shape, strides, index, p.name)
         self.params.append((buf, Source("param", k)))
+
+    def _row_major(self, ty: Any, index: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """A tensor's extents, and its strides: those that it was given, or row-major ones."""
+        shape = tuple(self.extent(e) for e in ty.shape)
+        if given := list(ty.strides):
+            return shape, tuple(self.extent(s) for s in given)
+        strides: tuple[Any, ...] = ()
+        step: Any = 1
+        for e in reversed(shape):
+            strides = (step, *strides)
+            step = (
+                step * e
+                if isinstance(step, int) and isinstance(e, int)
+                else widened(step, index) * widened(e, index)
+            )
+        return shape, strides
 
     def extent(self, e: Any) -> Any:
         """An extent as an int where it is one, else as thread IR."""
@@ -154,7 +162,9 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         return flat * each
 
     def _s_DeclBuffer(self, s: Any) -> Any:
-        """T.view: the same memory under another shape or dtype."""
+        """T.view: the same memory under another shape or dtype; T.make_tensor: that at an address."""
+        if (address := address_of(s)) is not None:
+            return self._tensor_at(s, address)
         held = self.places[s.data.args[0]]
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
@@ -191,6 +201,14 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             return tirx.DeclBuffer(made, s.span, data=data)
         raise self.refused(f"T.view of {held.name}", "views of a tensor under another dtype")
 
+    def _tensor_at(self, s: Any, address: Any) -> Any:
+        b, dtype = s.buffer, element_dtype(s.buffer)
+        made = tirx.decl_buffer((_HUGE,), dtype, b.name, scope="global", layout=None)
+        shape, strides = self._row_major(b.ty, "int64")
+        self.places[b] = Global(made, shape, strides, "int64", b.name)
+        pointer = ir.PointerType(ir.PrimType(dtype), "global")
+        return tirx.DeclBuffer(made, s.span, data=tirx.reinterpret(pointer, self.scalar(address)))
+
     # -- accesses
     # -------------------------------------------------------------------------------------------------
     def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Place]:
@@ -217,7 +235,23 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         return place.buf, self.analyzer.simplify(place.flat(at)), tests, place
 
     def proven(self, test: Any) -> bool:
-        return bool(test) if isinstance(test, bool) else bool(self.analyzer.can_prove(test))
+        if isinstance(test, bool):
+            return test
+        return bool(self.analyzer.can_prove(test)) or bool(
+            self.held and self.analyzer.can_prove(self._with_names(test))
+        )
+
+    def _with_names(self, e: Any) -> Any:
+        """A condition with a name for each element, of a constant place, that it reads: the analyzer relates
+        names to one another, and not loads."""
+
+        def name(load: Any) -> Any:
+            place = tuple(map(constant, load.indices))
+            if None in place:
+                return load
+            return self.held.setdefault((load.source, place), tirx.Var(load.source.name, str(load.ty)))
+
+        return structural_map(e, (ir.TensorLoad, name))
 
     def load(self, e: Any) -> Any:
         """A load, zero where it lies outside."""
@@ -352,7 +386,15 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         return method(s)
 
     def _s_SeqStmt(self, s: Any) -> Any:
-        return sequence(self.statements(list(s.seq)))
+        seq = list(s.seq)
+        promise = next((k for k, x in enumerate(seq) if name_of(x) == "assume"), None)
+        if promise is None:
+            return sequence(self.statements(seq))
+        made, condition, rest = self.statements(seq[:promise]), seq[promise].value.args[0], seq[promise + 1 :]
+        end = self.beliefs.until(condition, rest)
+        with self.given(condition, self.scalar(condition), sequence(rest[:end])):
+            made.append(self.stmt(sequence(rest[:end])))
+        return sequence([*made, self.stmt(sequence(rest[end:]))])
 
     def _s_Evaluate(self, s: Any) -> Any:
         op = find(s.value)
@@ -385,13 +427,23 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
-        with self.analyzer.constraint_scope(test), self.behind_looks():
+        with self.given(s.condition, test, s.then_case), self.behind_looks():
             then = self.stmt(s.then_case)
         other = None
         if s.else_case is not None:
-            with self.analyzer.constraint_scope(tirx.Not(test)):
+            with self.given(tirx.Not(s.condition), tirx.Not(test), s.else_case):
                 other = self.stmt(s.else_case)
         return tirx.IfThenElse(test, then, other, s.span)
+
+    @contextlib.contextmanager
+    def given(self, condition: Any, lowered: Any, body: Any) -> Iterator[None]:
+        """While ``body`` is lowered, what of a condition holds in all of it is known."""
+        with contextlib.ExitStack() as known:
+            for part in self.beliefs.lasting(condition, lowered, body):
+                known.enter_context(self.analyzer.constraint_scope(part))
+                if not (named := self._with_names(part)).same_as(part):
+                    known.enter_context(self.analyzer.constraint_scope(named))
+            yield
 
     def _s_While(self, s: Any) -> Any:
         return tirx.While(self.scalar(s.condition), self.stmt(s.body), s.span)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tilescale.compiler.gpu.kernel import Source, arena
 from tilescale.compiler.gpu.places import Box, Global, InShared, Memory, Place, Registers
+from tilescale.compiler.ir.beliefs import Beliefs
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.program import TileProgram
@@ -72,6 +73,9 @@ class State:
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
+        self.beliefs = Beliefs(program)
+        #: element of memory → its name where conditions on it are believed
+        self.held: dict[Any, Any] = {}
         #: the variables that count rounds of rings
         self.rounds = rounds_of(program)
         self.sites: list[str] = []

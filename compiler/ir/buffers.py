@@ -27,9 +27,14 @@ def buffer_uses(body: Any) -> dict[Any, int]:
 def written_buffers(program: TileProgram) -> set[Any]:
     """Buffers that a kernel may write, by the effect tables of its operations; writes through a view count
     for its base."""
-    touched = _accessed(program.func.body, lambda mode: mode != "read")
-    structural_walk(program.func.body, (tirx.BufferStore, lambda s: touched.add(s.buffer)))
-    return _bases(program.func.body, touched)
+    return _bases(program.func.body, stored(program.func.body))
+
+
+def stored(body: Any) -> set[Any]:
+    """What a statement may write, by the effect tables of its operations, views by their own names."""
+    touched = _accessed(body, lambda mode: mode != "read")
+    structural_walk(body, (tirx.BufferStore, lambda s: touched.add(s.buffer)))
+    return touched
 
 
 def read_buffers(body: Any) -> set[Any]:
@@ -38,6 +43,19 @@ def read_buffers(body: Any) -> set[Any]:
     touched = _accessed(body, lambda mode: mode != "write")
     structural_walk(body, (ir.TensorLoad, lambda e: touched.add(e.source)))
     return _bases(body, touched)
+
+
+def bases(body: Any) -> dict[Any, Any]:
+    """The buffer under each view that a statement declares."""
+    over: dict[Any, Any] = {}
+    structural_walk(body, (tirx.DeclBuffer, lambda s: over.__setitem__(s.buffer, s.data.args[0])))
+
+    def base(buffer: Any) -> Any:
+        while buffer in over:
+            buffer = over[buffer]
+        return buffer
+
+    return {view: base(view) for view in over}
 
 
 def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:
@@ -52,12 +70,5 @@ def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:
 
 def _bases(body: Any, touched: set[Any]) -> set[Any]:
     """The buffers themselves, with the base of each view in its place."""
-    bases: dict[Any, Any] = {}
-    structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
-
-    def base(buffer: Any) -> Any:
-        while buffer in bases:
-            buffer = bases[buffer]
-        return buffer
-
-    return {base(b) for b in touched}
+    of = bases(body)
+    return {of.get(b, b) for b in touched}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.pointed import POINTED
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.tokens import counter_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, tirx
@@ -56,7 +57,8 @@ class Rule:
 
 def _known_op(call: Any) -> bool:
     name = getattr(call.op, "name", "")
-    return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in REGISTRY
+    known = name.startswith(("ts.math.", "ts.scale_")) or name == POINTED or name in REGISTRY
+    return known or not name.startswith("ts.")
 
 
 def _at_home(level: str) -> Callable[[Any], bool]:

@@ -8,7 +8,9 @@ from tilescale.compiler.tvm_compat import tirx
 
 
 def sequence(stmts: list[Any]) -> Any:
-    """One statement out of many."""
-    if not stmts:
+    """One statement out of many. TVM drops what does nothing from a SeqStmt, and refuses one of which a
+    single statement is left."""
+    left = [s for s in stmts if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
+    if not left:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
-    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(stmts)
+    return left[0] if len(left) == 1 else tirx.SeqStmt(left)

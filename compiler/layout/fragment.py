@@ -189,6 +189,18 @@ class Fragment:
             )
         return self.copied(times)
 
+    def get_thread_size(self) -> int:
+        """`threads`, by TileLang's name."""
+        return self.threads
+
+    def is_equal(self, other: Any) -> bool:
+        """Whether another fragment is the same map, by TileLang's name."""
+        return bool(self == other)
+
+    def map_forward_thread(self, indices: Sequence[Any]) -> Any:
+        """`thread` of an element, by TileLang's name."""
+        return self.thread(*indices)
+
     def holds(self, other: Fragment) -> bool:
         """Whether every thread that needs an element by ``other`` has it here: then no data has to move
         between threads."""

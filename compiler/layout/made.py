@@ -66,6 +66,30 @@ class Layout:
     def __repr__(self) -> str:
         return f"T.Layout({self.shape})"
 
+    def get_input_shape(self) -> tuple[int, ...]:
+        """The tile's extents, by TileLang's name."""
+        return self.shape
+
+    def get_output_shape(self) -> tuple[int, ...]:
+        """The extents of the memory that the function counts in, by TileLang's name."""
+        return self.extents
+
+    def map_forward_index(self, indices: Sequence[Any]) -> list[Any]:
+        """What the function gives for an element, by TileLang's name."""
+        found = self.forward_fn(*indices)
+        return list(found) if isinstance(found, (tuple, list)) else [found]
+
+    def is_equal(self, other: Any) -> bool:
+        """Whether another layout has every element in the same place, by TileLang's name.
+
+        Raises:
+            TileValueError: so many elements that not each is looked at.
+        """
+        if prod(self.shape) > _FEW:
+            raise TileValueError(f"is_equal of {self}", expected=f"at most {_FEW} elements")
+        same = isinstance(other, Layout) and self.shape == other.shape
+        return same and bool((self.places == other.places).all())
+
     def shared(self, bits: int) -> Shared:
         """The layout for elements of so many bits.
 
@@ -248,6 +272,39 @@ def _tile(given: Any, what: str) -> tuple[tuple[int, int], int]:
     return (shape[0], shape[1]), BITS[str(dtype)]
 
 
+def make_wgmma_swizzled_layout(buffer: Any, continuity: int | None = None, k_major: bool = True) -> Shared:
+    """TileLang's name of `make_swizzled_layout` without padding. ``continuity``: how many columns a box has.
+
+    Raises:
+        TileTypeError, TileValueError: see there; columns that are no swizzle's width.
+    """
+    shape, bits = _tile(buffer, "make_wgmma_swizzled_layout")
+    width = widest_swizzle(shape[1] if continuity is None else continuity, bits)
+    return _boxed(shape, bits, width, "make_wgmma_swizzled_layout")
+
+
+def make_gemm_fragment_8x8() -> fragment.Fragment:
+    """A matrix of eight by eight elements over a warp, as ldmatrix leaves it: each thread has two
+    neighbours of a row."""
+    return Fragment((8, 8), lambda i, j: (i * 4 + j // 2, j % 2))
+
+
+def make_gemm_fragment_8x8_transposed() -> fragment.Fragment:
+    """The same of its transpose."""
+    return Fragment((8, 8), lambda i, j: (j * 4 + i // 2, i % 2))
+
+
+def make_fully_replicated_layout_fragment(buffer: Any, threads: int) -> fragment.Fragment:
+    """A tile of which each of so many threads holds all elements.
+
+    Raises:
+        TileTypeError: no tile of constant extents.
+    """
+    tile = getattr(buffer, "buffer", buffer)
+    shape = _shape(getattr(tile, "shape", None), "make_fully_replicated_layout_fragment")
+    return fragment.row_major(shape, 1).copied(threads)
+
+
 # ---- reading a function
 
 
@@ -271,15 +328,17 @@ def _computed(function: Callable[..., Any], shape: tuple[int, ...], what: str) -
     _check_arguments(function, len(shape), what)
     try:
         found = function(*np.indices(shape))
-        parts = list(found) if isinstance(found, (tuple, list)) else [found]
+        parts = list(found) if _several(found) else [found]
         arrays = [np.asarray(p) for p in parts]
+        if any(a.dtype.kind == "O" for a in arrays):
+            raise TypeError("of expressions")
     except (
         TypeError,
         ValueError,
         TileError,
     ):  # a condition on an index, min(i, j), int(i): with numbers they work, or say what is wrong
         rows = [function(*(int(i) for i in at)) for at in np.ndindex(*shape)]
-        rows = [tuple(r) if isinstance(r, (tuple, list)) else (r,) for r in rows]
+        rows = [tuple(map(_number, r)) if _several(r) else (_number(r),) for r in rows]
         arrays = [np.asarray(column).reshape(shape) for column in zip(*rows, strict=True)]
     for a in arrays:
         if a.dtype.kind not in "iu":
@@ -295,6 +354,21 @@ def _computed(function: Callable[..., Any], shape: tuple[int, ...], what: str) -
                 f"{what} puts element {_shown(at)} at {a.min()}", loc=source.current(), expected="0 or more"
             )
     return [np.broadcast_to(a, shape).astype(np.int64) for a in arrays]
+
+
+def _several(found: Any) -> bool:
+    """Whether a function gives a sequence of numbers, such as TVM's arrays, and not one."""
+    return isinstance(found, Sequence) and not isinstance(found, str)
+
+
+def _number(found: Any) -> Any:
+    """A number, of an expression of numbers alone: TVM's maps of indices give such."""
+    if isinstance(found, (int, np.integer)):
+        return found
+    from tilescale.compiler.ir.numbers import simplify
+    from tilescale.compiler.tvm_compat import is_expr
+
+    return simplify(found) if is_expr(found) else found
 
 
 def _extents_by_digits(function: Callable[..., Any], shape: tuple[int, ...]) -> tuple[int, ...]:

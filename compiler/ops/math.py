@@ -8,6 +8,7 @@ from typing import Any
 
 from tilescale.compiler.builder.narrow import Value, narrow_bits
 from tilescale.compiler.builder.values import (
+    Buffer,
     as_expr,
     binary,
     const,
@@ -169,9 +170,9 @@ def abs(x: Any) -> Any:
     return tirx.abs(convert(e, "float32") if "float8" in str(e.ty) else e)
 
 
-def clamp(x: Any, low: Any, high: Any) -> Any:
-    """x, no less than ``low`` and no more than ``high``."""
-    return min(max(x, low), high)
+def clamp(x: Any, min_val: Any, max_val: Any) -> Any:
+    """x, no less than ``min_val`` and no more than ``max_val``."""
+    return min(max(x, min_val), max_val)
 
 
 def cast(value: Any, dtype: Any) -> Any:
@@ -352,6 +353,18 @@ def ieee_frcp(x: Any, rounding_mode: str = "rn") -> Any:
 def ieee_frsqrt(x: Any) -> Any:
     """1 / sqrt(x)."""
     return rsqrt(x)
+
+
+def __ldg(x: Any, index: Any = None) -> Any:
+    """The element ``x`` of a tensor, or that at ``index`` of the tensor ``x``, by CUDA's and TileLang's word.
+    A GPU reads tensors that a kernel does not write through the read-only cache anyway.
+
+    Raises:
+        TileTypeError: a tile, or an index into what is no tensor.
+    """
+    if index is not None and not isinstance(x, Buffer):
+        raise TileTypeError(f"T.__ldg of {x} at {index}", loc=source.current(), expected="T.__ldg(A, i)")
+    return to_expr(x if index is None else x[index], "what T.__ldg reads")
 
 
 def ieee_fmaf(a: Any, b: Any, c: Any, rounding_mode: str = "rn") -> Any:

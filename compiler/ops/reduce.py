@@ -68,9 +68,25 @@ def _named(op: str, doc: str) -> Any:
     return call
 
 
+def _extreme(op: str, doc: str) -> Any:
+    def call(buffer: Any, out: Any, dim: int = -1, clear: bool = True, nan_propagate: bool = True) -> None:
+        require_bools(nan_propagate=nan_propagate)
+        if not nan_propagate:
+            raise TileValueError(
+                f"T.reduce_{op} that leaves NaN out", loc=source.current(),
+                expected="nan_propagate=True, which is what it does by default: NaN wins",
+                hint="T.if_then_else(T.isnan(x), …, x) in front of it",
+            )  # fmt: skip
+        reduce(buffer, out, op, dim, clear)
+
+    call.__name__ = call.__qualname__ = f"reduce_{op}"
+    call.__doc__ = doc
+    return call
+
+
 reduce_sum = _named("sum", "The sum along ``dim``.")
-reduce_max = _named("max", "The greatest along ``dim``.")
-reduce_min = _named("min", "The least along ``dim``.")
+reduce_max = _extreme("max", "The greatest along ``dim``.")
+reduce_min = _extreme("min", "The least along ``dim``.")
 reduce_prod = _named("prod", "The product along ``dim``.")
 reduce_bitand = _named("bitand", "All bits anded along ``dim``.")
 reduce_bitor = _named("bitor", "All bits ored along ``dim``.")
@@ -82,9 +98,7 @@ def reduce_abssum(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> N
     reduce(buffer, out, "abssum", dim, clear)
 
 
-def reduce_absmax(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> None:
-    """The greatest magnitude along ``dim``."""
-    reduce(buffer, out, "absmax", dim, clear)
+reduce_absmax = _extreme("absmax", "The greatest magnitude along ``dim``.")
 
 
 @register

@@ -18,6 +18,7 @@ import numpy as np
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
 from tilescale.compiler.ir.contexts import Site, Value
 from tilescale.compiler.ir.operations import VOID, TileOp, effects_of, find, written
+from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import Launch, TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
@@ -26,7 +27,7 @@ from tilescale.compiler.sim.expr import Expressions
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.sim.view import BufferInfo, View
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.errors import InternalError
+from tilescale.errors import InternalError, TileSyntaxError
 from tilescale.language.dtypes import BITS
 
 
@@ -468,6 +469,12 @@ class Preparation(Expressions):
         return Step(run)
 
     def _s_DeclBuffer(self, s: Any) -> Step:
+        if address_of(s) is not None:
+            raise TileSyntaxError(
+                "T.make_tensor is not there on the simulator: it has tensors, and no addresses",
+                loc=loc_of(s.span),
+                hint="one tensor with an axis for the groups",
+            )
         old = self.slots[s.data.args[0]]
         info, ty = self.buffers[old], s.buffer.ty
         dtype = str(getattr(ty.dtype, "dtype", ty.dtype))

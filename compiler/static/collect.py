@@ -15,6 +15,7 @@ from typing import Any
 
 from tilescale import packets
 from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
@@ -294,6 +295,10 @@ class Collector(Reading):
 
     def _s_DeclBuffer(self, s: Any) -> None:
         old, ty = self.memories[s.data.args[0]], s.buffer.ty
+        if address_of(s) is not None:
+            shape = [self.term(e) for e in ty.shape]
+            self.memories[s.buffer] = Memory(s.buffer.name, "global", shape, old.nest)
+            return
         self.memories[s.buffer] = Memory(
             s.buffer.name, old.scope, [number(int(e)) for e in ty.shape], old.nest, old
         )
@@ -478,7 +483,7 @@ class Collector(Reading):
             members, lowest, highest, ranks = (self.term(a) for a in call.args[2:])
             where = replace(at, conds=(*at.conds, at_least(members - 1)), what="T.Scale")
             self.found.peers += [Peer(rank, ranks, "device", "team", where) for rank in (lowest, highest)]
-        if op.name in ("assert", "team"):
+        if op.name in ("assert", "assume", "team"):
             self.conds += [c for c in (self.cond(call.args[0]),) if c.kind != "true"]
         self._barrier(op, call, reach, everyone=call.attrs is None or "team" not in call.attrs)
 

@@ -75,6 +75,9 @@ NOT_IN_KERNELS = {
     # only behind T.rng_init; only int8 into int32 (tests/unit/ops/test_random.py, tests/unit/cuda/test_extern.py)
     "rng_rand",
     "dp4a",
+    # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
+    "reducer_init",
+    "reducer_update",
     "Tensor",
     "StridedTensor",
     "SymmTensor",
@@ -140,6 +143,7 @@ class Things:
 
     def __init__(self, A: Any, S: Any, P: Any, box: Any, n: Any):
         self.box = box
+        self.address: Any = None
         self.shared, self.half = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
         self.fragment, self.row = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
         self.ints, self.int_row = T.alloc_fragment((64, 64), "int32"), T.alloc_fragment((64,), "int32")
@@ -197,6 +201,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
         "view": {"buffer": t.shared},
+        "make_tensor": {"ptr": t.address, "shape": (64, 64)},
         "reshape": {"buffer": t.shared, "shape": (32, 128)},
         "alloc_shared": {"shape": (4,)},
         "alloc_fragment": {"shape": (4,)},
@@ -240,6 +245,8 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "Parallel": {"extents": (4,)},
         "grid": {"extents": (4,)},
         "ceildiv": {"a": t.number, "b": 2},
+        "__ldg": {"x": t.tensor[0, 0]},
+        "align_up": {"a": t.number, "b": 2},
         "infinity": {},
         "max_value": {"dtype": "int32"},
         "min_value": {"dtype": "int32"},
@@ -329,10 +336,12 @@ def trace(word: str, attempt: Any) -> None:
         S: T.Signal((4,)),
         P: T.SymmTensor((8, 8, 8), "float32"),
         box: T.Packets((4, 8), "float32"),
+        table: T.Tensor((4,), T.ptr),
         n: T.int32,
     ):
         with T.Kernel(1, threads=128):
             t = Things(A, S, P, box, n)
+            t.address = table[0]
             with scale(word):
                 attempt(t)
 

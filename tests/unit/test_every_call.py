@@ -33,7 +33,7 @@ from tilescale.launch import trace as trace_command
 from tilescale.profiler import Profiler
 
 #: What is taken for TileLang's sources and changes nothing, as docs/LANGUAGE.md says.
-NOTHING = {"layout.make_swizzled_layout": {"k_major"}}
+NOTHING = {f"layout.make_{kind}_layout": {"k_major"} for kind in ("swizzled", "wgmma_swizzled")}
 _COMPILER = {"pass_configs", "execution_backend", "target_host", "verbose", "compile_flags"}
 #: TileLang's words for how its compiler and its clocks work, which the log says (docs/TILELANG.md).
 SAID = {

@@ -89,6 +89,7 @@ RUNTIME: dict[str, set[str]] = {
     "version": set(),
     "language": set(),
     "compat": {"language"},
+    "tilelang_env": {"compat"},
     "math": {"compat"},
     "transform": {"compat"},
     "engine": {"compat"},
@@ -153,6 +154,7 @@ RUNTIME: dict[str, set[str]] = {
     "nn": {"ops"},
     "testing": {"lifetime", "language", "kernel", "simulator", "jit"},
     "__init__": {
+        "tilelang_env",
         "version",
         "compat",
         "language",

@@ -256,6 +256,44 @@ def test_more_extents_may_turn_out_to_be_baked_in():
     assert odd.baked == {"A": {0}, "B": {0}}
 
 
+def test_a_constant_that_a_later_tensor_tells():
+    """``n * heads`` alone says of neither what it is."""
+
+    @tilescale.jit
+    def weighted(A, W):
+        heads = T.const("heads")
+        n = T.dynamic("n")
+        A: T.Tensor((n * heads,), T.float32)
+        W: T.Tensor((n, heads), T.float32)
+        C = T.empty((n,), T.float32)
+        with T.Kernel(n) as b:
+            row, w = T.alloc_fragment((heads,), T.float32), T.alloc_fragment((heads,), T.float32)
+            T.copy(A[b * heads], row)
+            T.copy(W[b, 0], w)
+            C[b] = 0
+            for h in T.serial(heads):
+                C[b] += row[h] * w[h]
+        return C
+
+    for n, heads in ((3, 4), (5, 4), (2, 8)):
+        a, w = torch.randn(n * heads), torch.randn(n, heads)
+        assert torch.allclose(weighted(a, w), (a.view(n, heads) * w).sum(1), atol=1e-5)
+    with refused(TileValueError, "axis 0 of A has extent 13"):
+        weighted(torch.zeros(13), torch.zeros(3, 4))
+
+    @tilescale.jit
+    def blocks(A, W):
+        n = T.const("n")
+        A: T.Tensor((T.ceildiv(n, 4),), T.float32)
+        W: T.Tensor((n,), T.float32)
+        with T.Kernel(T.ceildiv(n, 4)) as b:
+            A[b] = W[b * 4]
+
+    a = torch.zeros(3)
+    blocks(a, torch.arange(10.0))
+    assert a.tolist() == [0, 4, 8]
+
+
 def test_kernels_that_return_several_things_or_nothing():
     @tilescale.jit
     def both(A):

@@ -426,7 +426,7 @@ def test_outputs_that_no_call_can_allocate():
 
 def test_a_symbol_that_no_argument_defines():
     @T.prim_func
-    def half(A: T.Tensor((m * 2,), "float32")):
+    def half(A: T.Tensor((m * 2 + 1,), "float32")):
         with T.Kernel(m):
             A[0] = 0
 

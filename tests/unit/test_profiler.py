@@ -40,9 +40,11 @@ def test_inputs_fit_and_repeat():
 @pytest.mark.parametrize(
     ("supply", "fits"),
     [
-        (None, lambda a: 0.3 < a.std() < 3),
+        (None, lambda a: a.abs().max() <= 1 and 0.4 < a.std() < 0.7),
+        (TensorSupplyType.Normal, lambda a: -1.3 < a.mean() < -0.7 and 0.8 < a.std() < 1.2),
+        ("randn", lambda a: abs(a.mean()) < 0.3 and 0.8 < a.std() < 1.2),
         ("uniform", lambda a: a.abs().max() <= 1 and a.std() > 0),
-        (TensorSupplyType.Integer, lambda a: a.equal(a.round()) and a.std() > 0),
+        (TensorSupplyType.Integer, lambda a: set(a.unique().tolist()) == {-2, -1, 0, 1, 2}),
         (TensorSupplyType.Zero, lambda a: not a.any()),
         ("one", lambda a: a.eq(1).all()),
         (lambda p: torch.full(p["shape"], 7.0) if p["kind"] == "tensor" else 2, lambda a: a.eq(7).all()),

@@ -12,6 +12,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.compat import programs
+from tests.kernels import refused
 from tilescale import env
 from tilescale.autotuner import AutoTuner, set_autotune_inputs
 from tilescale.carver.arch import CDNA, CUDA, driver
@@ -147,6 +148,8 @@ def test_inputs_and_comparisons():
     assert torch.equal(
         get_tensor_supply(TensorSupplyType.One)({"shape": (2,), "dtype": "float16"}), torch.ones(2).half()
     )
+    normal = get_tensor_supply(TensorSupplyType.Normal)({"shape": (1000,), "dtype": "float32"})
+    assert abs(normal.mean() + 1) < 0.2 and abs(normal.std() - 1) < 0.2
     with pytest.raises(TileValueError, match="extents"):
         get_tensor_supply()({"shape": ("n",), "dtype": "int8"})
     a = torch.zeros(1000)
@@ -254,3 +257,47 @@ def test_swizzles_by_tilelang_s_names():
         get_swizzle_layout(0, 0, 48, "float16")
     with pytest.raises(TileTypeError, match="emits mma by hand"):
         TensorCoreIntrinEmitter(a_dtype="float16")
+
+
+def test_kernels_of_several_programs():
+    def copied(n: int):
+        @T.prim_func
+        def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+            with T.Kernel(T.ceildiv(n, 32)) as (bx,):
+                for i in T.Parallel(32):
+                    B[bx * 32 + i] = A[bx * 32 + i]
+
+        return main
+
+    @T.prim_func
+    def wrong(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            A[4] = 0
+
+    made = tilescale.par_compile([copied(40), wrong, copied(64)], out_idx=-1, target="cpu", ignore_error=True)
+    assert made[1] is None and made[0] is not None and made[2] is not None
+    for kernel, n in ((made[0], 40), (made[2], 64)):
+        a = torch.randn(n)
+        assert torch.equal(kernel(a), a)
+    with refused(TileValueError, "index 4 lies outside"):
+        tilescale.par_compile([wrong], target="cpu")
+
+
+def test_the_environment_by_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from tilescale.env import env as variables
+
+    monkeypatch.setenv("TILESCALE_LOG", "warning")
+    assert tilescale.env.TILELANG_CACHE_DIR == variables.TILELANG_CACHE_DIR == str(env.CACHE_DIR.get())
+    assert variables.TILELANG_PRINT_ON_COMPILATION == "0" and variables.is_cache_enabled()
+    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "before"))
+    tilescale.env.TILELANG_CACHE_DIR = str(tmp_path / "other")
+    assert env.CACHE_DIR.get() == tmp_path / "other"
+    monkeypatch.setenv("TILESCALE_TARGET", "cpu")
+    with refused(TileValueError, "TILESCALE_TARGET is 'hip'"):
+        variables.TILELANG_DEFAULT_TARGET = "hip"
+    assert variables.get_default_target() == "cpu"
+    for name in ("TILELANG_NO_SUCH_THING", "nothing"):
+        with pytest.raises(AttributeError, match=f"env has no {name} here"):
+            getattr(variables, name)
+    with pytest.raises(AttributeError, match="env has no TILELANG_NO here"):
+        tilescale.env.TILELANG_NO = "1"

@@ -14,10 +14,11 @@ from tilescale.errors import TileError
 from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
 from .dtypes import ALL as _DTYPES
 from .dtypes import NARROW as _NARROW
+from .dtypes import PTR as ptr
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
-from .symbolic import ceildiv, const, dyn, dynamic
+from .symbolic import align_up, ceildiv, const, dyn, dynamic
 
 Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
@@ -29,11 +30,10 @@ symbolic = dynamic
 #: here.
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
-    "assume "
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
-    "ops.reducer": "alloc_reducer finalize_reducer",
+    "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
     "annotate_consumer_reg_alloc",
     "ops.im2col": "im2col",
@@ -58,7 +58,8 @@ _EXPORTS: dict[str, str] = {
     "ops.extern": "import_source call_extern access_ptr dp4a",
     "ops.random": "rng_init rng_rand",
     "ops.print": "print",
-    "ops.assertion": "device_assert",
+    "ops.assertion": "assume device_assert",
+    "ops.pointer": "make_tensor",
     "ops.sync": "barrier sync_grid signal wait",
     "ops.test": "test",
     "ops.put": "put",
@@ -79,7 +80,7 @@ _EXPORTS: dict[str, str] = {
     "bitwise_not "
     "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub "
     "ieee_mul ieee_fdiv "
-    "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely Cast Select",
+    "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely __ldg Cast Select",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
@@ -95,6 +96,7 @@ __all__ = [
     "SymmTensor",
     "Tensor",
     "canonical",
+    "align_up",
     "ceildiv",
     "const",
     "dtype",
@@ -104,6 +106,7 @@ __all__ = [
     "macro",
     "prim_func",
     "symbolic",
+    "ptr",
     "tfloat32",
     *_NARROW,
     *_DTYPES,

@@ -20,6 +20,7 @@ class TensorSpec:
     ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank), "signal" (int64 counters there) or
     "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, and of a tensor of
     4-bit numbers, ``slots`` and ``of``: the extents and the dtype that its author sees.
+    ``pointer``: one address, for which a call gives a tensor, or a number.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class TensorSpec:
     keep: bool = False
     slots: tuple[Any, ...] | None = None
     of: Any = None
+    pointer: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +92,10 @@ class _StridedFactory(_TensorFactory):
         return TensorSpec(
             self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
         )
+
+    def __getitem__(self, item: Any) -> TensorSpec:
+        """``T.StridedTensor[[M, N], [s, 1], dtype]``."""
+        return self(*item) if isinstance(item, tuple) and len(item) in (2, 3) else self(item)
 
 
 Tensor = _TensorFactory("tensor")

@@ -105,8 +105,19 @@ class _Tf32(dtype):
         return "T.tfloat32"
 
 
+class _Pointer(dtype):
+    """``T.ptr``: an address of the machine that runs the kernel. A tensor of them is int64; a parameter is a
+    tensor, or its address (``T.make_tensor``)."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "T.ptr"
+
+
 ALL: dict[str, dtype] = {name: dtype(name) for name in BITS}
 TFLOAT32 = _Tf32("float32")
+PTR = _Pointer("int64")
 
 
 #: TileLang's name for what takes a dtype in any spelling

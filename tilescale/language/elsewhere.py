@@ -113,7 +113,6 @@ INSTEAD: dict[str, str] = {
     "__any_sync": _LANES,
     "__all_sync": _LANES,
     "shared": "T.alloc_shared(shape, dtype)",
-    "__ldg": "A[i]",
     "printf": 'T.print(x, "label")',
     "expf": "T.exp(x)",
     "__expf": "T.__exp(x)",

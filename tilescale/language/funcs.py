@@ -14,7 +14,7 @@ from tilescale.errors import Loc, TileSyntaxError, TileTypeError
 
 from .annotations import ScalarSpec, TensorSpec
 from .dtypes import ALL as DTYPES
-from .dtypes import dtype
+from .dtypes import PTR, dtype
 
 
 class PrimFunc:
@@ -96,7 +96,7 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in names:
         given = annotations.get(name)
-        if isinstance(given, str) and given in DTYPES:
+        if given is not PTR and isinstance(given, str) and given in DTYPES:
             given = DTYPES[given]
         if isinstance(given, str) and not isinstance(given, dtype):
             if scope is None:
@@ -116,6 +116,8 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
                     hint="remove `from __future__ import annotations` from this file, or use the name in "
                     "the kernel's body",
                 ) from None
+        if given is PTR:
+            given = TensorSpec("tensor", (1,), PTR, pointer=True)
         if isinstance(given, dtype):
             given = ScalarSpec(given)
         out[name] = given

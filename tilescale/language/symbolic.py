@@ -160,6 +160,39 @@ def symbols_of(value: Any) -> list[Sym]:
     return [s for a in value.args for s in symbols_of(a)] if isinstance(value, SymExpr) else []
 
 
+def linear(value: Any) -> tuple[Sym, int, int] | None:
+    """``n``, 2 and 1 of ``n * 2 + 1``; None of what is no such expression of one symbol."""
+    value = _settle(value)
+    if isinstance(value, Sym):
+        return value, 1, 0
+    if not isinstance(value, SymExpr) or value.op not in ("+", "-", "*"):
+        return None
+    a, b = value.args
+    number, other = (a, b) if isinstance(a, int) else (b, a)
+    found = linear(other)
+    if not isinstance(number, int) or found is None:
+        return None
+    symbol, factor, offset = found
+    if value.op == "*":
+        return symbol, factor * number, offset * number
+    if value.op == "+":
+        return symbol, factor, offset + number
+    return (symbol, -factor, number - offset) if number is a else (symbol, factor, offset - number)
+
+
+def replaced(value: Any, known: dict[str, Any]) -> Any:
+    """An expression with other expressions in the place of some symbols."""
+    value = _settle(value)
+    if isinstance(value, Sym):
+        return known.get(value.name, value)
+    if not isinstance(value, SymExpr):
+        return value
+    a, b = (replaced(x, known) for x in value.args)
+    return (
+        SymExpr(value.op, a, b) if isinstance(a, SymExpr) or isinstance(b, SymExpr) else _FOLD[value.op](a, b)
+    )
+
+
 def _settle(value: Any) -> Any:
     """``value`` with every known constant put in; an int where nothing symbolic remains."""
     if isinstance(value, Const):
@@ -231,6 +264,15 @@ class _Dyn:
 
 
 dyn = _Dyn()
+
+
+def align_up(a: Any, b: Any) -> Any:
+    """The least multiple of ``b`` that is ``a`` or more, of ints, symbolic extents or device values.
+
+    Raises:
+        TileValueError: multiples of zero.
+    """
+    return ceildiv(a, b) * b
 
 
 def ceildiv(a: Any, b: Any) -> Any:

@@ -45,7 +45,9 @@ def get_tensor_supply(supply_type: TensorSupplyType = TensorSupplyType.Integer) 
         elif kind == "uniform" or kind == "auto":
             made = torch.rand(size, device=device) * 2 - 1
         else:
-            made = torch.randn(size, device=device)
+            made = torch.randn(size, device=device) - int(
+                kind == "normal"
+            )  # TileLang's Normal has the mean -1
         return made.to(dtype.as_torch())
 
     return supply

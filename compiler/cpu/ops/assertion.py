@@ -6,10 +6,14 @@ from typing import Any
 
 from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ops.assertion import Assert
 from tilescale.compiler.tvm_compat import tirx
 
 
-@lowers("cpu", "assert")
+@lowers("cpu", "assert", "assume")
 def lower_assert(call: Any, cx: CpuLowering) -> Any:
-    site = cx.site("assert", "", call, str(call.args[1].value))
+    op = find(call)
+    assert isinstance(op, Assert)
+    site = cx.site("assert", "", call, op.message(call))
     return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), cx.call("ts_fail", site), None)

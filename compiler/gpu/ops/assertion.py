@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import tirx
 
 if TYPE_CHECKING:
@@ -15,3 +16,8 @@ if TYPE_CHECKING:
 def lower_assert(call: Any, cx: GpuLowering) -> Any:
     failed = cx.fail("assert", call, str(call.args[1].value))
     return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), failed, None)
+
+
+@lowers("gpu", "assume")
+def lower_assume(call: Any, cx: GpuLowering) -> Any:
+    return sequence([])  # what stands behind it is lowered by what it says (State.statements)

@@ -18,7 +18,7 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.ir import multiples
 from tilescale.compiler.passes import pipeline
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import TileValueError
 from tilescale.jit import frozen
 from tilescale.language.symbolic import Sym
 
@@ -174,8 +174,6 @@ def test_what_is_no_promise():
         with refused(kind, message, **more):
             kernel.trace()
 
-    refuse(TileTypeError, "T.assume of", lambda n, b: n > 8, expected="N % 8 == 0", write="T.device_assert")
-    refuse(TileTypeError, "T.assume of", lambda n, b: b % 8 == 0)
     refuse(TileValueError, "T.assume of what is false", lambda n, b: False)
 
 

@@ -14,6 +14,13 @@ from tests.kernels import refused, run
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
+def test_strides_in_brackets():
+    s = T.dynamic("s")
+    for made in (T.StridedTensor[[4, 8], [s, 1], "float16"], T.StridedTensor((4, 8), (s, 1), "float16")):
+        assert made.shape == (4, 8) and made.strides == (s, 1) and made.dtype == "float16"
+    assert T.StridedTensor[(4, 8), (8, 1)].dtype == "float32"
+
+
 def ints(*shape: int) -> torch.Tensor:
     return torch.full(shape, -1, dtype=torch.int32)
 

@@ -39,7 +39,7 @@ HEAD = """
 def kernel(
     A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32"), I: T.Tensor((64, 64), "int32"), H: T.Tensor((64, 64), "float16"),
     S: T.SymmTensor((64, 64), "float32"), R: T.SymmTensor((4, 64, 64), "float32"), sig: T.Signal((4,)), x: T.float32, n: T.int32,
-    P: T.Packets((4, 64, 64), "float32"),
+    P: T.Packets((4, 64, 64), "float32"), Q: T.Tensor((4,), T.ptr),
 ):
 """
 LAUNCH = """with T.Kernel(4, threads=128) as bx:
@@ -65,6 +65,16 @@ RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
 NOTHING = {
+    **{
+        f"reduce_{op}": {
+            "nan_propagate": (f"T.reduce_{op}(f, r, nan_propagate=True)", f"T.reduce_{op}(f, r)"),
+        }
+        for op in ("max", "min", "absmax")
+    },
+    **{
+        word: {"annotations": (f"T.{word}(a, annotations={{'it': 1}})", f"T.{word}(a)")}
+        for word in ("cumsum", "cummax")
+    },
     "Kernel": {
         "is_cpu": (
             "with T.Kernel(4, is_cpu=True) as bx:\n    A[bx, 0] = x",
@@ -275,12 +285,33 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         {
             "shape": REDUCER.format("32, 'float32'"),
             "dtype": REDUCER.format("64, 'float64'"),
-            "op": REDUCER.format("64, 'float32', op='max'"),
+            "op": REDUCER.format("64, 'float32', op='max'").replace(
+                "q[i] += f[i, j]", "T.reducer_update(q[i], f[i, j])"
+            ),
         },
     ),
     "finalize_reducer": (
         REDUCER.format("64, 'float32'"),
-        {"reducer": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(r)")},
+        {
+            "reducer": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(r)"),
+            "dst": REDUCER.format("64, 'float32'").replace("finalize_reducer(q)", "finalize_reducer(q, r)"),
+        },
+    ),
+    "reducer_init": (
+        REDUCER.format("64, 'float32'").replace("T.clear(q)", "T.reducer_init(q)"),
+        {
+            "reducer": REDUCER.format("64, 'float32'").replace("T.clear(q)", "T.reducer_init(r)"),
+            "init": REDUCER.format("64, 'float32'").replace("T.clear(q)", "T.reducer_init(q, 1)"),
+        },
+    ),
+    "reducer_update": (
+        REDUCER.format("64, 'float32'").replace("q[i] += f[i, j]", "T.reducer_update(q[i], f[i, j])"),
+        {
+            "target": REDUCER.format("64, 'float32'").replace(
+                "q[i] += f[i, j]", "T.reducer_update(q[j], f[i, j])"
+            ),
+            "value": REDUCER.format("64, 'float32'").replace("q[i] += f[i, j]", "T.reducer_update(q[i], 1)"),
+        },
     ),
     "import_source": (
         EXTERN.format("d", "T.access_ptr(d)"),
@@ -418,7 +449,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         {"layouts": "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 72 + q)})"},
     ),
     "annotate_safe_value": ("T.annotate_safe_value({A: 0})", {"values": "T.annotate_safe_value({A: 1})"}),
-    "assume": ("T.assume(True)", {"condition": "T.assume(False)"}),
+    "assume": ("T.assume(n > 0)", {"condition": "T.assume(n > 1)"}),
     "alloc_shared": (
         "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float32'))",
         {
@@ -461,6 +492,15 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "alloc_signal": ("s = T.alloc_signal((2,))", {"shape": "s = T.alloc_signal((4,))"}),
     "alloc_barrier": ("m = T.alloc_barrier(128)", {"arrive_count": "m = T.alloc_barrier([128, 1])"}),
+    "make_tensor": (
+        "v = T.make_tensor(Q[0], (64, 64), 'float32')\nv[0, 0] = x",
+        {
+            "ptr": "v = T.make_tensor(Q[1], (64, 64), 'float32')\nv[0, 0] = x",
+            "shape": "v = T.make_tensor(Q[0], (64, 32), 'float32')\nv[0, 0] = x",
+            "dtype": "v = T.make_tensor(Q[0], (64, 64), 'float16')\nv[0, 0] = x",
+            "strides": "v = T.make_tensor(Q[0], (64, 64), 'float32', (1, 64))\nv[0, 0] = x",
+        },
+    ),
     "view": (
         "v = T.view(a, (128, 32), 'float32')",
         {
@@ -740,8 +780,8 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         "A[0, 0] = T.clamp(x, 0, 1)",
         {
             "x": "A[0, 0] = T.clamp(x * 2, 0, 1)",
-            "low": "A[0, 0] = T.clamp(x, -1, 1)",
-            "high": "A[0, 0] = T.clamp(x, 0, 2)",
+            "min_val": "A[0, 0] = T.clamp(x, -1, 1)",
+            "max_val": "A[0, 0] = T.clamp(x, 0, 2)",
         },
     ),
     "max": ("A[0, 0] = T.max(x, 1)", {"a": "A[0, 0] = T.max(x * 2, 1)", "rest": "A[0, 0] = T.max(x, 2)"}),
@@ -757,6 +797,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     "infinity": ("A[0, 0] = T.infinity('float32')", {"dtype": "A[0, 0] = T.infinity('float16')"}),
     "max_value": ("A[0, 0] = T.max_value('float32')", {"dtype": "A[0, 0] = T.max_value('float16')"}),
     "min_value": ("A[0, 0] = T.min_value('float32')", {"dtype": "A[0, 0] = T.min_value('float16')"}),
+    "__ldg": (
+        "A[0, 0] = T.__ldg(B[0, 0])",
+        {"x": "A[0, 0] = T.__ldg(B[0, 1])", "index": "A[0, 0] = T.__ldg(B, (0, 1))"},
+    ),
     "ieee_fmaf": (
         "A[0, 0] = T.ieee_fmaf(x, x, x)",
         {
@@ -765,6 +809,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "c": "A[0, 0] = T.ieee_fmaf(x, x, x * 2)",
             "rounding_mode": "A[0, 0] = T.ieee_fmaf(x, x, x, 'rz')",
         },
+    ),
+    "align_up": (
+        "A[0, 0] = T.align_up(n, 3)",
+        {"a": "A[0, 0] = T.align_up(n * 2, 3)", "b": "A[0, 0] = T.align_up(n, 4)"},
     ),
     "ceildiv": (
         "A[0, 0] = T.ceildiv(n, 3)",
@@ -907,7 +955,7 @@ SAME = {
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
 #: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
-APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "tfloat32", *NARROW}
+APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "ptr", "tfloat32", *NARROW}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"

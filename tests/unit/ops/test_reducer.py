@@ -55,6 +55,63 @@ def test_sums_along_two_axes(target: str):
     assert (out["B"] == 3 + a.sum((0, 2))).all()
 
 
+def folded(op: str, dtype: str, seed: Any = None) -> Any:
+    """Along the second axis, along both, and along none, in two rounds."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((16, 64), dtype), rows: T.Tensor((16,), dtype), whole: T.Tensor((1,), dtype),
+        each: T.Tensor((16,), dtype),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            a, out = T.alloc_fragment((16, 32), dtype), T.alloc_fragment((16,), dtype)
+            r, w = T.alloc_reducer((16,), dtype, op=op), T.alloc_reducer((1,), dtype, op=op)
+            e = T.alloc_reducer((16,), dtype, op=op)
+            T.reducer_init(r)
+            T.reducer_init(w, seed)
+            T.reducer_init(e)
+            for k in T.serial(2):
+                T.copy(A[0, k * 32], a)
+                for i, j in T.Parallel(16, 32):
+                    T.reducer_update(r[i], a[i, j])
+                    T.reducer_update(w[0], a[i, j])
+                for i in T.Parallel(16):
+                    T.reducer_update(e[i], A[i, k])
+            T.finalize_reducer(r, out)
+            T.copy(out, rows)
+            T.finalize_reducer(w, whole)
+            T.finalize_reducer(e)
+            T.copy(e, each)
+
+    return kernel
+
+
+FOLDS = {
+    "sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply, "bitand": np.bitwise_and,
+    "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", FOLDS)
+def test_every_op(op: str, target: str):
+    a, of = RNG.integers(-99, 99, (16, 64), dtype="int32"), FOLDS[op]
+    zeros = {"rows": np.zeros(16, "int32"), "whole": np.zeros(1, "int32"), "each": np.zeros(16, "int32")}
+    out = run(folded(op, "int32", 5), {"A": a, **{k: v.copy() for k, v in zeros.items()}}, target)
+    with np.errstate(over="ignore"):
+        assert (out["rows"] == of.reduce(a, axis=1, dtype="int32")).all()
+        assert out["whole"][0] == of(of.reduce(a, axis=None, dtype="int32"), np.int32(5))
+        assert (out["each"] == of(a[:, 0], a[:, 1])).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_extremes_of_floats_begin_with_infinity(target: str):
+    a = RNG.standard_normal((16, 64)).astype("float16") - np.float16(50)
+    zeros = {k: np.zeros(n, "float16") for k, n in (("rows", 16), ("whole", 1), ("each", 16))}
+    out = run(folded("max", "float16"), {"A": a, **zeros}, target)
+    assert (out["rows"] == a.max(1)).all() and out["whole"][0] == a.max()
+
+
 def refusing(how: str) -> Any:
     @T.prim_func
     def kernel(A: T.Tensor((8, 8), "float32")):
@@ -63,7 +120,7 @@ def refusing(how: str) -> Any:
             r = T.alloc_reducer(
                 (8,),
                 "float32",
-                op="max" if how == "op" else "sum",
+                op="mean" if how == "op" else "sum",
                 replication="some" if how == "who" else "all",
             )
             T.clear(r)
@@ -79,9 +136,10 @@ def refusing(how: str) -> Any:
                 if how == "condition":
                     if i > j:
                         r[i] += 1
-            if how == "axis":
-                for i in T.Parallel(8):
-                    r[i] += 1
+            if how == "who is meant":
+                T.reducer_update(f[0], 1)
+            if how == "opened":
+                T.reducer_init(f)
 
     return kernel
 
@@ -89,14 +147,15 @@ def refusing(how: str) -> Any:
 @pytest.mark.parametrize(
     ("how", "kind", "message"),
     [
-        ("op", TileValueError, "op='max'"),
+        ("op", TileValueError, "op='mean'"),
         ("who", TileValueError, "replication='some'"),
         ("outside", TileSyntaxError, "outside of T.Parallel"),
         ("condition", TileSyntaxError, "outside of T.Parallel"),
         ("again", TileTypeError, "T.finalize_reducer of f"),
         ("times", TileTypeError, "which is a sum"),
         ("place", TileTypeError, "is added to at"),
-        ("axis", TileTypeError, "along no axis"),
+        ("who is meant", TileTypeError, r"T.reducer_update of \w+\[0\]"),
+        ("opened", TileTypeError, "T.reducer_init of f"),
     ],
 )
 def test_refusals(how: str, kind: type[Exception], message: str):

@@ -1,0 +1,53 @@
+"""Symbols that stand in no parameter's shape by themselves, ``n`` of ``T.Tensor((n + 1,), …)``: the launcher
+reads extents, so the extent gets a name of its own, and the symbol is what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilescale.language.annotations import TensorSpec
+from tilescale.language.symbolic import Const, Sym, linear, replaced, settle
+
+
+@dataclass
+class Solved:
+    """Attributes:
+    symbols: name → the expression that it is. extents: (parameter, axis) → the name of that extent.
+    """
+
+    symbols: dict[str, Any] = field(default_factory=dict)
+    extents: dict[tuple[str, int], Sym] = field(default_factory=dict)
+
+    def spec(self, name: str, spec: Any) -> Any:
+        """A parameter's declaration by what was solved."""
+        if not self.symbols or not isinstance(spec, TensorSpec):
+            return spec
+        shape = tuple(
+            self.extents.get((name, axis), replaced(e, self.symbols)) for axis, e in enumerate(spec.shape)
+        )
+        strides = None if spec.strides is None else tuple(replaced(s, self.symbols) for s in spec.strides)
+        slots = None if spec.slots is None else tuple(replaced(s, self.symbols) for s in spec.slots)
+        return replace(spec, shape=shape, strides=strides, slots=slots)
+
+
+def solve(specs: Mapping[str, Any]) -> Solved:
+    """What follows from the extents of parameters. ``n + b`` and ``n * a`` say what n is where nothing has n
+    by itself; ``n * a + b`` does not, since the launcher looks at multiples of extents alone."""
+    made, tensors = Solved(), {n: s for n, s in specs.items() if isinstance(s, TensorSpec)}
+    values = [settle(e) for s in tensors.values() for e in (*s.shape, *(s.strides or ()))]
+    alone = {e.name for e in values if isinstance(e, Sym)}
+    for name, spec in tensors.items():
+        for axis, e in enumerate(spec.shape):
+            found = linear(e)
+            if found is None or spec.of is not None:
+                continue
+            symbol, factor, offset = found
+            known = symbol.name in alone or symbol.name in made.symbols or isinstance(symbol, Const)
+            if known or factor < 1 or (factor > 1 and offset):
+                continue
+            multiple = symbol.multiple_of * factor if not offset else 1
+            extent = made.extents[name, axis] = Sym(f"{name}_{axis}", symbol.dtype, multiple)
+            made.symbols[symbol.name] = (extent - offset) // factor if factor > 1 else extent - offset
+    return made
