@@ -47,6 +47,11 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield (name if fields is None else f"{name}_{fields[k]}"), held
 
 
+#: rounds up to which Python's own range is laid out round by round. One with more is a loop of the device,
+#: which any range is in TileLang, unless its rounds hand Python values on to each other
+LAID_OUT = 64
+
+
 class Hooks:
     """The object that a rewritten kernel knows as ``__ts__``."""
 
@@ -90,6 +95,12 @@ class Hooks:
                 loc=source.current(),
                 hint="for i in T.serial(n):",
             )
+        if isinstance(iterable, range) and len(iterable) > LAID_OUT and iterable.step > 0:
+            before = [peek(thunk) for name, thunk in snapshot.items() if name not in targets]
+            if all(value is UNBOUND or isinstance(value, Variable) for value in before):
+                from tilescale.compiler.ops import loops
+
+                iterable = loops.serial(iterable.start, iterable.stop, iterable.step)
         return Loop(iterable, targets, snapshot)
 
     def while_state(self, snapshot: dict[str, Callable[[], Any]], forever: bool) -> While:
