@@ -222,12 +222,3 @@ def test_streams_are_in_order():
 def test_what_is_left_out_is_found(without: str):
     for found in run_ranks(2, looked, without, KINDS[:1], (1, 3), timeout=120):
         assert found
-
-
-def test_chunks_by_size():
-    """Of 4096 tokens, and of what a decoding step has; more where more crosses."""
-    found = [
-        mixture.chunks_by_size(tokens, 8, 32 * ranks, ranks, 7168, 2048, torch.bfloat16)
-        for tokens, ranks in ((4096, 1), (4096, 2), (4096, 8), (16384, 8), (64, 2))
-    ]
-    assert found == [1, 1, 2, 4, 0]

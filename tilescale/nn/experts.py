@@ -52,8 +52,8 @@ class ExpertParallelMoE(Parallel):
         chunks: tokens go to experts and back in so many chunks, and what crosses does so beside products, on
             a stream of its own. 1: beside the products of the backward. 0: everything one after another on
             the caller's stream, which takes less memory: beside products the backward has the rows of all
-            pairs twice. None: chosen by size (`mixture.chunks_by_size`). On processors chunks run one after
-            another.
+            pairs twice. On two H100 one chunk was 1 % faster, two were 9 % slower. On processors chunks run
+            one after another.
         group: as `ColumnParallelLinear`'s.
 
     The parameters ``gate_up_proj`` (E, 2 hidden, features), gates in front, and ``down_proj`` (E, features,
@@ -71,19 +71,19 @@ class ExpertParallelMoE(Parallel):
         normalized: bool = True, scaling: float = 1.0, capacity: float | None = None, aux_loss: bool = False,
         bias_rate: float = 0.0, shared: int = 0, activation: str = "silu",
         dispatch_dtype: torch.dtype | None = None, exact: bool = False, recompute: bool = False,
-        keep_rows: bool = False, chunks: int | None = None, group: Any = None, device: Any = None,
+        keep_rows: bool = False, chunks: int = 0, group: Any = None, device: Any = None,
         dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
         _refuse(scores, activation, topk, experts, capacity)
         if dispatch_dtype not in (None, SMALL):
             raise TileTypeError(f"dispatch_dtype={dispatch_dtype}", expected=f"None or {SMALL}")
-        if chunks is not None and not 0 <= chunks <= (1 if exact else CHUNKS):
-            raise TileValueError(f"chunks={chunks}", expected=f"0 to {1 if exact else CHUNKS}, or None")
+        if not 0 <= chunks <= (1 if exact else CHUNKS):
+            raise TileValueError(f"chunks={chunks}", expected=f"0 to {1 if exact else CHUNKS}")
         if recompute and keep_rows:
             raise TileValueError("recompute with keep_rows", expected="less memory or less to do")
         self.small, self.exact = dispatch_dtype is not None, exact
-        self.chunks = -1 if chunks is None else chunks
+        self.chunks = chunks
         self.recompute, self.keep_rows = recompute, keep_rows
         self.features, self.hidden, self.experts, self.topk = features, hidden, experts, topk
         self.scores, self.normalized, self.scaling, self.capacity = scores, normalized, scaling, capacity

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from tilescale import ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
-from tilescale.nn.beside import KEPT, Beside
+from tilescale.nn.beside import Beside
 from tilescale.ops.ranks import experts as of_ranks
 from tilescale.ops.ranks.dispatch import planned
 from tilescale.ops.ranks.experts import room
@@ -91,34 +91,6 @@ def _counts(a: Tensor, numbers: Tensor) -> list[int]:
 
 #: at most: each has a slot of symmetric memory
 CHUNKS = 16
-#: as two H100 had them (docs/PERFORMANCE.md, Ranks at speed), a second: bytes that a dispatch and a combine
-#: get across, bytes of rows of pairs that a copy writes, operations of grouped products
-DISPATCHED, COMBINED, COPIED, MULTIPLIED = 292e9, 168e9, 2.1e12, 650e12
-#: of one more chunk: launches and the ends of products, in seconds
-MORE = 90e-6
-#: seconds of crossing from which a second stream pays for its events
-ENOUGH = 100e-6
-
-
-def chunks_by_size(
-    tokens: int, topk: int, experts: int, ranks: int, features: int, hidden: int, dtype: torch.dtype
-) -> int:
-    """How many chunks are likely the fastest on GPUs: 1, 2 or 4; 0 where nothing is worth a second stream.
-
-    Chunks hide what crosses but for the first one's way there and the last one's way back. In return each
-    chunk's groups have a tile of rows of their own that is not full, half of it on the average.
-    """
-    pairs, row = tokens * topk, features * dtype.itemsize
-    link = of_ranks.remote(ranks, tokens, features, topk, experts, str(dtype).removeprefix("torch."))
-    crossing = link / DISPATCHED + link / COMBINED + pairs * row / COPIED
-
-    def seconds(n: int) -> float:
-        rows = pairs + n * share(experts, ranks) * 64
-        beside = crossing * (n - 1) / n
-        product = 6 * rows * features * hidden / MULTIPLIED
-        return product + crossing - beside * (1 - KEPT / 132) + n * MORE
-
-    return min((1, 2, 4), key=seconds) if crossing >= ENOUGH else 0
 
 
 @dataclass(frozen=True)
@@ -139,16 +111,13 @@ class Cut:
 def cut(
     chunks: int, tokens: int, x: Tensor, chosen: Tensor, hidden: int, experts: int, ranks: int, exact: bool
 ) -> Cut:
-    """Alike on all ranks. ``chunks``: -1 chooses by size, 0 is one after another on the caller's stream.
+    """Alike on all ranks. ``chunks``: 0 is everything one after another on the caller's stream.
 
     Chunks begin at 16 bytes in all tensors of rows: kernels are made for those.
 
     Raises:
         TileValueError: several chunks of experts that are ``exact``.
     """
-    if chunks < 0:
-        shape = (tokens, chosen.shape[1], experts, ranks, x.shape[1], hidden, x.dtype)
-        chunks = min(chunks_by_size(*shape), 1 if exact else 4) if x.is_cuda else 0
     item = x.element_size()
     unit = 16 // math.gcd(16, x.shape[1] * item, hidden * item)
     each = share(share(tokens, max(1, chunks)), unit) * unit
