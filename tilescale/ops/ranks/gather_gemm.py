@@ -4,27 +4,31 @@ and columns of w.
 A block first begins its puts of this rank's rows to everyone (its own heap too), then multiplies one tile of
 C after another. A tile waits for exactly the pieces that it reads; tiles of the own rows come first, then
 those of the next ranks' in the order in which they send. Small products, which fill no wave of tiles, are
-computed apart: `all_gather`, then `matmul`.
+computed apart: `all_gather`, then `matmul`. Where it is asked for copy engines bring the others' rows while
+the own ones are multiplied.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import tilescale.language as T
+from tilescale import env
+from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
-from tilescale.ops.ranks import fp8
-from tilescale.ops.ranks.case import Case, Expected, RankOp
+from tilescale.ops.ranks import engine, fp8
+from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gemms import (
+    Operands,
     biased,
     checked,
     chosen,
@@ -40,10 +44,11 @@ from tilescale.ops.ranks.workspace import workspace
 
 @dataclass(frozen=True)
 class Config:
-    """How it is computed. ``fused``: in one kernel, or apart; ``pull``: each rank reads the others' rows, or
-    writes its own to them. Then: tiles, stages of the ring, threads of a
-    block, blocks that stay, rows of tiles in a panel; ``high`` × ``wide``: numbers of x that one copy moves;
-    ``groups``: of pieces along k, each with a counter of its own."""
+    """How it is computed. ``fused``: in one kernel, or apart; ``engine``: apart, where copy engines bring the
+    others' rows while the own ones are multiplied; ``pull``: each rank reads the others' rows, or writes its
+    own to them. Then: tiles, stages of the ring, threads of a block, blocks that stay, rows of tiles in a
+    panel; ``high`` × ``wide``: numbers of x that one copy moves; ``groups``: of pieces along k, each with a
+    counter of its own."""
 
     fused: bool = True
     pull: bool = False
@@ -57,6 +62,7 @@ class Config:
     high: int = 64  # BM at most
     wide: int = 512
     groups: int = 1
+    engine: bool = False
 
 
 #: rows and columns of x that tuning lets one put move
@@ -308,6 +314,8 @@ def product_and_rows(
         raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
     if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
         raise TileValueError(f"{how}", expected="groups of whole steps of BK")
+    if how.engine:
+        return c, beside_engines(given, c, M, bias, activation, team)
     if not how.fused:
         gathered = all_gather(given.x, group=group, rows=M)
         return gemm.matmul(gathered, w, bias, activation, out=c), gathered
@@ -317,6 +325,7 @@ def product_and_rows(
     what = constants(how, given, c, bias, activation, team.size, M=M, K=K)
     each = share(M, team.size)
     own = everyone[team.rank * each :][: given.rows]
+    del what["engine"]
     if what.pop("pull"):
         own.copy_(given.x)  # before this rank enters the launch
         host.launch(pull_gemm, (everyone, given.w, biased(bias, c), here, c), **what)
@@ -330,6 +339,41 @@ def product_and_rows(
     if whole:  # nobody else writes them, and no later launch touches this rank before it enters it
         own.copy_(x)
     return c, everyone
+
+
+def beside_engines(
+    given: Operands, c: torch.Tensor, M: int, bias: torch.Tensor | None, activation: str, team: Team
+) -> torch.Tensor:
+    """The product c of the own rows while copy engines bring the others', then of those. Gives all rows, in
+    the group's memory.
+
+    Raises:
+        TileValueError: memory of other ranks that is not addressed.
+    """
+    if env.REMOTE.get():
+        raise TileValueError("engine=True with TILESCALE_REMOTE=nvshmem", expected="memory that is addressed")
+    each = share(M, team.size)
+    (everyone,) = workspace(team).tensors(given.x, ((each * team.size, given.K), given.x.dtype))
+    end = engine.begin(given.x, everyone, team)
+    low = min(M, team.rank * each)
+    multiplied(given.x, given, c[low : low + given.rows], bias, activation)
+    end()
+    for rows in (slice(0, low), slice(low + given.rows, M)):
+        multiplied(everyone[rows], given, c[rows], bias, activation)
+    return everyone[:M]
+
+
+def multiplied(
+    x: torch.Tensor, given: Operands, c: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> None:
+    """c = act(x · w + bias), rows that may begin anywhere: kernels write those that begin at 16 bytes."""
+    if not x.shape[0]:
+        return
+    w = given.w.T if given.trans_b else given.w
+    if c.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0:
+        gemm.matmul(x, w, bias, activation, out=c)
+    else:
+        c.copy_(gemm.matmul(x.clone(), w, bias, activation, out_dtype=c.dtype))
 
 
 # ---- what is right, and what it is measured against
@@ -452,13 +496,30 @@ _FEW = {
     "wide": 48,
 }
 
+_CHOSEN = chosen(choose)
+
+
+def ways(world: int, **shape: Any) -> dict[str, dict[str, Any]]:
+    """Those of every product, and by copy engines where they reach the others' memory."""
+    found: dict[str, dict[str, Any]] = _CHOSEN["ways"](world, **shape)
+    if not env.REMOTE.get():
+        found["engine"] = {"config": replace(found["apart"]["config"], engine=True)}
+    return found
+
+
+def pick(*args: Any, kept: Any = None, **shape: Any) -> Pick:
+    picked: Pick = _CHOSEN["pick"](*args, kept=kept, **shape)
+    return Pick("engine", None) if (kept or {}).get("engine") else picked
+
+
 OP = RankOp(
     name="all_gather_matmul",
     run=all_gather_matmul,
     draw=draw,
     reference=reference,
-    **chosen(choose),
+    **{**_CHOSEN, "ways": ways, "pick": pick},
     knobs=knobs(
+        ({"engine": True, "fused": False}, {"engine": False}),
         ({"pull": True}, {"pull": False}),
         tuple({"groups": n} for n in (1, 2, 4)),
         tuple({"high": h, "wide": w} for h, w in PIECES),
@@ -481,6 +542,9 @@ OP = RankOp(
                 {"M": 2, "N": 30, "K": 20, "activation": "silu", "pull": True},
                 {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True, "pull": True},
                 {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "pull": True},
+                {"M": 192, "N": 72, "K": 104, "bias": True, "activation": "relu", "engine": True},
+                {"M": 77, "N": 41, "K": 33, "dtype": "float16", "out": "float32", "engine": True},
+                {"M": 2, "N": 30, "K": 20, "trans_b": True, "engine": True},
             )
         ),
         *(
