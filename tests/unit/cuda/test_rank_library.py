@@ -109,7 +109,7 @@ def test_gather_gemm(world: int, M: int, groups: int, bias: bool, pull: bool):
 def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
     for M, N, K, world in ((8192, 2560, 8192, 4), (5000, 1000, 1000, 3)):
         how = vars(gather_gemm.choose(M, N, K, world, "bfloat16")) | {"M": M, "N": N, "K": K, "world": world}
-        assert how.pop("fused") and how.pop("pull")
+        assert how.pop("fused") and how.pop("pull") and not how.pop("engine")
         what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
         for make in (gather_gemm.gather_gemm, gather_gemm.pull_gemm):
             kernel = make(**how, **what)
@@ -320,7 +320,7 @@ def test_warps_beside_the_producer_put_at_full_size(make: Any, M: int, world: in
         "world": world,
     }
     assert how.pop("fused")
-    how.pop("pull", None)
+    how = {k: v for k, v in how.items() if k not in ("pull", "engine")}
     what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
     more = {} if module is gather_gemm else {"align": 1}
     notes = driver.lower(make(**how, **what, **more).trace(), "cuda:sm_90a").program.notes

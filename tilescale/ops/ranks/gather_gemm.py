@@ -325,7 +325,6 @@ def product_and_rows(
     what = constants(how, given, c, bias, activation, team.size, M=M, K=K)
     each = share(M, team.size)
     own = everyone[team.rank * each :][: given.rows]
-    del what["engine"]
     if what.pop("pull"):
         own.copy_(given.x)  # before this rank enters the launch
         host.launch(pull_gemm, (everyone, given.w, biased(bias, c), here, c), **what)

@@ -89,7 +89,7 @@ def constants(
     **more: Any,
 ) -> dict[str, Any]:
     """What a kernel for both steps is made of: its Config's fields, what its operands are, and ``more``."""
-    what = {k: v for k, v in asdict(how).items() if k != "fused"}
+    what = {k: v for k, v in asdict(how).items() if k not in ("fused", "engine")}
     what |= {"N": given.N, "world": world, "dtype": host.dtype_name(given.x), "trans_b": given.trans_b}
     return what | {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation, **more}
 
