@@ -731,7 +731,7 @@ def refused(mesh: Any) -> Errors:
     loss, x = tsnn.LinearCrossEntropy(4, n, group=tp), torch.ones(3, 4)
     told: list[tuple[str, Callable[[], Any]]] = [
         ("multiple of the ranks", lambda: tsnn.ColumnParallelLinear(4, n + 1, group=tp)),
-        ("multiple of the ranks", lambda: tsnn.ParallelAttention(8, 3, 3 if n == 2 else 1, group=tp)),
+        ("multiple of the ranks", lambda: tsnn.ParallelAttention(8, n + 1, n + 1, 2, group=tp)),
         ("a multiple of 8", lambda: tsnn.ParallelMLP(8, 4 * n, group=tp)),
         ("'silu'", lambda: tsnn.ParallelMLP(8, 8 * n, "tanh", group=tp)),
         (
@@ -773,6 +773,8 @@ def hugging_face(mesh: Any) -> Errors:
         "num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 4, "max_position_embeddings": 32,
     }  # fmt: skip
     found = swapped(mesh, "llama", LlamaForCausalLM(LlamaConfig(**sizes)))
+    one = sizes | {"num_key_value_heads": 1, "head_dim": 6}  # which all ranks share
+    found |= swapped(mesh, "llama of one key head", LlamaForCausalLM(LlamaConfig(**one)))
     config = MixtralConfig(**sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=None)
     config._experts_implementation = "eager"  # the other takes no float64
     return found | swapped(mesh, "mixtral", MixtralForCausalLM(config))

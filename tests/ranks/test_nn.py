@@ -13,7 +13,7 @@ import torch.distributed.tensor  # once here, not in each of the forked ranks
 
 import tilescale.compiler.driver
 import tilescale.nn  # noqa: F401
-from tests.ranks import nn_checks, nn_edges, nn_memory
+from tests.ranks import nn_checks, nn_edges, nn_heads, nn_memory
 from tests.ranks.harness import run_ranks
 from tilescale import comm
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
@@ -55,6 +55,32 @@ def test_experts(world: int):
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])
 def test_sequences_that_are_cut_among_ranks(dtype: torch.dtype):
     small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.contexts, dtype, timeout=120), 1e-10)
+
+
+@pytest.mark.parametrize("world", [4, slow(2), slow(8)])
+def test_key_heads_fewer_than_ranks(world: int):
+    torch.compile(torch.sin, backend="aot_eager")(
+        torch.ones(2)
+    )  # loads its parts before the ranks are forked
+    run = (nn_checks.on_mesh, nn_checks.port(), nn_heads.everything)
+    small(run_ranks(world, *run, timeout=120), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])
+def test_key_heads_fewer_than_ranks_of_cut_sequences(dtype: torch.dtype):
+    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), nn_heads.contexts, dtype, timeout=240), 1e-10)
+
+
+@pytest.mark.parametrize(
+    "way", [(4, (1, 2), 1), (2, (4,), 2), slow((1, (4,), 1)), slow((4, (2, 1), 2))], ids=str
+)
+def test_checkpoints_of_key_heads_fewer_than_ranks(tmp_path: Path, way: tuple[int, tuple[int, ...], int]):
+    """From so many ranks to others, of so many key heads."""
+    (world, others, kv), folder = way, str(tmp_path / "checkpoint")
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_heads.saved, folder, kv), 0.0)
+    for ranks in others:
+        run = (nn_checks.on_mesh, nn_checks.port(), nn_heads.resumed, folder, kv)
+        small(run_ranks(ranks, *run), 1e-10)
 
 
 def gathered_rows() -> list[bool]:
@@ -100,6 +126,10 @@ def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
 def test_fully_shard_along_another_axis():
     both = lambda mesh: nn_checks.fully_sharded(mesh) | nn_edges.plain_parameters_fully_sharded(mesh)  # noqa: E731
     small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), both), 1e-10)
+
+
+def test_fully_shard_of_key_heads_fewer_than_ranks():
+    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), nn_heads.fully_sharded), 1e-10)
 
 
 def test_edges_and_gradients_by_differences():

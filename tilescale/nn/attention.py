@@ -9,12 +9,49 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tilescale import ops
+from tilescale import comm, ops
 from tilescale.errors import TileValueError
 from tilescale.nn import context as contexts
 from tilescale.nn import groups, packed, products
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
-from tilescale.nn.parameters import Parallel, Woven, split
+from tilescale.nn.parameters import Parallel, Woven
+
+
+class SharedHeadsLinear(ColumnParallelLinear):
+    """The product of queries, keys and values where several ranks have query heads of one key head.
+
+    The rows of a key head, with those of its query heads, are split over these ranks as over any others: no
+    row is there twice, neither in a checkpoint nor in an optimizer. For a product they are gathered, and a
+    rank takes the rows of its own query heads and all of the key head's. So what ranks use of a key head has
+    the same bits on all of them, and its gradient is their sum, added in the order of ranks, of which each
+    gets its rows.
+
+    Args:
+        features: of a token. each: query heads of a key head; a multiple of ``sharing``. kv_heads: times
+            ``sharing`` they are the ranks. sharing: how many ranks use one key head. bias and further ones:
+            as `ColumnParallelLinear`'s.
+    """
+
+    def __init__(
+        self, features: int, each: int, kv_heads: int, head_dim: int, sharing: int, bias: bool, **how: Any
+    ):
+        super().__init__(features, (each + 2) * kv_heads * head_dim, bias, **how)
+        members = groups.team(self.group_name).members
+        at = self.rank % sharing
+        first = self.rank - at
+        self.sharers = groups.name_of(comm.team(members[first : first + sharing]))
+        self.head_rows = (each + 2) * head_dim
+        own = each // sharing * head_dim
+        #: of a key head's rows those of this rank's query heads, and those behind all of its query heads
+        self.used = slice(at * own, (at + 1) * own), slice(each * head_dim, None)
+
+    def local(self, name: str) -> Any:
+        """The rows that this rank multiplies by, with the gradient of its part."""
+        part = super().local(name)
+        if part is None:
+            return None
+        every = torch.ops.tilescale.all_gather(part, self.head_rows, self.sharers)
+        return torch.cat([every[rows] for rows in self.used])
 
 
 class ParallelAttention(Parallel):
@@ -25,7 +62,9 @@ class ParallelAttention(Parallel):
     ``load_state_dict`` takes and `full_state_dict` gives.
 
     Args:
-        features: of a token. heads: of queries; a multiple of ``kv_heads``, which is a multiple of the ranks.
+        features: of a token. heads: of queries; a multiple of ``kv_heads`` and of the ranks.
+        kv_heads: a multiple of the ranks, or a divisor of them: n / kv_heads ranks share a key head then
+            (`SharedHeadsLinear`), and 2 · head_dim is a multiple of their number.
         head_dim: features / heads without. bias: of queries, keys and values; ``out_bias``: of the output.
         rotary: the base of rotary positions, or None: no positions, or those that ``forward`` gets.
         causal: a token sees those up to its own place. scale: of the scores; head_dim ** -0.5 without.
@@ -64,15 +103,19 @@ class ParallelAttention(Parallel):
                 expected="heads a multiple of those of keys, an even head_dim",
             )
         self.features, self.heads, self.kv_heads, self.head_dim = features, heads, kv_heads, head_dim
-        self.local_kv_heads = split(kv_heads, self.ranks, "kv_heads")
         self.each = heads // kv_heads
+        self.sharing = _sharing(heads, kv_heads, head_dim, self.ranks)
+        self.local_heads, self.local_kv_heads = heads // self.ranks, max(1, kv_heads // self.ranks)
         self.rotary, self.causal, self.scale = rotary, causal, scale or head_dim**-0.5
         self.sequence_parallel = sequence_parallel
         how: dict[str, Any] = {
             "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
         }  # fmt: skip
-        self.qkv_proj = ColumnParallelLinear(
-            features, (heads + 2 * kv_heads) * head_dim, bias, keep_gathered=keep_gathered, **how
+        more = how | {"keep_gathered": keep_gathered}
+        self.qkv_proj = (
+            ColumnParallelLinear(features, (heads + 2 * kv_heads) * head_dim, bias, **more)
+            if self.sharing == 1
+            else SharedHeadsLinear(features, self.each, kv_heads, head_dim, self.sharing, bias, **more)
         )
         self.o_proj = RowParallelLinear(heads * head_dim, features, out_bias, **how)
         for name in ("weight", "bias") if bias else ("weight",):
@@ -136,8 +179,8 @@ class ParallelAttention(Parallel):
                 at = contexts.places(length, self.context, self.layout, h.device)
             positions = angles(length, self.head_dim, self.rotary, h, at)
         cos, sin = positions or (None, None)
-        kv = self.local_kv_heads
-        q, k, v = torch.ops.tilescale.rotary_heads(h, cos, sin, kv * self.each, kv, batch)
+        heads = self.local_heads
+        q, k, v = torch.ops.tilescale.rotary_heads(h, cos, sin, heads, self.local_kv_heads, batch)
         if starts is not None:
             o = packed.attention(q, k, v, starts, own, most, self.causal, self.scale)
         elif self.context is None:
@@ -145,7 +188,7 @@ class ParallelAttention(Parallel):
         else:
             way = (self.context_by, self.layout, self.context)
             o = contexts.attention(q, k, v, self.causal, self.scale, *way)
-        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, kv * self.each * self.head_dim))
+        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, heads * self.head_dim))
         return made
 
     def set_parts(self, q: Any, k: Any, v: Any, o: Any) -> None:
@@ -158,6 +201,27 @@ class ParallelAttention(Parallel):
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads, {self.kv_heads} of keys, of {self.head_dim}, causal={self.causal}"
+
+
+def _sharing(heads: int, kv_heads: int, dim: int, ranks: int) -> int:
+    """How many ranks use one key head.
+
+    Raises:
+        TileValueError: ranks to which these heads do not go.
+    """
+
+    def fits(n: int) -> bool:
+        few = n % kv_heads == 0 and 2 * dim % (n // kv_heads) == 0
+        return heads % n == 0 and (kv_heads % n == 0 or few)
+
+    if not fits(ranks):
+        raise TileValueError(
+            f"heads={heads}, kv_heads={kv_heads}, head_dim={dim} on {ranks} ranks",
+            expected="heads a multiple of the ranks; kv_heads a multiple of the ranks, too, or a divisor of "
+            "them, where 2 · head_dim is a multiple of ranks / kv_heads",
+            hint=f"a group of {next(n for n in range(ranks, 0, -1) if fits(n))}",
+        )
+    return max(1, ranks // kv_heads)
 
 
 def angles(

@@ -154,8 +154,9 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
 
     Raises:
         TileTypeError: a module that is none of these.
-        TileValueError: heads, widths or experts that are no multiple of the ranks, an activation that there
-            is not, dropout or a window in attention, noise or a loss of a router.
+        TileValueError: heads, widths or experts that are no multiple of the ranks, key heads that are no
+            divisor of them either, an activation that there is not, dropout or a window in attention, noise
+            or a loss of a router.
     """
     body = getattr(model, "model", model)
     blocks, config = getattr(body, "layers", None), getattr(model, "config", None)
