@@ -3,6 +3,7 @@ al., "RoFormer", 2021), whose heads are split over ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from tilescale.nn.parameters import Parallel, Woven
 class SharedHeadsLinear(ColumnParallelLinear):
     """The product of queries, keys and values where several ranks have query heads of one key head.
 
-    The rows of a key head, with those of its query heads, are split over these ranks as over any others: no
-    row is there twice, neither in a checkpoint nor in an optimizer. For a product they are gathered, and a
-    rank takes the rows of its own query heads and all of the key head's. So what ranks use of a key head has
-    the same bits on all of them, and its gradient is their sum, added in the order of ranks, of which each
-    gets its rows.
+    The rows of a key head, behind those of its query heads, are split over these ranks as over any others: no
+    row is there twice, neither in a checkpoint nor in an optimizer. For a product they give each other what
+    is not for themselves, so that each has the rows of its own query heads and all of the key head's, the
+    same bits on all of them. Gradients go back the same way: a key head's is the sum of theirs, added in the
+    order of ranks.
 
     Args:
         features: of a token. each: query heads of a key head; a multiple of ``sharing``. kv_heads: times
@@ -36,22 +37,34 @@ class SharedHeadsLinear(ColumnParallelLinear):
         self, features: int, each: int, kv_heads: int, head_dim: int, sharing: int, bias: bool, **how: Any
     ):
         super().__init__(features, (each + 2) * kv_heads * head_dim, bias, **how)
-        members = groups.team(self.group_name).members
         at = self.rank % sharing
         first = self.rank - at
-        self.sharers = groups.name_of(comm.team(members[first : first + sharing]))
-        self.head_rows = (each + 2) * head_dim
-        own = each // sharing * head_dim
-        #: of a key head's rows those of this rank's query heads, and those behind all of its query heads
-        self.used = slice(at * own, (at + 1) * own), slice(each * head_dim, None)
+        members = groups.team(self.group_name).members[first : first + sharing]
+        self.sharers = groups.name_of(comm.team(members))
+        queries, both = each * head_dim, 2 * head_dim
+        own, run = queries // sharing, (queries + both) // sharing
+        # Rank r uses query rows from r · own on and has rows from r · run on. So what others need of its rows
+        # begins at (r + 1) · own: the last (r + 1) · (run - own), which are at most ``both``.
+        self.given, self.gathered = min(both, run), sharing * min(both, run)
+
+        def pieces(first: int, end: int, mine: bool) -> Iterator[tuple[bool, slice]]:
+            """Where these rows of the head lie: in what is gathered, or in this rank's part (True)."""
+            for owner in range(first // run, -(-end // run)):
+                low, high = max(first, owner * run), min(end, (owner + 1) * run)
+                here = mine and owner == at
+                shift = owner * run if here else (owner + 1) * (run - self.given)
+                yield here, slice(low - shift, high - shift)
+
+        self.used = [*pieces(at * own, (at + 1) * own, True), *pieces(queries, queries + both, False)]
 
     def local(self, name: str) -> Any:
         """The rows that this rank multiplies by, with the gradient of its part."""
         part = super().local(name)
         if part is None:
             return None
-        every = torch.ops.tilescale.all_gather(part, self.head_rows, self.sharers)
-        return torch.cat([every[rows] for rows in self.used])
+        last = part[part.shape[0] - self.given :]
+        others = torch.ops.tilescale.all_gather(last, self.gathered, self.sharers)
+        return torch.cat([(part if here else others)[rows] for here, rows in self.used])
 
 
 class ParallelAttention(Parallel):
