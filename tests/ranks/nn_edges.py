@@ -87,6 +87,9 @@ def differences(fast: bool, every: bool) -> Errors:
         "mlp": (tsnn.ParallelMLP(5, 8 * n, bias=True, **like), x, rows, 0),
         "mlp, x alike": (tsnn.ParallelMLP(5, 8 * n, bias=True, sequence_parallel=False, **like), x, None),
         "attention": (tsnn.ParallelAttention(5, 2 * n, n, 2, bias=True, out_bias=True, **like), x, 1, rows, 0),
+        "attention, one key head": (
+            tsnn.ParallelAttention(5, n, 1, 2 * n, bias=True, **like), x, 1, rows, 0
+        ),
         "loss": (tsnn.LinearCrossEntropy(5, 2 * n, chunk=n, **like), x, targets, rows, None),
         "embedding": (tsnn.VocabParallelEmbedding(2 * n, 3, **like), None, targets.clamp(0), 0),
         "experts": (tsnn.ExpertParallelMoE(5, 4, 3 * n, 2, scores="sigmoid", shared=8 * n, **like), x, rows, 0),
