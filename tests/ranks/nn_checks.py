@@ -740,7 +740,7 @@ def refused(mesh: Any) -> Errors:
         ),
         ("1 to all of them", lambda: tsnn.ExpertParallelMoE(4, 8, n, n + 1, group=tp)),
         ("0 to 16", lambda: tsnn.ExpertParallelMoE(4, 8, n, n, chunks=17, group=tp)),
-        ("0 to 1,", lambda: tsnn.ExpertParallelMoE(4, 8, n, n, chunks=2, exact=True, group=tp)),
+        ("0 to 1", lambda: tsnn.ExpertParallelMoE(4, 8, n, n, chunks=2, exact=True, group=tp)),
         ("(…, rows, 4)", lambda: col(torch.ones(3, 5))),
         ("x (m, features)", lambda: col(torch.ones(3, 2, 4), rows=3)),
         ("(…, 4)", lambda: norm(torch.ones(3, 5))),

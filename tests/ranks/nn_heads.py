@@ -201,13 +201,7 @@ def fully_sharded(mesh: Any) -> Errors:
             fully_shard(part, mesh=both["dp"])
         plain(x, 2).square().sum().div(2).backward()  # gradients are averaged over the two halves
         layer(x.chunk(2)[dp].chunk(both["tp"].size())[tp]).square().sum().backward()
-        grads = {k: p.grad.full_tensor() for k, p in layer.named_parameters()}
-        if kind == "DTensors":
-            for name in ("weight", "bias"):
-                woven = layer.woven[f"qkv_proj.{name}"]
-                parts = woven.part(grads.pop(f"qkv_proj.{name}"))
-                grads |= dict(zip(woven.names, parts, strict=True))
-            found |= {f"{kind} d {k}": off(grads.get(k), p.grad) for k, p in plain.named_parameters()}
+        found |= {f"{kind} {k}": e for k, e in gradients(layer, plain).items()}
         torch.manual_seed(5)
         _, other = pair(both["tp"], 1)
         layer.load_state_dict(other.state_dict())
