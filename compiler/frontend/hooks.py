@@ -4,6 +4,7 @@ values become IR."""
 from __future__ import annotations
 
 import builtins
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from tilescale.compiler.builder.values import (
     negative,
     truth,
 )
-from tilescale.compiler.frontend import returns
+from tilescale.compiler.frontend import ranges, returns
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.scales import EXECUTORS
 from tilescale.compiler.ops import reducer
@@ -45,11 +46,6 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _parts(f"{name}_{fields[k]}", held)
         else:
             yield (name if fields is None else f"{name}_{fields[k]}"), held
-
-
-#: rounds up to which Python's own range is laid out round by round. One with more is a loop of the device,
-#: which any range is in TileLang, unless its rounds hand Python values on to each other
-LAID_OUT = 64
 
 
 class Hooks:
@@ -88,19 +84,25 @@ class Hooks:
 
     # -- loops
     # ----------------------------------------------------------------------------------------------------
-    def loop(self, iterable: Any, targets: tuple[str, ...], snapshot: dict[str, Callable[[], Any]]) -> Loop:
+    def loop(
+        self,
+        iterable: Any,
+        targets: tuple[str, ...],
+        snapshot: dict[str, Callable[[], Any]],
+        read: dict[str, Callable[[], Any]] | None,
+    ) -> Loop:
+        """``read``: what a body of T's operations alone reads (frontend/ranges.py); None of any other."""
         if is_device(iterable):
             raise TileTypeError(
                 "a device value is not something to loop over",
                 loc=source.current(),
                 hint="for i in T.serial(n):",
             )
-        if isinstance(iterable, range) and len(iterable) > LAID_OUT and iterable.step > 0:
-            before = [peek(thunk) for name, thunk in snapshot.items() if name not in targets]
-            if all(value is UNBOUND or isinstance(value, Variable) for value in before):
-                from tilescale.compiler.ops import loops
+        inside = read is not None and isinstance(iterable, range) and bld.current().launch is not None
+        if inside and ranges.is_loop(iterable, map(peek, (read or {}).values()), _is_ours):
+            from tilescale.compiler.ops import loops
 
-                iterable = loops.serial(iterable.start, iterable.stop, iterable.step)
+            iterable = loops.serial(iterable.start, iterable.stop, iterable.step)
         return Loop(iterable, targets, snapshot)
 
     def while_state(self, snapshot: dict[str, Callable[[], Any]], forever: bool) -> While:
@@ -439,6 +441,12 @@ def _instead(name: str, values: list[Any]) -> str:
         )
     scalar = next((v for v in values if isinstance(v, (bool, int, float)) or is_device(v)), 0)
     return f'{name} = T.alloc_var("{dtype_of(scalar)}") before it; then assign to it inside and read it here'
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a value is the device's, a tile, a tensor or a dtype, or T itself."""
+    module = getattr(value, "__name__", "") if isinstance(value, types.ModuleType) else ""
+    return is_device(value) or isinstance(value, (Buffer, Variable)) or module == "tilescale.language"
 
 
 def _in_ir(value: Any) -> bool:

@@ -21,6 +21,7 @@ import types
 from typing import Any, TypeVar, cast
 
 from tilescale import source_text
+from tilescale.compiler.frontend import ranges
 from tilescale.errors import Loc, TileSyntaxError
 
 HOOKS = "__ts__"
@@ -175,8 +176,12 @@ class Rewriter(ast.NodeTransformer):
         elements = n.target.elts if isinstance(n.target, (ast.Tuple, ast.List)) else [n.target]
         # No (i, (j, k)), no *rest.
         plain = len(elements) == len(targets) and all(isinstance(e, ast.Name) for e in elements)
+        operands = ranges.operands(n)
+        read: ast.expr = ast.Constant(None)
+        if operands is not None:
+            read = ast.Dict([ast.Constant(x) for x in operands], [self.peek(x) for x in operands])
         made = self.hook(
-            "loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, at=n.iter
+            "loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, read, at=n.iter
         )
         # The loop gives its own names a value in each round, whatever an inner loop leaves behind.
         entry = [x for x in names if x not in targets]
