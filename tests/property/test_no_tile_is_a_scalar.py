@@ -72,9 +72,10 @@ NOT_IN_KERNELS = {
     "comm_reducer",
     "attr",
     "tvm_thread_allreduce",
-    # only behind T.rng_init; only int8 into int32 (tests/unit/ops/test_random.py, tests/unit/cuda/test_extern.py)
+    # only behind T.rng_init; only some dtypes (tests/unit/ops/test_random.py, test_mma_sync.py, tests/unit/cuda/test_extern.py)
     "rng_rand",
     "dp4a",
+    "mma_sync",
     # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
     "reducer_init",
     "reducer_update",
