@@ -247,6 +247,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "grid": {"extents": (4,)},
         "ceildiv": {"a": t.number, "b": 2},
         "__ldg": {"x": t.tensor[0, 0]},
+        "index_to_coordinates": {"index": t.number, "shape": (8, 8)},
         "align_up": {"a": t.number, "b": 2},
         "infinity": {},
         "max_value": {"dtype": "int32"},

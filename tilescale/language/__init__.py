@@ -18,7 +18,7 @@ from .dtypes import PTR as ptr
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
-from .symbolic import align_up, ceildiv, const, dyn, dynamic
+from .symbolic import align_up, ceildiv, const, dyn, dynamic, index_to_coordinates
 
 Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
@@ -102,6 +102,7 @@ __all__ = [
     "const",
     "dtype",
     "dyn",
+    "index_to_coordinates",
     "dynamic",
     "inline",
     "macro",

@@ -94,6 +94,21 @@ def test_what_one_thread_writes_another_one_reads_behind_it(target: str):
 
 
 @pytest.mark.parametrize("target", TARGETS)
+def test_coordinates_of_a_thread(target: str):
+    @T.prim_func
+    def kernel(B: T.Tensor((4, 2, 8), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            i, j, k = T.index_to_coordinates(t, (4, 2, 8))
+            B[i, j, k] = t
+
+    assert (
+        run(kernel, {"B": np.zeros((4, 2, 8), "int32")}, target)["B"] == np.arange(64).reshape(4, 2, 8)
+    ).all()
+    assert T.index_to_coordinates(13, (3, 5)) == [2, 3]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_loops_and_conditions_of_a_thread_s_own(target: str):
     @T.prim_func
     def kernel(B: T.Tensor((32,), "int32")):

@@ -826,6 +826,13 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         "A[0, 0] = T.align_up(n, 3)",
         {"a": "A[0, 0] = T.align_up(n * 2, 3)", "b": "A[0, 0] = T.align_up(n, 4)"},
     ),
+    "index_to_coordinates": (
+        f"{THREAD}p, q = T.index_to_coordinates(t, (8, 4))\n    A[p, q] = x",
+        {
+            "index": f"{THREAD}p, q = T.index_to_coordinates(t + 1, (8, 4))\n    A[p, q] = x",
+            "shape": f"{THREAD}p, q = T.index_to_coordinates(t, (4, 8))\n    A[p, q] = x",
+        },
+    ),
     "ceildiv": (
         "A[0, 0] = T.ceildiv(n, 3)",
         {"a": "A[0, 0] = T.ceildiv(n * 2, 3)", "b": "A[0, 0] = T.ceildiv(n, 4)"},
