@@ -153,6 +153,7 @@ _SYNCHRONIZE = (
     "ts.sync_threads",
     "ts.shuffle",
     "ts.mma_sync",
+    "ts.ldmatrix",
 )
 
 

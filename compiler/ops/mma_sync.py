@@ -54,12 +54,7 @@ def mma_sync(A: Any, B: Any, C: Any) -> None:
             whole warps.
     """
     loc = source.current()
-    in_threads("T.mma_sync")
-    launch = bld.current().launch
-    if launch is not None and launch.threads % WARP:
-        raise TileValueError(
-            f"T.mma_sync by {launch.threads} threads", loc=loc, expected=f"whole warps: a multiple of {WARP}"
-        )
+    whole_warps("T.mma_sync")
     names = [("A", A), ("B", B), ("C", C)]
     for name, value in names:
         if not is_tile(value):
@@ -75,26 +70,44 @@ def mma_sync(A: Any, B: Any, C: Any) -> None:
             hint="T.gemm of tiles has products of other dtypes",
         )
     counts = (4 * each(a), 2 * each(b), SUMS)
-    made = [_registers(name, value, n) for (name, value), n in zip(names, counts, strict=True)]
+    made = [
+        registers(f"{name} of T.mma_sync", value, n) for (name, value), n in zip(names, counts, strict=True)
+    ]
     emit("mma_sync", [r.ir() for r in made])
 
 
-def _registers(name: str, value: Any, count: int) -> Region:
-    """The neighbours that an operand is.
+def whole_warps(what: str) -> None:
+    """
+    Raises:
+        TileSyntaxError: not at the scale of threads, or in T.Parallel. TileValueError: threads that make no
+            whole warps.
+    """
+    in_threads(what)
+    launch = bld.current().launch
+    if launch is not None and launch.threads % WARP:
+        raise TileValueError(
+            f"{what} by {launch.threads} threads",
+            loc=source.current(),
+            expected=f"whole warps: a multiple of {WARP}",
+        )
+
+
+def registers(what: str, value: Any, count: int) -> Region:
+    """The neighbours in a thread's own memory that an operand is.
 
     Raises:
         TileTypeError: memory that is not each thread's own. TileValueError: not so many.
     """
-    made = region(value, f"{name} of T.mma_sync", (count,))
+    made = region(value, what, (count,))
     if made.buffer.scope != "local":
         raise TileTypeError(
-            f"{name} of T.mma_sync is {made.name}, which lies in {made.buffer.scope}",
+            f"{what} is {made.name}, which lies in {made.buffer.scope}",
             loc=source.current(),
             expected="registers of each thread's own: T.alloc_local",
         )
     if [constant(e) for e in made.extents] != [1] * (len(made.extents) - 1) + [count]:
         raise TileValueError(
-            f"{name} of T.mma_sync is {made.name} of {' × '.join(map(str, made.extents))} numbers",
+            f"{what} is {made.name} of {' × '.join(map(str, made.extents))} numbers",
             loc=source.current(),
             expected=f"{count} of {made.dtype} for each lane",
             hint=f"{made.name}[i] for the {count} that begin at i",

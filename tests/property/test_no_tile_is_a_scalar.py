@@ -76,6 +76,7 @@ NOT_IN_KERNELS = {
     "rng_rand",
     "dp4a",
     "mma_sync",
+    "ldmatrix",
     # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
     "reducer_init",
     "reducer_update",

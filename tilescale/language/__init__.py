@@ -65,6 +65,7 @@ _EXPORTS: dict[str, str] = {
     "ops.put": "put",
     "ops.packets": "put_packets get_packets",
     "ops.mma_sync": "mma_sync",
+    "ops.ldmatrix": "ldmatrix",
     "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
     "barrier_wait tma_copy "

@@ -65,6 +65,7 @@ MMA = (
     "d, e, q = T.alloc_local((16,), 'float16'), T.alloc_local((8,), 'float16'), T.alloc_local((8,), 'float32')\n"
     "T.clear(d)\nT.clear(e)\nT.clear(q)\nT.mma_sync({}, {}, {})\nA[0, 0] = q[0]"
 )
+LDMATRIX = f"{THREAD}d = T.alloc_local((16,), 'float16')\n    T.clear(d)\n    T.ldmatrix({{}})\n    A[0, t % 64] = d[0]"
 RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
@@ -347,6 +348,14 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "A": MMA.format("d[8]", "e[0]", "q[0]"),
             "B": MMA.format("d[0]", "e[4]", "q[0]"),
             "C": MMA.format("d[0]", "e[0]", "q[4]"),
+        },
+    ),
+    "ldmatrix": (
+        LDMATRIX.format("h[t % 8, 0], d[0]"),
+        {
+            "src": LDMATRIX.format("h[t % 8, 8], d[0]"),
+            "dst": LDMATRIX.format("h[t % 8, 0], d[8]"),
+            "transposed": LDMATRIX.format("h[t % 8, 0], d[0], transposed=True"),
         },
     ),
     "ptx_cp_async": (

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
-from tests.unit.cuda.emulated import data
+from tests.unit.cuda.emulated import data, lowered
 from tests.unit.ops.test_argmax import TARGETS, run
+from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.intrinsics import (
     INT4TensorCoreIntrinEmitter,
@@ -216,6 +217,21 @@ def test_a_loop_of_tiles(target: str):
     a, b = data((64, 96), "float16", 1), data((32, 96), "float16", 2)
     got = run(kernel, {"A": a, "B": b, "C": np.zeros((64, 32), "float32")}, target)["C"]
     np.testing.assert_allclose(got, a.astype(float) @ b.astype(float).T, rtol=1e-4, atol=1e-4)
+
+
+def test_the_code_of_a_product():
+    """ldmatrix loads what lies in whole chunks, and no barrier stands between the elements of a result."""
+    emitter = TensorCoreIntrinEmitter(
+        accum_dtype="float32", b_transposed=True, block_row_warps=1, block_col_warps=1, warp_row_tiles=16,
+        warp_col_tiles=16, chunk=32,
+    )  # fmt: skip
+    text = print_kernel(lowered(product(emitter, 16, 16, 32, (16, 32), (16, 32)), "sm_80").kernel).text
+    assert text.count("ts::ldmatrix_x4(") == text.count("ts::mma_m16n8k16_f16(") == 2, text
+    assert text.count("__syncthreads();") == 2, text  # in front of the loads, and behind the stores
+    odd = print_kernel(
+        lowered(product(emitter, 16, 16, 32, (16, 36), (16, 32), swizzled=False), "sm_80").kernel
+    ).text
+    assert odd.count("ts::ldmatrix_x4(") == 1, odd
 
 
 def test_what_emitters_refuse():

@@ -19,6 +19,7 @@ from tilescale.compiler.emulator import isa
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
 from tilescale.compiler.ops.mma_sync import has_product
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.layout import make_swizzled_layout
 
 KINDS = [
     ("float16", "float16", "float32"),
@@ -126,6 +127,54 @@ def test_nvcc_takes_it(kinds: tuple[str, str, str], monkeypatch: pytest.MonkeyPa
     compiled(of_registers(*kinds), "sm_80")
 
 
+def of_rows(dtype: str, transposed: bool, pad: int = 0, swizzled: bool = False) -> Any:
+    """Each warp's lanes name rows of its half of a tile: lane l the one that stands l · 5 places behind."""
+    wide = 16 if dtype == "int8" else 8
+
+    @T.prim_func
+    def kernel(A: T.Tensor((WARPS * 32, 2 * wide + pad), dtype), C: T.Tensor((WARPS * 32, wide), dtype)):
+        with T.Kernel(1, threads=WARPS * 32):
+            s, got = T.alloc_shared((WARPS * 32, 2 * wide + pad), dtype), T.alloc_local((wide,), dtype)
+            if swizzled:
+                T.annotate_layout({s: make_swizzled_layout(s)})
+            T.copy(A, s)
+            t = T.get_thread_binding()
+            T.ldmatrix(s[t // 32 * 32 + t * 5 % 32, t % 2 * wide], got, transposed)
+            for k in T.serial(wide):
+                C[t, k] = got[k]
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype, transposed, swizzled", [
+    ("float16", False, False), ("bfloat16", True, False), ("float16", True, True), ("int8", False, True),
+])  # fmt: skip
+def test_rows_of_shared_memory(dtype: str, transposed: bool, swizzled: bool, target: str):
+    """PTX ISA 9.0, "ldmatrix": of each matrix a lane has a register, of row lane / 4, or of column lane / 4."""
+    n, wide = (4, 16) if dtype == "int8" else (2, 8)
+    a = data((WARPS * 32, 2 * wide), dtype, 1)
+    kernel = of_rows(dtype, transposed, swizzled=swizzled)
+    got = run(kernel, {"A": a, "C": np.zeros((WARPS * 32, wide), a.dtype)}, target)["C"]
+    wanted = np.zeros_like(got)
+    for w in range(WARPS):
+        named = [a[w * 32 + l * 5 % 32, l % 2 * wide : (l % 2 + 1) * wide] for l in range(32)]
+        for m in range(4):
+            matrix = np.stack(named[8 * m : 8 * m + 8])
+            matrix = matrix.T if transposed else matrix
+            for l in range(32):
+                wanted[w * 32 + l, m * n : (m + 1) * n] = matrix[l // 4, l % 4 * n : (l % 4 + 1) * n]
+    assert (got.view(np.uint8) == wanted.view(np.uint8)).all()
+
+
+def test_rows_that_do_not_lie_together():
+    with refused(
+        TileValueError, "T.ldmatrix from s, at an index that may lie outside or between", expected="a multiple of 8",
+        write="make_swizzled_layout",
+    ):  # fmt: skip
+        lowered(of_rows("float16", False, pad=1), "sm_80")
+
+
 def test_lanes_that_do_not_come():
     @T.prim_func
     def few(C: T.Tensor((32,), "float32")):
@@ -198,6 +247,27 @@ def test_what_it_refuses():
         "B of T.mma_sync is 3",
         lambda x, y, z, s: T.mma_sync(x[0], 3, z[0]),
         expected="T.alloc_local",
+    )
+    refuse(
+        TileTypeError,
+        "T.ldmatrix from float16 to float32",
+        lambda x, y, z, s: T.ldmatrix(s[0], z),
+        expected="one dtype of 16 bits",
+    )
+    refuse(
+        TileTypeError,
+        "the source of T.ldmatrix is x, which lies in local",
+        lambda x, y, z, s: T.ldmatrix(x[0], x[8]),
+        expected="T.alloc_shared",
+    )
+    refuse(
+        TileValueError,
+        "the destination of T.ldmatrix is y of 4 numbers",
+        lambda x, y, z, s: T.ldmatrix(s[0], y),
+        expected="8 of float16 for each lane",
+    )
+    refuse(
+        TileSyntaxError, "T.ldmatrix is a thread's", lambda x, y, z, s: T.ldmatrix(s[0], x[0]), "warpgroup"
     )
     refuse(
         TileSyntaxError,

@@ -16,6 +16,8 @@ import tilescale.language as T
 from tilescale.cuda.intrinsics.layout.mma_layout import (
     _element_a,
     _element_b,
+    _row_a,
+    _row_b,
     mma_store_32x8_to_shared_16x16_layout,
 )
 from tilescale.errors import TileTypeError, TileValueError
@@ -42,6 +44,12 @@ def _load(registers: Any, value: Callable[[Any, Any], Any], tiles: int, each: in
 
 
 @T.macro
+def _load_rows(registers: Any, row: Callable[[Any], Any], tiles: int, each: int, transposed: bool) -> None:
+    for i in T.unroll(tiles):
+        T.ldmatrix(row(i), registers[i * each], transposed)
+
+
+@T.macro
 def _multiply(emitter: Any, A: Any, B: Any, C: Any, k_inner: Any) -> None:
     for i in T.unroll(emitter.warp_rows):
         for j in T.unroll(emitter.warp_cols):
@@ -49,11 +57,11 @@ def _multiply(emitter: Any, A: Any, B: Any, C: Any, k_inner: Any) -> None:
 
 
 @T.macro
-def _store(emitter: Any, registers: Any, store: Callable[..., None], lane: Any) -> None:
+def _store(emitter: Any, registers: Any, store: Callable[..., None], lane: Any, rounds: Any) -> None:
     each = emitter.local_size_out
-    for i in T.unroll(emitter.warp_rows):
-        for j in T.unroll(emitter.warp_cols):
-            for s in T.unroll(each):
+    for i in rounds(emitter.warp_rows):
+        for j in rounds(emitter.warp_cols):
+            for s in rounds(each):
                 row, column = mma_store_32x8_to_shared_16x16_layout(lane, s)
                 store(i, j, row, column, registers[(i * emitter.warp_cols + j) * each + s])
 
@@ -172,10 +180,19 @@ class TensorCoreIntrinEmitter:
         """
         lane, _, warp_m = self.extract_thread_binding(self.get_thread_binding())
         tile, depth = _Tile(A_shared_buf, "A"), rk * self.chunk + ki * self.micro_size_k
+        turned, first = self.a_transposed, warp_m * self.warp_row_tiles
+        if tile.in_rows(turned):
+            named = (_row_b if turned else _row_a)(self.each)(lane, 0)
+
+            def row(i: Any) -> Any:
+                return tile.at(first + i * 16, depth, turned, named)
+
+            _load_rows(A_local_buf, row, self.warp_rows, self.local_size_a, turned)
+            return
 
         def value(i: Any, s: Any) -> Any:
             row, k = _element_a(self.each)(lane, s)
-            return tile.at(warp_m * self.warp_row_tiles + i * 16 + row, depth + k, self.a_transposed)
+            return tile.at(first + i * 16 + row, depth + k, turned)
 
         _load(A_local_buf, value, self.warp_rows, self.local_size_a)
 
@@ -183,11 +200,19 @@ class TensorCoreIntrinEmitter:
         """The thread's numbers of B. As `ldmatrix_a`, of warp_cols · local_size_b."""
         lane, warp_n, _ = self.extract_thread_binding(self.get_thread_binding())
         tile, depth = _Tile(B_shared_buf, "B"), rk * self.chunk + ki * self.micro_size_k
+        turned, first = not self.b_transposed, warp_n * self.warp_col_tiles
+        if self.n_dim == 16 and tile.in_rows(turned):
+            named = (_row_a if turned else _row_b)(self.each)(lane, 0)
+
+            def row(j: Any) -> Any:
+                return tile.at(first + j * 16, depth, turned, named)
+
+            _load_rows(B_local_buf, row, self.warp_cols, self.local_size_b, turned)
+            return
 
         def value(j: Any, s: Any) -> Any:
             column, k = _element_b(self.each)(lane, s)
-            first = warp_n * self.warp_col_tiles + j * self.micro_size_y
-            return tile.at(first + column, depth + k, not self.b_transposed)
+            return tile.at(first + j * self.micro_size_y + column, depth + k, turned)
 
         _load(B_local_buf, value, self.warp_cols, self.local_size_b)
 
@@ -218,6 +243,8 @@ class TensorCoreIntrinEmitter:
         Raises:
             TileValueError: C_buf has neither two axes nor four.
         """
+        from tilescale.compiler.ops.loops import unroll_apart
+
         axes = len(C_buf.shape)
         if axes not in (2, 4):
             raise TileValueError(f"stmatrix into {axes} axes", expected="(rows, columns), or a grid of tiles")
@@ -233,7 +260,7 @@ class TensorCoreIntrinEmitter:
             else:
                 C_buf[first_m + i, first_n + j, row, column] = value
 
-        _store(self, C_local_buf, store, lane)
+        _store(self, C_local_buf, store, lane, unroll_apart)
 
 
 class _Tile:
@@ -245,11 +272,22 @@ class _Tile:
         of = region(value, f"{what} of a product by hand")
         self.buffer, self.mins = of.buffer, list(of.mins)
 
-    def at(self, row: Any, k: Any, turned: bool) -> Any:
-        """An element of its last two axes, rows along k; ``turned``: they run along rows."""
+    def in_rows(self, turned: bool) -> bool:
+        """Whether T.ldmatrix takes it: rows of whole chunks of 16 bytes, and 16-bit numbers where they run
+        across k."""
+        bits = canonical(self.buffer.dtype).bits
+        first = self.mins[-1]
+        known = first if isinstance(first, int) else getattr(first, "value", None)
+        chunk = 128 // bits
+        aligned = known is not None and int(known) % chunk == 0
+        return bits in ((16,) if turned else (8, 16)) and aligned and int(self.buffer.shape[-1]) % chunk == 0
+
+    def at(self, row: Any, k: Any, turned: bool, further: tuple[Any, Any] = (0, 0)) -> Any:
+        """An element of its last two axes, rows along k; ``turned``: they run along rows. further: places
+        behind it, as the axes lie."""
         *others, first, second = self.mins
         i, j = (k, row) if turned else (row, k)
-        index = (*others, first + i, second + j)
+        index = (*others, first + i + further[0], second + j + further[1])
         return self.buffer[index]
 
     def in_grid(self, i: Any, j: Any, row: Any, column: Any) -> Any:
