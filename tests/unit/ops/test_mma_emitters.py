@@ -211,7 +211,7 @@ def test_a_loop_of_tiles(target: str):
                 for half in T.serial(2):
                     emitter.ldmatrix_a(left, x[1, 0, 0], 0, half)
                     emitter.ldmatrix_b(right, y, 0, half)
-                    emitter.mma(left, right, total)
+                    emitter.mma_atom(left, right, total, 0, 0)
             emitter.stmatrix(total, C, by, bx)
 
     a, b = data((64, 96), "float16", 1), data((32, 96), "float16", 2)
@@ -248,6 +248,11 @@ def test_what_emitters_refuse():
         ladder(transform_kind_b=1)
     with pytest.raises(TileValueError, match="2 numbers a byte as NonTransform"):
         ladder(num_elems_per_byte=2)
+
+    with pytest.raises(TileTypeError, match="INT4TensorCoreIntrinEmitter of uint8 by int8"):
+        INT4TensorCoreIntrinEmitter("uint8", "int8", "int32", chunk=32)
+    with pytest.raises(TileTypeError, match="mma_atom of INT4TensorCoreIntrinEmitter"):
+        INT4TensorCoreIntrinEmitter("int8", "int8", "int32", chunk=32).mma_atom(None, None, None, 0, 0)
 
     emitter = TensorCoreIntrinEmitter(accum_dtype="float32", warp_col_tiles=16)
 

@@ -50,10 +50,10 @@ def _load_rows(registers: Any, row: Callable[[Any], Any], tiles: int, each: int,
 
 
 @T.macro
-def _multiply(emitter: Any, A: Any, B: Any, C: Any, k_inner: Any) -> None:
+def _multiply(emitter: Any, A: Any, B: Any, C: Any) -> None:
     for i in T.unroll(emitter.warp_rows):
         for j in T.unroll(emitter.warp_cols):
-            emitter.mma_atom(A, B, C, i, j, k_inner)
+            emitter._atom(A, B, C, i, j)
 
 
 @T.macro
@@ -73,6 +73,16 @@ def _halves(packed: Any, low: Any, high: Any, count: int) -> None:
         byte = T.cast(packed[s], "int32")
         low[s] = T.cast(((byte & 15) ^ 8) - 8, "int8")
         high[s] = T.cast(byte >> 4, "int8")
+
+
+@T.macro
+def _multiply_halves(emitter: Any, A: Any, B: Any, C: Any, of_a: int, of_b: int) -> None:
+    a_low, a_high = T.alloc_local((of_a,), "int8"), T.alloc_local((of_a,), "int8")
+    b_low, b_high = T.alloc_local((of_b,), "int8"), T.alloc_local((of_b,), "int8")
+    _halves(A, a_low, a_high, of_a)
+    _halves(B, b_low, b_high, of_b)
+    _multiply(emitter, a_low, b_low, C)
+    _multiply(emitter, a_high, b_high, C)
 
 
 class TensorCoreIntrinEmitter:
@@ -220,21 +230,23 @@ class TensorCoreIntrinEmitter:
         """C += A · B of the warp's tiles.
 
         Args:
-            C_local_buf: T.alloc_local of warp_rows · warp_cols · local_size_out.
+            C_local_buf: T.alloc_local of warp_rows · warp_cols · local_size_out. k_inner: TileLang's, of
+                registers that hold several steps along k; those of T.alloc_local hold one.
         """
-        _multiply(self, A_local_buf, B_local_buf, C_local_buf, k_inner)
+        _multiply(self, A_local_buf, B_local_buf, C_local_buf)
 
     def mma_atom(
         self, A_local_buf: Any, B_local_buf: Any, C_local_buf: Any, inst_m_idx: Any, inst_n_idx: Any,
         k_inner: Any = 0,
     ) -> None:  # fmt: skip
-        """The same of one tile of the warp. ``k_inner`` counts steps in registers that hold several; those of
-        T.alloc_local hold one."""
-        a = inst_m_idx * self.local_size_a
-        b = inst_n_idx * self.local_size_b
-        c = (inst_m_idx * self.warp_cols + inst_n_idx) * self.local_size_out
+        """The same of one tile of the warp."""
+        self._atom(A_local_buf, B_local_buf, C_local_buf, inst_m_idx, inst_n_idx)
+
+    def _atom(self, A: Any, B: Any, C: Any, i: Any, j: Any) -> None:
+        a, b = i * self.local_size_a, j * self.local_size_b
+        c = (i * self.warp_cols + j) * self.local_size_out
         for half in range(self.n_dim // 8):  # of 8 columns each
-            T.mma_sync(A_local_buf[a], B_local_buf[b + half * (2 * self.each)], C_local_buf[c + half * 4])
+            T.mma_sync(A[a], B[b + half * (2 * self.each)], C[c + half * 4])
 
     def stmatrix(self, C_local_buf: Any, C_buf: Any, pid_m: Any = None, pid_n: Any = None) -> None:
         """The thread's sums into a tile of (rows, columns), or of (rows // 16, columns // micro_size_y, 16,
@@ -386,14 +398,31 @@ def _inside(
 
 class INT4TensorCoreIntrinEmitter(TensorCoreIntrinEmitter):
     """The same of signed numbers of 4 bits, two in each int8: of the lower four bits of A's bytes with those
-    of B's, and of the upper ones. Extents along k count bytes."""
+    of B's, and of the upper ones. Extents along k count bytes.
+
+    Raises:
+        TileTypeError: other dtypes.
+    """
+
+    def __init__(self, *args: Any, **words: Any):
+        super().__init__(*args, **words)
+        if (self.a_dtype, self.b_dtype) != (canonical("int8"), canonical("int8")):
+            raise TileTypeError(
+                f"INT4TensorCoreIntrinEmitter of {self.a_dtype} by {self.b_dtype}",
+                expected="int8, each with two numbers of 4 bits",
+            )
 
     def mma(self, A_local_buf: Any, B_local_buf: Any, C_local_buf: Any, k_inner: Any = 0) -> None:
         """As `TensorCoreIntrinEmitter.mma`: the halves of bytes as bytes, and two products."""
-        counts = self.warp_rows * self.local_size_a, self.warp_cols * self.local_size_b
-        a_low, a_high = (T.alloc_local((counts[0],), "int8") for _ in range(2))
-        b_low, b_high = (T.alloc_local((counts[1],), "int8") for _ in range(2))
-        _halves(A_local_buf, a_low, a_high, counts[0])
-        _halves(B_local_buf, b_low, b_high, counts[1])
-        for a, b in ((a_low, b_low), (a_high, b_high)):
-            _multiply(self, a, b, C_local_buf, k_inner)
+        _multiply_halves(
+            self, A_local_buf, B_local_buf, C_local_buf,
+            self.warp_rows * self.local_size_a, self.warp_cols * self.local_size_b,
+        )  # fmt: skip
+
+    def mma_atom(self, *args: Any, **words: Any) -> None:
+        """Refused: the halves of bytes are made once for all of the warp's tiles.
+
+        Raises:
+            TileTypeError: always.
+        """
+        raise TileTypeError("mma_atom of INT4TensorCoreIntrinEmitter", hint="mma, of all of the warp's tiles")
