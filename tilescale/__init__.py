@@ -55,6 +55,7 @@ _LAZY = {
     "engine": "",
     "env": "",
     "errors": "",
+    "intrinsics": "",
     "language": "",
     "layout": "",
     "lower": "tilescale.lowered",

@@ -3,6 +3,7 @@ in the log (TILESCALE_LOG=info), and docs/TILELANG.md lists them."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -74,3 +75,11 @@ def cdiv(a: Any, b: Any) -> Any:
 def next_power_of_2(n: int) -> int:
     """The least power of two that is ``n`` or more."""
     return 1 << max(int(n) - 1, 0).bit_length()
+
+
+def requires_package(*names: str) -> Any:
+    """A mark of pytest's that skips a test where a package is not installed."""
+    import pytest
+
+    missing = [n for n in names if importlib.util.find_spec(n) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,4 +45,11 @@ def __getattr__(name: str) -> Any:
     # TileLang's TVM calls the class of expressions so; programs name it in annotations alone.
     if not hasattr(tirx, "PrimExpr"):
         setattr(tirx, "PrimExpr", tirx.Expr)  # noqa: B010  # TVM does not declare it
+    # TileLang's TVM also has its test marks at once, this one among them. Marks are pytest's.
+    if importlib.util.find_spec("pytest") is not None:
+        testing = importlib.import_module("tvm.testing")
+        if not hasattr(testing, "requires_package"):
+            from tilescale.compat import requires_package
+
+            setattr(testing, "requires_package", requires_package)  # noqa: B010  # TVM does not declare it
     return tvm

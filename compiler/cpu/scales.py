@@ -29,8 +29,8 @@ class Scales:
     ctx: Any
     args_ptr: Any
     arena: Any
-    #: storage dtype → where lanes exchange values
-    tables: dict[str, Any]
+    #: storage dtype, elements a thread → where lanes exchange values
+    tables: dict[tuple[str, int], Any]
     # The parts' that it is mixed with:
     stmt: Callable[[Any], Any]
     call: Callable[..., Any]
@@ -129,20 +129,32 @@ class Scales:
             number = number * count + index
         return number
 
-    def exchange_table(self, storage: str) -> Any:
-        """An element for each thread of the block, in which the lanes of a warp leave values for one
+    def exchange_table(self, storage: str, each: int = 1) -> Any:
+        """``each`` elements for each thread of the block, in which the lanes of a warp leave values for one
         another."""
-        if storage not in self.tables:
-            count = self.program.launch.threads
+        if (storage, each) not in self.tables:
+            count = self.program.launch.threads * each
             buf = tirx.decl_buffer((count,), storage, f"exchanged_{storage}", data_alignment=64, layout=None)
             self.header.append(self._in_arena(buf, storage, self._reserve(count * size_of(storage))))
-            self.tables[storage] = buf
-        return self.tables[storage]
+            self.tables[storage, each] = buf
+        return self.tables[storage, each]
 
     def numbered_barrier(self, number: Any, executors: int, site: Any) -> Any:
         """So many executors of the block synchronize at one of its barriers."""
         self.waits = True
         return self.call("ts_barrier", -number, lit(executors, "int32"), site)
+
+
+#: operations at which executors of a block wait for one another
+_SYNCHRONIZE = (
+    "ts.wait",
+    "ts.get_packets",
+    "ts.team_sync",
+    "ts.sync_threads",
+    "ts.shuffle",
+    "ts.mma_sync",
+    "ts.ldmatrix",
+)
 
 
 def synchronizes(body: Any) -> bool:
@@ -152,7 +164,7 @@ def synchronizes(body: Any) -> bool:
     def look(call: Any) -> None:
         name = getattr(call.op, "name", "")
         outward = name == "ts.barrier" and str(call.attrs["reach"]) != "block"
-        if outward or name in ("ts.wait", "ts.get_packets", "ts.team_sync", "ts.sync_threads", "ts.shuffle"):
+        if outward or name in _SYNCHRONIZE:
             found.append(call)
 
     structural_walk(body, (ir.Call, look))

@@ -53,6 +53,8 @@ MMA_K = {
     "s8": (16, 32),
     "u8": (16, 32),
 }
+#: mma.sync with sums of f16 ("mma", .ctype)
+MMA_SUMS_F16 = ("f16",)
 #: mma.sp of 16 × 8 ("Matrix Fragments for sparse mma.m16n8k16 …")
 MMA_SP_K = {
     "f16": (16, 32),
@@ -159,7 +161,7 @@ def _immediates(i: Wgmma) -> list[str]:
 
 
 _MMA = re.compile(
-    r"ts::mma_(?P<sparse>sp_)?m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)_(?P<a>[^_]+)(?:_(?P<b>[^_]+))?$"
+    r"ts::mma_(?P<sparse>sp_)?(?P<sums>f16_)?m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)_(?P<a>[^_]+)(?:_(?P<b>[^_]+))?$"
 )
 
 
@@ -178,6 +180,7 @@ def check(name: str) -> None:
     a, b = found["a"], found["b"] or found["a"]
     table = MMA_SP_K if found["sparse"] else MMA_K
     m, n, k = (int(found[x]) for x in "mnk")
-    if not pair(a, b) or (m, n) != (16, 8) or k not in table[a]:
+    sums = not found["sums"] or a in MMA_SUMS_F16
+    if not pair(a, b) or (m, n) != (16, 8) or k not in table[a] or not sums:
         opcode = "mma.sp" if found["sparse"] else "mma.sync"
         raise EmulationError(f"{opcode} m{m}n{n}k{k} of {a} by {b} is no instruction of PTX ({name})")

@@ -91,9 +91,10 @@ def _each(b: Block, m: Any, what: str) -> Any:
     return np.array(whole_warps(b, m, what), np.int64)[:, None, None]
 
 
-def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
+def _mma(a_dtype: str, b_dtype: str, bits: int, small: bool = False) -> Callable[..., None]:
     a_at, b_at, c_at = _Places(mma_a(bits)), _Places(mma_b(bits)), _Places(mma_accumulator())
     wide, sums = (np.float64, "float32") if a_dtype in numerics.FLOATS else (np.int64, "int32")
+    sums = "float16" if small else sums
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
         accumulates(d, sums, f"mma.sync of {a_dtype}")
@@ -145,6 +146,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         for trans in (False, True)
     },
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
+    "ts::mma_f16_m16n8k16_f16": _mma("float16", "float16", 16, small=True),
     "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
     "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
     "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),

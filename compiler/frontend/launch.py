@@ -63,6 +63,7 @@ class Kernel:
         comm_warps: on GPUs from sm_90 on: so many warps beside the block's threads, 1 to 3, make its
             non-blocking copies to other ranks (``T.copy(…, blocking=False)``) where a producer fills its
             rings; 0: its threads make them in turn. Results never depend on it.
+        prelude: a text of CUDA that stands in front of the kernel (``T.import_source``).
 
     Raises:
         TileValueError, TileTypeError: extents that are not positive integers, more than three axes, a second
@@ -91,9 +92,9 @@ class Kernel:
                 loc=source.current(),
                 expected="one of the two: without order nobody awaits anyone's end",
             )
-        if prelude is not None:
+        if prelude is not None and not isinstance(prelude, str):
             raise TileTypeError(
-                "T.Kernel(prelude=…) has no meaning here", loc=source.current(), hint="leave prelude out"
+                f"T.Kernel(prelude={prelude!r})", loc=source.current(), expected="a text of CUDA C++"
             )
         if block is not None:
             if grid:
@@ -157,6 +158,8 @@ class Kernel:
         )  # fmt: skip
         if isinstance(threads, (tuple, list)) and len(threads) > 1:
             self.launch.hints["axes"] = tuple(threads)
+        if prelude is not None:
+            self.launch.hints["imported"] = (prelude,)  # as T.import_source does
         self.names: tuple[str, ...] = ()
         self.apart = False  # whether its one index is taken out of a tuple: `as (bx,)`
 

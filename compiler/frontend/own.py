@@ -321,7 +321,7 @@ class _Own:
                 return True
             if self.together(s.body):
                 return True
-            ordered = self.own(s.extent) or _synchronizes(s.body)
+            ordered = self.own(s.extent) or _synchronizes(s.body) or "ts.apart" in (s.annotations or {})
             return not ordered and self.conflict([s.body], s.body)
         if isinstance(s, tirx.While):
             return self.together(s.body)

@@ -72,6 +72,13 @@ def unroll(
     return LoopNest("unroll", [_range(args, step)], {"ts.unroll": unroll_factor})
 
 
+def unroll_apart(count: int) -> LoopNest:
+    """`unroll`, with the promise that no other round and no other thread touches what a round writes in
+    shared memory. So nothing need order the rounds of a loop of the threads' own (frontend/own.py); the
+    simulator judges the promise."""
+    return LoopNest("unroll", [_range((count,), None)], {"ts.apart": True})
+
+
 def vectorized(*args: Any) -> LoopNest:
     """A loop of independent iterations that run as lanes of a vector."""
     return LoopNest("vectorized", [_range(args)])

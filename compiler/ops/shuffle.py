@@ -77,7 +77,7 @@ def tvm_warp_shuffle(mask: int, value: Any, warp_id: Any, width: int, warp_size:
 
 def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     what, loc = f"T.shfl_{kind if kind != 'from' else 'sync'}", source.current()
-    _in_threads(what)
+    in_threads(what)
     if mask != EVERYONE:
         raise TileValueError(
             f"{what} with mask={mask!r}", loc=loc, expected="all lanes of the warp: leave mask out"
@@ -100,7 +100,7 @@ def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     return held.load()
 
 
-def _in_threads(what: str) -> None:
+def in_threads(what: str) -> None:
     b = bld.current()
     if b.executor != "thread" and (b.executor != "block" or b.launch is None):
         raise TileSyntaxError(
@@ -226,7 +226,7 @@ def sync_warp(mask: int | None = None) -> None:
     if bld.current().executor == "warp":
         barrier()
         return
-    _in_threads("T.sync_warp")
+    in_threads("T.sync_warp")
     emit("sync_threads", [], {"barrier": OF_WARPS, "count": WARP})
 
 

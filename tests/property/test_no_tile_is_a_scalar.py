@@ -72,9 +72,11 @@ NOT_IN_KERNELS = {
     "comm_reducer",
     "attr",
     "tvm_thread_allreduce",
-    # only behind T.rng_init; only int8 into int32 (tests/unit/ops/test_random.py, tests/unit/cuda/test_extern.py)
+    # only behind T.rng_init; only some dtypes (tests/unit/ops/test_random.py, test_mma_sync.py, tests/unit/cuda/test_extern.py)
     "rng_rand",
     "dp4a",
+    "mma_sync",
+    "ldmatrix",
     # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
     "reducer_init",
     "reducer_update",
@@ -246,6 +248,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "grid": {"extents": (4,)},
         "ceildiv": {"a": t.number, "b": 2},
         "__ldg": {"x": t.tensor[0, 0]},
+        "index_to_coordinates": {"index": t.number, "shape": (8, 8)},
         "align_up": {"a": t.number, "b": 2},
         "infinity": {},
         "max_value": {"dtype": "int32"},

@@ -104,6 +104,7 @@ RUNTIME: dict[str, set[str]] = {
     "device": {"cache"},
     "explain": {"device"},
     "cuda": {"language", "cache", "device", "explain"},
+    "intrinsics": {"cuda"},
     "devices": {"fingerprint", "cache", "device", "cuda"},
     "lowered": {"compat", "devices"},
     "contrib": {"devices"},
@@ -152,7 +153,7 @@ RUNTIME: dict[str, set[str]] = {
     "carver": {"devices", "language", "jit", "tuning"},
     "ops": {"agree", "advice", "language", "devices", "kernel", "jit"},
     "nn": {"ops"},
-    "testing": {"lifetime", "language", "kernel", "simulator", "jit"},
+    "testing": {"compat", "lifetime", "language", "kernel", "simulator", "jit"},
     "__init__": {
         "tilelang_env",
         "version",

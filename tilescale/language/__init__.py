@@ -18,7 +18,7 @@ from .dtypes import PTR as ptr
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
-from .symbolic import align_up, ceildiv, const, dyn, dynamic
+from .symbolic import align_up, ceildiv, const, dyn, dynamic, index_to_coordinates
 
 Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
@@ -64,6 +64,8 @@ _EXPORTS: dict[str, str] = {
     "ops.test": "test",
     "ops.put": "put",
     "ops.packets": "put_packets get_packets",
+    "ops.mma_sync": "mma_sync",
+    "ops.ldmatrix": "ldmatrix",
     "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
     "barrier_wait tma_copy "
@@ -101,6 +103,7 @@ __all__ = [
     "const",
     "dtype",
     "dyn",
+    "index_to_coordinates",
     "dynamic",
     "inline",
     "macro",

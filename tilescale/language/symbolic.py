@@ -275,6 +275,15 @@ def align_up(a: Any, b: Any) -> Any:
     return ceildiv(a, b) * b
 
 
+def index_to_coordinates(index: Any, shape: Any) -> list[Any]:
+    """The indices along each axis of ``shape`` of its ``index``-th element in row-major order."""
+    found: list[Any] = []
+    for extent in reversed(tuple(shape)):
+        found.insert(0, index % extent)
+        index = index // extent
+    return found
+
+
 def ceildiv(a: Any, b: Any) -> Any:
     """The quotient rounded up, of ints, symbolic extents or device values.
 

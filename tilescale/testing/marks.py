@@ -3,7 +3,6 @@ something, seeds, and a main function."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import operator
 import random
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tilescale.compat import requires_package as requires_package
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt, "eq": operator.eq,
@@ -53,12 +54,6 @@ requires_cuda_compute_version_gt = _compute_version("gt")
 requires_cuda_compute_version_le = _compute_version("le")
 requires_cuda_compute_version_lt = _compute_version("lt")
 requires_cuda_compute_version_eq = _compute_version("eq")
-
-
-def requires_package(*names: str) -> Any:
-    """Skips a test where a package is not installed."""
-    missing = [n for n in names if importlib.util.find_spec(n) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 
 
 def set_random_seed(seed: int = 42) -> None:

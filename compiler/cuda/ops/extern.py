@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 @lowers("cuda", "call_extern")
 class CallExtern(Lowering["CudaLowering"]):
     def layouts(self, call: Any, cx: LayoutContext) -> list[Any]:
-        """Memory of a thread's own lies in the order of its elements."""
-        threads = cx.executor_of(call).threads
-        what, loc = f"T.call_extern of {call.attrs['function']}", loc_of(call.span)
-        pointed = [a.source for a in call.args if isinstance(a, ir.TensorRegion)]
-        own = {b: tuple(int(e) for e in b.ty.shape) for b in pointed if b.ty.storage_scope == "local"}
-        return [[Demand(b, replicated(shape, threads), what, loc) for b, shape in own.items()]]
+        return [in_order(call, call.args, f"T.call_extern of {call.attrs['function']}", cx)]
 
     def lower(self, call: Any, cx: CudaLowering) -> Any:
         """The call as it is written; pointers are the addresses of first elements."""
@@ -35,6 +30,14 @@ class CallExtern(Lowering["CudaLowering"]):
             args.append(cx.scalar(value) if mode == "v" else address(cx, value, "w" in mode, call))
         made = tirx.call_extern("void", str(call.attrs["function"]), *args)
         return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={EXTERN: 1}, ret_ty=made.ty), call.span)
+
+
+def in_order(call: Any, operands: Any, what: str, cx: LayoutContext) -> list[Demand]:
+    """That operands in memory of a thread's own lie there in the order of their elements."""
+    threads, loc = cx.executor_of(call).threads, loc_of(call.span)
+    pointed = [a.source for a in operands if isinstance(a, ir.TensorRegion)]
+    own = {b: tuple(int(e) for e in b.ty.shape) for b in pointed if b.ty.storage_scope == "local"}
+    return [Demand(b, replicated(shape, threads), what, loc) for b, shape in own.items()]
 
 
 def address(cx: CudaLowering, region: Any, writes: bool, node: Any) -> Any:

@@ -59,6 +59,20 @@ def test_the_text_stands_in_front_once_and_compiles(arch: str, tmp_path: Any):
     assert (tmp_path / "kernel.cubin").stat().st_size > 0
 
 
+def test_a_kernel_s_prelude_stands_there_too():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64, prelude=UNPACK):
+            T.import_source(UNPACK)
+            T.import_source("// more")
+            T.fill(A, 1)
+
+    text = driver.backend("cuda:sm_90a").text(code(kernel), "cuda")
+    assert text.count("__device__ void unpack") == 1
+    assert text.index("__device__ void unpack") < text.index("// more") < text.index('extern "C" __global__')
+    assert traced("T.Kernel(1, prelude=3)") == "T.Kernel(prelude=3)"
+
+
 def test_other_targets_refuse_it_by_name():
     args = {"A": np.zeros((16, 128), np.uint8), "B": np.zeros((16, 256), np.uint16)}
     with refused(TileSyntaxError, "T.call_extern of unpack on sim", at=None, expected='target="cuda"'):

@@ -153,4 +153,4 @@ def test_the_headers_have_what_is_emulated() -> None:
     for name in names:
         isa.check(name)
         assert re.search(rf"\b{name.removeprefix('ts::')}\b", text)
-    assert len(names) == 13
+    assert len(names) == 14

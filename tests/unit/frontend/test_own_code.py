@@ -9,6 +9,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.ops.test_argmax import TARGETS, run
+from tilescale.compiler.ops.loops import unroll_apart
 from tilescale.errors import TileSyntaxError, TileValueError
 
 RNG = np.random.default_rng(7)
@@ -91,6 +92,38 @@ def test_what_one_thread_writes_another_one_reads_behind_it(target: str):
     a = RNG.integers(-9, 9, (4, 64), dtype="int32")
     out = run(turned, {"A": a, "B": np.full((4, 64), -1, "int32")}, target)
     assert (out["B"] == np.roll(a, -2, 1)[:, ::-1] + 2).all()
+
+
+@pytest.mark.parametrize("promised", [True, False])
+def test_a_broken_promise_of_rounds_apart_is_a_race(promised: bool):
+    """Without the promise a barrier stands between rounds."""
+    rounds = unroll_apart if promised else T.unroll
+
+    @T.prim_func
+    def kernel(B: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32):
+            t, s = T.get_thread_binding(), T.alloc_shared((32,), "int32")
+            for r in rounds(2):
+                s[(t + r) % 32] = t
+            B[t] = s[t]
+
+    report = kernel.check(args={"B": np.zeros(32, "int32")}, seeds=2)
+    assert any(f.kind == "race" for f in report.findings) == promised, report
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_coordinates_of_a_thread(target: str):
+    @T.prim_func
+    def kernel(B: T.Tensor((4, 2, 8), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            i, j, k = T.index_to_coordinates(t, (4, 2, 8))
+            B[i, j, k] = t
+
+    assert (
+        run(kernel, {"B": np.zeros((4, 2, 8), "int32")}, target)["B"] == np.arange(64).reshape(4, 2, 8)
+    ).all()
+    assert T.index_to_coordinates(13, (3, 5)) == [2, 3]
 
 
 @pytest.mark.parametrize("target", TARGETS)

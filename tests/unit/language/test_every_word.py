@@ -61,6 +61,11 @@ EXTERN = (
 )
 PTX_COPY = 'T.ptx_cp_async(T.access_ptr({}, "w", {}), T.access_ptr({}, "r", {}), {})'
 DP4A = "d, q = T.alloc_local((8,), 'int8'), T.alloc_local((2,), 'int32')\nT.clear(d)\nT.clear(q)\nT.dp4a({}, {}, {})"
+MMA = (
+    "d, e, q = T.alloc_local((16,), 'float16'), T.alloc_local((8,), 'float16'), T.alloc_local((8,), 'float32')\n"
+    "T.clear(d)\nT.clear(e)\nT.clear(q)\nT.mma_sync({}, {}, {})\nA[0, 0] = q[0]"
+)
+LDMATRIX = f"{THREAD}d = T.alloc_local((16,), 'float16')\n    T.clear(d)\n    T.ldmatrix({{}})\n    A[0, t % 64] = d[0]"
 RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
@@ -335,6 +340,22 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "A": DP4A.format("d[4]", "d[4]", "q[0]"),
             "B": DP4A.format("d[0]", "d[0]", "q[0]"),
             "C": DP4A.format("d[0]", "d[4]", "q[1]"),
+        },
+    ),
+    "mma_sync": (
+        MMA.format("d[0]", "e[0]", "q[0]"),
+        {
+            "A": MMA.format("d[8]", "e[0]", "q[0]"),
+            "B": MMA.format("d[0]", "e[4]", "q[0]"),
+            "C": MMA.format("d[0]", "e[0]", "q[4]"),
+        },
+    ),
+    "ldmatrix": (
+        LDMATRIX.format("h[t % 8, 0], d[0]"),
+        {
+            "src": LDMATRIX.format("h[t % 8, 8], d[0]"),
+            "dst": LDMATRIX.format("h[t % 8, 0], d[8]"),
+            "transposed": LDMATRIX.format("h[t % 8, 0], d[0], transposed=True"),
         },
     ),
     "ptx_cp_async": (
@@ -813,6 +834,13 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     "align_up": (
         "A[0, 0] = T.align_up(n, 3)",
         {"a": "A[0, 0] = T.align_up(n * 2, 3)", "b": "A[0, 0] = T.align_up(n, 4)"},
+    ),
+    "index_to_coordinates": (
+        f"{THREAD}p, q = T.index_to_coordinates(t, (8, 4))\n    A[p, q] = x",
+        {
+            "index": f"{THREAD}p, q = T.index_to_coordinates(t + 1, (8, 4))\n    A[p, q] = x",
+            "shape": f"{THREAD}p, q = T.index_to_coordinates(t, (4, 8))\n    A[p, q] = x",
+        },
     ),
     "ceildiv": (
         "A[0, 0] = T.ceildiv(n, 3)",

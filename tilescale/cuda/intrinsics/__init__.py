@@ -1,6 +1,5 @@
-"""What TileLang's programs write instructions of tensor cores with, by its names: layouts of shared tiles.
-The
-classes that emit mma by hand are refused by name: T.gemm does what they are for."""
+"""What TileLang's programs write instructions of tensor cores with, by its names: layouts of shared tiles,
+and the classes that write products by hand, over T.mma_sync."""
 
 from __future__ import annotations
 

@@ -118,6 +118,18 @@ TS_MMA_FLOAT(mma_m16n8k16_f16, "f16")
 TS_MMA_FLOAT(mma_m16n8k16_bf16, "bf16")
 #undef TS_MMA_FLOAT
 
+// The same with sums of float16: d is two registers of two numbers.
+__device__ __forceinline__ void mma_f16_m16n8k16_f16(void* pd, const void* pa, const void* pb) {
+  uint32_t a[4], b[2], d[2];
+  memcpy(a, pa, sizeof(a));
+  memcpy(b, pb, sizeof(b));
+  memcpy(d, pd, sizeof(d));
+  asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+      : "+r"(d[0]), "+r"(d[1])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  memcpy(pd, d, sizeof(d));
+}
+
 // The same for a deeper product, of which a keeps two of each four neighbours along k, and `places` says where they were; b in halves.
 #define TS_MMA_SPARSE(name, type)                                                                                               \
   __device__ __forceinline__ void name(float* d, const void* pa, const void* pb, const void* pb_next, uint32_t places) {        \
