@@ -95,6 +95,16 @@ def _open(reducer: Any, what: str) -> None:
         )
 
 
+def _nothing(kind: str, dtype: str) -> str:
+    """How the number that changes nothing is written."""
+    if kind in ("max", "min"):
+        infinite = f'T.infinity("{dtype}")' if dtype.startswith(("float", "bfloat")) else ""
+        if kind == "max":
+            return f"-{infinite}" if infinite else f'T.min_value("{dtype}")'
+        return infinite or f'T.max_value("{dtype}")'
+    return {"prod": "1", "bitand": "-1"}.get(kind, "0")
+
+
 def update(target: Buffer, index: Any, op: str, value: Any) -> None:
     """``target[index] += value`` of an accumulator.
 
@@ -112,7 +122,7 @@ def update(target: Buffer, index: Any, op: str, value: Any) -> None:
             f"{target.name} is added to outside of T.Parallel",
             loc=loc,
             expected="an addition in the body of T.Parallel itself, under no condition",
-            hint="T.if_then_else(c, x, 0) for what is added",
+            hint=f"T.if_then_else(c, x, {_nothing(kind, str(held(target.dtype)))}) for what is added",
         )
     variables, ranges = nest
     items = [as_expr(i) for i in (index if isinstance(index, tuple) else (index,))]

@@ -113,9 +113,13 @@ def words(*sizes: int) -> tuple[torch.dtype, int]:
 
 def row(tensor: torch.Tensor, kind: torch.dtype | None = None) -> torch.Tensor:
     """A contiguous tensor as a row of numbers, of ``kind`` where that is given. One that does not begin at
-    16 bytes is copied: kernels are made for rows that do."""
-    flat = tensor.reshape(-1)
-    flat = flat if flat.data_ptr() % 16 == 0 else flat.clone()
+    16 bytes is copied: kernels are made for rows that do, and torch views none of another ``kind`` whose
+    place in its storage does not."""
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if kind is not None and flat.numel() == 0:
+        return flat.new_empty(0, dtype=kind)
+    begins = flat.data_ptr(), 0 if kind is None else flat.storage_offset() * flat.element_size()
+    flat = flat if all(at % 16 == 0 for at in begins) else flat.clone()
     return flat if kind is None else flat.view(kind)
 
 
