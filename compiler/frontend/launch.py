@@ -167,6 +167,14 @@ class Kernel:
         self.apart = len(names) == 1 and isinstance(names[0], tuple)
         names = names[0] if self.apart else names
         self.names = names if all(isinstance(n, str) for n in names) else ()
+        axes = len(self.launch.grid)
+        if len(self.names) != axes and (len(self.names) > 1 or (self.apart and self.names)):
+            raise TileSyntaxError(
+                f"T.Kernel of {axes} ax{'i' if axes == 1 else 'e'}s as {', '.join(self.names)}",
+                loc=source.current(),
+                expected="a name for each axis, or one for all of them",
+                hint=f"as {', '.join('b' + a for a in AXES[:axes])}",
+            )
 
     def __enter__(self) -> Any:
         b = bld.current()

@@ -189,3 +189,15 @@ def test_a_quotient_rounded_up_by_zero(of_device: bool):
         expected="than zero",
     ):
         kernel.trace()
+
+
+def test_more_names_than_a_grid_has_axes():
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32")):
+        with T.Kernel(2, 4) as (bx, by, bz):
+            A[bx + by] = bz
+
+    with refused(
+        TileSyntaxError, "T.Kernel of 2 axes as bx, by, bz", expected="each axis", write="as bx, by"
+    ):
+        kernel.trace()
