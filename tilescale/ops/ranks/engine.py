@@ -39,12 +39,27 @@ def _beside(device: torch.device) -> Any:
     return torch.cuda.Stream(device)
 
 
+def _meet(whole: torch.Tensor) -> None:
+    first = whole.view(-1)[:1]
+    host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
+
+
+def _own(x: torch.Tensor, whole: torch.Tensor, team: Team) -> slice:
+    """This rank's rows of ``whole``."""
+    first = team.rank * (whole.shape[0] // team.size)
+    return slice(first, first + x.shape[0])
+
+
+def _put(x: torch.Tensor, whole: torch.Tensor, team: Team) -> None:
+    """x into the others' ``whole``."""
+    for hop in range(1, team.size if x.numel() else 1):
+        comm.peer(whole, (team.rank + hop) % team.size)[_own(x, whole, team)].copy_(x)
+
+
 def push(x: torch.Tensor, whole: torch.Tensor, team: Team) -> None:
     """Puts x (m, …) into this rank's part of ``whole`` (n ranks' parts, one behind another) on every rank.
     Both are contiguous and ``whole`` is symmetric memory of the team."""
-    part = whole.shape[0] // team.size
-    mine = slice(team.rank * part, team.rank * part + x.shape[0])
-    first = whole.view(-1)[:1]
+    mine = _own(x, whole, team)
     if x.numel() and whole.is_cuda:
         main, beside = torch.cuda.current_stream(x.device), _beside(x.device)
         beside.wait_stream(main)
@@ -52,13 +67,11 @@ def push(x: torch.Tensor, whole: torch.Tensor, team: Team) -> None:
             torch._foreach_copy_([whole[mine]], [x])  # by a kernel, not by an engine
     else:
         whole[mine].copy_(x)
-    host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
-    for hop in range(1, team.size):
-        if x.numel():
-            comm.peer(whole, (team.rank + hop) % team.size)[mine].copy_(x)
+    _meet(whole)
+    _put(x, whole, team)
     if x.numel() and whole.is_cuda:
         main.wait_stream(beside)
-    host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
+    _meet(whole)
 
 
 def begin(x: torch.Tensor, whole: torch.Tensor, team: Team) -> Callable[[], None]:
@@ -68,26 +81,18 @@ def begin(x: torch.Tensor, whole: torch.Tensor, team: Team) -> Callable[[], None
     A launch between the meetings neither awaits the copies nor keeps them waiting: engines need no
     multiprocessors, and the second meeting stands behind it on the stream anyway. The first one is all that
     the copies await, so what was launched before this call has read ``whole`` on every rank."""
-    part, first = whole.shape[0] // team.size, whole.view(-1)[:1]
-    mine = slice(team.rank * part, team.rank * part + x.shape[0])
-    whole[mine].copy_(x)
-    host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
-
-    def put() -> None:
-        for hop in range(1, team.size):
-            if x.numel():
-                comm.peer(whole, (team.rank + hop) % team.size)[mine].copy_(x)
-
+    whole[_own(x, whole, team)].copy_(x)
+    _meet(whole)
     if not whole.is_cuda:
-        put()
-        return lambda: host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
-    main, beside = torch.cuda.current_stream(x.device), _beside(x.device)
-    beside.wait_stream(main)
+        _put(x, whole, team)
+        return lambda: _meet(whole)
+    beside = _beside(x.device)
+    beside.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(beside):
-        put()
+        _put(x, whole, team)
 
     def end() -> None:
         torch.cuda.current_stream(x.device).wait_stream(beside)
-        host.launch(meeting, (first,), n=1, dtype=host.dtype_name(first))
+        _meet(whole)
 
     return end
