@@ -1,22 +1,24 @@
-"""Forward and backward of a Llama-70B-shaped block and of a block of experts, beside PyTorch's.
+"""Forward and backward of a Llama-70B-shaped block, of a block of experts and of a small model, beside PyTorch's.
 
     TILESCALE_TARGET=cuda torchrun --nproc-per-node 4 -m tests.bench.bench_layers
 
-Peers of the Llama block on several GPUs are torch's tensor parallelism (DTensor, sequence parallel, NCCL +
-cuBLAS + cuDNN) as it is, and compiled with its asynchronous products; on one, the plain block. The peer of the
-experts sends pairs by NCCL's all-to-all and multiplies by torch._grouped_mm; on one GPU it sorts in place.
+Peers of the Llama block and of the model on several GPUs are torch's tensor parallelism (DTensor, sequence
+parallel, NCCL + cuBLAS + cuDNN) as it is, and compiled, block by block, with its asynchronous products; on one,
+the plain module. The model's step is that of its loss, without an optimiser. The peer of the experts sends pairs by NCCL's all-to-all and multiplies by torch._grouped_mm; on one GPU it sorts in place.
 Steps take turns. A figure is the median of the slowest rank's steps, each from a meeting of all ranks on. The
 peak of memory is what torch allocated in such a step, without symmetric memory, which is told beside it.
-``llama`` or ``moe``: that block alone. ``small``: shapes for a look, also without a GPU. ``chunks=0,1,2``:
+``llama``, ``moe``, ``model``: that alone. ``small``: shapes for a look, also without a GPU. ``chunks=0,1,2``:
 experts also in so many chunks, 0 being one after another on one stream. ``timeline``: rank 0 tells which kernels
 ran in a step of each, when and on which stream.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +33,10 @@ from tilescale.ops.ranks.groups import share
 
 LLAMA = {"features": 8192, "hidden": 28672, "heads": 64, "kv_heads": 8, "tokens": 8192, "batch": 2}
 MOE = {"features": 7168, "hidden": 2048, "experts": 64, "topk": 8, "tokens": 4096}
+MODEL = {"layers": 8, "features": 4096, "hidden": 14336, "heads": 32, "kv_heads": 8, "words": 128256, "tokens": 8192,
+         "batch": 2}  # fmt: skip
+SMALL_MODEL = {"layers": 2, "features": 64, "hidden": 192, "heads": 8, "kv_heads": 4, "words": 96, "tokens": 48,
+               "batch": 2}  # fmt: skip
 SMALL_LLAMA = {"features": 64, "hidden": 192, "heads": 8, "kv_heads": 4, "tokens": 48, "batch": 2}
 SMALL_MOE = {"features": 64, "hidden": 48, "experts": 8, "topk": 2, "tokens": 40}
 EPS, ROTARY = 1e-5, 500000.0
@@ -54,6 +60,25 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.before(x), self.batch)
         made: Tensor = x + self.mlp(self.behind(x))
+        return made
+
+
+class Model(nn.Module):
+    """Ours: words (batch, length + 1) to the loss."""
+
+    def __init__(self, shape: dict[str, int], mesh: Any, like: dict[str, Any]):
+        super().__init__()
+        how = {"group": mesh, **like}
+        self.table = tsnn.VocabParallelEmbedding(shape["words"], shape["features"], **how)
+        self.blocks = nn.ModuleList(Block(shape, mesh, like) for _ in range(shape["layers"]))
+        self.norm = tsnn.RMSNorm(shape["features"], EPS, **how)
+        self.head = tsnn.LinearCrossEntropy(shape["features"], shape["words"], **how)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words[:, :-1].flatten())
+        for block in self.blocks:
+            x = block(x)
+        made: Tensor = self.head(self.norm(x), words[:, 1:].flatten())
         return made
 
 
@@ -124,6 +149,46 @@ class Plain(nn.Module):
         x = x + self.attention(self.before(x))
         made: Tensor = x + self.mlp(self.behind(x))
         return made
+
+
+class PlainModel(nn.Module):
+    """torch's: words (batch, length + 1) to the loss."""
+
+    def __init__(self, shape: dict[str, int], like: dict[str, Any]):
+        super().__init__()
+        self.table = nn.Embedding(shape["words"], shape["features"], **like)
+        self.blocks = nn.ModuleList(Plain(shape, like) for _ in range(shape["layers"]))
+        self.norm = Norm(shape["features"], like)
+        self.head = nn.Linear(shape["features"], shape["words"], bias=False, **like)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.table(words[:, :-1])
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x)).flatten(0, 1).float()
+        return nn.functional.cross_entropy(logits, words[:, 1:].flatten())
+
+
+def model_by_dtensor(plain: PlainModel, mesh: Any, compiled: bool) -> nn.Module:
+    """The same by torch's tensor parallelism; the loss of logits that are cut by words (`loss_parallel`)."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    rows: Any = Shard(1)
+    for k, block in enumerate(plain.blocks):
+        cut = by_dtensor(block, mesh)
+        plain.blocks[k] = torch.compile(cut) if compiled else cut
+    plan: dict[str, Any] = {
+        "table": RowwiseParallel(input_layouts=Replicate(), output_layouts=rows),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=rows, output_layouts=Shard(-1), use_local_output=False),
+    }
+    return parallelize_module(plain, mesh, plan)
 
 
 def by_dtensor(plain: nn.Module, mesh: Any) -> nn.Module:
@@ -214,14 +279,18 @@ def crossed(rows: Tensor, got: list[int], sent: list[int], group: Any) -> Tensor
 class Step:
     """Forward and backward of a module."""
 
-    def __init__(self, module: nn.Module, x: Tensor):
-        self.module, self.x, self.dy = module, x.requires_grad_(), torch.randn_like(x)
+    def __init__(self, module: nn.Module, x: Tensor, around: Callable[[], Any] = contextlib.nullcontext):
+        self.module, self.x, self.around = module, x, around
+        self.dy = torch.randn_like(x.requires_grad_()) if x.is_floating_point() else None
+        self.loss: Tensor | None = None
 
     def run(self) -> None:
         for p in (self.x, *self.module.parameters()):
             p.grad = None
-        y = self.module(self.x)
-        y.backward(self.dy)
+        with self.around():
+            y = self.module(self.x)
+            y.backward(self.dy)
+        self.loss = None if self.dy is not None else y.detach()
 
     def seconds(self) -> float:
         if not self.x.is_cuda:
@@ -275,20 +344,57 @@ def llama(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -
         part = (cut[0], cut[1] // world, features)
         steps["torch"] = Step(by_dtensor(Plain(shape, like), mesh), torch.randn(part, **like))
         if like["device"] == "cuda":
-            import torch._inductor.config as inductor
-            import torch.distributed._symmetric_memory as symmetric
-
-            inductor._micro_pipeline_tp = True
-            symmetric.enable_symm_mem_for_group(mesh.get_group().group_name)
+            asynchronous(mesh)
             made = Step(torch.compile(by_dtensor(Plain(shape, like), mesh)), torch.randn(part, **like))
-            try:
-                made.run()
-                steps["torch, asynchronous"] = made
-            except Exception as error:  # noqa: BLE001  # the peer's own failure, alike on all ranks
-                print(
-                    f"torch's asynchronous products: {type(error).__name__}: {str(error)[:2000]}", flush=True
-                )
+            steps |= {"torch, asynchronous": made} if runs(made) else {}
     return measure(steps, rounds)
+
+
+def asynchronous(mesh: Any) -> None:
+    """From here on torch.compile takes torch's asynchronous products."""
+    import torch._inductor.config as inductor
+    import torch.distributed._symmetric_memory as symmetric
+
+    inductor._micro_pipeline_tp = True
+    symmetric.enable_symm_mem_for_group(mesh.get_group().group_name)
+
+
+def runs(step: Step) -> bool:
+    """Whether the peer does; its failure is alike on all ranks, and told."""
+    try:
+        step.run()
+    except Exception as error:  # noqa: BLE001
+        print(f"torch's asynchronous products: {type(error).__name__}: {str(error)[:2000]}", flush=True)
+        return False
+    return True
+
+
+def model(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -> dict[str, Any]:
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    torch.manual_seed(1)  # words are alike on all ranks
+    length = shape["tokens"] // shape["batch"]
+    words = torch.randint(0, shape["words"], (shape["batch"], length + 1), device=like["device"])
+    steps = {"ours": Step(Model(shape, mesh, like), words)}
+    if comm.world_size() == 1:
+        steps["torch"] = Step(PlainModel(shape, like), words)
+    else:
+        cut = model_by_dtensor(PlainModel(shape, like), mesh, False)
+        steps["torch"] = Step(cut, words, loss_parallel)
+        if like["device"] == "cuda":
+            asynchronous(mesh)
+            made = Step(model_by_dtensor(PlainModel(shape, like), mesh, True), words, loss_parallel)
+            steps |= {"torch, asynchronous": made} if runs(made) else {}
+    found = measure(steps, rounds)
+    for name, step in steps.items():
+        assert step.loss is not None
+        found[name]["loss"] = float(
+            step.loss.full_tensor() if hasattr(step.loss, "full_tensor") else step.loss
+        )
+    if "timeline" in sys.argv:
+        for name, step in steps.items():
+            timeline(name, step)
+    return found
 
 
 def compare(steps: dict[str, Step]) -> None:
@@ -376,16 +482,18 @@ def main() -> int:
     for name, call, shape in (
         ("llama", llama, SMALL_LLAMA if small else LLAMA),
         ("moe", moe, SMALL_MOE if small else MOE),
+        ("model", model, SMALL_MODEL if small else MODEL),
     ):
-        if name in words or not {"llama", "moe"} & set(words):
+        if name in words or not {"llama", "moe", "model"} & set(words):
             found[name] = {"shape": shape, "found": call(shape, mesh, like, 3 if small else 20)}
             if rank == 0:
                 ours = found[name]["found"]["ours"]["ms"]
                 for n, f in found[name]["found"].items():
                     more = "" if n == "ours" else f"  ours is {f['ms'] / ours:.3f} ×"
+                    more += f"  loss {f['loss']:.3f}" if "loss" in f else ""
                     print(f"{name:6s} {n:20s} {f['ms']:9.2f} ms {f['peak_gib']:7.2f} GiB{more}", flush=True)
     if rank == 0 and not small:
-        record(f"layers_{world}", {"ranks": world, "cases": found})
+        record("_".join([f"layers_{world}", *(found if words else ())]), {"ranks": world, "cases": found})
     comm.barrier()
     dist.destroy_process_group()
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tests.unit.ops.rank_cases import run
-from tilescale import comm
+from tilescale import comm, env
 from tilescale.ops import RANK_MODULES, load_ranks
 from tilescale.ops.case import as_tuple, copied, worst
 from tilescale.ops.ranks.case import Case, RankOp
@@ -73,6 +73,8 @@ def main() -> int:
     for module in given.modules or RANK_MODULES:
         op = load_ranks(module)
         cases = [c for c in op.cases if c.bar is None and (c.small or not given.small)]
+        if env.REMOTE.get():  # copy engines need addresses, and refuse by name
+            cases = [c for c in cases if not c.shape.get("engine")]
         told = [f"{c}: {text}" for c in cases if (text := one(module, c, device))]
         if given.graph:
             told += [f"{c}: {text}" for c in cases[:2] if (text := replayed(op, c))]
