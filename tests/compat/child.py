@@ -396,7 +396,9 @@ def compile_only(events: Events, build: bool) -> None:
                 back = driver.backend(TARGET)
                 text += back.text(lowered, "cuda")
                 if build:
-                    path = Path(os.environ["TILESCALE_CACHE_DIR"]) / f"{os.getpid()}.cubin"
+                    path = Path(os.environ["TILESCALE_CACHE_DIR"]) / f"{os.getpid()}-{len(done)}-{part}.cubin"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.with_suffix(".cu").write_text(back.text(lowered, "cuda"))
                     back.build(lowered, path)
             out = [k for k, p in enumerate(program.params) if p.output] if outputs is None else list(outputs)
             made = Compiled(program, out, program.returns if outputs is None else out, text)

@@ -20,7 +20,8 @@ from tilescale.nn.linear import all_rows, flat_rows, like_rows
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.ranks.groups import filled, share
 
-#: bytes of a chunk's logits
+#: bytes of a chunk's logits, where they are no more rows than features: each chunk's part of the weight's gradient
+#: is written and added, which takes long where rows are few
 CHUNK = 256 << 20
 #: what float16's gradients are multiplied by until the backward: those of a word that is one of 10⁶ keep
 #: their digits, and a row's sum has room up to weights of 100
@@ -34,7 +35,8 @@ class LinearCrossEntropy(Parallel):
         features, vocabulary: of the whole layer; the vocabulary is a multiple of the ranks.
         reduction: "mean" over rows that are not ignored, or "sum".
         ignore_index: rows with this target count nothing.
-        chunk: rows at once, of all ranks together; without it as many as have 256 MB of logits on a rank.
+        chunk: rows at once, of all ranks together; without it as many as have 256 MB of logits on a rank, or
+            as many as features, whose logits are as large as the weight's gradient.
         group, sequence_parallel: as `ColumnParallelLinear`'s.
     """
 
@@ -81,7 +83,7 @@ class LinearCrossEntropy(Parallel):
             raise TileValueError(f"targets {tuple(targets.shape)} of {every} rows", expected="one a row")
         if targets.dtype != torch.int64:
             raise TileTypeError(f"targets of {targets.dtype}", expected="int64")
-        chunk = self.chunk or max(1, CHUNK // (4 * max(1, weight.shape[0])))
+        chunk = self.chunk or max(self.features, CHUNK // (4 * max(1, weight.shape[0])))
         grad = torch.is_grad_enabled()
         loss, *_ = torch.ops.tilescale.linear_cross_entropy(
             flat, weight, targets.reshape(-1), chunk, self.ignore_index, self.reduction == "mean",
@@ -176,10 +178,14 @@ def linear_cross_entropy(
     for low in range(0, each, step):
         rows, mine = aims[:, low : low + step].reshape(-1), x[low : low + step]
         logits, every = _logits(mine, weight, rows.shape[0], named, split, need_w, kind)
-        total += _loss(logits, rows, team.rank * V, ignore, named, team.size)
+        first = team.rank * V
+        parts = ops.cross_entropy_parts(logits, rows, first)
+        every_part = ops.all_gather(parts, group=named).view(team.size, *parts.shape)
+        d, losses = ops.cross_entropy_gradient(logits, rows, every_part, now, first, ignore, dtype=x.dtype)
+        del logits
+        total += losses.sum()
         if not (need_x or need_w):
             continue
-        d = logits.mul_(now).to(x.dtype)
         if dx is not None:
             made = products.scattered if split else products.reduced
             dx[low : low + step] = made(d, weight, None, named)
@@ -210,21 +216,3 @@ def _logits(
 def _summand(d: Tensor, x: Tensor) -> Tensor:
     """A chunk's part of the weight's gradient, which is added up in float32."""
     return torch.mm(d.T, x) if products.by_library(d) else ops.matmul(d.T, x, out_dtype=torch.float32)
-
-
-def _loss(logits: Tensor, targets: Tensor, first: int, ignore: int, group: Any, ranks: int) -> Tensor:
-    """The sum of a chunk's losses. ``logits`` (rows, V), of the words from ``first`` on, become their
-    gradient: softmax, less one at the target."""
-    here = (targets >= first) & (targets < first + logits.shape[1])
-    at = torch.where(here, targets - first, 0)[:, None]
-    top = logits.amax(1)
-    aim = torch.where(here, logits.gather(1, at)[:, 0], 0.0)
-    logits.sub_(top[:, None]).exp_()
-    told = torch.stack([top, logits.sum(1), aim])
-    every = ops.all_gather(told, group=group).view(ranks, 3, -1)
-    highest = every[:, 0].amax(0)
-    total = (every[:, 1] * (every[:, 0] - highest).exp()).sum(0)
-    counts = targets != ignore
-    logits.mul_(((top - highest).exp() / total * counts)[:, None])
-    logits.scatter_add_(1, at, -(here & counts).to(logits.dtype)[:, None])
-    return torch.where(counts, highest + total.log() - every[:, 2].sum(0), 0.0).sum()

@@ -33,6 +33,8 @@ HOME = {
     "all_to_all": "ranks.exchange",
     "attention_gradients": "attention_backward",
     "broadcast": "ranks.spread",
+    "cross_entropy_gradient": "word_loss",
+    "cross_entropy_parts": "word_loss",
     "flash_attention": "attention",
     "fp8_matmul": "fp8_gemm",
     "gated_activation": "gated",
