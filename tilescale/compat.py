@@ -20,8 +20,21 @@ class _AnyName(type):
 
 
 class PassConfigKey(metaclass=_AnyName):
-    """TileLang's switches for its passes: ``pass_configs={PassConfigKey.TL_…: True}`` is accepted and has no
-    effect (TILESCALE_LOG=info says so). Fast math is asked for by name instead: ``T.__exp``."""
+    """TileLang's switches for its passes. ``pass_configs={PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes
+    T.exp and its kin of float32 the fast ones, as ``T.__exp`` does by name, on every target. The others are
+    accepted and have no effect (TILESCALE_LOG=info says so)."""
+
+
+#: by PassConfigKey, and as TileLang spells them in text
+FAST_MATH = ("TL_ENABLE_FAST_MATH", "tl.enable_fast_math")
+
+
+def fast_math(pass_configs: Any) -> tuple[bool, Any]:
+    """Whether these ask for fast math, and those that decide nothing; None where there are none."""
+    if not isinstance(pass_configs, dict):
+        return False, pass_configs
+    asked = any(pass_configs.get(k) for k in FAST_MATH)
+    return asked, {k: v for k, v in pass_configs.items() if k not in FAST_MATH} or None
 
 
 def unused(where: str, given: dict[str, Any]) -> None:

@@ -69,6 +69,8 @@ class Builder:
         self.reducers: list[Any] = []
         #: what T.rng_rand draws from (ops/random.py)
         self.random: Any = None
+        #: whether T.exp and its kin of float32 are the fast ones (ops/math.py)
+        self.fast_math = False
         #: how many T.ws are open (frontend/groups.py)
         self.by_hand = 0
         #: the open teams (compiler/ops/team.py), the innermost last
@@ -219,6 +221,12 @@ class Builder:
 
 
 _local = threading.local()
+
+
+def fast_math() -> bool:
+    """Whether the trace that is under way, if one is, takes the fast functions."""
+    stack: list[Builder] | None = getattr(_local, "stack", None)
+    return bool(stack and stack[-1].fast_math)
 
 
 def current() -> Builder:

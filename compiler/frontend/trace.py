@@ -32,7 +32,7 @@ from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, Til
 from tilescale.language.annotations import ScalarSpec, Tensor, TensorSpec
 from tilescale.language.dtypes import Narrow
 from tilescale.language.elsewhere import INSTEAD
-from tilescale.language.funcs import PrimFunc, parameter_loc
+from tilescale.language.funcs import PrimFunc, parameter_loc, takes_fast_math
 from tilescale.language.symbolic import Const, Sym, SymExpr, settle, symbols_of
 
 SCOPES = {
@@ -212,7 +212,7 @@ def trace(prim: PrimFunc, part: int | None = None) -> TileProgram:
     builder.make_tensor = make_buffer
     params: list[Param] = []
     solved = solve(prim.params)
-    builder.solved = solved.symbols
+    builder.solved, builder.fast_math = solved.symbols, takes_fast_math(prim.func)
     with bld.tracing(builder):
         values: dict[str, Any] = {}
         for name, declared in prim.params.items():
@@ -251,7 +251,7 @@ def trace_eager(
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
     state = _Eager(func, extents or {}, solved or Solved())
     builder.solved = state.solved.symbols
-    builder.eager, builder.make_tensor = state, make_buffer
+    builder.eager, builder.make_tensor, builder.fast_math = state, make_buffer, takes_fast_math(func)
     state.tensors = tensors
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}

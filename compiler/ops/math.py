@@ -1,5 +1,5 @@
 """Scalar arithmetic: what a kernel writes inside T.Parallel. Exact by default; fast only where written
-``T.__exp``."""
+``T.__exp``, or where the kernel's ``pass_configs`` ask for fast math."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math as _math
 from typing import Any
 
 from tilescale.compiler.builder.narrow import Value, narrow_bits
+from tilescale.compiler.builder.state import fast_math
 from tilescale.compiler.builder.values import (
     Buffer,
     as_expr,
@@ -22,6 +23,9 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical
+
+#: functions of float32 that have a fast form
+FAST = ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan")
 
 
 def _unary(name: str, python: Any, doc: str) -> Any:
@@ -41,7 +45,8 @@ def _unary(name: str, python: Any, doc: str) -> Any:
             )
         if "float" not in dt:
             e, dt = convert(e, "float32"), "float32"
-        return ir.Call(f"ts.math.{name}", [e], ret_ty=ir.PrimType(dt))
+        chosen = f"__{name}" if name in FAST and dt == "float32" and fast_math() else name
+        return ir.Call(f"ts.math.{chosen}", [e], ret_ty=ir.PrimType(dt))
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = doc

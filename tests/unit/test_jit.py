@@ -462,6 +462,40 @@ def test_pass_configs_are_named_and_ignored(
     assert "pass_configs decides nothing here" in capfd.readouterr().err
 
 
+def eager_exponentials(x: Any):
+    x: T.Tensor((3,), "float32")
+    with T.Kernel(1), T.Scale("thread"):
+        x[0], x[1], x[2] = T.exp2(x[0]), T.exp(x[1]), T.rsqrt(x[2])
+
+
+@pytest.mark.parametrize("key", [tilescale.PassConfigKey.TL_ENABLE_FAST_MATH, "tl.enable_fast_math"])
+def test_fast_math_is_what_the_kernel_asks_for(key: str):
+    """In an eager kernel, a factory and a prim_func: functions of float32 that have a fast form, no others."""
+
+    @T.prim_func
+    def prim(x: T.Tensor((3,), "float32")):
+        with T.Kernel(1), T.Scale("thread"):
+            x[0], x[1], x[2] = T.exp2(x[0]), T.exp(x[1]), T.rsqrt(x[2])
+
+    @T.prim_func
+    def double(x: T.Tensor((3,), "float64")):
+        with T.Kernel(1), T.Scale("thread"):
+            x[0], x[1], x[2] = T.exp2(x[0]), T.exp(x[1]), T.rsqrt(x[2])
+
+    def factory(of: Any):
+        return of
+
+    asked = {"pass_configs": {key: True}, "target": "cuda:sm_90a"}
+    plain = tilescale.compile(prim, target="cuda:sm_90a").get_kernel_source()
+    assert "exp2f(" in plain and "expf(" in plain and "fast" not in plain
+    eager = tilescale.jit(**asked)(eager_exponentials).compile(torch.empty(3, device="meta"))
+    for made in (tilescale.compile(prim, **asked), tilescale.jit(**asked)(factory)(prim), eager):
+        text = made.get_kernel_source()
+        assert "ts::fast_exp2(" in text and "__expf(" in text and "rsqrt" in text and "exp2f(" not in text
+    assert tilescale.compile(prim, target="cuda:sm_90a").get_kernel_source() == plain
+    assert "fast" not in tilescale.compile(double, **asked).get_kernel_source()
+
+
 def test_the_style_is_seen_without_running_or_reading_the_source():
     namespace = {"T": T}
     exec("def eager(A):\n    with T.Kernel(1):\n        A[0] = 0\n", namespace)

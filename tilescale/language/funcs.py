@@ -17,6 +17,21 @@ from .dtypes import ALL as DTYPES
 from .dtypes import PTR, dtype
 
 
+def with_fast_math(func: types.FunctionType) -> types.FunctionType:
+    """The same function, in whose kernels T.exp and its kin of float32 are the fast ones, by name."""
+    made = types.FunctionType(
+        func.__code__, func.__globals__, func.__name__, func.__defaults__, func.__closure__
+    )
+    made.__dict__.update(func.__dict__, _fast_math=True)
+    made.__kwdefaults__, made.__annotations__ = func.__kwdefaults__, func.__annotations__
+    made.__qualname__, made.__module__, made.__doc__ = func.__qualname__, func.__module__, func.__doc__
+    return made
+
+
+def takes_fast_math(func: Any) -> bool:
+    return bool(getattr(func, "_fast_math", False))
+
+
 class PrimFunc:
     """A kernel as its author wrote it. ``params``: name → what its annotation says. Traced when it is
     compiled."""

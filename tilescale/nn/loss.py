@@ -20,8 +20,8 @@ from tilescale.nn.linear import all_rows, flat_rows, like_rows
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.ranks.groups import filled, share
 
-#: bytes of a chunk's logits, where they are no more rows than features: each chunk's part of the weight's gradient
-#: is written and added, which takes long where rows are few
+#: bytes of a chunk's logits, where these are no fewer rows than features: each chunk's part of the weight's
+#: gradient is written and added, which takes long where rows are few
 CHUNK = 256 << 20
 #: what float16's gradients are multiplied by until the backward: those of a word that is one of 10⁶ keep
 #: their digits, and a row's sum has room up to weights of 100

@@ -1,6 +1,6 @@
-"""``cross_entropy_parts`` and ``cross_entropy_gradient``: the loss of rows of logits whose words are split over
-ranks, and its gradient. The first reads the logits once and says of each row what ranks tell each other, its
-maximum and its sum of exponentials, kept together as in flash attention (Milakov and Gimelshein, "Online
+"""``cross_entropy_parts`` and ``cross_entropy_gradient``: the loss of rows of logits whose words are split
+over ranks, and its gradient. The first reads the logits once and says of each row what ranks tell each other:
+its maximum and its sum of exponentials, kept together as in flash attention (Milakov and Gimelshein, "Online
 normalizer calculation for softmax", 2018), and the target's logit. The second reads them once more and writes
 the gradient in the dtype that products take it in.
 """
@@ -215,7 +215,8 @@ def draw(
 
 
 def gradients(
-    logits: torch.Tensor, targets: torch.Tensor, by: torch.Tensor, ranks: int, dtype: torch.dtype, out: Any = None
+    logits: torch.Tensor, targets: torch.Tensor, by: torch.Tensor, ranks: int, dtype: torch.dtype,
+    out: Any = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """The gradients of each rank's words, one behind another, and the losses."""
     cuts = [part.contiguous() for part in logits.chunk(ranks, 1)]
