@@ -56,7 +56,7 @@ def compile(  # the name that users know
     Raises:
         TileError: whatever the language or the target refuses, placed in the kernel's source.
     """
-    from tilescale.language.funcs import PrimFunc, with_fast_math
+    from tilescale.language.funcs import PrimFunc
 
     fast, pass_configs = fast_math(pass_configs)
     given = {
@@ -70,7 +70,7 @@ def compile(  # the name that users know
             f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}",
             hint="@T.prim_func above it",
         )
-    func = PrimFunc(with_fast_math(func.func)) if fast else func
+    func = func.with_fast_math() if fast else func
     with without_collection():
         from tilescale import build, simulator
 
@@ -164,7 +164,7 @@ class Factory(Jit):
 
     def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """What the function returns for these constants, not compiled."""
-        from tilescale.language.funcs import PrimFunc, takes_fast_math, with_fast_math
+        from tilescale.language.funcs import PrimFunc, takes_fast_math
 
         self.bound(args, kwargs)
         made = self.func(*args, **kwargs)
@@ -175,7 +175,7 @@ class Factory(Jit):
                 expected="a @T.prim_func that it defines (a factory), or `with T.Kernel(…)` in its own body "
                 "(an eager kernel)",
             )
-        return PrimFunc(with_fast_math(made.func)) if takes_fast_math(self.func) else made
+        return made.with_fast_math() if takes_fast_math(self.func) else made
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kernel:
         from tilescale.build import label_of

@@ -482,14 +482,21 @@ def test_fast_math_is_what_the_kernel_asks_for(key: str):
         with T.Kernel(1), T.Scale("thread"):
             x[0], x[1], x[2] = T.exp2(x[0]), T.exp(x[1]), T.rsqrt(x[2])
 
-    def factory(of: Any):
-        return of
+    def factory():
+        extent = 3  # which the annotation names
+
+        @T.prim_func
+        def prim(x: T.Tensor((extent,), "float32")):
+            with T.Kernel(1), T.Scale("thread"):
+                x[0], x[1], x[2] = T.exp2(x[0]), T.exp(x[1]), T.rsqrt(x[2])
+
+        return prim
 
     asked = {"pass_configs": {key: True}, "target": "cuda:sm_90a"}
     plain = tilescale.compile(prim, target="cuda:sm_90a").get_kernel_source()
     assert "exp2f(" in plain and "expf(" in plain and "fast" not in plain
     eager = tilescale.jit(**asked)(eager_exponentials).compile(torch.empty(3, device="meta"))
-    for made in (tilescale.compile(prim, **asked), tilescale.jit(**asked)(factory)(prim), eager):
+    for made in (tilescale.compile(prim, **asked), tilescale.jit(**asked)(factory)(), eager):
         text = made.get_kernel_source()
         assert "ts::fast_exp2(" in text and "__expf(" in text and "rsqrt" in text and "exp2f(" not in text
     assert tilescale.compile(prim, target="cuda:sm_90a").get_kernel_source() == plain

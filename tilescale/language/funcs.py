@@ -3,6 +3,7 @@ loads TVM."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import types
@@ -41,6 +42,13 @@ class PrimFunc:
         self.func = func
         self.name = func.__name__
         self.params = parameters(func)
+
+    def with_fast_math(self) -> PrimFunc:
+        """The same kernel, see `with_fast_math`. Its parameters are known: what their annotations name may be
+        out of sight by now."""
+        made = copy.copy(self)
+        made.func = with_fast_math(self.func)
+        return made
 
     @property
     def loc(self) -> Loc:
