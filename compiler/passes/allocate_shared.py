@@ -5,10 +5,16 @@ A tile lives from its first use to its last; a use inside a loop that does not h
 makes it live through the whole loop, since its value may be wanted in the next round. Executors below the
 block run side by side, in no order: what they use lives through their whole T.Scale, and what one of them
 allocates is there once for each.
+
+A tile of a ring lives through the whole kernel, since the producer runs ahead of the text. Where shared
+memory would not do, it ends behind the last release of its ring, or behind the outermost loop around that:
+then every round that was filled has been awaited and read, and there will be no other. What the block's
+threads touch behind that may share its bytes; `insert_barriers` puts a barrier of these threads in front.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +29,10 @@ ALIGN = 16
 TMA_ALIGN = 128
 #: bytes up to which a tile keeps a place of its own
 SMALL = 1024
+
+
+class NoRoom(TileValueError):
+    """A block's tiles do not fit."""
 
 
 @dataclass
@@ -44,10 +54,11 @@ class Resident:
 
 
 class _Lifetimes:
-    """Numbers the statements of a program and notes when tiles are used."""
+    """Numbers the statements of a program and notes when tiles are used. ``size``: the bytes of a tile, and
+    what its place is a multiple of. ``ends``: rings end with their last release."""
 
-    def __init__(self, program: TileProgram):
-        self.layouts, self.rings = program.layouts, program.schedule
+    def __init__(self, program: TileProgram, size: Callable[[Any], tuple[int, int]], ends: bool):
+        self.size, self.ends, self.rings = size, ends, program.schedule
         self.clock = 0
         self.tiles: dict[Any, Resident] = {}
         self.bases: dict[Any, Any] = {}
@@ -87,14 +98,15 @@ class _Lifetimes:
     def allocate(self, s: Any, ex: Executor) -> None:
         if not s.buffer.ty.storage_scope.startswith("shared"):
             return
-        layout = self.layouts[s.buffer]
+        nbytes, align = self.size(s.buffer)
         staged = self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1
-        align = max(ALIGN, layout.alignment)
-        each = -(-layout.bytes // align) * align
+        align = max(ALIGN, align)
+        each = -(-nbytes // align) * align
         self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
         self.inside[s.buffer] = len(self.open)
-        if staged:
-            self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
+        if staged:  # the producer runs ahead of the text, across tiles
+            self.tiles[s.buffer].touches(0, 0 if self.ends else 1 << 30)
+            self.inside[s.buffer] = 0
             self.tiles[s.buffer].align = max(align, TMA_ALIGN)
         # others may reach a signal from the first statement to the last
         if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
@@ -130,6 +142,10 @@ class _Lifetimes:
                 tile = call.args[1 if str(call.attrs["side"]) == "dst" else 0].source
                 if tile in self.tiles:  # when other blocks are there, the text of this one does not say
                     self.tiles[tile].touches(0, 1 << 30)
+            elif call.op.name == "ts.ring_release" and self.rings is not None:
+                for buffer, number in self.rings.ring_of.items():  # whoever read it has by now
+                    if number == int(call.attrs["ring"]):
+                        note(buffer)
 
         structural_walk(node, (ir.Call, reached))
         structural_walk(node, ((ir.TensorRegion, ir.TensorLoad), lambda n: note(n.source)))
@@ -141,23 +157,41 @@ def allocate_shared(program: TileProgram) -> TileProgram:
     """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
 
     Raises:
-        TileValueError: more than a block may have; the text is a table of who uses what.
+        NoRoom: more than a block may have; the text is a table of who uses what.
     """
-    tiles = list(_Lifetimes(program).tiles.values())
-    placed: list[Resident] = []
-    for t in sorted(tiles, key=lambda t: (-t.align, -t.bytes)):
-        t.offset = _lowest(t, [p for p in placed if t.first <= p.last and p.first <= t.last])
-        placed.append(t)
+
+    def size(buffer: Any) -> tuple[int, int]:
+        layout = program.layouts[buffer]
+        return layout.bytes, layout.alignment
+
+    plan, limit = program.schedule, program.target.shared_bytes
+    roles = plan is not None and len(plan.roles) > 1
+    barriers = sum(2 * 8 * ring.depth for ring in plan.rings) if roles else 0
+    tiles, total = placed(program, size)
+    if roles and total + barriers > limit:
+        tiles, total = placed(program, size, ends=True)
     program.arena = {t.buffer: (t.offset, t.bytes) for t in tiles}
-    program.arena_bytes = max((t.offset + t.bytes for t in tiles), default=0)
-    if program.schedule is not None and len(program.schedule.roles) > 1:
+    program.arena_bytes = total
+    if roles:
         program.arena_bytes += -program.arena_bytes % 8
-        for ring in program.schedule.rings:  # full and empty, a word of 8 bytes for each stage
+        for ring in plan.rings:  # full and empty, a word of 8 bytes for each stage
             ring.barriers = program.arena_bytes
             program.arena_bytes += 2 * 8 * ring.depth
-    if program.arena_bytes > program.target.shared_bytes:
-        raise _too_much(program, tiles, program.target.shared_bytes)
+    if program.arena_bytes > limit:
+        raise _too_much(program, tiles, limit)
     return program
+
+
+def placed(
+    program: TileProgram, size: Callable[[Any], tuple[int, int]], ends: bool = False
+) -> tuple[list[Resident], int]:
+    """The tiles of a program with their places, and the bytes of all; see `_Lifetimes`."""
+    tiles = list(_Lifetimes(program, size, ends).tiles.values())
+    done: list[Resident] = []
+    for t in sorted(tiles, key=lambda t: (-t.align, -t.bytes)):
+        t.offset = _lowest(t, [p for p in done if t.first <= p.last and p.first <= t.last])
+        done.append(t)
+    return tiles, max((t.offset + t.bytes for t in tiles), default=0)
 
 
 def _lowest(t: Resident, others: list[Resident]) -> int:
@@ -170,7 +204,7 @@ def _lowest(t: Resident, others: list[Resident]) -> int:
     return at
 
 
-def _too_much(program: TileProgram, tiles: list[Resident], limit: int) -> TileValueError:
+def _too_much(program: TileProgram, tiles: list[Resident], limit: int) -> NoRoom:
     rows = []
     for t in sorted(tiles, key=lambda t: -t.bytes):
         loc = loc_of(t.span)
@@ -178,7 +212,7 @@ def _too_much(program: TileProgram, tiles: list[Resident], limit: int) -> TileVa
         rows.append(f"  {t.buffer.name:<20} {t.bytes:>9}  {place}")
     table = "\n".join([f"  {'tile':<20} {'bytes':>9}  allocated at", *rows])
     largest = max(tiles, key=lambda t: t.bytes)
-    return TileValueError(
+    return NoRoom(
         f"{program.name} needs {program.arena_bytes} bytes of shared memory, and a block has "
         f"{limit}:\n{table}",
         loc=loc_of(largest.span) or program.launch.loc,

@@ -28,6 +28,7 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.allocate_shared import placed
 from tilescale.compiler.passes.cp_async_rings import copies_ahead
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.room import BESIDE, WHOLE, tile_bytes
@@ -45,6 +46,10 @@ REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: 
 SENDING: dict[int, tuple[int, int] | None] = {256: (216, 72), 384: (152, 56)}
 #: the same where the producer looks up in a tensor, round by round, what it copies (pages)
 LOOKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
+
+
+#: bytes that are left for what layouts bring: parts of sums across warps
+EXCHANGED = 1024
 
 
 class Unfit(Exception):
@@ -181,6 +186,8 @@ def _with_roles(program: TileProgram, limit: int) -> TileProgram:
     asked = _stages(program.func.body)
     made = _scheduled(program, asked)
     depth = _depth(limit, made)
+    if depth < asked and program.sharing:
+        depth = max(depth, _shared_depth(limit, made, asked))
     if depth < 1:
         raise Unfit(reason("its tiles fill shared memory, whole", "smaller tiles in shared memory"))
     if depth < asked:
@@ -213,6 +220,23 @@ def _depth(limit: int, made: TileProgram) -> int:
     one = sum(-(-(sizes[b] // r.depth) // WHOLE) * WHOLE for b, r in staged.items())
     rest = sum(n for b, n in sizes.items() if b not in staged)
     return int((limit - rest - BESIDE) // one) if one else limit  # no ring wants room
+
+
+def _shared_depth(limit: int, made: TileProgram, asked: int) -> int:
+    """The same where tiles that are never alive together share bytes, those of rings with what is touched
+    behind their loops; ``asked`` at most. 0: not even one stage fits."""
+    sizes, plan = tile_bytes(made.func.body), made.schedule
+
+    def fits(depth: int) -> bool:
+        def size(buffer: Any) -> tuple[int, int]:
+            nbytes, ring = sizes[buffer], plan.ring_of.get(buffer)
+            if ring is not None and not plan.rings[ring].single:
+                nbytes = nbytes // plan.rings[ring].depth * depth
+            return nbytes, WHOLE if nbytes >= WHOLE else 128
+
+        return placed(made, size, ends=True)[1] + BESIDE + EXCHANGED <= limit
+
+    return next((depth for depth in range(asked, 0, -1) if fits(depth)), 0)
 
 
 def _double_buffered(program: TileProgram, depth: int, limit: int) -> TileProgram | None:

@@ -145,6 +145,9 @@ class _Walk:
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
         self.ringed |= _by_hand(program)
+        # A ring that has ended shares its bytes with what comes behind it (passes/allocate_shared.py): who
+        # writes there waits until all have read.
+        self.ringed -= {a for a in self.ringed for b in self.arena if a is not b and self._overlap(a, b)}
         #: rings whose copies run ahead, and their tiles
         self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
         self.staged = (

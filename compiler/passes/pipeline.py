@@ -14,7 +14,7 @@ from tilescale.compiler.ir.program import TileProgram, Traceable
 from tilescale.compiler.ir.target import CPU, Target
 from tilescale.compiler.ir.text import text
 from tilescale.compiler.ops.gemm_sp import written_out
-from tilescale.compiler.passes.allocate_shared import allocate_shared
+from tilescale.compiler.passes.allocate_shared import NoRoom, allocate_shared
 from tilescale.compiler.passes.await_products import awaited_products
 from tilescale.compiler.passes.awaited import awaited
 from tilescale.compiler.passes.check_aliasing import check_aliasing
@@ -192,6 +192,17 @@ def chosen(target: Target) -> Iterator[Pass]:
 
 
 def run(program: TileProgram, target: Target = CPU, *, keep: bool = False) -> tuple[TileProgram, Trace]:
+    """See `_run`. How many stages fit is decided before there are layouts; where those bring more than was
+    left for them, once more with as many stages as fit beside everything else."""
+    try:
+        return _run(program, target, keep)
+    except NoRoom:
+        if not program.sharing:
+            raise
+        return _run(replace(program, sharing=False), target, keep)
+
+
+def _run(program: TileProgram, target: Target, keep: bool) -> tuple[TileProgram, Trace]:
     """A traced program at the scheduled level. Every step is verified; ``TILESCALE_DUMP=dir`` writes what
     each left behind.
 
