@@ -53,6 +53,8 @@ def declaration(p: dict[str, Any]) -> str:
     kind = p["kind"]
     if kind == "scalar":
         return f"T.{p['dtype']}"
+    if p.get("pointer"):
+        return "T.ptr"
     if kind == "signal":
         return f"T.Signal({shape_text(p['shape'])})"
     if kind == "packets":
