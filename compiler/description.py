@@ -147,8 +147,14 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
         out["of"] = str(p.spec.of)
     if p.spec.pointer:
         out["pointer"] = True
-    strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
-    return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
+    if p.spec.declared is not None:
+        out["declared"] = _extents(p.spec.declared)
+    return {**out, "kind": p.spec.kind, **_extents(p.spec)}
+
+
+def _extents(spec: TensorSpec) -> dict[str, Any]:
+    strides = None if spec.strides is None else [expression(s) for s in spec.strides]
+    return {"shape": [expression(s) for s in spec.shape], "strides": strides}
 
 
 #: operations of extents that a call computes, as `expression` has them

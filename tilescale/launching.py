@@ -15,7 +15,7 @@ from tilescale import devices, log, native
 from tilescale.arrays import as_numpy, numpy_dtype
 from tilescale.cache import Entry
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.explain import declaration, explain, is_numpy, is_torch, place
+from tilescale.explain import declaration, explain, extent_text, is_numpy, is_torch, place, written
 from tilescale.pointed import Pointers, address_in
 
 if TYPE_CHECKING:
@@ -435,10 +435,10 @@ class _Front:
             return str(e)
         if isinstance(e, str):
             if e not in self.known:
-                p = self.params[k]
+                p, extent = self.params[k], extent_text(written(self.params, e))
                 raise TileValueError(
-                    f"the extent {e} of {p['name']} is in no shape of an argument of {self.kernel.name}, so "
-                    "no call says what it is",
+                    f"the extent {extent} of {p['name']} is in no shape of an argument of {self.kernel.name}"
+                    ", so no call says what it is",
                     loc=place(p["loc"]),
                     hint=f"leave {p['name']} out of out_idx and pass it",
                 )
