@@ -450,7 +450,21 @@ def failure(text: str) -> LaunchError:
     """The error behind ``TS:failed:<kernel>|<file>|<line>|<message>``: a launch on a GPU, of this kernel or
     an earlier one, has failed."""
     name, file, line, message = text.removeprefix("TS:failed:").split("|", 3)
-    return LaunchError(f"{name}: {message}", loc=Loc(file, int(line)) if file and line.isdigit() else None)
+    loc = Loc(file, int(line)) if file and line.isdigit() else None
+    return LaunchError(f"{name}: {message}", loc=loc, hint=_agreed(message, loc))
+
+
+def _agreed(message: str, loc: Loc | None) -> str | None:
+    """What to write where ranks' launches differ though they launch one kernel."""
+    same = "launched the same kernel with different "
+    if same + "shapes" not in message and same + "code or constants" not in message:
+        return None
+    if loc is None or "/tilescale/ops/ranks/" not in loc.file:
+        return "extents and constants that are alike on all ranks"
+    return (
+        "arguments of the same shape on all ranks; where they have different numbers of rows, rows= of an "
+        "operation or a layer (tokens= of moe_dispatch), alike on all ranks, says how many there are"
+    )
 
 
 def _running(device: Device, meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchError:
@@ -463,5 +477,6 @@ def _running(device: Device, meta: dict[str, Any], sites: Sequence[str], text: s
             message = message.removesuffix(f" ({file}:{line})")
     if "no kernel image" in message:
         message += f"; the kernel is compiled for {meta.get('arch')}"
-    hint = RUN_HERE if device.absent and device.absent in message else None
-    return LaunchError(f"{meta['name']}: {message}", loc=loc or place(meta["loc"]), hint=hint)
+    loc = loc or place(meta["loc"])
+    hint = RUN_HERE if device.absent and device.absent in message else _agreed(message, loc)
+    return LaunchError(f"{meta['name']}: {message}", loc=loc, hint=hint)
