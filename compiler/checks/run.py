@@ -486,7 +486,9 @@ class Arguments:
             )
         declared = (p.spec.declared or p.spec).shape
         for axis, (extent, n) in enumerate(zip(p.spec.shape, array.shape, strict=True)):
-            settled, what = replaced(extent, self.symbols), f"axis {axis} of {p.name} has extent {n}"
+            # of a box in words, which its own check knows to say
+            settled = settle(extent) if p.spec.kind == "packets" else replaced(extent, self.symbols)
+            what = f"axis {axis} of {p.name} has extent {n}"
             if isinstance(symbol := settle(extent), Sym):
                 if n % (multiple := self.made.program.multiples.get(symbol.name, 1)):
                     of = "" if declared[axis] is extent else f", as {shown(declared[axis])} is"
