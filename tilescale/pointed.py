@@ -60,7 +60,7 @@ def _judge(kernel: Pointers, k: int, value: Any, args: Sequence[Any]) -> None:
     value = value if torch else as_numpy(value)
     name, there = p["name"], value.device.type if torch else "cpu"
     if there != kernel.device.memory:
-        raise TypeError(f"TS:device:{kernel.inputs[k]}:-1:-1:{2 if there == 'cuda' else 1}")
+        raise TypeError(f"TS:device:{kernel.inputs[k]}:-1:-1:1")  # 1: of what is no torch tensor, a CPU's
     taken = p.get("points") or ()
     if not taken:
         return
