@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import location
 from tilescale.compiler.ops.participants import as_meta, demands
 from tilescale.compiler.ops.print import dtype_code
 from tilescale.compiler.passes.residency import shared_bytes, synchronizes_ranks
+from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import Narrow
@@ -81,6 +84,8 @@ def metadata(program: TileProgram) -> dict[str, Any]:
     parameter_words(program)
     written = written_parameters(program)
     params = [_metadata(p, k in written) for k, p in enumerate(program.params)]
+    for name, tensors in pointed(program).items():
+        next(p for p in params if p["name"] == name)["points"] = tensors
     launch = program.launch
     return {
         "name": program.name,
@@ -142,8 +147,54 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
         out["of"] = str(p.spec.of)
     if p.spec.pointer:
         out["pointer"] = True
-    strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
-    return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
+    if p.spec.declared is not None:
+        out["declared"] = _extents(p.spec.declared)
+    return {**out, "kind": p.spec.kind, **_extents(p.spec)}
+
+
+def _extents(spec: TensorSpec) -> dict[str, Any]:
+    strides = None if spec.strides is None else [expression(s) for s in spec.strides]
+    return {"shape": [expression(s) for s in spec.shape], "strides": strides}
+
+
+#: operations of extents that a call computes, as `expression` has them
+_OPERATORS = {tirx.Add: "+", tirx.Sub: "-", tirx.Mul: "*", tirx.FloorDiv: "//"}
+
+
+def pointed(program: TileProgram) -> dict[str, list[dict[str, Any]]]:
+    """What a kernel takes the memory behind its parameters ``p: T.ptr`` for: by parameter, the dtype, shape
+    and strides of each tensor that every call makes there. An extent that is more than arithmetic of the
+    call's numbers is None."""
+    tables = {p.var: p.name for p in program.params if isinstance(p.spec, TensorSpec) and p.spec.pointer}
+    if not tables:
+        return {}
+    numbers = {p.var for p in program.params if not isinstance(p.spec, TensorSpec)}
+    numbers |= set(program.symbols.values())
+    found: dict[str, list[dict[str, Any]]] = {}
+    maybe: list[Any] = []  # made by some calls alone: nothing is asked of the others
+
+    def extent(e: Any) -> Any:
+        if (known := constant(e)) is not None:
+            return known
+        if type(e) in _OPERATORS:
+            parts = [extent(e.a), extent(e.b)]
+            return None if None in parts else [_OPERATORS[type(e)], *parts]
+        return str(e.name) if e in numbers else None
+
+    def made(s: Any) -> None:
+        if address_of(s) is None or s.data.args[0] not in tables or any(s.same_as(x) for x in maybe):
+            return
+        of = s.buffer.ty
+        shape, steps = ([extent(e) for e in given] for given in (of.shape, of.strides))
+        one = {"dtype": str(of.dtype), "shape": shape, "strides": steps or None}
+        found.setdefault(tables[s.data.args[0]], []).append(one)
+
+    def inside(s: Any) -> None:
+        structural_walk(s, (tirx.DeclBuffer, maybe.append))
+
+    structural_walk(program.func.body, ((tirx.IfThenElse, tirx.For, tirx.While), inside))
+    structural_walk(program.func.body, (tirx.DeclBuffer, made))
+    return found
 
 
 def expression(value: Any) -> Any:

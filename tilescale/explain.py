@@ -41,18 +41,36 @@ def expr_text(e: Any) -> str:
     return f"{op}({a}, {b})" if op in ("min", "max") else f"({a} {op} {b})"
 
 
+def extent_text(e: Any) -> str:
+    """The same without parentheses around the whole."""
+    text = expr_text(e)
+    return text[1:-1] if text.startswith("(") else text
+
+
+def symbols_in(e: Any) -> list[str]:
+    """The names of the symbols of an extent, each once."""
+    if isinstance(e, list):
+        return list(dict.fromkeys(s for part in e[1:] for s in symbols_in(part)))
+    return [e] if isinstance(e, str) else []
+
+
+def as_declared(p: dict[str, Any]) -> dict[str, Any]:
+    """A parameter with the extents that its author wrote, where the kernel's follow from others."""
+    return {**p, **p.get("declared", {})}
+
+
 def shape_text(extents: Sequence[Any]) -> str:
-    inner = ", ".join(
-        expr_text(e).removeprefix("(").removesuffix(")") if isinstance(e, list) else str(e) for e in extents
-    )
+    inner = ", ".join(map(extent_text, extents))
     return f"({inner},)" if len(extents) == 1 else f"({inner})"
 
 
 def declaration(p: dict[str, Any]) -> str:
     """``T.Tensor((m, 64), "float32")``: what a parameter was declared as."""
-    kind = p["kind"]
+    kind, p = p["kind"], as_declared(p)
     if kind == "scalar":
         return f"T.{p['dtype']}"
+    if p.get("pointer"):
+        return "T.ptr"
     if kind == "signal":
         return f"T.Signal({shape_text(p['shape'])})"
     if kind == "packets":
@@ -78,6 +96,23 @@ def is_torch(value: Any) -> bool:
 def is_numpy(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def written(params: Sequence[dict[str, Any]], symbol: str) -> Any:
+    """The expression that an author wrote where the kernel has a symbol of its own; else the symbol."""
+    for p in params:
+        for e, made in zip(as_declared(p).get("shape", ()), p.get("shape", ()), strict=True):
+            if made == symbol:
+                return e
+    return symbol
+
+
+def _at(e: Any, n: int) -> int:
+    """A linear expression of one symbol, of which n is the value."""
+    if not isinstance(e, list):
+        return n if isinstance(e, str) else int(e)
+    a, b = _at(e[1], n), _at(e[2], n)
+    return a + b if e[0] == "+" else a - b if e[0] == "-" else a * b
 
 
 def _given_shape(value: Any) -> str:
@@ -185,7 +220,7 @@ class Refusal:
         )
 
     def symbol(self) -> TileError:
-        name = self.meta["symbols"][self.axis]
+        name = extent_text(written(self.meta["params"], self.meta["symbols"][self.axis]))
         return self.error(
             TileValueError,
             f"the extent {name} is {self.got}",
@@ -199,17 +234,27 @@ class Refusal:
         return self.error(TileValueError, message, expected=f"{self.expected}: {declaration(self.p)}")
 
     def shape(self) -> TileError:
-        extent = self.p["shape"][self.axis]
+        extent = as_declared(self.p)["shape"][self.axis]
         message = f"axis {self.axis} of {self.name} has extent {self.got}{_given_shape(self.arg)}"
         wanted = f"{self.expected}: {declaration(self.p)}"
         if not isinstance(extent, int):
-            wanted = f"{self.expected} = {expr_text(extent)}{self._defined(extent)}"
+            wanted = f"{self.expected} = {extent_text(extent)}{self._defined(extent)}"
         return self.error(TileValueError, message, expected=wanted)
 
     def multiple(self) -> TileError:
         """A promise about a T.dynamic that the call breaks."""
         extent, strides = self.p["shape"][self.axis], self.p["strides"]
         promised = self.meta["multiples"]
+        if strides is None and (asked := written(self.meta["params"], extent)) != extent:
+            (symbol,), factor = symbols_in(asked), _at(asked, 1) - _at(asked, 0)
+            own = int(self.expected) // factor
+            return self.error(
+                TileValueError,
+                f"axis {self.axis} of {self.name} has extent {self.got}{_given_shape(self.arg)}",
+                expected=f"a multiple of {self.expected}, as {extent_text(asked)} is"
+                + (f" of a T.dynamic({symbol!r}, multiple_of={own})" if own > 1 else ""),
+                hint=f"pad {self.name}",
+            )
         symbol, what = (
             (extent, "extent") if extent in promised or strides is None else (strides[self.axis], "stride")
         )
@@ -222,13 +267,23 @@ class Refusal:
         )
 
     def _defined(self, extent: Any) -> str:
-        """Where the value of a symbol in this call came from."""
-        if not isinstance(extent, str):
-            return ""
-        for p in self.meta["params"]:
-            for what, values in (("axis", p.get("shape")), ("the stride of axis", p.get("strides"))):
-                if extent in (values or ()):
-                    return f", by {what} {values.index(extent)} of {p['name']}"
+        """Where the values of an extent's symbols in this call came from."""
+        found = [text for s in symbols_in(extent) if (text := self._source(s, s == extent))]
+        return f", {'' if isinstance(extent, str) else 'where '}{' and '.join(found)}" if found else ""
+
+    def _source(self, symbol: str, alone: bool) -> str:
+        """``n is 4 by axis 0 of A``, or ``2 * n is 8 …``, where that says what n is; ``alone``: where."""
+        for solved in (False, True):
+            for k, p in enumerate(self.meta["params"]):
+                own = as_declared(p)
+                for what, key in (("axis", "shape"), ("the stride of axis", "strides")):
+                    for axis, (e, made) in enumerate(zip(own.get(key) or (), p.get(key) or (), strict=True)):
+                        fits = symbol in symbols_in(e) and isinstance(made, str) if solved else e == symbol
+                        if fits:
+                            by = f"by {what} {axis} of {p['name']}"
+                            given = getattr(self.args[k], "shape", ()) if key == "shape" else ()
+                            value = f" is {given[axis]}" if axis < len(given) else ""
+                            return by if alone and not solved else f"{extent_text(e)}{value} {by}"
         return ""
 
     def contig(self) -> TileError:
@@ -395,7 +450,21 @@ def failure(text: str) -> LaunchError:
     """The error behind ``TS:failed:<kernel>|<file>|<line>|<message>``: a launch on a GPU, of this kernel or
     an earlier one, has failed."""
     name, file, line, message = text.removeprefix("TS:failed:").split("|", 3)
-    return LaunchError(f"{name}: {message}", loc=Loc(file, int(line)) if file and line.isdigit() else None)
+    loc = Loc(file, int(line)) if file and line.isdigit() else None
+    return LaunchError(f"{name}: {message}", loc=loc, hint=_agreed(message, loc))
+
+
+def _agreed(message: str, loc: Loc | None) -> str | None:
+    """What to write where ranks' launches differ though they launch one kernel."""
+    same = "launched the same kernel with different "
+    if same + "shapes" not in message and same + "code or constants" not in message:
+        return None
+    if loc is None or "/tilescale/ops/ranks/" not in loc.file:
+        return "extents and constants that are alike on all ranks"
+    return (
+        "arguments of the same shape on all ranks; where they have different numbers of rows, rows= of an "
+        "operation or a layer (tokens= of moe_dispatch), alike on all ranks, says how many there are"
+    )
 
 
 def _running(device: Device, meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchError:
@@ -408,5 +477,6 @@ def _running(device: Device, meta: dict[str, Any], sites: Sequence[str], text: s
             message = message.removesuffix(f" ({file}:{line})")
     if "no kernel image" in message:
         message += f"; the kernel is compiled for {meta.get('arch')}"
-    hint = RUN_HERE if device.absent and device.absent in message else None
-    return LaunchError(f"{meta['name']}: {message}", loc=loc or place(meta["loc"]), hint=hint)
+    loc = loc or place(meta["loc"])
+    hint = RUN_HERE if device.absent and device.absent in message else _agreed(message, loc)
+    return LaunchError(f"{meta['name']}: {message}", loc=loc, hint=hint)

@@ -267,7 +267,7 @@ class Fingerprint:
                 f"{what} is the module {v.__name__}, whose source is not there, or has changed since it was "
                 "imported"
             )
-        self.put("module", v.__name__, source)
+        self.put("module", v.__name__, str(v.__file__), source)  # the file as a function's place
 
     def _class(self, v: type, what: str) -> None:
         if _is_fixed(v.__module__):

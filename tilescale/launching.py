@@ -15,7 +15,8 @@ from tilescale import devices, log, native
 from tilescale.arrays import as_numpy, numpy_dtype
 from tilescale.cache import Entry
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.explain import declaration, explain, is_numpy, is_torch, place
+from tilescale.explain import declaration, explain, extent_text, is_numpy, is_torch, place, written
+from tilescale.pointed import Pointers, address_in
 
 if TYPE_CHECKING:
     from tilescale.compiler.ir.program import TileProgram
@@ -367,27 +368,6 @@ def _bytes_of(value: Any) -> Any:
     return value
 
 
-def _address_in(kernel: Launchable, value: Any) -> Any:
-    """What a parameter ``p: T.ptr`` is given for a tensor, or its address: a tensor of one int64, where the
-    kernel reads it.
-
-    Raises:
-        TileTypeError: something else.
-    """
-    import numpy
-
-    at = value if isinstance(value, int) and not isinstance(value, bool) else _address(value)
-    if at is None:
-        raise TileTypeError(
-            f"{kernel.name} takes an address, not {type(value).__name__}",
-            loc=place(kernel._meta["loc"]),
-            expected="a tensor, or what its data_ptr() gives",
-        )
-    if not kernel.device.gpu:
-        return numpy.array([at], numpy.int64)
-    return sys.modules["torch"].tensor([at], dtype=sys.modules["torch"].int64, device="cuda")
-
-
 def _pairs_of(value: Any) -> Any:
     """Bytes that a call allocated, as torch's pairs of 4-bit floats."""
     return value.view(sys.modules["torch"].float4_e2m1fn_x2)
@@ -407,13 +387,16 @@ class _Front:
         }
         self.lines: list[str] = []
         self.known: dict[str, str] = {}
+        pointers = [at for at, k in enumerate(kernel._inputs) if self.params[k].get("pointer")]
+        if pointers:  # a tensor behind one is judged by the call's other arguments
+            of = Pointers(kernel.name, kernel.device, self.params, kernel._inputs)
+            self.names["address_in"] = lambda at, args: address_in(of, at, args, _address)
+            self.lines.append(f"given = ({' '.join(f'a{k},' for k in kernel._inputs)})")
+            self.lines += [f"a{kernel._inputs[at]} = address_in({at}, given)" for at in pointers]
         for k in kernel._inputs:
             if self.pairs(k):
                 self.names["bytes_of"] = _bytes_of
                 self.lines.append(f"a{k} = bytes_of(a{k})")
-            if self.params[k].get("pointer"):
-                self.names["address_in"] = lambda value: _address_in(kernel, value)
-                self.lines.append(f"a{k} = address_in(a{k})")
             self.read(k)
         for k in kernel._inputs:
             self.check(k)
@@ -452,10 +435,10 @@ class _Front:
             return str(e)
         if isinstance(e, str):
             if e not in self.known:
-                p = self.params[k]
+                p, extent = self.params[k], extent_text(written(self.params, e))
                 raise TileValueError(
-                    f"the extent {e} of {p['name']} is in no shape of an argument of {self.kernel.name}, so "
-                    "no call says what it is",
+                    f"the extent {extent} of {p['name']} is in no shape of an argument of {self.kernel.name}"
+                    ", so no call says what it is",
                     loc=place(p["loc"]),
                     hint=f"leave {p['name']} out of out_idx and pass it",
                 )

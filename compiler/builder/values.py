@@ -22,7 +22,7 @@ from tilescale.compiler.tvm_compat import (
     structural_walk,
     tirx,
 )
-from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical, dtype
 from tilescale.language.symbolic import COMPARE, Const, Sym, SymExpr, settle
 
@@ -541,6 +541,8 @@ class Buffer(_Tile):
         self.flat: Buffer | None = None
         #: of an accumulator, how T.Parallel nests add to it (ops/reducer.py)
         self.reducer = ""
+        #: where it was finalized
+        self.finalized: Loc | None = None
         self.place: Any = None
         #: of a tensor of 4-bit numbers: ``var`` has their bytes
         self.packed = False

@@ -30,7 +30,7 @@ from tilescale.compiler.sim.prepare import Prepared, prepare
 from tilescale.compiler.sim.record import Recorder
 from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.language.symbolic import Sym, SymExpr, settle
+from tilescale.language.symbolic import Sym, SymExpr, replaced, settle, shown
 from tilescale.packets import each, length
 
 #: choices of a schedule after which a launch counts as endless
@@ -480,22 +480,23 @@ class Arguments:
         array = np.asarray(value) if not np.ma.isMaskedArray(value) else value.data
         want = np.dtype(np.int64) if p.spec.kind in ("signal", "packets") else numerics.storage(dtype)
         if array.dtype != want or array.ndim != len(p.spec.shape):
-            shown = f"({', '.join(map(str, p.spec.shape))})"
+            of = f"({', '.join(map(shown, (p.spec.declared or p.spec).shape))})"
             raise TileTypeError(
-                f"{p.name} is {array.dtype} of {array.shape}", loc=p.loc, expected=f"{dtype} of {shown}"
+                f"{p.name} is {array.dtype} of {array.shape}", loc=p.loc, expected=f"{dtype} of {of}"
             )
-        for extent, n in zip(p.spec.shape, array.shape, strict=True):
-            settled = settle(extent)
-            if isinstance(settled, Sym):
-                if n % (multiple := self.made.program.multiples.get(settled.name, 1)):
-                    raise TileValueError(
-                        f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"a multiple of {multiple}"
-                    )
-                settled = self.symbols.setdefault(settled.name, n)
+        declared = (p.spec.declared or p.spec).shape
+        for axis, (extent, n) in enumerate(zip(p.spec.shape, array.shape, strict=True)):
+            # of a box in words, which its own check knows to say
+            settled = settle(extent) if p.spec.kind == "packets" else replaced(extent, self.symbols)
+            what = f"axis {axis} of {p.name} has extent {n}"
+            if isinstance(symbol := settle(extent), Sym):
+                if n % (multiple := self.made.program.multiples.get(symbol.name, 1)):
+                    of = "" if declared[axis] is extent else f", as {shown(declared[axis])} is"
+                    raise TileValueError(what, loc=p.loc, expected=f"a multiple of {multiple}{of}")
+                settled = self.symbols.setdefault(symbol.name, n)
             if isinstance(settled, int) and settled != n:
-                raise TileValueError(
-                    f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"{extent} = {settled}"
-                )
+                of = "" if isinstance(extent, int) else f" = {shown(declared[axis])}"
+                raise TileValueError(what, loc=p.loc, expected=f"{settled}{of}")
         self._strides(p, array)
         self.arrays[p.name] = array
         if np.ma.isMaskedArray(value):

@@ -1,9 +1,10 @@
 """Tile IR → thread IR for the CPU: one function a block, flat indices, every tile at a constant offset of the
 block's arena.
 
-Global memory is indexed in 64 bits, the arena in 32. Accesses that cannot be proven inside are guarded: reads
-give zero, writes of a tensor are dropped, writes outside a tile fail the launch. A T.Parallel nest whose
-guards depend on its own indices is emitted twice, without guards where the whole nest lies inside.
+Global memory is indexed in 64 bits (`Lowering.exact`), the arena in 32. Accesses that cannot be proven inside
+are guarded: reads give zero, writes of a tensor are dropped, writes outside a tile fail the launch. A
+T.Parallel nest whose guards depend on its own indices is emitted twice, without guards where the whole nest
+lies inside.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ SMALL_VALUE = 40
 #: many on
 ELEMENTS, TILES, MANY = 1 << 16, 64, 1 << 16
 _HUGE = 1 << 40
+#: arithmetic of indices that 32 bits may not hold
+_EXACT = (tirx.Add, tirx.Sub, tirx.Mul)
 _INT = ir.PrimType("int32")
 _RETURN = tirx.Return(lit(0, "int32"))  # the runtime takes anything else for a failed kernel
 
@@ -68,6 +71,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.analyzer = sym.Analyzer()
         self.memory: dict[Any, Memory] = {}
         self.variables: dict[Any, Any] = {}
+        #: a binding that 32 bits might not hold → the same in 64
+        self.wide: dict[Any, Any] = {}
         self.header: list[Any] = []
         self.pending: list[list[Any]] = []
         self.sites: list[str] = []
@@ -239,7 +244,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         shape = tuple(self._extent(r.extent) for r in region.region)
         offset: Any = m.start
         for low, stride in zip(mins, m.strides, strict=True):
-            offset = offset + widened(low, m.index_dtype) * stride
+            offset = offset + (self.exact(low) if m.is_global else widened(low, m.index_dtype)) * stride
         valid = tuple(
             self._valid(m, k, low, e, region) for k, (low, e) in enumerate(zip(mins, shape, strict=True))
         )
@@ -275,6 +280,10 @@ class Lowering(Scalars, ParallelLoops, Scales):
                 raise self.outside(m, axis, f"{first}:{first + count}", node)
         start = lit(0, "int32") if below else 0 - low
         stop = widened(size, str(low.ty)) - low
+        if m.is_global and self._may_overflow(low):
+            wide = self.exact(low)
+            start = start if below else _clamped(0 - wide)
+            stop = _clamped(self.exact(size) - wide)
         return narrow(start, "int32"), narrow(stop, "int32")
 
     def outside(self, m: Memory, axis: int, what: str, node: Any) -> TileValueError:
@@ -516,7 +525,17 @@ class Lowering(Scalars, ParallelLoops, Scales):
             s.value
         ):  # TVM's unsigned constants do not bear its subtractions
             self._learn(var, value)
+            if self._may_overflow(value):
+                return self._bind_wide(var, value)
         return tirx.Bind(var, value)
+
+    def _bind_wide(self, var: Any, value: Any) -> Any:
+        """A binding that may stand in an index: of 64 bits there, its lower half elsewhere."""
+        if self._nest is not None:  # 64 bits would halve a loop's lanes: computed where an index has it
+            self.wide[var] = self.exact(value)
+            return tirx.Bind(var, value)
+        wide = self.wide[var] = tirx.Var(f"{var.name}_wide", "int64")
+        return seq([tirx.Bind(wide, self.exact(value)), tirx.Bind(var, tirx.Cast("int32", wide))])
 
     def _learn(self, var: Any, value: Any) -> None:
         """Tells the analyzer what a binding is: its value where that is small, else only between what it
@@ -642,7 +661,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
         flat: Any = m.start
         tests: list[Any] = []
         for axis, (i, stride) in enumerate(zip(indices, m.strides, strict=True)):
-            flat = flat + widened(i, m.index_dtype) * stride
+            wide = self.exact(i) if m.is_global else widened(i, m.index_dtype)
+            flat = flat + wide * stride
             size = m.shape[axis]
             known = const(i)
             if known is not None and isinstance(size, int) and not 0 <= known < size:
@@ -651,8 +671,37 @@ class Lowering(Scalars, ParallelLoops, Scales):
                 if not self.proven(test) and not self.hoisted(test):
                     if not m.is_global and not self.unreachable and self.proven(tirx.Not(test)):
                         raise self.outside(m, axis, f"index {i}", node)
-                    tests.append(test)
+                    tests.append(self.exactly(test) if m.is_global else test)
         return self.analyzer.simplify(flat), tests
+
+    def exact(self, index: Any) -> Any:
+        """An index of global memory in 64 bits: its sums and products, too, where 32 might not hold them. The
+        analyzer's proofs and LLVM's know no overflow: of ``i * i`` nobody would test whether it is
+        negative."""
+        if (known := const(index)) is not None:
+            return lit(known, "int64")
+        if str(index.ty) != "int32":
+            return widened(index, "int64")
+        if isinstance(index, ir.Var) and index in self.wide:
+            return self.wide[index]
+        if self._may_overflow(index):
+            return type(index)(self.exact(index.a), self.exact(index.b))
+        return widened(index, "int64")
+
+    def exactly(self, test: Any) -> Any:
+        """A comparison of such indices."""
+        if not isinstance(test, tirx.IntImm) and any(map(self._may_overflow, (test.a, test.b))):
+            return type(test)(self.exact(test.a), self.exact(test.b))
+        return test
+
+    def _may_overflow(self, index: Any) -> bool:
+        if isinstance(index, ir.Var) and index in self.wide:
+            return True
+        if not isinstance(index, _EXACT) or str(index.ty) != "int32":
+            return False
+        bound = self.analyzer.const_int_bound(index)
+        outside = bound.min_value < -(1 << 31) or bound.max_value >= 1 << 31
+        return outside or self._may_overflow(index.a) or self._may_overflow(index.b)
 
     # -- the whole
     # ------------------------------------------------------------------------------------------------
@@ -730,6 +779,12 @@ def _reads_memory(e: Any) -> bool:
     found: list[Any] = []
     structural_walk(e, (ir.TensorLoad, found.append))
     return bool(found)
+
+
+def _clamped(wide: Any) -> Any:
+    """A distance that counts elements, which are fewer than 2³¹, in 32 bits."""
+    most = (1 << 31) - 1
+    return tirx.Cast("int32", tirx.Max(tirx.Min(wide, lit(most, "int64")), lit(-most, "int64")))
 
 
 def _compares_unsigned(e: Any) -> bool:

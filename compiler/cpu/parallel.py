@@ -27,6 +27,7 @@ class ParallelLoops:
     all: Callable[[list[Any]], Any]
     bind_loop: Callable[[Any, Any], None]
     _extent: Callable[[Any], Any]
+    exactly: Callable[[Any], Any]
 
     def parallel(self, s: Any) -> Any:
         loops = [s]
@@ -91,7 +92,7 @@ class ParallelLoops:
                 return None
             if (c > 0) == (kind == "LT") and c != 0:
                 value = value + (widened(extent, str(var.ty)) - 1) * c
-        return (value >= test.b) if kind == "GE" else (value < test.b)
+        return self.exactly((value >= test.b) if kind == "GE" else (value < test.b))
 
     def _fixed(self, e: Any) -> bool:
         """Whether every variable of an expression is bound outside the nest."""

@@ -29,7 +29,7 @@ class Solved:
         )
         strides = None if spec.strides is None else tuple(replaced(s, self.symbols) for s in spec.strides)
         slots = None if spec.slots is None else tuple(replaced(s, self.symbols) for s in spec.slots)
-        return replace(spec, shape=shape, strides=strides, slots=slots)
+        return replace(spec, shape=shape, strides=strides, slots=slots, declared=spec)
 
 
 def solve(specs: Mapping[str, Any]) -> Solved:

@@ -33,7 +33,7 @@ from tilescale.language.annotations import ScalarSpec, Tensor, TensorSpec
 from tilescale.language.dtypes import Narrow
 from tilescale.language.elsewhere import INSTEAD
 from tilescale.language.funcs import PrimFunc, parameter_loc, takes_fast_math
-from tilescale.language.symbolic import Const, Sym, SymExpr, settle, symbols_of
+from tilescale.language.symbolic import Const, Sym, SymExpr, settle, shown, symbols_of
 
 SCOPES = {
     "tensor": "global",
@@ -52,6 +52,8 @@ class _Eager:
         #: the tensors of the call, by the names of their parameters
         self.tensors: dict[str, TensorArg] = {}
         self.params: dict[str, Param] = {}
+        #: what tensors said of T.const extents, for errors
+        self.learnt: dict[str, str] = {}
 
     def declare_output(self, shape: tuple[Any, ...], dt: Any) -> Buffer:
         """``T.empty(shape, dtype)``: a tensor that the call allocates and returns."""
@@ -318,7 +320,19 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
         given = (*given[:-1], 2 * given[-1])
     for axis, want in enumerate(spec.slots or spec.shape if halves else spec.shape):
         got = given[axis] if given is not None else None
-        _learn(want, got, state.extents)
+        unknown = {s.name: s for s in symbols_of(want) if getattr(s, "value", None) is None}
+        names = state.learnt if isinstance(want, int) else [s.name for s in symbols_of(want)]
+        told = " and ".join(dict.fromkeys(state.learnt[n] for n in names if n in state.learnt))
+        why = f", where {told}" if told else ""
+        if not _learn(want, got, state.extents):
+            raise TileValueError(
+                f"axis {axis} of {name} has extent {got}",
+                loc=loc,
+                expected=f"{shown(want)} of a whole number {' and '.join(unknown)}{why}",
+            )
+        said = f"{shown(want)} is {got} by axis {axis} of {name}"
+        if got is not None:
+            state.learnt |= {name: said for name, s in unknown.items() if isinstance(settle(s), int)}
         if isinstance(want, Const) and want.value is None:
             raise TileValueError(
                 f"extent {want.name} of {name} is not given",
@@ -327,8 +341,11 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
             )
         settled = settle(want)
         if got is not None and isinstance(settled, int) and settled != got:
+            of = "" if isinstance(want, int) else f" = {shown(want)}"
             raise TileValueError(
-                f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}"
+                f"axis {axis} of {name} has extent {got}",
+                loc=loc,
+                expected=f"{settled}{of}{why}",
             )
     spec = state.solved.spec(name, spec)
     shape = tuple(settle(s) for s in spec.shape)
@@ -339,34 +356,30 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     return buffer
 
 
-def _learn(want: Any, got: int | None, given: dict[str, Any]) -> None:
+def _learn(want: Any, got: int | None, given: dict[str, Any]) -> bool:
     """The values of constants that an extent, of which an argument may say the value, or the call of
-    ``compile`` tells: ``n`` of ``n * heads`` too, so that what stands in front of ``n`` alone has it."""
+    ``compile`` tells: ``n`` of ``n * heads`` too, so that what stands in front of ``n`` alone has it. False
+    where no integer would do."""
     if got is None or not isinstance(want, Sym):
         for symbol in symbols_of(want):
             if isinstance(symbol, Const) and symbol.value is None:
                 symbol.value = given.get(symbol.name)
     if got is None:
-        return
+        return True
     if isinstance(want, Const) and want.value is None:
         want.value = got
     elif isinstance(want, SymExpr) and not isinstance(want, Sym) and want.op in ("+", "-", "*"):
         a, b = (settle(x) for x in want.args)
         if isinstance(a, int) == isinstance(b, int):
-            return
+            return True
         (known, other), left = ((a, b), False) if isinstance(a, int) else ((b, a), True)
         if want.op == "+":
-            _learn(other, got - known, given)
-        elif want.op == "-":
-            _learn(other, got + known if left else known - got, given)
-        elif known:
-            if got % known:
-                raise TileValueError(
-                    f"an extent is {got}, which is no {want}",
-                    loc=source.current(),
-                    expected=f"a multiple of {known}",
-                )
-            _learn(other, got // known, given)
+            return _learn(other, got - known, given)
+        if want.op == "-":
+            return _learn(other, got + known if left else known - got, given)
+        if known:
+            return got % known == 0 and _learn(other, got // known, given)
+    return True
 
 
 def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part: int | None) -> TileProgram:

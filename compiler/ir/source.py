@@ -27,6 +27,9 @@ OURS = tuple(
         ),
     )
 )
+#: Of those, what holds kernels like anybody's. A place in them is of their own text, which the cache's key
+#: covers; the line of the program that called first would be another program's error, too.
+_KERNELS = str(Path(sys.modules["tilescale.errors"].__file__ or "").resolve().parent / "ops") + "/"
 _STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 
 _positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
@@ -39,7 +42,7 @@ def is_ours(filename: str) -> bool:
         # Of `python -c`, whose functions are called <string> as what Python makes itself.
         return not source_text.is_known(filename)
     if filename.startswith(OURS):
-        return True
+        return not filename.startswith(_KERNELS)
     return filename.startswith(_STDLIB) and "-packages/" not in filename
 
 

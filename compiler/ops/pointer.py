@@ -23,9 +23,10 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
     where ``ptrs`` is a ``T.Tensor((groups,), T.ptr)`` of what torch's ``data_ptr()`` gives, or at a parameter
     ``p: T.ptr`` itself.
 
-    Nobody looks at what lies there: its extents, dtype and strides (row-major by default), that the address
-    is a multiple of 16, and that it lives as long as the launch, are the caller's word. Tensors of different
-    tables do not overlap, as parameters do not.
+    Nobody looks at what lies at an address: its extents, dtype and strides (row-major by default), that the
+    address is a multiple of 16, and that it lives as long as the launch, are the caller's word. A tensor that
+    a call gives for ``p`` is looked at (tilescale/pointed.py). Tensors of different tables do not overlap, as
+    parameters do not.
 
     Raises:
         TileTypeError: no address, extents that are no integers, a dtype of 4 bits. TileValueError: an extent

@@ -69,10 +69,8 @@ def reducer_update(target: Any, value: Any) -> None:
     """
     made = bld.current().buffers.get(target.source) if isinstance(target, ir.TensorLoad) else None
     if made is None or not made.reducer:
-        raise TileTypeError(
-            f"T.reducer_update of {target}", loc=source.current(),
-            expected="an element r[i] of what T.alloc_reducer gave",
-        )  # fmt: skip
+        expected = "an element r[i] of what T.alloc_reducer gave"
+        raise _closed(made, "T.reducer_update", f"T.reducer_update of {target}", expected)
     update(made, tuple(target.indices), OPS[made.reducer], value)
 
 
@@ -83,16 +81,27 @@ def finalize_reducer(reducer: Buffer, dst: Any = None) -> None:
         TileTypeError: no accumulator, or one that was finalized.
     """
     _open(reducer, "T.finalize_reducer")
-    reducer.reducer = ""
+    reducer.reducer, reducer.finalized = "", source.current()
     if dst is not None:
         copy(reducer, dst)
 
 
 def _open(reducer: Any, what: str) -> None:
     if not isinstance(reducer, Buffer) or not reducer.reducer:
-        raise TileTypeError(
-            f"{what} of {reducer!r}", loc=source.current(), expected="what T.alloc_reducer gave"
-        )
+        raise _closed(reducer, what, f"{what} of {reducer!r}", "what T.alloc_reducer gave")
+
+
+def _closed(tile: Any, what: str, message: str, expected: str) -> TileTypeError:
+    """The refusal of what is no accumulator, or none any more."""
+    done = tile.finalized if isinstance(tile, Buffer) else None
+    if done is None:
+        return TileTypeError(message, loc=source.current(), expected=expected)
+    return TileTypeError(
+        f"{what} of {tile.name}, which line {done.line} has finalized",
+        loc=source.current(),
+        expected=f"one T.finalize_reducer of {tile.name}, behind all that is added to it",
+        hint="leave this one out" if what == "T.finalize_reducer" else f"{what} in front of line {done.line}",
+    )
 
 
 def _nothing(kind: str, dtype: str) -> str:

@@ -12,10 +12,11 @@ import torch.distributed.checkpoint
 import torch.distributed.tensor  # once here, not in each of the forked ranks
 
 import tilescale.compiler.driver
-import tilescale.nn  # noqa: F401
+import tilescale.nn
 from tests.ranks import nn_checks, nn_edges, nn_heads, nn_memory
 from tests.ranks.harness import run_ranks
 from tilescale import comm
+from tilescale.errors import LaunchError
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
 
 
@@ -50,6 +51,22 @@ def test_experts(world: int):
     """With a minus all kinds of them on two ranks."""
     run = (nn_checks.on_mesh, nn_checks.port(), nn_checks.experts, world != 2)
     small(run_ranks(abs(world), *run, timeout=120), 1e-10)
+
+
+def uneven(more: int) -> str:
+    """What a rank is told that brings other tokens than the next one, and does not say so."""
+    comm.init()
+    layer = tilescale.nn.ExpertParallelMoE(16, 24, 4, 2)
+    with pytest.raises(LaunchError) as refused:
+        layer(torch.ones(4 + more * comm.rank(), 16))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("more", [1, 300])
+def test_uneven_tokens_without_rows(more: int):
+    for text in run_ranks(2, uneven, more, timeout=120):
+        assert "moe_dispatch" in text and "write instead: arguments of the same shape on all ranks" in text
+        assert "rows= of an operation or a layer" in text
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])

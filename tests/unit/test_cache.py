@@ -233,6 +233,28 @@ def test_the_place_in_the_file_counts(place: Path, fresh: Fresh):
     assert fresh.shift() == (False, BASE)
 
 
+def test_an_error_of_a_librarys_kernel_names_its_own_line(place: Path, clean_env: dict[str, str]):
+    """Two programs share the library's kernel, so no line of either may lie in the cache with it."""
+    text = """
+import torch
+from tilescale import comm, ops
+
+comm.init()
+ops.all_to_all(torch.zeros(4, 8), torch.tensor([4]), rows=2, how="kernel")
+"""
+    environ = {**clean_env, "TILESCALE_CACHE_DIR": str(place / "cache"), "TILESCALE_LOG": "info"}
+    said = []
+    for name in ("first", "second"):
+        (place / f"{name}.py").write_text(text)
+        call = [sys.executable, str(place / f"{name}.py")]
+        said.append(subprocess.run(call, env=environ, capture_output=True, text=True, timeout=120).stderr)
+    assert "compiled exchange(" in said[0] and "compiled" not in said[1]  # else nothing is shared
+    for stderr in said:
+        refused = stderr[stderr.index("LaunchError: ") :]
+        assert "exchange_kernels.py:" in refused and "device_assert(here" in refused, refused
+    assert "first.py" not in said[1]
+
+
 def test_eager_kernels_start_warm(place: Path, fresh: Fresh):
     calls = [(3, 4, 0), (5, 4, 0), (3, 8, 0), (3, 4, 6)]
     assert fresh.eager(calls) == [(False, 2), (False, 2), (False, 2), (False, 8)]

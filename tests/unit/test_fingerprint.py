@@ -8,6 +8,7 @@ import enum
 import functools
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -201,7 +202,9 @@ def test_what_a_module_has_is_followed_to_the_attribute(tmp_path: Path, monkeypa
     def helper(module, x):
         return module.Y
 
-    assert digest(passes_it_on)  # by its whole source
+    before = digest(passes_it_on)  # by its whole source, and its file, which errors name
+    monkeypatch.setattr(ours_a, "__file__", str(shutil.copy2(ours_a.__file__, tmp_path / "elsewhere.py")))
+    assert digest(passes_it_on) != before
     del sys.modules["ours_a"], sys.modules["ours_b"]
 
 

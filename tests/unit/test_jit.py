@@ -584,7 +584,9 @@ def test_a_constant_is_learnt_from_an_expression_of_it():
     for n in (3, 5):
         a, b = np.random.rand(4 * n, 9).astype("float32"), np.random.rand(n, 1).astype("float32")
         np.testing.assert_array_equal(every(a, b), a[::4, 1:] + b)
-    with refused(TileValueError, "an extent is 21, which is no", expected="a multiple of 4"):
+    with refused(TileValueError, "axis 0 of A has extent 21", expected="n * 4 of a whole number n"):
         every(np.zeros((21, 9), "float32"), b)
-    with refused(TileValueError, "axis 0 of B has extent 5", expected="n = 6"):
+    with refused(
+        TileValueError, "axis 0 of B has extent 5", expected="6 = n, where n * 4 is 24 by axis 0 of A"
+    ):
         every(np.zeros((24, 9), "float32"), b)

@@ -21,6 +21,7 @@ class TensorSpec:
     "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, and of a tensor of
     4-bit numbers, ``slots`` and ``of``: the extents and the dtype that its author sees.
     ``pointer``: one address, for which a call gives a tensor, or a number.
+    ``declared``: the same as its author wrote it, where the compiler puts other symbols into the extents.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class TensorSpec:
     slots: tuple[Any, ...] | None = None
     of: Any = None
     pointer: bool = False
+    declared: TensorSpec | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -153,6 +153,12 @@ class Const(Sym):
         self.value: int | None = None
 
 
+def shown(extent: Any) -> str:
+    """An extent as people read it, without parentheses around the whole."""
+    text = str(extent)
+    return text[1:-1] if text.startswith("(") else text
+
+
 def symbols_of(value: Any) -> list[Sym]:
     """The symbols in a symbolic expression, in order of appearance."""
     if isinstance(value, Sym):

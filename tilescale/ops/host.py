@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 
 from tilescale import advice, env
@@ -133,3 +134,50 @@ def matrix(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
     if tensor.T.is_contiguous():
         return tensor.T, True
     return tensor.contiguous(), False
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are one: the same elements in the same order."""
+    lie = zip(a.shape, a.stride(), b.stride(), strict=False)
+    return (a.data_ptr(), a.shape, a.dtype) == (b.data_ptr(), b.shape, b.dtype) and all(
+        n == 1 or s == t for n, s, t in lie
+    )
+
+
+#: steps that a look at two strided tensors may take, as of the launcher
+_TANGLED = 10_000
+
+
+class _Bytes:
+    """A tensor's memory as NumPy describes it. NumPy compares addresses alone, so they may be a GPU's."""
+
+    def __init__(self, of: torch.Tensor):
+        size = of.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(of.shape),
+            "strides": tuple(s * size for s in of.stride()),
+            "typestr": f"|V{size}",
+            "data": (of.data_ptr(), False),
+        }
+
+
+def _end(of: torch.Tensor) -> int:
+    """The address behind a tensor's last byte."""
+    last = sum((n - 1) * s for n, s in zip(of.shape, of.stride(), strict=True))
+    return of.data_ptr() + of.element_size() * (last + 1)
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a byte belongs to both; also where strides are too tangled to tell."""
+    if a.numel() == 0 or b.numel() == 0 or a.device != b.device:
+        return False
+    if _end(a) <= b.data_ptr() or _end(b) <= a.data_ptr():
+        return False
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    x, y = (numpy.asarray(_Bytes(t)) for t in (a, b))
+    try:
+        return bool(numpy.shares_memory(x, y, max_work=_TANGLED))  # type: ignore[arg-type]  # NumPy's stub knows the named values alone
+    except numpy.exceptions.TooHardError:
+        return True

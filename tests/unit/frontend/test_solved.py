@@ -12,7 +12,8 @@ import tilescale
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree
-from tilescale.errors import TileValueError
+from tilescale.compiler.checks.run import launch
+from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import linear
 
 
@@ -53,8 +54,33 @@ def test_what_an_extent_says(of: Any, other: Any):
 
 def test_multiples_are_looked_at():
     kernel = numbered(lambda n: 4 * n, lambda n: n + 2)
-    with refused(TileValueError, "the extent of axis 0 of A", expected="a multiple of 4"):
+    with refused(TileValueError, "axis 0 of A has extent 10", expected="a multiple of 4, as 4 * n is"):
         run(kernel)(np.zeros(10, np.int32), np.zeros((4, 2), np.int32))
+
+
+def test_errors_say_what_was_written():
+    """Not the names and expressions that stand in its place."""
+    n, x = 6, np.zeros
+    kernel = numbered(lambda n: n + 1, lambda n: 2 * n)
+    with refused(
+        TileValueError, "axis 0 of B has extent 8", expected="12 = 2 * n, where n + 1 is 7 by axis 0 of A"
+    ):
+        run(kernel)(x(7, np.int32), x((8, 2), np.int32))
+    with refused(TileValueError, "axis 0 of B has extent 8", expected="12 = 2 * n"):
+        launch(kernel, 1, {"A": x(7, np.int32), "B": x((8, 2), np.int32)})
+    with refused(TileTypeError, "B is a tensor of int64", expected='T.Tensor((2 * n, 2), "int32")'):
+        run(kernel)(x(7, np.int32), x((12, 2), np.int64))
+
+    @tilescale.jit
+    def baked(A, B):
+        n = T.const("n")
+        A: T.Tensor((n + 1,), "int32")
+        B: T.Tensor((2 * n,), "int32")
+        with T.Kernel(1):
+            B[0] = A[0]
+
+    with refused(TileValueError, "axis 0 of B has extent 8", expected="12, where n + 1 is 7 by axis 0 of A"):
+        baked(x(7, np.int32), x(8, np.int32))
 
 
 def test_eager_kernels():

@@ -93,6 +93,54 @@ def test_one_tensor_by_itself(strided: bool):
     assert "float* const A = (float*)a[0];" in text and "< m" in text
 
 
+def test_a_tensor_by_itself_is_looked_at():
+    """It has to be what the kernel takes its memory for, as far as the call tells."""
+    made = tilescale.compile(scaled(), target="cpu")
+    a, b = torch.randn(11, 9), torch.zeros(11, 9)
+    declared = "T.make_tensor takes it"
+    with refused(TileTypeError, "a is a tensor of float64", expected=f"float32, of which {declared}"):
+        made(a.double(), b, 11, 9)
+    with refused(TileTypeError, "b is a tensor of int32", write='b.astype("float32")'):
+        made(a, b.int().numpy(), 11, 9)
+    with refused(TileValueError, "a is not contiguous", expected="row-major", write="a.contiguous()"):
+        made(torch.randn(9, 11).T, b, 11, 9)
+    with refused(TileValueError, "b has 90 elements", expected="99 at least: T.make_tensor(b, (m, n))"):
+        made(a, b[:10], 11, 9)
+    with refused(TileTypeError, "a is on meta"):
+        made(a.to("meta"), b, 11, 9)
+    assert not b.any()
+    strided = tilescale.compile(scaled(True), target="cpu")
+    strided(a, b.T, 11, 9)
+    assert torch.equal(b, a * 2)
+    with refused(
+        TileValueError, "has 97 elements", expected="99 at least: T.make_tensor(b, (n, m), strides=(1, n))"
+    ):
+        strided(a, torch.zeros(108).as_strided((9, 9), (1, 11)), 11, 9)
+
+
+def test_what_only_some_calls_take_a_tensor_for_is_not_asked_of_all():
+    @T.prim_func
+    def kernel(a: T.ptr, X: T.Tensor((T.dynamic("n"),), "float32"), wanted: T.int32):
+        with T.Kernel(1):
+            if wanted > 0:
+                A = T.make_tensor(a, (X.shape[0] * 2,), "float32")
+                A[X.shape[0]] = X[0]
+
+    made, x = tilescale.compile(kernel, target="cpu"), torch.ones(4)
+    made(torch.zeros(1, dtype=torch.int8), x, 0)
+
+    @T.prim_func
+    def always(a: T.ptr, X: T.Tensor((T.dynamic("n"),), "float32")):
+        A = T.make_tensor(a, (X.shape[0] * 2,), "float32")
+        with T.Kernel(1):
+            A[X.shape[0]] = X[0]
+
+    made = tilescale.compile(always, target="cpu")
+    with refused(TileValueError, "a has 7 elements", expected="8 at least: T.make_tensor(a, (n * 2,))"):
+        made(torch.zeros(7), x)
+    made(torch.zeros(8), x)
+
+
 def test_what_is_no_tensor():
     def made(of: Any) -> Any:
         @T.prim_func

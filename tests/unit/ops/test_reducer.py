@@ -128,7 +128,13 @@ def refusing(how: str) -> Any:
                 r[0] += 1
             if how == "again":
                 T.finalize_reducer(f)
+            if how.startswith("done"):
+                T.finalize_reducer(r)
+            if how == "done twice":
+                T.finalize_reducer(r)
             for i, j in T.Parallel(8, 8):
+                if how == "done and added to":
+                    T.reducer_update(r[i], 1)
                 if how == "times":
                     r[i] *= 2
                 if how == "place":
@@ -156,6 +162,8 @@ def refusing(how: str) -> Any:
         ("place", TileTypeError, "is added to at"),
         ("who is meant", TileTypeError, r"T.reducer_update of \w+\[0\]"),
         ("opened", TileTypeError, "T.reducer_init of f"),
+        ("done twice", TileTypeError, r"T.finalize_reducer of r, which line \d+ has finalized"),
+        ("done and added to", TileTypeError, r"T.reducer_update of r, which line \d+ has finalized"),
     ],
 )
 def test_refusals(how: str, kind: type[Exception], message: str):

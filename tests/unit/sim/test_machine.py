@@ -262,7 +262,7 @@ def test_prints_say_who():
 def test_arguments_are_checked():
     with pytest.raises(TileTypeError, match="A is float64"):
         launch(gossip(2, 1), 2, {"A": np.zeros(S)})
-    with pytest.raises(TileValueError, match="axis of A has extent 3"):
+    with pytest.raises(TileValueError, match="axis 0 of A has extent 3"):
         launch(gossip(2, 1), 2, {"A": np.zeros(3, np.int32)})
     with pytest.raises(TileTypeError, match="no parameter 'Z'"):
         launch(gossip(2, 1), 2, {"Z": 1})

@@ -50,7 +50,7 @@ def all_to_all(
         sizes: (ranks,) of int32 or int64, on x's device; together m at most. Without it all parts are equal.
         rows: how many rows could come to a rank at most, alike on all ranks; needed with ``sizes``.
         group: who takes part, see `groups.team_of`; all ranks without.
-        out: (rows, …), contiguous, takes the result.
+        out: (rows, …), contiguous, takes the result; it shares no memory with x.
         how: "packets" (of rows of whole words of four bytes) or "kernel" where the choice by size is not
             wanted.
         blocks: multiprocessors that the kernel keeps at most. Packets go by as many blocks as a part has
@@ -83,6 +83,7 @@ def all_to_all(
     if rows is None or rows < 0:
         raise TileValueError(f"rows={rows}", expected="how many rows could come to a rank, with sizes=")
     c = host.result(out, (rows, *x.shape[1:]), x.dtype, x)
+    flat.in_place("all_to_all", x, out, "")  # a part that came would lie where one is still read
     inner = math.prod(x.shape[1:]) * x.element_size()
     if rows * inner == 0:
         return c, torch.zeros(team.size, dtype=torch.int32, device=x.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,31 @@ def cut(size: int, itemsize: int, units: int, world: int = 2) -> Cut:
     blocks = min(units, -(-size // put))
     givers = blocks * GIVERS // 4 if size >= SHARED else 0
     return Cut(added // itemsize, put // itemsize, blocks, 256, givers)
+
+
+def in_place(
+    operation: str,
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    form: str,
+    where: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None,
+) -> bool:
+    """Whether a call is in place, which is one ``form`` of sharing memory: where the two tensors that
+    ``where`` gives of ``out`` are one. Every other sharing is refused, by each rank that does it before it
+    sends anything, whatever way the call would go.
+
+    Raises:
+        TileValueError: x and ``out`` share memory otherwise.
+    """
+    if out is None or not host.share_memory(x, out):
+        return False
+    if where is not None and host.same(*where(out)):
+        return True
+    raise TileValueError(
+        f"{operation}: x and out share memory",
+        expected=f"{form + ', or ' if form else ''}an out that shares no memory with x",
+        hint=f"{operation}(x.clone(), out=out)",
+    )
 
 
 def words(*sizes: int) -> tuple[torch.dtype, int]:

@@ -118,7 +118,7 @@ def gather_by_packets(world: int, P: int, blocks: int, threads: int, dtype: str,
             T.get_packets(box[0:world, b * P : (b + 1) * P], all)
             T.get_packets(box[0:world, blocks * P + b * 4 : blocks * P + (b + 1) * 4], lengths)
             for r in T.serial(world):
-                T.device_assert(lengths[r, 0] == n, "ranks gather different shapes")
+                T.device_assert(lengths[r, 0] == n, "ranks gather different shapes; rows= says how many rows")
             T.copy(all, C[0, b * P])
 
     return all_gather

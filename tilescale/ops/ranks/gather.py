@@ -66,7 +66,8 @@ def all_gather(
         group: who takes part, see `groups.team_of`; all ranks without.
         rows: all ranks' m together, split as torch.chunk does; without it every rank has as many.
         out: (rows, …), contiguous, takes the result; in symmetric memory (`comm.empty`) it is written without
-            a copy.
+            a copy. x may be this rank's rows of it, which are copied first unless by engines, else they share
+            no memory.
         how: "packets" (of rows of whole words of four bytes), "kernel", "engine" (copy engines, into a result
             in symmetric memory) or "library" where the choice by size is not wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
@@ -83,6 +84,9 @@ def all_gather(
     out = None if out is None else host.result(out, shape, x.dtype, x)
     each = share(M, team.size)
     inner = math.prod(x.shape[1:])
+    form = "x that is this rank's rows of out (in place)"
+    first = team.rank * each
+    own = flat.in_place("all_gather", x, out, form, lambda o: (x, o.narrow(0, first, len(x))))
     torch_group = library(group, team, x)
     size = each * inner * x.element_size()
     kept = flat.kept(team, "all_gather", x, blocks, size=size)
@@ -107,6 +111,8 @@ def all_gather(
     if not able[way] or (way == "packets" and how is None and kept["blocks"] is not None):
         way = "kernel"
     whole = out if fits and out is not None else x.new_empty(each * team.size, *x.shape[1:])
+    if own and whole is out and way != "engine":  # kernels write these rows, too; engines copy them onto x
+        x = x.clone()
     gathered(x.contiguous(), whole, M, team, way, torch_group, kept["blocks"])
     if out is None:
         return whole[:M]

@@ -65,7 +65,7 @@ def all_reduce(
         order: "rank": the parts are added in the order of ranks; "any": also as torch's library does, which
             may round on its way.
         out: of x's shape, contiguous, takes the result; x itself, on all ranks or on none, is added in
-            place.
+            place, else it shares no memory with x.
         how: "packets" (not of float64), "one_shot", "two_shot" or "library" where the choice by size is not
             wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
@@ -78,6 +78,7 @@ def all_reduce(
     team = team_of(group)
     flat.summed(x, "all_reduce")
     c = host.result(out, tuple(x.shape), x.dtype, x)
+    flat.in_place("all_reduce", x, out, "out that is x (in place, on all ranks)", lambda o: (x, o))
     torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
     kept, units = (

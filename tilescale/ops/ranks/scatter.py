@@ -58,7 +58,8 @@ def reduce_scatter(
         group: who takes part, see `groups.team_of`; all ranks without.
         order: "rank": the parts are added in the order of ranks; "any": also as torch's library does, which
             may round on its way.
-        out: (m, …), contiguous, takes the result.
+        out: (m, …), contiguous, takes the result; it may be this rank's rows of x, which costs a copy of
+            them, else it shares no memory with x.
         how: "packets" (of equal parts, and not of float64), "kernel" or "library" where the choice by size is
             not wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
@@ -77,6 +78,8 @@ def reduce_scatter(
         raise TileValueError("reduce_scatter of a number", expected="a tensor of one axis at least")
     M = x.shape[0]
     c = host.result(out, (rows_of(team.rank, M, team.size), *x.shape[1:]), x.dtype, x)
+    form, first = "out that is this rank's rows of x (in place)", team.rank * share(M, team.size)
+    own = flat.in_place("reduce_scatter", x, out, form, lambda o: (o, x.narrow(0, first, len(o))))
     torch_group = library(group, team, x)
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
     kept = flat.kept(team, "reduce_scatter", x, blocks, size=size, order=order)
@@ -89,6 +92,10 @@ def reduce_scatter(
         return c
     if way == "library":
         c.copy_(by_library(x, torch_group)())
+    elif own:  # kernels read x beside what they write
+        landing = torch.empty_like(c)
+        scattered(x, landing, M, team, blocks=kept["blocks"], way=way)
+        c.copy_(landing)
     else:
         scattered(x, c, M, team, blocks=kept["blocks"], way=way)
     return c

@@ -61,8 +61,8 @@ def broadcast(
         x: of any shape and dtype, alike on all ranks; read on the root alone.
         root: a rank of the group, alike on all ranks.
         group: who takes part, see `groups.team_of`; all ranks without.
-        out: of x's shape, contiguous, takes the result; x itself is overwritten in place. Without it the root
-            gets x, the others new memory.
+        out: of x's shape, contiguous, takes the result; x itself is overwritten in place, else they share no
+            memory. Without it the root gets x, the others new memory.
         how: "packets" (of whole words of four bytes, up to a megabyte), "direct", "relayed" or "library"
             where the choice by size is not wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
@@ -79,6 +79,7 @@ def broadcast(
         c = x
     else:
         c = host.result(out, tuple(x.shape), x.dtype, x)
+    flat.in_place("broadcast", x, out, "out that is x (in place)", lambda o: (x, o))
     torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
     kept = flat.kept(team, "broadcast", x, blocks, size=size)
