@@ -35,6 +35,7 @@ HOME = {
     "broadcast": "ranks.spread",
     "cross_entropy_gradient": "word_loss",
     "cross_entropy_parts": "word_loss",
+    "dispatch_grouped_matmul": "ranks.dispatch_gemm",
     "flash_attention": "attention",
     "fp8_matmul": "fp8_gemm",
     "gated_activation": "gated",
