@@ -234,20 +234,27 @@ def dispatch_grouped_matmul(
         )
         return (grouped.grouped_matmul(sent.expanded(), w, sent.sizes, gate=gate, out=c) if P else c), sent
     sent, order, steps = dispatch.listed(x, ids, weights, num_experts, most, team, slot, how.BM)
+    return multiplied(x, w, sent, order, steps, c, gate, how), sent
+
+
+def multiplied(
+    x: torch.Tensor, w: torch.Tensor, sent: Dispatched, order: torch.Tensor, steps: torch.Tensor,
+    c: torch.Tensor, gate: str, how: Config,
+) -> torch.Tensor:  # fmt: skip
+    """c, the products of all pairs, in one kernel with the way of x to them, as `dispatch.listed` says."""
     trans_b = not w.is_contiguous()
     b = w.transpose(1, 2) if trans_b else w
     b = b if b.is_contiguous() else b.contiguous()
     a = x.contiguous()
     a = a if a.data_ptr() % 16 == 0 else a.clone()
-    tall, space = P // how.BM + local, workspace(team)
+    local, tall, space = len(sent.sizes), len(sent.index) // how.BM + len(sent.sizes), workspace(sent.team)
     # rows behind an expert's last one are read, and what they give is not stored
     (of_pairs,) = space.tensors(x, ((tall * how.BM, x.shape[1]), x.dtype), apart=PAIRS, clear=True)
-    told = space.counters(local + tall)
     what = {k: v for k, v in vars(how).items() if k != "fused"}
-    what |= {"H": x.shape[1], "N": N, "E": num_experts, "world": team.size, "dtype": host.dtype_name(x)}
-    args = (a, order, steps, sent.index, b, sent.rows, of_pairs, told, c)
-    host.launch(dispatch_gemm, args, trans_b=trans_b, gate=gate, **what)
-    return c, sent
+    what |= {"H": x.shape[1], "N": w.shape[2], "E": sent.num_experts, "world": sent.team.size}
+    args = (a, order, steps, sent.index, b, sent.rows, of_pairs, space.counters(local + tall), c)
+    host.launch(dispatch_gemm, args, dtype=host.dtype_name(x), trans_b=trans_b, gate=gate, **what)
+    return c
 
 
 def _configured(team: Team, x: torch.Tensor, w: torch.Tensor, P: int, gate: str) -> Config:
@@ -301,6 +308,13 @@ def pairs_that_came(out: torch.Tensor | None = None, **drawn: Any) -> torch.Tens
     y, sent = dispatch_grouped_matmul(**drawn, out=out)
     y[torch.arange(len(y), device=y.device) >= sent.sizes.sum()] = 0
     return y
+
+
+def seen(given: tuple[torch.Tensor, Dispatched]) -> torch.Tensor:
+    """What a call gave, zero behind the last pair."""
+    y, sent = given
+    there = torch.arange(len(y), device=y.device) < sent.sizes.sum()
+    return y.where(there[:, None], y.new_zeros(()))
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
@@ -397,6 +411,16 @@ SMALL: tuple[dict[str, Any], ...] = (
     {"tokens": 1, "hidden": 24, "topk": 1, "experts": 5, "inner": 8, "dtype": "float16"},
     {"tokens": 30, "hidden": 24, "topk": 8, "experts": 9, "inner": 20, "choice": "drop", "gate": "gelu"},
 )
+#: larger ones, in one kernel
+ON_GPUS: tuple[dict[str, Any], ...] = tuple(
+    {"tokens": 900, "hidden": 1032, "topk": 4, "experts": 16, "inner": 520, **more}
+    for more in (
+        {"gate": "silu"},
+        {"gate": "gelu", "trans": True, "choice": "one"},
+        {"choice": "few", "dtype": "float16"},
+        {"choice": "drop", "uneven": True, "trans": True},
+    )
+) + ({"tokens": 60, "hidden": 1032, "topk": 4, "experts": 16, "inner": 520, "gate": "silu"},)
 MEASURED: tuple[dict[str, Any], ...] = (
     {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 64, "inner": 2048, "gate": "silu"},
     {"tokens": 1024, "hidden": 7168, "topk": 8, "experts": 64, "inner": 2048, "gate": "silu"},
@@ -417,6 +441,7 @@ OP = RankOp(
     cases=(
         *(Case({**_FEW, **s}, small=True) for s in SMALL),
         *(Case(s, small=True) for s in SMALL[:2]),
+        *(Case({**s, "warps": 3}) for s in ON_GPUS),
         *(Case(s, bar=1.0) for s in MEASURED),
     ),
     peers={"library": by_library},
@@ -428,5 +453,5 @@ OP = RankOp(
         2.0 * tokens * topk * hidden * inner * (2 if gate else 1)
     ),  # fmt: skip
     timed=lambda out=None, **a: lambda: dispatch_grouped_matmul(**a, out=out),
-    seen=lambda given: given[0],
+    seen=seen,
 )
