@@ -6,13 +6,15 @@ torch and NCCL.
 The layer is captured once in a CUDA graph and first replayed with other tokens and choices, against float64.
 Ours and the peers are then timed by the operations' own harness (tilescale/ops/ranks/measure.py). Where ranks
 share a GPU there is no NCCL, and nothing but ours to be timed unless there is one rank: ``blocks=32`` bounds
-the kernels that wait, which all have to fit on it together. ``check`` alone times nothing.
+the kernels that wait, which all have to fit on it together. ``check`` alone times nothing. ``fused``: also the
+layer whose tokens go to their experts beside the first product, in one kernel.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +22,9 @@ from torch.nn.functional import silu
 
 from tests.bench.record import record
 from tilescale import comm, ops
-from tilescale.ops.ranks import measure
+from tilescale.ops import host
+from tilescale.ops.ranks import dispatch_gemm, measure
+from tilescale.ops.ranks.experts import room
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.ranks.workspace import release
 
@@ -50,11 +54,25 @@ def tokens_of(shape: dict[str, int], rank: int, seed: int) -> tuple[torch.Tensor
     return x, torch.randn(shape["tokens"], shape["experts"], generator=g, device="cuda")
 
 
+def in_one_kernel(shape: dict[str, int], local: int, blocks: int | None) -> dispatch_gemm.Config:
+    """How the first product is computed with the way to it."""
+    _, pairs = room(shape["tokens"], shape["topk"], shape["experts"], comm.world_size())
+    units = host.units(torch.device("cuda")) if blocks is None else blocks
+    return replace(dispatch_gemm.choose(pairs, local, 2 * shape["inner"], "silu", units), fused=True)
+
+
 def layer(
     x: torch.Tensor, logits: torch.Tensor, up: torch.Tensor, down: torch.Tensor, shape: dict[str, int],
-    blocks: int | None,
+    blocks: int | None, fused: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     weights, chosen = ops.moe_route(logits, shape["topk"])
+    if fused:
+        E = shape["experts"]
+        how = in_one_kernel(shape, len(up), blocks)
+        hidden, sent = ops.dispatch_grouped_matmul(
+            x, up, chosen, weights, num_experts=E, gate="silu", config=how
+        )
+        return ops.moe_combine(ops.grouped_matmul(hidden, down, sent.sizes), sent, blocks=blocks)
     sent = ops.moe_dispatch(x, chosen, weights, num_experts=shape["experts"], blocks=blocks)
     hidden = ops.grouped_matmul(sent.expanded(), up, sent.sizes, gate="silu")
     return ops.moe_combine(ops.grouped_matmul(hidden, down, sent.sizes), sent, blocks=blocks)
@@ -74,7 +92,7 @@ def reference(
     return out
 
 
-def check(blocks: int | None) -> float:
+def check(blocks: int | None, fused: bool) -> float:
     """The greatest error of a replayed graph, relative to the greatest number."""
     rank, world, worst = comm.rank(), comm.world_size(), 0.0
     up, down = weights_of(SMALL, 7)
@@ -82,12 +100,12 @@ def check(blocks: int | None) -> float:
     mine = slice(rank * local, rank * local + local)
     x, logits = tokens_of(SMALL, rank, 0)
     first, second = up[mine].contiguous(), down[mine].contiguous()
-    layer(x, logits, first, second, SMALL, blocks)
+    layer(x, logits, first, second, SMALL, blocks, fused)
     torch.cuda.synchronize()
     comm.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        y = layer(x, logits, first, second, SMALL, blocks)
+        y = layer(x, logits, first, second, SMALL, blocks, fused)
     for seed in range(1, 6):
         others = tokens_of(SMALL, rank, seed)
         x.copy_(others[0])
@@ -171,7 +189,7 @@ def by_nccl(
     return call
 
 
-def one(shape: dict[str, int], blocks: int | None, nccl: Any, group: Any) -> dict[str, Any]:
+def one(shape: dict[str, int], blocks: int | None, nccl: Any, group: Any, fused: bool) -> dict[str, Any]:
     rank, world = comm.rank(), comm.world_size()
     local = share(shape["experts"], world)
     up, down = weights_of({**shape, "experts": local}, 7 + rank)
@@ -188,6 +206,8 @@ def one(shape: dict[str, int], blocks: int | None, nccl: Any, group: Any) -> dic
         "ours": [lambda d=d: layer(*d, up, down, shape, blocks) for d in drawn],
         "products": [products],
     }
+    if fused:
+        variants["fused"] = [lambda d=d: layer(*d, up, down, shape, blocks, True) for d in drawn]
     if world == 1:
         variants["torch"] = [by_torch(*d, up, down, shape) for d in drawn]
     if nccl is not None:
@@ -208,12 +228,13 @@ def main() -> int:
     group, alone = torch.distributed.group.WORLD, torch.cuda.device_count() >= comm.world_size() > 1
     nccl = torch.distributed.new_group(backend="nccl") if alone else None
     blocks = int(words["blocks"]) if "blocks" in words else None
-    worst = check(blocks)
+    fused = "fused" in sys.argv
+    worst = max(check(blocks, False), check(blocks, True) if fused else 0.0)
     print(f"rank {comm.rank()}: replayed with other choices, the greatest error is {worst:.2e}", flush=True)
     if not worst < 2e-2:
         return 1
     if "check" not in sys.argv:
-        lines = [one(s, blocks, nccl, group) for s in SHAPES]
+        lines = [one(s, blocks, nccl, group, fused) for s in SHAPES]
         if comm.rank() == 0:
             record(f"moe_step_{comm.world_size()}", {"cases": lines})
     comm.barrier()

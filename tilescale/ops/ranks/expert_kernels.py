@@ -225,10 +225,12 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
                             if slots[i, d] >= 0:
                                 marked(mark, ids, weights, pairs, i, d)
                                 T.copy(mark, meta[begin[d] + slots[i, d], 0, 0], dst=d)
-                        for k in T.serial(K):
-                            if pairs[i, k] >= 0:
-                                there = ids[i, k] // local
-                                T.put(begin[there] + slots[i, there], index[pairs[i, k]], dst=there)
+                with T.Scale("device"), T.Scale("thread") as (thread, count):
+                    for u in T.serial(first * K + thread, T.min(first + per, t) * K, step=count):
+                        i, k = u // K, u % K
+                        if pairs[i, k] >= 0:
+                            there = ids[i, k] // local
+                            T.put(begin[there] + slots[i, there], index[pairs[i, k]], dst=there)
             if not world:
                 for c in T.serial(b, T.ceildiv(t * K - filled, 1024), step=blocks):
                     for i in T.Parallel(1024):
@@ -245,21 +247,19 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
     @T.macro
     def listed(whole, every, sent, ended, steps, rank):
         """What each step has, and what ends the last one."""
-        tiles, top = T.alloc_shared((1, local), "int32"), T.alloc_shared((1, local), "int32")
-        for o, e in T.Parallel(1, local):
-            tiles[o, e] = T.ceildiv(whole[rank, e], high)
-        T.cumsum(tiles, top, dim=1)
+        each, until = T.alloc_shared((2, local), "int32"), T.alloc_shared((2, local), "int32")
+        for e in T.Parallel(local):
+            each[0, e] = whole[rank, e]
+            each[1, e] = T.ceildiv(whole[rank, e], high)
+        T.cumsum(each, until, dim=1)
         for e in T.Parallel(local + 1):
-            last = T.max(e - 1, 0)
-            steps[e, 0] = T.if_then_else(e > 0, ended[0, last], 0)
-            steps[e, 1] = 0
-            steps[e, 2] = T.if_then_else(e > 0, top[0, last], 0)
-            steps[e, 3] = 0
-            for f in T.serial(local):
-                steps[e, 1] += T.if_then_else(f < e, whole[rank, f], 0)
+            last, come = T.max(e - 1, 0), T.alloc_var("int32", 0)
             for s in T.serial(W):
-                if e < local:
-                    steps[e, 3] += every[s, FIRSTS + rank * local + e]
+                come = come + T.if_then_else(e < local, every[s, FIRSTS + rank * local + e], 0)
+            steps[e, 0] = T.if_then_else(e > 0, ended[0, last], 0)
+            steps[e, 1] = T.if_then_else(e > 0, until[0, last], 0)
+            steps[e, 2] = T.if_then_else(e > 0, until[1, last], 0)
+            steps[e, 3] = come
 
     @T.prim_func
     def moe_plan_lists(
