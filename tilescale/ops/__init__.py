@@ -42,6 +42,7 @@ HOME = {
     "gated_activation_backward": "gated_backward",
     "grouped_matmul": "grouped",
     "grouped_matmul_backward": "grouped_backward",
+    "grouped_matmul_combine": "ranks.gemm_combine",
     "grouped_matmul_reduce_scatter": "ranks.grouped_scatter",
     "matmul": "gemm",
     "matmul_all_reduce": "ranks.gemm_reduce",

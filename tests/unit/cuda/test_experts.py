@@ -11,7 +11,7 @@ import pytest
 from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.compiler.checks.run import check, launch
-from tilescale.ops.ranks import dispatch_gemm, exchange_kernels, expert_kernels
+from tilescale.ops.ranks import dispatch_gemm, exchange_kernels, expert_kernels, gemm_combine
 from tilescale.packets import length
 
 WORLD, E, K, H, BLOCKS = 2, 6, 2, 24, 2
@@ -266,6 +266,41 @@ def test_combine(weighted: bool, group: int, steps: int, cut: int, remote: str):
         ],
         remote=remote,
     )
+
+
+@pytest.mark.parametrize(("columns", "trans_b", "weighted"), [(1, False, True), (2, True, False)])
+def test_gemm_combine(columns: int, trans_b: bool, weighted: bool, monkeypatch: pytest.MonkeyPatch):
+    """On the emulator, and at both levels of the simulator: whole tiles are stored by TMA, and read by other
+    blocks behind their counts."""
+    monkeypatch.setattr(f"{__name__}.TOKENS", (260, 31))
+    found, R = places(), 291
+    assert any(p["sizes"].max() > 64 for p in found)
+    wide, inner, q, panels = 200, 40, 260, -(-4 // columns)
+    kernel = gemm_combine.gemm_combine(
+        H=wide, K=inner, topk=K, E=E, world=WORLD, BM=64, BN=64, BK=32, stages=2, threads=128, panel=2,
+        blocks=4, columns=columns, movers=1, step=64, group=4, dtype="bfloat16", trans_b=trans_b,
+        weighted=weighted,
+    )  # fmt: skip
+    shape = (LOCAL, wide, inner) if trans_b else (LOCAL, inner, wide)
+    args = [
+        {
+            "A": data((R * K, inner), "bfloat16", r),
+            "B": data(shape, "bfloat16", 70 + r),
+            **{name: found[r][name] for name in ("sizes", "meta", "starts", "slots")},
+            "Y": empty((R * K, wide), "bfloat16"),
+            "back": empty((WORLD, q, wide), "bfloat16"),
+            "done": np.zeros(panels, np.int64),
+            "arrived": np.zeros((WORLD, panels * -(-q // 4)), np.int64),
+            "C": empty((TOKENS[r], wide), "bfloat16"),
+        }
+        for r in range(WORLD)
+    ]
+    agree_on_ranks(kernel, args)
+    everyone = {name: [a[name] for a in args] for name in args[0]}
+    assert (report := check(kernel, WORLD, everyone, level="both", seeds=2, arch="sm_90a")), report
+    assert not driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    assert "ts::tma_store(Y_map" in code and "ts::tma_load(&a[" in code
 
 
 def test_rows_move_in_vectors_at_full_size():

@@ -478,6 +478,19 @@ def choices(K: int, S: int, E: int, world: int, blocks: int, threads: int, dtype
     return moe_choices
 
 
+def looking(K: int) -> Any:
+    """A macro that finds a row's pairs."""
+
+    @T.macro
+    def look(meta, row, place, weight):
+        """A row's pairs, and their weights: once a row, since what is read streams through the L1 cache."""
+        for k in range(K):
+            place[k] = meta[row, 0, k]
+            weight[k] = T.reinterpret(meta[row, 1, k], "float32")
+
+    return look
+
+
 def adding(K: int, wide: int, weighted: bool) -> Any:
     """A macro that adds up rows of pairs."""
 
@@ -557,15 +570,7 @@ def combine(
     rank; so what a warp awaits in a round never waits for that round of anyone.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-
-    @T.macro
-    def look(meta, row, place, weight):
-        """A row's pairs, and their weights: once a row, since what is read streams through the L1 cache."""
-        for k in range(K):
-            place[k] = meta[row, 0, k]
-            weight[k] = T.reinterpret(meta[row, 1, k], "float32")
-
-    add = adding(K, wide, weighted)
+    look, add = looking(K), adding(K, wide, weighted)
 
     @T.prim_func
     def moe_combine(
