@@ -162,35 +162,35 @@ def gemm_combine(
             # tiles so far, the first row of an expert, the panel of a tile that is not counted yet
             tiles, row, last = T.alloc_var("int32", 0), T.alloc_var("int32", 0), T.alloc_var("int32", -1)
             if block >= movers:
-                for c in T.serial(panels):
-                    across = T.min(columns, wide - c * columns)
-                    row = 0
-                    for e in T.serial(local):
-                        tall = T.ceildiv(sizes[e], BM)
-                        begin = (block - movers + makers - tiles % makers) % makers
-                        for tile in T.serial(begin, tall * across, step=makers):
-                            down, bx = panelled(tile, tall, across, panel)
-                            first, end, col = row + down * BM, row + sizes[e], (c * columns + bx) * BN
-                            T.clear(acc)
-                            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-                                T.copy(A[first, k * BK], a)
-                                if trans_b:
-                                    T.copy(B[e, col, k * BK], b)
-                                else:
-                                    T.copy(B[e, k * BK, col], b)
-                                T.gemm(a, b, acc, transpose_B=trans_b)
-                            if last >= 0:
-                                with T.Scale("grid"):
-                                    T.signal(done[last])
-                            last = c
-                            if first + BM <= end:
-                                T.copy(acc, Y[first, col])
+                for ce in T.serial(panels * local):  # one loop, which takes fewer registers than two
+                    c, e = ce // local, ce % local
+                    across, tall = T.min(columns, wide - c * columns), T.ceildiv(sizes[e], BM)
+                    if e == 0:
+                        row = 0
+                    begin = (block - movers + makers - tiles % makers) % makers
+                    for tile in T.serial(begin, tall * across, step=makers):
+                        down, bx = panelled(tile, tall, across, panel)
+                        first, end, col = row + down * BM, row + sizes[e], (c * columns + bx) * BN
+                        T.clear(acc)
+                        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                            T.copy(A[first, k * BK], a)
+                            if trans_b:
+                                T.copy(B[e, col, k * BK], b)
                             else:
-                                for i, j in T.Parallel(BM, BN):
-                                    if first + i < end:
-                                        Y[first + i, col + j] = acc[i, j]
-                        tiles = tiles + tall * across
-                        row = row + sizes[e]
+                                T.copy(B[e, k * BK, col], b)
+                            T.gemm(a, b, acc, transpose_B=trans_b)
+                        if last >= 0:
+                            with T.Scale("grid"):
+                                T.signal(done[last])
+                        last = c
+                        if first + BM <= end:
+                            T.copy(acc, Y[first, col])
+                        else:
+                            for i, j in T.Parallel(BM, BN):
+                                if first + i < end:
+                                    Y[first + i, col + j] = acc[i, j]
+                    tiles = tiles + tall * across
+                    row = row + sizes[e]
                 if last >= 0:
                     with T.Scale("grid"):
                         T.signal(done[last])
