@@ -22,7 +22,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.ops.shuffle import BARRIERS
-from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS, SENDING
+from tilescale.compiler.passes.gpu_schedule import FINDING, LOOKING, REGISTERS, SENDING
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import TileValueError
@@ -176,6 +176,8 @@ class Lowering(Clusters, Apart, MatrixStores):
         count = self.program.launch.comm_warps * WARP if senders else 0
         if moved is not None and senders:
             moved = SENDING[self.threads]
+            if _looks_up(senders[0].body):
+                moved = FINDING.get(self.threads, moved)
         self.extra = self.target.wave + count if moved is None else WARPGROUP
         self.role = "producer"
         fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
@@ -240,11 +242,11 @@ def _awaits_launches() -> list[Any]:
     return [call("await_launches"), call("admit_launches")]
 
 
-def _looks_up(producer: Any) -> bool:
-    """Whether a loop of the producer's reads a tensor for what it copies."""
+def _looks_up(part: Any) -> bool:
+    """Whether a loop of the producer's part, or the communicator's, reads a tensor for what it copies."""
     found: list[Any] = []
     structural_walk(
-        producer, (tirx.For, lambda f: structural_walk(f, (ir.TensorLoad, lambda e: found.append(e.source))))
+        part, (tirx.For, lambda f: structural_walk(f, (ir.TensorLoad, lambda e: found.append(e.source))))
     )
     return any(b.ty.storage_scope == "global" for b in found)
 

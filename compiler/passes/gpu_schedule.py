@@ -44,6 +44,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
 #: the same where warps beside the producer copy to other ranks, with so much under way at once
 SENDING: dict[int, tuple[int, int] | None] = {256: (216, 72), 384: (152, 56)}
+#: the same where those warps look up in tensors, put by put, what they copy and to whom
+FINDING: dict[int, tuple[int, int] | None] = {256: (184, 136)}
 #: the same where the producer looks up in a tensor, round by round, what it copies (pages)
 LOOKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
 

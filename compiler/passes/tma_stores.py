@@ -14,10 +14,17 @@ with a proxy fence. The tile takes what the ring leaves of shared memory; where 
 where TMA cannot store the tensor, threads store directly.
 
 TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole
-store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way. Such
-a wait stands in front of a signal to other blocks or ranks and of a barrier with them, and in front of an
-atomic update by the block's first thread, which release what came before them; in front of what threads write
-to the same tensor; and in front of a store that may touch what another statement stores.
+store, and at the kernel's end all are visible. So only tensors that the kernel never reads go this way, or
+reads behind all stores. Such a wait stands in front of a signal to other blocks or ranks and of a barrier
+with them, and in front of an atomic update by the block's first thread, which release what came before them;
+in front of what threads write to the same tensor; and in front of a store that may touch what another
+statement stores.
+
+What follows the last store of a kernel is its end. It may read what was stored, and executors below the block
+may tell others there: in front of it the thread that issued the stores waits for all of them, and then the
+block's threads synchronize. So all of them know that the stores are complete, and no store follows that could
+touch what they read (a wait makes what TMA wrote visible to the thread that waits, and the barrier orders
+that before what is behind it: PTX ISA 9.0, "cp.async.bulk.wait_group", "Causality order").
 """
 
 from __future__ import annotations
@@ -36,7 +43,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import widest_swizzle
-from tilescale.compiler.ops.fence import proxy_fence
+from tilescale.compiler.ops.fence import fence, proxy_fence
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
@@ -68,10 +75,59 @@ def tma_stores(program: TileProgram) -> TileProgram:
                 staged[s] = tile
     if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
         return program
-    if any(_tells_others(s) and ex.name != "block" for s, ex in statements):
-        return program  # nothing orders the thread that awaits stores before those who tell
-    body = rebuild(program.func.body, every, lambda s, ex: _in_order(s, staged, writers))
+    end = _end(program.func.body, staged, every)
+    stored = {_ends(s.value)[1].source for s in staged}
+    apart = [s for s, ex in statements if _tells_others(s) and ex.name != "block"]
+    behind = apart + [s for s, _ in statements if _reads(s) & stored]
+    if any(s not in end for s in behind):
+        return program  # nothing orders the thread that awaits stores before those who tell, or read
+    body = program.func.body
+    if behind:
+        body = _closed(body, end, list(dict.fromkeys(staged.values())), behind[0].span)
+    else:
+        end = set()
+    body = rebuild(body, every, lambda s, ex: None if s in end else _in_order(s, staged, writers))
     return program.with_body(_around(body, list(tiles.values())))
+
+
+def _outermost(body: Any) -> list[Any]:
+    """The statements that the consumer's part is a sequence of."""
+    found: list[Any] = []
+    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if _is_consumer(s) else None))
+    return list(found[0].body.seq) if found and isinstance(found[0].body, tirx.SeqStmt) else []
+
+
+def _is_consumer(s: Any) -> bool:
+    return s.attr_key == "ts.role" and str(s.node.value) == "consumer"
+
+
+def _end(body: Any, stores: Any, every: Executor) -> set[Any]:
+    """The statements of the consumer's part behind the last one in which some of ``stores`` are."""
+    inside = [{s for s, _ in walk(part, every)} for part in _outermost(body)]
+    last = max((k for k, part in enumerate(inside) if any(s in part for s in stores)), default=len(inside))
+    return {s for part in inside[last + 1 :] for s in part}
+
+
+def _closed(body: Any, end: set[Any], tiles: list[Any], span: Any) -> Any:
+    """A body, in front of whose ``end`` all of the block's threads know that all stores are complete."""
+    why = "all that TMA stored is there for who reads it, and tells others, behind this"
+    awaited = [
+        *(await_stores(whole(tile), span, complete=True) for tile in tiles),
+        proxy_fence(why, span),
+        fence("block", why, span),
+    ]
+
+    def consumer(s: Any) -> Any:
+        if not _is_consumer(s):
+            return s
+        parts = list(s.body.seq)
+        at = next(
+            k for k, part in enumerate(parts) if any(x in end for x, _ in walk(part, Executor("block", 1)))
+        )
+        made = sequence([*parts[:at], *awaited, *parts[at:]])
+        return tirx.AttrStmt(s.node, s.attr_key, s.value, made, s.span)
+
+    return structural_map(body, (tirx.AttrStmt, consumer))
 
 
 def staged_bytes(program: TileProgram) -> int:
@@ -184,15 +240,24 @@ def _fits(call: Any, program: TileProgram, writers: dict[Any, list[Any]], names:
     return boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params, names) is None
 
 
+def _reads(s: Any) -> set[Any]:
+    """What a statement reads, of a loop or an If its own."""
+    if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
+        return {r.buffer for r in scalar_reads(s)}
+    return touched(s)[0]
+
+
 def _names(statements: list[Any]) -> dict[Any, Any]:
     """What names are bound to."""
     return {s.var: s.value for s in statements if isinstance(s, tirx.Bind)}
 
 
 def _writers(program: TileProgram, statements: list[Any]) -> dict[Any, list[Any]]:
-    """The tensors that a kernel writes or updates, not both, and reads nowhere, each with the statements that
-    do."""
+    """The tensors that a kernel writes or updates, not both, and reads nowhere, or behind all of its writes,
+    each with the statements that do."""
+    every = Executor("block", program.launch.threads)
     found: dict[Any, list[Any]] = {}
+    readers: dict[Any, list[Any]] = {}
     modes: dict[Any, set[str]] = {}
     structural_walk(
         program.func.body, (tirx.DeclBuffer, lambda s: modes.setdefault(s.data.args[0], set()).add("viewed"))
@@ -210,8 +275,11 @@ def _writers(program: TileProgram, statements: list[Any]) -> dict[Any, list[Any]
             ]
         for b, mode in effects:
             modes.setdefault(b, set()).add(mode)
-            if mode != "read":
-                found.setdefault(b, []).append(s)
+            (readers if mode == "read" else found).setdefault(b, []).append(s)
+    for b in [b for b in found if modes[b] == {"read", "write"}]:
+        end = _end(program.func.body, found[b], every)
+        if all(s in end for s in readers[b]):
+            modes[b] = {"write"}
     return {b: of for b, of in found.items() if modes[b] in ({"write"}, {"update"})}
 
 

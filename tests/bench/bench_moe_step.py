@@ -6,13 +6,15 @@ torch and NCCL.
 The layer is captured once in a CUDA graph and first replayed with other tokens and choices, against float64.
 Ours and the peers are then timed by the operations' own harness (tilescale/ops/ranks/measure.py). Where ranks
 share a GPU there is no NCCL, and nothing but ours to be timed unless there is one rank: ``blocks=32`` bounds
-the kernels that wait, which all have to fit on it together. ``check`` alone times nothing.
+the kernels that wait, which all have to fit on it together. ``check`` alone times nothing. ``fused``: also
+layers whose first product, last one or both are in one kernel with the way to them, or back.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +22,9 @@ from torch.nn.functional import silu
 
 from tests.bench.record import record
 from tilescale import comm, ops
-from tilescale.ops.ranks import measure
+from tilescale.ops import host
+from tilescale.ops.ranks import dispatch_gemm, gemm_combine, measure
+from tilescale.ops.ranks.experts import room
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.ranks.workspace import release
 
@@ -30,6 +34,8 @@ SHAPES = (
     {"tokens": 4096, "hidden": 4096, "experts": 8, "inner": 14336, "topk": 2},
     {"tokens": 128, "hidden": 7168, "experts": 64, "inner": 2048, "topk": 8},
 )
+#: products that are computed in one kernel with the way to them, or back
+WHICH = ("first", "last", "both")
 #: of tokens, alike for all: what the check takes
 SMALL = {"tokens": 300, "hidden": 264, "experts": 12, "inner": 136, "topk": 3}
 
@@ -50,13 +56,33 @@ def tokens_of(shape: dict[str, int], rank: int, seed: int) -> tuple[torch.Tensor
     return x, torch.randn(shape["tokens"], shape["experts"], generator=g, device="cuda")
 
 
+def in_one_kernel(shape: dict[str, int], local: int, blocks: int | None) -> tuple[Any, Any]:
+    """How each product is computed in one kernel with the way to it, and with the way back."""
+    _, pairs = room(shape["tokens"], shape["topk"], shape["experts"], comm.world_size())
+    units = host.units(torch.device("cuda")) if blocks is None else blocks
+    first = dispatch_gemm.choose(pairs, local, 2 * shape["inner"], "silu", units)
+    return replace(first, fused=True), replace(
+        gemm_combine.choose(pairs, local, shape["hidden"], units), fused=True
+    )
+
+
 def layer(
     x: torch.Tensor, logits: torch.Tensor, up: torch.Tensor, down: torch.Tensor, shape: dict[str, int],
-    blocks: int | None,
+    blocks: int | None, fused: str = "",
 ) -> torch.Tensor:  # fmt: skip
+    """``fused``: "first", "last" or "both" products in one kernel with the way to them, or back."""
     weights, chosen = ops.moe_route(logits, shape["topk"])
-    sent = ops.moe_dispatch(x, chosen, weights, num_experts=shape["experts"], blocks=blocks)
-    hidden = ops.grouped_matmul(sent.expanded(), up, sent.sizes, gate="silu")
+    there, back = in_one_kernel(shape, len(up), blocks)
+    E = shape["experts"]
+    if fused in ("first", "both"):
+        hidden, sent = ops.dispatch_grouped_matmul(
+            x, up, chosen, weights, num_experts=E, gate="silu", config=there
+        )
+    else:
+        sent = ops.moe_dispatch(x, chosen, weights, num_experts=E, blocks=blocks)
+        hidden = ops.grouped_matmul(sent.expanded(), up, sent.sizes, gate="silu")
+    if fused in ("last", "both"):
+        return ops.grouped_matmul_combine(hidden, down, sent, config=back)
     return ops.moe_combine(ops.grouped_matmul(hidden, down, sent.sizes), sent, blocks=blocks)
 
 
@@ -74,7 +100,7 @@ def reference(
     return out
 
 
-def check(blocks: int | None) -> float:
+def check(blocks: int | None, fused: str) -> float:
     """The greatest error of a replayed graph, relative to the greatest number."""
     rank, world, worst = comm.rank(), comm.world_size(), 0.0
     up, down = weights_of(SMALL, 7)
@@ -82,12 +108,12 @@ def check(blocks: int | None) -> float:
     mine = slice(rank * local, rank * local + local)
     x, logits = tokens_of(SMALL, rank, 0)
     first, second = up[mine].contiguous(), down[mine].contiguous()
-    layer(x, logits, first, second, SMALL, blocks)
+    layer(x, logits, first, second, SMALL, blocks, fused)
     torch.cuda.synchronize()
     comm.barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        y = layer(x, logits, first, second, SMALL, blocks)
+        y = layer(x, logits, first, second, SMALL, blocks, fused)
     for seed in range(1, 6):
         others = tokens_of(SMALL, rank, seed)
         x.copy_(others[0])
@@ -171,7 +197,7 @@ def by_nccl(
     return call
 
 
-def one(shape: dict[str, int], blocks: int | None, nccl: Any, group: Any) -> dict[str, Any]:
+def one(shape: dict[str, int], blocks: int | None, nccl: Any, group: Any, fused: bool) -> dict[str, Any]:
     rank, world = comm.rank(), comm.world_size()
     local = share(shape["experts"], world)
     up, down = weights_of({**shape, "experts": local}, 7 + rank)
@@ -188,6 +214,11 @@ def one(shape: dict[str, int], blocks: int | None, nccl: Any, group: Any) -> dic
         "ours": [lambda d=d: layer(*d, up, down, shape, blocks) for d in drawn],
         "products": [products],
     }
+    if fused:
+        for which in WHICH:
+            variants[f"{which} fused"] = [
+                lambda d=d, w=which: layer(*d, up, down, shape, blocks, w) for d in drawn
+            ]
     if world == 1:
         variants["torch"] = [by_torch(*d, up, down, shape) for d in drawn]
     if nccl is not None:
@@ -208,12 +239,13 @@ def main() -> int:
     group, alone = torch.distributed.group.WORLD, torch.cuda.device_count() >= comm.world_size() > 1
     nccl = torch.distributed.new_group(backend="nccl") if alone else None
     blocks = int(words["blocks"]) if "blocks" in words else None
-    worst = check(blocks)
+    fused = "fused" in sys.argv
+    worst = max(check(blocks, which) for which in ("", *(WHICH if fused else ())))
     print(f"rank {comm.rank()}: replayed with other choices, the greatest error is {worst:.2e}", flush=True)
     if not worst < 2e-2:
         return 1
     if "check" not in sys.argv:
-        lines = [one(s, blocks, nccl, group) for s in SHAPES]
+        lines = [one(s, blocks, nccl, group, fused) for s in SHAPES]
         if comm.rank() == 0:
             record(f"moe_step_{comm.world_size()}", {"cases": lines})
     comm.barrier()

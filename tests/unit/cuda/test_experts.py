@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import driver
-from tilescale.ops.ranks import exchange_kernels, expert_kernels
+from tilescale.compiler.checks.run import check, launch
+from tilescale.ops.ranks import dispatch_gemm, exchange_kernels, expert_kernels, gemm_combine
 from tilescale.packets import length
 
 WORLD, E, K, H, BLOCKS = 2, 6, 2, 24, 2
@@ -98,6 +99,100 @@ def test_plan():
     agree_on_ranks(kernel, args)
 
 
+def listing(high: int) -> tuple[Any, list[dict[str, Any]]]:
+    """`plan` with lists for tiles of ``high`` rows, and what it takes."""
+    C = expert_kernels.told(E, WORLD, high)
+    kernel = expert_kernels.plan(K=K, E=E, world=WORLD, chunk=32, blocks=BLOCKS, threads=64, high=high)
+    args = [
+        {
+            **taken(r, "ids"),
+            "weights": data((TOKENS[r], K), "float32", 40 + r),
+            "counts": empty((BLOCKS, C), "int32"),
+            "box": np.zeros(length((WORLD, C), 32), np.int64),
+            "pairs": empty((TOKENS[r], K), "int32"),
+            "slots": empty((TOKENS[r], WORLD), "int32"),
+            "begins": empty((WORLD,), "int32"),
+            "sizes": empty((LOCAL,), "int32"),
+            "starts": empty((WORLD + 1,), "int32"),
+            "order": empty((TOKENS[r] * WORLD, 4), "int32"),
+            "steps": empty((LOCAL + 1, 4), "int32"),
+            "meta": empty((R, 2, K), "int32"),
+            "index": empty((R * K,), "int32"),
+        }
+        for r in range(WORLD)
+    ]
+    return kernel, args
+
+
+def lists(high: int) -> list[dict[str, Any]]:
+    """What `plan` lists, by the simulator."""
+    kernel, args = listing(high)
+    return launch(kernel, WORLD, {name: [a[name] for a in args] for name in args[0]}).arrays
+
+
+def test_lists():
+    """In the order of steps, in each the next rank's rows first, of a rank in the order of tokens."""
+    high = 4
+    for r, (made, want) in enumerate(zip(lists(high), PLACES, strict=True)):
+        rows = []
+        for e in range(LOCAL):
+            assert made["steps"][e, 0] == len(rows)
+            for d in ((r + hop) % WORLD for hop in range(1, WORLD + 1)):
+                for i, row in enumerate(want["ids"]):
+                    here = [x for x in row if x // LOCAL == d]
+                    if here and min(here) == d * LOCAL + e:
+                        rows.append((i, d, want["begins"][d] + want["slots"][i, d], 0))
+        assert made["steps"][LOCAL, 0] == len(rows)
+        assert made["order"][: len(rows)].tolist() == [list(map(int, row)) for row in rows]
+        sizes = want["sizes"].tolist()
+        assert made["steps"][:, 1].tolist() == [sum(sizes[:e]) for e in range(LOCAL + 1)]
+        assert made["steps"][:, 2].tolist() == [
+            sum(-(-n // high) for n in sizes[:e]) for e in range(LOCAL + 1)
+        ]
+        first = [
+            min(x for x in row if x // LOCAL == r) for p in PLACES for row in p["ids"] if r in row // LOCAL
+        ]
+        assert made["steps"][:LOCAL, 3].tolist() == [first.count(r * LOCAL + e) for e in range(LOCAL)]
+        for name in ("pairs", "slots", "begins", "sizes", "starts"):
+            assert (made[name] == want[name]).all(), name
+        assert (made["index"][: len(want["index"])] == want["index"]).all()
+        assert not made["index"][len(want["index"]) :].any()
+        assert (made["meta"][: len(want["meta"]), 0] == want["meta"][:, 0]).all()
+
+
+def test_plan_with_lists():
+    agree_on_ranks(*listing(64))
+
+
+@pytest.mark.parametrize(("gate", "trans_b"), [("", False), ("silu", True)])
+def test_dispatch_gemm(gate: str, trans_b: bool):
+    """On the emulator, and at both levels of the simulator: rows are moved by spare warps, and tiles fetched
+    by TMA."""
+    N, wide = 96, 72
+    kernel = dispatch_gemm.dispatch_gemm(
+        H=wide, N=N, E=E, world=WORLD, BM=64, BN=48 if gate else 64, BK=32, stages=2, threads=128, panel=2,
+        blocks=3, warps=2, dtype="bfloat16", trans_b=trans_b, gate=gate,
+    )  # fmt: skip
+    tall = R * K // 64 + LOCAL
+    args = [
+        {
+            "X": data((TOKENS[r], wide), "bfloat16", r),
+            **{name: found[name] for name in ("order", "steps", "index")},
+            "B": data((LOCAL, N, wide) if trans_b else (LOCAL, wide, N), "bfloat16", 70 + r),
+            "rows": empty((R, wide), "bfloat16"),
+            "Y": np.zeros_like(data((tall * 64, wide), "bfloat16", 0)),
+            "told": np.zeros(LOCAL + tall, np.int64),
+            "C": empty((R * K, N // 2 if gate else N), "bfloat16"),
+        }
+        for r, found in enumerate(lists(64))
+    ]
+    agree_on_ranks(kernel, args)
+    everyone = {name: [a[name] for a in args] for name in args[0]}
+    assert (report := check(kernel, WORLD, everyone, level="both", seeds=2, arch="sm_90a")), report
+    notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    assert notes == ["moe_dispatch_gemm: 2 non-blocking copies by 2 warps beside the producer"]
+
+
 @pytest.mark.parametrize(
     ("scales", "steps", "cut", "remote"), [(0, 1, 2, ""), (3, 2, 1, ""), (3, 2, 1, "nvshmem")]
 )
@@ -171,6 +266,41 @@ def test_combine(weighted: bool, group: int, steps: int, cut: int, remote: str):
         ],
         remote=remote,
     )
+
+
+@pytest.mark.parametrize(("columns", "trans_b", "weighted"), [(1, False, True), (2, True, False)])
+def test_gemm_combine(columns: int, trans_b: bool, weighted: bool, monkeypatch: pytest.MonkeyPatch):
+    """On the emulator, and at both levels of the simulator: whole tiles are stored by TMA, and read by other
+    blocks behind their counts."""
+    monkeypatch.setattr(f"{__name__}.TOKENS", (260, 31))
+    found, R = places(), 291
+    assert any(p["sizes"].max() > 64 for p in found)
+    wide, inner, q, panels = 200, 40, 260, -(-4 // columns)
+    kernel = gemm_combine.gemm_combine(
+        H=wide, K=inner, topk=K, E=E, world=WORLD, BM=64, BN=64, BK=32, stages=2, threads=128, panel=2,
+        blocks=4, columns=columns, movers=1, step=64, group=4, dtype="bfloat16", trans_b=trans_b,
+        weighted=weighted,
+    )  # fmt: skip
+    shape = (LOCAL, wide, inner) if trans_b else (LOCAL, inner, wide)
+    args = [
+        {
+            "A": data((R * K, inner), "bfloat16", r),
+            "B": data(shape, "bfloat16", 70 + r),
+            **{name: found[r][name] for name in ("sizes", "meta", "starts", "slots")},
+            "Y": empty((R * K, wide), "bfloat16"),
+            "back": empty((WORLD, q, wide), "bfloat16"),
+            "done": np.zeros(panels, np.int64),
+            "arrived": np.zeros((WORLD, panels * -(-q // 4)), np.int64),
+            "C": empty((TOKENS[r], wide), "bfloat16"),
+        }
+        for r in range(WORLD)
+    ]
+    agree_on_ranks(kernel, args)
+    everyone = {name: [a[name] for a in args] for name in args[0]}
+    assert (report := check(kernel, WORLD, everyone, level="both", seeds=2, arch="sm_90a")), report
+    assert not driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    assert "ts::tma_store(Y_map" in code and "ts::tma_load(&a[" in code
 
 
 def test_rows_move_in_vectors_at_full_size():

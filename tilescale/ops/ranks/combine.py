@@ -67,11 +67,7 @@ def moe_combine(
             f"moe_combine of {host.dtype_name(y)}", expected="bfloat16, float16, float32 or float64"
         )
     space = workspace(team)
-    if space.owner.get(sent.place) is not sent.plan:
-        raise TileValueError(
-            "moe_combine of tokens behind whose dispatch the group has dispatched others",
-            expected="the latest dispatch; moe_dispatch(…, like=sent) makes it so again",
-        )
+    latest(sent)
     H, W = y.shape[1], team.size
     c = host.result(out, (t, H), y.dtype, y)
     if sent.tokens == 0:
@@ -102,6 +98,15 @@ def moe_combine(
     host.launch(expert_kernels.combine, args, **what)
     flat.landed(landing.view(-1), c)
     return c
+
+
+def latest(sent: Dispatched) -> None:
+    """Raises TileValueError where what a dispatch left in its slot is there no more."""
+    if workspace(sent.team).owner.get(sent.place) is not sent.plan:
+        raise TileValueError(
+            "moe_combine of tokens behind whose dispatch the group has dispatched others",
+            expected="the latest dispatch; moe_dispatch(…, like=sent) makes it so again",
+        )
 
 
 # ---- what is right, and what it is measured against
@@ -149,14 +154,24 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
 _latest: weakref.WeakKeyDictionary[Team, Dispatched] = weakref.WeakKeyDictionary()
 
 
+def made_last(sent: Dispatched) -> None:
+    """Remembers a dispatch behind which calls are timed."""
+    _latest[sent.team] = sent
+
+
+def last_made(team: Team) -> Dispatched:
+    """The latest of those."""
+    return _latest[team]
+
+
 def timed(
     out: torch.Tensor | None = None, blocks: int | None = None, **drawn: Any
 ) -> Callable[[], torch.Tensor]:
     """The call that is timed, its dispatch and experts made before. A combine needs the group's latest
     dispatch, so that of the last set serves all of them: each moves its own rows, to the same places."""
     y, sent = answered(**drawn)
-    _latest[sent.team] = sent
-    return lambda: moe_combine(y, _latest[sent.team], out=out, blocks=blocks)
+    made_last(sent)
+    return lambda: moe_combine(y, last_made(sent.team), out=out, blocks=blocks)
 
 
 def by_library(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected
@@ -62,13 +63,13 @@ def moe_dispatch(
     if like is not None:
         if not (experts is weights is num_experts is tokens is None) or slot:
             raise TileValueError("moe_dispatch with like= and a choice of experts", expected="one of the two")
-        _fits(x, like.experts, like.weights, scales, like.tokens)
+        fits(x, like.experts, like.weights, scales, like.tokens)
         return _sent(x.contiguous(), scales, like, blocks)
     if experts is None or num_experts is None:
         raise TileValueError("moe_dispatch without experts", expected="experts and num_experts, or like=")
     most = x.shape[0] if tokens is None else tokens
     weights = torch.ones_like(experts, dtype=torch.float32) if weights is None else weights
-    _fits(x, experts, weights, scales, most)
+    fits(x, experts, weights, scales, most)
     where = planned(experts, weights, num_experts, most, slot, group, blocks)
     return _sent(x.contiguous(), scales, where, blocks)
 
@@ -94,7 +95,7 @@ def planned(
     return _planned(ids, weights, num_experts, tokens, team_of(group), slot, blocks, out, known)
 
 
-def _fits(
+def fits(
     x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None, most: int
 ) -> None:
     t = x.shape[0]
@@ -144,17 +145,45 @@ def _planned(
     return made
 
 
+def listed(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, E: int, most: int, team: Team, slot: int,
+    high: int,
+) -> tuple[Dispatched, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Where everyone's tokens go, with memory for their rows, of which none has come, what `dispatch` tells
+    beside them, and the lists of `plan` for tiles of ``high`` rows: ``order`` and ``steps``."""
+    (t, K), W, H = ids.shape, team.size, x.shape[1]
+    (R, P), local, new = experts.room(most, K, E, W), share(E, W), ids.new_empty
+    pairs, slots, begins, sizes, starts = new(t, K), new(t, W), new(W), new(local), new(W + 1)
+    order, steps = new(t * min(K, W), 4), new(local + 1, 4)
+    space = workspace(team)
+    meta, index, rows = _memory(space, x, f"{experts.PLACE} {slot}", R, P, K, ((R, H), x.dtype))
+    made = Dispatched(
+        rows=rows, scales=None, sizes=sizes, index=index, starts=starts, meta=meta, experts=ids,
+        weights=weights, pairs=pairs, slots=slots, begins=begins, num_experts=E, tokens=most, team=team,
+        plan=object(), slot=slot,
+    )  # fmt: skip
+    space.owner[made.place] = made.plan
+    C = expert_kernels.told(E, W, high)
+    chunk, cut = experts.planned(most, K, E, flat.multiprocessors(x.device, None))
+    args = (ids, weights, new(cut, C), space.box(ids, C), pairs, slots, begins, sizes, starts, order, steps)
+    what = {"K": K, "E": E, "world": W, "chunk": chunk, "blocks": cut, "threads": 256, "high": high}
+    host.launch(expert_kernels.plan, (*args, meta, index), **what)
+    return made, order, steps
+
+
+def _memory(space: Any, like: torch.Tensor, place: str, R: int, P: int, K: int, *more: Any) -> Any:
+    """What a combine reads lies first, in the same place for rows of any size."""
+    return space.tensors(like, ((R, 2, K), torch.int32), ((P,), torch.int32), *more, apart=place)
+
+
 def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, blocks: int | None) -> Dispatched:
     """``where`` with the rows of x, which went there."""
     team, K, S = where.team, where.experts.shape[1], 0 if scales is None else scales.shape[1]
     (_, H), W = x.shape, team.size
     R, P = experts.room(where.tokens, K, where.num_experts, W)
     space = workspace(team)
-    # what a combine reads lies first, in the same place for rows of any size
-    meta, index, rows, marks = space.tensors(
-        x, ((R, 2, K), torch.int32), ((P,), torch.int32), ((R, H), x.dtype),
-        ((R if S else 1, max(S, 1)), torch.float32), apart=where.place,
-    )  # fmt: skip
+    of_scales = ((R if S else 1, max(S, 1)), torch.float32)
+    meta, index, rows, marks = _memory(space, x, where.place, R, P, K, ((R, H), x.dtype), of_scales)
     space.owner[where.place] = where.plan
     kind, _ = flat.words(H * x.element_size())
     a, landing = (x if x.data_ptr() % 16 == 0 else x.clone()).view(kind), rows.view(kind)

@@ -21,15 +21,27 @@ from tilescale.ops.ranks.flat_kernels import added_as
 NEAR = 6
 
 
-def told(E: int, world: int) -> int:
-    """How many numbers a rank tells the others: its pairs of each expert and its rows for each rank, and what
-    makes them a multiple of four."""
-    return ceil_div(world * ceil_div(E, world) + world, 4) * 4
+def told(E: int, world: int, high: int = 0) -> int:
+    """How many numbers a rank tells the others: its pairs of each expert and its rows for each rank, where
+    `plan` also makes lists (``high``) its rows of each step, and what makes them a multiple of four."""
+    return ceil_div(world * ceil_div(E, world) * (2 if high else 1) + world, 4) * 4
 
 
 def goes(chosen: Any, i: Any, d: Any, K: int, local: int) -> Any:
     """Whether one of a token's experts is on rank d. An expert of −1 is on none."""
     return T.any_of(*(chosen[i, k] // local == d for k in range(K)))
+
+
+def leads(chosen: Any, i: Any, k: Any, K: int, local: int) -> Any:
+    """Whether a token's k-th choice, which is no −1, is the first expert of its rank that it goes to: that
+    of the lowest number, and of several of that number the first."""
+    e = chosen[i, k]
+    return ~T.any_of(
+        *(
+            (chosen[i, j] // local == e // local) & ((chosen[i, j] < e) | ((chosen[i, j] == e) & (k > j)))
+            for j in range(K)
+        )
+    )
 
 
 def ones(masks: Any, at: Any, column: Any) -> Any:
@@ -42,7 +54,7 @@ def ones(masks: Any, at: Any, column: Any) -> Any:
     return found
 
 
-def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> Any:
+def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high: int = 0) -> Any:
     """Where each own token goes, from its experts ``ids`` (t, K), −1 for none: ``pairs`` (t, K), which of the
     pairs each one is at its rank; ``slots`` (t, world), which of this rank's rows there, −1 where it does not
     go; ``begins`` (world,), this rank's first row at each rank. And what comes: ``sizes``, this rank's pairs
@@ -53,14 +65,23 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
     tokens at once: each choice is a bit of its expert's mask, in the order of tokens, and its place is how
     many bits are set in front of it.
 
+    ``high``: also the lists of `dispatch_gemm`, whose tiles have so many rows. A rank's *step* e is what it
+    does for expert e of every rank: it sends the tokens whose first expert there that is. ``order`` gets (own
+    token, rank, row there, 0) of each row to send, in the order of steps, in each the next rank's first;
+    ``steps`` (local + 1, 4) of each step where it begins in ``order``, its first pair, its first row of tiles
+    where each expert begins one, and how many rows come to this rank in it. And what `dispatch` tells beside
+    the rows is told here: ``meta`` and ``index``, both there when the launch ends.
+
     ``world`` 0: of one rank that needs no other, whose pairs and sizes are all that is asked for; ``index``
     (t · K,) gets the token of each pair, 0 behind the last one.
     """
     t, W, local = T.dynamic("t"), max(1, world), ceil_div(E, max(1, world))
-    C, EP, bit = told(E, W), W * local, lambda at: T.cast(1, "uint32") << T.cast(at % 32, "uint32")
+    C, EP, bit = told(E, W, high), W * local, lambda at: T.cast(1, "uint32") << T.cast(at % 32, "uint32")
+    R, P, Q = (T.dynamic(x) for x in ("R", "P", "Q"))
+    FIRSTS = EP + W  # where counts of rows of each step begin
 
     @T.macro
-    def body(ids, counts, box, pairs, slots, begins, sizes, starts, index):
+    def body(ids, counts, box, pairs, slots, begins, sizes, starts, index, weights, order, steps, meta):
         with T.Kernel(blocks, threads=threads) as b:
             per = T.ceildiv(T.ceildiv(t, blocks), chunk) * chunk
             first = T.min(b * per, t)
@@ -79,6 +100,11 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
                     for i, d in T.Parallel(chunk, W):
                         if goes(chosen, i, d, K, local):
                             T.atomic_add(mine[EP + d], 1)
+                if high:
+                    for i, k in T.Parallel(chunk, K):
+                        if chosen[i, k] >= 0:
+                            if leads(chosen, i, k, K, local):
+                                T.atomic_add(mine[FIRSTS + chosen[i, k]], 1)
             T.copy(mine, counts[b, 0:C])
             with T.Scale("grid"):
                 T.barrier()  # releases what this block counted, acquires what the others did
@@ -122,6 +148,27 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
                         begins[d] = 0
                         for s in T.serial(W):
                             begins[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
+            if high:
+                # of each rank's expert the first of this block's rows in the order of steps; this rank's
+                # first row at each rank
+                sent, ended = T.alloc_shared((1, local), "int32"), T.alloc_shared((1, local), "int32")
+                base, begin = T.alloc_shared((W, local), "int32"), T.alloc_shared((W,), "int32")
+                for o, e in T.Parallel(1, local):
+                    sent[o, e] = 0
+                    for d in T.serial(W):
+                        sent[o, e] += total[FIRSTS + d * local + e]
+                T.cumsum(sent, ended, dim=1)
+                for d, e in T.Parallel(W, local):
+                    base[d, e] = ended[0, e] - sent[0, e] + before[FIRSTS + d * local + e]
+                    for f in T.serial(W):  # those that come before rank d, going round from this one's next
+                        nearer = (f - rank - 1 + W) % W < (d - rank - 1 + W) % W
+                        base[d, e] += T.if_then_else(nearer, total[FIRSTS + f * local + e], 0)
+                for d in T.Parallel(W):
+                    begin[d] = 0
+                    for s in T.serial(W):
+                        begin[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
+                if b == 0:
+                    listed(whole, every, sent, ended, steps, rank)
             for c in T.serial(rounds):
                 low = first + c * chunk
                 take(ids, low, t, chosen)
@@ -151,11 +198,86 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
                             slots[low + i, d] = T.if_then_else(there, before[EP + d] + slot, -1)
                     for d in T.Parallel(W):
                         before[EP + d] += ones(of_rank, chunk, d)
+                if high:
+                    of_first = T.alloc_shared((ceil_div(chunk, 32), EP), "uint32")
+                    T.clear(of_first)
+                    for i, k in T.Parallel(chunk, K):
+                        if chosen[i, k] >= 0:
+                            if leads(chosen, i, k, K, local):
+                                T.atomic_add(of_first[i // 32, chosen[i, k]], bit(i))
+                    for i, k in T.Parallel(chunk, K):
+                        if chosen[i, k] >= 0:
+                            if leads(chosen, i, k, K, local):
+                                e = chosen[i, k]
+                                at = base[e // local, e % local] + ones(of_first, i, e)
+                                order[at, 0] = low + i
+                                order[at, 1] = e // local
+                                order[at, 2] = begin[e // local] + slots[low + i, e // local]
+                                order[at, 3] = 0
+                    for d, e in T.Parallel(W, local):
+                        base[d, e] += ones(of_first, chunk, d * local + e)
+            if high:
+                with T.Scale("device") as (me, n), T.Scale("warp") as (w, of):
+                    mark = T.alloc_fragment((2, K), "int32")
+                    for i in T.serial(first + w, T.min(first + per, t), step=of):
+                        for hop in T.serial(1, n + 1):
+                            d = (me + hop) % n
+                            if slots[i, d] >= 0:
+                                marked(mark, ids, weights, pairs, i, d)
+                                T.copy(mark, meta[begin[d] + slots[i, d], 0, 0], dst=d)
+                with T.Scale("device"), T.Scale("thread") as (thread, count):
+                    for u in T.serial(first * K + thread, T.min(first + per, t) * K, step=count):
+                        i, k = u // K, u % K
+                        if pairs[i, k] >= 0:
+                            there = ids[i, k] // local
+                            T.put(begin[there] + slots[i, there], index[pairs[i, k]], dst=there)
             if not world:
                 for c in T.serial(b, T.ceildiv(t * K - filled, 1024), step=blocks):
                     for i in T.Parallel(1024):
                         if filled + c * 1024 + i < t * K:
                             index[filled + c * 1024 + i] = 0
+            if high:
+                for c in T.serial(b, T.ceildiv(P - filled, 1024), step=blocks):
+                    for i in T.Parallel(1024):
+                        if filled + c * 1024 + i < P:
+                            index[filled + c * 1024 + i] = 0
+
+    marked = marks_of(K, local)
+
+    @T.macro
+    def listed(whole, every, sent, ended, steps, rank):
+        """What each step has, and what ends the last one."""
+        each, until = T.alloc_shared((2, local), "int32"), T.alloc_shared((2, local), "int32")
+        for e in T.Parallel(local):
+            each[0, e] = whole[rank, e]
+            each[1, e] = T.ceildiv(whole[rank, e], high)
+        T.cumsum(each, until, dim=1)
+        for e in T.Parallel(local + 1):
+            last, come = T.max(e - 1, 0), T.alloc_var("int32", 0)
+            for s in T.serial(W):
+                come = come + T.if_then_else(e < local, every[s, FIRSTS + rank * local + e], 0)
+            steps[e, 0] = T.if_then_else(e > 0, ended[0, last], 0)
+            steps[e, 1] = T.if_then_else(e > 0, until[0, last], 0)
+            steps[e, 2] = T.if_then_else(e > 0, until[1, last], 0)
+            steps[e, 3] = come
+
+    @T.prim_func
+    def moe_plan_lists(
+        ids: T.Tensor((t, K), "int32"),
+        weights: T.Tensor((t, K), "float32"),
+        counts: T.Tensor((blocks, C), "int32"),
+        box: T.Packets((W, C), "int32"),
+        pairs: T.Tensor((t, K), "int32"),
+        slots: T.Tensor((t, W), "int32"),
+        begins: T.Tensor((W,), "int32"),
+        sizes: T.Tensor((local,), "int32"),
+        starts: T.Tensor((W + 1,), "int32"),
+        order: T.Tensor((Q, 4), "int32"),
+        steps: T.Tensor((local + 1, 4), "int32"),
+        meta: T.SymmTensor((R, 2, K), "int32"),
+        index: T.SymmTensor((P,), "int32"),
+    ):
+        body(ids, counts, box, pairs, slots, begins, sizes, starts, index, weights, order, steps, meta)
 
     @T.prim_func
     def moe_plan(
@@ -168,7 +290,7 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
         sizes: T.Tensor((local,), "int32"),
         starts: T.Tensor((W + 1,), "int32"),
     ):
-        body(ids, counts, box, pairs, slots, begins, sizes, starts, None)
+        body(ids, counts, box, pairs, slots, begins, sizes, starts, *(None,) * 5)
 
     @T.prim_func
     def moe_places(
@@ -178,9 +300,31 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int) -> A
         sizes: T.Tensor((local,), "int32"),
         index: T.Tensor((t * K,), "int32"),
     ):
-        body(ids, counts, None, pairs, None, None, sizes, None, index)
+        body(ids, counts, None, pairs, None, None, sizes, None, index, *(None,) * 4)
 
+    if high:
+        return moe_plan_lists
     return moe_plan if world else moe_places
+
+
+def marks_of(K: int, local: int) -> Any:
+    """A macro that finds what a row's rank is told of it."""
+
+    @T.macro
+    def marked(mark, ids, weights, pairs, i, d):
+        """mark (2, K): which pairs a token is at rank d, in the order of its router's choices, −1 behind the
+        last one, and the bits of their weights."""
+        for j, s in T.Parallel(2, K):
+            found = T.alloc_var("int32", 0)
+            mark[j, s] = -1
+            for k in T.serial(K):
+                if ids[i, k] // local == d:
+                    if found == s:
+                        weight = T.reinterpret(weights[i, k], "int32")
+                        mark[j, s] = T.if_then_else(j == 0, pairs[i, k], weight)
+                    found = found + 1
+
+    return marked
 
 
 @T.macro
@@ -216,6 +360,7 @@ def dispatch(
     """
     t, R, P, held = (T.dynamic(x) for x in ("t", "R", "P", "held"))
     local = ceil_div(E, world)
+    marked = marks_of(K, local)
 
     @T.prim_func
     def moe_dispatch(
@@ -253,15 +398,7 @@ def dispatch(
                             d = (rank + hop) % n
                             if slots[i, d] >= 0:
                                 at = begins[d] + slots[i, d]
-                                for j, s in T.Parallel(2, K):
-                                    found = T.alloc_var("int32", 0)
-                                    mark[j, s] = -1
-                                    for k in T.serial(K):
-                                        if ids[i, k] // local == d:
-                                            if found == s:
-                                                weight = T.reinterpret(weights[i, k], "int32")
-                                                mark[j, s] = T.if_then_else(j == 0, pairs[i, k], weight)
-                                            found = found + 1
+                                marked(mark, ids, weights, pairs, i, d)
                                 T.copy(mark, meta[at, 0, 0], dst=d)
                                 if S:
                                     T.copy(z, marks[at, 0], dst=d)
@@ -339,6 +476,19 @@ def choices(K: int, S: int, E: int, world: int, blocks: int, threads: int, dtype
                                 found = found + 1
 
     return moe_choices
+
+
+def looking(K: int) -> Any:
+    """A macro that finds a row's pairs."""
+
+    @T.macro
+    def look(meta, row, place, weight):
+        """A row's pairs, and their weights: once a row, since what is read streams through the L1 cache."""
+        for k in range(K):
+            place[k] = meta[row, 0, k]
+            weight[k] = T.reinterpret(meta[row, 1, k], "float32")
+
+    return look
 
 
 def adding(K: int, wide: int, weighted: bool) -> Any:
@@ -420,15 +570,7 @@ def combine(
     rank; so what a warp awaits in a round never waits for that round of anyone.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-
-    @T.macro
-    def look(meta, row, place, weight):
-        """A row's pairs, and their weights: once a row, since what is read streams through the L1 cache."""
-        for k in range(K):
-            place[k] = meta[row, 0, k]
-            weight[k] = T.reinterpret(meta[row, 1, k], "float32")
-
-    add = adding(K, wide, weighted)
+    look, add = looking(K), adding(K, wide, weighted)
 
     @T.prim_func
     def moe_combine(

@@ -79,9 +79,11 @@ class Workspace:
         *wanted: tuple[Sequence[int], torch.dtype],
         what: str = "x",
         apart: str = "",
+        clear: bool = False,
     ) -> list[torch.Tensor]:
         """Symmetric tensors of these shapes and dtypes, side by side, whose contents are undefined. All calls
         share their memory, but for those that name one ``apart``, which share it with others of that name.
+        ``clear``: no element is one that was never written: memory is zero when it is new.
 
         Raises:
             TileTypeError: ``like``, an operand, lies on another device than symmetric memory.
@@ -96,6 +98,8 @@ class Workspace:
         if memory is None or memory.numel() < at:
             memory = None  # so that the table alone holds the one that is dropped
             memory = self._grown(apart, at, torch.uint8)
+            if clear:
+                memory.zero_()
         self._note_capture()
         same_device(like, memory, what)
         self._order(memory)
