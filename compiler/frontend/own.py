@@ -317,6 +317,8 @@ class _Own:
             return s.attr_key == "ts.scale" or self.together(s.body)
         if isinstance(s, tirx.For):
             kind = str(s.annotations["ts.kind"]) if s.annotations and "ts.kind" in s.annotations else ""
+            if kind == "vectorized":
+                return self.together(s.body)  # each thread has all of the elements that it names by its index
             if kind in ("parallel", "pipelined") or s.kind == tirx.ForKind.PARALLEL:
                 return True
             if self.together(s.body):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.places import Global, InShared, Registers
-from tilescale.compiler.ir.multiples import multiple, spelt_out
+from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.walks import mentions
@@ -150,35 +150,57 @@ def _aligned(
     """Whether the elements at a group's steps of ``width`` begin at multiples of it, side by side, and are
     all inside or all outside."""
     var = nest.vars[axis]
-    group = tirx.Var("group", "int32")
-    first = group * count if str(var.ty) == "int32" else tirx.Cast(str(var.ty), group * count)
+    group, next_one = tirx.Var("group", str(var.ty)), tirx.Var("next", str(var.ty))
     analyzer = sym.Analyzer()
-    at = [spelt_out(e, cx.definitions) for e in a.indices]
-    starts = [structural_map(e, (ir.Var, lambda v: first if v.same_as(var) else v)) for e in at]
-    for k, (e, start) in enumerate(zip(at, starts, strict=True)):
+    analyzer.bind(
+        next_one, ir.Range.from_min_extent(tirx.const(0, str(var.ty)), tirx.const(width, str(var.ty)))
+    )
+
+    def put(e: Any, value: Any) -> Any:
+        return structural_map(e, (ir.Var, lambda v: value if v.same_as(var) else v))
+
+    own = {name: e for name, e in bound_in(nest.body).items() if not _loads(e)}
+    at = [spelt_out(e, {**cx.definitions, **own}) for e in a.indices]
+    for k, e in enumerate(at):
         uses = mentions(e, var)
-        if k < len(at) - 1:
-            if uses:
-                return False
+        if k < len(at) - 1 and not uses:
             continue
-        if not uses or not _is_one(
-            analyzer.simplify(e - structural_map(e, (ir.Var, lambda v: v - 1 if v.same_as(var) else v)))
-        ):
+        if not uses:
             return False
-        if not multiple(analyzer, start, width):
+        while (  # what j % 64 leaves of neighbours that begin at a multiple of their number are neighbours
+            k == len(at) - 1
+            and isinstance(e, tirx.FloorMod)
+            and isinstance(e.b, tirx.IntImm)
+            and int(e.b.value) % width == 0
+            and multiple(analyzer, put(e.a, group * width), width)
+        ):
+            e = e.a
+        start = put(e, group * width)
+        step = analyzer.simplify(put(e, group * width + next_one) - start)
+        if k < len(at) - 1:  # such as j // 64, which is alike for neighbours
+            if not _is(step, 0):
+                return False
+        elif not step.same_as(next_one) or not multiple(analyzer, start, width):
             return False
     inside = multiple(analyzer, place.shape[-1], width)
     if isinstance(place, InShared):
         layout = place.layout
         rest = [p for p in layout.pieces if not (p.axis == len(at) - 1 and p.unit == 1)]
         return inside and layout.vector(len(at) - 1) % width == 0 and all(p.stride % width == 0 for p in rest)
-    if not _is_one(place.strides[-1]):
+    if not _is(place.strides[-1], 1):
         return False
     return inside and all(multiple(analyzer, s, width) for s in place.strides[:-1])
 
 
-def _is_one(e: Any) -> bool:
-    return e == 1 if isinstance(e, int) else isinstance(e, tirx.IntImm) and int(e.value) == 1
+def _loads(e: Any) -> bool:
+    """Whether a value is one of memory, which may be another one by the time that it is used."""
+    found: list[Any] = []
+    structural_walk(e, (ir.TensorLoad, found.append))
+    return bool(found)
+
+
+def _is(e: Any, number: int) -> bool:
+    return e == number if isinstance(e, int) else isinstance(e, tirx.IntImm) and int(e.value) == number
 
 
 def _direct(cx: NestLowering, nest: Nest, loop: Loop, moves: list[Moved], count: int) -> bool:

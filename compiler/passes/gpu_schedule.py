@@ -328,7 +328,7 @@ def _check_readers(program: TileProgram) -> None:
     )
     if views:
         raise Unfit("a tile of a ring is viewed", views[0])
-    scaled = _below(program.func.body)
+    scaled = [s for s in _below(program.func.body) if _scale(s) != "thread"]
     for s in scaled:
         structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
         if views or any(a.region.source in rings for c in splitting.calls(s) for a in effects_of(c)):
