@@ -1,15 +1,19 @@
-"""Forward and backward of a Llama-70B-shaped block, of a block of experts and of a small model, beside PyTorch's.
+"""Forward and backward of a Llama-70B-shaped block, of a block of experts and of a small model, beside
+PyTorch's.
 
     TILESCALE_TARGET=cuda torchrun --nproc-per-node 4 -m tests.bench.bench_layers
 
 Peers of the Llama block and of the model on several GPUs are torch's tensor parallelism (DTensor, sequence
-parallel, NCCL + cuBLAS + cuDNN) as it is, and compiled, block by block, with its asynchronous products; on one,
-the plain module. The model's step is that of its loss, without an optimiser. The peer of the experts sends pairs by NCCL's all-to-all and multiplies by torch._grouped_mm; on one GPU it sorts in place.
+parallel, NCCL + cuBLAS + cuDNN) as it is, and compiled, the model block by block, with its asynchronous
+products; on one, the plain module. The model's step is that of its loss, without an optimiser. The peer of
+the experts sends pairs by NCCL's all-to-all and multiplies by torch._grouped_mm; on one GPU it sorts in place.
 Steps take turns. A figure is the median of the slowest rank's steps, each from a meeting of all ranks on. The
 peak of memory is what torch allocated in such a step, without symmetric memory, which is told beside it.
+
 ``llama``, ``moe``, ``model``: that alone. ``small``: shapes for a look, also without a GPU. ``chunks=0,1,2``:
-experts also in so many chunks, 0 being one after another on one stream. ``timeline``: rank 0 tells which kernels
-ran in a step of each, when and on which stream.
+experts also in so many chunks, 0 being one after another on one stream. ``graph``: the model's step also in a
+CUDA graph, of ours alone. ``timeline``: rank 0 tells which kernels ran in a step of each, when and on which
+stream.
 """
 
 from __future__ import annotations
@@ -308,6 +312,27 @@ class Step:
         return float(begin.elapsed_time(end)) / 1e3
 
 
+class Captured(Step):
+    """The same step, captured once in a CUDA graph."""
+
+    graph: Any = None
+
+    def run(self) -> None:
+        if self.graph is None:
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                for _ in range(3):
+                    super().run()
+            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.synchronize()
+            comm.barrier()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                super().run()
+        self.graph.replay()
+
+
 def measure(steps: dict[str, Step], rounds: int) -> dict[str, dict[str, float]]:
     """Of each the median milliseconds of the slowest rank, and the peak of memory above what lay there."""
     times, peaks = {n: [] for n in steps}, {}  # type: ignore[var-annotated]
@@ -385,6 +410,8 @@ def model(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -
             asynchronous(mesh)
             made = Step(model_by_dtensor(PlainModel(shape, like), mesh, True), words, loss_parallel)
             steps |= {"torch, asynchronous": made} if runs(made) else {}
+    if "graph" in sys.argv:
+        steps["ours, in a graph"] = Captured(steps["ours"].module, words)
     found = measure(steps, rounds)
     for name, step in steps.items():
         assert step.loss is not None
