@@ -3,6 +3,7 @@ that begin early."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -16,6 +17,7 @@ from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import all_of, call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
+from tilescale.compiler.ir.operations import operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
@@ -63,6 +65,20 @@ class Lowering(Clusters, Apart, MatrixStores):
             self.mine = tirx.Var("warpgroup", "int32")
             self.bind_range(self.mine, self.threads // WARPGROUP)
         return self.mine
+
+    def _s_Bind(self, s: Any) -> Any:
+        """A warpgroup's number that the author asks for is the same for a warp to the machine's compiler
+        too, where products are issued: else what it decides, and what follows from it, is each lane's own."""
+        made = super()._s_Bind(s)
+        index = isinstance(s.value, ir.Call) and s.value.op.name == "ts.scale_index"
+        if not index or str(s.value.args[0].value) != "warpgroup" or not self.multiplies:
+            return made
+        return tirx.Bind(made.var, tirx.call_extern("int32", "ts::uniform", made.value), s.span)
+
+    @functools.cached_property
+    def multiplies(self) -> bool:
+        """Whether warpgroups issue products."""
+        return any(c.op.name.startswith("ts.wgmma") for c, _ in operations(self.program.func.body))
 
     def _s_AllocBuffer(self, s: Any) -> Any:
         b = s.buffer

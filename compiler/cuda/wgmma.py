@@ -123,17 +123,17 @@ def columns(cx: CudaLowering, n: int) -> list[tuple[int, int]]:
 
 def described(cx: CudaLowering, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:
     """The matrix descriptors of operands in shared memory, and what binds them: (name, operand, its first row
-    or column)."""
+    or column). Where a producer fills rings they follow from the stage. Elsewhere tiles lie where they lie,
+    and many products of a loop would have all of theirs in registers."""
     descriptors, binds = [], []
+    function = "matrix_descriptor" if cx.role == "consumer" else "descriptor_here"
     for name, o, first in operands:
         var = tirx.Var(f"{name}_desc", "uint64")
         start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, tirx.IntImm("int32", 0))))
         binds.append(
             tirx.Bind(
                 var,
-                tirx.call_extern(
-                    "uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o)
-                ),
+                tirx.call_extern("uint64", f"ts::{function}<{o.place.layout.swizzle}>", start, _leading(o)),
             )
         )
         descriptors.append(var)

@@ -680,7 +680,7 @@ def find(name: str) -> Callable[..., Any] | None:
         return sparse_product(plain)
     if plain.startswith("ts::wgmma_m64"):
         return product(plain)
-    if plain == "ts::matrix_descriptor":
+    if plain in ("ts::matrix_descriptor", "ts::descriptor_here"):
         return descriptor(int(number))
     if plain == "ts::cp_async":
         return copy(int(number))

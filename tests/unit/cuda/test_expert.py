@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import tilescale
 import tilescale.language as T
 from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
@@ -273,3 +274,53 @@ def test_it_compiles():
         assert sass.faults(sass.disassembled(made.code)) == []
     for reduce, dtype in (("", "float16"), ("add", "float32"), ("min", "int32"), ("max", "bfloat16")):
         toolchain.compile_cubin(print_kernel(lowered(stored(reduce, dtype))[0]), "sm_90a")
+
+
+def two_sums(rounds: int = 6) -> Any:
+    """Each of two warpgroups has products of its own, of tiles that lie at fixed places, which it awaits by a
+    statement; both are 64 × 256, so a thread has no registers for both."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 256), "float16"),
+        C: T.Tensor((2, 64, 256), "float32"),
+    ):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 256), "float16")
+            there = T.alloc_barrier(arrive_count=256)
+            first, second = (T.alloc_fragment((64, 256), "float32") for _ in range(2))
+            T.tma_copy(A, a, barrier=there)
+            T.tma_copy(B, b, barrier=there)
+            T.barrier_arrive(there)
+            T.barrier_wait(there, 0)
+            with T.ws(0):
+                T.clear(first)
+                for _ in T.serial(rounds):
+                    T.wgmma_gemm(a, b, first)
+                    T.wait_wgmma(0)
+                T.copy(first, C[0, :, :])
+            with T.ws(1):
+                T.clear(second)
+                for _ in T.serial(rounds // 2):
+                    T.wgmma_gemm(a, b, second)
+                    T.wait_wgmma(0)
+                T.copy(second, C[1, :, :])
+
+    return kernel
+
+
+def test_a_warpgroup_awaits_its_own_products():
+    """Nothing else is named behind the wait; numbers of warpgroups and descriptors take no registers."""
+    kernel = two_sums()
+    text = tilescale.compile(kernel, target="cuda:sm_90a").get_kernel_source()
+    own, other = (text.index(f"if (warpgroup == {g})") for g in (0, 1))
+    assert text.count("wgmma_arrived<128>(second)") and "(second)" not in text[own:other]
+    assert "(first)" not in text[other:] and "ts::uniform(tid >> 7)" in text
+    assert text.count("ts::descriptor_here<128>") == 4 and "matrix_descriptor" not in text
+    args = {
+        "A": data((64, 64), "float16", 1),
+        "B": data((64, 256), "float16", 2),
+        "C": empty((2, 64, 256), "float32"),
+    }
+    agree(kernel, args)

@@ -169,6 +169,14 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* start, int lea
   constexpr uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
   return uint64_t((shared_address(start) & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
 }
+// The same, computed where it stands: tiles at fixed places have descriptors that no round of a loop changes, which the
+// compiler would compute in front of it for all products, and keep in more registers than there are.
+template <int swizzle>
+__device__ __forceinline__ uint64_t descriptor_here(const void* start, int leading) {
+  uint64_t made = matrix_descriptor<swizzle>(start, leading);
+  asm volatile("" : "+l"(made));
+  return made;
+}
 // What the threads wrote to registers is there for the products behind this.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
