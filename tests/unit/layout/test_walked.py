@@ -93,6 +93,29 @@ def test_a_step_needs_no_shared_memory(kernel: Any):
 def test_what_a_thread_cannot_hold_goes_through_shared_memory():
     code = driver.source_text(large.trace(), "cuda", "cuda:sm_90a")
     assert "x_shared" in code, code
+    assert code.index("x_shared[") < code.index("for (int k = 0; k < 256") < code.rindex("x_shared["), code
+    assert code[code.index("for (int k = 0; k < 256") :].count("__syncthreads") == 0, code
+
+
+def test_a_fragment_that_changes_goes_through_shared_memory_in_every_round():
+    """A copy that is made once would be that of the first round."""
+
+    @T.prim_func
+    def kernel(X: T.Tensor((256, 32), "float32"), Y: T.Tensor((32,), "float32")):
+        with T.Kernel(1, threads=128):
+            x, y = T.alloc_fragment((256, 32), "float32"), T.alloc_fragment((32,), "float32")
+            T.copy(X, x)
+            T.clear(y)
+            for k in T.serial(256):
+                for j in T.Parallel(32):
+                    y[j] += x[k, j]
+                for i, j in T.Parallel(256, 32):
+                    x[i, j] = x[i, j] * 0.5
+            T.copy(y, Y)
+
+    code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    assert code.index("for (int k = 0; k < 256") < code.index("x_shared["), code
+    agree(kernel, {"X": data((256, 32), "float32", 1), "Y": empty((32,), "float32")})
 
 
 @pytest.mark.parametrize("index, extent, grain", [
