@@ -22,10 +22,12 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import mentions
+from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.ops.shuffle import BARRIERS
 from tilescale.compiler.passes.gpu_schedule import FINDING, LOOKING, REGISTERS, SENDING
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
+from tilescale.compiler.passes.residency import BLOCK_SHARED, SM_SHARED
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import TileValueError
 
@@ -33,6 +35,8 @@ from tilescale.errors import TileValueError
 CONSUMERS = 15
 #: that of the communicator's warps
 SENDERS = 14
+#: registers of a consumer's tiles up to which two blocks of 256 consumers have enough: 112 for each thread
+FEW = 48
 
 
 class Lowering(Clusters, Apart, MatrixStores):
@@ -184,7 +188,7 @@ class Lowering(Clusters, Apart, MatrixStores):
         if self.dependent:  # setting up is what may go on before the launch in front has ended
             self.head += [*head, *_awaits_launches()]
             head = []
-        moved = REGISTERS[self.threads]
+        moved = None if not senders and self._several_fit() else REGISTERS[self.threads]
         if moved is not None and (
             self.instrument or _looks_up(producer.body)
         ):  # what logs has registers, too
@@ -216,6 +220,13 @@ class Lowering(Clusters, Apart, MatrixStores):
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])
             rest = sequence([call(f"more_registers<{moved[0]}>"), rest])
         return sequence([*head, tirx.IfThenElse(self.tid >= self.threads, fill, rest)])
+
+    def _several_fit(self) -> bool:
+        """Whether a multiprocessor has room for a second block, with what the tiles of one are: two hide each
+        other's waits, and registers that move to the consumers would keep the second one out."""
+        held = sum(f.slots * bits_of(b) for b, f in self.program.layouts.items() if isinstance(f, Fragment))
+        alone = prod(self.program.launch.cluster) == 1
+        return alone and held <= 32 * FEW and 2 * (self.program.arena_bytes + BLOCK_SHARED) <= SM_SHARED
 
     def _s_For(self, s: Any) -> Any:
         self.wrote = True  # in the round before, for all that is known

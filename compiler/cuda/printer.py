@@ -18,6 +18,10 @@ ARENA_ALIGN = 1024
 STRUCTS = {"team": "ts::Team", "log": "ts::Log"}
 
 
+#: functions of CUDA's headers that are never contracted
+SMALL_ARITHMETIC = {tirx.Add: "__hadd_rn", tirx.Sub: "__hsub_rn", tirx.Mul: "__hmul_rn"}
+
+
 class CudaPrinter(CPrinter):
     """Prints one kernel as CUDA C++."""
 
@@ -162,6 +166,23 @@ class CudaPrinter(CPrinter):
             yield ""
         for text in self.kernel.imported:
             yield from (*text.strip("\n").split("\n"), "")
+
+    def small(self, e: Any) -> str | None:
+        """A sum, difference or product of 16-bit floats as they lie in memory: rounded once, it is what
+        float32's would be when rounded (gpu/packed_halves.py says why). A product and a number are one fused
+        multiply-add. By float32 each would take three conversions more."""
+        if dtype_of(e) not in ("float16", "bfloat16"):
+            return None
+        if isinstance(e, tirx.Add):
+            for product, other in ((e.b, e.a), (e.a, e.b)):
+                if isinstance(product, tirx.Mul) and all(
+                    self._is_stored(x) for x in (product.a, product.b, other)
+                ):
+                    return f"__hfma({self.stored(product.a)}, {self.stored(product.b)}, {self.stored(other)})"
+        name = SMALL_ARITHMETIC.get(type(e))
+        if name is None or not (self._is_stored(e.a) and self._is_stored(e.b)):
+            return None
+        return f"{name}({self.stored(e.a)}, {self.stored(e.b)})"
 
     def x_BitwiseOr(self, e: Any) -> Text:
         """``x & mask | set`` of 32 bits with two constants is one instruction, which ptxas does not see by

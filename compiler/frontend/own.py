@@ -323,6 +323,8 @@ class _Own:
                 return True
             if self.together(s.body):
                 return True
+            if s.kind == tirx.ForKind.VECTORIZED:
+                return False  # its rounds have no order: none reads what another one wrote
             ordered = self.own(s.extent) or _synchronizes(s.body) or "ts.apart" in (s.annotations or {})
             return not ordered and self.conflict([s.body], s.body)
         if isinstance(s, tirx.While):

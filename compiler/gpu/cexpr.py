@@ -118,7 +118,13 @@ class Expressions:
                 self.stored(chosen[2], TERNARY),
             )
             return _wrapped((f"{test} ? {yes} : {no}", TERNARY), at)
-        return self.narrowed(self.value(e), dtype)
+        made = self.small(e)
+        return self.narrowed(self.value(e), dtype) if made is None else made
+
+    def small(self, e: Any) -> str | None:
+        """Arithmetic of small floats by an instruction of their dtype, in its stored form; None where the
+        target has none."""
+        return None
 
     def text(self, e: Any) -> Text:
         """The computed form and how loosely it binds."""

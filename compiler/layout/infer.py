@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tilescale.compiler.ir.lowerings import lowering
@@ -30,6 +30,7 @@ from tilescale.compiler.layout.made import shown
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.spread import best, replicated
 from tilescale.compiler.layout.viewed import viewed
+from tilescale.compiler.layout.walked import MOST
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import Loc, TileValueError
 
@@ -136,7 +137,8 @@ class Solver:
                     self.known[a.buffer] = replicated(_shape(a.buffer), self.uses.owners[a.buffer].threads)
         self.propagate()
         while left := [b for b in self.free if b not in self.known]:
-            largest = max(left, key=lambda b: prod(_shape(b)))
+            # a tile that is walked along has fewer ways to lie
+            largest = max(left, key=lambda b: (bool(self._grains(b)), prod(_shape(b))))
             self.known[largest] = self.cheapest(largest)
             self.propagate()
 
@@ -223,6 +225,16 @@ class Solver:
     def _mine(self, buffer: Any, u: Use) -> bool:
         return buffer in self.uses.owners and self.uses.owners[buffer] == u.executor
 
+    def _grains(self, buffer: Any) -> dict[int, int]:
+        """The axes of a tile along which loops outside or inside of the nests walk (layout/walked.py)."""
+        found: dict[int, int] = {}
+        for nest in (u.nest for u in self.uses.items if u.nest is not None and u.nest.vars):
+            for a in nest.accesses:
+                if a.buffer.same_as(buffer):
+                    for axis, grain in loops.grains(nest, a).items():
+                        found[axis] = gcd(found.get(axis, 0), grain)
+        return found
+
     def cheapest(self, buffer: Any) -> Fragment:
         """The spread of a tile that nothing else decides: along the axis on which its copies walk memory,
         mindful of reductions."""
@@ -251,7 +263,12 @@ class Solver:
             ):
                 reduced.append(int(u.call.attrs["axis"]) % len(shape))
         threads, wave = self.uses.owners[buffer].threads, self.uses.target.wave
-        return best(shape, threads, bits, along, widest or 128 // bits, tuple(reduced), wave)
+        width = widest or 128 // bits
+        if grains := self._grains(buffer):
+            made = best(shape, threads, bits, along, width, tuple(reduced), wave, grains)
+            if made.slots * bits <= 32 * MOST:
+                return made
+        return best(shape, threads, bits, along, width, tuple(reduced), wave)
 
     def misfits(self) -> float:
         """How many elements the accesses name that need another thread's: what has to go through shared

@@ -17,6 +17,7 @@ from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
 from tilescale.compiler.layout.mixed import from_mixed
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.spread import best, ceil_div
+from tilescale.compiler.layout.walked import MOST, Walk, walk
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import BITS
@@ -154,11 +155,17 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
         return None
     shape = [int(e) for e in access.buffer.ty.shape]
     where: dict[int, int] = {}
-    whole = [1] * len(shape)
+    whole, walked = [1] * len(shape), list[int]()
     for axis, e in enumerate(access.indices):
         found = plain_index(e, nest.vars)
         if found is None:
-            return from_mixed(loop, access.indices, shape, access.mode != "read")
+            step = walk(e, nest.vars, loop.extents, shape[axis])
+            if step is None or step.grain > 1:
+                own = [w.own if (w := _walk(nest, access, x)) else i for x, i in enumerate(access.indices)]
+                return _small(from_mixed(loop, own, shape, access.mode != "read"), access, step is not None)
+            walked.append(axis)
+            whole[axis] = shape[axis]
+            continue
         k, shift = found
         if k < 0:
             if shape[axis] != 1:
@@ -175,7 +182,30 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
             pieces.append(replace(p, axis=where[p.axis]))
         elif p.to == "thread":
             pieces.append(replace(p, axis=None))
-    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads, loop.fragment.first_thread)
+    behind = prod(p.extent * p.stride for p in pieces if p.to == "slot")
+    for axis in reversed(walked):  # every thread of an iteration has what the steps of other loops name
+        pieces.append(Piece(axis, 1, shape[axis], "slot", behind))
+        behind *= shape[axis]
+    made = Fragment(tuple(whole), packed(pieces), loop.fragment.threads, loop.fragment.first_thread)
+    return _small(made, access, bool(walked))
+
+
+def _walk(nest: Nest, access: Element, axis: int) -> Walk | None:
+    """How an index of an access moves with variables of other loops, if it does."""
+    return walk(access.indices[axis], nest.vars, nest.extents, int(access.buffer.ty.shape[axis]))
+
+
+def grains(nest: Nest, access: Element) -> dict[int, int]:
+    """The axes of a tile that an access walks along by other loops, each with how many neighbours one step
+    names: those may lie in several threads."""
+    found = ((axis, _walk(nest, access, axis)) for axis in range(len(access.indices)))
+    return {axis: w.grain for axis, w in found if w is not None}
+
+
+def _small(made: Fragment | None, access: Element, walked: bool) -> Fragment | None:
+    """A fragment, if it is no larger than one may be that is walked along."""
+    large = made is not None and walked and made.slots * bits_of(access.buffer) > 32 * MOST
+    return None if large else made
 
 
 # ---- a loop from nothing

@@ -20,6 +20,7 @@ import numpy as np
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece, canonical, radix
+from tilescale.compiler.layout.walked import Walk, walk
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
@@ -133,8 +134,10 @@ def everywhere(indices: Sequence[Any], fragment: Fragment) -> Slots:
 def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
     """Where the iterations of ``loop`` find ``fragment[indices]``, or why they do not."""
     found = by_digits(loop, indices, fragment, writes) or by_counting(loop, indices, fragment, writes)
-    if isinstance(found, str) and not writes and is_replicated(fragment):
-        return everywhere(indices, fragment)
+    if isinstance(found, str) and is_replicated(fragment):
+        every = is_replicated(loop.fragment) and loop.fragment.threads == fragment.threads
+        if not writes or every:  # who holds a copy of the element runs the iteration
+            return everywhere(indices, fragment)
     return found
 
 
@@ -225,12 +228,12 @@ def _counted(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: boo
         try:
             at.append(np.broadcast_to(np.asarray(numeric.evaluate(e, env)), inside.shape))
         except numeric.Unknown:
-            if numeric.variables(e) & set(loop.vars) or any(
-                p.axis == axis and p.to == "thread" for p in fragment.pieces
-            ):
+            walked = walk(e, loop.vars, loop.extents, fragment.shape[axis])
+            moved = None if walked is None else _moved(walked, [p for p in fragment.pieces if p.axis == axis])
+            if walked is None or moved is None:
                 return "its index is not known before the kernel runs"
-            dynamic += [(e, p.unit, p.extent, p.stride) for p in fragment.pieces if p.axis == axis]
-            at.append(np.zeros(inside.shape, np.int64))
+            dynamic += moved
+            at.append(np.broadcast_to(np.asarray(numeric.evaluate(walked.own, env)), inside.shape))
     outside = [(i < 0) | (i >= n) for i, n in zip(at, fragment.shape, strict=True)]
     good = inside & ~np.any(outside, axis=0) if outside else inside
     held = np.asarray(fragment.thread(*at)) if at else np.zeros(inside.shape, np.int64)
@@ -244,6 +247,23 @@ def _counted(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: boo
         return "not every thread that has a copy of the element would write it"
     slots = np.broadcast_to(np.asarray(fragment.slot(*at)) if at else np.zeros((), np.int64), inside.shape)
     return _slots(loop, slots, good, tuple(dynamic))
+
+
+def _moved(walked: Walk, pieces: Sequence[Piece]) -> list[tuple[Any, int, int, int]] | None:
+    """What the step of an index adds to its element's slot; None where it would be another thread's. The step
+    is a multiple of the grain and the rest is less than it: no digit below the grain changes, and none above
+    it takes a carry."""
+    moved = []
+    for p in pieces:
+        if walked.grain % (p.unit * p.extent) == 0:
+            continue
+        whole = p.unit % walked.grain == 0 or (
+            walked.grain % p.unit == 0 and p.extent % (walked.grain // p.unit) == 0
+        )
+        if p.to == "thread" or not whole:
+            return None
+        moved.append((walked.step, p.unit, p.extent, p.stride))
+    return moved
 
 
 def _all_copies(loop: Loop, fragment: Fragment, held: Any, good: Any) -> bool:

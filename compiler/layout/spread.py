@@ -3,7 +3,7 @@ have a say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from tilescale.compiler.layout.fragment import Fragment
@@ -56,10 +56,17 @@ def spread(shape: Sequence[int], threads: int, shares: Sequence[int], vector: in
 
 
 def candidates(
-    shape: Sequence[int], threads: int, bits: int, along: int, widest: int
+    shape: Sequence[int],
+    threads: int,
+    bits: int,
+    along: int,
+    widest: int,
+    grains: Mapping[int, int] | None = None,
 ) -> Iterator[tuple[Fragment, int]]:
     """Ways to spread a tile, each with its vector's length. ``widest``: the most neighbours that one access
-    of memory may take, whose elements may be smaller than the tile's."""
+    of memory may take, whose elements may be smaller than the tile's. ``grains``: how many neighbours along
+    an axis may lie in several threads, where all others are one thread's."""
+    most = {} if grains is None else grains
     vectors = [v for v in (16, 8, 4, 2, 1) if v <= widest]
     others = [k for k in range(len(shape) - 1, -1, -1) if k != along]
     for vector in vectors:
@@ -67,11 +74,17 @@ def candidates(
         for first in divisors(threads):
             if first > 1 and first >= 2 * cells:
                 continue
+            if first > 1 and along in most and most[along] % (vector * first):
+                continue
             shares, left = [1] * len(shape), threads // first
             shares[along] = first
             for axis in others:
                 shares[axis] = max(
-                    d for d in divisors(left) if d < 2 * shape[axis] and _waste(shape[axis], d) <= 1.25
+                    d
+                    for d in divisors(left)
+                    if d < 2 * shape[axis]
+                    and _waste(shape[axis], d) <= 1.25
+                    and (d == 1 or most.get(axis, d) % d == 0)
                 )
                 left //= shares[axis]
             yield spread(shape, threads, shares, vector, along), vector
@@ -108,15 +121,16 @@ def best(
     widest: int = 16,
     reduced: Sequence[int] = (),
     wave: int = 0,
+    grains: Mapping[int, int] | None = None,
 ) -> Fragment:
-    """The cheapest way to spread a tile. ``wave``: threads that give each other values by shuffles, which
-    only what is ``reduced`` asks for."""
+    """The cheapest way to spread a tile. ``grains``: see `candidates`. ``wave``: threads that give each
+    other values by shuffles, which only what is ``reduced`` asks for."""
     if not shape:
         return replicated(shape, threads)
     along %= len(shape)
     found: Fragment | None = None
     least = 0.0
-    for made, vector in candidates(shape, threads, bits, along, widest):
+    for made, vector in candidates(shape, threads, bits, along, widest, grains):
         price = cost(made, vector, bits, along, reduced, wave)
         if found is None or price < least:
             found, least = made, price

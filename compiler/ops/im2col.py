@@ -1,6 +1,5 @@
-"""The rows of a convolution as a matrix, tile by tile. No operation of the IR: a loop over the tile's
-elements
-says it all."""
+"""The rows of a convolution as a matrix, tile by tile. No operation of the IR: a T.copy where a tile is a box
+of the image, which engines can fetch, and a loop over the tile's elements where it is none."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from typing import Any
 from tilescale.compiler.builder.constructs import LoopNest
 from tilescale.compiler.builder.values import Buffer, as_expr, binary, compare
 from tilescale.compiler.ir import source
+from tilescale.compiler.ops.copy import copy
 from tilescale.compiler.ops.math import if_then_else
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
@@ -54,11 +54,20 @@ def im2col(
             f"a window of {reach} does not fit into {img.name} of {height} × {width} with pad={pad}", loc=loc
         )
     rows, columns = col.shape
+    if channels % columns == 0:
+        # The columns of a tile belong to one window, and those of `each` tiles are its channels.
+        each = channels // columns
+        moved = (binary("//", c_step, each), binary("*", binary("%", c_step, each), columns))
+        if stride == 1 and out_w % rows == 0:
+            _copied(img, col, nhw_step, moved, (kernel, dilation, pad), (out_h, out_w))
+            return
     nest = LoopNest("parallel", [(0, rows, 1), (0, columns, 1)])
     for i, j in nest.trace(("i", "j")):
         row = binary("+", binary("*", as_expr(nhw_step), rows), i)
         column = binary("+", binary("*", as_expr(c_step), columns), j)
         window, c = binary("//", column, channels), binary("%", column, channels)
+        if channels % columns == 0:
+            window, c = moved[0], binary("+", moved[1], j)
         n, at = binary("//", row, out_h * out_w), binary("%", row, out_h * out_w)
 
         def place(out: Any, step: Any) -> Any:
@@ -71,3 +80,29 @@ def im2col(
         for value, extent in ((y, height), (x, width)):
             inside = tirx.And(inside, tirx.And(compare(">=", value, 0), compare("<", value, extent)))
         col[i, j] = if_then_else(inside, img[n, y, x, c], 0)
+
+
+def _copied(
+    img: Buffer,
+    col: Buffer,
+    nhw_step: Any,
+    column: tuple[Any, Any],
+    how: tuple[int, int, int],
+    out: tuple[int, int],
+) -> None:
+    """A tile within a row of results: neighbours in a row of the image, and what lies outside reads as zero.
+    ``column``: the window that the tile's columns belong to, and their first channel. ``how``: kernel,
+    dilation, pad. ``out``: the rows and columns of results."""
+    (window, c), (kernel, dilation, pad), (out_h, out_w) = column, how, out
+    each = out_w // col.shape[0]
+    row = binary("//", nhw_step, each)
+
+    def place(at: Any, step: Any) -> Any:
+        return binary("-", binary("+", at, binary("*", step, dilation)), pad)
+
+    y = place(binary("%", row, out_h), binary("//", window, kernel))
+    x = place(binary("*", binary("%", nhw_step, each), col.shape[0]), binary("%", window, kernel))
+    # windows behind the last one, where a caller goes on beyond the matrix, lie below the image
+    beyond = tirx.max(as_expr(binary("-", window, kernel * kernel - 1)), as_expr(0))
+    y = binary("+", y, binary("*", beyond, int(img.shape[1]) + pad))
+    copy(img[binary("//", row, out_h), y, x, c], col)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.buffers import bases, stored
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.operations import operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import bits_of, choose, element_dtype, fragments_of, in_registers
@@ -31,6 +34,10 @@ class Exchange:
         self.layouts: dict[Any, Any] = dict(program.layouts)
         self.executor = Executor("block", program.launch.threads)
         self.made: list[Any] = []
+        #: tiles of shared memory that a nest only reads, each with the fragment that it is a copy of
+        self.copies: dict[Any, Any] = {}
+        #: fragments that have another name, by which they may change, and those names
+        self.viewed = {b for pair in bases(program.func.body).items() for b in pair}
 
     def scratch(self, name: str, shape: Any, dtype: str, span: Any = None) -> Any:
         """A new tile in shared memory, all of it as a region; its allocation stands in front of the
@@ -58,7 +65,10 @@ def convert_layouts(program: TileProgram) -> TileProgram:
         return _scalar(s, cx)
 
     _refuse_whiles(program)
-    done = program.with_body(rebuild(program.func.body, cx.executor, leaf))
+    body = rebuild(program.func.body, cx.executor, leaf)
+    if cx.copies:
+        body = structural_map(body, (tirx.For, lambda s: _hoisted(s, cx.copies)))
+    done = program.with_body(body)
     done.layouts = cx.layouts
     return done
 
@@ -103,9 +113,41 @@ def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
         there[buffer] = tile.source
         _say(cx, buffer, why, nest.what, nest.node)
         before.append(copy_statement(whole(buffer), tile, nest.node))
+        if buffer not in written and buffer not in cx.viewed:
+            cx.copies[tile.source] = buffer
         if buffer in written:
             after.append(copy_statement(tile, whole(buffer), nest.node))
     return [*cx.made, *before, _redirected(s, there), *after]
+
+
+def _hoisted(loop: Any, copies: dict[Any, Any]) -> Any:
+    """A loop in whose rounds a fragment stays as it is: its copy in shared memory is made once, in front. A
+    loop that awaits products keeps all: what they leave in a fragment is there only then."""
+    stmts = _flat(loop.body)
+    mine = {s.buffer for s in stmts if isinstance(s, tirx.AllocBuffer) and s.buffer in copies}
+    if not mine or any(op.name == "await_products" for _, op in operations(loop.body)):
+        return loop
+    changed = stored(loop.body)
+    kept = {b for b in mine if copies[b] not in changed}
+    front = [s for s in stmts if _makes(s) in kept]
+    if not front:
+        return loop
+    rest = sequence([s for s in stmts if _makes(s) not in kept])
+    notes = dict(loop.annotations) if loop.annotations else {}
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, rest, annotations=notes, span=loop.span)
+    return sequence([*front, made])
+
+
+def _flat(s: Any) -> list[Any]:
+    return [t for x in s.seq for t in _flat(x)] if isinstance(s, tirx.SeqStmt) else [s]
+
+
+def _makes(s: Any) -> Any:
+    """The tile that a statement allocates or that a T.copy fills; None for any other."""
+    if isinstance(s, tirx.AllocBuffer):
+        return s.buffer
+    call = s.value if isinstance(s, tirx.Evaluate) else None
+    return call.args[1].source if isinstance(call, ir.Call) and call.op.name == "ts.copy" else None
 
 
 def _require_own(buffer: Any, held: Fragment, s: Any, cx: Exchange) -> None:

@@ -29,6 +29,7 @@ from tilescale.compiler.passes.infer_layouts import infer_layouts
 from tilescale.compiler.passes.insert_barriers import insert_barriers
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.manual_stages import manual_stages
+from tilescale.compiler.passes.merged_views import merged_views
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
@@ -103,6 +104,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     *(p for p in PASSES if p.level == spec.TILE),
     # Rows of a thread's own are registers to all that follows.
     Pass("own_registers", own_registers, spec.TILE),
+    # A part of a view is a part of its tensor to all that asks what engines can copy.
+    Pass("merged_views", merged_views, spec.TILE),
     # A put is a copy like others to all that follows, and its signal a signal.
     Pass("split_puts", split_puts, spec.TILE),
     # What says only whom statements reach would keep a region of two roles from being the whole kernel.

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from tilescale.compiler.cuda.lower import Lowering as CudaLowering
 
 ZERO = tirx.IntImm("int32", 0)
+#: a warp with so few tiles, and so many steps, would wait for each of its products before the next one of the
+#: same tile: every second step has sums of its own
+FEW, LONG = 2, 8
 
 
 def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
@@ -91,41 +94,54 @@ def _mma(
         cx.bound(var, begin)
         binds.append(tirx.Bind(var, begin))
     held = isinstance(a, Registers)
-    b_dtype = element_dtype(b.place.buf)
-    b_regs = tirx.decl_buffer((across * 2 * each,), b_dtype, "b", scope="local", layout=None)
+    steps = ceil_div(k, depth)
+    apart = 2 if not held and down * across <= FEW and steps >= LONG and steps % 2 == 0 else 1
     step = tirx.Var("k", "int32")
-    cx.bind_range(step, ceil_div(k, depth))
-    k0 = step * depth
-    load_a: list[Any] = []
-    if isinstance(a, Registers):
-        a_regs = a.buf
-    else:
-        a_dtype = element_dtype(a.place.buf)
-        a_regs = tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
-        load_a = [
-            tirx.AllocBuffer(a_regs),
-            *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True),
-        ]
-    load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
-    i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
+    cx.bind_range(step, steps // apart)
     name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
 
-    def address(buf: Any, at: Any) -> Any:
-        return tirx.address_of(tirx.BufferLoad(buf, [at]))
+    def products(into: Any, at: Any) -> list[Any]:
+        """One step's."""
+        b_regs = tirx.decl_buffer(
+            (across * 2 * each,), element_dtype(b.place.buf), "b", scope="local", layout=None
+        )
+        k0, loads = at * depth, []
+        if isinstance(a, Registers):
+            a_regs = a.buf
+        else:
+            a_dtype = element_dtype(a.place.buf)
+            a_regs = tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
+            loads = [
+                tirx.AllocBuffer(a_regs),
+                *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True),
+            ]
+        load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
+        i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
+        left = (i * steps + at) * 8 if held else i * (4 * each)
+        operands = (into, i * (4 * across) + j * 4), (a_regs, left), (b_regs, j * (2 * each))
+        addresses = [tirx.address_of(tirx.BufferLoad(buf, [place])) for buf, place in operands]
+        product = tirx.Evaluate(tirx.call_extern("void", name, *addresses), call.span)
+        return [
+            *loads,
+            tirx.AllocBuffer(b_regs),
+            *load_b,
+            unrolled(i, down, unrolled(j, across, product)),
+        ]
 
-    slot = i * (4 * across) + j * 4
-    left = (i * ceil_div(k, depth) + step) * 8 if held else i * (4 * each)
-    product = tirx.Evaluate(
-        tirx.call_extern(
-            "void", name, address(acc, slot), address(a_regs, left), address(b_regs, j * (2 * each))
-        ),
-        call.span,
+    sums, begin, end = [acc], [], []
+    if apart == 2:
+        sums.append(tirx.decl_buffer((c.layout.slots,), str(acc.ty.dtype), "odd", scope="local", layout=None))
+        u, v = tirx.Var("u", "int32"), tirx.Var("u", "int32")
+        none = tirx.BufferStore(sums[1], tirx.const(0, str(acc.ty.dtype)), [u], call.span)
+        both = tirx.BufferLoad(acc, [v]) + tirx.BufferLoad(sums[1], [v])
+        begin = [tirx.AllocBuffer(sums[1]), unrolled(u, c.layout.slots, none)]
+        end = [unrolled(v, c.layout.slots, tirx.BufferStore(acc, both, [v], call.span))]
+    body = sequence(
+        [s for n in range(apart) for s in products(sums[n], step * apart + n if apart > 1 else step)]
     )
-    products = unrolled(i, down, unrolled(j, across, product))
-    body = sequence([*load_a, tirx.AllocBuffer(b_regs), *load_b, products])
     kind = tirx.ForKind.UNROLLED if held else tirx.ForKind.SERIAL  # registers have constant indices alone
-    loop = tirx.For(step, ZERO, tirx.IntImm("int32", ceil_div(k, depth)), kind, body, span=call.span)
-    return sequence([*binds, loop])
+    loop = tirx.For(step, ZERO, tirx.IntImm("int32", steps // apart), kind, body, span=call.span)
+    return sequence([*binds, *begin, loop, *end])
 
 
 def chunked(o: Operand) -> bool:

@@ -524,3 +524,18 @@ def test_a_left_operand_that_is_read_once_for_two_products(dtype: str, sums: str
             {"A": data((130, 208), dtype, 1), "B": data((136, 208), dtype, 2), "C": empty((130, 136), sums)},
             seed=seed,
         )
+
+
+@pytest.mark.parametrize(
+    "options, threads",
+    [
+        ({"BM": 64, "BN": 128, "BK": 32, "stages": 3}, 256 + 32),
+        ({"BM": 64, "BN": 128, "BK": 128, "stages": 4}, 256 + 128),  # shared memory has room for one
+        ({"BM": 128, "BN": 128, "BK": 32, "stages": 3}, 256 + 128),  # 64 registers of sums alone
+    ],
+)
+def test_blocks_with_little_in_registers_leave_room_for_others(options: dict[str, Any], threads: int):
+    """A second block of a multiprocessor has no place where registers moved to the consumers of the first."""
+    code = print_kernel(lowered(gemm(256, 256, 256, **options))[0]).text
+    assert f"__launch_bounds__({threads}, 1)" in code, code
+    assert ("more_registers" in code) == (threads > 300), code

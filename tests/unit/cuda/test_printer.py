@@ -195,11 +195,21 @@ def test_expressions(expression: Any, text: str):
     assert printer().value(expression) == text
 
 
+H_i, H_j, BF_i, BF_j = (tirx.BufferLoad(buffer, [at]) for buffer in (H, BF) for at in (i, j))
+
 STORED = [
     (tirx.BufferLoad(H, [i]), "H[i]"),
     (cast("float16", x * x), "half(x * x)"),
     (cast("float16", tirx.BufferLoad(BF, [i])), "half(float(BF[i]))"),
     (tirx.BufferLoad(H, [i]) + h, "half(float(H[i]) + h)"),
+    (H_i + H_j, "__hadd_rn(H[i], H[j])"),
+    (BF_i - BF_j, "__hsub_rn(BF[i], BF[j])"),
+    (H_i * H_j, "__hmul_rn(H[i], H[j])"),
+    (BF_i * BF_j + BF_i, "__hfma(BF[i], BF[j], BF[i])"),
+    (H_j + H_i * H_i, "__hfma(H[i], H[i], H[j])"),
+    (H_i * H_i * H_j, "half(float(H[i]) * float(H[i]) * float(H[j]))"),  # the first product is not rounded
+    (H_i * h + H_j, "half(float(H[i]) * h + float(H[j]))"),
+    (cast("float32", H_i) + cast("float32", H_j), "float(H[i]) + float(H[j])"),
     (h, "half(h)"),
     (tirx.FloatImm("float16", 0.1), "half(0.099975586f)"),
     (

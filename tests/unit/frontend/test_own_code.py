@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.ops.test_argmax import TARGETS, run
+from tilescale.compiler import driver
 from tilescale.compiler.ops.loops import unroll_apart
 from tilescale.errors import TileSyntaxError, TileValueError
 
@@ -268,3 +270,35 @@ def test_a_barrier_of_some_threads_where_all_come_is_refused():
 
     with pytest.raises(TileValueError, match="of 64 threads where all 128 come"):
         kernel.trace()
+
+
+@T.prim_func
+def exchanged(A: T.Tensor((64, 16), "float32"), B: T.Tensor((64, 16), "float32")):
+    """Threads turn over half of their numbers at a time."""
+    with T.Kernel(1, threads=64):
+        tx = T.get_thread_binding()
+        x, s = T.alloc_local((16,), "float32"), T.alloc_shared((64, 8), "float32")
+        for j in T.vectorized(16):
+            x[j] = A[tx, j]
+        for r in T.serial(2):
+            for j in T.vectorized(8):
+                s[tx, j] = x[r * 8 + j]
+            for j in T.vectorized(8):
+                x[r * 8 + j] = s[63 - tx, j]
+        for j in T.vectorized(16):
+            B[tx, j] = x[j]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_vectors_between_own_memory_and_shared(target: str):
+    a = RNG.standard_normal((64, 16)).astype("float32")
+    out = run(exchanged, {"A": a, "B": np.zeros((64, 16), "float32")}, target)
+    assert (out["B"] == a[::-1]).all()
+
+
+def test_vectors_between_own_memory_and_shared_are_accesses_of_16_bytes():
+    """A step that is known only when the kernel runs leaves a thread's registers its own."""
+    code = driver.source_text(exchanged.trace(), "cuda", "cuda:sm_90a")
+    assert "x_shared" not in code, code
+    assert len(re.findall(r"\*\(uint4\*\)&s\[", code)) == 1, code
+    assert len(re.findall(r"= \*\(const uint4\*\)&s\[", code)) == 1, code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,21 @@ import torch
 
 import tilescale.language as T
 from tests.unit.ops.test_argmax import TARGETS, run
+from tilescale.compiler import driver
 from tilescale.errors import TileTypeError, TileValueError
 
 RNG = np.random.default_rng(11)
 #: images, channels, height, width, filters, window, stride, dilation, padding
-SHAPES = ((2, 16, 5, 7, 24, 3, 1, 1, 1), (1, 12, 7, 6, 17, 3, 2, 1, 0), (1, 8, 6, 6, 16, 2, 1, 2, 2))
+SHAPES = (
+    (2, 16, 5, 7, 24, 3, 1, 1, 1),
+    (1, 12, 7, 6, 17, 3, 2, 1, 0),
+    (1, 8, 6, 6, 16, 2, 1, 2, 2),
+    (1, 16, 7, 6, 16, 3, 2, 1, 1),
+    # rows of results are whole tiles of the matrix
+    (2, 32, 5, 32, 16, 3, 1, 1, 1),
+    (1, 16, 4, 66, 16, 3, 1, 1, 0),
+    (1, 16, 6, 32, 16, 3, 1, 2, 2),
+)
 
 
 def convolution(n: int, c: int, h: int, w: int, f: int, k: int, s: int, d: int, p: int) -> Any:
@@ -56,6 +67,64 @@ def test_convolution(shape: tuple[int, ...], target: str):
     out = np.full(tuple(want.permute(0, 2, 3, 1).shape), np.nan, "float32")
     got = run(convolution(*shape), {"A": a.astype("float32"), "B": b.astype("float32"), "C": out}, target)
     np.testing.assert_allclose(got["C"], want.permute(0, 2, 3, 1).numpy(), rtol=1e-4, atol=1e-4)
+
+
+@T.prim_func
+def boxed(
+    A: T.Tensor((2, 4, 64, 64), "float16"),
+    B: T.Tensor((3, 3, 64, 64), "float16"),
+    C: T.Tensor((2, 4, 64, 64), "float16"),
+):
+    with T.Kernel(1, 8, threads=128) as (bx, by):
+        a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        weights = T.Tensor((3 * 3 * 64, 64), "float16", B.data)
+        out = T.Tensor((2 * 4 * 64, 64), "float16", C.data)
+        T.clear(acc)
+        for i in T.Pipelined(18, num_stages=2):
+            T.im2col(A, a, by, i, 3, 1, 1, 1)
+            T.copy(weights[i * 32, bx * 64], b)
+            T.gemm(a, b, acc)
+        T.copy(acc, out[by * 64, bx * 64])
+
+
+def test_boxes_of_the_image_go_through_a_ring_by_tma():
+    """Both operands, though one of them is a view of a tensor, and the result."""
+    code = driver.source_text(boxed.trace(), "cuda", "cuda:sm_90a")
+    for name in ("A", "B", "C"):
+        assert re.search(rf"ts::tma_(load|store)\(.*\b{name}_map\b", code), code
+    a, b = (RNG.standard_normal(shape).astype("float16") for shape in ((2, 4, 64, 64), (3, 3, 64, 64)))
+    want = torch.nn.functional.conv2d(
+        torch.from_numpy(a.astype(float)).permute(0, 3, 1, 2),
+        torch.from_numpy(b.astype(float)).permute(3, 2, 0, 1),
+        padding=1,
+    ).permute(0, 2, 3, 1)
+    for target in ("sim", "sm_90a"):
+        out = run(boxed, {"A": a, "B": b, "C": np.full((2, 4, 64, 64), np.nan, "float16")}, target)["C"]
+        np.testing.assert_allclose(out.astype(float), want.numpy(), rtol=2e-2, atol=0.15)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", [32, 30], ids=["boxes", "elements"])
+def test_every_tile_of_the_matrix_and_zeros_behind_it(width: int, target: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 3, width, 16), "float32"), B: T.Tensor((7, 20, 32, 8), "float32")):
+        with T.Kernel(7, 20, threads=64) as (row, column):
+            a = T.alloc_shared((32, 8), "float32")
+            T.im2col(A, a, row, column, 3, 1, 1, 1)
+            T.copy(a, B[row, column, 0, 0])
+
+    image = RNG.standard_normal((2, 3, width, 16)).astype("float32")
+    padded = np.pad(image, ((0, 1), (1, 1), (1, 1), (0, 0)))  # one image more: rows behind the last are zero
+    windows = [padded[:, y : y + 3, x : x + width] for y in range(3) for x in range(3)]
+    want = np.stack(windows, 3).reshape(-1, 9 * 16)
+    want[2 * 3 * width :] = 0
+    want = np.pad(want, ((0, 7 * 32), (0, 16)))[: 7 * 32].reshape(
+        7, 32, -1
+    )  # 18 tiles of columns, and 2 more
+    out = run(kernel, {"A": image, "B": np.full((7, 20, 32, 8), np.nan, "float32")}, target)["B"]
+    for column in range(20):
+        assert (out[:, column] == want[:, :, column * 8 : column * 8 + 8]).all(), column
 
 
 @pytest.mark.parametrize(
