@@ -318,13 +318,13 @@ class _Own:
         if isinstance(s, tirx.For):
             kind = str(s.annotations["ts.kind"]) if s.annotations and "ts.kind" in s.annotations else ""
             if kind == "vectorized":
-                return self.together(s.body)  # each thread has all of the elements that it names by its index
+                # Each thread has all of the elements that it names by its index. Rounds have no order: none reads
+                # what another one wrote.
+                return self.together(s.body)
             if kind in ("parallel", "pipelined") or s.kind == tirx.ForKind.PARALLEL:
                 return True
             if self.together(s.body):
                 return True
-            if s.kind == tirx.ForKind.VECTORIZED:
-                return False  # its rounds have no order: none reads what another one wrote
             ordered = self.own(s.extent) or _synchronizes(s.body) or "ts.apart" in (s.annotations or {})
             return not ordered and self.conflict([s.body], s.body)
         if isinstance(s, tirx.While):
