@@ -318,8 +318,8 @@ class _Own:
         if isinstance(s, tirx.For):
             kind = str(s.annotations["ts.kind"]) if s.annotations and "ts.kind" in s.annotations else ""
             if kind == "vectorized":
-                # Each thread has all of the elements that it names by its index. Rounds have no order: none reads
-                # what another one wrote.
+                # Each thread has all of the elements that it names by its index. Rounds have no order: none
+                # reads what another one wrote.
                 return self.together(s.body)
             if kind in ("parallel", "pipelined") or s.kind == tirx.ForKind.PARALLEL:
                 return True
