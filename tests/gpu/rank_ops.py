@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def main() -> int:
     )
     parser.add_argument("--small", action="store_true", help="small cases alone")
     parser.add_argument("--graph", action="store_true", help="and one of each in a CUDA graph")
+    parser.add_argument("--each", action="store_true", help="say when a case is done, and how long it took")
     parser.add_argument("modules", nargs="*", help="default: all")
     given = parser.parse_args()
     comm.init()
@@ -75,7 +77,12 @@ def main() -> int:
         cases = [c for c in op.cases if c.bar is None and (c.small or not given.small)]
         if env.REMOTE.get():  # copy engines need addresses, and refuse by name
             cases = [c for c in cases if not c.shape.get("engine")]
-        told = [f"{c}: {text}" for c in cases if (text := one(module, c, device))]
+        told = []
+        for c in cases:
+            begun = time.perf_counter()
+            told += [f"{c}: {text}" for text in [one(module, c, device)] if text]
+            if given.each and comm.rank() == 0:  # whoever waits sees for what
+                print(f"{op.name} {c}: {time.perf_counter() - begun:.1f} s", flush=True)
         if given.graph:
             told += [f"{c}: {text}" for c in cases[:2] if (text := replayed(op, c))]
         for text in told:
