@@ -59,7 +59,9 @@ class Shadow:
         self, cells: int, events: Events, *, tracked: bool, written: bool, key: tuple[Any, ...], viewed: bool
     ):
         self.events, self.tracked, self.key, self.viewed = events, tracked, key, viewed
-        self.last = np.full(cells, HOST if written else UNWRITTEN, np.int32)
+        self.last = np.zeros(cells, np.int32)  # UNWRITTEN
+        if written:
+            self.last.fill(HOST)
         self.whole = written  # every cell has been written
         self.reads: list[Any] = []
         self.updates: list[Any] = []

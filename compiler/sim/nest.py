@@ -135,7 +135,7 @@ def select(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site) -> tuple
             test = np.asarray((i >= 0) & (i < n))
             good = test if good is None else good & test
     if good is not None:
-        good = np.broadcast_to(good, ex.lanes)
+        good = _spread(good, ex.lanes)
         wrong = ~good if ex.mask is None else ~good & ex.mask
         if not storage.is_global and wrong.any():
             out = tuple(np.broadcast_to(i, ex.lanes)[wrong] for i in key)
@@ -144,9 +144,14 @@ def select(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site) -> tuple
     if active is None:
         # Together they mostly reach over all lanes: to spread each would cost as much as the access.
         spans = np.broadcast(*key).shape == ex.lanes
-        return None, key if spans else tuple(np.broadcast_to(i, ex.lanes) for i in key)
-    active = np.broadcast_to(active, ex.lanes)
-    return active, tuple(np.broadcast_to(i, ex.lanes)[active] for i in key)
+        return None, key if spans else tuple(_spread(i, ex.lanes) for i in key)
+    active = _spread(active, ex.lanes)
+    return active, tuple(_spread(i, ex.lanes)[active] for i in key)
+
+
+def _spread(value: Any, lanes: tuple[int, ...]) -> Any:
+    """A value for each lane. Many are so already, which NumPy finds out as slowly as it spreads others."""
+    return value if numerics.is_vector(value) and value.shape == lanes else np.broadcast_to(value, lanes)
 
 
 def _gather(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site, tested: bool) -> Any:
