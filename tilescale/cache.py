@@ -25,7 +25,6 @@ from tilescale import env, folders, log
 
 _LOCKS = 64
 _SWEEP_EVERY = 64
-_stores = 0
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,8 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
                 discard(key)
                 os.rename(code.parent, place)
     held = json.loads(text)  # what a reader will see: tuples have become lists
-    _sweep_now_and_then(root)
+    if int(key[8:16], 16) % _SWEEP_EVERY == 0:  # not by a count: most processes store few kernels, or one
+        sweep(root)
     return Entry(str(place / "kernel.bin"), held["desc"], held["sites"], held["meta"])
 
 
@@ -181,13 +181,6 @@ def amend(entry: Entry, meta: dict[str, Any]) -> Entry:
 
 
 # ---- eviction
-
-
-def _sweep_now_and_then(root: Path) -> None:
-    global _stores
-    if _stores % _SWEEP_EVERY == 0:
-        sweep(root)
-    _stores += 1
 
 
 def sweep(root: Path | None = None, limit: int | None = None) -> int:

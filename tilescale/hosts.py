@@ -467,6 +467,11 @@ def _modes() -> tuple[type, type]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Operations(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # Else torch wraps the method below, and its first call imports all of torch.compile: two seconds.
+            return False
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if (at := _program()) is not None and func._schema.name.partition("::")[2] not in _SHAPES:
                 with _Busy():

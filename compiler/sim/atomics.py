@@ -28,7 +28,7 @@ def elements(
         active, chosen = nest.select(ex, storage, index, target.site)
         assert chosen is not None
         given = np.broadcast_to(value, ex.lanes)
-        keys = list(zip(*(c.ravel().tolist() for c in chosen), strict=True))
+        keys = list(zip(*(c.ravel().tolist() for c in np.broadcast_arrays(*chosen)), strict=True))
         amounts = (given if active is None else given[active]).ravel()
         for key, amount in zip(keys, amounts, strict=True):
             storage.data[key] = tiles.updated(

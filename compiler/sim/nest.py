@@ -126,8 +126,8 @@ def inside(key: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def select(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site) -> tuple[Any, tuple[Any, ...] | None]:
-    """The lanes that touch an element of ``storage`` (None: all of them), and their indices, one array an
-    axis; an index outside a tile is reported."""
+    """The lanes that touch an element of ``storage`` (None: all of them), and their indices, one an axis,
+    which NumPy spreads over the lanes; an index outside a tile is reported."""
     good: Any = None
     for i, n in zip(key, storage.shape, strict=True):
         low, high = (int(i.min()), int(i.max())) if numerics.is_vector(i) else (i, i)
@@ -135,16 +135,23 @@ def select(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site) -> tuple
             test = np.asarray((i >= 0) & (i < n))
             good = test if good is None else good & test
     if good is not None:
-        good = np.broadcast_to(good, ex.lanes)
+        good = _spread(good, ex.lanes)
         wrong = ~good if ex.mask is None else ~good & ex.mask
         if not storage.is_global and wrong.any():
             out = tuple(np.broadcast_to(i, ex.lanes)[wrong] for i in key)
             ex.machine.report_outside(ex, storage.name, storage.shape, site, describe(storage.name, out))
     active = ex.mask if good is None else good if ex.mask is None else good & ex.mask
     if active is None:
-        return None, tuple(np.broadcast_to(i, ex.lanes) for i in key)
-    active = np.broadcast_to(active, ex.lanes)
-    return active, tuple(np.broadcast_to(i, ex.lanes)[active] for i in key)
+        # Together they mostly reach over all lanes: to spread each would cost as much as the access.
+        spans = np.broadcast(*key).shape == ex.lanes
+        return None, key if spans else tuple(_spread(i, ex.lanes) for i in key)
+    active = _spread(active, ex.lanes)
+    return active, tuple(_spread(i, ex.lanes)[active] for i in key)
+
+
+def _spread(value: Any, lanes: tuple[int, ...]) -> Any:
+    """A value for each lane. Many are so already, which NumPy finds out as slowly as it spreads others."""
+    return value if numerics.is_vector(value) and value.shape == lanes else np.broadcast_to(value, lanes)
 
 
 def _gather(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site, tested: bool) -> Any:

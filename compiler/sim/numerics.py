@@ -8,6 +8,7 @@ width.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,16 +22,19 @@ FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 _SMALL = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
+@functools.cache
 def storage(dtype: str) -> Any:
     """The NumPy dtype that holds elements of ``dtype``."""
     return np.dtype(getattr(ml_dtypes, dtype) if dtype in _SMALL - {"float16"} else dtype)
 
 
+@functools.cache
 def compute(dtype: str) -> Any:
     """The NumPy dtype that expressions over ``dtype`` are computed in."""
     return np.dtype("float32") if dtype in _SMALL else np.dtype(dtype)
 
 
+@functools.cache
 def limits(dtype: str) -> tuple[int, int]:
     """The least and the greatest value of an integer dtype."""
     info = np.iinfo(dtype)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime import with_runtime
 from tilescale.launch import fork
 from tilescale.launch.program import Program
 
@@ -132,7 +133,7 @@ def test_one_rank_looks_at_a_kernel_for_all(tilescale_launch, clean_env: dict[st
         "shift(8)(np.full(8, comm.rank(), 'float32'), b, s)\nassert (b == (comm.rank() - 1) % comm.world_size()).all()\n"
         "print('tvm' in sys.modules)\n"
     )
-    env = {"TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "TILESCALE_HEAP_SIZE": "16M"}
+    env = {"TILESCALE_CACHE_DIR": str(with_runtime(tmp_path / "cache")), "TILESCALE_HEAP_SIZE": "16M"}
     for count in (2, 5):
         done = tilescale_launch(count, script, env=env)
         assert sorted(line.split()[1] for line in done.stdout.splitlines()) == ["False"] * (count - 1) + [

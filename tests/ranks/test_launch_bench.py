@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.runtime import with_runtime
 from tilescale.launch import bench, bench_ranks, held_out
 from tilescale.ops import RANK_MODULES, load_ranks
 
@@ -58,7 +59,8 @@ def test_every_operation_in_a_shape_of_ones_own(clean_env: dict[str, str], tmp_p
 
 
 def test_what_tuning_finds_is_kept_for_later(clean_env: dict[str, str], tmp_path: Path):
-    out, env = tmp_path / "figures.json", {**clean_env, "TILESCALE_CACHE_DIR": str(tmp_path / "cache")}
+    out, cache = tmp_path / "figures.json", with_runtime(tmp_path / "cache")
+    env = {**clean_env, "TILESCALE_CACHE_DIR": str(cache)}
     options = ["-n", "2", "--device", "cpu", "--replays", "1", "--shape", "rows=30,columns=20"]
     for more in (["--tune"], []):
         done = run(env, *options, *more, "--json", str(out), "all_gather")
@@ -66,7 +68,7 @@ def test_what_tuning_finds_is_kept_for_later(clean_env: dict[str, str], tmp_path
         (line,) = json.loads(out.read_text())["figures"]["cases"]
         assert line["right"] and set(line["tuned"]) == {"how", "blocks"} and "(tuned)" in done.stdout
         assert line["way"] == line["tuned"]["how"]
-    (kept,) = (tmp_path / "cache" / "tuned").glob("ranks-2-on-1-of-1-*.json")
+    (kept,) = (cache / "tuned").glob("ranks-2-on-1-of-1-*.json")
     assert json.loads(kept.read_text()) == {"all_gather": {"size=600": line["tuned"]}}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from tests.runtime import with_runtime
 from tests.trace_events import validated
 from tilescale.launch.cli import commands
 from tilescale.launch.trace import merged
@@ -86,7 +87,7 @@ def test_both_targets_see_the_same_traffic(tmp_path: Path):
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        "TILESCALE_CACHE_DIR": str(tmp_path / "cache"),
+        "TILESCALE_CACHE_DIR": str(with_runtime(tmp_path / "cache")),
     }
     command = [
         sys.executable,
@@ -129,7 +130,7 @@ def test_packets_are_counted_alike_on_both_targets(tmp_path: Path):
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        "TILESCALE_CACHE_DIR": str(tmp_path / "cache"),
+        "TILESCALE_CACHE_DIR": str(with_runtime(tmp_path / "cache")),
     }
     for target in ("sim", "cpu"):
         out = tmp_path / f"{target}.json"

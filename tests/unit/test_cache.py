@@ -432,7 +432,6 @@ def test_the_kernels_not_used_for_longest_go_first(place: Path):
 
 def test_the_limit_is_kept_when_kernels_are_stored(place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CACHE_SIZE", "30K")
-    monkeypatch.setattr(cache, "_stores", 0)
     monkeypatch.setattr(cache, "_SWEEP_EVERY", 1)
     for k in range(8):
         fake(f"{k:032x}", 10_000, age=1000 - k)

@@ -4,13 +4,13 @@ them."""
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.runtime import with_runtime
 from tilescale import cache, folders
 from tilescale.native import build
 
@@ -53,14 +53,6 @@ print(kernel.from_cache, native.library_path())
 """
 
 
-def with_runtime(folder: Path) -> Path:
-    """A cache that holds the C runtime already, as the process of the tests has built it: what is tested is
-    who may be believed."""
-    folder.mkdir(mode=0o700)
-    shutil.copytree(build.library_path().parent, folder / "native")
-    return folder
-
-
 def run(tmp_path: Path, folder: Path, *user: str, text: str = KERNEL) -> tuple[list[str], list[str]]:
     """What it prints, and the warnings."""
     script = tmp_path / "kernel.py"
@@ -85,6 +77,7 @@ def test_a_shared_cache_is_read_by_who_cannot_write_it(tmp_path: Path) -> None:
     """As root the user is changed, which needs no file of this test's to be theirs; any other user takes the
     right from itself."""
     shared, user = tmp_path / "shared", [str(OTHER)] if os.geteuid() == 0 else []
+    with_runtime(tmp_path / "first")  # of the process that becomes another user
     for place in (tmp_path, *tmp_path.parents[:3]):
         if user:
             place.chmod(place.stat().st_mode | 0o055)

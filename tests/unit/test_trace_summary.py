@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from tests.runtime import with_runtime
 from tilescale import cuda
 from tilescale.compiler.sim.timeline import Slice, Timeline, Traffic
 from tilescale.launch import overlap, picture
@@ -217,7 +218,7 @@ def test_a_run_on_the_cpu_is_drawn(tmp_path: Path):
     environ = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        "TILESCALE_CACHE_DIR": str(tmp_path / "cache"),
+        "TILESCALE_CACHE_DIR": str(with_runtime(tmp_path / "cache")),
     }
     line = [sys.executable, "-m", "tilescale.launch", "trace", "-n", "2", "--target", "cpu"]
     line += ["-o", str(tmp_path / "trace.json"), "--svg", str(tmp_path / "trace.svg"), str(example)]

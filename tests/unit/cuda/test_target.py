@@ -15,6 +15,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.kernels import refused
+from tests.runtime import with_runtime
 from tilescale import cache, native
 from tilescale.compiler.cuda import toolchain
 from tilescale.errors import LaunchError, TileError, TileValueError
@@ -125,7 +126,7 @@ def test_a_warm_start_needs_neither_tvm_nor_nvcc(clean_env: dict[str, str], tmp_
         "k = tilescale.compile(fill, target='cuda:sm_80')\n"
         "print(k.from_cache, 'tvm' in sys.modules, 'torch' in sys.modules)\n"
     )
-    env = clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "cache")}
+    env = clean_env | {"TILESCALE_CACHE_DIR": str(with_runtime(tmp_path / "cache"))}
     said = [
         subprocess.run(
             [sys.executable, str(program)], env=env, capture_output=True, text=True, check=True
