@@ -54,6 +54,104 @@ def ones(masks: Any, at: Any, column: Any) -> Any:
     return found
 
 
+def bit(at: Any) -> Any:
+    """The bit of a number in its word."""
+    return T.cast(1, "uint32") << T.cast(at % 32, "uint32")
+
+
+def lists(K: int, local: int, W: int, chunk: int, high: int) -> tuple[Any, Any, Any, Any]:
+    """What `plan` does for the lists of `dispatch_gemm`: macros that count rows of each step; that say where
+    a block's rows of each begin, and what each step has; that write ``chunk`` tokens' rows; and that tell
+    the ranks of their tokens."""
+    marked, EP = marks_of(K, local), W * local
+    FIRSTS = EP + W  # where counts of rows of each step begin
+
+    @T.macro
+    def counted(mine, chosen):
+        for i, k in T.Parallel(chunk, K):
+            if chosen[i, k] >= 0:
+                if leads(chosen, i, k, K, local):
+                    T.atomic_add(mine[FIRSTS + chosen[i, k]], 1)
+
+    @T.macro
+    def based(whole, every, before, total, base, begin, steps, rank, b):
+        """base (W, local): of each rank's expert the first of this block's rows in the order of steps; begin
+        (W,): this rank's first row at each rank."""
+        sent, ended = T.alloc_shared((1, local), "int32"), T.alloc_shared((1, local), "int32")
+        for o, e in T.Parallel(1, local):
+            sent[o, e] = 0
+            for d in T.serial(W):
+                sent[o, e] += total[FIRSTS + d * local + e]
+        T.cumsum(sent, ended, dim=1)
+        for d, e in T.Parallel(W, local):
+            base[d, e] = ended[0, e] - sent[0, e] + before[FIRSTS + d * local + e]
+            for f in T.serial(W):  # those that come before rank d, going round from this one's next
+                nearer = (f - rank - 1 + W) % W < (d - rank - 1 + W) % W
+                base[d, e] += T.if_then_else(nearer, total[FIRSTS + f * local + e], 0)
+        for d in T.Parallel(W):
+            begin[d] = 0
+            for s in T.serial(W):
+                begin[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
+        if b == 0:
+            listed(whole, every, ended, steps, rank)
+
+    @T.macro
+    def listed(whole, every, ended, steps, rank):
+        """What each step has, and what ends the last one."""
+        each, until = T.alloc_shared((2, local), "int32"), T.alloc_shared((2, local), "int32")
+        for e in T.Parallel(local):
+            each[0, e] = whole[rank, e]
+            each[1, e] = T.ceildiv(whole[rank, e], high)
+        T.cumsum(each, until, dim=1)
+        for e in T.Parallel(local + 1):
+            last, come = T.max(e - 1, 0), T.alloc_var("int32", 0)
+            for s in T.serial(W):
+                come = come + T.if_then_else(e < local, every[s, FIRSTS + rank * local + e], 0)
+            steps[e, 0] = T.if_then_else(e > 0, ended[0, last], 0)
+            steps[e, 1] = T.if_then_else(e > 0, until[0, last], 0)
+            steps[e, 2] = T.if_then_else(e > 0, until[1, last], 0)
+            steps[e, 3] = come
+
+    @T.macro
+    def ordered(chosen, slots, base, begin, order, low):
+        of_first = T.alloc_shared((ceil_div(chunk, 32), EP), "uint32")
+        T.clear(of_first)
+        for i, k in T.Parallel(chunk, K):
+            if chosen[i, k] >= 0:
+                if leads(chosen, i, k, K, local):
+                    T.atomic_add(of_first[i // 32, chosen[i, k]], bit(i))
+        for i, k in T.Parallel(chunk, K):
+            if chosen[i, k] >= 0:
+                if leads(chosen, i, k, K, local):
+                    e = chosen[i, k]
+                    at = base[e // local, e % local] + ones(of_first, i, e)
+                    order[at, 0] = low + i
+                    order[at, 1] = e // local
+                    order[at, 2] = begin[e // local] + slots[low + i, e // local]
+                    order[at, 3] = 0
+        for d, e in T.Parallel(W, local):
+            base[d, e] += ones(of_first, chunk, d * local + e)
+
+    @T.macro
+    def announced(ids, weights, pairs, slots, begin, meta, index, first, stop):
+        with T.Scale("device") as (me, n), T.Scale("warp") as (w, of):
+            mark = T.alloc_fragment((2, K), "int32")
+            for i in T.serial(first + w, stop, step=of):
+                for hop in T.serial(1, n + 1):
+                    d = (me + hop) % n
+                    if slots[i, d] >= 0:
+                        marked(mark, ids, weights, pairs, i, d)
+                        T.copy(mark, meta[begin[d] + slots[i, d], 0, 0], dst=d)
+        with T.Scale("device"), T.Scale("thread") as (thread, count):
+            for u in T.serial(first * K + thread, stop * K, step=count):
+                i, k = u // K, u % K
+                if pairs[i, k] >= 0:
+                    there = ids[i, k] // local
+                    T.put(begin[there] + slots[i, there], index[pairs[i, k]], dst=there)
+
+    return counted, based, ordered, announced
+
+
 def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high: int = 0) -> Any:
     """Where each own token goes, from its experts ``ids`` (t, K), −1 for none: ``pairs`` (t, K), which of the
     pairs each one is at its rank; ``slots`` (t, world), which of this rank's rows there, −1 where it does not
@@ -76,9 +174,9 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
     (t · K,) gets the token of each pair, 0 behind the last one.
     """
     t, W, local = T.dynamic("t"), max(1, world), ceil_div(E, max(1, world))
-    C, EP, bit = told(E, W, high), W * local, lambda at: T.cast(1, "uint32") << T.cast(at % 32, "uint32")
+    C, EP = told(E, W, high), W * local
     R, P, Q = (T.dynamic(x) for x in ("R", "P", "Q"))
-    FIRSTS = EP + W  # where counts of rows of each step begin
+    counted, based, ordered, announced = lists(K, local, W, chunk, high)
 
     @T.macro
     def body(ids, counts, box, pairs, slots, begins, sizes, starts, index, weights, order, steps, meta):
@@ -101,10 +199,7 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
                         if goes(chosen, i, d, K, local):
                             T.atomic_add(mine[EP + d], 1)
                 if high:
-                    for i, k in T.Parallel(chunk, K):
-                        if chosen[i, k] >= 0:
-                            if leads(chosen, i, k, K, local):
-                                T.atomic_add(mine[FIRSTS + chosen[i, k]], 1)
+                    counted(mine, chosen)
             T.copy(mine, counts[b, 0:C])
             with T.Scale("grid"):
                 T.barrier()  # releases what this block counted, acquires what the others did
@@ -149,26 +244,8 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
                         for s in T.serial(W):
                             begins[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
             if high:
-                # of each rank's expert the first of this block's rows in the order of steps; this rank's
-                # first row at each rank
-                sent, ended = T.alloc_shared((1, local), "int32"), T.alloc_shared((1, local), "int32")
                 base, begin = T.alloc_shared((W, local), "int32"), T.alloc_shared((W,), "int32")
-                for o, e in T.Parallel(1, local):
-                    sent[o, e] = 0
-                    for d in T.serial(W):
-                        sent[o, e] += total[FIRSTS + d * local + e]
-                T.cumsum(sent, ended, dim=1)
-                for d, e in T.Parallel(W, local):
-                    base[d, e] = ended[0, e] - sent[0, e] + before[FIRSTS + d * local + e]
-                    for f in T.serial(W):  # those that come before rank d, going round from this one's next
-                        nearer = (f - rank - 1 + W) % W < (d - rank - 1 + W) % W
-                        base[d, e] += T.if_then_else(nearer, total[FIRSTS + f * local + e], 0)
-                for d in T.Parallel(W):
-                    begin[d] = 0
-                    for s in T.serial(W):
-                        begin[d] += T.if_then_else(s < rank, every[s, EP + d], 0)
-                if b == 0:
-                    listed(whole, every, sent, ended, steps, rank)
+                based(whole, every, before, total, base, begin, steps, rank, b)
             for c in T.serial(rounds):
                 low = first + c * chunk
                 take(ids, low, t, chosen)
@@ -199,67 +276,15 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
                     for d in T.Parallel(W):
                         before[EP + d] += ones(of_rank, chunk, d)
                 if high:
-                    of_first = T.alloc_shared((ceil_div(chunk, 32), EP), "uint32")
-                    T.clear(of_first)
-                    for i, k in T.Parallel(chunk, K):
-                        if chosen[i, k] >= 0:
-                            if leads(chosen, i, k, K, local):
-                                T.atomic_add(of_first[i // 32, chosen[i, k]], bit(i))
-                    for i, k in T.Parallel(chunk, K):
-                        if chosen[i, k] >= 0:
-                            if leads(chosen, i, k, K, local):
-                                e = chosen[i, k]
-                                at = base[e // local, e % local] + ones(of_first, i, e)
-                                order[at, 0] = low + i
-                                order[at, 1] = e // local
-                                order[at, 2] = begin[e // local] + slots[low + i, e // local]
-                                order[at, 3] = 0
-                    for d, e in T.Parallel(W, local):
-                        base[d, e] += ones(of_first, chunk, d * local + e)
+                    ordered(chosen, slots, base, begin, order, low)
             if high:
-                with T.Scale("device") as (me, n), T.Scale("warp") as (w, of):
-                    mark = T.alloc_fragment((2, K), "int32")
-                    for i in T.serial(first + w, T.min(first + per, t), step=of):
-                        for hop in T.serial(1, n + 1):
-                            d = (me + hop) % n
-                            if slots[i, d] >= 0:
-                                marked(mark, ids, weights, pairs, i, d)
-                                T.copy(mark, meta[begin[d] + slots[i, d], 0, 0], dst=d)
-                with T.Scale("device"), T.Scale("thread") as (thread, count):
-                    for u in T.serial(first * K + thread, T.min(first + per, t) * K, step=count):
-                        i, k = u // K, u % K
-                        if pairs[i, k] >= 0:
-                            there = ids[i, k] // local
-                            T.put(begin[there] + slots[i, there], index[pairs[i, k]], dst=there)
-            if not world:
-                for c in T.serial(b, T.ceildiv(t * K - filled, 1024), step=blocks):
+                announced(ids, weights, pairs, slots, begin, meta, index, first, T.min(first + per, t))
+            if high or not world:
+                stop = P if high else t * K
+                for c in T.serial(b, T.ceildiv(stop - filled, 1024), step=blocks):
                     for i in T.Parallel(1024):
-                        if filled + c * 1024 + i < t * K:
+                        if filled + c * 1024 + i < stop:
                             index[filled + c * 1024 + i] = 0
-            if high:
-                for c in T.serial(b, T.ceildiv(P - filled, 1024), step=blocks):
-                    for i in T.Parallel(1024):
-                        if filled + c * 1024 + i < P:
-                            index[filled + c * 1024 + i] = 0
-
-    marked = marks_of(K, local)
-
-    @T.macro
-    def listed(whole, every, sent, ended, steps, rank):
-        """What each step has, and what ends the last one."""
-        each, until = T.alloc_shared((2, local), "int32"), T.alloc_shared((2, local), "int32")
-        for e in T.Parallel(local):
-            each[0, e] = whole[rank, e]
-            each[1, e] = T.ceildiv(whole[rank, e], high)
-        T.cumsum(each, until, dim=1)
-        for e in T.Parallel(local + 1):
-            last, come = T.max(e - 1, 0), T.alloc_var("int32", 0)
-            for s in T.serial(W):
-                come = come + T.if_then_else(e < local, every[s, FIRSTS + rank * local + e], 0)
-            steps[e, 0] = T.if_then_else(e > 0, ended[0, last], 0)
-            steps[e, 1] = T.if_then_else(e > 0, until[0, last], 0)
-            steps[e, 2] = T.if_then_else(e > 0, until[1, last], 0)
-            steps[e, 3] = come
 
     @T.prim_func
     def moe_plan_lists(
