@@ -58,7 +58,9 @@ class Symbols:
                 return SAME, slot
             self.defined.add(known.name)
             multiple = self.multiples.get(known.name, 1)
-            return (DEFINES, slot) if multiple == 1 else (DEFINES_MULTIPLE, slot | multiple << MULTIPLE_SHIFT)
+            if multiple == 1 and known.dtype == "int32":
+                return DEFINES, slot
+            return DEFINES_MULTIPLE, slot | multiple << MULTIPLE_SHIFT  # 1: an int64, which nothing bounds
         return UNCHECKED, 0  # an expression: the kernel object computes and compares it
 
 

@@ -80,6 +80,14 @@ def _judge(kernel: Pointers, k: int, value: Any, args: Sequence[Any]) -> None:
     shape = tuple(value.shape)
     steps = value.stride() if torch else [s // value.itemsize for s in value.strides]
     in_order = value.is_contiguous() if torch else value.flags.c_contiguous
+    begins = value.data_ptr() if torch else value.ctypes.data
+    if begins % 16 and value.nbytes:
+        raise error(
+            TileValueError,
+            f"{name} begins at an address that is no multiple of 16",
+            "tensors that do, as memory that is allocated does: kernels move it in vectors",
+            f"{name}.clone()" if torch else f"{name}.copy()",
+        )
     given = f"(its shape is {shape}, its strides are {tuple(steps)})"
     if not in_order and any(of["strides"] is None for of in taken):
         fix = f"{name}.contiguous()" if torch else f"numpy.ascontiguousarray({name})"

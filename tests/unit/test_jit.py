@@ -590,3 +590,31 @@ def test_a_constant_is_learnt_from_an_expression_of_it():
         TileValueError, "axis 0 of B has extent 5", expected="6 = n, where n * 4 is 24 by axis 0 of A"
     ):
         every(np.zeros((24, 9), "float32"), b)
+
+
+@tilescale.jit(target="cpu")
+def first_numbers(dtype: str):
+    m = T.dynamic("m", dtype)
+
+    @T.prim_func
+    def main(A: T.Tensor((m,), "int8"), C: T.Tensor((8,), "int8")):
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                C[i] = A[i]
+
+    return main
+
+
+def test_extents_that_32_bits_do_not_hold_are_refused_or_asked_for():
+    long, c = (
+        torch.empty(2**31 + 8, dtype=torch.int8),
+        torch.zeros(8, dtype=torch.int8),
+    )  # untouched but for 8
+    long[:8] = 1
+    with refused(TileError, f"the extent m is {2**31 + 8}", expected="at most 2147483647"):
+        first_numbers("int32")(long, c)
+    first_numbers("int32")(long[: 2**31 - 1], c)
+    assert int(c.sum()) == 8
+    c.zero_()
+    first_numbers("int64")(long, c)
+    assert int(c.sum()) == 8

@@ -192,6 +192,9 @@ int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* sl
     else bad = check_tensor(K, p, i, a + i, slots + i, symbols, args + i);
     if (TS_UNLIKELY(bad)) return -1;
   }
+  for (int32_t k = 0; k < K->nsyms; k++)
+    if (TS_UNLIKELY(K->narrow[k / 64] >> k % 64 & 1 && symbols[k] > INT32_MAX))
+      return ts_error("ValueError", "TS:symbol:-1:%d:%d:%lld", k, INT32_MAX, (long long)symbols[k]);
   for (int32_t j = 1; j < n; j++) {
     if (!args[j].tensor) continue;
     for (int32_t i = 0; i < j; i++) {

@@ -114,6 +114,8 @@ const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) 
       if (r->how != TS_HOW_DEFINE && r->how != TS_HOW_SYMBOL && r->how != TS_HOW_MULTIPLE) continue;
       int64_t symbol = r->how == TS_HOW_MULTIPLE ? TS_SYMBOL_OF(r->value) : r->value;
       if (symbol < 0 || symbol >= K->nsyms || (r->how == TS_HOW_MULTIPLE && TS_MULTIPLE_OF(r->value) < 1)) return "a symbol out of range";
+      if (r->how == TS_HOW_DEFINE || (r->how == TS_HOW_MULTIPLE && TS_MULTIPLE_OF(r->value) > 1))
+        K->narrow[symbol / 64] |= UINT64_C(1) << symbol % 64;
       if (r->how != TS_HOW_SYMBOL) defined[symbol] = 1;
       else if (!defined[r->value]) return "a symbol is used before the parameter that defines it";
     }

@@ -46,7 +46,8 @@ enum {
 
 enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP, TS_KIND_PACKETS };
 enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE, TS_HOW_MULTIPLE };
-/* TS_HOW_MULTIPLE defines the symbol in the lower half of its value, which must be a multiple of the upper half. */
+/* TS_HOW_MULTIPLE defines the symbol in the lower half of its value, which must be a multiple of the upper half: 1 says that
+ * the symbol is int64. Others are int32. */
 #define TS_SYMBOL_OF(value) ((value) & 0xffffffff)
 #define TS_MULTIPLE_OF(value) ((value) >> 32)
 enum { TS_FLAG_WAITS = 1, TS_FLAG_DEVICE = 2, TS_FLAG_UNORDERED = 4, TS_FLAG_CLUSTER = 8, TS_FLAG_EVENTS = 16,
@@ -86,6 +87,7 @@ typedef struct ts_kernel {
   ts_site* sites;
   int64_t ndemands;
   ts_demand* demands;
+  uint64_t narrow[TS_MAX_SLOTS / 64]; /* symbols that kernels take as int32, a bit each */
   ts_param params[];
 } ts_kernel;
 

@@ -171,9 +171,10 @@ def grouped_matmul(
             expected="bfloat16 or float16 for both, int32 for the sizes",
         )
     (M, K), (G, _, N) = a.shape, b.shape
-    if 0 in (M, N, K, G):
+    if 0 in (N, K, G):
         raise TileValueError(
-            f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)}", expected="extents of 1 at least"
+            f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)}",
+            expected="extents of 1 at least, but of rows",
         )
     if gate and gate not in GATES or gate and N % 2:
         raise TileValueError(
@@ -198,7 +199,8 @@ def grouped_matmul(
     }
     cut |= {"blocks": host.multiprocessors(a.device), "shares": SHARES if beside else 1}
     what = {"N": N, "K": K, "G": G, "dtype": host.dtype_name(a), "trans_b": trans_b, "gate": gate}
-    host.launch(grouped, (a, b, sizes, c), **what, **cut)
+    if M:
+        host.launch(grouped, (a, b, sizes, c), **what, **cut)
     return c
 
 

@@ -115,6 +115,9 @@ def result(
     if tuple(out.shape) != shape or not out.is_contiguous():
         lies = "" if out.is_contiguous() else ", not contiguous"
         raise TileValueError(f"{what} is {tuple(out.shape)}{lies}", expected=f"{shape}, contiguous")
+    if out.is_neg() or out.is_conj():
+        said = "a view of numbers with their signs changed" if out.is_neg() else "a conjugated view"
+        raise TileValueError(f"{what} is {said}", expected="numbers as they lie in memory")
     if out.dtype != dtype:
         raise TileTypeError(f"{what} is {dtype_name(out)}", expected=str(dtype).removeprefix("torch."))
     return out

@@ -116,6 +116,8 @@ def _fits(what: str, logits: torch.Tensor, targets: torch.Tensor) -> None:
             f"{what} of {tuple(logits.shape)}, targets {tuple(targets.shape)}",
             expected="contiguous logits (m, words), targets (m,)",
         )
+    if not logits.shape[1]:
+        raise TileValueError(f"{what} of {tuple(logits.shape)}", expected="a word at least")
 
 
 @host.checked
@@ -139,7 +141,7 @@ def cross_entropy_parts(
     _fits("cross_entropy_parts", logits, targets)
     m, n = logits.shape
     parts = host.result(out, (3, m), logits.dtype, logits)
-    if m and n:
+    if m:
         dtype = host.dtype_name(logits)
         how = cut(n, dtype, m, host.multiprocessors(logits.device))
         args = (logits, targets.contiguous(), parts, first)
@@ -189,7 +191,7 @@ def cross_entropy_gradient(
     to = out or (None, None)
     d = host.result(to[0], (m, n), dtype or kind, logits, "the gradient")
     losses = host.result(to[1], (m,), kind, logits, "losses")
-    if m and n:
+    if m:
         acc = host.dtype_name(logits)
         how = cut(n, acc, m, host.multiprocessors(logits.device))
         args = (logits, targets.contiguous(), parts.contiguous(), by.reshape(1), d, losses, first, ignore)

@@ -55,3 +55,8 @@ def test_parts_that_do_not_fit_are_refused():
         ops.grouped_matmul_backward(a, dy, sizes, firsts=sizes.long())
     with pytest.raises(TileValueError, match="extents of 1"):
         ops.grouped_matmul_backward(a, dy, sizes[:0], firsts=sizes[:0])
+
+
+def test_no_rows_at_all():
+    a, b = torch.empty(0, 16, dtype=torch.bfloat16), torch.zeros(2, 16, 8, dtype=torch.bfloat16)
+    assert ops.grouped_matmul(a, b, torch.zeros(2, dtype=torch.int32)).shape == (0, 8)

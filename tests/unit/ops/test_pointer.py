@@ -170,3 +170,20 @@ def test_the_simulator_has_no_addresses():
     args = {"a": np.zeros(1, np.int64), "b": np.zeros(1, np.int64), "m": 8, "n": 8}
     with refused(TileSyntaxError, "T.make_tensor is not there on the simulator"):
         launch(scaled(), 1, args)
+
+
+def test_a_tensor_that_begins_between_vectors():
+    """A kernel moves what a pointer points to in 16 bytes."""
+
+    @T.prim_func
+    def kernel(p: T.ptr, C: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            A, s = T.make_tensor(p, (16, 8), "float32"), T.alloc_shared((16, 8), "float32")
+            T.copy(A, s)
+            T.copy(s, C)
+
+    made, x, c = tilescale.compile(kernel, target="cpu"), torch.arange(256.0), torch.zeros(16, 8)
+    with refused(TileValueError, "p begins at an address that is no multiple of 16", write="p.clone()"):
+        made(x[1:129], c)
+    made(x[4:132], c)
+    assert c.flatten().equal(x[4:132])
