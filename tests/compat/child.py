@@ -394,11 +394,12 @@ def compile_only(events: Events, build: bool) -> None:
                 lowered = driver.lower(program, TARGET)
                 static.require(program)
                 back = driver.backend(TARGET)
-                text += back.text(lowered, "cuda")
+                printed = back.text(lowered, "cuda")
+                text += printed
                 if build:
                     path = Path(os.environ["TILESCALE_CACHE_DIR"]) / f"{os.getpid()}-{len(done)}-{part}.cubin"
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.with_suffix(".cu").write_text(back.text(lowered, "cuda"))
+                    path.with_suffix(".cu").write_text(printed)
                     back.build(lowered, path)
             out = [k for k, p in enumerate(program.params) if p.output] if outputs is None else list(outputs)
             made = Compiled(program, out, program.returns if outputs is None else out, text)

@@ -80,7 +80,8 @@ def main() -> int:
         told = []
         for c in cases:
             begun = time.perf_counter()
-            told += [f"{c}: {text}" for text in [one(module, c, device)] if text]
+            if text := one(module, c, device):
+                told.append(f"{c}: {text}")
             if given.each and comm.rank() == 0:  # whoever waits sees for what
                 print(f"{op.name} {c}: {time.perf_counter() - begun:.1f} s", flush=True)
         if given.graph:

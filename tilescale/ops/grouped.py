@@ -46,6 +46,38 @@ def share_of(block: Any, tiles: Any, blocks: int, shares: int) -> tuple[Any, Any
 # ---- the kernel
 
 
+def of_tiles(BM: int, BN: int, BK: int, K: int, n: int, stages: int, trans_b: bool, gate: str) -> Any:
+    """Macros of one tile of C = A · B: ``multiply`` adds to ``acc``, one accumulator or those of the gate and
+    of the rest, from A's rows from ``row`` on and B's matrix of a group, and gates them; ``leave`` writes C's
+    rows from ``first`` on, those in front of ``end``."""
+
+    @T.macro
+    def multiply(A, row, B, group, col, a, b, acc):
+        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+            T.copy(A[row, k * BK], a)
+            for h in range(len(b)):
+                if trans_b:
+                    T.copy(B[group, h * n + col, k * BK], b[h])
+                else:
+                    T.copy(B[group, k * BK, h * n + col], b[h])
+            for h in range(len(b)):
+                T.gemm(a, b[h], acc[h], transpose_B=trans_b)
+        if gate:
+            for i, j in T.Parallel(BM, BN):
+                acc[0][i, j] = activated(acc[0][i, j], gate) * acc[1][i, j]
+
+    @T.macro
+    def leave(acc, C, first, end, col):
+        if first + BM <= end:
+            T.copy(acc[0], C[first, col])
+        else:
+            for i, j in T.Parallel(BM, BN):
+                if first + i < end:
+                    C[first + i, col + j] = acc[0][i, j]
+
+    return multiply, leave
+
+
 def grouped(
     N: int,
     K: int,
@@ -68,6 +100,7 @@ def grouped(
     activation of the first half of the columns times the second half."""
     n = N // 2 if gate else N
     M, wide = T.dynamic("M"), ceil_div(n, BN)
+    multiply, leave = of_tiles(BM, BN, BK, K, n, stages, trans_b, gate)
 
     @T.prim_func
     def grouped(
@@ -101,29 +134,20 @@ def grouped(
                     first, end = row + down * BM, row + size
                     for part in acc:
                         T.clear(part)
-                    for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-                        T.copy(A[first, k * BK], a)
-                        for h in range(len(b)):
-                            if trans_b:
-                                T.copy(B[group, h * n + bx * BN, k * BK], b[h])
-                            else:
-                                T.copy(B[group, k * BK, h * n + bx * BN], b[h])
-                        for h in range(len(b)):
-                            T.gemm(a, b[h], acc[h], transpose_B=trans_b)
-                    if gate:
-                        for i, j in T.Parallel(BM, BN):
-                            acc[0][i, j] = activated(acc[0][i, j], gate) * acc[1][i, j]
-                    if first + BM <= end:
-                        T.copy(acc[0], C[first, bx * BN])
-                    else:
-                        for i, j in T.Parallel(BM, BN):
-                            if first + i < end:
-                                C[first + i, bx * BN + j] = acc[0][i, j]
+                    multiply(A, first, B, group, bx * BN, a, b, acc)
+                    leave(acc, C, first, end, bx * BN)
 
     return grouped
 
 
 # ---- what people call
+
+
+def stacked(b: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """Matrices (G, K, N) as they lie one behind another, and whether what lies there are their transposes.
+    Those that are neither way contiguous are copied."""
+    trans_b = not b.is_contiguous()
+    return (b.transpose(1, 2) if trans_b else b).contiguous(), trans_b
 
 
 @host.checked
@@ -180,9 +204,7 @@ def grouped_matmul(
         raise TileValueError(
             f"gate={gate!r} of {N} columns", expected="an even number of them, " + ", ".join(map(repr, GATES))
         )
-    trans_b = not b.is_contiguous()
-    b = b.transpose(1, 2) if trans_b else b
-    b = b if b.is_contiguous() else b.contiguous()
+    b, trans_b = stacked(b)
     wide = N // 2 if gate else N
     c = host.result(out, (M, wide), a.dtype, a)
     BM = 64 if M <= 64 * G else 128

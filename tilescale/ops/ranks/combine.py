@@ -21,7 +21,7 @@ from tilescale.ops.case import ROUNDING, Case, Expected, expected, summed
 from tilescale.ops.ranks import expert_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
 from tilescale.ops.ranks.dispatch import moe_dispatch, of_pairs
-from tilescale.ops.ranks.experts import Dispatched
+from tilescale.ops.ranks.experts import Dispatched, exchanged
 from tilescale.ops.ranks.groups import Group, share
 from tilescale.ops.ranks.workspace import workspace
 
@@ -72,8 +72,7 @@ def moe_combine(
     c = host.result(out, (t, H), y.dtype, y)
     if sent.tokens == 0:
         return c
-    y = y.contiguous()
-    y = y if y.data_ptr() % 16 == 0 else y.clone()
+    y = flat.aligned(y)
     landing = flat.landing(c).view(c.shape)
     units = flat.multiprocessors(y.device, blocks)
     how = experts.cut(H, y.element_size(), sent.tokens, THREADS // 32 * units, LINES)
@@ -184,15 +183,8 @@ def by_library(
 ) -> Callable[[], Any]:
     """torch.distributed's all-to-all of rows that are added up on the ranks of the experts, and index_add
     here; the numbers are known before."""
-    world = torch.distributed.get_world_size(group)
-    local = share(num_experts, world)
-    there = experts // local
-    order = [(there == d).any(-1).nonzero()[:, 0] for d in range(world)]
-    tokens, sent = torch.cat(order), [len(o) for o in order]
-    counts = torch.tensor(sent, dtype=torch.int64, device=x.device)
-    come = torch.empty_like(counts)
-    torch.distributed.all_to_all_single(come, counts, group=group)
-    got = come.tolist()
+    order, sent, got = exchanged(experts, num_experts, group)
+    tokens, there = torch.cat(order), experts // share(num_experts, len(order))
     terms = factor(experts.long())[..., None].float() * x.float()[:, None]
     terms = terms.to(x.dtype).float() * weights[..., None]
     packed = torch.cat([(terms[o] * (there[o] == d)[..., None]).sum(1) for d, o in enumerate(order)]).to(

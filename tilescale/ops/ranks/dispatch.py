@@ -18,7 +18,7 @@ from tilescale.ops import host
 from tilescale.ops.case import Case, Expected
 from tilescale.ops.ranks import expert_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
-from tilescale.ops.ranks.experts import Dispatched
+from tilescale.ops.ranks.experts import Dispatched, exchanged
 from tilescale.ops.ranks.groups import Group, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
@@ -186,7 +186,7 @@ def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, block
     meta, index, rows, marks = _memory(space, x, where.place, R, P, K, ((R, H), x.dtype), of_scales)
     space.owner[where.place] = where.plan
     kind, _ = flat.words(H * x.element_size())
-    a, landing = (x if x.data_ptr() % 16 == 0 else x.clone()).view(kind), rows.view(kind)
+    a, landing = flat.aligned(x).view(kind), rows.view(kind)
     z = x.new_empty((1, 1), dtype=torch.float32) if scales is None else scales.contiguous()
     units = flat.multiprocessors(x.device, blocks)
     if where.tokens:
@@ -266,14 +266,8 @@ def by_library(
 ) -> Callable[[], Any]:
     """torch.distributed's all-to-all of packed rows, whose numbers are known before: the bytes alone."""
     world = torch.distributed.get_world_size(group)
-    local = share(num_experts, world)
-    there = experts // local  # −1 stays so
-    order = [(there == d).any(-1).nonzero()[:, 0] for d in range(world)]
-    packed, sent = x[torch.cat(order)], [len(o) for o in order]
-    counts = torch.tensor(sent, dtype=torch.int64, device=x.device)
-    come = torch.empty_like(counts)
-    torch.distributed.all_to_all_single(come, counts, group=group)
-    got = come.tolist()
+    order, sent, got = exchanged(experts, num_experts, group)
+    packed = x[torch.cat(order)]
     out = x.new_zeros(world * tokens, x.shape[1])
 
     def call() -> Any:

@@ -21,12 +21,12 @@ import tilescale.language as T
 from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import grouped, host
-from tilescale.ops.case import Case, Expected, generator, normal, random_like
+from tilescale.ops.case import Case, Expected, generator, normal
 from tilescale.ops.gated import GATES
-from tilescale.ops.gemm_kernels import activated, ceil_div, panelled
+from tilescale.ops.gemm_kernels import ceil_div, panelled
 from tilescale.ops.ranks import dispatch, flat, picks
 from tilescale.ops.ranks import experts as of_ranks
-from tilescale.ops.ranks.case import Pick, RankOp
+from tilescale.ops.ranks.case import RankOp
 from tilescale.ops.ranks.experts import Dispatched
 from tilescale.ops.ranks.groups import Group, share, team_of
 from tilescale.ops.ranks.workspace import workspace
@@ -95,6 +95,7 @@ def dispatch_gemm(
     n, local = N // 2 if gate else N, ceil_div(E, world)
     t, Q, R, P, L, U = (T.dynamic(x) for x in ("t", "Q", "R", "P", "L", "U"))
     wide = ceil_div(n, BN)
+    multiply, leave = grouped.of_tiles(BM, BN, BK, H, n, stages, trans_b, gate)
 
     @T.macro
     def move(X, order, steps, index, rows, Y, told, e, block, rank):
@@ -142,24 +143,8 @@ def dispatch_gemm(
                     for part in acc:
                         T.clear(part)
                     T.wait(told[local + top + down], T.min(BM, end - first))  # acquires the tile's rows
-                    for k in T.Pipelined(T.ceildiv(H, BK), num_stages=stages):
-                        T.copy(Y[(top + down) * BM, k * BK], a)
-                        for h in range(len(b)):
-                            if trans_b:
-                                T.copy(B[e, h * n + bx * BN, k * BK], b[h])
-                            else:
-                                T.copy(B[e, k * BK, h * n + bx * BN], b[h])
-                        for h in range(len(b)):
-                            T.gemm(a, b[h], acc[h], transpose_B=trans_b)
-                    if gate:
-                        for i, j in T.Parallel(BM, BN):
-                            acc[0][i, j] = activated(acc[0][i, j], gate) * acc[1][i, j]
-                    if first + BM <= end:
-                        T.copy(acc[0], C[first, bx * BN])
-                    else:
-                        for i, j in T.Parallel(BM, BN):
-                            if first + i < end:
-                                C[first + i, bx * BN + j] = acc[0][i, j]
+                    multiply(Y, (top + down) * BM, B, e, bx * BN, a, b, acc)
+                    leave(acc, C, first, end, bx * BN)
 
     return moe_dispatch_gemm
 
@@ -232,7 +217,7 @@ def dispatch_grouped_matmul(
         sent = dispatch.moe_dispatch(
             x, ids, weights, num_experts=num_experts, tokens=most, slot=slot, group=team
         )
-        return (grouped.grouped_matmul(sent.expanded(), w, sent.sizes, gate=gate, out=c) if P else c), sent
+        return grouped.grouped_matmul(sent.expanded(), w, sent.sizes, gate=gate, out=c), sent
     sent, order, steps = dispatch.listed(x, ids, weights, num_experts, most, team, slot, how.BM)
     return multiplied(x, w, sent, order, steps, c, gate, how), sent
 
@@ -242,11 +227,7 @@ def multiplied(
     c: torch.Tensor, gate: str, how: Config,
 ) -> torch.Tensor:  # fmt: skip
     """c, the products of all pairs, in one kernel with the way of x to them, as `dispatch.listed` says."""
-    trans_b = not w.is_contiguous()
-    b = w.transpose(1, 2) if trans_b else w
-    b = b if b.is_contiguous() else b.contiguous()
-    a = x.contiguous()
-    a = a if a.data_ptr() % 16 == 0 else a.clone()
+    a, (b, trans_b) = flat.aligned(x), grouped.stacked(w)
     local, tall, space = len(sent.sizes), len(sent.index) // how.BM + len(sent.sizes), workspace(sent.team)
     # rows behind an expert's last one are read, and what they give is not stored
     (of_pairs,) = space.tensors(x, ((tall * how.BM, x.shape[1]), x.dtype), apart=PAIRS, clear=True)
@@ -342,23 +323,15 @@ def by_library(
 ) -> Callable[[], Any]:
     """torch.distributed's all-to-all of rows, once a rank, whose numbers are known before, as the places of
     all pairs are; then torch's own grouped product."""
-    world, me = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    local, K = share(num_experts, world), experts.shape[1]
-    there = experts // local  # −1 stays so
-    order = [(there == d).any(-1).nonzero()[:, 0] for d in range(world)]
-    ids, sent = experts[torch.cat(order)].contiguous(), [len(o) for o in order]
-    counts = torch.tensor(sent, dtype=torch.int64, device=x.device)
-    come = torch.empty_like(counts)
-    torch.distributed.all_to_all_single(come, counts, group=group)
-    got = come.tolist()
+    order, sent, got = of_ranks.exchanged(experts, num_experts, group)
+    packed, K = torch.cat(order), experts.shape[1]
+    ids = experts[packed].contiguous()
     of_rows, rows = ids.new_empty(sum(got), K), x.new_empty(sum(got), x.shape[1])
     torch.distributed.all_to_all_single(of_rows, ids, got, sent, group=group)
-    mine = torch.where(of_rows // local == me, of_rows - me * local, local).flatten()
-    sizes = torch.bincount(mine, minlength=local + 1)[:local].to(torch.int32)
-    index = mine.argsort(stable=True)[: int(sizes.sum())] // K
-    _, P = of_ranks.room(tokens, K, num_experts, world)
+    sizes, pairs = of_ranks.in_order(of_rows, num_experts, group)
+    index = pairs // K
+    _, P = of_ranks.room(tokens, K, num_experts, len(order))
     out = x.new_zeros(P, w.shape[2] // (2 if gate else 1))
-    packed = torch.cat(order)
 
     def call() -> Any:
         torch.distributed.all_to_all_single(rows, x[packed], got, sent, group=group)
@@ -368,29 +341,10 @@ def by_library(
     return call
 
 
-def alone(
-    x: torch.Tensor, w: torch.Tensor, experts: torch.Tensor, world: int, gate: str, **_: Any
-) -> Callable[[], Any]:
-    """The library's grouped product of as many pairs, evenly many of each expert."""
-    each = -(-experts.numel() // len(w))
-    sizes = torch.full((len(w),), each, dtype=torch.int32, device=x.device)
-    return grouped.torch_grouped(random_like(x, each * len(w), x.shape[1]), w, sizes, gate)
-
-
 def _model(world: int, units: int, shape: dict[str, Any]) -> Config:
     local, n = share(shape["experts"], world), shape["inner"] * (2 if shape.get("gate") else 1)
     _, P = of_ranks.room(shape["tokens"], min(shape["topk"], shape["experts"]), shape["experts"], world)
     return choose(P, local, n, shape.get("gate", ""), units)
-
-
-def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]]:
-    model = _model(world, units, shape)
-    return {way: {"config": replace(model, fused=way == "fused")} for way in ("fused", "apart")}
-
-
-def pick(world: int, units: int = 132, kept: Any = None, **shape: Any) -> Pick:
-    picked = replace(_model(world, units, shape), **(kept or {}))
-    return Pick("fused" if picked.fused else "apart", picked.blocks)
 
 
 def kept_by(
@@ -427,13 +381,14 @@ MEASURED: tuple[dict[str, Any], ...] = (
     {"tokens": 4096, "hidden": 4096, "topk": 2, "experts": 8, "inner": 14336, "gate": "silu"},
 )
 
+_WAYS, _PICK = of_ranks.fused_or_apart(_model)
 OP = RankOp(
     name="dispatch_grouped_matmul",
     run=pairs_that_came,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    pick=_PICK,
+    ways=_WAYS,
     base=lambda world, units=132, **shape: vars(_model(world, units, shape)),
     knobs=lambda **_: (({"fused": True}, {"fused": False}), tuple({"warps": n} for n in (1, 2, 3))),
     shape_of=kept_by,
@@ -448,7 +403,7 @@ OP = RankOp(
     remote=lambda world, tokens, hidden, topk, experts, dtype="bfloat16", **_: of_ranks.remote(
         world, tokens, hidden, topk, experts, dtype
     ),
-    alone=alone,
+    alone=of_ranks.alone,
     flops=lambda world, tokens, hidden, topk, inner, gate="", **_: (
         2.0 * tokens * topk * hidden * inner * (2 if gate else 1)
     ),  # fmt: skip

@@ -568,6 +568,71 @@ def sums(
     return moe_unpermute
 
 
+def bringing(
+    K: int, world: int, wide: int, steps: int, cut: int, group: int, dtype: str, weighted: bool
+) -> Any:
+    """What brings rows back, as `combine` says, by ``blocks`` blocks of which this is number ``block``: a
+    macro over the columns from ``column`` on, ``cut`` parts of ``steps`` times ``wide``, whose signals are
+    those from ``counter`` on."""
+    look, add = looking(K), adding(K, wide, weighted)
+
+    @T.macro
+    def bring(Y, meta, starts, slots, back, arrived, C, block, blocks, column, counter):
+        t = C.shape[0]
+        with T.Scale("device") as (rank, n), T.Scale("warp") as (w, of):
+            parts = [T.alloc_fragment((wide,), dtype) for _ in range(min(NEAR, max(K, world)))]
+            acc = T.alloc_fragment((wide,), added_as(dtype))
+            place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
+            slot = T.alloc_local((world,), "int32")
+            most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
+            for d in range(world):
+                most = T.max(most, starts[d + 1] - starts[d])
+            for k in T.serial(T.ceildiv(T.ceildiv(most, group) * cut, of * blocks) + 1):
+                unit = (k * of + w) * blocks + block
+                g, part = unit // cut, unit % cut
+                for hop in T.serial(1, n):
+                    owner = (rank + hop) % n
+                    rows = starts[owner + 1] - starts[owner]
+                    if g * group < rows:
+                        for i in T.serial(g * group, T.min(g * group + group, rows)):
+                            look(meta, starts[owner] + i, place, weight)
+                            for h in T.serial(steps):
+                                at = column + (part * steps + h) * wide
+                                T.clear(acc)
+                                add(Y, at, parts, place, weight, acc)
+                                T.copy(acc, back[rank, i, at], dst=owner)
+                        # releases this warp's part of the rows
+                        T.signal(arrived[rank, counter + unit], dst=owner)
+                before = unit - of * blocks
+                for i in T.serial(T.max(before // cut * group, 0), T.min(before // cut * group + group, t)):
+                    for d in range(world):
+                        slot[d] = slots[i, d]
+                        if d != rank and slot[d] >= 0:
+                            # acquires the part of the row that d's warp put
+                            T.wait(arrived[d, counter + slot[d] // group * cut + before % cut])
+                    own = slots[i, rank]
+                    for j in range(K):
+                        place[j] = -1
+                    if own >= 0:
+                        look(meta, starts[rank] + own, place, weight)
+                    for h in T.serial(steps):
+                        at = column + (before % cut * steps + h) * wide
+                        T.clear(acc)
+                        add(Y, at, parts, place, weight, acc)
+                        for first in range(0, world, NEAR):
+                            near = range(first, min(world, first + NEAR))
+                            for d in near:
+                                if d != rank and slot[d] >= 0:
+                                    T.copy(back[d, slot[d], at], parts[d - first])
+                            for d in near:
+                                if d != rank and slot[d] >= 0:
+                                    for j in T.Parallel(wide):
+                                        acc[j] += T.cast(parts[d - first][j], acc.dtype)
+                        T.copy(acc, C[i, at])
+
+    return bring
+
+
 def combine(
     H: int,
     K: int,
@@ -595,7 +660,7 @@ def combine(
     rank; so what a warp awaits in a round never waits for that round of anyone.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-    look, add = looking(K), adding(K, wide, weighted)
+    bring = bringing(K, world, wide, steps, cut, group, dtype, weighted)
 
     @T.prim_func
     def moe_combine(
@@ -607,58 +672,7 @@ def combine(
         arrived: T.Signal((world, u)),
         C: T.Tensor((t, H), dtype),
     ):
-        with (
-            T.Kernel(blocks, threads=threads, awaited=True) as b,
-            T.Scale("device") as (rank, n),
-            T.Scale("warp") as (w, of),
-        ):
-            parts = [T.alloc_fragment((wide,), dtype) for _ in range(min(NEAR, max(K, world)))]
-            acc = T.alloc_fragment((wide,), added_as(dtype))
-            place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
-            slot = T.alloc_local((world,), "int32")
-            most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
-            for d in range(world):
-                most = T.max(most, starts[d + 1] - starts[d])
-            for k in T.serial(T.ceildiv(T.ceildiv(most, group) * cut, of * blocks) + 1):
-                unit = (k * of + w) * blocks + b
-                g, part = unit // cut, unit % cut
-                for hop in T.serial(1, n):
-                    owner = (rank + hop) % n
-                    count = starts[owner + 1] - starts[owner]
-                    if g * group < count:
-                        for i in T.serial(g * group, T.min(g * group + group, count)):
-                            look(meta, starts[owner] + i, place, weight)
-                            for h in T.serial(steps):
-                                at = (part * steps + h) * wide
-                                T.clear(acc)
-                                add(Y, at, parts, place, weight, acc)
-                                T.copy(acc, back[rank, i, at], dst=owner)
-                        T.signal(arrived[rank, unit], dst=owner)  # releases this warp's part of the rows
-                before = unit - of * blocks
-                for i in T.serial(T.max(before // cut * group, 0), T.min(before // cut * group + group, t)):
-                    for d in range(world):
-                        slot[d] = slots[i, d]
-                        if d != rank and slot[d] >= 0:
-                            # acquires the part of the row that d's warp put
-                            T.wait(arrived[d, slot[d] // group * cut + before % cut])
-                    own = slots[i, rank]
-                    for j in range(K):
-                        place[j] = -1
-                    if own >= 0:
-                        look(meta, starts[rank] + own, place, weight)
-                    for h in T.serial(steps):
-                        at = (before % cut * steps + h) * wide
-                        T.clear(acc)
-                        add(Y, at, parts, place, weight, acc)
-                        for first in range(0, world, NEAR):
-                            near = range(first, min(world, first + NEAR))
-                            for d in near:
-                                if d != rank and slot[d] >= 0:
-                                    T.copy(back[d, slot[d], at], parts[d - first])
-                            for d in near:
-                                if d != rank and slot[d] >= 0:
-                                    for j in T.Parallel(wide):
-                                        acc[j] += T.cast(parts[d - first][j], acc.dtype)
-                        T.copy(acc, C[i, at])
+        with T.Kernel(blocks, threads=threads, awaited=True) as b:
+            bring(Y, meta, starts, slots, back, arrived, C, b, blocks, 0, 0)
 
     return moe_combine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 
 from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
-from tilescale.ops import host
-from tilescale.ops.case import generator, normal
+from tilescale.ops import grouped, host
+from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.ranks import expert_kernels, flat
+from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import share
 
 #: bytes that the threads of a warp move at once, 16 each
@@ -152,7 +154,7 @@ def expand(
     if P * inner == 0:
         return made
     kind, _ = flat.words(inner)
-    x = (rows if rows.data_ptr() % 16 == 0 else rows.clone()).view(-1).view(kind).view(rows.shape[0], -1)
+    x = flat.aligned(rows).view(-1).view(kind).view(rows.shape[0], -1)
     landing = flat.landing(made)
     blocks = min(2 * flat.multiprocessors(x.device, blocks), -(-P // 8))
     how = cut(x.shape[1], x.element_size(), 8 * blocks, 8 * blocks, MOVED)  # whole rows, also where P is less
@@ -262,3 +264,55 @@ MEASURED: tuple[dict[str, Any], ...] = (
     {"tokens": 1024, "hidden": 4096, "topk": 4, "experts": 64},
     {"tokens": 8192, "hidden": 2048, "topk": 6, "experts": 64},
 )
+
+
+# ---- what peers and picks of these operations share
+
+
+def exchanged(
+    experts: torch.Tensor, num_experts: int, group: Any
+) -> tuple[list[torch.Tensor], list[int], list[int]]:
+    """What torch's all-to-all of rows, once a rank, takes: the tokens for each rank, how many those are, and
+    how many come from each. −1 is no expert's."""
+    world = torch.distributed.get_world_size(group)
+    there = experts // share(num_experts, world)  # −1 stays so
+    order = [(there == d).any(-1).nonzero()[:, 0] for d in range(world)]
+    sent = [len(o) for o in order]
+    counts = torch.tensor(sent, dtype=torch.int64, device=experts.device)
+    come = torch.empty_like(counts)
+    torch.distributed.all_to_all_single(come, counts, group=group)
+    return order, sent, come.tolist()
+
+
+def in_order(ids: torch.Tensor, num_experts: int, group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the experts of rows that came: how many pairs each of this rank's has, and the pairs in the order of
+    experts, as places in ``ids``."""
+    world, me = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
+    local = share(num_experts, world)
+    mine = torch.where(ids // local == me, ids - me * local, local).flatten()
+    sizes = torch.bincount(mine, minlength=local + 1)[:local].to(torch.int32)
+    return sizes, mine.argsort(stable=True)[: int(sizes.sum())]
+
+
+def alone(
+    x: torch.Tensor, w: torch.Tensor, experts: torch.Tensor, world: int, gate: str = "", **_: Any
+) -> Callable[[], Any]:
+    """The library's grouped product of as many pairs, evenly many of each expert."""
+    each = -(-experts.numel() // len(w))
+    sizes = torch.full((len(w),), each, dtype=torch.int32, device=x.device)
+    return grouped.torch_grouped(random_like(x, each * len(w), x.shape[1]), w, sizes, gate)
+
+
+def fused_or_apart(model: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The ways and the pick of an operation whose configuration, which ``model(world, units, shape)`` gives,
+    says whether it is in one kernel."""
+
+    def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]]:
+        how = model(world, units, shape)
+        return {way: {"config": replace(how, fused=way == "fused")} for way in ("fused", "apart")}
+
+    def pick(world: int, units: int = 132, kept: Any = None, **shape: Any) -> Pick:
+        picked = replace(model(world, units, shape), **(kept or {}))
+        return Pick("fused" if picked.fused else "apart", picked.blocks)
+
+    return ways, pick

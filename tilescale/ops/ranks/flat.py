@@ -137,6 +137,12 @@ def words(*sizes: int) -> tuple[torch.dtype, int]:
     return kind, step // kind.itemsize
 
 
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in order, from a multiple of 16 bytes on, as kernels are made for; copied where it is not."""
+    made = tensor.contiguous()
+    return made if made.data_ptr() % 16 == 0 else made.clone()
+
+
 def row(tensor: torch.Tensor, kind: torch.dtype | None = None) -> torch.Tensor:
     """A contiguous tensor as a row of numbers, of ``kind`` where that is given. One that does not begin at
     16 bytes is copied: kernels are made for rows that do, and torch views none of another ``kind`` whose

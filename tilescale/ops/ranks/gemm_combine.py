@@ -19,13 +19,13 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import grouped, host
-from tilescale.ops.case import ROUNDING, Case, Expected, expected, normal, random_like, summed
+from tilescale.ops.case import ROUNDING, Case, Expected, expected, normal, summed
 from tilescale.ops.case import generator as generator_of
 from tilescale.ops.gemm_kernels import ceil_div, panelled
 from tilescale.ops.ranks import combine, dispatch, flat, picks
 from tilescale.ops.ranks import experts as of_ranks
-from tilescale.ops.ranks.case import Pick, RankOp
-from tilescale.ops.ranks.expert_kernels import NEAR, added_as, adding, looking
+from tilescale.ops.ranks.case import RankOp
+from tilescale.ops.ranks.expert_kernels import bringing
 from tilescale.ops.ranks.experts import Dispatched
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.ranks.workspace import workspace
@@ -87,60 +87,8 @@ def gemm_combine(
     local, wide, makers = ceil_div(E, world), ceil_div(H, BN), blocks - movers
     panels, part = ceil_div(wide, columns), columns * BN
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-    add, look = adding(topk, step, weighted), looking(topk)
-
-    @T.macro
-    def bring(c, b, count, Y, meta, starts, slots, back, arrived, C):
-        """Panel c, by ``count`` blocks of which this is number b."""
-        with T.Scale("device") as (rank, n), T.Scale("warp") as (w, of):
-            parts = [T.alloc_fragment((step,), dtype) for _ in range(min(NEAR, max(topk, world)))]
-            acc = T.alloc_fragment((step,), added_as(dtype))
-            place, weight = T.alloc_local((topk,), "int32"), T.alloc_local((topk,), "float32")
-            slot = T.alloc_local((world,), "int32")
-            most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
-            for d in range(world):
-                most = T.max(most, starts[d + 1] - starts[d])
-            before_panel = c * T.ceildiv(q, group)  # counters of the panels in front
-            for k in T.serial(T.ceildiv(T.ceildiv(most, group), of * count) + 1):
-                unit = (k * of + w) * count + b
-                for hop in T.serial(1, n):
-                    owner = (rank + hop) % n
-                    rows = starts[owner + 1] - starts[owner]
-                    if unit * group < rows:
-                        for i in T.serial(unit * group, T.min(unit * group + group, rows)):
-                            look(meta, starts[owner] + i, place, weight)
-                            for h in T.serial(part // step):
-                                at = c * part + h * step
-                                T.clear(acc)
-                                add(Y, at, parts, place, weight, acc)
-                                T.copy(acc, back[rank, i, at], dst=owner)
-                        T.signal(arrived[rank, before_panel + unit], dst=owner)  # releases them
-                before = unit - of * count
-                for i in T.serial(T.max(before * group, 0), T.min(before * group + group, t)):
-                    for d in range(world):
-                        slot[d] = slots[i, d]
-                        if d != rank and slot[d] >= 0:
-                            # acquires the part of the row that d's warp put
-                            T.wait(arrived[d, before_panel + slot[d] // group])
-                    own = slots[i, rank]
-                    for j in range(topk):
-                        place[j] = -1
-                    if own >= 0:
-                        look(meta, starts[rank] + own, place, weight)
-                    for h in T.serial(part // step):
-                        at = c * part + h * step
-                        T.clear(acc)
-                        add(Y, at, parts, place, weight, acc)
-                        for first in range(0, world, NEAR):
-                            near = range(first, min(world, first + NEAR))
-                            for d in near:
-                                if d != rank and slot[d] >= 0:
-                                    T.copy(back[d, slot[d], at], parts[d - first])
-                            for d in near:
-                                if d != rank and slot[d] >= 0:
-                                    for j in T.Parallel(step):
-                                        acc[j] += T.cast(parts[d - first][j], acc.dtype)
-                        T.copy(acc, C[i, at])
+    multiply, leave = grouped.of_tiles(BM, BN, BK, K, H, stages, trans_b, "")
+    bring = bringing(topk, world, step, part // step, 1, group, dtype, weighted)
 
     @T.prim_func
     def moe_gemm_combine(
@@ -172,23 +120,12 @@ def gemm_combine(
                         down, bx = panelled(tile, tall, across, panel)
                         first, end, col = row + down * BM, row + sizes[e], (c * columns + bx) * BN
                         T.clear(acc)
-                        for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-                            T.copy(A[first, k * BK], a)
-                            if trans_b:
-                                T.copy(B[e, col, k * BK], b)
-                            else:
-                                T.copy(B[e, k * BK, col], b)
-                            T.gemm(a, b, acc, transpose_B=trans_b)
+                        multiply(A, first, B, e, col, a, [b], [acc])
                         if last >= 0:
                             with T.Scale("grid"):
                                 T.signal(done[last])
                         last = c
-                        if first + BM <= end:
-                            T.copy(acc, Y[first, col])
-                        else:
-                            for i, j in T.Parallel(BM, BN):
-                                if first + i < end:
-                                    Y[first + i, col + j] = acc[i, j]
+                        leave([acc], Y, first, end, col)
                     tiles = tiles + tall * across
                     row = row + sizes[e]
                 if last >= 0:
@@ -202,7 +139,8 @@ def gemm_combine(
                 if block < count:
                     with T.Scale("grid"):
                         T.wait(done[c], high * T.min(columns, wide - c * columns))
-                    bring(c, block, count, Y, meta, starts, slots, back, arrived, C)
+                    counters = c * T.ceildiv(q, group)  # of the panels in front
+                    bring(Y, meta, starts, slots, back, arrived, C, block, count, c * part, counters)
 
     return moe_gemm_combine
 
@@ -251,15 +189,11 @@ def grouped_matmul_combine(
     if how.fused and (not 0 < how.movers < how.blocks or how.columns * how.BN % how.step):
         raise TileValueError(f"{how}", expected="fewer movers than blocks, and panels of whole steps")
     if not how.fused or sent.tokens == 0 or P == 0:
-        made = grouped.grouped_matmul(y, w, sent.sizes) if P else y.new_empty(P, H)
+        made = grouped.grouped_matmul(y, w, sent.sizes)
         return combine.moe_combine(made, sent, weighted=weighted, out=out)
     combine.latest(sent)
     c = host.result(out, (t, H), y.dtype, y)
-    a = y.contiguous()
-    a = a if a.data_ptr() % 16 == 0 else a.clone()
-    trans_b = not w.is_contiguous()
-    b = w.transpose(1, 2) if trans_b else w
-    b = b if b.is_contiguous() else b.contiguous()
+    a, (b, trans_b) = flat.aligned(y), grouped.stacked(w)
     landing = flat.landing(c).view(c.shape)
     panels = ceil_div(ceil_div(H, how.BN), how.columns)
     units = -(-sent.tokens // of_ranks.GROUP)
@@ -383,15 +317,8 @@ def by_library(
 ) -> Callable[[], Any]:
     """torch's own grouped product, sums of each row's pairs, and torch.distributed's all-to-all of those,
     once a rank; all numbers and places are known before."""
-    world, me = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    local, K = share(num_experts, world), experts.shape[1]
-    there = experts // local  # −1 stays so
-    order = [(there == d).any(-1).nonzero()[:, 0] for d in range(world)]
-    tokens, sent = torch.cat(order), [len(o) for o in order]
-    counts = torch.tensor(sent, dtype=torch.int64, device=x.device)
-    come = torch.empty_like(counts)
-    torch.distributed.all_to_all_single(come, counts, group=group)
-    got = come.tolist()
+    order, sent, got = of_ranks.exchanged(experts, num_experts, group)
+    tokens, K = torch.cat(order), experts.shape[1]
 
     def brought(rows: torch.Tensor) -> torch.Tensor:
         found = rows.new_empty(sum(got), *rows.shape[1:])
@@ -403,9 +330,7 @@ def by_library(
         brought(weights if weighted else torch.ones_like(weights)),
         brought(x),
     )
-    mine = torch.where(ids // local == me, ids - me * local, local).flatten()
-    sizes = torch.bincount(mine, minlength=local + 1)[:local].to(torch.int32)
-    index = mine.argsort(stable=True)[: int(sizes.sum())]
+    sizes, index = of_ranks.in_order(ids, num_experts, group)
     row, scale = index // K, factor.flatten()[index][:, None]
     pairs, H = rows[row], w.shape[2]
     back = x.new_empty(len(tokens), H)
@@ -421,26 +346,9 @@ def by_library(
     return call
 
 
-def alone(x: torch.Tensor, w: torch.Tensor, experts: torch.Tensor, world: int, **_: Any) -> Callable[[], Any]:
-    """The library's grouped product of as many pairs, evenly many of each expert."""
-    each = -(-experts.numel() // len(w))
-    sizes = torch.full((len(w),), each, dtype=torch.int32, device=x.device)
-    return grouped.torch_grouped(random_like(x, each * len(w), x.shape[1]), w, sizes)
-
-
 def _model(world: int, units: int, shape: dict[str, Any]) -> Config:
     _, P = of_ranks.room(shape["tokens"], min(shape["topk"], shape["experts"]), shape["experts"], world)
     return choose(P, share(shape["experts"], world), shape["hidden"], units)
-
-
-def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]]:
-    model = _model(world, units, shape)
-    return {way: {"config": replace(model, fused=way == "fused")} for way in ("fused", "apart")}
-
-
-def pick(world: int, units: int = 132, kept: Any = None, **shape: Any) -> Pick:
-    picked = replace(_model(world, units, shape), **(kept or {}))
-    return Pick("fused" if picked.fused else "apart", picked.blocks)
 
 
 def kept_by(
@@ -478,13 +386,14 @@ MEASURED: tuple[dict[str, Any], ...] = (
     {"tokens": 4096, "hidden": 4096, "topk": 2, "experts": 8, "inner": 14336},
 )
 
+_WAYS, _PICK = of_ranks.fused_or_apart(_model)
 OP = RankOp(
     name="grouped_matmul_combine",
     run=there_and_back,
     draw=draw,
     reference=reference,
-    pick=pick,
-    ways=ways,
+    pick=_PICK,
+    ways=_WAYS,
     base=lambda world, units=132, **shape: vars(_model(world, units, shape)),
     knobs=lambda **_: (
         ({"fused": True}, {"fused": False}),
@@ -503,7 +412,7 @@ OP = RankOp(
     remote=lambda world, tokens, hidden, topk, experts, dtype="bfloat16", **_: of_ranks.remote(
         world, tokens, hidden, topk, experts, dtype
     ),
-    alone=alone,
+    alone=of_ranks.alone,
     flops=lambda world, tokens, hidden, topk, inner, **_: 2.0 * tokens * topk * hidden * inner,
     timed=timed,
     same=False,
