@@ -48,7 +48,7 @@ class Config:
     others' rows while the own ones are multiplied; ``pull``: each rank reads the others' rows, or writes its
     own to them. Then: tiles, stages of the ring, threads of a block, blocks that stay, rows of tiles in a
     panel; ``high`` × ``wide``: numbers of x that one copy moves; ``groups``: of pieces along k, each with a
-    counter of its own."""
+    counter of its own; ``warps``: of a block that move them."""
 
     fused: bool = True
     pull: bool = False
@@ -63,6 +63,7 @@ class Config:
     wide: int = 512
     groups: int = 1
     engine: bool = False
+    warps: int = 2
 
 
 #: rows and columns of x that tuning lets one put move
@@ -89,8 +90,8 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
 
 def gather_gemm(
     M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
-    panel: int, high: int, wide: int, groups: int, dtype: str, out: str, trans_b: bool, bias: bool,
-    activation: str,
+    panel: int, high: int, wide: int, groups: int, warps: int, dtype: str, out: str, trans_b: bool,
+    bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
     not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends."""
@@ -128,7 +129,10 @@ def gather_gemm(
         here: T.Signal((tall, groups)),
         C: T.Tensor((M, N), out),
     ):
-        with T.Kernel(blocks, threads=threads, awaited=True) as b, T.Scale("device") as (rank, n):
+        with (
+            T.Kernel(blocks, threads=threads, awaited=True, comm_warps=warps) as b,
+            T.Scale("device") as (rank, n),
+        ):
             first, last = rank * each, each // high * high
             for step in T.serial(ceil_div(hops * count, blocks)):
                 piece = step * blocks + b
@@ -171,8 +175,8 @@ def gather_gemm(
 
 def pull_gemm(
     M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
-    panel: int, high: int, wide: int, groups: int, dtype: str, out: str, trans_b: bool, bias: bool,
-    activation: str,
+    panel: int, high: int, wide: int, groups: int, warps: int, dtype: str, out: str, trans_b: bool,
+    bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """The same, where each rank reads the others' rows: of X (M, K) it has its own when the launch begins,
     and all when it ends."""
@@ -204,7 +208,7 @@ def pull_gemm(
         here: T.Signal((tall, groups)),
         C: T.Tensor((M, N), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+        with T.Kernel(blocks, threads=threads, comm_warps=warps) as b, T.Scale("device") as (rank, n):
             for step in T.serial(ceil_div((world - 1) * count, blocks)):  # in the order in which tiles come
                 piece = step * blocks + b
                 owner = (rank + 1 + piece // count) % world

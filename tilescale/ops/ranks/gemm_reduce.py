@@ -69,8 +69,8 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
 
 def gemm_reduce(
     M: int, N: int, K: int | None, align: int, world: int, BM: int, BN: int, BK: int, stages: int,
-    threads: int, blocks: int, panel: int, run: int, lead: int, dtype: str, out: str, trans_b: bool,
-    bias: bool, activation: str,
+    threads: int, blocks: int, panel: int, run: int, lead: int, warps: int, dtype: str, out: str,
+    trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C (M, N) = act(Σ over ranks of A · op(W) + bias). A (M, K); W (K, N) or (N, K); K None: known to the
     call, a multiple of ``align``. Tile t is rank t % world's, its number t // world. own[h - 1]: this rank's
@@ -97,7 +97,10 @@ def gemm_reduce(
         done: T.Signal((world - 1, count)),
         C: T.Tensor((M, N), out),
     ):
-        with T.Kernel(blocks, threads=threads, awaited=True) as b, T.Scale("device") as (rank, n):
+        with (
+            T.Kernel(blocks, threads=threads, awaited=True, comm_warps=warps) as b,
+            T.Scale("device") as (rank, n),
+        ):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):

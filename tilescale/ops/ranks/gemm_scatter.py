@@ -55,7 +55,7 @@ from tilescale.ops.ranks.workspace import workspace
 class Config:
     """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
     block, blocks that stay; tiles of a run, which lie in panels of so many rows of tiles, and how many runs
-    of other ranks' tiles come in front of the first own one (`gemms.turn`)."""
+    of other ranks' tiles come in front of the first own one (`gemms.turn`); warps of a block that put."""
 
     fused: bool = True
     BM: int = 128
@@ -67,6 +67,7 @@ class Config:
     panel: int = 4
     run: int = 32
     lead: int = 12
+    warps: int = 2
 
 
 @functools.cache
@@ -84,8 +85,8 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
 
 def gemm_scatter(
     M: int, N: int, K: int | None, align: int, world: int, BM: int, BN: int, BK: int, stages: int,
-    threads: int, blocks: int, panel: int, run: int, lead: int, dtype: str, out: str, trans_b: bool,
-    bias: bool, activation: str,
+    threads: int, blocks: int, panel: int, run: int, lead: int, warps: int, dtype: str, out: str,
+    trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C (m, N) = act(Σ over ranks of A · op(W) + bias), rows rank · share(M, world) and on. A (M, K); W (K,
     N) or (N, K); K None: known to the call, a multiple of ``align``. own[h - 1]: this rank's parts for the
@@ -108,7 +109,10 @@ def gemm_scatter(
         arrived: T.Signal((count,)),
         C: T.Tensor((T.dynamic("m"), N), out),
     ):
-        with T.Kernel(blocks, threads=threads, awaited=True) as b, T.Scale("device") as (rank, n):
+        with (
+            T.Kernel(blocks, threads=threads, awaited=True, comm_warps=warps) as b,
+            T.Scale("device") as (rank, n),
+        ):
             x, w = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
             for place in T.Persistent(places(count, run, world), blocks, b, rotate=run % blocks):
