@@ -21,6 +21,7 @@ import tilescale.language as T
 from tilescale import env
 from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
+from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
@@ -66,8 +67,9 @@ class Config:
     warps: int = 2
 
 
-#: rows and columns of x that tuning lets one put move
-PIECES = ((64, 512), (64, 1024), (32, 1024), (128, 1024))
+#: bytes of x that one copy moves, and where few rows are gathered, so that all blocks have some of the first
+#: group; rows of it that tuning tries
+PIECE, SMALL_PIECE, HIGH = 64 << 10, 16 << 10, (1, 2, 4, 8, 16)
 
 
 @functools.cache
@@ -76,16 +78,35 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     gathered in no time by 2 H100: N = 28672, K = 8192 took 419 µs fused and 381 apart at M = 512, 704 and 712
     at 1024, 1402 and 1455 at 2048. A hand-written kernel gained 12 % by four
     groups where M was 512, and 15 % and more by pulls, whose loads wait for their data and do not queue in
-    front of the product's (4 H200, 2026-11-22). On one GPU, without links, pulls take 0.52 of the time of
-    puts at 8192 × 2560 × 8192, 0.78 at 4096 × 5504 × 4096 and 1.08 at 512 × 14336 × 8192
-    (tests/bench/results/gather_alone.json)."""
-    groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if M <= 1024 else 1)
-    pull = dtype != "float32" and M > 1024  # kernels of tensor cores have warps to spare
+    front of the product's (4 H200, 2026-11-22).
+
+    Pieces are whole rows, or a group's part of rows: where both sides of a copy are one run of bytes a thread
+    has 8 accesses under way, else 4. Of 4 H200 that is the difference between 596 and 530 µs at 8192 × 2560 ×
+    8192, where the product alone took 513 (2026-11-26)."""
+    few = M <= 1024
+    groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if few else 1)
+    pull = dtype != "float32" and not few  # kernels of tensor cores have warps to spare
     fused = worthwhile(M, N, K, dtype) and (world > 2 or M > 512)
-    return Config(fused, pull, groups=groups, **tiles(M, N, K, dtype, units))
+    cut = tiles(M, N, K, dtype, units)
+    wide = K if groups == 1 else ceil_div(K, groups * cut["BK"]) * cut["BK"]
+    high = max(1, min(cut["BM"], (SMALL_PIECE if few else PIECE) * 8 // (wide * BITS[dtype])))
+    return Config(fused, pull, groups=groups, high=high, wide=wide, **cut)
 
 
 # ---- the kernel
+
+
+def in_order(rows: int, run: int) -> Callable[[Any, int], tuple[Any, Any, Any, Any]]:
+    """The order in which pieces cross, that in which tiles need them: a number to the group along k, which of
+    so many ranks, which of their ``rows`` pieces down and of the group's ``run`` pieces along k. A group of
+    all ranks' rows comes before the next group: tiles that share columns of w are computed side by side, and
+    begin with the first group of whoever's rows they have."""
+
+    def of(number: Any, ranks: int) -> tuple[Any, Any, Any, Any]:
+        rest = number % (ranks * rows * run)
+        return number // (ranks * rows * run), rest // (rows * run), rest % (rows * run) // run, rest % run
+
+    return of
 
 
 def gather_gemm(
@@ -96,7 +117,8 @@ def gather_gemm(
     """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
     not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
-    run, count = ceil_div(parts, groups), ceil_div(each, high) * parts  # pieces along k of a group; of A
+    run = ceil_div(parts, groups)  # pieces along k of a group
+    every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
     hops = world - 1 + crossing  # a tile with rows of several ranks takes all of them from X
@@ -134,11 +156,10 @@ def gather_gemm(
             T.Scale("device") as (rank, n),
         ):
             first, last = rank * each, each // high * high
-            for step in T.serial(ceil_div(hops * count, blocks)):
-                piece = step * blocks + b
-                hop = piece // count + 1 - crossing
-                row, col = piece % count // parts * high, piece % parts * wide
-                if piece < hops * count and first + row < M:
+            for step in T.serial(ceil_div(groups * hops * every, blocks)):
+                group, whose, row, part = turn_of(step * blocks + b, hops)
+                hop, row, col = whose + 1 - crossing, row * high, (group * run + part) * wide
+                if group < groups and group * run + part < parts and first + row < M:
                     # bounds that show that a put ends inside: spare warps make those alone
                     if last and row < last:
                         put(A, X, here, high, T.min(row, last - high), col, first, (rank - hop + n) % n)
@@ -181,7 +202,8 @@ def pull_gemm(
     """The same, where each rank reads the others' rows: of X (M, K) it has its own when the launch begins,
     and all when it ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
-    run, count = ceil_div(parts, groups), ceil_div(each, high) * parts  # pieces along k of a group; of a rank
+    run = ceil_div(parts, groups)  # pieces along k of a group
+    every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a tile may have rows of several ranks
 
@@ -209,11 +231,10 @@ def pull_gemm(
         C: T.Tensor((M, N), out),
     ):
         with T.Kernel(blocks, threads=threads, comm_warps=warps) as b, T.Scale("device") as (rank, n):
-            for step in T.serial(ceil_div((world - 1) * count, blocks)):  # in the order in which tiles come
-                piece = step * blocks + b
-                owner = (rank + 1 + piece // count) % world
-                row, col = piece % count // parts * high, piece % parts * wide
-                if piece < (world - 1) * count and owner * each + row < M:
+            for step in T.serial(ceil_div(groups * (world - 1) * every, blocks)):
+                group, whose, row, part = turn_of(step * blocks + b, world - 1)
+                owner, row, col = (rank + 1 + whose) % world, row * high, (group * run + part) * wide
+                if group < groups and group * run + part < parts and owner * each + row < M:
                     if row + high <= each:
                         pull(X, here, high, owner * each + row, col, owner % n)
                     if each % high and row + high > each:
@@ -525,7 +546,7 @@ OP = RankOp(
         ({"engine": True, "fused": False}, {"engine": False}),
         ({"pull": True}, {"pull": False}),
         tuple({"groups": n} for n in (1, 2, 4)),
-        tuple({"high": h, "wide": w} for h, w in PIECES),
+        tuple({"high": h} for h in HIGH),
     ),
     cases=(
         *(

@@ -252,7 +252,11 @@ OP = RankOp(
     draw=draw,
     reference=reference,
     **chosen(choose, inner=True),
-    knobs=knobs(tuple({"run": n} for n in (8, 16, 32)), tuple({"lead": n} for n in (4, 8, 12, 24))),
+    knobs=knobs(
+        tuple({"warps": n} for n in (1, 2)),
+        tuple({"run": n} for n in (4, 8, 16, 32)),
+        tuple({"lead": n} for n in (4, 8, 12, 24)),
+    ),
     alike=True,
     cases=(
         *SMALL,

@@ -202,6 +202,11 @@ def tiles(M: int, N: int, K: int, dtype: str, units: int) -> dict[str, Any]:
     return {**cut, "blocks": blocks}
 
 
+def even(count: int, blocks: int) -> int:
+    """Blocks, ``blocks`` at most, that take ``count`` tiles in as few waves, and as many tiles each."""
+    return ceil_div(count, ceil_div(count, blocks))
+
+
 def worthwhile(M: int, N: int, K: int, dtype: str) -> bool:
     """Whether so much is computed that one kernel for both steps may pay, of rows that TMA fetches and
     stores: whole vectors of 16 bytes. Of others `matmul` writes operands anew, and collectives write vectors:
