@@ -15,9 +15,10 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 def chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -> Any:
     """``and`` / ``or``: short-circuit for Python values; device values become one expression, or statements
-    where an operand needs some."""
+    where an operand needs some. Behind Python values alone the last operand is the result as it is, as in
+    Python: ``0 or n`` is n."""
     value: Any = None
-    for thunk in thunks:
+    for k, thunk in enumerate(thunks, 1):
         decided = is_device(value)
         x, stmts = apart(thunk) if decided else (thunk(), [])
         if stmts:
@@ -25,6 +26,8 @@ def chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) ->
             either = [decided_by, (stmts, truth(x))] if stop_on else [(stmts, truth(x)), decided_by]
             value = one_of(value, *either)
         elif is_device(x):
+            if not decided and k == len(thunks):
+                return x
             x = truth(x)
             value = join(value, x) if decided else x
         else:

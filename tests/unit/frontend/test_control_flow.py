@@ -50,6 +50,23 @@ def test_device_if_elif_else_and_or_not_and_chained_comparisons():
     assert c.equal(want)
 
 
+def test_the_last_operand_behind_python_values_is_the_result():
+    """As in Python: no value of it becomes 0 or 1."""
+
+    @T.prim_func
+    def kernel(C: T.Tensor((3, 16), "int32"), n: T.int32):
+        with T.Kernel(16) as i:
+            none, some = 0, 3
+            C[0, i] = none or i + n
+            C[1, i] = some and i + n
+            C[2, i] = (none or i > 3) + (some or i)
+
+    c = ints(3, 16)
+    run(kernel)(c, 5)
+    i = torch.arange(16)
+    assert torch.equal(c.long(), torch.stack([i + 5, i + 5, (i > 3) + 3]))
+
+
 def test_and_or_do_not_evaluate_what_they_need_not():
     seen = []
 

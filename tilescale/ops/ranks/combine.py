@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def moe_combine(
     y = flat.aligned(y)
     landing = flat.landing(c).view(c.shape)
     units = flat.multiprocessors(y.device, blocks)
-    how = experts.cut(H, y.element_size(), sent.tokens, THREADS // 32 * units, LINES)
+    how, givers = shared_out(H, y.element_size(), sent.tokens, W, units)
     parts = -(-sent.tokens // how.group) * how.cut
     (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=sent.place)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
@@ -88,7 +89,8 @@ def moe_combine(
         "steps": how.steps,
         "cut": how.cut,
         "group": how.group,
-        "blocks": max(1, min(units, -(-parts // (THREADS // 32)))),
+        "givers": givers,
+        "blocks": max(1, min(units, -(-parts * max(1, W - 1) // (THREADS // 32)))),
         "threads": THREADS,
         "dtype": host.dtype_name(y),
         "weighted": weighted,
@@ -97,6 +99,16 @@ def moe_combine(
     host.launch(expert_kernels.combine, args, **what)
     flat.landed(landing.view(-1), c)
     return c
+
+
+def shared_out(H: int, itemsize: int, tokens: int, world: int, units: int) -> tuple[experts.Cut, int]:
+    """How rows are cut, and how many warps of a block put: half of them where there is more to put than
+    warps, in four units a warp or more, so that few releases stand behind puts. Else all put, then take."""
+    warps, put = THREADS // 32 * units, tokens * max(1, world - 1)
+    if world == 1 or put <= warps:
+        return experts.cut(H, itemsize, put, warps, LINES), 0
+    group = max(1, min(experts.GROUP, put // (warps // 2 * 4)))
+    return replace(experts.cut(H, itemsize, put, warps, LINES), group=group), THREADS // 64
 
 
 def latest(sent: Dispatched) -> None:

@@ -380,8 +380,9 @@ def dispatch(
     the row of each pair. Behind the pairs that come here it is 0.
 
     A warp takes a token, or one of ``cut`` parts of it, reads ``wide`` columns at once and stores them to one
-    rank after another, beginning at the next one, so that no rank is everyone's first. Nobody waits: the
-    launch ends when everything has arrived.
+    rank after another, beginning at the next one, so that no rank is everyone's first. What is told of rows
+    comes behind that: a warp for each row, a thread for each pair. Nobody waits: the launch ends when
+    everything has arrived.
     """
     t, R, P, held = (T.dynamic(x) for x in ("t", "R", "P", "held"))
     local = ceil_div(E, world)
@@ -416,21 +417,22 @@ def dispatch(
                             if slot >= 0:
                                 at = begins[d] + slot
                                 T.copy(x, rows[at, (part * steps + h) * wide], dst=d)
-                    if part == 0:
+                # what is told of a row is work of its own: few tokens have many warps
+                for unit in T.serial(w * blocks + b, t * world, step=of * blocks):
+                    i, d = unit // world, (rank + 1 + unit % world) % world
+                    if slots[i, d] >= 0:
+                        at = begins[d] + slots[i, d]
+                        marked(mark, ids, weights, pairs, i, d)
+                        T.copy(mark, meta[at, 0, 0], dst=d)
                         if S:
                             T.copy(Z[i, 0], z)
-                        for hop in T.serial(1, n + 1):
-                            d = (rank + hop) % n
-                            if slots[i, d] >= 0:
-                                at = begins[d] + slots[i, d]
-                                marked(mark, ids, weights, pairs, i, d)
-                                T.copy(mark, meta[at, 0, 0], dst=d)
-                                if S:
-                                    T.copy(z, marks[at, 0], dst=d)
-                        for k in T.serial(K):
-                            if pairs[i, k] >= 0:
-                                there = ids[i, k] // local
-                                T.put(begins[there] + slots[i, there], index[pairs[i, k]], dst=there)
+                            T.copy(z, marks[at, 0], dst=d)
+            with T.Scale("thread") as (thread, count):
+                for u in T.serial(b * count + thread, t * K, step=blocks * count):
+                    i, k = u // K, u % K
+                    if pairs[i, k] >= 0:
+                        there = ids[i, k] // local
+                        T.put(begins[there] + slots[i, there], index[pairs[i, k]], dst=there)
             filled = T.alloc_var("int32", 0)
             for e in T.serial(held):
                 filled = filled + sizes[e]
@@ -569,12 +571,35 @@ def sums(
 
 
 def bringing(
-    K: int, world: int, wide: int, steps: int, cut: int, group: int, dtype: str, weighted: bool
+    K: int, world: int, wide: int, steps: int, cut: int, group: int, givers: int, dtype: str, weighted: bool
 ) -> Any:
     """What brings rows back, as `combine` says, by ``blocks`` blocks of which this is number ``block``: a
     macro over the columns from ``column`` on, ``cut`` parts of ``steps`` times ``wide``, whose signals are
-    those from ``counter`` on."""
+    those from ``counter`` on. ``givers``: so many warps of a block put, the others take; 0: all put, then
+    take."""
     look, add = looking(K), adding(K, wide, weighted)
+    others = max(1, world - 1)
+
+    @T.macro
+    def give(Y, meta, starts, back, arrived, held, first, stop, many, column, counter, rank):
+        """Adds up others' rows, of each owner ``stop`` units, every ``many``-th from ``first`` on, and puts
+        them."""
+        place, weight, parts, acc = held
+        for item in T.serial(first, stop * (world - 1), step=many):
+            # neighbours serve one owner each, so that all receivers are served at once
+            unit, owner = item // others, (rank + 1 + item % others) % world
+            low, part = unit // cut * group, unit % cut
+            rows = starts[owner + 1] - starts[owner]
+            if low < rows:
+                for i in T.serial(low, T.min(low + group, rows)):
+                    look(meta, starts[owner] + i, place, weight)
+                    for h in T.serial(steps):
+                        at = column + (part * steps + h) * wide
+                        T.clear(acc)
+                        add(Y, at, parts, place, weight, acc)
+                        T.copy(acc, back[rank, i, at], dst=owner)
+                # releases this warp's part of the rows
+                T.signal(arrived[rank, counter + unit], dst=owner)
 
     @T.macro
     def bring(Y, meta, starts, slots, back, arrived, C, block, blocks, column, counter):
@@ -584,51 +609,44 @@ def bringing(
             acc = T.alloc_fragment((wide,), added_as(dtype))
             place, weight = T.alloc_local((K,), "int32"), T.alloc_local((K,), "float32")
             slot = T.alloc_local((world,), "int32")
-            most = T.alloc_var("int32", t)  # of all owners' rows and of the own tokens
+            most = T.alloc_var("int32", 0)  # of all owners' rows
             for d in range(world):
                 most = T.max(most, starts[d + 1] - starts[d])
-            for k in T.serial(T.ceildiv(T.ceildiv(most, group) * cut, of * blocks) + 1):
-                unit = (k * of + w) * blocks + block
-                g, part = unit // cut, unit % cut
-                for hop in T.serial(1, n):
-                    owner = (rank + hop) % n
-                    rows = starts[owner + 1] - starts[owner]
-                    if g * group < rows:
-                        for i in T.serial(g * group, T.min(g * group + group, rows)):
-                            look(meta, starts[owner] + i, place, weight)
-                            for h in T.serial(steps):
-                                at = column + (part * steps + h) * wide
-                                T.clear(acc)
-                                add(Y, at, parts, place, weight, acc)
-                                T.copy(acc, back[rank, i, at], dst=owner)
-                        # releases this warp's part of the rows
-                        T.signal(arrived[rank, counter + unit], dst=owner)
-                before = unit - of * blocks
-                for i in T.serial(T.max(before // cut * group, 0), T.min(before // cut * group + group, t)):
-                    for d in range(world):
-                        slot[d] = slots[i, d]
-                        if d != rank and slot[d] >= 0:
-                            # acquires the part of the row that d's warp put
-                            T.wait(arrived[d, counter + slot[d] // group * cut + before % cut])
-                    own = slots[i, rank]
-                    for j in range(K):
-                        place[j] = -1
-                    if own >= 0:
-                        look(meta, starts[rank] + own, place, weight)
-                    for h in T.serial(steps):
-                        at = column + (before % cut * steps + h) * wide
-                        T.clear(acc)
-                        add(Y, at, parts, place, weight, acc)
-                        for first in range(0, world, NEAR):
-                            near = range(first, min(world, first + NEAR))
-                            for d in near:
-                                if d != rank and slot[d] >= 0:
-                                    T.copy(back[d, slot[d], at], parts[d - first])
-                            for d in near:
-                                if d != rank and slot[d] >= 0:
-                                    for j in T.Parallel(wide):
-                                        acc[j] += T.cast(parts[d - first][j], acc.dtype)
-                        T.copy(acc, C[i, at])
+            units = T.ceildiv(most, group) * cut
+            if givers == 0 or w < givers:
+                held, many = (place, weight, parts, acc), (givers if givers else of) * blocks
+                first = w * blocks + block
+                give(Y, meta, starts, back, arrived, held, first, units, many, column, counter, rank)
+            if w >= givers:
+                takes = of - givers
+                for unit in T.serial(
+                    (w - givers) * blocks + block, T.ceildiv(t, group) * cut, step=takes * blocks
+                ):
+                    for i in T.serial(unit // cut * group, T.min(unit // cut * group + group, t)):
+                        for d in range(world):
+                            slot[d] = slots[i, d]
+                            if d != rank and slot[d] >= 0:
+                                # acquires the part of the row that d's warp put
+                                T.wait(arrived[d, counter + slot[d] // group * cut + unit % cut])
+                        own = slots[i, rank]
+                        for j in range(K):
+                            place[j] = -1
+                        if own >= 0:
+                            look(meta, starts[rank] + own, place, weight)
+                        for h in T.serial(steps):
+                            at = column + (unit % cut * steps + h) * wide
+                            T.clear(acc)
+                            add(Y, at, parts, place, weight, acc)
+                            for begin in range(0, world, NEAR):
+                                near = range(begin, min(world, begin + NEAR))
+                                for d in near:
+                                    if d != rank and slot[d] >= 0:
+                                        T.copy(back[d, slot[d], at], parts[d - begin])
+                                for d in near:
+                                    if d != rank and slot[d] >= 0:
+                                        for j in T.Parallel(wide):
+                                            acc[j] += T.cast(parts[d - begin][j], acc.dtype)
+                            T.copy(acc, C[i, at])
 
     return bring
 
@@ -641,6 +659,7 @@ def combine(
     steps: int,
     cut: int,
     group: int,
+    givers: int,
     blocks: int,
     threads: int,
     dtype: str,
@@ -650,17 +669,16 @@ def combine(
     the sum over the token's experts there, in its router's order, of their rows of Y (P, H), times its
     weights.
 
-    A warp's unit is ``group`` rows, or one of ``cut`` parts of them. It adds up a unit of each other rank's,
-    puts them into ``back`` (world, q, H) there and signals once. One round later, so that rows have had the
-    time to cross, it adds what has come of a unit of its own tokens: of its own rank's experts, without
-    rounding them in between, and of others.
+    A warp's unit is ``group`` rows, or one of ``cut`` parts of them. ``givers`` warps of each block add up
+    units of other ranks' rows, put them into ``back`` (world, q, H) there and signal once each. The others
+    add what comes of units of the own tokens: of the own rank's experts, without rounding them in between,
+    and of other ranks. With 0 givers all do one, then the other: then there is less to do than warps.
 
-    No circle of waits: a rank numbers its rows for another one in the order of its tokens, so the row of its
-    token i there is its i-th at most. Round k adds up tokens of units that the rounds before k put on every
-    rank; so what a warp awaits in a round never waits for that round of anyone.
+    Nobody waits for ever: whoever puts waits for nobody, and puts all before it takes anything. All blocks
+    are resident.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-    bring = bringing(K, world, wide, steps, cut, group, dtype, weighted)
+    bring = bringing(K, world, wide, steps, cut, group, givers, dtype, weighted)
 
     @T.prim_func
     def moe_combine(

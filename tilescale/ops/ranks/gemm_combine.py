@@ -88,7 +88,7 @@ def gemm_combine(
     panels, part = ceil_div(wide, columns), columns * BN
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
     multiply, leave = grouped.of_tiles(BM, BN, BK, K, H, stages, trans_b, "")
-    bring = bringing(topk, world, step, part // step, 1, group, dtype, weighted)
+    bring = bringing(topk, world, step, part // step, 1, group, threads // 64, dtype, weighted)
 
     @T.prim_func
     def moe_gemm_combine(
