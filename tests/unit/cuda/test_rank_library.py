@@ -60,12 +60,18 @@ def test_gather_by_packets(world: int, n: int, m: int):
 
 
 @pytest.mark.parametrize(
-    "world, M, groups, bias",
-    [(2, 128, 1, False), (2, 128, 3, False), (3, 100, 2, True), (3, 2, 1, False)],
-    ids=["whole", "groups", "ragged", "few"],
+    "world, M, groups, wide, warps, bias",
+    [
+        (2, 128, 1, 64, 2, False),
+        (2, 128, 3, 64, 2, False),
+        (3, 100, 2, 64, 1, True),
+        (3, 2, 1, 64, 2, False),
+        (3, 100, 1, 136, 3, False),
+    ],
+    ids=["whole", "groups", "ragged", "few", "rows"],
 )
 @pytest.mark.parametrize("pull", [False, True])
-def test_gather_gemm(world: int, M: int, groups: int, bias: bool, pull: bool):
+def test_gather_gemm(world: int, M: int, groups: int, wide: int, warps: int, bias: bool, pull: bool):
     N, K = 72, 136
     cut = {
         "BM": 64,
@@ -76,8 +82,9 @@ def test_gather_gemm(world: int, M: int, groups: int, bias: bool, pull: bool):
         "blocks": 2,
         "panel": 2,
         "high": 32,
-        "wide": 64,
+        "wide": wide,
         "groups": groups,
+        "warps": warps,
     }
     what = {
         "dtype": "bfloat16",
@@ -118,7 +125,7 @@ def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
             code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
             producer = code[code.index("ts::fewer_registers") : code.index("ts::more_registers")]
             assert "ts::wait<true>" in producer and "ts::tma_load(&x[" in producer
-            assert "ts::wgmma_m64n" in code and "ts::put_rows<8, 64>" in code
+            assert "ts::wgmma_m64n" in code and "ts::put_run<8, 64>" in code
 
 
 SUMS = {**FLAT, "P": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}
@@ -232,7 +239,7 @@ def test_gemm_and_sum(
 ):
     N = 72
     cut = {"BM": 64, "BN": 64, "BK": BK, "stages": 2, "threads": 128, "blocks": 2}
-    cut |= {"panel": 2, "run": 2, "lead": 2}
+    cut |= {"panel": 2, "run": 2, "lead": 2, "warps": 1 if trans_b else 2}
     what = {"dtype": "bfloat16", "out": out, "trans_b": trans_b, "bias": bias, "activation": ""}
     even = len(set(K)) == 1
     make = gemm_reduce.gemm_reduce if reduce else gemm_scatter.gemm_scatter
@@ -324,4 +331,4 @@ def test_warps_beside_the_producer_put_at_full_size(make: Any, M: int, world: in
     what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
     more = {} if module is gather_gemm else {"align": 1}
     notes = driver.lower(make(**how, **what, **more).trace(), "cuda:sm_90a").program.notes
-    assert any("warps beside the producer" in n for n in notes), notes
+    assert any(f"by {how['warps']} warp" in n and "beside the producer" in n for n in notes), notes

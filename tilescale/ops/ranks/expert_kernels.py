@@ -17,8 +17,9 @@ import tilescale.language as T
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks.flat_kernels import added_as
 
-#: rows that a warp reads at once
-NEAR = 6
+#: rows that a warp reads at once: few, of which each has more bytes under way; tokens have few experts on a
+#: rank
+NEAR = 3
 
 
 def told(E: int, world: int, high: int = 0) -> int:

@@ -69,24 +69,27 @@ class Config:
 
 #: bytes of x that one copy moves, and where few rows are gathered, so that all blocks have some of the first
 #: group; rows of it that tuning tries
-PIECE, SMALL_PIECE, HIGH = 64 << 10, 16 << 10, (1, 2, 4, 8, 16)
+PIECE, SMALL_PIECE, HIGH = 64 << 10, 4 << 10, (1, 2, 4, 8, 16)
 
 
 @functools.cache
 def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
-    """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`). Few rows are
-    gathered in no time by 2 H100: N = 28672, K = 8192 took 419 µs fused and 381 apart at M = 512, 704 and 712
-    at 1024, 1402 and 1455 at 2048. A hand-written kernel gained 12 % by four
-    groups where M was 512, and 15 % and more by pulls, whose loads wait for their data and do not queue in
-    front of the product's (4 H200, 2026-11-22).
+    """For M rows in all and a rank's N columns. By a model (`gemms.worthwhile`, `gemms.tiles`).
+
+    Few rows are put in groups along k, so that every tile has soon something to begin with: 512 × 14336 ×
+    8192 on 4 H200 took 202 µs in 8 groups, 213 in 4 and 241 in 2, the product alone 184; 512 × 28672 × 8192
+    on 2 took 391 in 4, 410 apart, 382 alone (2026-11-26). More are pulled, whose loads wait for their data
+    and do not queue in front of the product's: on one GPU, without links, pulls take 0.52 of the time of puts
+    at 8192 × 2560 × 8192, 0.78 at 4096 × 5504 × 4096 and 1.08 at 512 × 14336 × 8192
+    (tests/bench/results/gather_alone.json).
 
     Pieces are whole rows, or a group's part of rows: where both sides of a copy are one run of bytes a thread
-    has 8 accesses under way, else 4. Of 4 H200 that is the difference between 596 and 530 µs at 8192 × 2560 ×
-    8192, where the product alone took 513 (2026-11-26)."""
+    has 8 accesses under way, else 4. On 4 H200 that is the difference between 596 and 530 µs at 8192 × 2560 ×
+    8192, where the product alone took 513."""
     few = M <= 1024
-    groups = 1 if K < 2048 else min(ceil_div(K, 1024), 4 if few else 1)
+    groups = 1 if K < 2048 or not few else min(ceil_div(K, 1024), 8)
     pull = dtype != "float32" and not few  # kernels of tensor cores have warps to spare
-    fused = worthwhile(M, N, K, dtype) and (world > 2 or M > 512)
+    fused = worthwhile(M, N, K, dtype)
     cut = tiles(M, N, K, dtype, units)
     wide = K if groups == 1 else ceil_div(K, groups * cut["BK"]) * cut["BK"]
     high = max(1, min(cut["BM"], (SMALL_PIECE if few else PIECE) * 8 // (wide * BITS[dtype])))
@@ -96,15 +99,17 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
 # ---- the kernel
 
 
-def in_order(rows: int, run: int) -> Callable[[Any, int], tuple[Any, Any, Any, Any]]:
+def in_order(rows: int, run: int, groups: int) -> Callable[[Any, int], tuple[Any, Any, Any, Any]]:
     """The order in which pieces cross, that in which tiles need them: a number to the group along k, which of
     so many ranks, which of their ``rows`` pieces down and of the group's ``run`` pieces along k. A group of
     all ranks' rows comes before the next group: tiles that share columns of w are computed side by side, and
-    begin with the first group of whoever's rows they have."""
+    begin with the first group of whoever's rows they have. What can be one number alone is that number: so
+    it is known that whole rows, one behind another, are one run of bytes."""
 
     def of(number: Any, ranks: int) -> tuple[Any, Any, Any, Any]:
-        rest = number % (ranks * rows * run)
-        return number // (ranks * rows * run), rest // (rows * run), rest % (rows * run) // run, rest % run
+        group = number // (ranks * rows * run) if groups > 1 else 0
+        rest = number % (ranks * rows * run) if groups > 1 else number
+        return group, rest // (rows * run), rest % (rows * run) // run, rest % run if run > 1 else 0
 
     return of
 
@@ -118,7 +123,7 @@ def gather_gemm(
     not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
     run = ceil_div(parts, groups)  # pieces along k of a group
-    every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run)
+    every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run, groups)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
     hops = world - 1 + crossing  # a tile with rows of several ranks takes all of them from X
@@ -157,9 +162,10 @@ def gather_gemm(
         ):
             first, last = rank * each, each // high * high
             for step in T.serial(ceil_div(groups * hops * every, blocks)):
-                group, whose, row, part = turn_of(step * blocks + b, hops)
+                piece = step * blocks + b
+                group, whose, row, part = turn_of(piece, hops)
                 hop, row, col = whose + 1 - crossing, row * high, (group * run + part) * wide
-                if group < groups and group * run + part < parts and first + row < M:
+                if piece < groups * hops * every and group * run + part < parts and first + row < M:
                     # bounds that show that a put ends inside: spare warps make those alone
                     if last and row < last:
                         put(A, X, here, high, T.min(row, last - high), col, first, (rank - hop + n) % n)
@@ -203,7 +209,7 @@ def pull_gemm(
     and all when it ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
     run = ceil_div(parts, groups)  # pieces along k of a group
-    every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run)
+    every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run, groups)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a tile may have rows of several ranks
 
@@ -232,9 +238,11 @@ def pull_gemm(
     ):
         with T.Kernel(blocks, threads=threads, comm_warps=warps) as b, T.Scale("device") as (rank, n):
             for step in T.serial(ceil_div(groups * (world - 1) * every, blocks)):
-                group, whose, row, part = turn_of(step * blocks + b, world - 1)
+                piece = step * blocks + b
+                group, whose, row, part = turn_of(piece, world - 1)
                 owner, row, col = (rank + 1 + whose) % world, row * high, (group * run + part) * wide
-                if group < groups and group * run + part < parts and owner * each + row < M:
+                inside = piece < groups * (world - 1) * every and group * run + part < parts
+                if inside and owner * each + row < M:
                     if row + high <= each:
                         pull(X, here, high, owner * each + row, col, owner % n)
                     if each % high and row + high > each:

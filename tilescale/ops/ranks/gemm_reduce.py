@@ -61,7 +61,7 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     count = ceil_div(M, cut["BM"]) * ceil_div(N, cut["BN"])
     fused = worthwhile(M, N, K, dtype) and count >= world and count > (units if world == 2 else units // 2)
     count = ceil_div(ceil_div(M, cut["BM"]) * ceil_div(N, cut["BN"]), world)
-    return Config(fused=fused, **cut, **in_turn(count, cut["blocks"], world))
+    return Config(fused=fused, warps=1, **cut, **in_turn(count, cut["blocks"], world, soon=True))
 
 
 # ---- the kernel

@@ -75,15 +75,15 @@ class Config:
 def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> Config:
     """For M rows of the result and a rank's share K of the inner extent: fused where each rank's rows fill a
     tile. By a model, as `gather_gemm.choose`. On 4 H200 one warp that puts, and whole waves, took 463 and 143
-    µs of 8192 × 8192 × 8192 and 4096 × 4096 × 10752, two warps and all blocks 482 and 159 (2026-11-26): puts
-    queue in front of the product's loads, and a link takes what one warp a block has."""
+    µs of 8192 × 8192 × 8192 and 4096 × 4096 × 10752, two warps and all blocks 482 and 159; on 2 one warp took
+    270 of the latter, two 284 (2026-11-26): puts queue in front of the product's loads, and links take what
+    one warp a block has."""
     fused = worthwhile(M, N, K, dtype) and share(M, world) >= 64
     cut = tiles(M, N, K, dtype, units)
     count = ceil_div(share(M, world), cut["BM"]) * ceil_div(N, cut["BN"])
     if world > 2:
         cut["blocks"] = even(count * world, cut["blocks"])
-    warps = 2 if world == 2 else 1
-    return Config(fused=fused, warps=warps, **cut, **in_turn(count, cut["blocks"], world))
+    return Config(fused=fused, warps=1, **cut, **in_turn(count, cut["blocks"], world))
 
 
 # ---- the kernel
