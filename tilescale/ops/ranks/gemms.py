@@ -350,8 +350,9 @@ def in_turn(count: int, blocks: int, world: int, soon: bool = False) -> dict[str
     that leave few places without a tile, and three waves of others' tiles before the first own one. Of two
     ranks runs of up to 16 and one wave and a half: measured on 2 H100 (4096 × 4096 × 10752 277 → 268 µs).
     ``soon``: own tiles have a way to go when they are finished, so in few waves they come as early on more
-    ranks, too: 2048 × 8192 × 28672 on 4 H200 469 → 447 µs; in 16 waves that made 717 760."""
-    most, waves = (16, 1.5) if world == 2 or (soon and count * world < 8 * blocks) else (32, 3.0)
+    ranks, too: 2048 × 8192 × 28672 on 4 H200 469 → 447 µs; in 16 waves that made 717 760, in one 138 150."""
+    few = soon and blocks < count * world < 8 * blocks
+    most, waves = (16, 1.5) if world == 2 or few else (32, 3.0)
     run = count if count <= most else min(range(most // 2, most + 1), key=lambda r: (-count % r, -r))
     return {"run": run, "lead": ceil_div(int(waves * blocks), run)}
 
