@@ -14,7 +14,6 @@ import tilescale.ops
 from tests.ranks.harness import RanksFailed, run_ranks
 from tests.unit.ops.rank_cases import nothing_left, right, run
 from tilescale import comm
-from tilescale.errors import TileValueError
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
 from tilescale.ops.ranks import flat
@@ -108,33 +107,6 @@ def by_the_library() -> bool:
 
 def test_the_library_gathers_the_same():
     assert run_ranks(2, with_torch, port(), by_the_library) == [True, True]
-
-
-def by_engines() -> list[bool]:
-    """Gathers into symmetric memory, again and again: whole, of nothing, and where it is refused."""
-    comm.init()
-    rank, world = comm.rank(), comm.world_size()
-    out, good = comm.empty((world * 5, 7), torch.float32), []
-    for k in range(4):
-        out.fill_(-1)
-        x = torch.randn((5, 7), generator=torch.Generator().manual_seed(10 * k + rank))
-        tilescale.ops.all_gather(x, out=out, how="engine")
-        want = [
-            torch.randn((5, 7), generator=torch.Generator().manual_seed(10 * k + r)) for r in range(world)
-        ]
-        good.append(torch.equal(out, torch.cat(want)))
-    none = comm.empty((0, 7), torch.float32)
-    good.append(tilescale.ops.all_gather(x[:0], out=none, how="engine").shape == (0, 7))
-    for elsewhere in (None, torch.empty(world * 5, 7)):
-        with pytest.raises(TileValueError, match="symmetric memory"):
-            tilescale.ops.all_gather(x, out=elsewhere, how="engine")
-    comm.barrier()
-    return good
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_engines_gather_into_symmetric_memory(world: int):
-    assert run_ranks(world, by_engines, timeout=60) == [[True] * 5] * world
 
 
 def test_operations_leave_multiprocessors_to_others(monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@ by every rank, wherever the tensors begin and whichever way the call goes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,8 @@ from tilescale.errors import TileValueError
 N = 3
 #: name → ways
 WAYS: dict[str, tuple[str | None, ...]] = {
-    "all_gather": (None, "kernel", "packets"),
-    "reduce_scatter": (None, "kernel", "packets"),
+    "all_gather": (None, "kernel", "packets", "engine"),
+    "reduce_scatter": (None, "kernel", "packets", "engine"),
     "all_reduce": (None, "packets", "one_shot", "two_shot"),
     "broadcast": (None, "packets", "direct", "relayed"),
     "all_to_all": (None, "kernel"),
@@ -86,16 +87,16 @@ def uneven() -> bool:
     """Ranks of fewer rows, of none, and rows that lie between those of the other."""
     comm.init()
     rank, size = comm.rank(), comm.world_size()
-    for rows in (2, 4):
+    for rows, how in itertools.product((2, 4), (None, "engine")):
         each = -(-rows // size)
         own = slice(min(rows, rank * each), min(rows, (rank + 1) * each))
         x = filled(rows, 0, rank)
-        ops.all_gather(x[own], rows=rows, out=x)
+        ops.all_gather(x[own], rows=rows, out=x, how=how)
         assert torch.equal(
             x, torch.cat([c + 100 * (r + 1) for r, c in enumerate(filled(rows, 0, -1).split(each))])
         )
         x = filled(rows, 0, rank)
-        ops.reduce_scatter(x, out=x[own])
+        ops.reduce_scatter(x, out=x[own], how=how)
         assert torch.equal(x[own], sum(filled(rows, 0, r)[own] for r in range(size)))
     stripes = filled(4, 0, rank)
     with pytest.raises(TileValueError, match="share memory"):

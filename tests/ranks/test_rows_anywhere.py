@@ -18,11 +18,13 @@ def work() -> bool:
     raw = torch.arange(200, dtype=torch.uint8)
     for begin in range(16):
         mine = raw[begin:][16 - begin : 112 - begin]  # at 16 bytes, or where its storage begins
-        assert torch.equal(ops.all_gather(mine).view(size, -1), mine.expand(size, -1))
+        for how in (None, "engine"):
+            assert torch.equal(ops.all_gather(mine, how=how).view(size, -1), mine.expand(size, -1))
     z = torch.complex(torch.arange(6.0) + rank, torch.arange(6.0)).conj()
-    every = ops.all_gather(z).view(size, 6)
-    assert torch.equal(every.real, torch.arange(6.0) + torch.arange(size)[:, None])
-    assert torch.equal(every.imag, -torch.arange(6.0).expand(size, 6))
+    for how in (None, "engine"):
+        every = ops.all_gather(z, how=how).view(size, 6)
+        assert torch.equal(every.real, torch.arange(6.0) + torch.arange(size)[:, None])
+        assert torch.equal(every.imag, -torch.arange(6.0).expand(size, 6))
     assert torch.equal(ops.broadcast(z, 1).imag, -torch.arange(6.0))
     comm.barrier()
     return True

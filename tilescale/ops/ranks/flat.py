@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tilescale import env
 from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
@@ -51,9 +52,11 @@ def kept(team: Team, operation: str, x: torch.Tensor, blocks: int | None, **shap
 
 
 def allowed(kept: dict[str, Any], torch_group: Any) -> str | None:
-    """The way that was measured, unless it is the library's and there is none."""
+    """The way that was measured, unless it is the library's and there is none, or that of engines that reach
+    nobody."""
     way: str | None = kept["how"]
-    return None if way == "library" and torch_group is None else way
+    able = {"library": torch_group is not None, "engine": not env.REMOTE.get()}
+    return way if way is not None and able.get(way, True) else None
 
 
 def multiprocessors(device: torch.device, blocks: int | None) -> int:
@@ -66,6 +69,19 @@ def multiprocessors(device: torch.device, blocks: int | None) -> int:
 #: of 128, 645 of 64 and 661 of 32; scattered in 777 of 256, 647 of 64. 4 MB took 55 µs by puts of 32 KB, one
 #: of each block, 72 by two of 16 KB and 57 by puts of 64 KB of half of the blocks; scattered 57, 67 and 60
 PUT = 64 << 10
+
+#: seconds that kernels take whatever is moved, and bytes a second that leave a rank then. On 4 H200,
+#: 2026-11-26, 4 MB a rank were gathered in 55 µs, 64 MB in 645, and scattered in 57 and 647. On 2 H100,
+#: 2026-11-24, 64 MB in 205 µs, 512 MB in 1,479
+MOVED = (16e-6, 320e9)
+MOVED_BY_TWO = (22e-6, 368e9)
+
+
+def seconds(size: int, world: int) -> float:
+    """That kernels take to move large parts, ``size`` bytes to each other rank."""
+    begin, rate = MOVED if world > 2 else MOVED_BY_TWO
+    return begin + (world - 1) * size / rate
+
 
 #: bytes to each rank from which some blocks put and others take what arrives
 SHARED = 8 << 20

@@ -38,6 +38,22 @@ def shares(b: Any, blocks: int, givers: int) -> tuple[Any, int, Any, int]:
     return (b, givers, b - givers, blocks - givers) if givers else (b, blocks, b, blocks)
 
 
+def carry(P: int, blocks: int, threads: int, dtype: str) -> Any:
+    """C = A, rows of whole vectors, ``P`` numbers at a time, which lie in registers."""
+    m = T.dynamic("m", multiple_of=vector(dtype))
+
+    @T.prim_func
+    def copied(A: T.Tensor((m,), dtype), C: T.Tensor((m,), dtype)):
+        with T.Kernel(blocks, threads=threads) as b:
+            part = T.alloc_fragment((P,), dtype)
+            for p in T.serial(pieces_of(m, P, b, blocks)):
+                at = (p * blocks + b) * P
+                T.copy(A[at : at + P], part)
+                T.copy(part, C[at : at + P])
+
+    return copied
+
+
 def gather(
     world: int, Q: int, blocks: int, threads: int, dtype: str, align: int, direct: bool, givers: int = 0
 ) -> Any:
@@ -206,6 +222,44 @@ def scatter_sum(
                                 T.copy(acc, C[at])
 
     return reduce_scatter
+
+
+def scatter_arrived(
+    world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
+    """What is left of `scatter_sum` where engines have put the others' numbers into ``parts`` (world, w), of
+    rank number ``rank``, whose own are ``own`` (m,): ``count`` times P numbers of the result, from first · P
+    on. ``inplace``: own takes them."""
+    m, w = T.dynamic("m", multiple_of=align), T.dynamic("w", multiple_of=vector(dtype))
+
+    @T.macro
+    def body(own, parts, add, rank, first, count, C):
+        with T.Kernel(blocks, threads=threads) as b:
+            part = [T.alloc_fragment((P,), dtype) for _ in range(world)]
+            acc = T.alloc_fragment((P,), added_as(dtype))
+            for p in T.serial(pieces_of(count, 1, b, blocks)):
+                at = (first + p * blocks + b) * P
+                add_parts(parts, own, at, at, P, rank, part, acc)
+                finished(acc, add if bias else None, at, activation)
+                T.copy(acc, C[at])
+
+    mine, parts = T.Tensor((m,), dtype), T.Tensor((world, w), dtype)
+    add, number = T.Tensor((max(1, bias),), out), T.int32
+
+    @T.prim_func
+    def reduce_scatter_arrived(
+        own: mine, parts: parts, add: add, rank: number, first: number, count: number, C: T.Tensor((m,), out)
+    ):
+        body(own, parts, add, rank, first, count, C)
+
+    @T.prim_func
+    def reduce_scatter_arrived_in_place(
+        own: mine, parts: parts, add: add, rank: number, first: number, count: number
+    ):
+        body(own, parts, add, rank, first, count, own)
+
+    return reduce_scatter_arrived_in_place if inplace else reduce_scatter_arrived
 
 
 def scatter_by_packets(

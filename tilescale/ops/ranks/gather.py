@@ -2,7 +2,8 @@
 
 The smallest go in packets, which are their own signal. Of larger ones each rank's blocks put pieces of x to
 all others and copy what arrives into the result; a result that lies in symmetric memory is put into directly.
-NCCL's gather is called where it is asked for, or the larger the better (`choose`): the same bytes arrive.
+Of the largest engines put pieces, and kernels copy them on beside the next ones. NCCL's gather is called
+where it is asked for, or parts have gigabytes (`choose`): the same bytes arrive.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tilescale import comm, env
+from tilescale import comm
 from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.ops import host
@@ -25,9 +26,9 @@ from tilescale.ops.ranks.groups import Group, filled, gather_into, library, rows
 from tilescale.ops.ranks.workspace import workspace
 
 #: bytes of a rank's part, times the other ranks, up to which packets are taken; bytes from which NCCL's
-#: gather is, and copy engines. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.3 µs in
-#: packets, 15.7 without; 512 MB went at 363 GB/s, NCCL's at 270, by engines into symmetric memory at 379
-TINY, LARGE, ENGINE = 1 << 20, 4 << 30, 128 << 20
+#: gather is. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.3 µs in packets, 15.7
+#: without; 512 MB went at 363 GB/s, NCCL's at 270, by engines into symmetric memory at 379
+TINY, LARGE = 1 << 20, 4 << 30
 #: bytes from which NCCL's gather is taken where parts are no whole vectors of 16 bytes, which are copied
 #: number by number into the result: of 37 MB it is as fast, of 1.4 GB 1.25 times
 ODD = 64 << 20
@@ -40,13 +41,25 @@ WAYS = ("packets", "kernel", "engine", "library")
 
 
 def choose(size: int, distributed: bool, world: int = 2, reached: bool = False) -> str:
-    """How ``size`` bytes a rank are gathered: "packets", "kernel", "engine" into a result that is ``reached``
-    by peers, or "library" where there is one."""
-    if reached and size >= ENGINE:
+    """How ``size`` bytes a rank are gathered: "packets", "kernel", "engine", or "library" where there is one.
+    ``reached``: into a result that peers write."""
+    engines = engine.able() and (reached or size % 16 == 0) and by_engines_pays(size, world, reached)
+    if reached and engines:
         return "engine"
     if distributed and size >= (LARGE if size % 16 == 0 else ODD):
         return "library"
+    if engines:
+        return "engine"
     return "packets" if size * (world - 1) <= TINY and size % 4 == 0 else "kernel"
+
+
+def by_engines_pays(size: int, world: int, reached: bool) -> bool:
+    """Whether engines are modelled to be faster than kernels."""
+    if world == 1:
+        return False
+    steps = [(1, 0, 0)] * (world - 1) if reached else engine.gathers(size, world)
+    _, low, high = steps[-1]
+    return engine.seconds(size, world, len(steps), 2 * (high - low)) < flat.seconds(size, world)
 
 
 @host.checked
@@ -68,8 +81,8 @@ def all_gather(
         out: (rows, …), contiguous, takes the result; in symmetric memory (`comm.empty`) it is written without
             a copy. x may be this rank's rows of it, which are copied first unless by engines, else they share
             no memory.
-        how: "packets" (of rows of whole words of four bytes), "kernel", "engine" (copy engines, into a result
-            in symmetric memory) or "library" where the choice by size is not wanted.
+        how: "packets" (of rows of whole words of four bytes), "kernel", "engine" (copy engines, where peers'
+            memory is addressed) or "library" where the choice by size is not wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
             as many blocks as a part has kilobytes, and are not chosen where this is given.
 
@@ -96,22 +109,30 @@ def all_gather(
     able = {
         "packets": inner * x.element_size() % 4 == 0 and flat.resident(size, host.units(x.device)),
         "kernel": True,
-        "engine": reached,
+        "engine": engine.able(),
         "library": torch_group is not None,
     }
     way = how or flat.allowed(kept, torch_group) or choose(size, torch_group is not None, team.size, reached)
     if how is not None and not (able.get(how, False) or (how in WAYS and M * inner == 0)):
         raise TileValueError(
             f"how={how!r} of rows of {inner * x.element_size()} bytes",
-            expected='"kernel"; "packets" of rows of whole words of 4 bytes, up to a megabyte; "engine" into '
-            'equal parts in symmetric memory; "library" where torch has a process group of these ranks',
+            expected='"kernel"; "packets" of rows of whole words of 4 bytes, up to a megabyte; "engine" '
+            "where memory of other ranks is addressed, without TILESCALE_REMOTE; "
+            '"library" where torch has a process group of these ranks',
         )
     if M * inner == 0:
         return out if out is not None else x.new_empty(shape)
     if not able[way] or (way == "packets" and how is None and kept["blocks"] is not None):
         way = "kernel"
+    if way == "engine":
+        c = x.new_empty(shape) if out is None else out
+        if reached:
+            engine.push(x.contiguous(), c, team)
+        else:
+            by_engines(x, c, size, team, flat.multiprocessors(x.device, kept["blocks"]))
+        return c
     whole = out if fits and out is not None else x.new_empty(each * team.size, *x.shape[1:])
-    if own and whole is out and way != "engine":  # kernels write these rows, too; engines copy them onto x
+    if own and whole is out:  # kernels write these rows, too; engines copy them onto x
         x = x.clone()
     gathered(x.contiguous(), whole, M, team, way, torch_group, kept["blocks"])
     if out is None:
@@ -132,9 +153,6 @@ def gathered(
     if way == "library":
         part = whole.shape[0] // team.size
         gather_into(whole, filled(x, part), torch_group)
-        return
-    if way == "engine":
-        engine.push(x, whole, team)
         return
     inner = math.prod(x.shape[1:]) * x.element_size()
     size = whole.shape[0] // team.size * inner
@@ -162,6 +180,25 @@ def gathered(
         host.launch(gather, (a, g, arrived, c), **what)
 
 
+def by_engines(x: torch.Tensor, out: torch.Tensor, size: int, team: Team, units: int) -> None:
+    """Everyone's x, ``size`` bytes but of the last ranks, into ``out`` in any memory, by the workspace: what
+    one step of copies has brought is copied on beside the next one's, the own rows beside the first's."""
+    a, c = flat.row(x, torch.uint8), out.view(-1).view(torch.uint8)
+    world, rank = team.size, team.rank
+    (space,) = workspace(team).tensors(x, ((world, flat.padded(size, 1)), torch.uint8))
+    plan = engine.gathers(size, world)
+    steps = [
+        [(comm.peer(space, (rank + hop) % world)[rank, low : min(high, len(a))], a[low:high])]
+        for hop, low, high in plan
+    ]
+    arrived = engine.cross(steps, space)
+    engine.fill(c[rank * size :][: len(a)], a, units)
+    for hop, low, high in (plan[k] for k in arrived):
+        source = (rank - hop) % world
+        to = c[source * size + low : source * size + high]  # ends where the last ranks' rows do
+        engine.fill(to, space[source, low : low + len(to)], units)
+
+
 def begin(x: torch.Tensor, rows: int, group: Group = None, least: int = BESIDE) -> Callable[[], torch.Tensor]:
     """`all_gather` beside what the caller launches until he calls what this returns, which gives the result.
     It may lie in the group's symmetric memory, and is there until the next one is begun. Parts of ``least``
@@ -175,7 +212,7 @@ def begin(x: torch.Tensor, rows: int, group: Group = None, least: int = BESIDE) 
     team, x = team_of(group), x.contiguous()
     each = share(rows, team.size)
     size = each * math.prod(x.shape[1:]) * x.element_size()
-    if team.size == 1 or size < max(1, least) or env.REMOTE.get():  # far memory is not addressed
+    if team.size == 1 or size < max(1, least) or not engine.able():
         return lambda: all_gather(x, group=group, rows=rows)
     whole = workspace(team).tensors(x, ((each * team.size, *x.shape[1:]), x.dtype), apart="gather")[0]
     end = engine.begin(x, whole, team)
@@ -247,9 +284,10 @@ def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]
     size = _size(world, **shape)
     found: dict[str, dict[str, Any]] = {"packets": {"how": "packets"}} if size <= PACKETS else {}
     found |= {"kernel": {"how": "kernel"}, "library": {"how": "library"}}
+    found |= {"engine": {"how": "engine"}} if engine.able() else {}
     if shape["rows"] % world == 0:
         found["kernel, symmetric"] = {"how": "kernel", "symmetric": True}
-        found["engine, symmetric"] = {"how": "engine", "symmetric": True}
+        found |= {"engine, symmetric": {"how": "engine", "symmetric": True}} if engine.able() else {}
     return found
 
 
@@ -259,7 +297,7 @@ def _size(world: int, rows: int, columns: int, dtype: str = "bfloat16", **_: Any
 
 def pick(world: int, units: int = 132, kept: Any = None, how: str | None = None, **shape: Any) -> Pick:
     size, kept = _size(world, **shape), kept or {}
-    way = how or kept.get("how") or choose(size, True)
+    way = how or kept.get("how") or choose(size, True, world)
     if way == "packets":
         return Pick(way, flat.boxes(size))
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
@@ -273,8 +311,11 @@ OP = RankOp(
     pick=pick,
     ways=ways,
     timed=timed,
-    base=lambda world, units=132, **shape: {"how": choose(_size(world, **shape), True), "blocks": None},
-    knobs=lambda **_: (tuple({"how": way} for way in WAYS if way != "engine"), flat.BLOCKS),
+    base=lambda world, units=132, **shape: {
+        "how": choose(_size(world, **shape), True, world),
+        "blocks": None,
+    },
+    knobs=lambda **_: (tuple({"how": way} for way in WAYS if way != "engine" or engine.able()), flat.BLOCKS),
     shape_of=lambda world, **shape: {"size": _size(world, **shape)},
     cases=(
         *(
@@ -296,6 +337,10 @@ OP = RankOp(
                 (7, 1000, "float16", "kernel"),
                 (333, 36, "int8", "packets"),
                 (2000, 34, "bfloat16", "packets"),
+                (24, 64, "bfloat16", "engine"),
+                (7, 1000, "float16", "engine"),
+                (1301, 401, "bfloat16", "engine"),
+                (5, 7, "int8", "engine"),
             )
         ),
         *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),

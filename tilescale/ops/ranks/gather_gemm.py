@@ -4,8 +4,8 @@ and columns of w.
 A block first begins its puts of this rank's rows to everyone (its own heap too), then multiplies one tile of
 C after another. A tile waits for exactly the pieces that it reads; tiles of the own rows come first, then
 those of the next ranks' in the order in which they send. Small products, which fill no wave of tiles, are
-computed apart: `all_gather`, then `matmul`. Where it is asked for copy engines bring the others' rows while
-the own ones are multiplied.
+computed apart: `all_gather`, then `matmul`. Where it is asked for copy engines bring the others' rows, one
+rank's after another's, beside the products of those that are there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale import env
 from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import BITS
@@ -348,7 +347,7 @@ def product_and_rows(
     if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
         raise TileValueError(f"{how}", expected="groups of whole steps of BK")
     if how.engine:
-        return c, beside_engines(given, c, M, bias, activation, team)
+        return c, beside_engines(given, c, M, bias, activation, team, whole)
     if not how.fused:
         gathered = all_gather(given.x, group=group, rows=M)
         return gemm.matmul(gathered, w, bias, activation, out=c), gathered
@@ -374,24 +373,44 @@ def product_and_rows(
 
 
 def beside_engines(
-    given: Operands, c: torch.Tensor, M: int, bias: torch.Tensor | None, activation: str, team: Team
+    given: Operands,
+    c: torch.Tensor,
+    M: int,
+    bias: torch.Tensor | None,
+    activation: str,
+    team: Team,
+    whole: bool,
 ) -> torch.Tensor:
-    """The product c of the own rows while copy engines bring the others', then of those. Gives all rows, in
-    the group's memory.
+    """The product c of the own rows while copy engines bring the others', one rank's after another's, and
+    of each rank's when they have come, beside the next one's. Gives all rows, in the group's memory, the own
+    ones where ``whole``.
+
+    The meetings stand on the caller's stream without a product between them, so the products' tails overlap
+    (`engine.lane`): a meeting is one block, which awaits the first free multiprocessor.
 
     Raises:
         TileValueError: memory of other ranks that is not addressed.
     """
-    if env.REMOTE.get():
+    if not engine.able():
         raise TileValueError("engine=True with TILESCALE_REMOTE=nvshmem", expected="memory that is addressed")
-    each = share(M, team.size)
-    (everyone,) = workspace(team).tensors(given.x, ((each * team.size, given.K), given.x.dtype))
-    end = engine.begin(given.x, everyone, team)
-    low = min(M, team.rank * each)
-    multiplied(given.x, given, c[low : low + given.rows], bias, activation)
-    end()
-    for rows in (slice(0, low), slice(low + given.rows, M)):
-        multiplied(everyone[rows], given, c[rows], bias, activation)
+    each, world = share(M, team.size), team.size
+    (everyone,) = workspace(team).tensors(given.x, ((each * world, given.K), given.x.dtype))
+
+    def rows(hop: int) -> slice:
+        """Those of the rank so many places in front of this one, of M."""
+        first = min(M, (team.rank - hop) % world * each)
+        return slice(first, min(M, first + each))
+
+    arrived = engine.cross([[put] for put in engine.puts(given.x, everyone, team)], everyone)
+    if whole:
+        everyone[rows(0)].copy_(given.x)
+    with engine.lane(0, c):
+        multiplied(given.x, given, c[rows(0)], bias, activation)
+    for step in arrived:
+        of = rows(step + 1)
+        with engine.lane(step + 1, c):
+            multiplied(everyone[of], given, c[of], bias, activation)
+    engine.merged(c)
     return everyone[:M]
 
 
@@ -534,7 +553,7 @@ _CHOSEN = chosen(choose)
 def ways(world: int, **shape: Any) -> dict[str, dict[str, Any]]:
     """Those of every product, and by copy engines where they reach the others' memory."""
     found: dict[str, dict[str, Any]] = _CHOSEN["ways"](world, **shape)
-    if not env.REMOTE.get():
+    if engine.able():
         found["engine"] = {"config": replace(found["apart"]["config"], engine=True)}
     return found
 

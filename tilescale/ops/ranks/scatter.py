@@ -1,6 +1,7 @@
 """``reduce_scatter(x)``: of the sum of all ranks' x each rank gets its rows.
 
-Each rank's blocks put what another rank adds to it; that adds the parts in float32, in the order of ranks.
+Each rank's blocks put what another rank adds to it; that adds the parts in float32, in the order of ranks. Of
+the largest engines put pieces, and kernels add those that have come beside the next ones: the same bits.
 NCCL adds in an order of its own, so it takes a call only where the caller lets it (``order="any"``).
 """
 
@@ -13,13 +14,15 @@ from typing import Any
 
 import torch
 
+from tilescale import comm
 from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
-from tilescale.ops.ranks import flat
+from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.ranks import engine, flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
-from tilescale.ops.ranks.flat_kernels import scatter_by_packets, scatter_sum
+from tilescale.ops.ranks.flat_kernels import scatter_arrived, scatter_by_packets, scatter_sum
 from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
 from tilescale.ops.ranks.workspace import workspace
@@ -33,11 +36,23 @@ PACKETS = 1 << 20
 
 
 def choose(size: int, order: str, distributed: bool, world: int = 2, even: bool = True) -> str:
-    """How ``size`` bytes a rank are scattered: "packets", which take equal parts, "kernel", or "library"
-    where there is one and it may add as it likes."""
+    """How ``size`` bytes a rank are scattered: "packets", which take equal parts, "kernel", "engine", or
+    "library" where there is one and it may add as it likes."""
     if distributed and order == "any" and size >= LARGE:
         return "library"
+    if engine.able() and by_engines_pays(size, world):
+        return "engine"
     return "packets" if even and size * (world - 1) <= TINY else "kernel"
+
+
+def by_engines_pays(size: int, world: int) -> bool:
+    """Whether engines are modelled to be faster than kernels."""
+    if world == 1:
+        return False
+    cut = engine.sums(size, 1, 1, world)
+    low, high = cut[-1]
+    last = (world + 1) * (high - low)
+    return engine.seconds(size, world, len(cut) * (world - 1), last) < flat.seconds(size, world)
 
 
 @host.checked
@@ -59,9 +74,9 @@ def reduce_scatter(
         order: "rank": the parts are added in the order of ranks; "any": also as torch's library does, which
             may round on its way.
         out: (m, …), contiguous, takes the result; it may be this rank's rows of x, which costs a copy of
-            them, else it shares no memory with x.
-        how: "packets" (of equal parts, and not of float64), "kernel" or "library" where the choice by size is
-            not wanted.
+            them unless by engines, else it shares no memory with x.
+        how: "packets" (of equal parts, and not of float64), "kernel", "engine" (copy engines, where peers'
+            memory is addressed) or "library" where the choice by size is not wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
             as many blocks as a part has kilobytes, and are not chosen where this is given.
 
@@ -87,12 +102,13 @@ def reduce_scatter(
     choice = flat.allowed(kept, torch_group) or choose(size, order, torch_group is not None, team.size, even)
     if choice == "packets" and (kept["blocks"] is not None or not even):  # what was kept knows the size alone
         choice = "kernel"
-    way = flat.way(how, choice, ("packets", "kernel") if even else ("kernel",), order, torch_group)
+    ways = (*["packets"][: int(even)], "kernel", *["engine"][: int(engine.able())])
+    way = flat.way(how, choice, ways, order, torch_group)
     if x.numel() == 0:
         return c
     if way == "library":
         c.copy_(by_library(x, torch_group)())
-    elif own:  # kernels read x beside what they write
+    elif own and way != "engine":  # kernels read x beside what they write
         landing = torch.empty_like(c)
         scattered(x, landing, M, team, blocks=kept["blocks"], way=way)
         c.copy_(landing)
@@ -118,12 +134,17 @@ def scattered(
     blocks: int | None = None,
     way: str | None = None,
 ) -> None:
-    """c = act(this rank's rows of the sum + bias). ``way``: "packets" or "kernel"; by the size without."""
+    """c = act(this rank's rows of the sum + bias). ``way``: "packets", "kernel", or "engine", where c may be
+    those rows of x; by the size without."""
     inner = math.prod(x.shape[1:])
     n = share(M, team.size) * inner
     a, landing = flat.row(x.contiguous()), flat.landing(c)
     size = n * x.element_size()
-    if (way or choose(size, "rank", False, team.size, packable(x, M, team.size))) == "packets":
+    way = way or choose(size, "rank", False, team.size, packable(x, M, team.size))
+    if way == "engine":
+        by_engines(a, c, n, M * inner, team, bias, activation, flat.multiprocessors(x.device, blocks))
+        return
+    if way == "packets":
         each, boxes = flat.EACH // x.element_size(), flat.boxes(size)
         what = flat.constants(flat.Cut(each, each, boxes, 128), team.size, x, c, bias, activation, n)
         del what["Q"]
@@ -138,6 +159,37 @@ def scattered(
     what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner) | {"givers": cut.givers}
     arrived = space.counters(team.size, cut.givers or cut.blocks)
     host.launch(scatter_sum, (a, parts, biased(bias, c), arrived, landing, n // what["align"]), **what)
+    flat.landed(landing, c)
+
+
+def by_engines(
+    a: torch.Tensor, c: torch.Tensor, n: int, t: int, team: Team, bias: torch.Tensor | None, activation: str,
+    units: int,
+) -> None:  # fmt: skip
+    """c = act(sum of all ranks' a, t numbers, n a rank, + bias), this rank's. Each piece of c is added, in
+    the order of ranks, when everyone's has come, beside the next one's copies."""
+    world, rank = team.size, team.rank
+    own = flat.aligned(a[min(t, rank * n) :][: c.numel()])
+    inplace = host.share_memory(own, c)
+    landing = own if inplace else flat.landing(c)
+    cut = flat.cut(n * a.element_size(), a.element_size(), units, world)
+    (parts,) = workspace(team).tensors(a, ((world, flat.padded(n, a.element_size())), a.dtype))
+    plan = engine.sums(n, cut.P, a.element_size(), world)
+    owners = [(rank + hop) % world for hop in range(1, world)]
+    theirs = {owner: comm.peer(parts, owner)[rank] for owner in owners}
+
+    def step(low: int, high: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        given = {o: a[min(t, o * n + low) : min(t, o * n + high)] for o in owners}
+        return [(theirs[o][low : low + len(x)], x) for o, x in given.items()]
+
+    what = flat.constants(cut, world, a, c, bias, activation, n, t) | {"inplace": inplace}
+    del what["Q"]
+    for low, high in (plan[k] for k in engine.cross([step(*piece) for piece in plan], parts)):
+        if count := ceil_div(min(high, c.numel()) - low, cut.P) if low < c.numel() else 0:
+            more = () if inplace else (landing,)
+            host.launch(
+                scatter_arrived, (own, parts, biased(bias, c), rank, low // cut.P, count, *more), **what
+            )
     flat.landed(landing, c)
 
 
@@ -197,6 +249,7 @@ def _even(world: int, rows: int, dtype: str = "bfloat16", **_: Any) -> bool:
 def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]]:
     small = _size(world, **shape) <= PACKETS and _even(world, **shape)
     found: dict[str, dict[str, Any]] = {"packets": {"how": "packets"}} if small else {}
+    found |= {"engine": {"how": "engine"}} if engine.able() else {}
     return found | {"kernel": {"how": "kernel"}, "library": {"how": "library", "order": "any"}}
 
 
@@ -221,7 +274,10 @@ OP = RankOp(
         "how": choose(_size(world, **shape), order, True, world, _even(world, **shape)),
         "blocks": None,
     },
-    knobs=lambda **_: (({"how": "packets"}, {"how": "kernel"}), flat.BLOCKS),
+    knobs=lambda **_: (
+        tuple({"how": way} for way in ("packets", "kernel", "engine") if way != "engine" or engine.able()),
+        flat.BLOCKS,
+    ),
     shape_of=lambda world, order="rank", **shape: {"size": _size(world, **shape), "order": order},
     cases=(
         *(
@@ -237,6 +293,15 @@ OP = RankOp(
             )
         ),
         Case({"rows": 24, "columns": 64, "dtype": "bfloat16", "how": "kernel"}, small=True),
+        *(
+            Case({"rows": rows, "columns": columns, "dtype": dtype, "how": "engine"}, small=True)
+            for rows, columns, dtype in (
+                (24, 64, "bfloat16"),
+                (5, 7, "float64"),
+                (1301, 401, "bfloat16"),
+                (1, 3, "float16"),
+            )
+        ),
         Case({"rows": 840, "columns": 37, "dtype": "float32", "how": "packets"}, small=True),
         *(Case({"rows": rows, "columns": 8192}) for rows in (5000, 3, 8192)),
         *(Case({"rows": rows, "columns": 8192}, bar=1.0) for rows in (64, 1024, 16384, 131072)),
