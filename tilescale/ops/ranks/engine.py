@@ -25,6 +25,7 @@ from tilescale.comm.backend import Team
 from tilescale.ops import host
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.flat_kernels import carry
+from tilescale.ops.ranks.workspace import workspace
 
 #: What engines are modelled with: bytes a second that leave a rank; seconds of a meeting, of one copy more on
 #: the stream, and before the first one moves. On 4 H200, 2026-11-26, 64 MB a rank were gathered in 559 µs,
@@ -81,12 +82,13 @@ def seconds(size: int, world: int, copies: int, last: float) -> float:
     return START + 2 * MEETING + copies * COPY + (world - 1) * size / CROSSING + last / LOCAL
 
 
-def meeting() -> Any:
-    """All ranks of G's team meet, on their streams."""
+def meeting(ordered: bool) -> Any:
+    """All ranks of a team meet, on their streams. ``ordered``: with the flags of a launch, too, which a
+    stream makes needless; the copies of simulated ranks' hosts are ordered by such launches alone."""
 
     @T.prim_func
-    def ranks_meet(G: T.SymmTensor((1,), "uint8")):
-        with T.Kernel(1, ordered=False):
+    def ranks_meet(team: T.Signal((1,))):
+        with T.Kernel(1, ordered=ordered):
             with T.Scale("device"):
                 T.barrier()
 
@@ -99,15 +101,16 @@ def _beside(device: torch.device, number: int = 0) -> Any:
     return torch.cuda.Stream(device)
 
 
-def _meet(whole: torch.Tensor) -> None:
-    host.launch(meeting, (whole.view(-1).view(torch.uint8)[:1],))
+def _meet(team: Team) -> None:
+    counters = workspace(team).counters(1)  # none of what is copied
+    host.launch(meeting, (counters,), ordered=not counters.is_cuda)
 
 
-def cross(steps: Sequence[Copies], shared: torch.Tensor) -> Iterator[int]:
+def cross(steps: Sequence[Copies], team: Team, like: torch.Tensor) -> Iterator[int]:
     """Copies into other ranks' memory, ``steps`` one behind another, beside what the caller launches. As many
     steps on all ranks, of which any may be empty. What is returned gives the number of each step in turn:
     behind that, on the caller's stream, what all ranks copied in that step has arrived. It has to be used up,
-    on the stream of this call. ``shared``: symmetric memory of the team, some of what is written.
+    on the stream of this call. ``like``: lies where copies are made.
 
     Who has read what: the copies await the first meeting, on the caller's streams of all ranks, so all that
     was launched there before, which is everything that used the workspace, has ended everywhere, and what was
@@ -118,30 +121,30 @@ def cross(steps: Sequence[Copies], shared: torch.Tensor) -> Iterator[int]:
 
     Meetings stand on the caller's stream, as all launches of a team do, which would await each other on two
     of them. A local launch between two meetings does not keep the copies waiting: those go on."""
-    _meet(shared)
-    if not shared.is_cuda:
-        return _in_turn(steps, shared)
-    beside, arrived = _beside(shared.device), []
-    beside.wait_stream(torch.cuda.current_stream(shared.device))
+    _meet(team)
+    if not like.is_cuda:
+        return _in_turn(steps, team)
+    beside, arrived = _beside(like.device), []
+    beside.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(beside):
         for copies in steps:
             _copy(copies)
             arrived.append(beside.record_event())
-    return _behind(arrived, shared)
+    return _behind(arrived, team, like.device)
 
 
-def _behind(arrived: list[Any], shared: torch.Tensor) -> Iterator[int]:
+def _behind(arrived: list[Any], team: Team, device: torch.device) -> Iterator[int]:
     for k, event in enumerate(arrived):
-        torch.cuda.current_stream(shared.device).wait_event(event)
-        _meet(shared)
+        torch.cuda.current_stream(device).wait_event(event)
+        _meet(team)
         yield k
 
 
-def _in_turn(steps: Sequence[Copies], shared: torch.Tensor) -> Iterator[int]:
+def _in_turn(steps: Sequence[Copies], team: Team) -> Iterator[int]:
     """Where there are no engines."""
     for k, copies in enumerate(steps):
         _copy(copies)
-        _meet(shared)
+        _meet(team)
         yield k
 
 
@@ -157,12 +160,11 @@ def used_up(arrived: Iterator[int]) -> None:
 
 
 def fill(to: torch.Tensor, x: torch.Tensor, units: int) -> None:
-    """to = x, rows of bytes, by at most ``units`` multiprocessors. torch's kernel for several tensors has one
-    block for 65,536 numbers, so that a piece of some MB would take a few multiprocessors' time."""
-    if to.data_ptr() == x.data_ptr() or not x.numel():
+    """to = x, rows of bytes, by at most ``units`` multiprocessors; x's storage begins at 16 bytes. torch's
+    kernel for several tensors has one block for 65,536 numbers: a few blocks for a piece of some MB."""
+    if not x.numel():
         return
-    at = (x.numel(), *(p for t in (to, x) for p in (t.data_ptr(), t.storage_offset())))
-    if any(k % 16 for k in at):
+    if any(k % 16 for k in (x.numel(), x.storage_offset(), to.data_ptr(), to.storage_offset())):
         torch._foreach_copy_([to], [x])  # by a kernel, not by an engine
         return
     a, c, P = x.view(torch.int64), to.view(torch.int64), flat.ADDED // 8
@@ -213,11 +215,11 @@ def push(x: torch.Tensor, whole: torch.Tensor, team: Team) -> None:
             torch._foreach_copy_([whole[mine]], [x])  # by a kernel, not by an engine
     else:
         whole[mine].copy_(x)
-    _meet(whole)
+    _meet(team)
     _copy(puts(x, whole, team))
     if x.numel() and whole.is_cuda:
         main.wait_stream(beside)
-    _meet(whole)
+    _meet(team)
 
 
 def begin(x: torch.Tensor, whole: torch.Tensor, team: Team) -> Callable[[], None]:
@@ -228,5 +230,5 @@ def begin(x: torch.Tensor, whole: torch.Tensor, team: Team) -> Callable[[], None
     multiprocessors, and the second meeting stands behind it on the stream anyway. The first one is all that
     the copies await, so what was launched before this call has read ``whole`` on every rank."""
     whole[_own(x, whole, team)].copy_(x)
-    arrived = cross([puts(x, whole, team)], whole)
+    arrived = cross([puts(x, whole, team)], team, whole)
     return lambda: used_up(arrived)

@@ -228,10 +228,10 @@ def scatter_arrived(
     world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str, inplace: bool,
 ) -> Any:  # fmt: skip
-    """What is left of `scatter_sum` where engines have put the others' numbers into ``parts`` (world, w), of
+    """What is left of `scatter_sum` where engines have put the others' numbers into ``parts`` (world, m), of
     rank number ``rank``, whose own are ``own`` (m,): ``count`` times P numbers of the result, from first · P
     on. ``inplace``: own takes them."""
-    m, w = T.dynamic("m", multiple_of=align), T.dynamic("w", multiple_of=vector(dtype))
+    m = T.dynamic("m", multiple_of=align)
 
     @T.macro
     def body(own, parts, add, rank, first, count, C):
@@ -244,7 +244,7 @@ def scatter_arrived(
                 finished(acc, add if bias else None, at, activation)
                 T.copy(acc, C[at])
 
-    mine, parts = T.Tensor((m,), dtype), T.Tensor((world, w), dtype)
+    mine, parts = T.Tensor((m,), dtype), T.Tensor((world, m), dtype)
     add, number = T.Tensor((max(1, bias),), out), T.int32
 
     @T.prim_func

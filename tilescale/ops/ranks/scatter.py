@@ -173,18 +173,17 @@ def by_engines(
     inplace = host.share_memory(own, c)
     landing = own if inplace else flat.landing(c)
     cut = flat.cut(n * a.element_size(), a.element_size(), units, world)
-    (parts,) = workspace(team).tensors(a, ((world, flat.padded(n, a.element_size())), a.dtype))
+    (space,) = workspace(team).tensors(a, ((world * n,), a.dtype))
     plan = engine.sums(n, cut.P, a.element_size(), world)
     owners = [(rank + hop) % world for hop in range(1, world)]
-    theirs = {owner: comm.peer(parts, owner)[rank] for owner in owners}
-
-    def step(low: int, high: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        given = {o: a[min(t, o * n + low) : min(t, o * n + high)] for o in owners}
-        return [(theirs[o][low : low + len(x)], x) for o, x in given.items()]
-
+    # of each owner its numbers, and where it has this rank's: behind as many of each rank in front
+    given = {o: a[min(t, o * n) : min(t, o * n + n)] for o in owners}
+    there = {o: comm.peer(space, o)[rank * len(x) :][: len(x)] for o, x in given.items()}
+    steps = [[(there[o][low:high], given[o][low:high]) for o in owners] for low, high in plan]
+    parts = space[: world * c.numel()].view(world, c.numel())
     what = flat.constants(cut, world, a, c, bias, activation, n, t) | {"inplace": inplace}
     del what["Q"]
-    for low, high in (plan[k] for k in engine.cross([step(*piece) for piece in plan], parts)):
+    for low, high in (plan[k] for k in engine.cross(steps, team, c)):
         if count := ceil_div(min(high, c.numel()) - low, cut.P) if low < c.numel() else 0:
             more = () if inplace else (landing,)
             host.launch(
