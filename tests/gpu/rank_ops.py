@@ -76,7 +76,7 @@ def main() -> int:
         op = load_ranks(module)
         cases = [c for c in op.cases if c.bar is None and (c.small or not given.small)]
         if env.REMOTE.get():  # copy engines need addresses, and refuse by name
-            cases = [c for c in cases if not c.shape.get("engine")]
+            cases = [c for c in cases if not c.shape.get("engine") and c.shape.get("how") != "engine"]
         told = []
         for c in cases:
             begun = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.ops.ranks import flat, flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
 from tilescale.ops.ranks.gemms import packed_shape
@@ -149,6 +149,34 @@ def test_scatter_sum(world: int, n: int, last: int, bias: int, activation: str, 
         for r in range(world)
     ]
     agree_on_ranks(kernel, args)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("world, m, first, count", [(2, 320, 0, 10), (3, 100, 1, 2), (3, 101, 2, 2)])
+@pytest.mark.parametrize("bias, activation", [(0, ""), (20, "relu")])
+def test_scatter_arrived(
+    world: int, m: int, first: int, count: int, bias: int, activation: str, inplace: bool
+):
+    """Some of the numbers: the others of the result stay as they are."""
+    what = {k: v for k, v in SUMS.items() if k != "Q"} | {"align": math.gcd(4, m)}
+    kernel = flat_kernels.scatter_arrived(
+        world=world, bias=bias, activation=activation, inplace=inplace, **what
+    )
+    given = {
+        "own": data((m,), "bfloat16", 1),
+        "parts": data((world, m), "bfloat16", 2),
+        "add": data((max(1, bias),), "bfloat16", 9),
+        "rank": 1,
+        "first": first,
+        "count": count,
+    }
+    agree(kernel, given if inplace else {**given, "C": empty((m,), "bfloat16")})
+
+
+@pytest.mark.parametrize("m", [2, 320, 1000])
+def test_carry(m: int):
+    kernel = flat_kernels.carry(P=128, blocks=2, threads=64, dtype="int64")
+    agree(kernel, {"A": data((m,), "int64", 1), "C": empty((m,), "int64")})
 
 
 @pytest.mark.parametrize("inplace", [False, True])

@@ -160,11 +160,12 @@ def used_up(arrived: Iterator[int]) -> None:
 
 
 def fill(to: torch.Tensor, x: torch.Tensor, units: int) -> None:
-    """to = x, rows of bytes, by at most ``units`` multiprocessors; x's storage begins at 16 bytes. torch's
-    kernel for several tensors has one block for 65,536 numbers: a few blocks for a piece of some MB."""
-    if not x.numel():
+    """to = x, rows of bytes, by at most ``units`` multiprocessors. torch's kernel for several tensors has one
+    block for 65,536 numbers: a few blocks for a piece of some MB."""
+    if to.data_ptr() == x.data_ptr() or not x.numel():
         return
-    if any(k % 16 for k in (x.numel(), x.storage_offset(), to.data_ptr(), to.storage_offset())):
+    at = (x.numel(), *(p for t in (to, x) for p in (t.data_ptr(), t.storage_offset())))
+    if any(k % 16 for k in at):
         torch._foreach_copy_([to], [x])  # by a kernel, not by an engine
         return
     a, c, P = x.view(torch.int64), to.view(torch.int64), flat.ADDED // 8

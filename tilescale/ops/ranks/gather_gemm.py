@@ -405,30 +405,23 @@ def beside_engines(
     if whole:
         everyone[rows(0)].copy_(given.x)
     with engine.lane(0, c):
-        multiplied(given.x, given.x.data_ptr(), given, c[rows(0)], bias, activation)
+        multiplied(given.x, given, c[rows(0)], bias, activation)
     for step in arrived:
         of = rows(step + 1)
         with engine.lane(step + 1, c):
-            begins = of.start * given.K * given.x.element_size()
-            multiplied(everyone[of], begins, given, c[of], bias, activation)
+            multiplied(everyone[of], given, c[of], bias, activation)
     engine.merged(c)
     return everyone[:M]
 
 
 def multiplied(
-    x: torch.Tensor,
-    begins: int,
-    given: Operands,
-    c: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str,
+    x: torch.Tensor, given: Operands, c: torch.Tensor, bias: torch.Tensor | None, activation: str
 ) -> None:
-    """c = act(x · w + bias), rows that may begin anywhere, x's at byte ``begins``: kernels write those that
-    begin at 16 bytes."""
+    """c = act(x · w + bias), rows that may begin anywhere: kernels write those that begin at 16 bytes."""
     if not x.shape[0]:
         return
     w = given.w.T if given.trans_b else given.w
-    if c.data_ptr() % 16 == 0 and begins % 16 == 0:
+    if c.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0:
         gemm.matmul(x, w, bias, activation, out=c)
     else:
         c.copy_(gemm.matmul(x.clone(), w, bias, activation, out_dtype=c.dtype))
