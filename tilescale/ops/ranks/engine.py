@@ -130,14 +130,17 @@ def cross(steps: Sequence[Copies], team: Team, like: torch.Tensor) -> Iterator[i
         for copies in steps:
             _copy(copies)
             arrived.append(beside.record_event())
-    return _behind(arrived, team, like.device)
+    return _behind(arrived, team, like.device, steps)
 
 
-def _behind(arrived: list[Any], team: Team, device: torch.device) -> Iterator[int]:
+def _behind(arrived: list[Any], team: Team, device: torch.device, steps: Sequence[Copies]) -> Iterator[int]:
+    """``steps``: kept until the stream of this call has awaited their copies, so that nobody else is given
+    their memory."""
     for k, event in enumerate(arrived):
         torch.cuda.current_stream(device).wait_event(event)
         _meet(team)
         yield k
+    del steps
 
 
 def _in_turn(steps: Sequence[Copies], team: Team) -> Iterator[int]:
