@@ -172,7 +172,7 @@ def fill(to: torch.Tensor, x: torch.Tensor, units: int) -> None:
         torch._foreach_copy_([to], [x])  # by a kernel, not by an engine
         return
     a, c, P = x.view(torch.int64), to.view(torch.int64), flat.ADDED // 8
-    host.launch(carry, (a, c), P=P, blocks=units if a.numel() > P else 1, threads=256, dtype="int64")
+    host.launch(carry, (a, c), P=P, blocks=units if a.numel() > P else 1, threads=512, dtype="int64")
 
 
 @contextlib.contextmanager

@@ -39,17 +39,15 @@ def shares(b: Any, blocks: int, givers: int) -> tuple[Any, int, Any, int]:
 
 
 def carry(P: int, blocks: int, threads: int, dtype: str) -> Any:
-    """C = A, rows of whole vectors, ``P`` numbers at a time, which lie in registers."""
+    """C = A, rows of whole vectors, ``P`` numbers of a block at a time."""
     m = T.dynamic("m", multiple_of=vector(dtype))
 
     @T.prim_func
     def copied(A: T.Tensor((m,), dtype), C: T.Tensor((m,), dtype)):
         with T.Kernel(blocks, threads=threads) as b:
-            part = T.alloc_fragment((P,), dtype)
             for p in T.serial(pieces_of(m, P, b, blocks)):
                 at = (p * blocks + b) * P
-                T.copy(A[at : at + P], part)
-                T.copy(part, C[at : at + P])
+                T.copy(A[at : at + P], C[at : at + P])
 
     return copied
 
