@@ -10,7 +10,7 @@ from typing import Any
 from tilescale.compiler.gpu import packed_halves
 from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.ops.atomic import emit_neighbours
-from tilescale.compiler.gpu.places import Global, Registers, digit, widened
+from tilescale.compiler.gpu.places import Box, Global, Registers, digit, widened
 from tilescale.compiler.gpu.state import State
 from tilescale.compiler.gpu.vectors import Plan, plan
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
@@ -314,6 +314,10 @@ class NestLowering(State):
         for k in range(0, vectors.count, width):
             self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
             buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
+            if Box in map(type, (place, self.places.get(getattr(s.value, "source", None)))):
+                _, at, _, _ = self.access(s.value.source, s.value.indices, s.value, False)
+                out.append(self.two_packets(s, *((at, flat) if isinstance(place, Box) else (flat, at))))
+                continue
             into = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
             zero = tirx.Broadcast(tirx.const(0, str(buf.ty.dtype)), width)
             if isinstance(s.value, ir.TensorLoad):
