@@ -145,7 +145,11 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
         return {**out, "kind": "scalar"}
     out["keep"] = p.spec.kind == "signal" and p.spec.keep
     if p.spec.kind == "packets":
-        out |= {"slots": [expression(s) for s in p.spec.slots or ()], "of": str(p.spec.of), "dense": p.spec.dense}
+        out |= {
+            "slots": [expression(s) for s in p.spec.slots or ()],
+            "of": str(p.spec.of),
+            "dense": p.spec.dense,
+        }
     if isinstance(p.spec.of, Narrow):
         out["of"] = str(p.spec.of)
     if p.spec.pointer:

@@ -13,9 +13,9 @@ be written over is argued in compiler/passes/packets.py.
 
 A **dense** box, of floats, has no numbers: a packet is one word, of data alone, so that all that crosses is
 data. Stored is the complement of the data, and a word of zero means `EMPTY`: memory is empty when it is new.
-Data of ones alone would be that word. It is stored as 1, the word of NaNs that differs in its lowest bit (bits
-of ones are a NaN in every dtype of `DENSE`); nothing else changes on its way. Who takes a packet stores EMPTY
-in its place, so a packet is taken once in a launch. "Lamport" is the field's name for it.
+Data of ones alone would be that word. It is stored as 1, and comes with its lowest bit zero. All ones are a
+NaN in every dtype of `DENSE`, and so is that. Nothing else changes on its way. Who takes a packet stores
+EMPTY in its place, so a packet is taken once in a launch. "Lamport" is the field's name for it.
 
 A launch that fails may leave packets in a dense box, and get more behind its end. A later one would take them
 for its own. It is enough that the rank whose box it is launches no more with it: nobody else reads there. On

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -39,6 +40,7 @@ class _Irregular(Exception):
 class NestLowering(State):
     """Mixed into the lowering: ``nest(nest)``."""
 
+    two_packets: Callable[[Any], Any]
     strided: bool = False
     #: one holder of the iteration runs already
     only: bool = False
@@ -315,8 +317,7 @@ class NestLowering(State):
             self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
             buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
             if Box in map(type, (place, self.places.get(getattr(s.value, "source", None)))):
-                _, at, _, _ = self.access(s.value.source, s.value.indices, s.value, False)
-                out.append(self.two_packets(s, *((at, flat) if isinstance(place, Box) else (flat, at))))
+                out.append(self.two_packets(s))
                 continue
             into = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
             zero = tirx.Broadcast(tirx.const(0, str(buf.ty.dtype)), width)

@@ -304,15 +304,23 @@ class Ranks(Unaddressed):
 
     def packet_out(self, box: Box, word: Any, data: Any, s: Any) -> Any:
         at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
+        if box.empties:
+            return do("empty_dense", at, span=s.span)
         if box.dense:
-            return do("empty_dense", at, span=s.span) if box.empties else do("put_dense", at, data, span=s.span)
+            return do("put_dense", at, data, span=s.span)
         return do("put_packet", at, data, box.number, span=s.span)
 
-    def two_packets(self, s: Any, slot: Any, word: Any) -> Any:
-        """The same, or a look, of two neighbours in a dense box, which lie in slots from ``slot`` on."""
-        out = isinstance(self.places[s.buffer], Box)
-        box = self.places[s.buffer if out else s.value.source]
-        held = self.places[s.value.source if out else s.buffer]
+    def two_packets(self, s: Any) -> Any:
+        """The same, or a look, of two neighbours of a dense box: of a copy from or to neighbouring slots."""
+        first, second = (
+            self.access(buffer, indices, s, writes)
+            for buffer, indices, writes in (
+                (s.buffer, s.indices, True),
+                (s.value.source, s.value.indices, False),
+            )
+        )
+        out = isinstance(first[-1], Box)
+        (_, word, _, box), (_, slot, _, held) = (first, second) if out else (second, first)
         assert isinstance(box, Box) and isinstance(held, Registers)
         at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
         if box.empties:

@@ -80,11 +80,12 @@ def plan(cx: NestLowering, nest: Nest, loop: Loop) -> Plan | None:
 def _width(cx: NestLowering, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -> int:
     """How many neighbours one access may move; 1: it goes element by element."""
     place = cx.places[a.buffer]
-    packets = isinstance(place, Box) and place.dense
-    if not (packets or isinstance(place, (Global, InShared))) or a.conditional or not a.indices:
+    if not isinstance(place, (Global, InShared, Box)) or a.conditional or not a.indices:
         return 1
     widest = WIDEST // bits_of(a.buffer)
-    if a.mode == "update":
+    if isinstance(place, Box):
+        widest = widest if place.dense else 1
+    elif a.mode == "update":
         widest = _added_at_once(cx, place, a)
     elif not (isinstance(a.node, ir.TensorLoad) or isinstance(a.node, tirx.BufferStore)):
         return 1
@@ -148,7 +149,13 @@ def _behind_condition(body: Any, node: Any) -> bool:
 
 
 def _aligned(
-    cx: NestLowering, nest: Nest, axis: int, count: int, place: Global | InShared | Box, a: Element, width: int
+    cx: NestLowering,
+    nest: Nest,
+    axis: int,
+    count: int,
+    place: Global | InShared | Box,
+    a: Element,
+    width: int,
 ) -> bool:
     """Whether the elements at a group's steps of ``width`` begin at multiples of it, side by side, and are
     all inside or all outside."""

@@ -2,9 +2,9 @@
 
 A packet is awaited as the launch's number in it, as on every target, and makes nothing else visible: no clock
 is joined. What goes wrong with a box is found by its state: a packet that is put twice in one launch, one
-that a later launch writes over before its receiver has taken it, one that nobody takes. Of a dense box also one
-that is taken twice in one launch, and one that a later launch puts where its receiver may have still to empty
-the place, since threads do that any time before their launch ends."""
+that a later launch writes over before its receiver has taken it, one that nobody takes. Of a dense box also
+one that is taken twice in one launch, and one that a later launch puts where its receiver may have still to
+empty the place, since threads do that any time before their launch ends."""
 
 from __future__ import annotations
 
@@ -226,7 +226,8 @@ def _taken_again(box: Packets, key: Any, bad: Any, where: Where) -> Finding:
 
 
 _EXCHANGE = (
-    "in every launch a rank gets packets from each rank to which it puts some; or T.Kernel without ordered=False"
+    "in every launch a rank gets packets from each rank to which it puts some; "
+    "or T.Kernel without ordered=False"
 )
 
 

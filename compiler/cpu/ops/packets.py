@@ -57,7 +57,8 @@ def lower_get(call: Any, cx: CpuLowering) -> Any:
 
 
 def _part(region: Any, each: int, cx: CpuLowering) -> tuple[View, Any]:
-    """A part of a box, in packets of ``each`` words; the words of a half. A launch fails where it does not lie inside."""
+    """A part of a box, in packets of ``each`` words; the words of a half. A launch fails where it does not
+    lie inside."""
     view = cx.view(region)
     cx._require_inside(view, region)
     size: Any = lit(each, "int64")

@@ -53,9 +53,7 @@ class Get(_Packets):
             return cx.packets(call, _moves(call, box, held), box, several=layout.slots > 1)
         back = _moves(call, held, box)  # each thread empties what it has taken
         shared = len(layout.copies) > 1
-        return cx.packets(
-            call, _moves(call, box, held), box, several=True, empties=back, shared=shared
-        )
+        return cx.packets(call, _moves(call, box, held), box, several=True, empties=back, shared=shared)
 
 
 def _moves(call: Any, frm: Any, to: Any) -> Any:

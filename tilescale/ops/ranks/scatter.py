@@ -63,7 +63,7 @@ def reduce_scatter(
         how: "packets" (of equal parts, and not of float64), "kernel" or "library" where the choice by size is
             not wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
-            as many blocks as a part has kilobytes, and are not chosen where this is given.
+            as many blocks as a part has twice a kilobyte, and are not chosen where this is given.
 
     Returns:
         (m, …): rows r·c to min((r + 1)·c, M) on rank r of n, c = ceil(M / n), as torch.chunk splits them.
@@ -102,8 +102,8 @@ def reduce_scatter(
 
 
 def packable(x: torch.Tensor, M: int, world: int) -> bool:
-    """Whether the parts of x, M rows, can go in packets, whose words have four bytes of data: equal ones, by
-    blocks that are resident together."""
+    """Whether the parts of x, M rows, can go in dense packets, of which there are none of float64: equal
+    ones, by blocks that are resident together."""
     size = x.numel() // world * x.element_size()
     return M % world == 0 and x.dtype != torch.float64 and flat.resident(size, host.units(x.device))
 
@@ -124,10 +124,10 @@ def scattered(
     a, landing = flat.row(x.contiguous()), flat.landing(c)
     size = n * x.element_size()
     if (way or choose(size, "rank", False, team.size, packable(x, M, team.size))) == "packets":
-        each, boxes = flat.EACH // x.element_size(), flat.boxes(size)
+        each, boxes = flat.DENSE // x.element_size(), flat.boxes(size, flat.DENSE)
         what = flat.constants(flat.Cut(each, each, boxes, 128), team.size, x, c, bias, activation, n)
         del what["Q"]
-        box = workspace(team).box(x, boxes * each)
+        box = workspace(team).box(x, boxes * each, "parts")
         host.launch(scatter_by_packets, (a.view(team.size, n), box, biased(bias, c), landing), **what)
         flat.landed(landing, c)
         return
@@ -206,7 +206,7 @@ def pick(
     size, kept, even = _size(world, **shape), kept or {}, _even(world, **shape)
     way = how or kept.get("how") or choose(size, order, True, world, even)
     if way == "packets":
-        return Pick(way, flat.boxes(size))
+        return Pick(way, flat.boxes(size, flat.DENSE))
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 
