@@ -51,8 +51,10 @@ class Packets:
         self.taken = np.zeros((2, *shape), bool)
         #: … and in which launch, by its number
         self.sent = np.zeros((2, *shape), np.int64)
-        #: of a dense box: in which launch each packet has been taken last
+        #: of a dense box: in which launch each packet has been taken last, and by whom (a place in ``takes``)
         self.took = np.zeros((2, *shape), np.int64)
+        self.takes: list[Where] = []
+        self.taker = np.zeros((2, *shape), np.int32)
         self.waiters: list[Executor] = []
 
     def begin(self, machine: Machine) -> None:
@@ -146,7 +148,7 @@ def get(ex: Executor, box: RegionView, site: Site) -> Generator[str, None, None]
     if storage.dense:
         again = storage.took[number % 2][key] == number
         if again.any():
-            ex.machine.report.add(_taken_again(storage, key, again, ex.where(site, _shown(storage, key))))
+            ex.machine.report.add(_taken_again(storage, number, key, again, ex.where(site, "")))
             return
     ex.takes = storage, number, key
     yield "wait"
@@ -180,7 +182,8 @@ def taken(ex: Executor, box: RegionView, site: Site) -> Any:
     half = storage.half(number)[key]
     if not storage.dense:
         return np.ascontiguousarray(half[..., 0::2]).view(np.int64)[..., 0]
-    storage.took[number % 2][key] = number
+    storage.takes.append(ex.where(site, ""))
+    storage.took[number % 2][key], storage.taker[number % 2][key] = number, len(storage.takes)
     data = ~half
     half[...] = EMPTY
     return data
@@ -220,9 +223,11 @@ def _early(box: Packets, key: Any, bad: Any, by: Any, where: Where) -> Finding:
     return Finding("race", text, where, (box.puts[int(by[bad].flat[0]) - 1],), _EXCHANGE)
 
 
-def _taken_again(box: Packets, key: Any, bad: Any, where: Where) -> Finding:
+def _taken_again(box: Packets, number: int, key: Any, bad: Any, where: Where) -> Finding:
     text = f"this takes {_shown(box, key, bad)} a second time in one launch: their places are empty again"
-    return Finding("race", text, where, (), f"one T.get_packets for each packet of {box.name}, a dense box")
+    first = box.takes[int(box.taker[number % 2][key][bad].flat[0]) - 1]
+    hint = f"one T.get_packets for each packet of {box.name}, a dense box"
+    return Finding("race", text, where, (first,), hint)
 
 
 _EXCHANGE = (
