@@ -145,8 +145,9 @@ def reduced(
         args = (a, space.box(x, boxes * each, "parts"), add, *(() if inplace else (landing,)))
         host.launch(by_packets, args, **what, inplace=inplace)
     elif way == "two_packets":
-        P = flat.DENSE // size
-        pieces, blocks, room = flat.in_pieces(share(t, world) * size, units)
+        wide = max(size, c.element_size())  # sums of all ranks lie in registers, too
+        P = flat.DENSE // wide
+        pieces, blocks, room = flat.in_pieces(share(t, world) * wide, units)
         what = flat.constants(flat.Cut(P, P, blocks, 128), world, x, c, bias, activation, t)
         del what["Q"], what["blocks"]
         what |= {"pieces": pieces, "room": room * P}
