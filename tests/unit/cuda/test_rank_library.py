@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilescale
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty, lowered
 from tilescale.compiler import driver, emulator
 from tilescale.language.dtypes import BITS
@@ -239,6 +240,22 @@ def test_two_shots_by_packets(
         )
     notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
     assert any("without" in n and "flag" in n for n in notes), notes
+
+
+@pytest.mark.parametrize("world, pieces", [(2, 1), (4, 1), (4, 4), (8, 2)])
+def test_dense_packets_lie_in_registers(world: int, pieces: int):
+    """At full size: no spills, as many blocks on a multiprocessor as `flat.in_pieces` counts on, two packets an
+    access, all looks of a thread in front of what empties their places."""
+    what = {"P": 1024, "room": 1 << 20, "threads": 128, "dtype": "bfloat16", "align": 8, "out": "bfloat16"}
+    what |= {"bias": 0, "activation": "", "inplace": False}
+    kernel = flat_kernels.two_shot_by_packets(world=world, pieces=pieces, **what)
+    made = tilescale.compile(kernel, target="cuda:sm_90a")
+    assert made.resources["spill_stores"] == 0 and made.resources["blocks"] >= flat.TOGETHER, made.resources
+    code = made.get_kernel_source()
+    first = code[code.index("ts::await_packets") :]
+    first = first[: first.index("ts::empty_")]
+    assert "ts::look_for_two_dense" in first and "__syncthreads" not in first
+    assert "put_dense(" not in code and "look_for_dense(" not in code
 
 
 @pytest.mark.parametrize("relayed", [False, True])

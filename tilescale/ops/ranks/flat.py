@@ -67,7 +67,7 @@ SHARED = 8 << 20
 
 #: bytes of a block's packets for each rank: eight a thread of 128; of dense ones sixteen, two packets
 EACH, DENSE = 1 << 10, 2 << 10
-#: blocks with dense packets that are on a multiprocessor at once: their threads may have 128 registers each
+#: blocks with dense packets of up to 8 ranks that are on a multiprocessor at once: of 128 registers a thread
 TOGETHER = 4
 
 
@@ -77,12 +77,13 @@ def boxes(size: int, each: int = EACH) -> int:
     return power(-(-size // each))
 
 
-def in_pieces(size: int, units: int) -> tuple[int, int, int]:
+def in_pieces(size: int, units: int, world: int) -> tuple[int, int, int]:
     """How many pieces of `DENSE` bytes each block has of ``size`` bytes in dense packets, how many blocks
     there are, all of them on ``units`` multiprocessors at once, and how many pieces a box has room for: a
     power of four, so that boxes of all sizes take little more memory than the largest."""
     count = -(-size // DENSE)
-    pieces = power(-(-count // (TOGETHER * units)))
+    together = max(1, TOGETHER * 8 // max(8, world))
+    pieces = power(-(-count // (together * units)))
     blocks = -(-count // pieces)
     return pieces, blocks, max(64, 1 << -(-(pieces * blocks - 1).bit_length() // 2) * 2)
 

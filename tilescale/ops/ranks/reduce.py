@@ -35,6 +35,8 @@ TWO = 16 << 20
 TRIP, STREAM = 640 << 10, 8 << 20
 #: bytes up to which two trips of packets are there: boxes are four times as large, on four ranks
 IN_TWO = 32 << 20
+#: ranks whose packets a thread has room for in its registers
+HELD = 16
 #: ways but for the library's; bytes up to which packets are measured
 WAYS = ("packets", "two_packets", "one_shot", "two_shot")
 MOST = {"packets": 1 << 20, "two_packets": IN_TWO}
@@ -50,7 +52,7 @@ def choose(size: int, world: int, order: str, distributed: bool, units: int = 13
         return "packets" if small else signalled(size, world)
     if size * (world - 1) * (world - 2) <= TRIP * world and flat.resident(size, units):
         return "packets"
-    return "two_packets" if size < STREAM else "two_shot"
+    return "two_packets" if size < STREAM and world <= HELD else "two_shot"
 
 
 def signalled(size: int, world: int) -> str:
@@ -147,7 +149,7 @@ def reduced(
     elif way == "two_packets":
         wide = max(size, c.element_size())  # sums of all ranks lie in registers, too
         P = flat.DENSE // wide
-        pieces, blocks, room = flat.in_pieces(share(t, world) * wide, units)
+        pieces, blocks, room = flat.in_pieces(share(t, world) * wide, units, world)
         what = flat.constants(flat.Cut(P, P, blocks, 128), world, x, c, bias, activation, t)
         del what["Q"], what["blocks"]
         what |= {"pieces": pieces, "room": room * P}
@@ -243,7 +245,7 @@ def pick(
     if way == "packets":
         return Pick(way, flat.boxes(total, flat.DENSE))
     if way == "two_packets":
-        return Pick(way, flat.in_pieces(share(total, world), units)[1])
+        return Pick(way, flat.in_pieces(share(total, world), units, world)[1])
     cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units)
     return Pick(way, None if way == "library" else cut.blocks)
 
