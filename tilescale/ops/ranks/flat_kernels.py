@@ -416,9 +416,12 @@ def two_shot_by_packets(
             for k in T.serial(pieces):
                 at = (b * pieces + k) * P
                 T.get_packets(sums[0:world, at : at + P], whole)
+                # counted in vectors: of other addresses nvcc (13.0) does not know that they are multiples of
+                # 16 bytes, where each thread stores several, and stores words of 4
+                first, each = (b * pieces + k) * (P // align), blocks * (pieces * P // align)
                 for r, v, i in T.Parallel(world, P // align, align):
-                    if r * n + at + v * align < t:
-                        C[r * n + at + v * align + i] = whole[r, v * align + i]
+                    if (r * each + first + v) * align < t:
+                        C[(r * each + first + v) * align + i] = whole[r, v * align + i]
 
     X, add = T.Tensor((t,), dtype), T.Tensor((max(1, bias),), out)
     parts, sums = (T.Packets((world, room), of, dense=True) for of in (dtype, out))
