@@ -251,13 +251,18 @@ def signals(shape: int | Sequence[int], *, like: str | None = None, team: Team |
 
 
 def packets(
-    shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None
+    shape: int | Sequence[int],
+    dtype: Any = "float32",
+    *,
+    dense: bool = False,
+    like: str | None = None,
+    team: Team | None = None,
 ) -> Any:
-    """A box for a ``T.Packets(shape, dtype)`` parameter, in symmetric memory: int64 words, zero, of which
-    only kernels make sense. A box of a job, and a team, for one purpose: every rank launches the same kernels
-    on it. Collective."""
+    """A box for a ``T.Packets(shape, dtype, dense=dense)`` parameter, in symmetric memory: int64 words, zero,
+    of which only kernels make sense. A box of a job, and a team, for one purpose: every rank launches the
+    same kernels on it. Collective."""
     from tilescale.comm import tensors
-    from tilescale.packets import DATA, length
+    from tilescale.packets import DATA, DENSE, length
 
     extents, name = tensors.normal_shape(shape), tensors.dtype_name(dtype)
     size = tensors.byte_size(extents[-1:], name)
@@ -265,7 +270,9 @@ def packets(
         raise TileValueError(
             f"packets({extents}, {name!r})", expected=f"rows of a multiple of {DATA} bytes, not of {size}"
         )
-    words = length(extents, 8 * tensors.byte_size((1,), name))
+    if dense and name not in DENSE:
+        raise TileTypeError(f"packets(…, {name!r}, dense=True)", expected="one of " + ", ".join(DENSE))
+    words = length(extents, 8 * tensors.byte_size((1,), name), dense)
     return _allocate("packets", words, "int64", like, team, 0)
 
 

@@ -21,7 +21,7 @@ from tilescale.language.dtypes import Narrow
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
 #: The runtime's contract (docs/RUNTIME.md): kinds of parameters, rules of extents, flags of a kernel.
-KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4, "packets": 6}
+KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4, "packets": 6, "dense": 7}
 SIGNAL_KEPT = 5
 EQUALS, DEFINES, SAME, UNCHECKED, DEFINES_MULTIPLE = 0, 1, 2, 3, 4
 #: where in the value of DEFINES_MULTIPLE the number stands, above the symbol
@@ -111,6 +111,7 @@ def _parameter(p: Any, written: bool, symbols: Symbols) -> list[int]:
     if not isinstance(p.spec, TensorSpec):
         return [KINDS["float" if p.spec.dtype.is_float else "int"], code, bits, 0, 0, 0]
     kind = SIGNAL_KEPT if p.spec.kind == "signal" and p.spec.keep else KINDS[p.spec.kind]
+    kind = KINDS["dense"] if p.spec.dense else kind
     out = [kind, code, bits, int(written), len(p.spec.shape)]
     for extent in p.spec.shape:
         out += symbols.rule(extent)
@@ -144,7 +145,11 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
         return {**out, "kind": "scalar"}
     out["keep"] = p.spec.kind == "signal" and p.spec.keep
     if p.spec.kind == "packets":
-        out |= {"slots": [expression(s) for s in p.spec.slots or ()], "of": str(p.spec.of)}
+        out |= {
+            "slots": [expression(s) for s in p.spec.slots or ()],
+            "of": str(p.spec.of),
+            "dense": p.spec.dense,
+        }
     if isinstance(p.spec.of, Narrow):
         out["of"] = str(p.spec.of)
     if p.spec.pointer:

@@ -74,7 +74,7 @@ def declaration(p: dict[str, Any]) -> str:
     if kind == "signal":
         return f"T.Signal({shape_text(p['shape'])})"
     if kind == "packets":
-        return f'T.Packets({shape_text(p["slots"])}, "{p["of"]}")'
+        return f'T.Packets({shape_text(p["slots"])}, "{p["of"]}"{_dense(p)})'
     if p["strides"] is not None:
         return f'T.StridedTensor({shape_text(p["shape"])}, {shape_text(p["strides"])}, "{p["dtype"]}")'
     return f'T.{"SymmTensor" if kind == "symm" else "Tensor"}({shape_text(p["shape"])}, "{p["dtype"]}")'
@@ -85,7 +85,12 @@ def allocation(p: dict[str, Any]) -> str:
     call = {"signal": "signals", "packets": "packets"}.get(p["kind"], "empty")
     shape, dtype = (p["slots"], p["of"]) if call == "packets" else (p["shape"], p["dtype"])
     of = "" if call == "signals" else f', "{dtype}"'
-    return f"tilescale.comm.{call}({shape_text(shape)}{of})"
+    return f"tilescale.comm.{call}({shape_text(shape)}{of}{_dense(p)})"
+
+
+def _dense(p: dict[str, Any]) -> str:
+    """What a box of packets without marks is asked for by."""
+    return ", dense=True" if p.get("dense") else ""
 
 
 def is_torch(value: Any) -> bool:
@@ -217,6 +222,14 @@ class Refusal:
             f"axis {self.axis} of {self.name} has stride {self.got}{_given_shape(self.arg)}",
             expected=wanted,
             hint=f"pad the rows of {self.name}",
+        )
+
+    def spoiled(self) -> TileError:
+        return self.error(
+            TileValueError,
+            f"a launch with the box {self.name} failed, and may have left packets in it",
+            expected="a box that only whole launches have used",
+            hint=f"{allocation(self.p)} on all ranks",
         )
 
     def symbol(self) -> TileError:
@@ -423,6 +436,7 @@ _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
         "cluster",
         "parts",
         "resident",
+        "spoiled",
         "gpu",
         "tma",
         "symbol",

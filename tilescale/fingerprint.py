@@ -207,7 +207,7 @@ class Fingerprint:
             self.put("enum", type(v).__module__, type(v).__qualname__, v.name)
             self.value(v.value, what)
         elif isinstance(v, TensorSpec):
-            self.put("tensor", v.kind, str(v.dtype), str(v.keep), str(v.of))
+            self.put("tensor", v.kind, str(v.dtype), str(v.keep), str(v.of), str(v.dense))
             self.value((v.shape, v.strides, v.slots), what)
         elif isinstance(v, ScalarSpec):
             self.put("scalar", str(v.dtype))

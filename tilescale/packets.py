@@ -11,6 +11,18 @@ Launches that use a box are numbered from 1. Launch e writes the half ``e % 2``.
 in front of it stay where they are, and nothing is cleared: older ones have another number. When a packet may
 be written over is argued in compiler/passes/packets.py.
 
+A **dense** box, of floats, has no numbers: a packet is one word, of data alone, so that all that crosses is
+data. Stored is the complement of the data, and a word of zero means `EMPTY`: memory is empty when it is new.
+Data of ones alone would be that word. It is stored as 1, and comes with its lowest bit zero. All ones are a
+NaN in every dtype of `DENSE`, and so is that. Nothing else changes on its way. Who takes a packet stores
+EMPTY in its place, so a packet is taken once in a launch. "Lamport" is the field's name for it.
+
+A launch that fails may leave packets in a dense box, and get more behind its end. A later one would take them
+for its own. It is enough that the rank whose box it is launches no more with it: nobody else reads there. On
+CPUs word `FAILED` says so, and such a launch is refused. The simulator refuses a box that is not empty. On
+GPUs there is no such launch: one that fails ends the process's use of the GPU, or, where jobs recover, all
+waits of the rank are void from then on, in every launch, and the host says that results are worth nothing
+(ts/team.cuh, `give_up`). ``comm.finalize`` puts old boxes out of reach, and boxes of the next job are zero.
 """
 
 from __future__ import annotations
@@ -24,6 +36,8 @@ HEAD = 16
 SHIFT = 32
 #: bytes of data in a packet, and words (of 8 bytes) that it takes
 DATA, WORDS = 8, 2
+#: dtypes of dense boxes; the word where there is no packet; the word of a box that says that a launch failed
+DENSE, EMPTY, FAILED = ("bfloat16", "float16", "float32"), 0, 1
 
 
 def each(bits: int) -> int:
@@ -31,9 +45,14 @@ def each(bits: int) -> int:
     return DATA * 8 // bits
 
 
-def length(shape: Sequence[Any], bits: int) -> Any:
+def words(dense: bool) -> int:
+    """The words of a packet."""
+    return 1 if dense else WORDS
+
+
+def length(shape: Sequence[Any], bits: int, dense: bool = False) -> Any:
     """The words of a box: of both halves, and what stands in front. Extents are ints or symbolic."""
     count: Any = 1
     for extent in shape:
         count = extent * count
-    return 2 * WORDS * count // each(bits) + HEAD
+    return 2 * words(dense) * count // each(bits) + HEAD

@@ -546,6 +546,8 @@ class Buffer(_Tile):
         self.place: Any = None
         #: of a tensor of 4-bit numbers: ``var`` has their bytes
         self.packed = False
+        #: of a box of packets: they have no marks
+        self.dense = False
 
     @property
     def data(self) -> Memory:

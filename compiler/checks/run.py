@@ -31,7 +31,7 @@ from tilescale.compiler.sim.record import Recorder
 from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import Sym, SymExpr, replaced, settle, shown
-from tilescale.packets import each, length
+from tilescale.packets import HEAD, each, length
 
 #: choices of a schedule after which a launch counts as endless
 STEPS = 2_000_000
@@ -556,14 +556,25 @@ class Arguments:
     def box(self, p: Any, words: Any, slot: int) -> Packets:
         """A box of packets; ``words``: what lies there."""
         *outer, last = slots = [self._extent(e, p) for e in p.spec.slots]
-        if len(words) != (want := length(slots, p.spec.of.bits)):
+        dense = ", dense=True" if p.spec.dense else ""
+        another = f'tilescale.comm.packets({tuple(slots)}, "{p.spec.of}"{dense})'
+        if len(words) != (want := length(slots, p.spec.of.bits, p.spec.dense)):
             raise TileValueError(
                 f"{p.name} has {len(words)} words",
                 loc=p.loc,
                 expected=f"{want}",
-                hint=f'tilescale.comm.packets({tuple(slots)}, "{p.spec.of}")',
+                hint=another,
             )
-        return Packets(p.name, words, (*outer, last // each(p.spec.of.bits)), (self.rank,), slot)
+        if dense and words[HEAD:].any():
+            raise TileValueError(
+                f"{p.name} has packets before the launch begins, which no launch has taken",
+                loc=p.loc,
+                expected="an empty box: one that only whole launches have used",
+                hint=another,
+            )
+        return Packets(
+            p.name, words, (*outer, last // each(p.spec.of.bits)), (self.rank,), slot, p.spec.dense
+        )
 
     def _extent(self, extent: Any, p: Any) -> int:
         settled = settle(extent)

@@ -17,6 +17,7 @@ from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import all_of, call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
+from tilescale.compiler.gpu.places import Box
 from tilescale.compiler.ir.operations import operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
@@ -258,8 +259,13 @@ class Lowering(Clusters, Apart, MatrixStores):
             cluster=self.program.launch.cluster if self.target.clusters else (1, 1, 1),
             maps=tuple(m for _, m in self.maps),
             dependent=self.dependent,
-            min_blocks=1 if self.extra or self.one_block else None,
+            min_blocks=1 if self.extra or self.one_block or self._holds_packets() else None,
         )
+
+    def _holds_packets(self) -> bool:
+        """Whether threads have packets of dense boxes in registers. Without a bound ptxas (13.0) spills some
+        of them for one more block of a multiprocessor, where all blocks are resident anyway."""
+        return any(isinstance(p := self.places[box], Box) and p.dense for box in self.boxes)
 
 
 def _awaits_launches() -> list[Any]:

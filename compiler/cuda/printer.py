@@ -153,7 +153,7 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/team.cuh>"
         if any(name.startswith(("ts::put_r", "ts::put_z")) for name in self.called):
             yield "#include <ts/put.cuh>"
-        if any(name.endswith(("put_packet", "get_packet", "look_for_packet")) for name in self.called):
+        if any(name.endswith(("_packet", "_dense")) for name in self.called):
             yield "#include <ts/packets.cuh>"
         if any(name.startswith("ts::log_") for name in self.called):
             yield "#include <ts/trace.cuh>"

@@ -31,7 +31,7 @@ from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.tiles import updated
-from tilescale.packets import SHIFT
+from tilescale.packets import EMPTY, SHIFT
 
 #: who of a block acts for itself: its threads that meet, its producer, and the warps that put to other ranks
 THREADS, PRODUCER, COMMUNICATOR = range(3)
@@ -652,6 +652,60 @@ def _look_for_packet(b: Block, m: Any, at: Pointer, number: Any, late: Pointer) 
     return out
 
 
+def _put_dense(b: Block, m: Any, to: Pointer, *data: Any) -> None:
+    """Neighbours, each into an empty place."""
+    rank, name = b.world.place(b.task, to.memory)
+    words, at = b.world.arrays[rank][name], np.broadcast_to(to.index, m.shape)
+    for k, given in enumerate(data):
+        b.world.until(lambda: True)  # others may come first
+        value = ~np.broadcast_to(given, m.shape).astype(np.int64)
+        for thread in np.flatnonzero(m):
+            word = int(at[thread]) + k
+            if words[word] != EMPTY:
+                raise EmulationError(f"word {word} of {name} of rank {rank} is put where a packet lies")
+            words[word] = value[thread] or 1
+
+
+def _seen_dense(b: Block, m: Any, at: Pointer, late: Pointer, count: int) -> Any:
+    """What lies in so many neighbours, (thread, neighbour), and whether any is late."""
+    rank, name = b.world.place(b.task, at.memory)
+    words, lanes = b.world.arrays[rank][name], np.flatnonzero(m)
+    index = np.broadcast_to(at.index, m.shape)[lanes].astype(np.int64)[:, None] + np.arange(count)
+
+    def there() -> Any:
+        return (words[index] != EMPTY).all(-1)
+
+    if not (came := there()).all():
+        late.memory.data[lanes[~came], np.broadcast_to(late.index, m.shape)[lanes[~came]]] = 1
+        b.task.late.append(lambda: bool(there().all()))
+    return ~words[index]
+
+
+def _look_for_dense(b: Block, m: Any, at: Pointer, late: Pointer) -> Any:
+    out = np.zeros(m.shape, np.int64)
+    out[m] = _seen_dense(b, m, at, late, 1)[:, 0]
+    return out
+
+
+def _look_for_two_dense(b: Block, m: Any, at: Pointer, late: Pointer, data: Pointer) -> None:
+    seen, lanes = _seen_dense(b, m, at, late, 2), np.flatnonzero(m)
+    for k in range(2):
+        data.memory.data[lanes, np.broadcast_to(data.index, m.shape)[lanes] + k] = seen[:, k]
+
+
+def _empty_dense(count: int) -> Callable[..., None]:
+    def run(b: Block, m: Any, at: Pointer) -> None:
+        rank, name = b.world.place(b.task, at.memory)
+        index = np.broadcast_to(at.index, m.shape)[m].astype(np.int64)[:, None] + np.arange(count)
+        b.world.until(lambda: True)  # others may come first
+        words = b.world.arrays[rank][name]
+        if (words[index] == EMPTY).any():
+            raise EmulationError(f"{name} of rank {rank}: a place is emptied that is empty")
+        words[index] = EMPTY
+
+    return run
+
+
 def _await_packets(b: Block, m: Any, team: Any, late: Pointer, since: Pointer, number: Any, site: Any) -> Any:
     """Whether to look again; what has not come is awaited here, so that nobody looks in vain for ever."""
     lanes = np.flatnonzero(m)
@@ -695,6 +749,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::get_packet": _get_packet,
     "ts::look_for_packet": _look_for_packet,
     "ts::await_packets": _await_packets,
+    "ts::put_dense": _put_dense,
+    "ts::put_two_dense": _put_dense,
+    "ts::look_for_dense": _look_for_dense,
+    "ts::look_for_two_dense": _look_for_two_dense,
+    "ts::empty_dense": _empty_dense(1),
+    "ts::empty_two_dense": _empty_dense(2),
     "ts::barrier<true>": _barrier(True),
     "ts::barrier<false>": _barrier(False),
     **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},

@@ -166,6 +166,7 @@ def _box(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
         (*shape[:-1], rows), "int64", b.unique(name), scope=SCOPES[spec.kind], data_alignment=1, layout=None
     )
     made = Buffer(var, name, shape, str(spec.of), SCOPES[spec.kind], spec.kind)
+    made.dense = spec.dense
     b.buffers[var] = made
     return made
 

@@ -83,7 +83,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         index = "int32" if known else "int64"
         shape, strides = self._row_major(p.var.ty, index)
         if p.spec.kind == "packets":
-            self.places[p.var] = Box(buf, shape, strides, index, p.name)
+            self.places[p.var] = Box(buf, shape, strides, index, p.name, dense=p.spec.dense)
         else:
             self.places[p.var] = Global(buf, shape, strides, index, p.name)
         self.params.append((buf, Source("param", k)))
@@ -270,7 +270,8 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             return tirx.BufferStore(moved.source, self.scalar(s.value), list(moved.indices), s.span)
         buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
         if isinstance(place, Box):
-            return self.once(self.packet_out(place, flat, self.scalar(s.value), s))
+            data = None if place.empties else self.scalar(s.value)
+            return self.once(self.packet_out(place, flat, data, s))
         done: Any = tirx.BufferStore(buf, self.scalar(s.value), [flat], s.span)
         if tests and not isinstance(place, Global):
             return self.once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from tilescale.compiler.gpu import packed_halves
 from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.ops.atomic import emit_neighbours
-from tilescale.compiler.gpu.places import Global, Registers, digit, widened
+from tilescale.compiler.gpu.places import Box, Global, Registers, digit, widened
 from tilescale.compiler.gpu.state import State
 from tilescale.compiler.gpu.vectors import Plan, plan
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
@@ -39,6 +40,7 @@ class _Irregular(Exception):
 class NestLowering(State):
     """Mixed into the lowering: ``nest(nest)``."""
 
+    two_packets: Callable[[Any], Any]
     strided: bool = False
     #: one holder of the iteration runs already
     only: bool = False
@@ -314,6 +316,9 @@ class NestLowering(State):
         for k in range(0, vectors.count, width):
             self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
             buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
+            if Box in map(type, (place, self.places.get(getattr(s.value, "source", None)))):
+                out.append(self.two_packets(s))
+                continue
             into = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
             zero = tirx.Broadcast(tirx.const(0, str(buf.ty.dtype)), width)
             if isinstance(s.value, ir.TensorLoad):

@@ -8,7 +8,7 @@ from typing import Any
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.shared import SWIZZLES
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.packets import HEAD, WORDS
+from tilescale.packets import HEAD, words
 
 
 @dataclass
@@ -43,16 +43,20 @@ class Box:
     site: Any = None
     #: where a look at a packet says that it has not come; None where each is awaited
     late: Any = None
+    #: packets have no marks; of those whether stores empty places
+    dense: bool = False
+    empties: bool = False
 
     def flat(self, at: list[Any]) -> Any:
         """The first word of a packet of this launch."""
-        size, word = widened(WORDS, self.index), widened(0, self.index)
+        each = words(self.dense)
+        size, word = widened(each, self.index), widened(0, self.index)
         for e in self.shape:
             size = size * widened(e, self.index)
         for i, s in zip(at, self.strides, strict=True):
             word = word + widened(i, self.index) * widened(s, self.index)
         half = widened(tirx.bitwise_and(self.number, tirx.IntImm("int32", 1)), self.index)
-        return half * size + word * WORDS + HEAD
+        return half * size + word * each + HEAD
 
 
 @dataclass

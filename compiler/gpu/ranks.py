@@ -16,7 +16,7 @@ from typing import Any
 from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.kernel import Source
-from tilescale.compiler.gpu.places import Box, Global, Place, widened
+from tilescale.compiler.gpu.places import Box, Global, Place, Registers, widened
 from tilescale.compiler.gpu.unaddressed import Unaddressed
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.signals import COMPARISONS
@@ -27,14 +27,12 @@ from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, same_expression, structural_walk, tirx
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
-from tilescale.packets import WORDS
+from tilescale.packets import words
 
 #: more than any launch has
 MOST_RANKS = 1 << 16
 #: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
 _SCOPES = {"grid": "false", "device": "true"}
-#: of a packet, with its marks
-PACKET_BYTES = 8 * WORDS
 
 
 class Ranks(Unaddressed):
@@ -239,10 +237,21 @@ class Ranks(Unaddressed):
 
     # -- packets
     # -----------------------------------------------------------------------------------------------------
-    def packets(self, call: Any, nest: Any, region: Any, rank: Any = None, *, several: bool = False) -> Any:
+    def packets(
+        self,
+        call: Any,
+        nest: Any,
+        region: Any,
+        rank: Any = None,
+        *,
+        several: bool = False,
+        empties: Any = None,
+        shared: bool = False,
+    ) -> Any:
         """A nest one side of which is a part of a box, in the memory of ``rank``: each thread stores, or
         awaits, its own packets. several: a thread awaits more than one, and looks at all of them in turn, so
-        that its loads are under way together."""
+        that its loads are under way together. empties: the nest that empties what has been taken, of a dense
+        box; shared: threads hold copies, so that each has to have seen what one of them empties."""
         own = self.places[region.source]
         if not isinstance(own, Box):
             raise InternalError(f"{own.name} is no box", loc=self.here)
@@ -264,12 +273,18 @@ class Ranks(Unaddressed):
         tests = self._outside(region, own)
         with self.analyzer.constraint_scope(all_of(tests)) if tests else contextlib.nullcontext():
             body = self.nest(nest)
+            if empties is not None:
+                self.places[region.source] = replace(own, number=number, empties=True)
+                behind = self.nest(empties)
         self.places[region.source] = own
         if late is not None:
             body = self._until_all(body, late, number, site)
+        if empties is not None:
+            met = [tirx.Evaluate(self.barrier_call("block"))] if shared else []
+            body = sequence([body, *met, behind])
         if self.instrument:
             told = self.site("packets", own.name, call, "get" if rank is None else "put")
-            crosses = 0 if rank is None else self.crossing(region, own.shape, PACKET_BYTES)
+            crosses = 0 if rank is None else self.crossing(region, own.shape, 8 * words(own.dense))
             body = self.span(body, told, peer=rank, amount=crosses)
         if tests:
             failed = self.once(do("no_counter", self.of_launch("team"), site))
@@ -289,12 +304,42 @@ class Ranks(Unaddressed):
 
     def packet_out(self, box: Box, word: Any, data: Any, s: Any) -> Any:
         at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
+        if box.empties:
+            return do("empty_dense", at, span=s.span)
+        if box.dense:
+            return do("put_dense", at, data, span=s.span)
         return do("put_packet", at, data, box.number, span=s.span)
+
+    def two_packets(self, s: Any) -> Any:
+        """The same, or a look, of two neighbours of a dense box: of a copy from or to neighbouring slots."""
+        first, second = (
+            self.access(buffer, indices, s, writes)
+            for buffer, indices, writes in (
+                (s.buffer, s.indices, True),
+                (s.value.source, s.value.indices, False),
+            )
+        )
+        out = isinstance(first[-1], Box)
+        (_, word, _, box), (_, slot, _, held) = (first, second) if out else (second, first)
+        assert isinstance(box, Box) and isinstance(held, Registers)
+        at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
+        if box.empties:
+            return self.once(do("empty_two_dense", at, span=s.span))
+        if out:
+            both = [tirx.BufferLoad(held.buf, [slot + k]) for k in range(2)]
+            return self.once(do("put_two_dense", at, *both, span=s.span))
+        late, first = (
+            tirx.address_of(tirx.BufferLoad(buf, [k]))
+            for buf, k in ((box.late, tirx.IntImm("int32", 0)), (held.buf, slot))
+        )
+        return do("look_for_two_dense", at, late, first, span=s.span)
 
     def packet_in(self, box: Box, word: Any) -> Any:
         at = tirx.address_of(tirx.BufferLoad(box.buf, [word]))
         if box.late is not None:
             late = tirx.address_of(tirx.BufferLoad(box.late, [tirx.IntImm("int32", 0)]))
+            if box.dense:
+                return tirx.call_extern("int64", "ts::look_for_dense", at, late)
             return tirx.call_extern("int64", "ts::look_for_packet", at, box.number, late)
         return tirx.call_extern("int64", "ts::get_packet", self.of_launch("team"), at, box.number, box.site)
 

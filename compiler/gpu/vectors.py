@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilescale.compiler.gpu.places import Global, InShared, Registers
+from tilescale.compiler.gpu.places import Box, Global, InShared, Registers
 from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.ir.operations import VOID
@@ -72,16 +72,20 @@ def plan(cx: NestLowering, nest: Nest, loop: Loop) -> Plan | None:
     moves = [Moved(a, w) for a, w in found if w > 1]
     # Where one side moves fewer neighbours, each moves as many as it can.
     direct = len({m.width for m in moves}) == 1 and _direct(cx, nest, loop, moves, count)
+    if not direct and any(isinstance(cx.places[m.element.buffer], Box) for m in moves):
+        return None
     return Plan(axis, count, moves, direct)
 
 
 def _width(cx: NestLowering, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -> int:
     """How many neighbours one access may move; 1: it goes element by element."""
     place = cx.places[a.buffer]
-    if not isinstance(place, (Global, InShared)) or a.conditional or not a.indices:
+    if not isinstance(place, (Global, InShared, Box)) or a.conditional or not a.indices:
         return 1
     widest = WIDEST // bits_of(a.buffer)
-    if a.mode == "update":
+    if isinstance(place, Box):
+        widest = widest if place.dense else 1
+    elif a.mode == "update":
         widest = _added_at_once(cx, place, a)
     elif not (isinstance(a.node, ir.TensorLoad) or isinstance(a.node, tirx.BufferStore)):
         return 1
@@ -145,7 +149,13 @@ def _behind_condition(body: Any, node: Any) -> bool:
 
 
 def _aligned(
-    cx: NestLowering, nest: Nest, axis: int, count: int, place: Global | InShared, a: Element, width: int
+    cx: NestLowering,
+    nest: Nest,
+    axis: int,
+    count: int,
+    place: Global | InShared | Box,
+    a: Element,
+    width: int,
 ) -> bool:
     """Whether the elements at a group's steps of ``width`` begin at multiples of it, side by side, and are
     all inside or all outside."""

@@ -30,7 +30,7 @@ from tilescale.language.dtypes import BITS
 def put_packets(src: Any, box: Any, dst: Any = None) -> None:
     """Puts a tile into rank ``dst``'s box, as packets of this launch: ``T.put_packets(x, box[rank, 0:256],
     dst=peer)``; into that of every rank of the open team where ``dst`` is left out. Each element of a box is
-    put once in a launch.
+    put once in a launch, and if the box is dense, taken once before its rank's launch ends.
 
     Args:
         src: a tile, or a part of a tensor (zero outside), of the box's dtype. box: as large a part of a
@@ -54,18 +54,19 @@ def put_packets(src: Any, box: Any, dst: Any = None) -> None:
     part = _in_packets(to, what)
     copy(frm, _seen_as(held, to))
     if dst is not None:
-        emit("put_packets", [held.whole().ir(), part, check_peer(dst, to, "dst")])
+        emit("put_packets", [held.whole().ir(), part, check_peer(dst, to, "dst")], _kind(to))
         return
     team = bld.current().team
     count, me = (launch_ranks(), launch_rank()) if team is None else (team.count, team.index())
     for k in serial(count).trace(("k",)):
         peer = binary("%", binary("+", binary("+", me, 1), k), count)
-        emit("put_packets", [held.whole().ir(), part, check_peer(peer, to, "dst")])
+        emit("put_packets", [held.whole().ir(), part, check_peer(peer, to, "dst")], _kind(to))
 
 
 def get_packets(box: Any, dst: Any) -> None:
     """Waits until all packets of a part of the own box have come in this launch, and takes their data:
-    ``T.get_packets(box[peer, 0:256], y)``. It waits for these packets alone, and acquires nothing else.
+    ``T.get_packets(box[peer, 0:256], y)``. It waits for these packets alone, and acquires nothing else. Each
+    packet of a dense box is taken once in a launch.
 
     Args:
         box: a part of a ``T.Packets``, whose rows begin and end at multiples of 8 bytes. dst: as large a
@@ -84,8 +85,18 @@ def get_packets(box: Any, dst: Any) -> None:
     to = region(dst, "the destination", frm.shape)
     _require_alike(to, frm, what)
     held = alloc_fragment(_packets(frm), "int64")
-    emit("get_packets", [_in_packets(frm, what), held.whole().ir()])
+    emit("get_packets", [_in_packets(frm, what), held.whole().ir()], _kind(frm))
     copy(_seen_as(held, frm), to)
+
+
+def _kind(box: Region) -> dict[str, Any]:
+    """What an operation says of its box."""
+    return {"dense": True} if box.buffer.dense else {}
+
+
+def is_dense(call: Any) -> bool:
+    """Whether an operation's packets have no marks."""
+    return "dense" in call.attrs
 
 
 def _has_shape(operand: Any) -> bool:
@@ -213,6 +224,7 @@ class PutPackets(TileOp):
     """``ts.put_packets(fragment, box, owner)``."""
 
     name = "put_packets"
+    attributes = ("dense?",)
     observed = True
 
     def effects(self, call: Any) -> list[Access]:
@@ -239,10 +251,12 @@ class GetPackets(TileOp):
     """``ts.get_packets(box, fragment)``."""
 
     name = "get_packets"
+    attributes = ("dense?",)
     waits = observed = True
 
     def effects(self, call: Any) -> list[Access]:
-        return [Access(call.args[0], "read"), Access(call.args[1], "write")]
+        # who takes a packet of a dense box empties its place
+        return [Access(call.args[0], "update" if is_dense(call) else "read"), Access(call.args[1], "write")]
 
     def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import packets as boxes

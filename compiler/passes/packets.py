@@ -9,6 +9,13 @@ launch e with all that it took there. So a kernel in which each rank gets a pack
 whatever it is called with, needs nobody's word that a launch has begun or ended. Between two such launches
 any ordered launch may stand: it does not end on B before A has reached its end.
 
+**Dense boxes** have no numbers (tilescale/packets.py): who takes a packet in launch e empties its place, and
+a place that is not empty has arrived. The same order is enough. A stores EMPTY before its launch e ends, and
+behind that puts the packet of its launch e + 1 that B has got when B's launch e + 1 ends. So the packet of
+B's launch e + 2 comes into an empty place, and nothing empties it but its taker. A launch in which a packet
+is left, or that fails before it has taken all, would hand it to launch e + 2: the simulator reports packets
+that nobody takes, and what becomes of failures is argued in tilescale/packets.py.
+
 That is causality through relaxed accesses: hardware keeps it, since launch e has ended on A, whose memory it
 is, before A stores the packet. The memory model has no edge for it (PTX ISA, "Memory Consistency Model").
 

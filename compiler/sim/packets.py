@@ -2,7 +2,9 @@
 
 A packet is awaited as the launch's number in it, as on every target, and makes nothing else visible: no clock
 is joined. What goes wrong with a box is found by its state: a packet that is put twice in one launch, one
-that a later launch writes over before its receiver has taken it, one that nobody takes."""
+that a later launch writes over before its receiver has taken it, one that nobody takes. Of a dense box also
+one that is taken twice in one launch, and one that a later launch puts where its receiver may have still to
+empty the place, since threads do that any time before their launch ends."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import numpy as np
 from tilescale.compiler.findings import Finding, Where
 from tilescale.compiler.ir.contexts import RegionView, Site
 from tilescale.compiler.sim.memory import describe
-from tilescale.packets import DATA, HEAD, SHIFT, WORDS
+from tilescale.packets import DATA, EMPTY, HEAD, SHIFT, words
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor, Machine
@@ -24,12 +26,21 @@ BITS = 32
 
 
 class Packets:
-    """A rank's box. ``data``: its words as they lie in memory; ``shape``: of its packets."""
+    """A rank's box. ``data``: its words as they lie in memory; ``shape``: of its packets, which have no marks
+    where it is ``dense``."""
 
     scope = "global.packets"
 
-    def __init__(self, name: str, data: Any, shape: tuple[int, ...], owner: tuple[Any, ...], slot: int):
-        self.name, self.data, self.shape, self.owner = name, data, shape, owner
+    def __init__(
+        self,
+        name: str,
+        data: Any,
+        shape: tuple[int, ...],
+        owner: tuple[Any, ...],
+        slot: int,
+        dense: bool = False,
+    ):
+        self.name, self.data, self.shape, self.owner, self.dense = name, data, shape, owner, dense
         self.key = (*owner, slot)
         #: machine of a launch → the launch's number; those that have not ended on this rank
         self.numbers: dict[int, int] = {}
@@ -38,6 +49,12 @@ class Packets:
         self.puts: list[Where] = []
         self.by = np.zeros((2, *shape), np.int32)
         self.taken = np.zeros((2, *shape), bool)
+        #: … and in which launch, by its number
+        self.sent = np.zeros((2, *shape), np.int64)
+        #: of a dense box: in which launch each packet has been taken last, and by whom (a place in ``takes``)
+        self.took = np.zeros((2, *shape), np.int64)
+        self.takes: list[Where] = []
+        self.taker = np.zeros((2, *shape), np.int32)
         self.waiters: list[Executor] = []
 
     def begin(self, machine: Machine) -> None:
@@ -55,15 +72,21 @@ class Packets:
         return self.numbers[id(machine)]
 
     def half(self, number: int) -> Any:
-        """The packets of a launch, each as data, number, data, number."""
-        size = WORDS * int(np.prod(self.shape))
+        """The packets of a launch, each as data, number, data, number; of a dense box as a word."""
+        each = words(self.dense)
+        size = each * int(np.prod(self.shape))
         first = HEAD + number % 2 * size
-        return self.data[first : first + size].view(np.uint32).reshape(*self.shape, 2 * WORDS)
+        half = self.data[first : first + size]
+        return half.reshape(self.shape) if self.dense else half.view(np.uint32).reshape(*self.shape, 2 * each)
+
+    def come(self, number: int, key: Any) -> Any:
+        """Which of the packets ``key`` of a launch have come."""
+        seen = self.half(number)[key]
+        return seen != EMPTY if self.dense else (seen[..., 1::2] == number % (1 << BITS)).all(-1)
 
     def there(self, number: int, key: Any) -> bool:
-        """Whether the packets ``key`` of a launch have come."""
-        seen = self.half(number)[key][..., 1::2]
-        return bool((seen == number % (1 << BITS)).all())
+        """Whether all of them have."""
+        return bool(self.come(number, key).all())
 
 
 def _place(ex: Executor, box: RegionView, storage: Packets, site: Site) -> Any:
@@ -89,16 +112,24 @@ def put(ex: Executor, box: RegionView, owner: int, values: Any, site: Site) -> N
     number = mine.number(ex.machine)
     half, by, taken = storage.half(number)[key], storage.by[number % 2][key], storage.taken[number % 2][key]
     where = ex.where(site, _shown(storage, key))
-    again = (half[..., 1] == number % (1 << BITS)) & (by > 0)
+    sent = storage.sent[number % 2][key]
+    again = (sent == number) & (by > 0)
     if again.any():
         ex.machine.report.add(_again(storage, key, again, by, where))
-    lost = (by > 0) & ~taken & ~again
-    if lost.any() and number - 2 in storage.running:
-        ex.machine.report.add(_lost(storage, key, lost, by, where))
+    lost = (by > 0) & ~again
+    if number - 2 in storage.running and (lost & ~taken).any():
+        ex.machine.report.add(_lost(storage, key, lost & ~taken, by, where))
+    elif number - 2 in storage.running and storage.dense and lost.any():
+        ex.machine.report.add(_early(storage, key, lost, by, where))
     storage.puts.append(where)
     by[...], taken[...] = len(storage.puts), again  # of what is put twice nobody shall miss one
-    words = np.ascontiguousarray(values.reshape(by.shape)).view(np.uint32).reshape(*by.shape, 2)
-    half[..., 0::2], half[..., 1::2] = words, number % (1 << BITS)
+    sent[...] = number
+    data = np.ascontiguousarray(values.reshape(by.shape))
+    if storage.dense:
+        half[...] = np.where(~data == EMPTY, 1, ~data)
+    else:
+        half[..., 0::2] = data.view(np.uint32).reshape(*by.shape, 2)
+        half[..., 1::2] = number % (1 << BITS)
     for observer in ex.machine.observers:
         observer.put(ex, storage, key, site, owner)
     ex.machine.polling.changed()
@@ -114,6 +145,11 @@ def get(ex: Executor, box: RegionView, site: Site) -> Generator[str, None, None]
     if key is None:
         return
     number = storage.number(ex.machine)
+    if storage.dense:
+        again = storage.took[number % 2][key] == number
+        if again.any():
+            ex.machine.report.add(_taken_again(storage, number, key, again, ex.where(site, "")))
+            return
     ex.takes = storage, number, key
     yield "wait"
     for observer in ex.machine.observers:
@@ -121,7 +157,7 @@ def get(ex: Executor, box: RegionView, site: Site) -> Generator[str, None, None]
     while not storage.there(number, key):
         from tilescale.compiler.sim.machine import Waiting
 
-        missing = storage.half(number)[key][..., 1] != number % (1 << BITS)
+        missing = ~storage.come(number, key)
         storage.waiters.append(ex)
         text = _shown(storage, key, missing)
         hint = (
@@ -143,7 +179,14 @@ def taken(ex: Executor, box: RegionView, site: Site) -> Any:
         return np.zeros(shape, np.int64)
     number = storage.number(ex.machine)
     storage.taken[number % 2][key] = True
-    return np.ascontiguousarray(storage.half(number)[key][..., 0::2]).view(np.int64)[..., 0]
+    half = storage.half(number)[key]
+    if not storage.dense:
+        return np.ascontiguousarray(half[..., 0::2]).view(np.int64)[..., 0]
+    storage.takes.append(ex.where(site, ""))
+    storage.took[number % 2][key], storage.taker[number % 2][key] = number, len(storage.takes)
+    data = ~half
+    half[...] = EMPTY
+    return data
 
 
 def left(machine: Machine) -> None:
@@ -153,7 +196,7 @@ def left(machine: Machine) -> None:
             if not isinstance(box, Packets) or id(machine) not in box.numbers:
                 continue
             number = box.number(machine)
-            mine = (box.half(number)[..., 1] == number % (1 << BITS)) & (box.by[number % 2] > 0)
+            mine = (box.sent[number % 2] == number) & (box.by[number % 2] > 0)
             lost = mine & ~box.taken[number % 2]
             if lost.any():
                 whole = tuple(slice(0, n) for n in box.shape)
@@ -172,13 +215,30 @@ def _again(box: Packets, key: Any, bad: Any, by: Any, where: Where) -> Finding:
     )  # fmt: skip
 
 
+def _early(box: Packets, key: Any, bad: Any, by: Any, where: Where) -> Finding:
+    text = (
+        f"this puts {_shown(box, key, bad)} in a launch while the one before the last, which empties their "
+        f"places, goes on on rank {box.owner[0]}"
+    )
+    return Finding("race", text, where, (box.puts[int(by[bad].flat[0]) - 1],), _EXCHANGE)
+
+
+def _taken_again(box: Packets, number: int, key: Any, bad: Any, where: Where) -> Finding:
+    text = f"this takes {_shown(box, key, bad)} a second time in one launch: their places are empty again"
+    first = box.takes[int(box.taker[number % 2][key][bad].flat[0]) - 1]
+    hint = f"one T.get_packets for each packet of {box.name}, a dense box"
+    return Finding("race", text, where, (first,), hint)
+
+
+_EXCHANGE = (
+    "in every launch a rank gets packets from each rank to which it puts some; "
+    "or T.Kernel without ordered=False"
+)
+
+
 def _lost(box: Packets, key: Any, bad: Any, by: Any, where: Where) -> Finding:
     text = (
         f"this puts {_shown(box, key, bad)} over those of the launch before the last, which rank "
         f"{box.owner[0]} has not taken"
     )
-    return Finding(
-        "race", text, where, (box.puts[int(by[bad].flat[0]) - 1],),
-        "in every launch a rank gets packets from each rank to which it puts some; or T.Kernel without "
-        "ordered=False",
-    )  # fmt: skip
+    return Finding("race", text, where, (box.puts[int(by[bad].flat[0]) - 1],), _EXCHANGE)

@@ -20,7 +20,7 @@ from tilescale.compiler.sim.memory import describe
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Arrow, Slice, Timeline, Traffic
 from tilescale.language.dtypes import BITS
-from tilescale.packets import WORDS
+from tilescale.packets import words
 
 if TYPE_CHECKING:
     from tilescale.compiler.ir.contexts import Site
@@ -186,7 +186,7 @@ class Recorder(Observer):
     # -- packets
     # --------------------------------------------------------------------------------------------------
     def put(self, ex: Executor, box: Packets, key: Any, site: Site, owner: int) -> None:
-        start, nbytes = self._now(ex), 8 * WORDS * math.prod(k.stop - k.start for k in key)
+        start, nbytes = self._now(ex), 8 * words(box.dense) * math.prod(k.stop - k.start for k in key)
         self.timeline.traffic.add(ex.rank.number, owner, nbytes)
         cost = max(1, -(-nbytes // (LOCAL if owner == ex.rank.number else REMOTE)))
         name = describe(box.name, key)

@@ -3,6 +3,7 @@ streams``."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -224,10 +225,12 @@ def graph() -> int:
 
 
 @tilescale.jit
-def sum_of_packets(N, world, rounds, threads=128):
+def sum_of_packets(N, world, rounds, dense, threads=128):
     @T.prim_func
     def exchange(
-        A: T.Tensor((N,), "float32"), box: T.Packets((world, N), "float32"), B: T.Tensor((N,), "float32")
+        A: T.Tensor((N,), "float32"),
+        box: T.Packets((world, N), "float32", dense=dense),
+        B: T.Tensor((N,), "float32"),
     ):
         with T.Kernel(N // 256, threads=threads) as bx, T.Scale("device") as (rank, n):
             x, total = T.alloc_fragment((256,), "float32"), T.alloc_fragment((256,), "float32")
@@ -250,13 +253,13 @@ def sum_of_packets(N, world, rounds, threads=128):
 
 class Packets:
     """Sums of everyone's vectors (or copies of the neighbour's), launched and compared: without flags around
-    a launch, or, where one rank hears of one other alone, with them."""
+    a launch, or, where one rank hears of one other alone, with them; in packets with marks, or dense ones."""
 
-    def __init__(self, everyone: bool, N: int = 1024):
+    def __init__(self, everyone: bool, dense: bool = False, N: int = 1024):
         self.everyone, self.rank, self.size = everyone, comm.rank(), comm.world_size()
-        self.box = comm.packets((self.size, N))
+        self.box = comm.packets((self.size, N), dense=dense)
         self.a, self.b = torch.empty(N, device="cuda"), torch.empty(N, device="cuda")
-        self.kernel = sum_of_packets(N, self.size, self.size if everyone else 1)
+        self.kernel = sum_of_packets(N, self.size, self.size if everyone else 1, dense)
 
     def launch(self) -> None:
         self.kernel(self.a, self.box, self.b)
@@ -273,8 +276,8 @@ def packets() -> int:
     """Launches that packets order: one after the other, replayed by graphs, two in one graph, with ranks out of
     step and other launches of the team between."""
     ring, wrong = Ring(), 0
-    for everyone in (True, False):
-        sums = Packets(everyone)
+    for everyone, dense in itertools.product((True, False), (False, True)):
+        sums = Packets(everyone, dense)
         sums.fill(0)
         sums.launch()
         torch.cuda.synchronize()

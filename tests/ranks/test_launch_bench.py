@@ -33,9 +33,8 @@ def test_a_table_and_figures(clean_env: dict[str, str], tmp_path: Path):
     assert made["machine"]["ranks"] == 3 and made["command"].startswith("tilescale bench -n 3")
     line, *sums = made["figures"]["cases"]
     ways = ("fused", "apart", "engine")
-    assert [s["shape"]["how"] for s in sums] == ["packets", "one_shot", "two_shot"] and all(
-        s["right"] for s in sums
-    )
+    assert [s["shape"]["how"] for s in sums] == ["packets", "two_packets", "one_shot", "two_shot"]
+    assert all(s["right"] for s in sums)
     assert line["op"] == "all_gather_matmul" and line["shape"]["M"] == 5 and line["right"]
     assert set(line["us"]) == {"ours", "library", "alone", *(f"ours, {way}" for way in ways)}
     assert line["way"] == "apart" and line["fastest_way"] in ways

@@ -285,11 +285,15 @@ def test_memory_that_launches_see_by_parts_is_not_checked_between_them():
     assert "early has ordered=False" in "".join(checked(program, 2).unchecked)
 
 
-def passed_on(ordered: bool, everyone: bool) -> Callable[[int, int], None]:
+def passed_on(ordered: bool, everyone: bool, dense: bool = False) -> Callable[[int, int], None]:
     """Packets around a ring, or to everyone: in a ring of three nobody hears of the rank to which it puts."""
 
     @T.prim_func
-    def push(A: T.Tensor((S,), "float32"), box: T.Packets((4, S), "float32"), B: T.Tensor((4, S), "float32")):
+    def push(
+        A: T.Tensor((S,), "float32"),
+        box: T.Packets((4, S), "float32", dense=dense),
+        B: T.Tensor((4, S), "float32"),
+    ):
         with T.Kernel(1, ordered=ordered), T.Scale("device") as (rank, n):
             for k in T.serial(n if everyone else 1):
                 T.put_packets(A, box[rank, :], dst=(rank + 1 + k) % n)
@@ -299,7 +303,7 @@ def passed_on(ordered: bool, everyone: bool) -> Callable[[int, int], None]:
     kernel = tilescale.compile(push, target="sim")
 
     def program(rank: int, n: int) -> None:
-        box = comm.packets((4, S))
+        box = comm.packets((4, S), dense=dense)
         for step in range(1, 6):
             a, b = torch.full((S,), float(10 * rank + step)), torch.zeros(4, S)
             kernel(a, box, b)
@@ -308,10 +312,11 @@ def passed_on(ordered: bool, everyone: bool) -> Callable[[int, int], None]:
     return program
 
 
-def test_packets_of_the_launch_before_the_last_are_taken_first():
-    report = checked(passed_on(ordered=False, everyone=False), 3)
-    lost = [f for f in report.findings if "over those of the launch before the last" in f.message]
+@pytest.mark.parametrize("dense", [False, True])
+def test_packets_of_the_launch_before_the_last_are_taken_first(dense: bool):
+    report = checked(passed_on(ordered=False, everyone=False, dense=dense), 3)
+    lost = [f for f in report.findings if "before the last" in f.message]
     assert lost and lost[0].kind == "race" and lost[0].where.launch is not None, report
     for ordered, everyone, ranks in ((True, False, 3), (False, True, 3), (True, True, 3), (False, False, 2)):
-        report = checked(passed_on(ordered, everyone), ranks)
+        report = checked(passed_on(ordered, everyone, dense), ranks)
         assert report, report

@@ -11,10 +11,11 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.ranks.harness import RanksFailed, run_ranks
+from tests.unit.ops.test_dense_packets import as_it_comes, bits, same_bits, to_everyone
 from tests.unit.ops.test_packets import all_to_all, given, one_shot
 from tilescale import comm
 from tilescale.compiler.sim import numerics
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import LaunchError, TileTypeError, TileValueError
 
 
 @pytest.mark.parametrize("n, dtype", [(2, "float32"), (3, "bfloat16"), (4, "int8")])
@@ -170,3 +171,92 @@ def test_a_launch_without_blocks_leaves_the_halves_in_step():
         return [int(box[0]) >> 32 for box in boxes]
 
     assert run_ranks(2, work) == [[6, 4]] * 2
+
+
+# ---- dense boxes
+
+
+@pytest.mark.parametrize("n, dtype", [(1, "float16"), (2, "float32"), (3, "bfloat16"), (4, "float16")])
+def test_every_bit_comes_in_every_launch(n: int, dtype: str):
+    made, shape = tilescale.compile(to_everyone(n, 3, 16, dtype, blocks=3), target="cpu"), (n, 3, 3, 16)
+
+    def work():
+        comm.init()
+        rank, box = comm.rank(), comm.packets(shape, dtype, dense=True, like="numpy")
+        for step in range(12):
+            X = [bits(shape, dtype, 100 * step + peer) for peer in range(n)]
+            y = np.zeros_like(X[rank])
+            if step % 4 == rank:
+                time.sleep(0.003)
+            made(X[rank], box, y)
+            assert same_bits(y, as_it_comes(np.stack([x[rank] for x in X]))), step
+        comm.barrier()
+        assert box[0] == 12 << 32 and not box[1:].any()
+
+    run_ranks(n, work)
+
+
+def hand_over(puts: int, gets: int, asserts: bool = False) -> Any:
+    """Rank 1 puts so many numbers to rank 0, which takes so many."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((16,), "float32"),
+        box: T.Packets((2, 16), "float32", dense=True),
+        B: T.Tensor((16,), "float32"),
+    ):
+        with T.Kernel(1), T.Scale("device") as (rank, n):
+            if rank == 1:
+                T.put_packets(A[0:puts], box[1, 0:puts], dst=0)
+            else:
+                if asserts:
+                    T.device_assert(A[0] < 0.0, "rank 0 fails")
+                T.get_packets(box[1, 0:gets], B[0:gets])
+
+    return tilescale.compile(main, target="cpu")
+
+
+@pytest.mark.parametrize(
+    "numbers, launches, text",
+    [
+        ((16, 8), 3, "a packet is put into box where one lies that has not been taken"),
+        ((8, 16), 1, "for packets of box in launch 1 of those that use it: they have not come"),
+    ],
+)
+def test_what_is_left_and_what_is_missed(
+    numbers: tuple[int, int], launches: int, text: str, monkeypatch: pytest.MonkeyPatch
+):
+    faulty = hand_over(*numbers)
+    monkeypatch.setenv("TILESCALE_WAIT_TIMEOUT", "1")
+
+    def work():
+        comm.init()
+        box = comm.packets((2, 16), dense=True, like="numpy")
+        a, b = np.ones(16, "float32"), np.zeros(16, "float32")
+        for _ in range(launches):
+            faulty(a, box, b)
+
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(2, work)
+    assert any(text in f.text for f in failed.value.failures), [f.text for f in failed.value.failures]
+
+
+def test_a_launch_that_fails_leaves_no_packets_to_the_next(monkeypatch: pytest.MonkeyPatch):
+    """Rank 0 takes nothing in a launch, and would take that in the launch after the next. The job has been
+    stopped, and no rank launches with a box again that this launch used."""
+    monkeypatch.setenv("TILESCALE_WAIT_TIMEOUT", "1")
+    fails, right = hand_over(16, 16, asserts=True), hand_over(16, 16)
+
+    def work():
+        comm.init()
+        box = comm.packets((2, 16), dense=True, like="numpy")
+        a, b = np.ones(16, "float32"), np.zeros(16, "float32")
+        with pytest.raises(LaunchError, match="rank 0 fails"):
+            fails(a, box, b)
+        for _ in range(2):
+            with pytest.raises(TileValueError, match="a launch with the box box failed") as error:
+                right(a, box, b)
+            assert 'tilescale.comm.packets((2, 16), "float32", dense=True)' in str(error.value)
+        return bool(b.any())
+
+    assert run_ranks(2, work) == [False, False]

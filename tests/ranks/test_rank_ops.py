@@ -3,6 +3,7 @@ is shared by calls of different shapes, ranks that call different things."""
 
 from __future__ import annotations
 
+import random
 import socket
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.unit.ops.rank_cases import nothing_left, right, run
 from tilescale import comm
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
-from tilescale.ops.ranks import flat
+from tilescale.ops.ranks import flat, reduce
 from tilescale.ops.ranks.workspace import release
 
 CASES = {m: [c for c in load_ranks(m).cases if c.small] for m in RANK_MODULES}
@@ -141,7 +142,7 @@ def anywhere() -> list[bool]:
     comm.init()
     rank, world, right = comm.rank(), comm.world_size(), []
     want = torch.arange(1000.0) * world + 100 * sum(range(world))
-    for way in ("one_shot", "two_shot"):
+    for way in ("packets", "two_packets", "one_shot", "two_shot"):
         x = torch.arange(1000.0) + 100 * rank
         right.append(tilescale.ops.all_reduce(x, out=x, how=way) is x and bool(x.equal(want)))
         beside = torch.full((1003,), -1.0)
@@ -167,6 +168,47 @@ def anywhere() -> list[bool]:
 def test_in_place_and_anywhere_in_memory():
     done = run_ranks(3, anywhere)
     assert all(all(r) for r in done), done
+
+
+def one_sum_by_every_way() -> list[bool]:
+    """In a random order of ways, sizes and dtypes, with numbers that are none among them."""
+    comm.init()
+    rank, world, right = comm.rank(), comm.world_size(), []
+    draw, ways = random.Random(3), ["packets", "two_packets", "one_shot", "two_shot"]
+    for step in range(12):
+        n, dtype = (
+            draw.choice((1, 9, 1000, 5000, 70_001)),
+            draw.choice((torch.bfloat16, torch.float16, torch.float32)),
+        )
+        x = torch.randn(n, generator=torch.Generator().manual_seed(100 * step + rank)).to(dtype)
+        odd = (0.0, -0.0, float("inf"), -float("inf"), float("nan"))
+        for k in range(n // 8):
+            x[draw.randrange(n)] = odd[(k + step) % 5]
+        if rank == step % world and n > 8:
+            x.view(torch.uint8)[: 8 * (n // 8)] = 255  # packets of ones alone
+        draw.shuffle(ways)
+        sums = [tilescale.ops.all_reduce(x, how=way) for way in ways]
+        whole = tilescale.ops.all_gather(sums[0].view(1, -1))
+        for other in (*sums[1:], *whole):
+            same = (other == sums[0]) & (other.signbit() == sums[0].signbit())
+            right.append(bool((same | (other.isnan() & sums[0].isnan())).all()))
+    return right
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_all_ways_to_add_give_the_same_bits(world: int):
+    done = run_ranks(world, one_sum_by_every_way)
+    assert all(all(r) for r in done), done
+
+
+def test_sums_of_more_ranks_go_in_two_trips_of_packets():
+    assert [reduce.choose(n << 10, 4, "rank", False) for n in (64, 512, 4096, 16384)] == [
+        "packets", "two_packets", "two_packets", "two_shot"
+    ]  # fmt: skip
+    assert reduce.choose(4 << 20, 2, "rank", False) == "one_shot"
+    assert reduce.choose(4 << 20, 32, "rank", False) == "two_shot", (
+        "a thread has no room for 32 packets of each"
+    )
 
 
 def sums_by_the_library() -> list[bool]:

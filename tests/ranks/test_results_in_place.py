@@ -19,7 +19,7 @@ N = 3
 WAYS: dict[str, tuple[str | None, ...]] = {
     "all_gather": (None, "kernel", "packets", "engine"),
     "reduce_scatter": (None, "kernel", "packets", "engine"),
-    "all_reduce": (None, "packets", "one_shot", "two_shot"),
+    "all_reduce": (None, "packets", "two_packets", "one_shot", "two_shot"),
     "broadcast": (None, "packets", "direct", "relayed"),
     "all_to_all": (None, "kernel"),
 }

@@ -19,7 +19,8 @@ class TensorSpec:
 
     ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank), "signal" (int64 counters there) or
     "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, and of a tensor of
-    4-bit numbers, ``slots`` and ``of``: the extents and the dtype that its author sees.
+    4-bit numbers, ``slots`` and ``of``: the extents and the dtype that its author sees. ``dense``: of a box,
+    whose packets have no marks.
     ``pointer``: one address, for which a call gives a tensor, or a number.
     ``declared``: the same as its author wrote it, where the compiler puts other symbols into the extents.
     """
@@ -32,6 +33,7 @@ class TensorSpec:
     slots: tuple[Any, ...] | None = None
     of: Any = None
     pointer: bool = False
+    dense: bool = False
     declared: TensorSpec | None = None
 
 
@@ -112,9 +114,25 @@ def Signal(shape: Any = (1,), *, keep: bool = False) -> TensorSpec:
     return TensorSpec("signal", _shape(shape), canonical("int64"), None, keep)
 
 
-def Packets(shape: Any, dtype: Any = "float32") -> TensorSpec:
+def Packets(shape: Any, dtype: Any = "float32", *, dense: bool = False) -> TensorSpec:
     """A box of small messages in symmetric memory, for ``T.put_packets`` and ``T.get_packets``: each element
     may be put once in a launch, and lasts for that launch. ``tilescale.comm.packets`` allocates one. The last
-    extent is a multiple of 8 bytes."""
+    extent is a multiple of 8 bytes.
+
+    ``dense``: half of the bytes that cross otherwise, since packets have no marks. Each is taken once in a
+    launch, and bits change in one case: 8 bytes whose bits are all ones, NaNs, may come with the lowest bit
+    zero, as NaNs still.
+
+    Raises:
+        TileTypeError: a dense box of another dtype than bfloat16, float16 and float32.
+    """
+    require_bools(dense=dense)
     slots, of = _shape(shape), canonical(dtype)
-    return TensorSpec("packets", (packets.length(slots, BITS[of]),), canonical("int64"), slots=slots, of=of)
+    if dense and str(of) not in packets.DENSE:
+        raise TileTypeError(
+            f"a dense box of packets of {of}: a packet that is no NaN could look like an empty place",
+            expected="one of " + ", ".join(packets.DENSE),
+            hint=f'T.Packets({shape!r}, "{of}")',
+        )
+    size = packets.length(slots, BITS[of], dense)
+    return TensorSpec("packets", (size,), canonical("int64"), slots=slots, of=of, dense=dense)

@@ -210,7 +210,7 @@ int ts_gpu_in_order(void* stream) {
 void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, int signals, int boxes, ts_gpu_counters* out) {
   out->count = 0;
   for (int32_t i = 0; i < K->nparams; i++) {
-    int box = boxes && K->params[i].kind == TS_KIND_PACKETS;
+    int box = boxes && ts_is_box(K->params[i].kind);
     if (!box && (!signals || K->params[i].kind != TS_KIND_SIGNAL || args[i].lo == args[i].hi)) continue;
     out->at[out->count] = args[i].lo;
     out->length[out->count++] = box ? -1 : (args[i].hi - args[i].lo) / 8;

@@ -105,7 +105,7 @@ const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) 
     p->name = "";
     d += 5;
     if (p->ndim < 0 || p->ndim > TS_MAX_DIM) return "a tensor has more than 8 axes";
-    if (p->kind < TS_KIND_TENSOR || p->kind > TS_KIND_PACKETS) return "an unknown kind of parameter";
+    if (p->kind < TS_KIND_TENSOR || p->kind > TS_KIND_DENSE) return "an unknown kind of parameter";
     if (parse_rules(&d, end, p->shape, p->ndim) || d >= end) return "the description ends early";
     p->strided = (int32_t)*d++;
     if (p->strided && parse_rules(&d, end, p->stride, p->ndim)) return "the description ends early";
@@ -282,6 +282,8 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   slots[K->nparams + 1] = L.team ? ts_team_size(L.team) : ts_world_size();
   if (TS_UNLIKELY(plan_grid(&L))) return -1;
   if (TS_UNLIKELY(K->ndemands && L.nblocks > 0 && ts_check_demands(K, slots))) return -1;
+  int32_t spoiled = ts_packets_spoiled(&L);
+  if (TS_UNLIKELY(spoiled >= 0)) return ts_error("ValueError", "TS:spoiled:%d:-1::", spoiled);
   if (L.team) ts_team_enter(&L);
   if (TS_LIKELY(L.nblocks > 0) && !ts_failed(&L)) ts_pool_run(&L);
   ts_packets_count(&L);
@@ -290,6 +292,7 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   ret->zero_padding = 0;
   ret->v_int64 = 0;
   if (TS_LIKELY(!atomic_load_explicit(&L.failed, memory_order_acquire))) return 0;
+  ts_packets_spoil(&L);
   if (L.interrupted) return -2; /* to tvm-ffi: Python's own exception is set */
   return ts_error("RuntimeError", "TS:run:%d:%s", L.site, L.message);
 }

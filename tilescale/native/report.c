@@ -105,10 +105,12 @@ void ts_report_signal(ts_fiber* f, double limit, const char* known) {
   if (limit > 0) snprintf(time, sizeof time, " %g s", limit);
   if (f->why == TS_WAIT_PACKETS) {
     int64_t seen = (int64_t)((uint64_t)atomic_load_explicit(f->flag, memory_order_relaxed) >> 32);
+    int64_t number = f->cmp == TS_CMP_NOT ? f->of : f->value;
     char last[64] = "none came before";
-    if (seen) snprintf(last, sizeof last, "those of launch %lld came last", (long long)seen);
+    if (f->cmp == TS_CMP_NOT) snprintf(last, sizeof last, "they have not come");
+    else if (seen) snprintf(last, sizeof last, "those of launch %lld came last", (long long)seen);
     ts_launch_fail(f->launch, f->site, "%s: waited%s for packets of %s in launch %lld of those that use it: %s%s%s", who, time,
-                   f->launch->kernel->sites[f->site].name, (long long)f->value, last, *known ? ", and " : "", known);
+                   f->launch->kernel->sites[f->site].name, (long long)number, last, *known ? ", and " : "", known);
     return;
   }
   flag_name(f, name, sizeof name);

@@ -44,7 +44,8 @@ enum {
 #define TS_OUTSIDE (-(1 << 30))
 #define TS_IS_OUTSIDE(rank) ((rank) >= TS_OUTSIDE && (rank) < TS_OUTSIDE + (1 << 16))
 
-enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP, TS_KIND_PACKETS };
+enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP, TS_KIND_PACKETS, TS_KIND_DENSE };
+static inline int ts_is_box(int32_t kind) { return kind == TS_KIND_PACKETS || kind == TS_KIND_DENSE; }
 enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE, TS_HOW_MULTIPLE };
 /* TS_HOW_MULTIPLE defines the symbol in the lower half of its value, which must be a multiple of the upper half: 1 says that
  * the symbol is int64. Others are int32. */
@@ -131,8 +132,8 @@ enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYN
        TS_WAIT_PACKETS };
 /* Whether it waits for what an executor of another block sends: such waits have the launch's time limit, and know most of what is missing. */
 static inline int ts_is_sent(int32_t why) { return why == TS_WAIT_SIGNAL || why == TS_WAIT_PACKETS; }
-/* How a packet's word compares (as `cmp` of a wait): its upper half is the launch's number. */
-enum { TS_CMP_NUMBER = 6 };
+/* How a packet's word compares (as `cmp` of a wait): its upper half is the launch's number; of a dense box it is not 0. */
+enum { TS_CMP_NUMBER = 6, TS_CMP_NOT = 3 };
 
 /* A strand of execution: a block, or one index of a forked region. Kernels see it as their `ctx`. */
 typedef struct ts_fiber {
@@ -214,6 +215,8 @@ int ts_bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out);
 
 /* ---- packets.c */
 void ts_packets_count(const ts_launch* L); /* behind its blocks: one launch more has used its boxes */
+void ts_packets_spoil(const ts_launch* L); /* it has failed */
+int32_t ts_packets_spoiled(const ts_launch* L); /* the first dense box that a launch which failed has used, or -1 */
 
 /* ---- check.c */
 int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* slots, ts_arg* args);

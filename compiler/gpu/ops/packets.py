@@ -1,5 +1,6 @@
 """How the operations of compiler/ops/packets.py are done on GPUs: neighbouring threads have neighbouring
-packets, which each stores, or awaits, for itself. So the executor's threads need not meet."""
+packets, which each stores, or awaits, for itself. So the executor's threads need not meet, unless several of
+them hold one packet of a dense box: all have to have seen it when one of them empties its place."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.spread import best, divisors, spread
-from tilescale.compiler.ops.packets import PutPackets
+from tilescale.compiler.ops.packets import PutPackets, is_dense
 from tilescale.compiler.tvm_compat import tirx
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ class _Packets(Lowering["GpuLowering"]):
         puts, threads = call.op.name == f"ts.{PutPackets.name}", cx.executor_of(call).threads
         held = call.args[0 if puts else 1].source
         shape = tuple(int(e) for e in held.ty.shape)
-        made = [best(shape, threads, 64, -1, 1)]
+        two = is_dense(call) and shape[-1] % 2 == 0  # neighbours are one access
+        made = [best(shape, threads, 64, -1, 1 + two)]
         if not puts:
-            share = max(d for d in divisors(threads) if d < 2 * shape[-1])
-            made.append(spread(shape, threads, [*(1 for _ in shape[1:]), share], 1, len(shape) - 1))
+            each = 1 + (two and shape[-1] >= 2 * threads)
+            share = max(d for d in divisors(threads) if d < 2 * shape[-1] // each)
+            made.append(spread(shape, threads, [*(1 for _ in shape[1:]), share], each, len(shape) - 1))
         return [[Demand(held, f, "packets", loc_of(call.span))] for f in dict.fromkeys(made)]
 
 
@@ -45,8 +48,12 @@ class Put(_Packets):
 class Get(_Packets):
     def lower(self, call: Any, cx: GpuLowering) -> Any:
         box, held = call.args
-        several = cx.registers_of(held.source).layout.slots > 1
-        return cx.packets(call, _moves(call, box, held), box, several=several)
+        layout = cx.registers_of(held.source).layout
+        if not is_dense(call):
+            return cx.packets(call, _moves(call, box, held), box, several=layout.slots > 1)
+        back = _moves(call, held, box)  # each thread empties what it has taken
+        shared = len(layout.copies) > 1
+        return cx.packets(call, _moves(call, box, held), box, several=True, empties=back, shared=shared)
 
 
 def _moves(call: Any, frm: Any, to: Any) -> Any:

@@ -87,3 +87,27 @@ def packets_left_behind(n, bug):
                     T.get_packets(box[(rank + k) % world, 0:S], B[k, 0:S])
 
     return main
+
+
+@case("race", "a second time in one launch: their places are empty again")
+def a_dense_packet_taken_twice(n, bug):
+    """Each rank takes its neighbour's vector for a check and takes it again for its result, though who takes a
+    packet of a dense box empties the place."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((S,), "float32"),
+        box: T.Packets((n, S), "float32", dense=True),
+        B: T.Tensor((S,), "float32"),
+    ):
+        with T.Kernel(1):
+            x = T.alloc_fragment((S,), "float32")
+            with T.Scale("device") as rank, world:
+                left = (rank + world - 1) % world
+                T.put_packets(A, box[rank, 0:S], dst=(rank + 1) % world)
+                T.get_packets(box[left, 0:S], x)  # here
+                if bug:
+                    T.get_packets(box[left, 0:S], x)  # here
+                T.copy(x, B)
+
+    return main

@@ -80,6 +80,7 @@ NOT_CODE = {
         ),
         _AGREE,
     ),
+    "a_dense_packet_taken_twice": "which of the two is left out follows from what the kernel is for",
     "packets_left_behind": "who is to take them, or whether they are put, nobody but the author knows",
     "ranks_of_the_launch_in_a_team": _BOUND,
     "a_transpose_in_place": "one loop of two names becomes two loops, whose bounds are those of the triangle",

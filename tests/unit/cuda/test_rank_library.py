@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
-from tilescale.compiler import driver
+import tilescale
+from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty, lowered
+from tilescale.compiler import driver, emulator
+from tilescale.language.dtypes import BITS
 from tilescale.ops.ranks import flat, flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
 from tilescale.ops.ranks.gemms import packed_shape
 from tilescale.packets import length
@@ -206,7 +208,7 @@ def test_scatter_by_packets(bias: int, activation: str):
     args = [
         {
             "X": data((2, 900), "bfloat16", r),
-            "box": np.zeros(length((2, 1024), 16), np.int64),
+            "box": np.zeros(length((2, 1024), 16, True), np.int64),
             "add": data((max(1, bias),), "bfloat16", 9),
             "C": empty((900,), "bfloat16"),
         }
@@ -215,6 +217,73 @@ def test_scatter_by_packets(bias: int, activation: str):
     agree_on_ranks(kernel, args, seeds=1)
     notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
     assert any("without" in n and "flag" in n for n in notes), notes
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    "world, t, pieces, out, bias, activation",
+    [
+        (2, 1000, 1, "bfloat16", 0, ""),
+        (3, 3700, 2, "bfloat16", 20, "relu"),
+        (4, 2048, 1, "float32", 0, ""),
+        (1, 5, 1, "bfloat16", 0, ""),
+    ],
+)
+def test_two_shots_by_packets(
+    world: int, t: int, pieces: int, out: str, bias: int, activation: str, inplace: bool
+):
+    """Launch after launch in the same boxes; slices that end beyond the tensor, or begin there."""
+    P, threads = 256, 32
+    if inplace and out != "bfloat16":
+        pytest.skip("a sum in place has the dtype of its parts")
+    blocks = -(-t // (world * P * pieces))
+    room = 4 * P * pieces
+    assert blocks * pieces * P <= room
+    what = {"P": P, "pieces": pieces, "room": room, "threads": threads, "dtype": "bfloat16", "out": out}
+    what |= {"align": math.gcd(8, t), "bias": bias, "activation": activation, "inplace": inplace}
+    kernel = flat_kernels.two_shot_by_packets(world=world, **what)
+    args = [
+        {
+            "A": data((t,), "bfloat16", r),
+            "parts": np.zeros(length((world, room), 16, True), np.int64),
+            "sums": np.zeros(length((world, room), BITS[out], True), np.int64),
+            "add": data((max(1, bias),), out, 9),
+            "blocks": blocks,
+            **({} if inplace else {"C": empty((t,), out)}),
+        }
+        for r in range(world)
+    ]
+    agree_on_ranks(kernel, args, seeds=2)
+    made, sums = lowered(kernel), []
+    for step in range(3):
+        ran = emulator.run_ranks(made.kernel, made.program, args, step)
+        sums = [of["A" if inplace else "C"] for of in ran]
+        assert all((s.view(np.uint8) == sums[0].view(np.uint8)).all() for s in sums)
+        args = [
+            {**a, "parts": of["parts"], "sums": of["sums"], "A": np.roll(a["A"], step)}
+            for a, of in zip(args, ran, strict=True)
+        ]
+        assert all(
+            a[box][0] == step + 1 << 32 and not a[box][1:].any() for a in args for box in ("parts", "sums")
+        )
+    notes = driver.lower(kernel.trace(), "cuda:sm_90a").program.notes
+    assert any("without" in n and "flag" in n for n in notes), notes
+
+
+@pytest.mark.parametrize("world, pieces", [(2, 1), (4, 1), (4, 4), (8, 2)])
+def test_dense_packets_lie_in_registers(world: int, pieces: int):
+    """At full size: no spills, as many blocks on a multiprocessor as `flat.in_pieces` counts on, two packets an
+    access, all looks of a thread in front of what empties their places."""
+    what = {"P": 1024, "room": 1 << 20, "threads": 128, "dtype": "bfloat16", "align": 8, "out": "bfloat16"}
+    what |= {"bias": 0, "activation": "", "inplace": False}
+    kernel = flat_kernels.two_shot_by_packets(world=world, pieces=pieces, **what)
+    made = tilescale.compile(kernel, target="cuda:sm_90a")
+    assert made.resources["spill_stores"] == 0 and made.resources["blocks"] >= flat.TOGETHER, made.resources
+    code = made.get_kernel_source()
+    first = code[code.index("ts::await_packets") :]
+    first = first[: first.index("ts::empty_")]
+    assert "ts::look_for_two_dense" in first and "__syncthreads" not in first
+    assert "put_dense(" not in code and "look_for_dense(" not in code
 
 
 @pytest.mark.parametrize("relayed", [False, True])
@@ -330,7 +399,7 @@ def test_a_sum_in_packets_needs_no_flags():
     args = [
         {
             "A": data((t,), "bfloat16", r),
-            "box": np.zeros(length((2, blocks * P), 16), np.int64),
+            "box": np.zeros(length((2, blocks * P), 16, True), np.int64),
             "add": data((1,), "bfloat16", 9),
             "C": empty((t,), "bfloat16"),
         }

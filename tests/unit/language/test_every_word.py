@@ -952,7 +952,11 @@ HOST: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "Packets": (
         "T.Packets((4, 8))",
-        {"shape": "T.Packets((4, 16))", "dtype": 'T.Packets((4, 8), "bfloat16")'},
+        {
+            "shape": "T.Packets((4, 16))",
+            "dtype": 'T.Packets((4, 8), "bfloat16")',
+            "dense": "T.Packets((4, 8), dense=True)",
+        },
     ),
     "Signal": ("T.Signal((4,))", {"shape": "T.Signal((8,))", "keep": "T.Signal((4,), keep=True)"}),
     "dynamic": (

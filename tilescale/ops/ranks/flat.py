@@ -86,14 +86,27 @@ def seconds(size: int, world: int) -> float:
 #: bytes to each rank from which some blocks put and others take what arrives
 SHARED = 8 << 20
 
-#: bytes of a block's packets for each rank: eight a thread of 128
-EACH = 1 << 10
+#: bytes of a block's packets for each rank: eight a thread of 128; of dense ones sixteen, two packets
+EACH, DENSE = 1 << 10, 2 << 10
+#: blocks with dense packets of up to 8 ranks that are on a multiprocessor at once: of 128 registers a thread
+TOGETHER = 4
 
 
-def boxes(size: int) -> int:
-    """How many blocks put and get ``size`` bytes for each rank as packets: a power of two, so that few boxes
-    serve all sizes."""
-    return power(-(-size // EACH))
+def boxes(size: int, each: int = EACH) -> int:
+    """How many blocks put and get ``size`` bytes for each rank as packets, ``each`` so many: a power of two,
+    so that few boxes serve all sizes."""
+    return power(-(-size // each))
+
+
+def in_pieces(size: int, units: int, world: int) -> tuple[int, int, int]:
+    """How many pieces of `DENSE` bytes each block has of ``size`` bytes in dense packets, how many blocks
+    there are, all of them on ``units`` multiprocessors at once, and how many pieces a box has room for: a
+    power of four, so that boxes of all sizes take little more memory than the largest."""
+    count = -(-size // DENSE)
+    together = max(1, TOGETHER * 8 // max(8, world))
+    pieces = power(-(-count // (together * units)))
+    blocks = -(-count // pieces)
+    return pieces, blocks, max(64, 1 << -(-(pieces * blocks - 1).bit_length() // 2) * 2)
 
 
 def power(count: int) -> int:
@@ -103,7 +116,7 @@ def power(count: int) -> int:
 
 def resident(size: int, units: int) -> bool:
     """Whether those blocks, which all wait, are on ``units`` multiprocessors at once: eight on each always
-    are."""
+    are, of dense packets, of which half as many blocks have twice as many, `TOGETHER`."""
     return boxes(size) <= 8 * units
 
 

@@ -180,6 +180,15 @@ def finished(acc: Any, add: Any, at: Any, activation: str):
             acc[i] = activated(x, activation)
 
 
+@T.macro
+def added(parts: Any, acc: Any):
+    """acc = Σ over ranks, in order, of their parts, in float32: packets have no float64."""
+    T.clear(acc)
+    for i in T.Parallel(parts.shape[1]):
+        for r in T.serial(parts.shape[0]):
+            acc[i] += T.cast(parts[r, i], "float32")
+
+
 def scatter_sum(
     world: int, P: int, Q: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str, givers: int = 0,
@@ -264,28 +273,25 @@ def scatter_by_packets(
     world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str,
 ) -> Any:  # fmt: skip
-    """The same of equal parts X (world, n), in packets, as `by_packets`."""
+    """The same of equal parts X (world, n), in dense packets, as `by_packets`."""
     n = T.dynamic("n", multiple_of=align)
 
     @T.prim_func
     def reduce_scatter(
         X: T.Tensor((world, n), dtype),
-        box: T.Packets((world, blocks * P), dtype),
+        box: T.Packets((world, blocks * P), dtype, dense=True),
         add: T.Tensor((max(1, bias),), out),
         C: T.Tensor((n,), out),
     ):
-        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, size):
-            mine, parts = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
-            acc = T.alloc_fragment((P,), "float32")  # packets have no float64
-            for hop in T.serial(size):
-                owner = (rank + 1 + hop) % size  # the next one first, this one last
-                T.copy(X[owner, b * P], mine)
-                T.put_packets(mine, box[rank, b * P], dst=owner)
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
+            mine = [T.alloc_fragment((P,), dtype) for _ in range(world)]
+            parts, acc = T.alloc_fragment((world, P), dtype), T.alloc_fragment((P,), "float32")
+            for hop in range(world):  # the next one first, this one last; all are read at once
+                T.copy(X[(rank + 1 + hop) % world, b * P], mine[hop])
+            for hop in range(world):
+                T.put_packets(mine[hop], box[rank, b * P], dst=(rank + 1 + hop) % world)
             T.get_packets(box[0:world, b * P : (b + 1) * P], parts)
-            T.clear(acc)
-            for i in T.Parallel(P):
-                for r in T.serial(world):
-                    acc[i] += T.cast(parts[r, i], "float32")
+            added(parts, acc)
             finished(acc, add if bias else None, b * P, activation)
             T.copy(acc, C[b * P])
 
@@ -341,26 +347,24 @@ def by_packets(
     world: int, P: int, blocks: int, threads: int, dtype: str, align: int, out: str, bias: int,
     activation: str, inplace: bool,
 ) -> Any:  # fmt: skip
-    """The same in packets, which need no signal, and no flags where a launch begins and ends: one trip, for
-    the smallest. A block has ``P`` numbers; box (world, blocks · P) is at least as long as A."""
+    """The same in dense packets, which need no signal, and no flags where a launch begins and ends: one trip,
+    for the smallest. A block has ``P`` numbers; box (world, blocks · P) is at least as long as A."""
     t = T.dynamic("t", multiple_of=align)
 
     @T.macro
     def body(A, box, add, C):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
             mine, parts = T.alloc_fragment((P,), dtype), T.alloc_fragment((world, P), dtype)
-            acc = T.alloc_fragment((P,), "float32")  # packets have no float64
+            acc = T.alloc_fragment((P,), "float32")
             T.copy(A[b * P], mine)
             T.put_packets(mine, box[rank, b * P])
             T.get_packets(box[0:world, b * P : (b + 1) * P], parts)
-            T.clear(acc)
-            for i in T.Parallel(P):
-                for r in T.serial(world):
-                    acc[i] += T.cast(parts[r, i], "float32")
+            added(parts, acc)
             finished(acc, add if bias else None, b * P, activation)
             T.copy(acc, C[b * P])
 
-    X, add, box = T.Tensor((t,), dtype), T.Tensor((max(1, bias),), out), T.Packets((world, blocks * P), dtype)
+    X, add = T.Tensor((t,), dtype), T.Tensor((max(1, bias),), out)
+    box = T.Packets((world, blocks * P), dtype, dense=True)
 
     @T.prim_func
     def all_reduce(A: X, box: box, add: add, C: T.Tensor((t,), out)):
@@ -426,6 +430,61 @@ def two_shot(
     @T.prim_func
     def all_reduce_in_place(A: X, parts: parts, sums: sums, add: add, given: flags, done: flags):
         body(A, parts, sums, add, given, done, A)
+
+    return all_reduce_in_place if inplace else all_reduce
+
+
+def two_shot_by_packets(
+    world: int, P: int, pieces: int, room: int, threads: int, dtype: str, align: int, out: str, bias: int,
+    activation: str, inplace: bool,
+) -> Any:  # fmt: skip
+    """The same in dense packets, in both trips: no signal, no release, no flags. A block of ``blocks`` has
+    ``pieces`` of ``P`` numbers of each rank's, n = blocks · pieces · P, and world · n is at least t. Boxes
+    (world, ``room``) are at least n wide. What a rank has itself goes through its own boxes too, so that one
+    wait is for all, with all loads under way at once."""
+    t = T.dynamic("t", multiple_of=align)
+
+    @T.macro
+    def body(A, parts, sums, add, C, blocks):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, _):
+            mine = [T.alloc_fragment((P,), dtype) for _ in range(world)]
+            part, whole = T.alloc_fragment((world, P), dtype), T.alloc_fragment((world, P), out)
+            acc, total = T.alloc_fragment((P,), "float32"), T.alloc_fragment((P,), out)
+            n = blocks * (pieces * P)
+            for k in T.serial(pieces):
+                at = (b * pieces + k) * P
+                for hop in range(world):  # the next one first, this one last; all are read at once
+                    T.copy(A[(rank + 1 + hop) % world * n + at], mine[hop])
+                for hop in range(world):
+                    T.put_packets(mine[hop], parts[rank, at], dst=(rank + 1 + hop) % world)
+            for k in T.serial(pieces):
+                at = (b * pieces + k) * P
+                T.get_packets(parts[0:world, at : at + P], part)
+                added(part, acc)
+                finished(acc, add if bias else None, rank * n + at, activation)
+                T.copy(acc, total)
+                for hop in range(world):
+                    T.put_packets(total, sums[rank, at], dst=(rank + 1 + hop) % world)
+            for k in T.serial(pieces):
+                at = (b * pieces + k) * P
+                T.get_packets(sums[0:world, at : at + P], whole)
+                # counted in vectors: of other addresses nvcc (13.0) does not know that they are multiples of
+                # 16 bytes, where each thread stores several, and stores words of 4
+                first, each = (b * pieces + k) * (P // align), blocks * (pieces * P // align)
+                for r, v, i in T.Parallel(world, P // align, align):
+                    if (r * each + first + v) * align < t:
+                        C[(r * each + first + v) * align + i] = whole[r, v * align + i]
+
+    X, add = T.Tensor((t,), dtype), T.Tensor((max(1, bias),), out)
+    parts, sums = (T.Packets((world, room), of, dense=True) for of in (dtype, out))
+
+    @T.prim_func
+    def all_reduce(A: X, parts: parts, sums: sums, add: add, C: T.Tensor((t,), out), blocks: T.int32):
+        body(A, parts, sums, add, C, blocks)
+
+    @T.prim_func
+    def all_reduce_in_place(A: X, parts: parts, sums: sums, add: add, blocks: T.int32):
+        body(A, parts, sums, add, A, blocks)
 
     return all_reduce_in_place if inplace else all_reduce
 

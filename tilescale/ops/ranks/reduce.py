@@ -1,10 +1,10 @@
 """``all_reduce(x)``: the sum of all ranks' x on every rank, the same bits on each.
 
 The smallest go in packets, which are their own signal: every rank puts its x to all others and adds all of
-them. Small ones go the same way in one shot of puts. Large ones in two: rank r
-adds the r-th part of everyone's x and hands its sum out, 2 (n − 1) / n of x instead of n − 1 times. Both add
-in the order of ranks. NCCL adds in an order of its own, so it takes a call only where the caller lets it
-(``order="any"``).
+them. Larger ones go in two trips: rank r adds the r-th part of everyone's x and hands its sum out,
+2 (n − 1) / n of x instead of n − 1 times; in packets too, or, the largest, in puts with signals. What packets
+do not take, and large ones of two ranks, go in one shot of such puts. All these add in the order of ranks.
+NCCL adds in an order of its own, so it takes a call only where the caller lets it (``order="any"``).
 """
 
 from __future__ import annotations
@@ -19,31 +19,53 @@ from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
-from tilescale.ops.ranks.flat_kernels import by_packets, one_shot, two_shot
+from tilescale.ops.ranks.flat_kernels import by_packets, one_shot, two_shot, two_shot_by_packets
 from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: bytes up to which packets are taken, and the same times the other ranks; up to which one shot is faster
-#: than two, and from which NCCL may be. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), packets
-#: took 6.3 µs at 512 KB, one shot 14.2, NCCL 12.8. By hand on 4 H200 two shots were faster from 256 KB on
-TINY, MANY, SMALL, LARGE = 512 << 10, 3 << 19, 256 << 10, 256 << 20
+#: bytes up to which two ranks take packets; up to which one shot is faster than two, and from which NCCL may
+#: be. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), packets with marks took 6.3 µs at 512 KB, one
+#: shot 14.2, NCCL 12.8. By hand on 4 H200 two shots were faster from 256 KB on
+TINY, SMALL, LARGE = 512 << 10, 256 << 10, 256 << 20
 #: bytes from which two ranks take two shots: 250 µs against 261 at 64 MB, 30 against 29 at 4 MB
 TWO = 16 << 20
-#: bytes up to which packets are measured
-PACKETS = 1 << 20
+#: Of more ranks, a model until it is measured: bytes that leave a rank while a second trip of packets takes
+#: its time (some 2 µs at 330 GB/s), and bytes from which releases cost little beside them
+TRIP, STREAM = 640 << 10, 8 << 20
+#: bytes up to which two trips of packets are there: boxes are four times as large, on four ranks
+IN_TWO = 32 << 20
+#: ranks whose packets a thread has room for in its registers
+HELD = 16
+#: ways but for the library's; bytes up to which packets are measured
+WAYS = ("packets", "two_packets", "one_shot", "two_shot")
+MOST = {"packets": 1 << 20, "two_packets": IN_TWO}
 
 
 def choose(size: int, world: int, order: str, distributed: bool, units: int = 132) -> str:
-    """How ``size`` bytes are added: "packets", "one_shot", "two_shot", or "library" where there is one and it
-    may add as it likes."""
+    """How ``size`` bytes are added: "packets", "two_packets", "one_shot", "two_shot", or "library" where
+    there is one and it may add as it likes."""
     if distributed and order == "any" and size >= LARGE:
         return "library"
-    if size <= TINY and size * (world - 1) <= MANY and flat.resident(size, units):
+    if world <= 2:
+        small = size <= TINY and flat.resident(size, units)
+        return "packets" if small else signalled(size, world)
+    if size * (world - 1) * (world - 2) <= TRIP * world and flat.resident(size, units):
         return "packets"
-    if world == 2:
-        return "one_shot" if size < TWO else "two_shot"
-    return "one_shot" if size <= SMALL else "two_shot"
+    return "two_packets" if size < STREAM and world <= HELD else "two_shot"
+
+
+def signalled(size: int, world: int) -> str:
+    """The same, of what does not go in packets."""
+    return "one_shot" if size <= SMALL or (world <= 2 and size < TWO) else "two_shot"
+
+
+def packed(size: int, dtype: torch.dtype, units: int) -> tuple[str, ...]:
+    """The ways in packets that there are for ``size`` bytes of a dtype: none of float64."""
+    if dtype == torch.float64:
+        return ()
+    one = ("packets",) if flat.resident(size, units) else ()
+    return (*one, "two_packets") if size <= IN_TWO else one
 
 
 @host.checked
@@ -66,10 +88,10 @@ def all_reduce(
             may round on its way.
         out: of x's shape, contiguous, takes the result; x itself, on all ranks or on none, is added in
             place, else it shares no memory with x.
-        how: "packets" (not of float64), "one_shot", "two_shot" or "library" where the choice by size is not
-            wanted.
-        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
-            as many blocks as the tensor has kilobytes.
+        how: "packets" and "two_packets" (not of float64, nor of what is too large for them), "one_shot",
+            "two_shot" or "library" where the choice by size is not wanted.
+        blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. "packets" go
+            by as many blocks as the tensor has twice a kilobyte.
 
     Raises:
         TileValueError, TileTypeError: what does not fit; a library without ``order="any"`` or a process
@@ -86,11 +108,10 @@ def all_reduce(
         host.units(x.device),
     )
     choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None, units)
-    ways: tuple[str, ...] = ("packets", "one_shot", "two_shot")
-    # a packet's word has four bytes of data
-    if x.dtype == torch.float64 or not flat.resident(size, units):
-        ways, choice = ways[1:], "one_shot" if choice == "packets" else choice
-    way = flat.way(how, choice, ways, order, torch_group)
+    inside = packed(size, x.dtype, units)
+    if choice in ("packets", "two_packets") and choice not in inside:  # what was kept knows the size alone
+        choice = signalled(size, team.size)
+    way = flat.way(how, choice, (*inside, "one_shot", "two_shot"), order, torch_group)
     if x.numel() == 0:
         return c
     if way == "library":
@@ -120,11 +141,21 @@ def reduced(
     size, units = x.element_size(), flat.multiprocessors(x.device, blocks)
     add = biased(bias, c)
     if way == "packets":
-        each, boxes = flat.EACH // size, flat.boxes(t * size)
+        each, boxes = flat.DENSE // size, flat.boxes(t * size, flat.DENSE)
         what = flat.constants(flat.Cut(each, each, boxes, 128), world, x, c, bias, activation, t)
         del what["Q"]
-        args = (a, space.box(x, boxes * each), add, *(() if inplace else (landing,)))
+        args = (a, space.box(x, boxes * each, "parts"), add, *(() if inplace else (landing,)))
         host.launch(by_packets, args, **what, inplace=inplace)
+    elif way == "two_packets":
+        wide = max(size, c.element_size())  # sums of all ranks lie in registers, too
+        P = flat.DENSE // wide
+        pieces, blocks, room = flat.in_pieces(share(t, world) * wide, units, world)
+        what = flat.constants(flat.Cut(P, P, blocks, 128), world, x, c, bias, activation, t)
+        del what["Q"], what["blocks"]
+        what |= {"pieces": pieces, "room": room * P}
+        parts, sums = (space.box(like, room * P, of) for like, of in ((x, "parts"), (c, "sums")))
+        args = (a, parts, sums, add, *(() if inplace else (landing,)), blocks)
+        host.launch(two_shot_by_packets, args, **what, inplace=inplace)
     elif way == "one_shot":
         cut = flat.cut(t * size, size, units, world)
         (parts,) = space.tensors(x, ((world, flat.padded(t, x.element_size())), x.dtype))
@@ -212,7 +243,9 @@ def pick(
         kept.get("blocks") or units,
     )
     if way == "packets":
-        return Pick(way, flat.boxes(total))
+        return Pick(way, flat.boxes(total, flat.DENSE))
+    if way == "two_packets":
+        return Pick(way, flat.in_pieces(share(total, world), units, world)[1])
     cut = flat.cut(total if way == "one_shot" else share(total, world), 1, units)
     return Pick(way, None if way == "library" else cut.blocks)
 
@@ -230,16 +263,15 @@ OP = RankOp(
     reference=reference,
     pick=pick,
     ways=lambda size, dtype="bfloat16", **_: {
-        **({"packets": {"how": "packets"}} if size * getattr(torch, dtype).itemsize <= PACKETS else {}),
-        "one_shot": {"how": "one_shot"},
-        "two_shot": {"how": "two_shot"},
-        "library": {"how": "library", "order": "any"},
+        way: {"how": way, **({"order": "any"} if way == "library" else {})}
+        for way in (*WAYS, "library")
+        if size * getattr(torch, dtype).itemsize <= MOST.get(way, size * 8)
     },
     base=lambda world, size, dtype="bfloat16", order="rank", units=132, **_: {
         "how": choose(size * getattr(torch, dtype).itemsize, world, order, True),
         "blocks": None,
     },
-    knobs=lambda **_: (({"how": "packets"}, {"how": "one_shot"}, {"how": "two_shot"}), flat.BLOCKS),
+    knobs=lambda **_: (tuple({"how": way} for way in WAYS), flat.BLOCKS),
     shape_of=lambda world, size, dtype="bfloat16", order="rank", **_: {
         "size": size * getattr(torch, dtype).itemsize,
         "order": order,
@@ -248,11 +280,11 @@ OP = RankOp(
     cases=(
         *(
             Case({"size": size, "dtype": dtype, "how": way}, small=True)
-            for way in ("packets", "one_shot", "two_shot")
+            for way in WAYS
             for size, dtype in (
                 (4096, "bfloat16"),
                 (5, "float32"),
-                *([(6, "float64")] if way != "packets" else []),
+                *([(6, "float64")] if "packets" not in way else []),
                 (1001, "float16"),
                 (10_000, "bfloat16"),
                 (1, "bfloat16"),

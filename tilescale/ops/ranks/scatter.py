@@ -27,9 +27,9 @@ from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: bytes of a rank's result up to which packets are taken by two ranks, and from which NCCL's is. On 2 H100,
-#: 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at
-#: 357 GB/s, NCCL's at 262
+#: bytes of a rank's result up to which packets are taken, and from which NCCL's is. On 2 H100, 2026-11-24
+#: (tests/bench/results/ranks_2.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at 357 GB/s,
+#: NCCL's at 262. On 4 H200, 2026-11-26, 1 MB took 12.8 µs in packets, 26.0 without
 TINY, LARGE = 1 << 20, 4 << 30
 #: bytes up to which packets are measured
 PACKETS = 1 << 20
@@ -42,7 +42,7 @@ def choose(size: int, order: str, distributed: bool, world: int = 2, even: bool 
         return "library"
     if engine.able() and by_engines_pays(size, world):
         return "engine"
-    return "packets" if even and size * (world - 1) <= TINY else "kernel"
+    return "packets" if even and size <= TINY else "kernel"
 
 
 def by_engines_pays(size: int, world: int) -> bool:
@@ -78,7 +78,7 @@ def reduce_scatter(
         how: "packets" (of equal parts, and not of float64), "kernel", "engine" (copy engines, where peers'
             memory is addressed) or "library" where the choice by size is not wanted.
         blocks: multiprocessors that the kernel keeps at most; without it as the size asks for. Packets go by
-            as many blocks as a part has kilobytes, and are not chosen where this is given.
+            as many blocks as a part has twice a kilobyte, and are not chosen where this is given.
 
     Returns:
         (m, …): rows r·c to min((r + 1)·c, M) on rank r of n, c = ceil(M / n), as torch.chunk splits them.
@@ -118,8 +118,8 @@ def reduce_scatter(
 
 
 def packable(x: torch.Tensor, M: int, world: int) -> bool:
-    """Whether the parts of x, M rows, can go in packets, whose words have four bytes of data: equal ones, by
-    blocks that are resident together."""
+    """Whether the parts of x, M rows, can go in dense packets, of which there are none of float64: equal
+    ones, by blocks that are resident together."""
     size = x.numel() // world * x.element_size()
     return M % world == 0 and x.dtype != torch.float64 and flat.resident(size, host.units(x.device))
 
@@ -145,10 +145,10 @@ def scattered(
         by_engines(a, c, n, M * inner, team, bias, activation, flat.multiprocessors(x.device, blocks))
         return
     if way == "packets":
-        each, boxes = flat.EACH // x.element_size(), flat.boxes(size)
+        each, boxes = flat.DENSE // x.element_size(), flat.boxes(size, flat.DENSE)
         what = flat.constants(flat.Cut(each, each, boxes, 128), team.size, x, c, bias, activation, n)
         del what["Q"]
-        box = workspace(team).box(x, boxes * each)
+        box = workspace(team).box(x, boxes * each, "parts")
         host.launch(scatter_by_packets, (a.view(team.size, n), box, biased(bias, c), landing), **what)
         flat.landed(landing, c)
         return
@@ -258,7 +258,7 @@ def pick(
     size, kept, even = _size(world, **shape), kept or {}, _even(world, **shape)
     way = how or kept.get("how") or choose(size, order, True, world, even)
     if way == "packets":
-        return Pick(way, flat.boxes(size))
+        return Pick(way, flat.boxes(size, flat.DENSE))
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 

@@ -66,7 +66,7 @@ class Workspace:
     def __init__(self, team: Team):
         self._team = weakref.ref(team)  # the table's keys are to die with the heap
         self._memory: dict[str, Any] = {}
-        self._boxes: dict[tuple[int, torch.dtype], Any] = {}
+        self._boxes: dict[tuple[int, torch.dtype, str], Any] = {}
         self._kept: list[Any] = []  # outgrown, in a CUDA graph
         #: by the name of a piece that is kept apart: whose result lies there now
         self.owner: dict[str, object] = {}
@@ -118,15 +118,18 @@ class Workspace:
         made: torch.Tensor = counters[:count].view(shape)
         return made
 
-    def box(self, like: torch.Tensor, columns: int) -> torch.Tensor:
-        """What a ``T.Packets((team's size, columns), like's dtype)`` takes. Boxes are kept: one for each
-        number of columns and dtype, of which operations ask for few."""
-        key = (columns, like.dtype)
+    def box(self, like: torch.Tensor, columns: int, dense: str = "") -> torch.Tensor:
+        """What a ``T.Packets((team's size, columns), like's dtype)`` takes; with a word for ``dense`` a dense
+        one, apart from those of other words. Boxes are kept: one for each number of columns, dtype and word,
+        of which operations ask for few. A kernel that takes a box of another kernel's shape may share it:
+        each takes all packets that come, so that none is left to the next."""
+        key = (columns, like.dtype, dense)
         if key not in self._boxes:
             team = self._team()
             assert team is not None
             _refuse_capture()
-            made = comm.packets((team.size, columns), like.dtype, like="torch", team=team)
+            shape = (team.size, columns)
+            made = comm.packets(shape, like.dtype, dense=bool(dense), like="torch", team=team)
             same_device(like, made, "x")
             self._boxes[key] = made
         found: torch.Tensor = self._boxes[key]

@@ -1,4 +1,4 @@
-// Packets between ranks (tilescale/packets.py): 16 bytes, twice four of data and the launch's number.
+// Packets between ranks (tilescale/packets.py): 16 bytes, twice four of data and the launch's number; those of dense boxes at the end.
 //
 // Each half of a packet is one 64-bit access: a vector access is as many scalar ones in any order, each of which is whole (PTX ISA, "Memory
 // Consistency Model", "Vector Data-types"). So whoever sees the number of this launch has the data beside it. Nothing else is ordered: all
@@ -75,6 +75,50 @@ __device__ __forceinline__ bool await_packets(const Team& team, int* late, int64
   *late = 0;
   if (since[0]++ == 1) since[1] = int64_t(now());
   return since[0] % 256 != 0 || !packets_are_late(team, uint64_t(since[1]), since[0], number, -1, site);
+}
+
+// ---- dense boxes: a packet is one word, the complement of its data; a place without one is 0
+//
+// Two neighbours are one access, each whole by itself, as above. Who has seen a packet stores 0 there; its own load came first in program
+// order and is not changed by that (coherence of one location), and nobody else looks at the place. That no packet of a later launch is lost
+// to the store is argued in compiler/passes/packets.py.
+
+__device__ __forceinline__ uint64_t dense(int64_t data) { return data == -1 ? 1 : ~uint64_t(data); }
+
+__device__ __forceinline__ void put_dense(int64_t* to, int64_t data) {
+#ifdef TS_NVSHMEM
+  if (pe_of(to) >= 0) return far_set(to, int64_t(dense(data)));
+#endif
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(to), "l"(dense(data)) : "memory");
+}
+
+__device__ __forceinline__ void put_two_dense(int64_t* to, int64_t data, int64_t next) {
+#ifdef TS_NVSHMEM
+  if (pe_of(to) >= 0) return put_dense(to, data), put_dense(to + 1, next);
+#endif
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(to), "l"(dense(data)), "l"(dense(next)) : "memory");
+}
+
+__device__ __forceinline__ int64_t look_for_dense(const int64_t* at, int* late) {
+  uint64_t word;
+  asm volatile("ld.relaxed.sys.global.b64 %0, [%1];" : "=l"(word) : "l"(at) : "memory");
+  *late |= word == 0;
+  return int64_t(~word);
+}
+
+__device__ __forceinline__ void look_for_two_dense(const int64_t* at, int* late, int64_t* data) {
+  uint64_t word, next;
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(word), "=l"(next) : "l"(at) : "memory");
+  *late |= word == 0 || next == 0;
+  data[0] = int64_t(~word), data[1] = int64_t(~next);
+}
+
+__device__ __forceinline__ void empty_dense(int64_t* at) {
+  asm volatile("st.relaxed.sys.global.b64 [%0], %1;" ::"l"(at), "l"(0ll) : "memory");
+}
+
+__device__ __forceinline__ void empty_two_dense(int64_t* at) {
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %1};" ::"l"(at), "l"(0ll) : "memory");
 }
 
 }  // namespace ts
