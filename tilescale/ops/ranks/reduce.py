@@ -24,14 +24,12 @@ from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: bytes up to which two ranks take packets; up to which one shot is faster than two, and from which NCCL may
-#: be. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), packets with marks took 6.3 µs at 512 KB, one
-#: shot 14.2, NCCL 12.8. By hand on 4 H200 two shots were faster from 256 KB on
-TINY, SMALL, LARGE = 512 << 10, 256 << 10, 256 << 20
-#: bytes from which two ranks take two shots: 250 µs against 261 at 64 MB, 30 against 29 at 4 MB
-TWO = 16 << 20
-#: Of more ranks, a model until it is measured: bytes that leave a rank while a second trip of packets takes
-#: its time (some 2 µs at 330 GB/s), and bytes from which releases cost little beside them
+#: of what does not go in packets: bytes up to which one shot is faster than two, of two ranks (250 µs against
+#: 261 at 64 MB, 30 against 29 at 4 MB on 2 H100, 2026-11-24), and from which NCCL may be. By hand on 4 H200
+#: two shots were faster from 256 KB on
+SMALL, TWO, LARGE = 256 << 10, 16 << 20, 256 << 20
+#: a model until it is measured: bytes that leave a rank while a second trip of packets takes its time (some 2
+#: µs at 330 GB/s), and bytes from which releases cost little beside them
 TRIP, STREAM = 640 << 10, 8 << 20
 #: bytes up to which two trips of packets are there: boxes are four times as large, on four ranks
 IN_TWO = 32 << 20
@@ -47,12 +45,10 @@ def choose(size: int, world: int, order: str, distributed: bool, units: int = 13
     there is one and it may add as it likes."""
     if distributed and order == "any" and size >= LARGE:
         return "library"
-    if world <= 2:
-        small = size <= TINY and flat.resident(size, units)
-        return "packets" if small else signalled(size, world)
-    if size * (world - 1) * (world - 2) <= TRIP * world and flat.resident(size, units):
+    # in one trip everything goes to everyone, in two parts of it go twice
+    if size * (world - 1) * max(0, world - 2) <= TRIP * world and flat.resident(size, units):
         return "packets"
-    return "two_packets" if size < STREAM and world <= HELD else "two_shot"
+    return "two_packets" if size < STREAM and world <= HELD else signalled(size, world)
 
 
 def signalled(size: int, world: int) -> str:
