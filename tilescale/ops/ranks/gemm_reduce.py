@@ -59,7 +59,7 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     as fast at M = 256, N = 8192, K = 28672, as fast at M = 512, and 0.93 and 0.90 at 1024 and 2048."""
     cut = tiles(M, N, K, dtype, units)
     count = ceil_div(M, cut["BM"]) * ceil_div(N, cut["BN"])
-    fused = worthwhile(M, N, K, dtype) and count >= world and count > (units if world == 2 else units // 2)
+    fused = worthwhile(M, N, K, dtype) and count >= world and count > units
     count = ceil_div(ceil_div(M, cut["BM"]) * ceil_div(N, cut["BN"]), world)
     return Config(fused=fused, warps=1, **cut, **in_turn(count, cut["blocks"], world, soon=True))
 

@@ -30,7 +30,7 @@ from tilescale.ops.ranks.workspace import workspace
 SMALL, TWO, LARGE = 256 << 10, 16 << 20, 256 << 20
 #: a model until it is measured: bytes that leave a rank while a second trip of packets takes its time (some 2
 #: µs at 330 GB/s), and bytes from which releases cost little beside them
-TRIP, STREAM = 640 << 10, 8 << 20
+TRIP, STREAM = 640 << 10, 16 << 20
 #: bytes up to which two trips of packets are there: boxes are four times as large, on four ranks
 IN_TWO = 32 << 20
 #: ranks whose packets a thread has room for in its registers
@@ -48,7 +48,7 @@ def choose(size: int, world: int, order: str, distributed: bool, units: int = 13
     # in one trip everything goes to everyone, in two parts of it go twice
     if size * (world - 1) * max(0, world - 2) <= TRIP * world and flat.resident(size, units):
         return "packets"
-    return "two_packets" if size < STREAM and world <= HELD else signalled(size, world)
+    return "two_packets" if size <= STREAM and world <= HELD else signalled(size, world)
 
 
 def signalled(size: int, world: int) -> str:
