@@ -381,13 +381,25 @@ def dispatch(
     the row of each pair. Behind the pairs that come here it is 0.
 
     A warp takes a token, or one of ``cut`` parts of it, reads ``wide`` columns at once and stores them to one
-    rank after another, beginning at the next one, so that no rank is everyone's first. What is told of rows
-    comes behind that: a warp for each row, a thread for each pair. Nobody waits: the launch ends when
-    everything has arrived.
+    rank after another, beginning at the next one, so that no rank is everyone's first. It tells of its row
+    too; of few tokens, where warps have parts of rows, that is work of its own, a warp for each row and rank:
+    128 tokens × 7168 on 4 H200 41.4 → 35.9 µs, 8192 × 2048 would take 352 instead of 330 (2026-11-26). Of
+    pairs threads tell. Nobody waits: the launch ends when everything has arrived.
     """
     t, R, P, held = (T.dynamic(x) for x in ("t", "R", "P", "held"))
-    local = ceil_div(E, world)
+    local, few = ceil_div(E, world), cut > 1
     marked = marks_of(K, local)
+
+    @T.macro
+    def told_of(Z, z, ids, weights, pairs, slots, begins, marks, meta, mark, i, d):
+        """Tells rank d of token i, if it goes there."""
+        if slots[i, d] >= 0:
+            at = begins[d] + slots[i, d]
+            marked(mark, ids, weights, pairs, i, d)
+            T.copy(mark, meta[at, 0, 0], dst=d)
+            if S:
+                T.copy(Z[i, 0], z)
+                T.copy(z, marks[at, 0], dst=d)
 
     @T.prim_func
     def moe_dispatch(
@@ -418,16 +430,26 @@ def dispatch(
                             if slot >= 0:
                                 at = begins[d] + slot
                                 T.copy(x, rows[at, (part * steps + h) * wide], dst=d)
-                # what is told of a row is work of its own: few tokens have many warps
-                for unit in T.serial(w * blocks + b, t * world, step=of * blocks):
-                    i, d = unit // world, (rank + 1 + unit % world) % world
-                    if slots[i, d] >= 0:
-                        at = begins[d] + slots[i, d]
-                        marked(mark, ids, weights, pairs, i, d)
-                        T.copy(mark, meta[at, 0, 0], dst=d)
-                        if S:
-                            T.copy(Z[i, 0], z)
-                            T.copy(z, marks[at, 0], dst=d)
+                    if not few:
+                        for hop in T.serial(1, n + 1):
+                            told_of(
+                                Z,
+                                z,
+                                ids,
+                                weights,
+                                pairs,
+                                slots,
+                                begins,
+                                marks,
+                                meta,
+                                mark,
+                                i,
+                                (rank + hop) % n,
+                            )
+                if few:
+                    for unit in T.serial(w * blocks + b, t * world, step=of * blocks):
+                        i, d = unit // world, (rank + 1 + unit % world) % world
+                        told_of(Z, z, ids, weights, pairs, slots, begins, marks, meta, mark, i, d)
             with T.Scale("thread") as (thread, count):
                 for u in T.serial(b * count + thread, t * K, step=blocks * count):
                     i, k = u // K, u % K
