@@ -15,11 +15,13 @@ from tests.compat import programs
 from tests.kernels import refused
 from tilescale import env
 from tilescale.autotuner import AutoTuner, set_autotune_inputs
-from tilescale.carver.arch import CDNA, CUDA, driver
+from tilescale.backend.target import determine_target
+from tilescale.carver.arch import CDNA, CUDA, auto_infer_current_arch, driver
 from tilescale.carver.template import MatmulTemplate
 from tilescale.contrib import nvcc
 from tilescale.devices import parse_target
 from tilescale.engine.callback import register_cuda_postproc_callback
+from tilescale.engine.lower import lower
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.language.fp8 import determine_fp8_type, determine_torch_fp8_type
 from tilescale.profiler import do_bench
@@ -124,6 +126,28 @@ def test_targets_in_other_spellings():
     assert nvcc.parse_compute_version("12.1") == (12, 1)
 
 
+def test_the_target_of_this_machine():
+    assert (
+        determine_target("cpu") == "cpu"
+        and determine_target({"kind": "cuda", "arch": "sm_90"}) == "cuda:sm_90"
+    )
+    found = determine_target("cuda:sm_80", return_object=True)
+    assert (found.kind.name, found.arch, found.attrs, str(found)) == (
+        "cuda",
+        "sm_80",
+        {"arch": "sm_80"},
+        "cuda:sm_80",
+    )
+    assert parse_target(found) == ("cuda", "sm_80") and lower(scaled(), found).kernel_source.count(
+        "__global__"
+    )
+    here = determine_target(return_object=True)
+    assert here.kind.name in ("cpu", "cuda") and str(here) == determine_target()
+    assert auto_infer_current_arch().target.startswith("cuda:sm_")
+    with pytest.raises(TileValueError, match="no target 'cutedsl'|there is no target"):
+        determine_target("cutedsl")
+
+
 def test_dtypes_in_other_spellings():
     assert T.dtype(torch.float16) is T.float16 and T.dtype("float16") == T.float16
     assert tilescale.DataType("int8").bits == 8 and determine_fp8_type("e5m2") == T.float8_e5m2
@@ -192,6 +216,16 @@ def test_marks():
     mark = testing.requires_package("no_such_package")
     assert mark.args == (True,) and not testing.requires_package("torch").args[0]
     assert testing.requires_cuda_compute_version_ge(99, 0).args == (True,)
+    assert "AMD" in testing.requires_cdna().kwargs["reason"]
+
+    @testing.requires_metal
+    def a_test():
+        pass
+
+    assert a_test.pytestmark[0].name == "skip"
+    with pytest.raises(AssertionError):
+        testing.torch_assert_close(torch.zeros(3), torch.ones(3))
+    testing.torch_assert_close(torch.ones(3), torch.ones(3))
     with pytest.raises(AttributeError):
         _ = testing.no_such_mark
     assert tilescale.tvm.testing.requires_package("no_such_package").args == (True,)

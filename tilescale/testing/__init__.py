@@ -28,7 +28,8 @@ _MARKS = (
     "main", "requires_cuda", "requires_cuda_compute_version", "requires_cuda_compute_version_eq",
     "requires_cuda_compute_version_ge", "requires_cuda_compute_version_gt",
     "requires_cuda_compute_version_le",
-    "requires_cuda_compute_version_lt", "requires_package", "set_random_seed",
+    "requires_cuda_compute_version_lt", "requires_cuda_or_cdna", "requires_cdna", "requires_gfx950",
+    "requires_metal", "requires_package", "requires_rocm", "set_random_seed", "torch_assert_close",
 )  # fmt: skip
 
 

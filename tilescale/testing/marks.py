@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tilescale.compat import requires_package as requires_package
+from tilescale.utils.tensor import torch_assert_close as torch_assert_close
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt, "eq": operator.eq,
@@ -54,6 +55,22 @@ requires_cuda_compute_version_gt = _compute_version("gt")
 requires_cuda_compute_version_le = _compute_version("le")
 requires_cuda_compute_version_lt = _compute_version("lt")
 requires_cuda_compute_version_eq = _compute_version("eq")
+
+
+def _not_there(what: str) -> Callable[..., Any]:
+    def requires(function: Any = None) -> Any:
+        mark = pytest.mark.skip(reason=f"needs {what}, for which there is no target in this version")
+        return mark if function is None else mark(function)
+
+    requires.__doc__ = f"Skips a test: it needs {what}."
+    return requires
+
+
+requires_cuda_or_cdna = requires_cuda
+requires_rocm = _not_there("a GPU of AMD's")
+requires_cdna = _not_there("a data center GPU of AMD's")
+requires_gfx950 = _not_there("an MI350 of AMD's")
+requires_metal = _not_there("a GPU of Apple's")
 
 
 def set_random_seed(seed: int = 42) -> None:

@@ -1,0 +1,1 @@
+"""TileLang's package of targets: programs take `determine_target` from it."""
