@@ -546,6 +546,8 @@ class Buffer(_Tile):
         self.place: Any = None
         #: of a tensor of 4-bit numbers: ``var`` has their bytes
         self.packed = False
+        #: of a tensor: what a read outside gives instead of zero (T.annotate_safe_value)
+        self.safe: Any = None
         #: of a box of packets: they have no marks
         self.dense = False
 
@@ -605,11 +607,9 @@ class Buffer(_Tile):
             for axis, i in enumerate(indices):
                 if self.scope.startswith(("shared", "local")):
                     self._check_constant(axis, i, 1)
-            if self.flat is not None:
-                return tirx.BufferLoad(self.flat.var, [self.place(indices)])
             if self.packed:
                 return _narrow().Element(self, indices)
-            return tirx.BufferLoad(self.var, indices)
+            return self.read(indices) if self.safe is None else _outside().Guarded(self, indices)
         items = items + (slice(None),) * (self.ndim - len(items))
         mins, extents, dropped = [], [], []
         for axis, item in enumerate(items):
@@ -623,6 +623,12 @@ class Buffer(_Tile):
             extents.append(extent)
             dropped.append(not isinstance(item, slice))
         return Region(self, tuple(mins), tuple(extents), tuple(dropped))
+
+    def read(self, indices: list[Any]) -> Any:
+        """The element, zero outside."""
+        if self.flat is not None:
+            return tirx.BufferLoad(self.flat.var, [self.place(indices)])
+        return tirx.BufferLoad(self.var, indices)
 
     def _slice(self, axis: int, item: slice) -> tuple[Any, Any]:
         if item.step is not None and constant(to_expr(item.step)) != 1:
@@ -697,6 +703,12 @@ class Buffer(_Tile):
                 else extent * out[0],
             )
         return tuple(out)
+
+
+def _outside() -> Any:
+    from tilescale.compiler.builder import outside
+
+    return outside
 
 
 def _narrow() -> Any:

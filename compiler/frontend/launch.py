@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Buffer, as_expr, index_expr
+from tilescale.compiler.builder.values import Buffer, as_expr, index_expr, to_expr
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
@@ -488,13 +488,34 @@ def _require_tensors(name: str, given: Any) -> None:
 
 
 def annotate_safe_value(values: dict[Any, Any]) -> None:
-    """What a read outside a tensor gives instead of zero, by buffer."""
+    """What a read outside a tensor gives from here on, instead of zero, by tensor: ``{A: 10}``. Elements and
+    T.copy obey it; threads make such copies, since TMA and cp.async fill with zeros.
+
+    Raises:
+        TileTypeError: no tensor, one of 4-bit numbers, or a value that is no number. TileValueError: a number
+            that is none of the tensor's dtype.
+    """
     _require_tensors("annotate_safe_value", values)
-    for value in values.values():
-        if constant(value) != 0 and value != 0.0:
-            raise TileValueError(
-                "only zero is read outside a tensor", loc=source.current(), hint="select with T.if_then_else"
+    for tensor, value in values.items():
+        if tensor.kind not in ("tensor", "symm") or tensor.packed:
+            raise TileTypeError(
+                f"T.annotate_safe_value of {tensor.name}",
+                loc=source.current(),
+                expected="a tensor of the kernel, of numbers of a byte or more",
             )
+        number = constant(value) if not isinstance(value, (bool, int, float)) else value
+        kind = str(tensor.dtype)
+        if number is not None and kind.startswith(("int", "uint")):
+            bits, signed = BITS[kind], kind.startswith("int")
+            low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+            if not (float(number).is_integer() and low <= number <= high):
+                raise TileValueError(
+                    f"{number} is read outside {tensor.name}, which is of {kind}",
+                    loc=source.current(),
+                    expected=f"a whole number, {low} to {high}",
+                )
+            number = int(number)
+        tensor.safe = None if number == 0 else to_expr(value, "a safe value") if number is None else number
 
 
 def get_block_binding(dim: int = 0) -> Any:

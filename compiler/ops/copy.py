@@ -89,11 +89,11 @@ def copy(
         frm, to = (
             region(x, what, (), narrow=True) for x, what in ((a, "the source"), (b, "the destination"))
         )
-    if frm.buffer.flat is not None or to.buffer.flat is not None:
+    if frm.buffer.flat is not None or to.buffer.flat is not None or frm.buffer.safe is not None:
         beside = [src, dst, signal, value, signal_op, op, coalesced_width, loop_layout]
         if any(w is not None for w in beside) or not blocking:
             raise TileTypeError(
-                "T.copy of a tensor with a layout of its own, with words beside its operands",
+                "T.copy of a tensor with a layout or a safe value, with words beside its operands",
                 loc=source.current(),
             )
         require_same_shape(frm, to, "T.copy")

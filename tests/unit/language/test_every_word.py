@@ -469,7 +469,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         "pass",
         {"layouts": "T.annotate_layout({h: T.Layout((64, 64), lambda p, q: p * 72 + q)})"},
     ),
-    "annotate_safe_value": ("T.annotate_safe_value({A: 0})", {"values": "T.annotate_safe_value({A: 1})"}),
+    "annotate_safe_value": (
+        "T.annotate_safe_value({A: 0}); T.copy(A[n, 0], T.alloc_shared((8, 64), 'float32'))",
+        {"values": "T.annotate_safe_value({A: 1}); T.copy(A[n, 0], T.alloc_shared((8, 64), 'float32'))"},
+    ),
     "assume": ("T.assume(n > 0)", {"condition": "T.assume(n > 1)"}),
     "alloc_shared": (
         "T.copy(A[0:8, 0:64], T.alloc_shared((8, 64), 'float32'))",
