@@ -43,7 +43,8 @@ def _extents(values: Any, what: str) -> tuple[Any, ...]:
 
 
 class Kernel:
-    """Starts a grid of blocks on every rank: ``with T.Kernel(gx, gy, threads=256) as (bx, by):``.
+    """Starts a grid of blocks on every rank: ``with T.Kernel(gx, gy, threads=256) as (bx, by):``; without
+    extents one block.
 
     Args:
         grid: one to three extents, x first; ints or expressions of the kernel's symbolic extents.
@@ -104,7 +105,8 @@ class Kernel:
                     hint="T.Kernel(gx, gy) or T.Kernel(block=(gx, gy))",
                 )
             grid = tuple(block) if isinstance(block, (tuple, list)) else (block,)
-        if not 1 <= len(grid) <= 3:
+        grid = grid or (1,)
+        if len(grid) > 3:
             raise TileValueError(
                 f"a grid of {len(grid)} axes", loc=source.current(), expected="one to three extents"
             )

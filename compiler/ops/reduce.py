@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale import log
+from tilescale.compiler.builder.constructs import LoopNest
+from tilescale.compiler.builder.values import Buffer, Region, as_expr, binary, const
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, elements, register
+from tilescale.compiler.ops.alloc import alloc_fragment
 from tilescale.compiler.ops.base import emit, region, same_extent, show, squeeze
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
@@ -59,8 +63,21 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     emit("reduce", [src.ir(), dst.ir()], {"op": reduce_type, "axis": full, "clear": int(bool(clear))})
 
 
+def _together(batch: int) -> None:
+    """How many results TileLang reduces between two barriers, which decides nothing here.
+
+    Raises:
+        TileValueError: no such number.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise TileValueError(f"batch={batch!r}", loc=source.current(), expected="1 at least")
+    if batch > 1:
+        log.say("info", "batch of T.reduce_… decides nothing here", once=True)
+
+
 def _named(op: str, doc: str) -> Any:
-    def call(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> None:
+    def call(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
+        _together(batch)
         reduce(buffer, out, op, dim, clear)
 
     call.__name__ = call.__qualname__ = f"reduce_{op}"
@@ -69,19 +86,48 @@ def _named(op: str, doc: str) -> Any:
 
 
 def _extreme(op: str, doc: str) -> Any:
-    def call(buffer: Any, out: Any, dim: int = -1, clear: bool = True, nan_propagate: bool = True) -> None:
-        require_bools(nan_propagate=nan_propagate)
-        if not nan_propagate:
-            raise TileValueError(
-                f"T.reduce_{op} that leaves NaN out", loc=source.current(),
-                expected="nan_propagate=True, which is what it does by default: NaN wins",
-                hint="T.if_then_else(T.isnan(x), …, x) in front of it",
-            )  # fmt: skip
-        reduce(buffer, out, op, dim, clear)
+    def call(
+        buffer: Any, out: Any, dim: int = -1, clear: bool = True, nan_propagate: bool = True, batch: int = 1
+    ) -> None:
+        require_bools(nan_propagate=nan_propagate, clear=clear)
+        _together(batch)
+        src, dst = region(buffer, "the tile to reduce"), region(out, "the result")
+        if nan_propagate or not src.dtype.is_float:
+            reduce(buffer, out, op, dim, clear)
+            return
+        if not clear:
+            _without_nan(dst, dst.buffer, op)
+        held = alloc_fragment(tuple(src.shape), str(src.dtype))
+        _without_nan(src, held, op)
+        reduce(held, out, op, dim, clear)
 
     call.__name__ = call.__qualname__ = f"reduce_{op}"
-    call.__doc__ = doc
+    call.__doc__ = (
+        f"{doc} A NaN wins; with ``nan_propagate=False`` all others win over it, and nothing but NaNs gives "
+        "what no elements give: -∞, ∞ and, of magnitudes, 0."
+    )
     return call
+
+
+def _without_nan(src: Region, dst: Buffer, op: str) -> None:
+    """dst = src, where NaNs are what changes no result. A part may be written onto itself."""
+    from tilescale.compiler.ops.math import if_then_else, infinity, isnan
+
+    nothing = {"max": -infinity(src.dtype), "min": infinity(src.dtype), "absmax": const(0, str(src.dtype))}[
+        op
+    ]
+    onto = src.buffer is dst
+    axes = [k for k, d in enumerate(src.dropped) if not d]
+    nest = LoopNest("parallel", [(0, e, 1) for e in src.shape] or [(0, 1, 1)])
+    for found in nest.trace(tuple("ijklmnpq"[: max(1, len(axes))])):
+        at = found if isinstance(found, tuple) else (found,)
+        moved = dict(zip(axes, at, strict=False))
+        index = tuple(
+            binary("+", as_expr(low), moved[k]) if k in moved else as_expr(low)
+            for k, low in enumerate(src.mins)
+        )
+        x = src.buffer[index]
+        dst.store(index if onto else at, if_then_else(isnan(x), nothing, x))
 
 
 reduce_sum = _named("sum", "The sum along ``dim``.")
@@ -91,13 +137,7 @@ reduce_prod = _named("prod", "The product along ``dim``.")
 reduce_bitand = _named("bitand", "All bits anded along ``dim``.")
 reduce_bitor = _named("bitor", "All bits ored along ``dim``.")
 reduce_bitxor = _named("bitxor", "All bits xored along ``dim``.")
-
-
-def reduce_abssum(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> None:
-    """The sum of magnitudes along ``dim``."""
-    reduce(buffer, out, "abssum", dim, clear)
-
-
+reduce_abssum = _named("abssum", "The sum of magnitudes along ``dim``.")
 reduce_absmax = _extreme("absmax", "The greatest magnitude along ``dim``.")
 
 

@@ -331,7 +331,6 @@ def test_extents_that_cannot_be():
 
     for grid, message in (
         ((0,), "the grid has extent 0"),
-        ((), "a grid of 0 axes"),
         ((1, 2, 3, 4), "a grid of 4 axes"),
     ):
 

@@ -71,10 +71,12 @@ RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: uses
 NOTHING = {
     **{
-        f"reduce_{op}": {
-            "nan_propagate": (f"T.reduce_{op}(f, r, nan_propagate=True)", f"T.reduce_{op}(f, r)"),
-        }
-        for op in ("max", "min", "absmax")
+        f"reduce_{op}": {"batch": (f"T.reduce_{op}(f, r, batch=2)", f"T.reduce_{op}(f, r)")}
+        for op in ("sum", "abssum", "prod", "max", "min", "absmax")
+    },
+    **{
+        f"reduce_{op}": {"batch": (f"T.reduce_{op}(i, k, 1, batch=2)", f"T.reduce_{op}(i, k, 1)")}
+        for op in ("bitand", "bitor", "bitxor")
     },
     **{
         word: {"annotations": (f"T.{word}(a, annotations={{'it': 1}})", f"T.{word}(a)")}
@@ -858,6 +860,11 @@ for _name in ("sum", "max", "min", "prod", "abssum", "absmax"):
             "out": f"T.reduce_{_name}(f, k, 1)",
             "dim": f"T.reduce_{_name}(f, r, 0)",
             "clear": f"T.reduce_{_name}(f, r, 1, clear=False)",
+            **(
+                {"nan_propagate": f"T.reduce_{_name}(f, r, 1, nan_propagate=False)"}
+                if _name in ("max", "min", "absmax")
+                else {}
+            ),
         },
     )
 for _name in ("and", "or", "xor"):

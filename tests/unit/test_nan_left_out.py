@@ -1,0 +1,61 @@
+"""Reductions that leave NaN out (``nan_propagate=False``), and launches of one block without extents."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale.language as T
+from tests.unit.cuda.emulated import agree, empty
+from tilescale.jit import compile
+
+NONE = {"max": -math.inf, "min": math.inf, "absmax": 0.0}
+
+
+def kernel(op: str, dtype: str, clear: bool, shared: bool) -> Any:
+    reduce = getattr(T, f"reduce_{op}")
+
+    @T.prim_func
+    def rows(A: T.Tensor((16, 40), dtype), B: T.Tensor((16,), dtype)):
+        with T.Kernel(threads=64):
+            a = T.alloc_shared((16, 40), dtype) if shared else T.alloc_fragment((16, 40), dtype)
+            b = T.alloc_fragment((16,), dtype)
+            T.copy(A, a)
+            T.copy(B, b)
+            reduce(a, b, dim=1, clear=clear, nan_propagate=False)
+            T.copy(b, B)
+
+    return rows
+
+
+def drawn(dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(5)
+    a, b = torch.randn(16, 40, generator=g) * 9, torch.randn(16, generator=g) * 9
+    if dtype != "int32":
+        a[torch.rand(16, 40, generator=g) < 0.3] = math.nan
+        a[3], b[3], b[5] = math.nan, math.nan, math.nan
+    return a.to(getattr(torch, dtype)), b.to(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize(
+    "op, dtype", [("max", "float32"), ("min", "float16"), ("absmax", "float32"), ("max", "int32")]
+)
+def test_values(op: str, dtype: str, clear: bool, shared: bool, target: str):
+    a, b = drawn(dtype)
+    parts = [a.double().abs() if op == "absmax" else a.double(), *([] if clear else [b.double()[:, None]])]
+    every = torch.cat(parts, 1)
+    every = every.where(~every.isnan(), NONE[op])
+    compile(kernel(op, dtype, clear, shared), target=target)(a, b)
+    assert torch.equal(b.double(), every.amin(1) if op == "min" else every.amax(1))
+
+
+def test_on_the_emulated_gpu():
+    a, b = drawn("float32")
+    agree(kernel("max", "float32", True, False), {"A": a.numpy(), "B": empty((16,), "float32")})
+    agree(kernel("min", "float32", False, True), {"A": a.numpy(), "B": b.numpy()})
