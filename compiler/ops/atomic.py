@@ -14,7 +14,15 @@ from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops import placed
-from tilescale.compiler.ops.base import emit, is_tile, region, require_inside, require_same_shape, show
+from tilescale.compiler.ops.base import (
+    emit,
+    is_tile,
+    region,
+    require_inside,
+    require_same_shape,
+    show,
+    unheeded,
+)
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 from tilescale.language.booleans import require_bools
@@ -137,10 +145,12 @@ def _anywhere(kind: str, side: str) -> Callable[[Callable[..., Any]], Callable[.
 
 @_anywhere("add", "dst")
 def atomic_add(
-    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False
-) -> Any:
+    dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False,
+    annotations: dict[str, Any] | None = None,
+) -> Any:  # fmt: skip
     """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return
     the value before. TMA adds tiles where it can, whether it is asked to (``use_tma``) or not."""
+    unheeded("atomic_add", annotations)
     check_order(memory_order)
     require_bools(use_tma=use_tma)
     return _atomic("add", dst, value, return_prev)

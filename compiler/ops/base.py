@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale import log
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.narrow import Element
 from tilescale.compiler.builder.poison import Poison
@@ -57,6 +58,22 @@ def emit(name: str, args: list[Any], attrs: dict[str, Any] | None = None) -> Non
     call = ir.Call(f"ts.{name}", args, attrs=where, ret_ty=VOID, span=span)
     _refuse_tiles(call)
     b.emit(tirx.Evaluate(call, span))
+
+
+def unheeded(name: str, annotations: Any) -> None:
+    """TileLang's notes for its own code of an operation, which the log says once decide nothing here.
+
+    Raises:
+        TileTypeError: no dict.
+    """
+    if annotations is None:
+        return
+    if not isinstance(annotations, dict):
+        raise TileTypeError(
+            f"T.{name} with annotations={annotations!r}", loc=source.current(), expected="a dict"
+        )
+    if annotations:
+        log.say("info", f"annotations of T.{name} decide nothing here", once=True)
 
 
 def is_tile(value: Any) -> bool:

@@ -20,6 +20,8 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
 from tilescale.language.dtypes import Narrow
 
+#: by what T.copy may be asked to copy
+INSTRUCTIONS = ("tma", "cp_async", "sync")
 #: what T.copy may say of the cache
 POLICIES = ("evict_normal", "evict_first", "evict_last")
 
@@ -36,6 +38,8 @@ def copy(
     coalesced_width: int | None = None,
     disable_tma: bool = False,
     eviction_policy: str | None = None,
+    prefer_instruction: str | None = None,
+    annotations: dict[str, Any] | None = None,
     loop_layout: Any = None,
 ) -> None:
     """Copies a tile: ``T.copy(A[i, k], A_s)``, ``T.copy(tile, B[r, 0], dst=peer)``, ``T.copy(B, tile,
@@ -60,6 +64,9 @@ def copy(
             too), not TMA.
         disable_tma: TMA does not make this copy.
         eviction_policy: a hint for the cache, which is not given yet.
+        prefer_instruction: "tma", which copies are made by anyway where it can; "cp_async" or "sync": not by
+            TMA. annotations: coalesced_width, disable_tma, eviction_policy and prefer_instruction, which
+            these take the place of.
 
     Raises:
         TileValueError: shapes that differ, both sides remote, a rank that cannot be.
@@ -67,7 +74,18 @@ def copy(
             additions.
         TileSyntaxError: ``op`` of what is no put to another rank, or goes on beside its executor.
     """
+    if annotations is not None:
+        coalesced_width, disable_tma, eviction_policy, prefer_instruction = _annotated(
+            annotations, coalesced_width, disable_tma, eviction_policy, prefer_instruction
+        )
     require_bools(disable_tma=disable_tma, blocking=blocking)
+    if prefer_instruction not in (None, *INSTRUCTIONS):
+        raise TileValueError(
+            f"T.copy(prefer_instruction={prefer_instruction!r})",
+            loc=source.current(),
+            expected=", ".join(map(repr, INSTRUCTIONS)),
+        )
+    disable_tma = disable_tma or prefer_instruction in INSTRUCTIONS[1:]
     args = list(operands)
     # behind two operands both words name ranks, also where an element of a tensor says which: dst=expert[t]
     if len(args) < 2 and (base.is_tile(src) or (src is not None and not args)):
@@ -278,6 +296,16 @@ def check_peer(peer: Any, owned: Region, side: str) -> Any:
                 f"{side}={known} is no block of the cluster", loc=loc, expected=f"0 ≤ block < {x * y * z}"
             )
     return b.team.rank(e, side) if reach == "device" and b.team is not None else e
+
+
+def _annotated(annotations: Any, *given: Any) -> tuple[Any, ...]:
+    """Words of T.copy, those that its annotations have taken from there."""
+    names = ("coalesced_width", "disable_tma", "eviction_policy", "prefer_instruction")
+    if isinstance(annotations, dict):
+        base.unheeded("copy", {k: v for k, v in annotations.items() if k not in names})
+        return tuple(annotations.get(name, value) for name, value in zip(names, given, strict=True))
+    base.unheeded("copy", annotations)
+    return given
 
 
 @register

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale import log
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.folds import accumulator, fold, identity
@@ -13,7 +12,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, elements, register
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype, in_registers
-from tilescale.compiler.ops.base import emit, region, require_same_shape
+from tilescale.compiler.ops.base import emit, region, require_same_shape, unheeded
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
@@ -41,22 +40,11 @@ def _scan(op: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     emit("cumsum", [a.ir(), b.ir()], {"op": op, "axis": full, "reverse": int(bool(reverse))})
 
 
-def _unheeded(name: str, annotations: Any) -> None:
-    """TileLang's notes for its own code of a scan."""
-    if annotations is None:
-        return
-    if not isinstance(annotations, dict):
-        raise TileTypeError(
-            f"T.{name} with annotations={annotations!r}", loc=source.current(), expected="a dict"
-        )
-    log.say("info", f"annotations of T.{name} decide nothing here", once=True)
-
-
 def cumsum(
     src: Any, dst: Any = None, dim: int = 0, reverse: bool = False, annotations: dict[str, Any] | None = None
 ) -> None:
     """Running sums along ``dim`` into ``dst`` (in place without one), from the end with ``reverse``."""
-    _unheeded("cumsum", annotations)
+    unheeded("cumsum", annotations)
     _scan("sum", src, dst, dim, reverse)
 
 
@@ -64,7 +52,7 @@ def cummax(
     src: Any, dst: Any = None, dim: int = 0, reverse: bool = False, annotations: dict[str, Any] | None = None
 ) -> None:
     """Running maxima along ``dim`` into ``dst`` (in place without one), from the end with ``reverse``."""
-    _unheeded("cummax", annotations)
+    unheeded("cummax", annotations)
     _scan("max", src, dst, dim, reverse)
 
 

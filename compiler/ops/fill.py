@@ -7,19 +7,21 @@ from typing import Any
 from tilescale.compiler.builder.values import convert
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ops.base import emit, region
+from tilescale.compiler.ops.base import emit, region, unheeded
 from tilescale.compiler.tvm_compat import tirx
 
 
-def fill(buffer: Any, value: Any) -> None:
+def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> None:
     """Stores ``value``, converted to the tile's dtype, into every element; nothing outside a tensor is
     written."""
+    unheeded("fill", annotations)
     target = region(buffer, "the tile to fill", (), narrow=True)
     emit("fill", [target.ir(), convert(value, target.dtype)])
 
 
-def clear(buffer: Any) -> None:
+def clear(buffer: Any, annotations: dict[str, Any] | None = None) -> None:
     """Stores zero into every element."""
+    unheeded("clear", annotations)
     fill(buffer, 0)
 
 

@@ -11,7 +11,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ops.base import emit, region, show
+from tilescale.compiler.ops.base import emit, region, show, unheeded
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
@@ -79,6 +79,7 @@ def gemm(
     wg_wait: int = 0,
     mbar: Any = None,
     precision: str = "",
+    annotations: dict[str, Any] | None = None,
 ) -> None:
     """C += op(A) · op(B) over tiles, accumulated in C's dtype (float16 and bfloat16 accumulators are rounded
     once a call).
@@ -97,6 +98,7 @@ def gemm(
         TileValueError: shapes that do not fit, a precision that there is not, ``mbar``. TileTypeError: dtypes
         that have no product.
     """
+    unheeded("gemm", annotations)
     require_bools(
         transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum
     )

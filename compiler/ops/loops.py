@@ -12,6 +12,7 @@ from tilescale.compiler.builder.values import index_expr, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops import by_hand, tile_orders
+from tilescale.compiler.ops.base import unheeded
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
 
@@ -142,6 +143,7 @@ def Pipelined(
     stage: Any = None,
     sync: Any = None,
     group: Any = None,
+    annotations: dict[str, Any] | None = None,
 ) -> LoopNest:
     """A loop whose copies run ahead of the computation through a ring of ``num_stages`` buffers (one), where
     the target has such rings.
@@ -157,6 +159,7 @@ def Pipelined(
         TileValueError: numbers that are none; what the schedule asks for and cannot be done
         (passes/manual_stages.py).
     """
+    unheeded("Pipelined", annotations)
     if num_stages is not None and (not isinstance(num_stages, int) or num_stages < 0):
         raise TileValueError(f"num_stages={num_stages!r}", loc=source.current(), expected="an int ≥ 0")
     if sync:

@@ -12,6 +12,7 @@ from tilescale.compiler.builder.values import (
     Buffer,
     as_expr,
     binary,
+    compare,
     const,
     convert,
     float_function,
@@ -76,7 +77,7 @@ erf = _unary("erf", _math.erf, "The error function.")
 floor = _unary("floor", _math.floor, "The greatest integer not above x.")
 ceil = _unary("ceil", _math.ceil, "The least integer not below x.")
 trunc = _unary("trunc", _math.trunc, "x without its fraction.")
-round = _unary("round", round, "The nearest integer, halves to even.")
+_round_to_even = _unary("round", round, "The nearest integer, halves to even.")
 __exp = _unary("__exp", _math.exp, "e to the x, fast.")
 __exp2 = _unary("__exp2", lambda x: 2.0**x, "Two to the x, fast.")
 __exp10 = _unary("__exp10", lambda x: 10.0**x, "Ten to the x, fast.")
@@ -132,6 +133,35 @@ def fmod(a: Any, b: Any) -> Any:
 def atan2(a: Any, b: Any) -> Any:
     """The angle of the point (b, a), in radians."""
     return _math.atan2(a, b) if _python(a, b) else float_function("atan2", a, b)
+
+
+def round(x: Any, rounding_mode: str = "ties-to-even") -> Any:
+    """The nearest integer: of two as near the even one, or with "ties-away-from-zero" the larger magnitude.
+
+    Raises:
+        TileValueError: another mode.
+    """
+    if rounding_mode == "ties-to-even":
+        return _round_to_even(x)
+    if rounding_mode != "ties-away-from-zero":
+        raise TileValueError(
+            f"T.round(…, {rounding_mode!r})",
+            loc=source.current(),
+            expected='"ties-to-even" or "ties-away-from-zero"',
+        )
+    e = to_expr(x, "the argument of T.round")
+    if not is_expr(e):
+        return _math.copysign(_math.floor(abs(e) + 0.5), e) if isinstance(e, float) else e
+    kind = str(e.ty)
+    if "float" not in kind:
+        return e
+    whole = trunc(e)  # what is left is exact, and 0 where x has no fraction
+    left, one = tirx.Sub(e, whole), const(1.0, kind)
+    away = if_then_else(compare("<", e, 0.0), tirx.Sub(whole, one), tirx.Add(whole, one))
+    half = const(0.5, kind)
+    return if_then_else(
+        tirx.Or(compare(">=", left, half), compare("<=", left, tirx.Sub(const(0.0, kind), half))), away, whole
+    )
 
 
 def copysign(a: Any, b: Any) -> Any:

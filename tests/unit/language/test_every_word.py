@@ -88,7 +88,18 @@ NOTHING = {
             "with T.Kernel(4) as bx:\n    A[bx, 0] = x",
         )
     },
-    "gemm": {"k_pack": ("T.gemm(h, g, f, k_pack=2)", "T.gemm(h, g, f)")},
+    "gemm": {
+        "k_pack": ("T.gemm(h, g, f, k_pack=2)", "T.gemm(h, g, f)"),
+        "annotations": ("T.gemm(h, g, f, annotations={'it': 1})", "T.gemm(h, g, f)"),
+    },
+    "Pipelined": {
+        "annotations": (
+            "for p in T.Pipelined(4, annotations={'it': 1}):\n    T.copy(R[p, :, :], a)",
+            "for p in T.Pipelined(4):\n    T.copy(R[p, :, :], a)",
+        )
+    },
+    "fill": {"annotations": ("T.fill(a, 2, annotations={'it': 1})", "T.fill(a, 2)")},
+    "clear": {"annotations": ("T.clear(a, annotations={'it': 1})", "T.clear(a)")},
     "gemm_sp": {
         "k_pack": ("T.gemm_sp(h[0:64, 0:32], e, g, f, k_pack=2)", "T.gemm_sp(h[0:64, 0:32], e, g, f)")
     },
@@ -96,6 +107,7 @@ NOTHING = {
     "atomic_add": {
         "memory_order": ('T.atomic_add(A, a, memory_order="relaxed")', "T.atomic_add(A, a)"),
         "use_tma": ("T.atomic_add(A, a, use_tma=True)", "T.atomic_add(A, a)"),
+        "annotations": ("T.atomic_add(A, a, annotations={'it': 1})", "T.atomic_add(A, a)"),
     },
     "atomic_max": {"memory_order": ('T.atomic_max(A, a, memory_order="relaxed")', "T.atomic_max(A, a)")},
     "atomic_min": {"memory_order": ('T.atomic_min(A, a, memory_order="relaxed")', "T.atomic_min(A, a)")},
@@ -552,6 +564,8 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "blocking": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], blocking=False)",
             "coalesced_width": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], coalesced_width=2)",
             "disable_tma": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], disable_tma=True)",
+            "prefer_instruction": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], prefer_instruction='cp_async')",
+            "annotations": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], annotations={{'coalesced_width': 2}})",
             "loop_layout": f"{DEVICE}T.copy(A, S, dst=1, signal=sig[0], loop_layout=T.Fragment((64, 64), lambda p, q: (p * 2 + q // 32, q % 32)))",
         },
     ),
@@ -867,6 +881,10 @@ for _name in ("sum", "max", "min", "prod", "abssum", "absmax"):
             ),
         },
     )
+USES["round"] = ("A[0, 0] = T.round(x)", {
+    "x": "A[0, 0] = T.round(x * 2)",
+    "rounding_mode": "A[0, 0] = T.round(x, 'ties-away-from-zero')",
+})  # fmt: skip
 for _name in ("and", "or", "xor"):
     USES[f"reduce_bit{_name}"] = (
         f"T.reduce_bit{_name}(i, k, 1)",
@@ -930,7 +948,7 @@ for _name in ("sqrt", "frcp"):
         "x": f"A[0, 0] = T.ieee_{_name}(x * 2)", "rounding_mode": f"A[0, 0] = T.ieee_{_name}(x, 'rz')",
     })  # fmt: skip
 #: functions of values, by how many
-UNARY = """abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf floor ceil round trunc isnan isinf isfinite sinh cosh
+UNARY = """abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf floor ceil trunc isnan isinf isfinite sinh cosh
 asin acos atan bitwise_not popcount likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
 BINARY = """pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
 bitwise_xor""".split()
