@@ -620,7 +620,9 @@ def bringing(
                         at = column + (part * steps + h) * wide
                         T.clear(acc)
                         add(Y, at, parts, place, weight, acc)
-                        T.copy(acc, back[rank, i, at], dst=owner)
+                        # rounded apart from the store, or nvcc (13.0) spills, and stores words of 4 bytes
+                        T.copy(acc, parts[0])
+                        T.copy(parts[0], back[rank, i, at], dst=owner)
                 # releases this warp's part of the rows
                 T.signal(arrived[rank, counter + unit], dst=owner)
 
@@ -669,7 +671,8 @@ def bringing(
                                     if d != rank and slot[d] >= 0:
                                         for j in T.Parallel(wide):
                                             acc[j] += T.cast(parts[d - begin][j], acc.dtype)
-                            T.copy(acc, C[i, at])
+                            T.copy(acc, parts[0])
+                            T.copy(parts[0], C[i, at])
 
     return bring
 
