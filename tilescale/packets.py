@@ -19,9 +19,10 @@ EMPTY in its place, so a packet is taken once in a launch. "Lamport" is the fiel
 
 A launch that fails may leave packets in a dense box, and get more behind its end. A later one would take them
 for its own. It is enough that the rank whose box it is launches no more with it: nobody else reads there. On
-CPUs word `FAILED` says so, and such a launch is refused. The simulator refuses a box that is not empty. On
-GPUs there is no such launch: one that fails ends the process's use of the GPU, or, where jobs recover, all
-waits of the rank are void from then on, in every launch, and the host says that results are worth nothing
+CPUs word `FAILED` says so, and such a launch is refused. A failed launch stops the job, so a rank that had
+not begun it takes nothing of it in a later one either. The simulator refuses a box that is not empty. On GPUs
+there is no such launch: one that fails ends the process's use of the GPU, or, where jobs recover, all waits
+of the rank are void from then on, in every launch, and the host says that results are worth nothing
 (ts/team.cuh, `give_up`). ``comm.finalize`` puts old boxes out of reach, and boxes of the next job are zero.
 """
 

@@ -7,7 +7,8 @@ ended, as launches of a rank follow one another. If in every launch each rank ge
 rank puts, B has got one of A in launch e + 1, which A put in its launch e + 1, and so behind the end of A's
 launch e with all that it took there. So a kernel in which each rank gets a packet of each other rank,
 whatever it is called with, needs nobody's word that a launch has begun or ended. Between two such launches
-any ordered launch may stand: it does not end on B before A has reached its end.
+any ordered launch may stand: it does not end on B before A has reached its end. Of several boxes of a kernel
+one is enough: it says for all of them that A's launch e has ended.
 
 **Dense boxes** have no numbers (tilescale/packets.py): who takes a packet in launch e empties its place, and
 a place that is not empty has arrived. The same order is enough. A stores EMPTY before its launch e ends, and

@@ -95,7 +95,9 @@ def both_in_pieces() -> bool:
         return both()
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world", [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("run", [both, both_in_pieces])
 def test_on_processes(run: Any, world: int):
     assert run_ranks(world, run, timeout=120) == [True] * world
@@ -119,7 +121,7 @@ def products() -> bool:
     return world > 1
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_products_by_engines(world: int):
     assert run_ranks(world, products, timeout=120) == [True] * world
 

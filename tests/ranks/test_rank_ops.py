@@ -201,14 +201,16 @@ def test_all_ways_to_add_give_the_same_bits(world: int):
     assert all(all(r) for r in done), done
 
 
-def test_sums_of_more_ranks_go_in_two_trips_of_packets():
-    assert [reduce.choose(n << 10, 4, "rank", False) for n in (64, 512, 4096, 16384)] == [
-        "packets", "two_packets", "two_packets", "two_shot"
-    ]  # fmt: skip
-    assert reduce.choose(4 << 20, 2, "rank", False) == "one_shot"
-    assert reduce.choose(4 << 20, 32, "rank", False) == "two_shot", (
-        "a thread has no room for 32 packets of each"
-    )
+@pytest.mark.parametrize("world, kilobytes", [(2, 1024), (3, 960), (4, 426), (8, 121)])
+def test_sums_go_in_one_trip_of_packets_then_in_two_then_by_signals(world: int, kilobytes: int):
+    """As docs/OPS.md says up to which sizes."""
+    one, two = kilobytes << 10, 16 << 20
+    ways = [reduce.choose(n, world, "rank", False) for n in (one, one + 1024, two, two + 1024)]
+    assert ways == ["packets", "two_packets", "two_packets", "two_shot"]
+
+
+def test_a_thread_has_no_room_for_packets_of_32_ranks():
+    assert reduce.choose(4 << 20, 32, "rank", False) == "two_shot"
 
 
 def sums_by_the_library() -> list[bool]:

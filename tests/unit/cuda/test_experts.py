@@ -243,13 +243,13 @@ def test_choices(rank: int, S: int):
 
 
 @pytest.mark.parametrize(
-    ("weighted", "group", "steps", "cut", "givers", "remote"),
-    [(True, 4, 2, 1, 0, ""), (False, 1, 1, 2, 0, ""), (True, 4, 2, 1, 1, ""), (True, 4, 2, 1, 1, "nvshmem")],
+    ("weighted", "steps", "cut", "givers", "remote"),
+    [(True, 2, 1, 0, ""), (False, 1, 2, 0, ""), (True, 2, 1, 1, ""), (True, 2, 1, 1, "nvshmem")],
 )
-def test_combine(weighted: bool, group: int, steps: int, cut: int, givers: int, remote: str):
+def test_combine(weighted: bool, steps: int, cut: int, givers: int, remote: str):
     kernel = expert_kernels.combine(
-        H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, group=group, givers=givers, blocks=BLOCKS,
-        threads=64, dtype="bfloat16", weighted=weighted,
+        H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, givers=givers, blocks=BLOCKS, threads=64,
+        dtype="bfloat16", weighted=weighted,
     )  # fmt: skip
     q = max(TOKENS)
     agree_on_ranks(
@@ -259,7 +259,7 @@ def test_combine(weighted: bool, group: int, steps: int, cut: int, givers: int, 
                 "Y": data((R * K, H), "bfloat16", r),
                 **taken(r, "meta", "starts", "slots"),
                 "back": empty((WORLD, q, H), "bfloat16"),
-                "arrived": np.zeros((WORLD, -(-q // group) * cut), np.int64),
+                "arrived": np.zeros((WORLD, q * cut), np.int64),
                 "C": empty((TOKENS[r], H), "bfloat16"),
             }
             for r in range(WORLD)
@@ -315,7 +315,6 @@ def test_rows_move_in_vectors_at_full_size():
             wide=512,
             steps=14,
             cut=1,
-            group=8,
             givers=8,
             blocks=32,
             threads=512,

@@ -55,6 +55,14 @@ def test_engines_are_chosen_for_large_parts(monkeypatch: pytest.MonkeyPatch):
     assert gather.choose(64 * MB, True, 4) == scatter.choose(64 * MB, "rank", True, 4) == "kernel"
 
 
+@pytest.mark.parametrize("world, kilobytes", [(2, 1024), (4, 1024), (8, 438)])
+def test_small_parts_are_gathered_in_packets(world: int, kilobytes: int):
+    """As docs/OPS.md says up to which sizes, where there are packets."""
+    small, more = (gather.choose(n << 10, True, world) for n in (kilobytes, kilobytes + 1))
+    assert (small, more) == ("packets", "kernel")
+    assert "packets" in gather.ways(world, rows=world, columns=kilobytes << 9)
+
+
 def test_what_was_measured_is_taken_where_memory_is_addressed(monkeypatch: pytest.MonkeyPatch):
     kept = {"how": "engine", "blocks": None}
     assert flat.allowed(kept, None) == "engine"

@@ -3,6 +3,7 @@ against float64; what is refused; the lists."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def refusals() -> list[str]:
         (TileValueError, lambda: product(x, w, torch.ones(5))),
         (TileTypeError, lambda: product(x, w, out_dtype=torch.float16)),
         (TileValueError, lambda: product(torch.ones(8), w)),
-        (TileValueError, lambda: product(x, w, config=gather_gemm.Config(BM=64, high=128))),
+        (TileValueError, lambda: product(x, w, config=gather_gemm.Config(BM=64, high=48))),
         (TileValueError, lambda: product(x, w, config=gather_gemm.Config(wide=4, groups=2))),
         (TileTypeError, lambda: add(x.int())),
         (TileValueError, lambda: add(x, order="any way")),
@@ -145,6 +146,15 @@ def test_refusals(ranks: Any):
         "longest=6",
     ):
         assert part in told, told
+
+
+def test_pieces_of_rows_reach_into_no_other_row_of_tiles():
+    """A tile of whole rows of one rank awaits the pieces that begin in it."""
+    for K, M, dtype in itertools.product(
+        (100, 680, 2560, 3072, 5120, 6144), (512, 8192), ("bfloat16", "float32")
+    ):
+        how = gather_gemm.choose(M, 4096, K, 4, dtype)
+        assert how.BM % how.high == 0, how
 
 
 def in_a_team(module: str, shape: dict[str, Any]) -> Any:

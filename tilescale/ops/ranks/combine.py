@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,7 +76,7 @@ def moe_combine(
     landing = flat.landing(c).view(c.shape)
     units = flat.multiprocessors(y.device, blocks)
     how, givers = shared_out(H, y.element_size(), sent.tokens, W, units)
-    parts = -(-sent.tokens // how.group) * how.cut
+    parts = sent.tokens * how.cut
     (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=sent.place)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
     arrived = space.counters(W, parts)
@@ -88,7 +87,6 @@ def moe_combine(
         "wide": how.wide,
         "steps": how.steps,
         "cut": how.cut,
-        "group": how.group,
         "givers": givers,
         "blocks": max(1, min(units, -(-parts * max(1, W - 1) // (THREADS // 32)))),
         "threads": THREADS,
@@ -106,7 +104,7 @@ def shared_out(H: int, itemsize: int, tokens: int, world: int, units: int) -> tu
     warps (4096 tokens × 7168 on 4 H200: 597 µs, 623 where all put, then take; 2026-11-26)."""
     warps, put = THREADS // 32 * units, tokens * max(1, world - 1)
     split = world > 1 and put > warps
-    return replace(experts.cut(H, itemsize, put, warps, LINES), group=1), THREADS // 64 if split else 0
+    return experts.cut(H, itemsize, put, warps, LINES), THREADS // 64 if split else 0
 
 
 def latest(sent: Dispatched) -> None:

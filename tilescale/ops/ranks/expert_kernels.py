@@ -598,8 +598,8 @@ def bringing(
 ) -> Any:
     """What brings rows back, as `combine` says, by ``blocks`` blocks of which this is number ``block``: a
     macro over the columns from ``column`` on, ``cut`` parts of ``steps`` times ``wide``, whose signals are
-    those from ``counter`` on. ``givers``: so many warps of a block put, the others take; 0: all put, then
-    take."""
+    those from ``counter`` on, one for ``group`` rows or a part of them. ``givers``: so many warps of a block
+    put, the others take; 0: all put, then take."""
     look, add = looking(K), adding(K, wide, weighted)
     others = max(1, world - 1)
 
@@ -620,7 +620,9 @@ def bringing(
                         at = column + (part * steps + h) * wide
                         T.clear(acc)
                         add(Y, at, parts, place, weight, acc)
-                        T.copy(acc, back[rank, i, at], dst=owner)
+                        # rounded apart from the store, or nvcc (13.0) spills, and stores words of 4 bytes
+                        T.copy(acc, parts[0])
+                        T.copy(parts[0], back[rank, i, at], dst=owner)
                 # releases this warp's part of the rows
                 T.signal(arrived[rank, counter + unit], dst=owner)
 
@@ -669,7 +671,8 @@ def bringing(
                                     if d != rank and slot[d] >= 0:
                                         for j in T.Parallel(wide):
                                             acc[j] += T.cast(parts[d - begin][j], acc.dtype)
-                            T.copy(acc, C[i, at])
+                            T.copy(acc, parts[0])
+                            T.copy(parts[0], C[i, at])
 
     return bring
 
@@ -681,7 +684,6 @@ def combine(
     wide: int,
     steps: int,
     cut: int,
-    group: int,
     givers: int,
     blocks: int,
     threads: int,
@@ -692,16 +694,16 @@ def combine(
     the sum over the token's experts there, in its router's order, of their rows of Y (P, H), times its
     weights.
 
-    A warp's unit is ``group`` rows, or one of ``cut`` parts of them. ``givers`` warps of each block add up
-    units of other ranks' rows, put them into ``back`` (world, q, H) there and signal once each. The others
-    add what comes of units of the own tokens: of the own rank's experts, without rounding them in between,
-    and of other ranks. With 0 givers all do one, then the other: then there is less to do than warps.
+    A warp's unit is a row, or one of its ``cut`` parts. ``givers`` warps of each block add up units of other
+    ranks' rows, put them into ``back`` (world, q, H) there and signal once each. The others add what comes of
+    units of the own tokens: of the own rank's experts, without rounding them in between, and of other ranks.
+    With 0 givers all do one, then the other: then there is less to do than warps.
 
     Nobody waits for ever: whoever puts waits for nobody, and puts all before it takes anything. All blocks
     are resident.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-    bring = bringing(K, world, wide, steps, cut, group, givers, dtype, weighted)
+    bring = bringing(K, world, wide, steps, cut, 1, givers, dtype, weighted)
 
     @T.prim_func
     def moe_combine(

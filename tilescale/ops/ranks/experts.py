@@ -24,8 +24,6 @@ LINE = 512
 MOVED = 16
 #: where a workspace keeps what came, with the number of its slot behind
 PLACE = "experts"
-#: rows that are added up before one signal tells of them, at most
-GROUP = 8
 
 
 @dataclass(frozen=True)
@@ -115,13 +113,11 @@ class Dispatched:
 
 @dataclass(frozen=True)
 class Cut:
-    """How warps share rows: ``cut`` parts of each, ``steps`` times ``wide`` elements in a part, and so many
-    rows (``group``) one after another."""
+    """How warps share rows: ``cut`` parts of each, ``steps`` times ``wide`` elements in a part."""
 
     wide: int
     steps: int
     cut: int
-    group: int
 
 
 @functools.cache
@@ -133,7 +129,7 @@ def cut(columns: int, itemsize: int, rows: int, warps: int, lines: int) -> Cut:
     piece = -(-size // parts)
     steps = -(-piece // (lines * LINE))
     wide = min(size, -(-piece // (steps * LINE)) * LINE)
-    return Cut(wide // itemsize, steps, -(-size // (steps * wide)), max(1, min(GROUP, rows // max(1, warps))))
+    return Cut(wide // itemsize, steps, -(-size // (steps * wide)))
 
 
 def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:

@@ -35,7 +35,7 @@ TINY, LARGE = 3 << 20, 4 << 30
 ODD = 64 << 20
 #: bytes of a part from which a gather that is begun early is left to copy engines
 BESIDE = 4 << 20
-#: bytes up to which packets are measured
+#: bytes of a part up to which there are packets: their blocks are on a GPU at once
 PACKETS = 1 << 20
 
 WAYS = ("packets", "kernel", "engine", "library")
@@ -51,7 +51,8 @@ def choose(size: int, distributed: bool, world: int = 2, reached: bool = False) 
         return "library"
     if engines:
         return "engine"
-    return "packets" if size * (world - 1) <= TINY and size % 4 == 0 else "kernel"
+    small = size <= PACKETS and size * (world - 1) <= TINY
+    return "packets" if small and size % 4 == 0 else "kernel"
 
 
 def by_engines_pays(size: int, world: int, reached: bool) -> bool:

@@ -59,7 +59,7 @@ class Config:
     threads: int = 256
     blocks: int = 132
     panel: int = 8
-    high: int = 64  # BM at most
+    high: int = 64  # divides BM
     wide: int = 512
     groups: int = 1
     engine: bool = False
@@ -91,7 +91,8 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     fused = worthwhile(M, N, K, dtype)
     cut = tiles(M, N, K, dtype, units)
     wide = K if groups == 1 else ceil_div(K, groups * cut["BK"]) * cut["BK"]
-    high = max(1, min(cut["BM"], (SMALL_PIECE if few else PIECE) * 8 // (wide * BITS[dtype])))
+    most = max(1, (SMALL_PIECE if few else PIECE) * 8 // (wide * BITS[dtype]))
+    high = max(h for h in range(1, cut["BM"] + 1) if cut["BM"] % h == 0 and h <= most)
     return Config(fused, pull, groups=groups, high=high, wide=wide, **cut)
 
 
@@ -342,8 +343,12 @@ def product_and_rows(
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c), given.x
     how = config or configured(team, "all_gather_matmul", choose, M, given, K)
-    if how.high > how.BM:
-        raise TileValueError(f"{how}", expected="high of BM at most: a piece reaches into two rows of tiles")
+    if how.BM % how.high:
+        raise TileValueError(
+            f"{how}",
+            expected="high that divides BM: tiles await the pieces that begin in their rows, and no others "
+            "where a rank's rows are whole tiles",
+        )
     if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
         raise TileValueError(f"{how}", expected="groups of whole steps of BK")
     if how.engine:
@@ -579,7 +584,7 @@ OP = RankOp(
         *(
             Case({**_FEW, **shape}, small=True)
             for shape in (
-                {"M": 192, "N": 72, "K": 104},
+                {"M": 384, "N": 72, "K": 104},
                 {"M": 128, "N": 64, "K": 64, "bias": True, "activation": "gelu"},
                 {"M": 100, "N": 72, "K": 50, "dtype": "float32", "trans_b": True},
                 {"M": 77, "N": 40, "K": 33, "dtype": "float16", "bias": True, "out": "float32"},
@@ -587,7 +592,7 @@ OP = RankOp(
                 {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True},
                 {"M": 128, "N": 72, "K": 130, "wide": 64, "groups": 2},
                 {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "blocks": 132},
-                {"M": 192, "N": 72, "K": 104, "pull": True},
+                {"M": 384, "N": 72, "K": 104, "pull": True},
                 {"M": 128, "N": 64, "K": 64, "bias": True, "activation": "gelu", "pull": True},
                 {"M": 77, "N": 40, "K": 33, "dtype": "float16", "out": "float32", "pull": True},
                 {"M": 2, "N": 30, "K": 20, "activation": "silu", "pull": True},

@@ -30,6 +30,9 @@ from tilescale.ops.ranks.experts import Dispatched
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.ranks.workspace import workspace
 
+#: rows that are added up before one signal tells of them
+GROUP = 8
+
 
 @dataclass(frozen=True)
 class Config:
@@ -81,8 +84,8 @@ def gemm_combine(
     is what they signal in `combine`, panel by panel.
 
     Nobody waits for ever. Blocks that multiply wait for nobody until they are through. The others take panels
-    in the order in which they are computed, on all ranks. Within a panel what they await is sent in earlier
-    rounds of that panel (`expert_kernels.combine`); all blocks are resident.
+    in the order in which they are computed, on all ranks. Within a panel half of their warps put, which wait
+    for nobody (`expert_kernels.combine`); all blocks are resident.
     """
     local, wide, makers = ceil_div(E, world), ceil_div(H, BN), blocks - movers
     panels, part = ceil_div(wide, columns), columns * BN
@@ -196,12 +199,12 @@ def grouped_matmul_combine(
     a, (b, trans_b) = flat.aligned(y), grouped.stacked(w)
     landing = flat.landing(c).view(c.shape)
     panels = ceil_div(ceil_div(H, how.BN), how.columns)
-    units = -(-sent.tokens // of_ranks.GROUP)
+    units = -(-sent.tokens // GROUP)
     (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=sent.place)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
     counters = space.counters(panels + W * panels * units)
     what = {k: v for k, v in vars(how).items() if k != "fused"}
-    what |= {"H": H, "K": K, "topk": topk, "E": sent.num_experts, "world": W, "group": of_ranks.GROUP}
+    what |= {"H": H, "K": K, "topk": topk, "E": sent.num_experts, "world": W, "group": GROUP}
     args = (
         a, b, sent.sizes, meta, sent.starts, sent.slots, y.new_empty(P, H), back, counters[:panels],
         counters[panels:].view(W, panels * units), landing,

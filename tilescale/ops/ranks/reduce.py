@@ -2,8 +2,8 @@
 
 The smallest go in packets, which are their own signal: every rank puts its x to all others and adds all of
 them. Larger ones go in two trips: rank r adds the r-th part of everyone's x and hands its sum out,
-2 (n − 1) / n of x instead of n − 1 times; in packets too, or, the largest, in puts with signals. What packets
-do not take, and large ones of two ranks, go in one shot of such puts. All these add in the order of ranks.
+2 (n − 1) / n of x instead of n − 1 times; in packets too, or, the largest, in puts with signals. Packets take
+no float64: small sums of those go in one shot of such puts. All these add in the order of ranks.
 NCCL adds in an order of its own, so it takes a call only where the caller lets it (``order="any"``).
 """
 
@@ -28,8 +28,9 @@ from tilescale.ops.ranks.workspace import workspace
 #: 261 at 64 MB, 30 against 29 at 4 MB on 2 H100, 2026-11-24), and from which NCCL may be. By hand on 4 H200
 #: two shots were faster from 256 KB on
 SMALL, TWO, LARGE = 256 << 10, 16 << 20, 256 << 20
-#: a model until it is measured: bytes that leave a rank while a second trip of packets takes its time (some 2
-#: µs at 330 GB/s), and bytes from which releases cost little beside them
+#: bytes that leave a rank while a second trip of packets takes its time (a model: some 2 µs at 330 GB/s);
+#: bytes up to which two trips of packets are faster than puts with signals: on 4 H200 8 MB took 41 µs, and 58
+#: (2026-11-26)
 TRIP, STREAM = 640 << 10, 16 << 20
 #: bytes up to which two trips of packets are there: boxes are four times as large, on four ranks
 IN_TWO = 32 << 20

@@ -31,8 +31,6 @@ from tilescale.ops.ranks.workspace import workspace
 #: (tests/bench/results/ranks_2.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at 357 GB/s,
 #: NCCL's at 262. On 4 H200, 2026-11-26, 1 MB took 12.8 µs in packets, 26.0 without
 TINY, LARGE = 1 << 20, 4 << 30
-#: bytes up to which packets are measured
-PACKETS = 1 << 20
 
 
 def choose(size: int, order: str, distributed: bool, world: int = 2, even: bool = True) -> str:
@@ -246,7 +244,7 @@ def _even(world: int, rows: int, dtype: str = "bfloat16", **_: Any) -> bool:
 
 
 def ways(world: int, units: int = 132, **shape: Any) -> dict[str, dict[str, Any]]:
-    small = _size(world, **shape) <= PACKETS and _even(world, **shape)
+    small = _size(world, **shape) <= TINY and _even(world, **shape)
     found: dict[str, dict[str, Any]] = {"packets": {"how": "packets"}} if small else {}
     found |= {"engine": {"how": "engine"}} if engine.able() else {}
     return found | {"kernel": {"how": "kernel"}, "library": {"how": "library", "order": "any"}}
