@@ -63,7 +63,7 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     emit("reduce", [src.ir(), dst.ir()], {"op": reduce_type, "axis": full, "clear": int(bool(clear))})
 
 
-def _together(batch: int) -> None:
+def together(name: str, batch: int) -> None:
     """How many results TileLang reduces between two barriers, which decides nothing here.
 
     Raises:
@@ -72,12 +72,12 @@ def _together(batch: int) -> None:
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise TileValueError(f"batch={batch!r}", loc=source.current(), expected="1 at least")
     if batch > 1:
-        log.say("info", "batch of T.reduce_… decides nothing here", once=True)
+        log.say("info", f"batch of T.{name} decides nothing here", once=True)
 
 
 def _named(op: str, doc: str) -> Any:
     def call(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
-        _together(batch)
+        together(f"reduce_{op}", batch)
         reduce(buffer, out, op, dim, clear)
 
     call.__name__ = call.__qualname__ = f"reduce_{op}"
@@ -90,7 +90,7 @@ def _extreme(op: str, doc: str) -> Any:
         buffer: Any, out: Any, dim: int = -1, clear: bool = True, nan_propagate: bool = True, batch: int = 1
     ) -> None:
         require_bools(nan_propagate=nan_propagate, clear=clear)
-        _together(batch)
+        together(f"reduce_{op}", batch)
         src, dst = region(buffer, "the tile to reduce"), region(out, "the result")
         if nan_propagate or not src.dtype.is_float:
             reduce(buffer, out, op, dim, clear)

@@ -15,7 +15,7 @@ from tilescale.compiler.ops import math
 from tilescale.compiler.ops.alloc import alloc_fragment
 from tilescale.compiler.ops.copy import copy
 from tilescale.compiler.ops.fill import fill
-from tilescale.compiler.ops.reduce import reduce
+from tilescale.compiler.ops.reduce import reduce, together
 from tilescale.compiler.tvm_compat import ir
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import held
@@ -74,12 +74,14 @@ def reducer_update(target: Any, value: Any) -> None:
     update(made, tuple(target.indices), OPS[made.reducer], value)
 
 
-def finalize_reducer(reducer: Buffer, dst: Any = None) -> None:
-    """From here on the accumulator is a fragment like others; ``dst`` gets a copy of it.
+def finalize_reducer(reducer: Buffer, dst: Any = None, batch: int = 1) -> None:
+    """From here on the accumulator is a fragment like others; ``dst`` gets a copy of it. ``batch`` decides
+    nothing, as in ``T.reduce_sum``.
 
     Raises:
-        TileTypeError: no accumulator, or one that was finalized.
+        TileTypeError: no accumulator, or one that was finalized. TileValueError: a batch of none.
     """
+    together("finalize_reducer", batch)
     _open(reducer, "T.finalize_reducer")
     reducer.reducer, reducer.finalized = "", source.current()
     if dst is not None:

@@ -98,6 +98,12 @@ NOTHING = {
             "for p in T.Pipelined(4):\n    T.copy(R[p, :, :], a)",
         )
     },
+    "finalize_reducer": {
+        "batch": (
+            "q = T.alloc_reducer((64,), 'float32')\nT.clear(q)\nT.finalize_reducer(q, batch=2)",
+            "q = T.alloc_reducer((64,), 'float32')\nT.clear(q)\nT.finalize_reducer(q)",
+        )
+    },
     "fill": {"annotations": ("T.fill(a, 2, annotations={'it': 1})", "T.fill(a, 2)")},
     "clear": {"annotations": ("T.clear(a, annotations={'it': 1})", "T.clear(a)")},
     "gemm_sp": {
