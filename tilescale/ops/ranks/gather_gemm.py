@@ -401,7 +401,7 @@ def beside_engines(
         first = min(M, (team.rank - hop) % world * each)
         return slice(first, min(M, first + each))
 
-    arrived = engine.cross([[put] for put in engine.puts(given.x, everyone, team)], team, c)
+    arrived = engine.cross([[put] for put in engine.puts(given.x, everyone, team)], team, everyone)
     if whole:
         everyone[rows(0)].copy_(given.x)
     with engine.lane(0, c):
