@@ -52,8 +52,10 @@ def words(dense: bool) -> int:
 
 
 def length(shape: Sequence[Any], bits: int, dense: bool = False) -> Any:
-    """The words of a box: of both halves, and what stands in front. Extents are ints or symbolic."""
+    """The words of a box: of both halves, and what stands in front. A dense box has a word more, and so an
+    odd number: none is taken for one of the other kind, whose packets would be misread. Extents are ints or
+    symbolic."""
     count: Any = 1
     for extent in shape:
         count = extent * count
-    return 2 * words(dense) * count // each(bits) + HEAD
+    return 2 * words(dense) * count // each(bits) + HEAD + int(dense)

@@ -357,6 +357,13 @@ class Hooks:
     def or_(self, *thunks: Callable[[], Any]) -> Any:
         return chain(thunks, tirx.Or, stop_on=True)
 
+    def either_and(self, *thunks: Callable[[], Any]) -> Any:
+        """``and`` where its value is asked for."""
+        return chain(thunks, tirx.And, stop_on=False, values=True)
+
+    def either_or(self, *thunks: Callable[[], Any]) -> Any:
+        return chain(thunks, tirx.Or, stop_on=True, values=True)
+
     def binop(self, op: str, a: Any, b: Any) -> Any:
         """``a op b``: Python's own, unless one side is IR."""
         if _in_ir(a) or _in_ir(b):

@@ -157,7 +157,7 @@ class Rewriter(ast.NodeTransformer):
         names = _assigned([*n.body, *n.orelse])
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
         out: list[ast.stmt] = [
-            self.assign(state, self.hook("cond", self.visit(n.test), snapshot, at=n.test), n)
+            self.assign(state, self.hook("cond", self.condition(n.test), snapshot, at=n.test), n)
         ]
         here = ast.Name(state, ast.Load())
         out.append(_place(ast.If(self.hook("then", here, at=n.test), self.block(n.body), []), n))
@@ -201,7 +201,7 @@ class Rewriter(ast.NodeTransformer):
         state = self.temp("while")
         names = _assigned(n.body)
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
-        test = self.thunk(self.visit(n.test))
+        test = self.thunk(self.condition(n.test))
         head = self.assign(state, self.hook("while_state", snapshot, ast.Constant(forever), at=n.test), n)
         call = self.hook("while_", ast.Name(state, ast.Load()), test, at=n.test)
         loop = _place(ast.While(call, [*self.poison(state, names, n), *self.block(n.body)], []), n)
@@ -261,7 +261,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Assert(self, n: ast.Assert) -> Any:
         message = self.thunk(self.visit(n.msg) if n.msg is not None else ast.Constant(ast.unparse(n.test)))
-        return _place(ast.Expr(self.hook("assert_", self.visit(n.test), message, at=n)), n)
+        return _place(ast.Expr(self.hook("assert_", self.condition(n.test), message, at=n)), n)
 
     # -- assignments
     # ----------------------------------------------------------------------------------------------
@@ -277,12 +277,12 @@ class Rewriter(ast.NodeTransformer):
 
     def value(self, n: ast.expr, target: ast.expr) -> ast.expr:
         """What is assigned. A name, alone or for one of several targets, stands for what its cell holds
-        now."""
+        now; so does one that `and`, `or` or a choice gives."""
         several = isinstance(target, (ast.Tuple, ast.List))
-        if isinstance(n, ast.Name):
-            return self.hook(
-                "contents", n, ast.Constant(target.id if isinstance(target, ast.Name) else n.id), at=n
-            )
+        if isinstance(n, (ast.Name, ast.BoolOp, ast.IfExp)):
+            name = n.id if isinstance(n, ast.Name) else "value"
+            name = target.id if isinstance(target, ast.Name) else name
+            return self.hook("contents", self.visit(n), ast.Constant(name), at=n)
         if isinstance(n, (ast.Tuple, ast.List)) and several:
             n.elts = [e if isinstance(e, ast.Starred) else self.value(e, ast.Constant(None)) for e in n.elts]
             return n
@@ -392,11 +392,18 @@ class Rewriter(ast.NodeTransformer):
         return n
 
     def visit_BoolOp(self, n: ast.BoolOp) -> Any:
-        name = "and_" if isinstance(n.op, ast.And) else "or_"
+        name = "either_and" if isinstance(n.op, ast.And) else "either_or"
         return self.hook(name, *[self.thunk(self.visit(v)) for v in n.values], at=n)
 
+    def condition(self, n: ast.expr) -> Any:
+        """``n`` where nothing but whether it holds is asked for."""
+        if not isinstance(n, ast.BoolOp):
+            return self.visit(n)
+        name = "and_" if isinstance(n.op, ast.And) else "or_"
+        return self.hook(name, *[self.thunk(self.condition(v)) for v in n.values], at=n)
+
     def visit_UnaryOp(self, n: ast.UnaryOp) -> Any:
-        n.operand = self.visit(n.operand)
+        n.operand = self.condition(n.operand) if isinstance(n.op, ast.Not) else self.visit(n.operand)
         if isinstance(n.op, ast.Not):
             return self.hook("not_", n.operand, at=n)
         if isinstance(n.op, ast.USub) and not isinstance(n.operand, ast.Constant):
@@ -419,7 +426,7 @@ class Rewriter(ast.NodeTransformer):
         return self.hook("cmp", ops, left, *[self.thunk(r) for r in rights], at=n)
 
     def visit_IfExp(self, n: ast.IfExp) -> Any:
-        test, a, b = self.visit(n.test), self.visit(n.body), self.visit(n.orelse)
+        test, a, b = self.condition(n.test), self.visit(n.body), self.visit(n.orelse)
         return self.hook("ifexp", test, self.thunk(a), self.thunk(b), at=n)
 
     def visit_Call(self, n: ast.Call) -> Any:

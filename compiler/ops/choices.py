@@ -8,33 +8,56 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import is_device
-from tilescale.compiler.builder.values import truth
+from tilescale.compiler.builder.held import held, named
+from tilescale.compiler.builder.values import dtype_of, to_expr, truth
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
-def chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -> Any:
+def chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool, values: bool = False) -> Any:
     """``and`` / ``or``: short-circuit for Python values; device values become one expression, or statements
     where an operand needs some. Behind Python values alone the last operand is the result as it is, as in
-    Python: ``0 or n`` is n."""
+    Python: ``0 or n`` is n. ``values``: the result is no condition alone, so behind device values, too, it
+    is one of the operands, ``n or 1`` either n or 1; of conditions it is one."""
     value: Any = None
     for k, thunk in enumerate(thunks, 1):
         decided = is_device(value)
         x, stmts = apart(thunk) if decided else (thunk(), [])
-        if stmts:
+        if values and decided and not (_holds(value) and _holds(x)):
+            value = _operand(value, x, stmts, stop_on)
+            if not is_device(x) and bool(x) is stop_on:
+                return value
+        elif stmts:
             decided_by: tuple[list[Any], Any] = ([], tirx.const(stop_on, "bool"))
             either = [decided_by, (stmts, truth(x))] if stop_on else [(stmts, truth(x)), decided_by]
             value = one_of(value, *either)
         elif is_device(x):
-            if not decided and k == len(thunks):
-                return x
-            x = truth(x)
-            value = join(value, x) if decided else x
+            if not decided and (values or k == len(thunks)):
+                value = x
+            else:
+                x = truth(x)
+                value = join(truth(value), x) if decided else x
         else:
             if bool(x) is stop_on:
                 return x if not decided else tirx.const(stop_on, "bool")
             value = value if decided else x
     return value
+
+
+def _holds(x: Any) -> bool:
+    """Whether a value is a condition, or what nothing but a condition can be made of, and no number."""
+    return isinstance(x, bool) or not (is_device(x) or isinstance(x, (int, float))) or dtype_of(x) == "bool"
+
+
+def _operand(value: Any, x: Any, stmts: list[Any], stop_on: bool) -> Any:
+    """``value`` where it decides, else ``x``, for which ``stmts`` must run."""
+    from tilescale.compiler.ops.math import if_then_else
+
+    value = named(value, "decides") if acts(to_expr(value)) else held(value, "decides")
+    if stmts:
+        sides = (([], value), (stmts, x))
+        return one_of(value, *(sides if stop_on else sides[::-1]))
+    return if_then_else(truth(value), *((value, x) if stop_on else (x, value)))
 
 
 def apart(thunk: Callable[[], Any]) -> tuple[Any, list[Any]]:

@@ -244,7 +244,12 @@ def alike(a: Any, b: Any) -> tuple[Any, Any]:
         booleans = isinstance(a, bool) and isinstance(b, bool)
         dt = "float32" if isinstance(a, float) or isinstance(b, float) else "bool" if booleans else "int32"
         a, b = const(a, dt), const(b, dt)
-    x, y, _ = same_dtype(a, b, "a branch of T.if_then_else")
+    what = "a branch of T.if_then_else"
+    a, b = to_expr(a, what), to_expr(b, what)
+    for x, y in ((a, b), (b, a)):
+        if type(x) is int and is_expr(y) and str(y.ty) == "bool":  # which has no such number
+            a, b = (const(v, "int32") if v is x else v for v in (a, b))
+    x, y, _ = same_dtype(a, b, what)
     return x, y
 
 

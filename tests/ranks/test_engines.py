@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tilescale
-from tests.ranks.harness import run_ranks
+from tests.ranks.harness import RanksFailed, run_ranks
 from tilescale import comm, ops
 from tilescale.errors import TileValueError
 from tilescale.ops.ranks import engine, gather_gemm, scatter
@@ -148,3 +148,18 @@ def test_far_memory_is_refused_by_name():
     for gathered, scattered, multiplied in run_ranks(2, far):
         assert "TILESCALE_REMOTE" in gathered and '"engine"' not in scattered
         assert "TILESCALE_REMOTE=nvshmem" in multiplied
+
+
+def different(call: str) -> Any:
+    """Rank 1 has more rows."""
+    comm.init()
+    x, config = torch.ones(2 * comm.rank() + 4, 8), gather_gemm.Config(fused=False, engine=True)
+    if call == "multiplied":
+        return ops.all_gather_matmul(x, torch.ones(8, 8), config=config)
+    return getattr(ops, call)(x, how="engine")
+
+
+@pytest.mark.parametrize("call", ["all_gather", "reduce_scatter", "multiplied"])
+def test_ranks_that_bring_different_shapes_are_told(call: str):
+    with pytest.raises(RanksFailed, match="with different shapes of symmetric arguments: rank"):
+        run_ranks(2, different, call)

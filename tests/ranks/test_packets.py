@@ -260,3 +260,22 @@ def test_a_launch_that_fails_leaves_no_packets_to_the_next(monkeypatch: pytest.M
         return bool(b.any())
 
     assert run_ranks(2, work) == [False, False]
+
+
+def test_a_box_is_not_taken_for_one_of_the_other_kind():
+    """Of as many bytes: half as many packets with marks."""
+    marked, dense = all_to_all(2, 1, 8, "float32"), to_everyone(2, 1, 16, "float32")
+
+    def work() -> list[str]:
+        comm.init()
+        told = []
+        for kernel, row, other in ((marked, 16, True), (dense, 8, False)):
+            box = comm.packets((2, 1, 1, row), "float32", dense=other, like="numpy")
+            x = np.zeros((2, 1, 1, 24 - row), np.float32)
+            with pytest.raises(TileValueError, match="of box has extent") as error:
+                tilescale.compile(kernel, target="cpu")(x, box, x.copy())
+            told.append(str(error.value))
+        return told
+
+    for told, wanted in run_ranks(2, work):
+        assert 'T.Packets((2, 1, 1, 8), "float32")' in told and "dense=True" in wanted

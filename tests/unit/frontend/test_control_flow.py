@@ -67,6 +67,51 @@ def test_the_last_operand_behind_python_values_is_the_result():
     assert torch.equal(c.long(), torch.stack([i + 5, i + 5, (i > 3) + 3]))
 
 
+def test_and_or_over_device_values_give_an_operand():
+    """As in Python: where they are no condition alone, none of their numbers becomes 0 or 1."""
+
+    @T.prim_func
+    def kernel(C: T.Tensor((10, 4), "int32"), D: T.Tensor((4,), "float32"), n: T.int32, f: T.float32):
+        with T.Kernel(4) as i:
+            C[0, i] = i or n
+            C[1, i] = i and n
+            C[2, i] = i or 7
+            C[3, i] = i and 7
+            C[4, i] = i > 1 and 5 or 9
+            C[5, i] = T.ceildiv(8, i or 4)
+            C[6, i] = (i > 1 or n) + (i and i > 2)
+            C[7, i] = i and T.atomic_add(C[8, i], 2, return_prev=True) or -1
+            C[9, i] = 5 if i < 3 else i > 2
+            D[i] = f and 2.5 or n
+
+    c, d = ints(10, 4), torch.zeros(4)
+    c[8] = 3
+    run(kernel)(c, d, 50, 0.5)
+    want = [
+        [i or 50, i and 50, i or 7, i and 7, (i > 1 and 5) or 9, -(-8 // (i or 4)), (i > 1 or 50) + (i > 2)]
+        + [(i and 3) or -1, 5 if i else 3, 5 if i < 3 else 1]
+        for i in range(4)
+    ]
+    assert c.T.tolist() == want and d.tolist() == [2.5] * 4
+
+
+def test_what_and_or_and_a_choice_give_is_what_a_cell_holds_then():
+    @T.prim_func
+    def kernel(C: T.Tensor((4,), "int32")):
+        with T.Kernel(1):
+            none, cell = 0, T.alloc_var("int32")
+            cell = 3
+            a, b = none or cell, 1 and cell
+            c = cell if none == 0 else 9
+            d = cell or 8
+            cell = 5
+            C[0], C[1], C[2], C[3] = a, b, c, d
+
+    c = ints(4)
+    run(kernel)(c)
+    assert c.tolist() == [3] * 4
+
+
 def test_and_or_do_not_evaluate_what_they_need_not():
     seen = []
 

@@ -15,7 +15,7 @@ from tilescale import comm
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import HOME, MODULES, RANK_MODULES, load_ranks
 from tilescale.ops.case import as_tuple, worst
-from tilescale.ops.ranks import gather_gemm, ring_backward
+from tilescale.ops.ranks import gather_gemm, gemm_reduce, gemm_scatter, ring_backward
 from tilescale.ops.ranks.case import Case
 from tilescale.ops.ranks.groups import rows_of, share
 
@@ -97,6 +97,15 @@ def refusals() -> list[str]:
         (TileValueError, lambda: product(torch.ones(8), w)),
         (TileValueError, lambda: product(x, w, config=gather_gemm.Config(BM=64, high=48))),
         (TileValueError, lambda: product(x, w, config=gather_gemm.Config(wide=4, groups=2))),
+        *(
+            (TileValueError, lambda of=of: product(x, w, config=gather_gemm.Config(**of)))
+            for of in ({"high": 0}, {"wide": 0}, {"groups": 0}, {"blocks": -1})
+        ),
+        (TileValueError, lambda: product_sum(x, w, config=gemm_reduce.Config(run=0))),
+        (
+            TileValueError,
+            lambda: tilescale.ops.matmul_reduce_scatter(x, w, config=gemm_scatter.Config(lead=-1)),
+        ),
         (TileTypeError, lambda: add(x.int())),
         (TileValueError, lambda: add(x, order="any way")),
         (TileValueError, lambda: add(x, how="library")),
@@ -144,6 +153,9 @@ def test_refusals(ranks: Any):
         "an lse of (1, 1, 6)",
         "layout='striped'",
         "longest=6",
+        "wide=0 of a Config\n  expected: 1 at least",
+        "lead=-1 of a Config\n  expected: 0 at least",
+        "whole steps of BK=64: of K=8 one has 4",
     ):
         assert part in told, told
 

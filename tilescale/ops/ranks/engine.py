@@ -95,6 +95,21 @@ def meeting(ordered: bool) -> Any:
     return ranks_meet
 
 
+def beginning(dtype: str, axes: int) -> Any:
+    """The first of a call's meetings, with the flags of a launch everywhere: those compare what ranks launch,
+    and nothing else would show that they bring different shapes. ``into``: the memory that is copied into."""
+
+    @T.prim_func
+    def ranks_begin(
+        team: T.Signal((1,)), into: T.SymmTensor(tuple(T.dynamic(f"n{k}") for k in range(axes)), dtype)
+    ):
+        with T.Kernel(1):
+            with T.Scale("device"):
+                T.barrier()
+
+    return ranks_begin
+
+
 @functools.cache
 def _beside(device: torch.device, number: int = 0) -> Any:
     """A stream; number 0 is that of the copies."""
@@ -106,11 +121,17 @@ def _meet(team: Team) -> None:
     host.launch(meeting, (counters,), ordered=not counters.is_cuda)
 
 
-def cross(steps: Sequence[Copies], team: Team, like: torch.Tensor) -> Iterator[int]:
+def _begin(team: Team, into: torch.Tensor) -> None:
+    args = (workspace(team).counters(1), into)
+    host.launch(beginning, args, dtype=host.dtype_name(into), axes=into.dim())
+
+
+def cross(steps: Sequence[Copies], team: Team, into: torch.Tensor) -> Iterator[int]:
     """Copies into other ranks' memory, ``steps`` one behind another, beside what the caller launches. As many
     steps on all ranks, of which any may be empty. What is returned gives the number of each step in turn:
     behind that, on the caller's stream, what all ranks copied in that step has arrived. It has to be used up,
-    on the stream of this call. ``like``: lies where copies are made.
+    on the stream of this call. ``into``: the symmetric memory that the copies go to, by whose shape and dtype
+    ranks are compared.
 
     Who has read what: the copies await the first meeting, on the caller's streams of all ranks, so all that
     was launched there before, which is everything that used the workspace, has ended everywhere, and what was
@@ -121,16 +142,16 @@ def cross(steps: Sequence[Copies], team: Team, like: torch.Tensor) -> Iterator[i
 
     Meetings stand on the caller's stream, as all launches of a team do, which would await each other on two
     of them. A local launch between two meetings does not keep the copies waiting: those go on."""
-    _meet(team)
-    if not like.is_cuda:
+    _begin(team, into)
+    if not into.is_cuda:
         return _in_turn(steps, team)
-    beside, arrived = _beside(like.device), []
-    beside.wait_stream(torch.cuda.current_stream(like.device))
+    beside, arrived = _beside(into.device), []
+    beside.wait_stream(torch.cuda.current_stream(into.device))
     with torch.cuda.stream(beside):
         for copies in steps:
             _copy(copies)
             arrived.append(beside.record_event())
-    return _behind(arrived, team, like.device, steps)
+    return _behind(arrived, team, into.device, steps)
 
 
 def _behind(arrived: list[Any], team: Team, device: torch.device, steps: Sequence[Copies]) -> Iterator[int]:
@@ -195,6 +216,11 @@ def merged(like: torch.Tensor) -> None:
             torch.cuda.current_stream(like.device).wait_stream(_beside(like.device, number))
 
 
+def _bytes(whole: torch.Tensor) -> torch.Tensor:
+    """Kernels do not know every dtype that is gathered."""
+    return whole.view(-1).view(torch.uint8)
+
+
 def _own(x: torch.Tensor, whole: torch.Tensor, team: Team) -> slice:
     """This rank's rows of ``whole``."""
     first = team.rank * (whole.shape[0] // team.size)
@@ -219,7 +245,7 @@ def push(x: torch.Tensor, whole: torch.Tensor, team: Team) -> None:
             torch._foreach_copy_([whole[mine]], [x])  # by a kernel, not by an engine
     else:
         whole[mine].copy_(x)
-    _meet(team)
+    _begin(team, _bytes(whole))
     _copy(puts(x, whole, team))
     if x.numel() and whole.is_cuda:
         main.wait_stream(beside)
@@ -234,5 +260,5 @@ def begin(x: torch.Tensor, whole: torch.Tensor, team: Team) -> Callable[[], None
     multiprocessors, and the second meeting stands behind it on the stream anyway. The first one is all that
     the copies await, so what was launched before this call has read ``whole`` on every rank."""
     whole[_own(x, whole, team)].copy_(x)
-    arrived = cross([puts(x, whole, team)], team, whole)
+    arrived = cross([puts(x, whole, team)], team, _bytes(whole))
     return lambda: used_up(arrived)

@@ -171,21 +171,26 @@ def words(*sizes: int) -> tuple[torch.dtype, int]:
     return kind, step // kind.itemsize
 
 
+def begins(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins at a multiple of 16 bytes, as kernels are made for, and does so in its storage,
+    too: else torch views it as none of another dtype. A storage may begin anywhere (NumPy's), and an empty
+    tensor has no address, but a place in its storage."""
+    return tensor.data_ptr() % 16 == 0 and tensor.storage_offset() * tensor.element_size() % 16 == 0
+
+
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in order, from a multiple of 16 bytes on, as kernels are made for; copied where it is not."""
+    """A tensor in order that `begins` as kernels are made for; copied where it does not."""
     made = tensor.contiguous()
-    return made if made.data_ptr() % 16 == 0 else made.clone()
+    return made if begins(made) else made.clone()
 
 
 def row(tensor: torch.Tensor, kind: torch.dtype | None = None) -> torch.Tensor:
-    """A contiguous tensor as a row of numbers, of ``kind`` where that is given. One that does not begin at
-    16 bytes is copied: kernels are made for rows that do, and torch views none of another ``kind`` whose
-    place in its storage does not."""
+    """A contiguous tensor as a row of numbers, of ``kind`` where that is given; copied where it does not
+    begin (`begins`)."""
     flat = tensor.resolve_conj().resolve_neg().reshape(-1)
     if kind is not None and flat.numel() == 0:
         return flat.new_empty(0, dtype=kind)
-    begins = flat.data_ptr(), 0 if kind is None else flat.storage_offset() * flat.element_size()
-    flat = flat if all(at % 16 == 0 for at in begins) else flat.clone()
+    flat = flat if begins(flat) else flat.clone()
     return flat if kind is None else flat.view(kind)
 
 
@@ -209,8 +214,8 @@ def padded(count: int, itemsize: int) -> int:
 
 
 def landing(out: torch.Tensor) -> torch.Tensor:
-    """A row that a kernel writes ``out`` as: itself, or where it does not begin at 16 bytes, other memory."""
-    return out.view(-1) if out.data_ptr() % 16 == 0 else out.new_empty(out.numel())
+    """A row that a kernel writes ``out`` as: itself, or where it does not begin (`begins`), other memory."""
+    return out.view(-1) if begins(out) else out.new_empty(out.numel())
 
 
 def landed(row: torch.Tensor, out: torch.Tensor) -> None:

@@ -34,6 +34,7 @@ from tilescale.ops.ranks.gemms import (
     chosen,
     configured,
     constants,
+    counted,
     knobs,
     tiles,
     worthwhile,
@@ -342,15 +343,17 @@ def product_and_rows(
         return c, given.x
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c), given.x
-    how = config or configured(team, "all_gather_matmul", choose, M, given, K)
+    how = counted(config or configured(team, "all_gather_matmul", choose, M, given, K))
     if how.BM % how.high:
         raise TileValueError(
             f"{how}",
             expected="high that divides BM: tiles await the pieces that begin in their rows, and no others "
             "where a rank's rows are whole tiles",
         )
-    if how.groups > 1 and ceil_div(ceil_div(K, how.wide), how.groups) * how.wide % how.BK:
-        raise TileValueError(f"{how}", expected="groups of whole steps of BK")
+    run = ceil_div(ceil_div(K, how.wide), how.groups) * how.wide
+    if how.groups > 1 and run % how.BK:
+        text = f"groups of whole steps of BK={how.BK}: of K={K} one has {run}"
+        raise TileValueError(f"{how}", expected=text, hint="wide that is a multiple of BK")
     if how.engine:
         return c, beside_engines(given, c, M, bias, activation, team, whole)
     if not how.fused:
@@ -406,7 +409,7 @@ def beside_engines(
         first = min(M, (team.rank - hop) % world * each)
         return slice(first, min(M, first + each))
 
-    arrived = engine.cross([[put] for put in engine.puts(given.x, everyone, team)], team, c)
+    arrived = engine.cross([[put] for put in engine.puts(given.x, everyone, team)], team, everyone)
     if whole:
         everyone[rows(0)].copy_(given.x)
     with engine.lane(0, c):

@@ -105,6 +105,23 @@ def configured(
     return replace(model, **kept) if kept else model
 
 
+#: fields of a Config that may be zero: none of these stages, runs and warps
+_NONE = ("stages", "lead", "warps")
+
+
+def counted(how: Any) -> Any:
+    """A Config, whose numbers count something.
+
+    Raises:
+        TileValueError: a number that is too small.
+    """
+    for name, value in asdict(how).items():
+        least = int(name not in _NONE)
+        if not isinstance(value, bool) and value < least:
+            raise TileValueError(f"{name}={value} of a {type(how).__name__}", expected=f"{least} at least")
+    return how
+
+
 def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
     """`RankOp.ways`, `pick`, `base`, `asked` and `shape_of` of a product whose steps are one kernel or apart,
     as ``choose`` says for M, N, K, the world, the dtype and the multiprocessors. ``inner``: K is split over

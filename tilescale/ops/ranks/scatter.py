@@ -181,7 +181,7 @@ def by_engines(
     parts = space[: world * c.numel()].view(world, c.numel())
     what = flat.constants(cut, world, a, c, bias, activation, n, t) | {"inplace": inplace}
     del what["Q"]
-    for low, high in (plan[k] for k in engine.cross(steps, team, c)):
+    for low, high in (plan[k] for k in engine.cross(steps, team, space)):
         if count := ceil_div(min(high, c.numel()) - low, cut.P) if low < c.numel() else 0:
             more = () if inplace else (landing,)
             host.launch(
