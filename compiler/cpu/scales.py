@@ -152,6 +152,8 @@ _SYNCHRONIZE = (
     "ts.team_sync",
     "ts.sync_threads",
     "ts.shuffle",
+    "ts.vote",
+    "ts.block_vote",
     "ts.mma_sync",
     "ts.ldmatrix",
 )

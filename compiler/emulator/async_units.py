@@ -155,6 +155,8 @@ class AsyncUnits:
         self.barriers: dict[int, Barrier] = {}
         #: the author's named barriers: who has come
         self.named: dict[int, list[Any]] = {}
+        #: votes of the block: how many threads have come, and on how many of them the test holds
+        self.votes: list[list[int]] = []
         #: by the thread that issued them
         self.stores: dict[int, list[Store]] = {}
         self.committed: dict[int, int] = {}

@@ -102,6 +102,18 @@ NOT_IN_KERNELS = {
 }
 #: words that are given tiles alone, or as keys of a dictionary
 ANNOTATIONS = {"finalize_reducer", "annotate_layout", "annotate_l2_hit_ratio", "annotate_safe_value"}
+#: votes, of integers here
+VOTES = (
+    "any_sync",
+    "all_sync",
+    "ballot_sync",
+    "ballot",
+    "match_any_sync",
+    "match_all_sync",
+    "syncthreads_count",
+    "syncthreads_and",
+    "syncthreads_or",
+)
 SCALES = {
     **dict.fromkeys(
         [
@@ -110,6 +122,9 @@ SCALES = {
             "shfl_down",
             "shfl_sync",
             "tvm_warp_shuffle",
+            *VOTES,
+            "activemask",
+            "tvm_warp_activemask",
             "sync_warp",
             "get_thread_binding",
             "get_lane_idx",
@@ -267,6 +282,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
             ["serial", "Serial", "unroll", "Unroll", "vectorized", "Vectorized"], {"args": (t.number,)}
         ),
         "Pipelined": {"start": t.number},
+        **{word: {"value" if "match" in word else "predicate": t.number} for word in VOTES},
         **{
             word: {"value": t.scalar, lanes: 1}
             for word, lanes in (

@@ -67,6 +67,8 @@ _EXPORTS: dict[str, str] = {
     "ops.mma_sync": "mma_sync",
     "ops.ldmatrix": "ldmatrix",
     "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle shfl_sync shfl_xor shfl_up shfl_down",
+    "ops.vote": "any_sync all_sync ballot_sync ballot activemask tvm_warp_activemask match_any_sync "
+    "match_all_sync syncthreads_count syncthreads_and syncthreads_or",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
     "barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",

@@ -930,6 +930,20 @@ for _name in ("add", "max", "min"):
         "dst": f"T.atomic_{_name}(A[0, 1], x)", "value": f"T.atomic_{_name}(A[0, 0], x * 2)",
         "return_prev": f"B[0, 0] = T.atomic_{_name}(A[0, 0], x, return_prev=True)",
     })  # fmt: skip
+for _name in ("any_sync", "all_sync", "ballot_sync", "match_any_sync", "match_all_sync"):
+    _put = f"{THREAD}I[0, t % 64] = T.cast(T.{_name}"
+    USES[_name] = (
+        f"{_put}(n), 'int32')",
+        {
+            "value" if "match" in _name else "predicate": f"{_put}(n * 2), 'int32')",
+            "mask": f"{_put}(n, mask=3), 'int32')",
+        },
+    )
+for _name in ("ballot", "syncthreads_count", "syncthreads_and", "syncthreads_or"):
+    _put = f"{THREAD}I[0, t % 64] = T.cast(T.{_name}"
+    USES[_name] = (f"{_put}(n), 'int32')", {"predicate": f"{_put}(n * 2), 'int32')"})
+for _name in ("activemask", "tvm_warp_activemask"):
+    USES[_name] = (f"{THREAD}I[0, t % 64] = T.cast(T.{_name}(), 'int32')", {})
 for _name in ("sync", "up", "down", "xor"):
     _put, _to = (
         f"{THREAD}A[0, t % 64] = T.shfl_{_name}",
