@@ -497,7 +497,7 @@ class Emulator:
             return lambda b, m: numerics.function(short, vectors(b, m), source)
         if name == REINTERPRET:
             return lambda b, m: numerics.reinterpret(vectors(b, m)[0], source, dtype)
-        return lambda b, m: numerics.intrinsic(name, vectors(b, m), dtype)
+        return lambda b, m: numerics.intrinsic(name, vectors(b, m), dtype, source)
 
 
 def _truncated(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

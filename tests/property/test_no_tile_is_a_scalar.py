@@ -77,6 +77,8 @@ NOT_IN_KERNELS = {
     "dp4a",
     "mma_sync",
     "ldmatrix",
+    # only in a loop (tests/unit/ops/test_warp_reduce.py)
+    "loop_break",
     # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
     "reducer_init",
     "reducer_update",
@@ -114,6 +116,7 @@ VOTES = (
     "syncthreads_and",
     "syncthreads_or",
 )
+REDUCED = ("sum", "max", "min", "bitand", "bitor")
 SCALES = {
     **dict.fromkeys(
         [
@@ -122,13 +125,18 @@ SCALES = {
             "shfl_down",
             "shfl_sync",
             "tvm_warp_shuffle",
+            "tvm_warp_shuffle_up",
+            "tvm_warp_shuffle_down",
             *VOTES,
+            *(f"warp_reduce_{op}" for op in REDUCED),
             "activemask",
             "tvm_warp_activemask",
             "sync_warp",
             "get_thread_binding",
             "get_lane_idx",
             "get_warp_idx",
+            "get_warp_idx_sync",
+            "get_warp_group_idx",
             "shuffle_elect",
         ],
         "thread",
@@ -227,6 +235,11 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "alloc_var": {"dtype": "int32"},
         "alloc_reducer": {"shape": (4,)},
         "tvm_warp_shuffle": {"mask": 0xFFFFFFFF, "value": t.scalar, "warp_id": 0, "width": 32},
+        **{
+            f"tvm_warp_shuffle_{way}": {"mask": 0xFFFFFFFF, "value": t.scalar, "offset": 1, "width": 32}
+            for way in ("up", "down")
+        },
+        **{f"warp_reduce_{op}": {"value": t.number} for op in REDUCED},
         "parallel": {"extents": (4,)},
         "thread_binding": {"begin": 0, "end": 128, "thread": "threadIdx.x"},
         "ws": {"warp_group_idx": (0,)},
@@ -276,7 +289,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         **dict.fromkeys(
             ["shift_left", "shift_right", "bitwise_and", "bitwise_or", "bitwise_xor"], {"a": t.number, "b": 1}
         ),
-        **dict.fromkeys(["bitwise_not", "popcount"], {"x": t.number}),
+        **dict.fromkeys(["bitwise_not", "popcount", "clz"], {"x": t.number}),
         **dict.fromkeys(["truncdiv", "truncmod"], {"a": t.number, "b": 3}),
         **dict.fromkeys(
             ["serial", "Serial", "unroll", "Unroll", "vectorized", "Vectorized"], {"args": (t.number,)}

@@ -134,6 +134,10 @@ INSTEAD: dict[str, str] = {
     "fabs": "T.abs(x)",
     "fabsf": "T.abs(x)",
     "fmaf": "T.ieee_fmaf(a, b, c)",
+    "__clz": "T.clz(x)",
+    "__reduce_add_sync": "T.warp_reduce_sum(x)",
+    "__reduce_max_sync": "T.warp_reduce_max(x)",
+    "__reduce_min_sync": "T.warp_reduce_min(x)",
     "popc": "T.popcount(x)",
     "__popc": "T.popcount(x)",
     "__float2half": 'T.cast(x, "float16")',
@@ -162,7 +166,6 @@ INSTEAD: dict[str, str] = {
     "ones": _REGISTERS,
     "index": _INDEX,
     # TileLang, and messages between ranks
-    "loop_break": "break",
     "get": _GET,
     "putmem": _PUT,
     "getmem": _GET,
