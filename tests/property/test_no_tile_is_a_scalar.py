@@ -57,6 +57,7 @@ OF_WORDS = {
     "atomic_load": set(),
     "im2col": {"img", "col"},
     "access_ptr": {"base"},
+    "mbarrier_arrive_expect_tx": {"mbarrier"},
     # decide nothing
     "annotate_consumer_reg_alloc": {"reg_count"},
     "annotate_producer_reg_dealloc": {"reg_count"},
@@ -151,6 +152,7 @@ SCALES = {
             "wait",
             "test",
             "sync_grid",
+            "sync_global",
             "all_gather",
             "reduce_scatter",
             "all_reduce",
@@ -223,6 +225,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "all_reduce": {"src": t.symmetric[0, :, :]},
         "tma_copy": {"src": t.tensor[0, 0], "dst": t.shared, "barrier": t.barrier[0]},
         **{word: {"barrier": t.barrier[0]} for word in ("mbarrier_arrive", "barrier_arrive", "barrier_wait")},
+        "mbarrier_arrive_expect_tx": {"mbarrier": t.barrier[0], "tx": 128},
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
         "view": {"buffer": t.shared},
@@ -286,6 +289,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "print": {"obj": t.scalar},
         **dict.fromkeys(["inc_max_nreg", "dec_max_nreg"], {"reg_count": 64}),
         "set_max_nreg": {"reg_count": 64, "is_inc": 1},
+        "annotate_min_blocks_per_sm": {"n": 2},
         **dict.fromkeys(
             ["shift_left", "shift_right", "bitwise_and", "bitwise_or", "bitwise_xor"], {"a": t.number, "b": 1}
         ),

@@ -29,7 +29,8 @@ symbolic = dynamic
 #: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line
 #: here.
 _EXPORTS: dict[str, str] = {
-    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
+    "frontend.launch": "Kernel Scale use_swizzle annotate_min_blocks_per_sm annotate_layout "
+    "annotate_l2_hit_ratio annotate_safe_value "
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
@@ -60,7 +61,8 @@ _EXPORTS: dict[str, str] = {
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
     "ops.pointer": "make_tensor",
-    "ops.sync": "barrier sync_grid signal wait",
+    "ops.sync": "barrier sync_grid sync_global cluster_sync signal wait",
+    "ops.dependent": "pdl_sync pdl_trigger",
     "ops.test": "test",
     "ops.put": "put",
     "ops.packets": "put_packets get_packets",
@@ -71,8 +73,8 @@ _EXPORTS: dict[str, str] = {
     "ops.warp_reduce": "warp_reduce_sum warp_reduce_max warp_reduce_min warp_reduce_bitand warp_reduce_bitor",
     "ops.vote": "any_sync all_sync ballot_sync ballot activemask tvm_warp_activemask match_any_sync "
     "match_all_sync syncthreads_count syncthreads_and syncthreads_or",
-    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
-    "barrier_wait tma_copy "
+    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_arrive_expect_tx mbarrier_expect_tx "
+    "mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait "
     "get_thread_binding thread_binding "

@@ -961,6 +961,24 @@ for _name in ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_gro
     _put = f"{THREAD}I[0, t % 64] = T.{_name}"
     USES[_name] = (f"{_put}()", {"warp_size": f"{_put}(16)"})
 USES["get_warp_group_idx"][1]["warps_per_group"] = f"{_put}(None, 2)"
+BAR = "b = T.alloc_barrier([1, 2])\n"
+USES |= {
+    "sync_global": ("T.sync_global()", {}),
+    "cluster_sync": ("T.cluster_sync()", {}),
+    "pdl_sync": ("T.pdl_sync()", {}),
+    "pdl_trigger": ("T.pdl_trigger()", {}),
+    "annotate_min_blocks_per_sm": (
+        "T.annotate_min_blocks_per_sm(2)\nA[bx, 0] = x",
+        {"n": "T.annotate_min_blocks_per_sm(3)\nA[bx, 0] = x"},
+    ),
+    "mbarrier_arrive_expect_tx": (
+        f"{BAR}T.mbarrier_arrive_expect_tx(b[0], 128)",
+        {
+            "mbarrier": f"{BAR}T.mbarrier_arrive_expect_tx(b[1], 128)",
+            "tx": f"{BAR}T.mbarrier_arrive_expect_tx(b[0], 64)",
+        },
+    ),
+}
 USES["loop_break"] = (
     "for e in T.serial(4):\n    if I[0, e] > 0:\n        T.loop_break()\n    A[0, e] = x",
     {},
