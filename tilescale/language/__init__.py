@@ -62,6 +62,7 @@ _EXPORTS: dict[str, str] = {
     "ops.assertion": "assume device_assert",
     "ops.pointer": "make_tensor",
     "ops.sync": "barrier sync_grid sync_global cluster_sync signal wait",
+    "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait",
     "ops.dependent": "pdl_sync pdl_trigger",
     "ops.test": "test",
     "ops.put": "put",

@@ -167,6 +167,7 @@ INSTEAD: dict[str, str] = {
     "ones": _REGISTERS,
     "index": _INDEX,
     # TileLang, and messages between ranks
+    "named_barrier_arrive": "T.mbarrier_arrive and T.mbarrier_wait_parity of a T.alloc_barrier",
     "get": _GET,
     "putmem": _PUT,
     "getmem": _GET,

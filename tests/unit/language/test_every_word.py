@@ -965,6 +965,9 @@ BAR = "b = T.alloc_barrier([1, 2])\n"
 USES |= {
     "sync_global": ("T.sync_global()", {}),
     "cluster_sync": ("T.cluster_sync()", {}),
+    "cluster_arrive": ("T.cluster_arrive()", {}),
+    "cluster_arrive_relaxed": ("T.cluster_arrive_relaxed()", {}),
+    "cluster_wait": ("T.cluster_wait()", {}),
     "pdl_sync": ("T.pdl_sync()", {}),
     "pdl_trigger": ("T.pdl_trigger()", {}),
     "annotate_min_blocks_per_sm": (
