@@ -55,6 +55,9 @@ class ClusterArrive(TileOp):
     attributes = ("relaxed",)
     waits = True
 
+    def synchronizes(self, call: Any) -> str:
+        return "cta_cluster"  # with the wait that follows: all blocks come, and what is stored is complete
+
     def effects(self, call: Any) -> list[Access]:
         return []
 
@@ -71,8 +74,8 @@ class ClusterWait(TileOp):
     name = "cluster_wait"
     waits = True
 
-    def acquires(self, call: Any) -> bool:
-        return True
+    def synchronizes(self, call: Any) -> str:
+        return "cta_cluster"
 
     def effects(self, call: Any) -> list[Access]:
         return []

@@ -95,6 +95,26 @@ def test_launches_that_overlap(sync: bool, trigger: bool):
     assert "_launches();" not in printed(kernel, "sm_80")
 
 
+def test_two_launches_of_one_program():
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((256,), "float32"), B: T.Tensor((256,), "float32"), C: T.Tensor((256,), "float32")
+    ):
+        with T.Kernel(2, threads=128) as bx:
+            for i in T.Parallel(128):
+                B[bx * 128 + i] = A[bx * 128 + i] + 1
+            T.pdl_trigger()
+        with T.Kernel(2, threads=128) as by:
+            T.pdl_sync()
+            for i in T.Parallel(128):
+                C[by * 128 + i] = B[by * 128 + i] * 2
+
+    assert [kernel.trace(k).launch.pdl for k in range(2)] == [False, True]
+    a, out = data((256,), "float32", 1), empty((256,), "float32")
+    run(kernel)(a, empty((256,), "float32"), out)
+    assert (out == (a + 1) * 2).all()
+
+
 def test_blocks_that_a_multiprocessor_holds():
     @T.prim_func
     def kernel(A: T.Tensor((256,), "float32"), C: T.Tensor((256,), "float32")):

@@ -8,7 +8,7 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import refused
-from tests.unit.cuda.emulated import empty
+from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import lowered
 from tests.unit.ops.test_blocks_and_launches import printed
 from tests.unit.ops.test_vote import on_all
@@ -53,6 +53,34 @@ def test_what_is_written_before_is_read_behind():
 def test_what_no_arrival_releases_is_a_race(fault: dict[str, Any]):
     report = neighbours(**fault).check(args=args(), seeds=3)
     assert any(f.kind == "race" for f in report.findings), report
+
+
+def test_the_whole_block_comes_and_its_results_are_stored():
+    """No producer goes a way of its own, whose threads would not arrive."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((256, 256), "float16"), C: T.Tensor((256, 256), "float16"), D: T.Tensor((4,), "float16")
+    ):
+        with T.ClusterKernel(2, 2, threads=128, cluster_dims=(2, 1, 1)) as (bx, by):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            c = T.alloc_fragment((128, 128), "float32")
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=3):
+                T.copy(A[by * 128, k * 64], a)
+                T.copy(A[k * 64, bx * 128], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 128, bx * 128])
+            T.cluster_arrive()
+            T.cluster_wait()
+            D[by * 2 + bx] = C[by * 128, (1 - bx) * 128]
+
+    given = {
+        "A": data((256, 256), "float16", 1), "C": empty((256, 256), "float16"), "D": empty((4,), "float16"),
+    }  # fmt: skip
+    got = agree(product, given)
+    assert (got["D"] == got["C"][[0, 0, 128, 128], [128, 0, 128, 0]]).all() and got["D"].all()
+    assert lowered(product)[0].threads == 128
 
 
 def test_who_is_missed():

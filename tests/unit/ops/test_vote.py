@@ -137,6 +137,33 @@ def test_votes_of_a_block_at_its_scale():
     assert (got == np.array([[16], [0], [0]])).all()
 
 
+def test_votes_beside_a_producer():
+    """The block's threads are those that the author counts; who fills the stages goes its own way."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 256), "float16"), D: T.Tensor((64, 64), "float32"), C: T.Tensor((128,), "int32")
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=3):
+                T.copy(A[0, k * 64], a)
+                T.copy(A[0, k * 64], b)
+                T.gemm(a, b, c)
+            with T.Scale("thread") as (t, n):
+                C[t] = T.syncthreads_count(t % 3 == 0) + T.popcount(T.cast(T.ballot(t < 40), "int32"))
+            T.copy(c, D)
+
+    made, program = lowered(kernel)
+    text = print_kernel(made).text
+    assert made.threads > 128 and "ts::block_count(" in text
+    args = {"A": data((64, 256), "float16", 1), "D": empty((64, 64), "float32"), "C": empty((128,), "int32")}
+    got = emulator.run(made, program, args, 0)["C"]
+    assert got.tolist() == [43 + 32] * 32 + [43 + 8] * 32 + [43] * 64
+
+
 def test_who_does_not_come_is_missed():
     @T.prim_func
     def lanes(C: T.Tensor((N,), "int32")):
