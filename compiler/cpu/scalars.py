@@ -162,6 +162,10 @@ class Scalars:
         dt = str(e.ty)
         if name in _CLASSES:
             return _classified(name, self.scalar(e.args[0]))
+        if name == "prim.clz":  # LLVM's, as TVM calls it, has no value at zero
+            x = self.scalar(e.args[0])
+            bits, zero = 64 if str(x.ty).endswith("64") else 32, tirx.const(0, str(x.ty))
+            return let(x, lambda x: select(tirx.EQ(x, zero), tirx.IntImm("int32", bits), tirx.clz(x)))
         if name == "ts.math.dp4a":
             *factors, total = map(self.scalar, e.args)
             for a, b in zip(factors[:4], factors[4:], strict=True):

@@ -152,6 +152,8 @@ _SYNCHRONIZE = (
     "ts.team_sync",
     "ts.sync_threads",
     "ts.shuffle",
+    "ts.vote",
+    "ts.block_vote",
     "ts.mma_sync",
     "ts.ldmatrix",
 )
@@ -164,6 +166,7 @@ def synchronizes(body: Any) -> bool:
     def look(call: Any) -> None:
         name = getattr(call.op, "name", "")
         outward = name == "ts.barrier" and str(call.attrs["reach"]) != "block"
+        outward = outward or name in ("ts.cluster_arrive", "ts.cluster_wait")
         if outward or name in _SYNCHRONIZE:
             found.append(call)
 

@@ -92,12 +92,22 @@ class Clusters(lower.Lowering):
         return ([*begins, tirx.Evaluate(tirx.call_extern("void", "__syncthreads"))] if begins else []), []
 
 
+_OF_CLUSTERS = (
+    "ts.remote_copy",
+    "ts.signal",
+    "ts.wait",
+    "ts.barrier",
+    "ts.cluster_arrive",
+    "ts.cluster_wait",
+)
+
+
 def cluster_operations(body: Any) -> list[Any]:
     """The operations of a kernel at the scale of the cluster that have to do with its other blocks."""
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if call.op.name in ("ts.remote_copy", "ts.signal", "ts.wait", "ts.barrier"):
+        if call.op.name in _OF_CLUSTERS:
             if str(call.attrs["reach"]) == "cta_cluster":
                 found.append(call)
 

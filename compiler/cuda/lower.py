@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tilescale import log
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.cuda.rings import Barriers, ended, initialised
@@ -259,8 +260,20 @@ class Lowering(Clusters, Apart, MatrixStores):
             cluster=self.program.launch.cluster if self.target.clusters else (1, 1, 1),
             maps=tuple(m for _, m in self.maps),
             dependent=self.dependent,
-            min_blocks=1 if self.extra or self.one_block or self._holds_packets() else None,
+            min_blocks=self._min_blocks(),
         )
+
+    def _min_blocks(self) -> int | None:
+        """How many blocks of a multiprocessor ptxas leaves registers for; None where nobody asks."""
+        asked = self.program.hints.get("min_blocks")
+        if not (self.extra or self.one_block or self._holds_packets()):
+            return asked
+        if asked not in (None, 1):
+            said = (
+                f"T.annotate_min_blocks_per_sm({asked}) decides nothing: {self.program.name} shares out the"
+            )
+            log.say("info", f"{said} registers of one block", once=True)
+        return 1
 
     def _holds_packets(self) -> bool:
         """Whether threads have packets of dense boxes in registers. Without a bound ptxas (13.0) spills some

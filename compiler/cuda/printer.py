@@ -145,7 +145,7 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/cluster.cuh>"
         if any(name.startswith("ts::tma_reduce_") for name in self.called):
             yield "#include <ts/tma_reduce.cuh>"
-        if self.kernel.dependent:
+        if self.kernel.dependent or "ts::admit_launches" in self.called:
             yield "#include <ts/dependent.cuh>"
         if self.kernel.team:
             if any(name.startswith("ts::more_registers") for name in self.called):

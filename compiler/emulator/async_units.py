@@ -155,6 +155,10 @@ class AsyncUnits:
         self.barriers: dict[int, Barrier] = {}
         #: the author's named barriers: who has come
         self.named: dict[int, list[Any]] = {}
+        #: the phase of the cluster's barrier at which its threads have arrived
+        self.cluster_turn = 0
+        #: votes of the block: how many threads have come, and on how many of them the test holds
+        self.votes: list[list[int]] = []
         #: by the thread that issued them
         self.stores: dict[int, list[Store]] = {}
         self.committed: dict[int, int] = {}

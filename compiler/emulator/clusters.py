@@ -46,6 +46,24 @@ def cluster_sync(b: Any, m: Any) -> None:
     b.units.interleaving.meet("cluster", len(b.everyone), int(m.sum()), met)
 
 
+def cluster_arrive(b: Any, m: Any) -> None:
+    """All threads of all blocks arrive, and go on. What is done behind an arrival and in front of
+    the last one counts as done before the barrier; the simulator reports the races that this leaves out."""
+    came = b.units.interleaving.meetings.setdefault("cluster", [0, 0])
+    b.units.cluster_turn = came[1]
+    b.units.interleaving.arrive("cluster", len(b.everyone), int(m.sum()))
+    if came[1] > b.units.cluster_turn:
+        b.everyone[:, 3] += 1
+        if b.clocks is not None:
+            b.clocks.meet(np.arange(len(b.everyone)))
+
+
+def cluster_wait(b: Any, m: Any) -> None:
+    """Until the phase is over in which the block's threads have arrived."""
+    came, turn = b.units.interleaving.meetings["cluster"], b.units.cluster_turn
+    b.units.interleaving.yields(lambda: came[1] > turn)
+
+
 def peer_arena(b: Any, m: Any, rank: Any) -> Any:
     """The shared memory of another block of the cluster."""
     arena = b.units.peer(int(one(m, rank))).arena
@@ -125,6 +143,8 @@ def find(name: str) -> Callable[..., Any] | None:
         return barrier_arrive_blocks(int(number))
     ones: dict[str, Callable[..., Any]] = {
         "ts::shared_wait": shared_wait, "ts::shared_test": shared_test, "ts::cluster_sync": cluster_sync,
+        "ts::cluster_arrive": cluster_arrive, "ts::cluster_arrive_relaxed": cluster_arrive,
+        "ts::cluster_wait": cluster_wait,
         "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_begins": cluster_sync,
     }  # fmt: skip
     return ones.get(plain)

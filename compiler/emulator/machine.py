@@ -48,6 +48,7 @@ from tilescale.compiler.emulator.memory import (
 )
 from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
+from tilescale.compiler.ops.vote import VOTES
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
@@ -496,7 +497,7 @@ class Emulator:
             return lambda b, m: numerics.function(short, vectors(b, m), source)
         if name == REINTERPRET:
             return lambda b, m: numerics.reinterpret(vectors(b, m)[0], source, dtype)
-        return lambda b, m: numerics.intrinsic(name, vectors(b, m), dtype)
+        return lambda b, m: numerics.intrinsic(name, vectors(b, m), dtype, source)
 
 
 def _truncated(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -680,6 +681,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::uniform": threads.uniform,
     "ts::shuffle_xor": threads.shuffle_xor,
     **{f"ts::lane_{kind}": threads.lane(kind) for kind in ("xor", "up", "down", "from")},
+    **{f"ts::vote_{kind}": threads.ballot(kind) for kind in VOTES},
+    **{f"ts::block_{kind}": threads.block_vote(kind, _barrier_of) for kind in ("count", "and", "or")},
     "ts::named_barrier": threads.named_barrier,
     "ts::fail": _fail,
     "printf": _printf,

@@ -12,6 +12,7 @@ from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, load
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops.shuffle import taken_from
+from tilescale.compiler.ops.vote import VOTES, decided
 from tilescale.compiler.sim import numerics
 
 
@@ -69,6 +70,40 @@ def lane(kind: str) -> Callable[..., Any]:
             kind, lanes % WARP, np.broadcast_to(by, m.shape), int(np.asarray(width).ravel()[0])
         )
         return np.broadcast_to(value, m.shape)[lanes // WARP * WARP + there]
+
+    return run
+
+
+def ballot(kind: str) -> Callable[..., Any]:
+    """A vote of the author's, to which all lanes of the warp come."""
+
+    def run(b: Block, m: Any, *given: Any) -> Any:
+        values = np.broadcast_to(given[0] if given else True, m.shape)
+        told = np.zeros(b.threads, np.int64)
+        for w in whole_warps(b, m, "a vote"):
+            first = w * b.wave
+            brought = values[first : first + b.wave].tolist()
+            told[first : first + b.wave] = [decided(kind, lane, brought) for lane in range(b.wave)]
+        return told.astype(VOTES[kind][1])
+
+    return run
+
+
+def block_vote(kind: str, meet: Callable[..., None]) -> Callable[..., Any]:
+    """``meet``: the barrier, by its number and its threads. What came of a vote of which some threads come
+    later is theirs, too."""
+
+    def run(b: Block, m: Any, test: Any, number: Any, threads: Any) -> Any:
+        count, said = int(np.asarray(threads).ravel()[0]), np.broadcast_to(test, m.shape) & m
+        votes = b.units.votes
+        if not votes or votes[-1][0] == count:
+            votes.append([0, 0])
+        vote = votes[-1]
+        vote[0], vote[1] = vote[0] + int(m.sum()), vote[1] + int(said.sum())
+        meet(b, m, number, threads)
+        return np.full(
+            m.shape, {"count": vote[1], "and": vote[1] == count, "or": vote[1] > 0}[kind], np.int32
+        )
 
     return run
 

@@ -407,6 +407,21 @@ def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) ->
         _hint("swizzle", (panel_size, "row" if order == "row" else "column"))
 
 
+def annotate_min_blocks_per_sm(n: int) -> None:
+    """Asks the compiler for registers few enough that ``n`` blocks are resident on a multiprocessor. A hint:
+    results never depend on it. A kernel whose roles share out the registers of one block leaves it out, which
+    the log says.
+
+    Raises:
+        TileValueError: no positive int. TileSyntaxError: outside T.Kernel.
+    """
+    if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+        raise TileValueError(
+            f"T.annotate_min_blocks_per_sm({n!r})", loc=source.current(), expected="a number of blocks"
+        )
+    _hint("min_blocks", n)
+
+
 def annotate_layout(layouts: dict[Any, Any]) -> None:
     """Fixes where tiles lie, on targets that choose layouts: ``T.annotate_layout({a:
     tilescale.layout.make_swizzled_layout(a)})``.

@@ -61,9 +61,10 @@ def _names_thread(e: Any) -> bool:
 
 
 def _synchronizes(s: Any) -> bool:
-    """Whether the author orders what threads do in a statement (T.sync_threads of some of them)."""
+    """Whether the author orders what threads do in a statement (T.sync_threads of some of them, votes)."""
     found: list[Any] = []
-    structural_walk(s, (ir.Call, lambda c: found.append(c) if _name(c) == "ts.sync_threads" else None))
+    ordering = ("ts.sync_threads", "ts.block_vote")
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if _name(c) in ordering else None))
     return bool(found)
 
 

@@ -419,11 +419,10 @@ class Expressions:
             )
         if name.rpartition(".")[2] == "likely":
             return self.text(e.args[0])
-        if name == "tirx.popcount":
-            return (
-                f"{'__popcll' if bits_of(dtype_of(e)) == 64 else '__popc'}({self.value(e.args[0])})",
-                POSTFIX,
-            )
+        if (counted := name.rpartition(".")[2]) in ("popcount", "clz"):
+            wide = bits_of(dtype_of(e.args[0])) == 64
+            call = {"popcount": ("__popc", "__popcll"), "clz": ("__clz", "__clzll")}[counted][wide]
+            return f"{call}({self.value(e.args[0])})", POSTFIX
         return self.function(
             name.rpartition(".")[2], list(e.args), dtype_of(e.args[0]) if e.args else ""
         ), POSTFIX

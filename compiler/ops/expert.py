@@ -10,7 +10,7 @@ from tilescale.compiler.builder.values import as_expr, binary, compare
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ir.scales import EXECUTORS
+from tilescale.compiler.ir.scales import EXECUTORS, WARP, WARPGROUP
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir
 from tilescale.errors import TileSyntaxError, TileValueError
@@ -116,24 +116,63 @@ def thread_binding(begin: int, end: int, thread: str = "threadIdx.x") -> Any:
     return get_thread_binding(dim)
 
 
-def get_lane_idx() -> Any:
-    """The thread's number in its warp; inside ``T.Scale("thread")``."""
-    return binary("%", get_thread_binding(), 32)
+def get_lane_idx(warp_size: int | None = None) -> Any:
+    """The thread's number in its warp; inside ``T.Scale("thread")``, or at the block's scale.
+
+    Args:
+        warp_size: counted in groups of so many threads; 32 without.
+
+    Raises:
+        TileValueError: no positive number.
+    """
+    return binary("%", get_thread_binding(), _extent("T.get_lane_idx", "warp_size", warp_size, WARP))
 
 
-def get_warp_idx() -> Any:
-    """The number of the thread's warp in the block; inside ``T.Scale("thread")`` alone.
+def get_warp_idx(warp_size: int | None = None) -> Any:
+    """The number of the thread's warp in the block; inside ``T.Scale("thread")`` alone, or at the block's
+    scale. ``warp_size`` as of :func:`get_lane_idx`.
 
     Raises:
         TileSyntaxError: elsewhere, also in T.Scale("warp"), which gives the number itself.
     """
-    if [s for s in bld.current().scales if s in EXECUTORS and s != "block"] != ["thread"]:
+    return _group(
+        "T.get_warp_idx", 'T.Scale("warp")', _extent("T.get_warp_idx", "warp_size", warp_size, WARP)
+    )
+
+
+def get_warp_idx_sync(warp_size: int | None = None) -> Any:
+    """The same as `get_warp_idx`: the compiler knows by itself what is the same for a warp."""
+    return get_warp_idx(warp_size)
+
+
+def get_warp_group_idx(warp_size: int | None = None, warps_per_group: int | None = None) -> Any:
+    """The number of the thread's warpgroup in the block, as :func:`get_warp_idx`. ``warps_per_group``: a
+    group is so many warps; 4 without."""
+    what = "T.get_warp_group_idx"
+    lanes = _extent(what, "warp_size", warp_size, WARP)
+    return _group(
+        what,
+        'T.Scale("warpgroup")',
+        lanes * _extent(what, "warps_per_group", warps_per_group, WARPGROUP // WARP),
+    )
+
+
+def _extent(what: str, name: str, given: Any, without: int) -> int:
+    if given is None:
+        return without
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise TileValueError(f"{what} with {name}={given!r}", loc=source.current(), expected="a positive int")
+    return given
+
+
+def _group(what: str, scale: str, threads: int) -> Any:
+    if [s for s in bld.current().scales if s in EXECUTORS and s != "block"] not in ([], ["thread"]):
         raise TileSyntaxError(
-            "T.get_warp_idx is a thread's",
+            f"{what} is a thread's",
             loc=source.current(),
-            hint='T.Scale("thread"), or T.Scale("warp") as (w, n)',
+            hint=f'T.Scale("thread"), or {scale} as (w, n)',
         )
-    return binary("//", get_thread_binding(), 32)
+    return binary("//", get_thread_binding(), threads)
 
 
 def shuffle_elect(thread_extent: int = 0) -> Any:

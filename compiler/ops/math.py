@@ -15,6 +15,7 @@ from tilescale.compiler.builder.values import (
     compare,
     const,
     convert,
+    dtype_of,
     float_function,
     same_dtype,
     to_expr,
@@ -315,6 +316,22 @@ def popcount(x: Any) -> Any:
     """How many bits are set."""
     e = to_expr(x)
     return tirx.popcount(e) if is_expr(e) else int(e).bit_count()
+
+
+def clz(x: Any) -> Any:
+    """How many zeros stand above the highest bit that is set (int32): all 32 or 64 of zero.
+
+    Raises:
+        TileTypeError: no integer of 32 or 64 bits.
+    """
+    dt = dtype_of(x)
+    if "int" not in str(dt) or dt.bits not in (32, 64):
+        raise TileTypeError(
+            f"T.clz of {dt}", loc=source.current(), expected="an integer of 32 or 64 bits",
+            hint='T.cast(x, "uint32")',
+        )  # fmt: skip
+    e = to_expr(x)
+    return tirx.clz(e) if is_expr(e) else 32 - (int(e) & 0xFFFFFFFF).bit_length()
 
 
 def reinterpret(a: Any, b: Any = None, *, dtype: Any = None) -> Any:

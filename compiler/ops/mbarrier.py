@@ -101,6 +101,12 @@ def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
     emit("mbarrier_expect_tx", [barrier_of(barrier, "T.mbarrier_expect_tx").ir(), convert(tx, "int32")])
 
 
+def mbarrier_arrive_expect_tx(mbarrier: Any, tx: Any) -> None:
+    """``T.mbarrier_expect_tx`` and, behind it, ``T.mbarrier_arrive``."""
+    mbarrier_expect_tx(mbarrier, tx)
+    mbarrier_arrive(mbarrier)
+
+
 def mbarrier_wait_parity(barrier: Any = None, parity: Any = 0, *, mbarrier: Any = None) -> None:
     """All threads of the executor wait until the phase of this parity is over (acquire). ``mbarrier`` is
     TileLang's

@@ -64,15 +64,30 @@ def shfl_sync(value: Any, srcLane: Any, width: int = WARP, mask: int = EVERYONE)
 
 def tvm_warp_shuffle(mask: int, value: Any, warp_id: Any, width: int, warp_size: int = WARP) -> Any:
     """`shfl_sync` by TVM's name: the value of lane ``warp_id`` of the group; ``warp_size`` is ``width``, or
-    a whole
-    warp's lanes."""
+    a whole warp's lanes."""
+    _whole(width, warp_size, "T.tvm_warp_shuffle")
+    return shfl_sync(value, warp_id, width, mask)
+
+
+def tvm_warp_shuffle_up(mask: int, value: Any, offset: Any, width: int, warp_size: int = WARP) -> Any:
+    """`shfl_up` by TVM's name. As :func:`tvm_warp_shuffle`."""
+    _whole(width, warp_size, "T.tvm_warp_shuffle_up")
+    return shfl_up(value, offset, width, mask)
+
+
+def tvm_warp_shuffle_down(mask: int, value: Any, offset: Any, width: int, warp_size: int = WARP) -> Any:
+    """`shfl_down` by TVM's name. As :func:`tvm_warp_shuffle`."""
+    _whole(width, warp_size, "T.tvm_warp_shuffle_down")
+    return shfl_down(value, offset, width, mask)
+
+
+def _whole(width: int, warp_size: int, what: str) -> None:
     if warp_size not in (width, WARP):
         raise TileValueError(
-            f"T.tvm_warp_shuffle in groups of {width} of a warp of {warp_size}",
+            f"{what} in groups of {width} of a warp of {warp_size}",
             loc=source.current(),
             expected=f"a warp of {width} or {WARP} lanes",
         )
-    return shfl_sync(value, warp_id, width, mask)
 
 
 def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
@@ -130,7 +145,7 @@ class Shuffle(TileOp):
 
     name = "shuffle"
     attributes = ("kind", "width")
-    waits = True
+    waits = by_thread = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "write")]

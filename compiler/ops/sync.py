@@ -137,6 +137,18 @@ def sync_grid() -> None:
     emit("barrier", [], {"reach": "grid"})
 
 
+def sync_global() -> None:
+    """The same as `sync_grid`, by TileLang's name."""
+    not_in_parallel("T.sync_global")
+    emit("barrier", [], {"reach": "grid"})
+
+
+def cluster_sync() -> None:
+    """All blocks of the cluster synchronize: ``T.barrier()`` in ``T.Scale("cta_cluster")``."""
+    not_in_parallel("T.cluster_sync")
+    emit("barrier", [], {"reach": "cta_cluster"})
+
+
 def signal(counter_: Any, value: Any = 1, op: str = "add", dst: Any = None) -> None:
     """Adds ``value`` to a counter, once for each executor, after all its earlier accesses.
 

@@ -301,7 +301,7 @@ class Expressions:
             return lambda ex: numerics.reinterpret(args[0](ex), source, dtype)
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar in the simulator")
-        return lambda ex: numerics.intrinsic(name, [a(ex) for a in args], dtype)
+        return lambda ex: numerics.intrinsic(name, [a(ex) for a in args], dtype, source)
 
     def _scale_value(self, name: str, which: int) -> Value:
         """The own index (0) or the count (1) at a scale."""

@@ -12,7 +12,7 @@ import numpy as np
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.ir.scales import WIDTHS
-from tilescale.compiler.sim import awaited, diagnose, flights, mbarriers, numerics, packets, rings
+from tilescale.compiler.sim import arrivals, awaited, diagnose, flights, mbarriers, numerics, packets, rings
 from tilescale.compiler.sim.counters import Counter, Counters
 from tilescale.compiler.sim.memory import Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
@@ -244,6 +244,8 @@ class Machine:
         self.printed: list[str] = []
         self.printers: list[int] = []  # the rank of each line
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        #: of clusters, by rank and cluster
+        self.arrivals: dict[tuple[Any, ...], arrivals.Arrivals] = {}
         #: values that lanes brought, and who came
         self.exchanges: dict[tuple[int, ...], tuple[dict[int, Any], list[Executor]]] = {}
         self.deliveries: dict[

@@ -275,8 +275,8 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
 }
 
 
-def intrinsic(name: str, values: list[Any], dtype: str) -> Any:
-    """An operation that TVM's own front end makes (``tirx.fabs`` …).
+def intrinsic(name: str, values: list[Any], dtype: str, source: str) -> Any:
+    """An operation that TVM's own front end makes (``tirx.fabs`` …). ``source``: the operands' dtype.
 
     Raises:
         InternalError: one that no kernel of ours can hold.
@@ -288,6 +288,12 @@ def intrinsic(name: str, values: list[Any], dtype: str) -> Any:
             values[0]
         )
         return count if is_vector(values[0]) else int(count)
+    if short == "clz":
+        bits = np.iinfo(source).bits
+        zeros = np.vectorize(lambda v: bits - (int(v) & ((1 << bits) - 1)).bit_length(), otypes=[np.int32])(
+            values[0]
+        )
+        return zeros if is_vector(values[0]) else int(zeros)
     if short not in _INTRINSICS:
         raise InternalError(f"the simulator does not know the intrinsic {name}")
     made = _INTRINSICS[short](*values)

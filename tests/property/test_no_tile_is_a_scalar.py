@@ -57,6 +57,7 @@ OF_WORDS = {
     "atomic_load": set(),
     "im2col": {"img", "col"},
     "access_ptr": {"base"},
+    "mbarrier_arrive_expect_tx": {"mbarrier"},
     # decide nothing
     "annotate_consumer_reg_alloc": {"reg_count"},
     "annotate_producer_reg_dealloc": {"reg_count"},
@@ -77,6 +78,8 @@ NOT_IN_KERNELS = {
     "dp4a",
     "mma_sync",
     "ldmatrix",
+    # only in a loop (tests/unit/ops/test_warp_reduce.py)
+    "loop_break",
     # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
     "reducer_init",
     "reducer_update",
@@ -102,6 +105,19 @@ NOT_IN_KERNELS = {
 }
 #: words that are given tiles alone, or as keys of a dictionary
 ANNOTATIONS = {"finalize_reducer", "annotate_layout", "annotate_l2_hit_ratio", "annotate_safe_value"}
+#: votes, of integers here
+VOTES = (
+    "any_sync",
+    "all_sync",
+    "ballot_sync",
+    "ballot",
+    "match_any_sync",
+    "match_all_sync",
+    "syncthreads_count",
+    "syncthreads_and",
+    "syncthreads_or",
+)
+REDUCED = ("sum", "max", "min", "bitand", "bitor")
 SCALES = {
     **dict.fromkeys(
         [
@@ -110,10 +126,18 @@ SCALES = {
             "shfl_down",
             "shfl_sync",
             "tvm_warp_shuffle",
+            "tvm_warp_shuffle_up",
+            "tvm_warp_shuffle_down",
+            *VOTES,
+            *(f"warp_reduce_{op}" for op in REDUCED),
+            "activemask",
+            "tvm_warp_activemask",
             "sync_warp",
             "get_thread_binding",
             "get_lane_idx",
             "get_warp_idx",
+            "get_warp_idx_sync",
+            "get_warp_group_idx",
             "shuffle_elect",
         ],
         "thread",
@@ -128,6 +152,7 @@ SCALES = {
             "wait",
             "test",
             "sync_grid",
+            "sync_global",
             "all_gather",
             "reduce_scatter",
             "all_reduce",
@@ -200,6 +225,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "all_reduce": {"src": t.symmetric[0, :, :]},
         "tma_copy": {"src": t.tensor[0, 0], "dst": t.shared, "barrier": t.barrier[0]},
         **{word: {"barrier": t.barrier[0]} for word in ("mbarrier_arrive", "barrier_arrive", "barrier_wait")},
+        "mbarrier_arrive_expect_tx": {"mbarrier": t.barrier[0], "tx": 128},
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
         "view": {"buffer": t.shared},
@@ -212,6 +238,11 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "alloc_var": {"dtype": "int32"},
         "alloc_reducer": {"shape": (4,)},
         "tvm_warp_shuffle": {"mask": 0xFFFFFFFF, "value": t.scalar, "warp_id": 0, "width": 32},
+        **{
+            f"tvm_warp_shuffle_{way}": {"mask": 0xFFFFFFFF, "value": t.scalar, "offset": 1, "width": 32}
+            for way in ("up", "down")
+        },
+        **{f"warp_reduce_{op}": {"value": t.number} for op in REDUCED},
         "parallel": {"extents": (4,)},
         "thread_binding": {"begin": 0, "end": 128, "thread": "threadIdx.x"},
         "ws": {"warp_group_idx": (0,)},
@@ -258,15 +289,17 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "print": {"obj": t.scalar},
         **dict.fromkeys(["inc_max_nreg", "dec_max_nreg"], {"reg_count": 64}),
         "set_max_nreg": {"reg_count": 64, "is_inc": 1},
+        "annotate_min_blocks_per_sm": {"n": 2},
         **dict.fromkeys(
             ["shift_left", "shift_right", "bitwise_and", "bitwise_or", "bitwise_xor"], {"a": t.number, "b": 1}
         ),
-        **dict.fromkeys(["bitwise_not", "popcount"], {"x": t.number}),
+        **dict.fromkeys(["bitwise_not", "popcount", "clz"], {"x": t.number}),
         **dict.fromkeys(["truncdiv", "truncmod"], {"a": t.number, "b": 3}),
         **dict.fromkeys(
             ["serial", "Serial", "unroll", "Unroll", "vectorized", "Vectorized"], {"args": (t.number,)}
         ),
         "Pipelined": {"start": t.number},
+        **{word: {"value" if "match" in word else "predicate": t.number} for word in VOTES},
         **{
             word: {"value": t.scalar, lanes: 1}
             for word, lanes in (

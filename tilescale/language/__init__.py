@@ -29,7 +29,8 @@ symbolic = dynamic
 #: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line
 #: here.
 _EXPORTS: dict[str, str] = {
-    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
+    "frontend.launch": "Kernel Scale use_swizzle annotate_min_blocks_per_sm annotate_layout "
+    "annotate_l2_hit_ratio annotate_safe_value "
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
@@ -41,7 +42,7 @@ _EXPORTS: dict[str, str] = {
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
     "alloc_buffer empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
-    "grid parallel",
+    "grid parallel loop_break",
     "ops.scheduler": "PersistentTileScheduler",
     "ops.copy": "copy",
     "ops.fill": "fill clear",
@@ -60,19 +61,25 @@ _EXPORTS: dict[str, str] = {
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
     "ops.pointer": "make_tensor",
-    "ops.sync": "barrier sync_grid signal wait",
+    "ops.sync": "barrier sync_grid sync_global cluster_sync signal wait",
+    "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait",
+    "ops.dependent": "pdl_sync pdl_trigger",
     "ops.test": "test",
     "ops.put": "put",
     "ops.packets": "put_packets get_packets",
     "ops.mma_sync": "mma_sync",
     "ops.ldmatrix": "ldmatrix",
-    "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle shfl_sync shfl_xor shfl_up shfl_down",
-    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive "
-    "barrier_wait tma_copy "
+    "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle tvm_warp_shuffle_up tvm_warp_shuffle_down "
+    "shfl_sync shfl_xor shfl_up shfl_down",
+    "ops.warp_reduce": "warp_reduce_sum warp_reduce_max warp_reduce_min warp_reduce_bitand warp_reduce_bitor",
+    "ops.vote": "any_sync all_sync ballot_sync ballot activemask tvm_warp_activemask match_any_sync "
+    "match_all_sync syncthreads_count syncthreads_and syncthreads_or",
+    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_arrive_expect_tx mbarrier_expect_tx "
+    "mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait "
     "get_thread_binding thread_binding "
-    "get_lane_idx get_warp_idx shuffle_elect",
+    "get_lane_idx get_warp_idx get_warp_idx_sync get_warp_group_idx shuffle_elect",
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan "
     "tanh sigmoid erf pow power "
@@ -82,7 +89,7 @@ _EXPORTS: dict[str, str] = {
     "bitwise_not "
     "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub "
     "ieee_mul ieee_fdiv "
-    "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely __ldg Cast Select",
+    "ieee_fmaf ieee_frcp ieee_frsqrt popcount clz copysign hypot likely __ldg Cast Select",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

@@ -15,7 +15,6 @@ _CONSTANT = "an argument of the function under @tilescale.jit: it is a constant 
 _INDEX = "index arithmetic in T.Parallel: an element may be read at any index"
 _ATOMIC = "T.atomic_add, T.atomic_max, T.atomic_min, T.atomic_load or T.atomic_store"
 _CLUSTER = 'with T.Scale("cta_cluster") as (rank, n):'
-_LANES = "T.shfl_xor, T.shfl_up, T.shfl_down or T.shfl_sync, from which T.any_of of the lanes is made"
 _PUT = "T.copy(tile, B[i, j], dst=rank) of a T.SymmTensor"
 _GET = "T.copy(B[i, j], tile, src=rank) of a T.SymmTensor"
 
@@ -81,7 +80,8 @@ INSTEAD: dict[str, str] = {
     "syncwarp": "T.sync_warp()",
     "__syncwarp": "T.sync_warp()",
     "grid_sync": "T.sync_grid()",
-    "cluster_sync": _CLUSTER + " T.barrier()",
+    "griddepcontrol_wait": "T.pdl_sync()",
+    "griddepcontrol_launch_dependents": "T.pdl_trigger()",
     "threadfence": _ORDER,
     "__threadfence": _ORDER,
     "__threadfence_block": _ORDER,
@@ -109,9 +109,15 @@ INSTEAD: dict[str, str] = {
     "__shfl_down_sync": "T.shfl_down(x, delta)",
     "__shfl_up_sync": "T.shfl_up(x, delta)",
     "__shfl_sync": "T.shfl_sync(x, lane)",
-    "__ballot_sync": _LANES,
-    "__any_sync": _LANES,
-    "__all_sync": _LANES,
+    "__ballot_sync": "T.ballot_sync(p)",
+    "__any_sync": "T.any_sync(p)",
+    "__all_sync": "T.all_sync(p)",
+    "__activemask": "T.activemask()",
+    "__match_any_sync": "T.match_any_sync(x)",
+    "__match_all_sync": "T.match_all_sync(x)",
+    "__syncthreads_count": "T.syncthreads_count(p)",
+    "__syncthreads_and": "T.syncthreads_and(p)",
+    "__syncthreads_or": "T.syncthreads_or(p)",
     "shared": "T.alloc_shared(shape, dtype)",
     "printf": 'T.print(x, "label")',
     "expf": "T.exp(x)",
@@ -129,6 +135,10 @@ INSTEAD: dict[str, str] = {
     "fabs": "T.abs(x)",
     "fabsf": "T.abs(x)",
     "fmaf": "T.ieee_fmaf(a, b, c)",
+    "__clz": "T.clz(x)",
+    "__reduce_add_sync": "T.warp_reduce_sum(x)",
+    "__reduce_max_sync": "T.warp_reduce_max(x)",
+    "__reduce_min_sync": "T.warp_reduce_min(x)",
     "popc": "T.popcount(x)",
     "__popc": "T.popcount(x)",
     "__float2half": 'T.cast(x, "float16")',
@@ -157,7 +167,7 @@ INSTEAD: dict[str, str] = {
     "ones": _REGISTERS,
     "index": _INDEX,
     # TileLang, and messages between ranks
-    "loop_break": "break",
+    "named_barrier_arrive": "T.mbarrier_arrive and T.mbarrier_wait_parity of a T.alloc_barrier",
     "get": _GET,
     "putmem": _PUT,
     "getmem": _GET,

@@ -163,6 +163,29 @@ TS_API void ts_barrier(void* ctx, int32_t scale, int32_t executors, int32_t site
   }
 }
 
+/* Arriving at the cluster's barrier and waiting there, apart; a barrier's orders (meet). */
+TS_API void ts_cluster_arrive(void* ctx, int32_t executors) {
+  ts_fiber* f = ctx;
+  int64_t of = (int64_t)f->launch->kernel->cluster_size * executors;
+  if (of < 2 || !f->cluster) return;
+  ts_barrier_t* b = &f->cluster->barrier;
+  /* It cannot move before this executor has arrived, which has awaited the phase before. */
+  f->phase = atomic_load_explicit(&b->generation, memory_order_relaxed);
+  if (atomic_fetch_add_explicit(&b->arrived, 1, memory_order_acq_rel) + 1 < of) return;
+  atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
+  atomic_store_explicit(&b->generation, f->phase + 1, memory_order_release);
+}
+
+TS_API void ts_cluster_wait(void* ctx, int32_t executors, int32_t site) {
+  ts_fiber* f = ctx;
+  int64_t of = (int64_t)f->launch->kernel->cluster_size * executors;
+  if (of < 2 || !f->cluster) return;
+  f->barrier = &f->cluster->barrier;
+  f->of = (int32_t)of;
+  if (atomic_load_explicit(&f->barrier->generation, memory_order_acquire) == f->phase)
+    ts_block_on(f, &f->barrier->generation, f->phase, 3, site, TS_WAIT_BARRIER);
+}
+
 TS_API void ts_team_sync(void* ctx, int32_t site) {
   ts_fiber* f = ctx;
   ts_launch* L = f->launch;

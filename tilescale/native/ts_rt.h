@@ -155,6 +155,7 @@ typedef struct ts_fiber {
   uint8_t* arena;
   int64_t* frame;
   ts_cluster* cluster;
+  int64_t phase; /* of the cluster's barrier, at which it has arrived */
   ts_barrier_t *block_barriers, own_barriers[TS_BLOCK_BARRIERS];
   _Atomic int64_t children;
   char* stack;

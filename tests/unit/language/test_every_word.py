@@ -930,6 +930,64 @@ for _name in ("add", "max", "min"):
         "dst": f"T.atomic_{_name}(A[0, 1], x)", "value": f"T.atomic_{_name}(A[0, 0], x * 2)",
         "return_prev": f"B[0, 0] = T.atomic_{_name}(A[0, 0], x, return_prev=True)",
     })  # fmt: skip
+for _name in ("any_sync", "all_sync", "ballot_sync", "match_any_sync", "match_all_sync"):
+    _put = f"{THREAD}I[0, t % 64] = T.cast(T.{_name}"
+    USES[_name] = (
+        f"{_put}(n), 'int32')",
+        {
+            "value" if "match" in _name else "predicate": f"{_put}(n * 2), 'int32')",
+            "mask": f"{_put}(n, mask=3), 'int32')",
+        },
+    )
+for _name in ("ballot", "syncthreads_count", "syncthreads_and", "syncthreads_or"):
+    _put = f"{THREAD}I[0, t % 64] = T.cast(T.{_name}"
+    USES[_name] = (f"{_put}(n), 'int32')", {"predicate": f"{_put}(n * 2), 'int32')"})
+for _name in ("sum", "max", "min", "bitand", "bitor"):
+    _put = f"{THREAD}I[0, t % 64] = T.warp_reduce_{_name}"
+    USES[f"warp_reduce_{_name}"] = (f"{_put}(n)", {"value": f"{_put}(n * 2)"})
+for _name in ("up", "down"):
+    _put = f"{THREAD}A[0, t % 64] = T.tvm_warp_shuffle_{_name}"
+    USES[f"tvm_warp_shuffle_{_name}"] = (
+        f"{_put}(0xFFFFFFFF, x, 1, 32, 32)",
+        {
+            "mask": f"{_put}(1, x, 1, 32, 32)",
+            "value": f"{_put}(0xFFFFFFFF, x * 2, 1, 32, 32)",
+            "offset": f"{_put}(0xFFFFFFFF, x, 2, 32, 32)",
+            "width": f"{_put}(0xFFFFFFFF, x, 1, 16, 32)",
+            "warp_size": f"{_put}(0xFFFFFFFF, x, 1, 32, 8)",
+        },
+    )
+for _name in ("get_lane_idx", "get_warp_idx", "get_warp_idx_sync", "get_warp_group_idx"):
+    _put = f"{THREAD}I[0, t % 64] = T.{_name}"
+    USES[_name] = (f"{_put}()", {"warp_size": f"{_put}(16)"})
+USES["get_warp_group_idx"][1]["warps_per_group"] = f"{_put}(None, 2)"
+BAR = "b = T.alloc_barrier([1, 2])\n"
+USES |= {
+    "sync_global": ("T.sync_global()", {}),
+    "cluster_sync": ("T.cluster_sync()", {}),
+    "cluster_arrive": ("T.cluster_arrive()", {}),
+    "cluster_arrive_relaxed": ("T.cluster_arrive_relaxed()", {}),
+    "cluster_wait": ("T.cluster_wait()", {}),
+    "pdl_sync": ("T.pdl_sync()", {}),
+    "pdl_trigger": ("T.pdl_trigger()", {}),
+    "annotate_min_blocks_per_sm": (
+        "T.annotate_min_blocks_per_sm(2)\nA[bx, 0] = x",
+        {"n": "T.annotate_min_blocks_per_sm(3)\nA[bx, 0] = x"},
+    ),
+    "mbarrier_arrive_expect_tx": (
+        f"{BAR}T.mbarrier_arrive_expect_tx(b[0], 128)",
+        {
+            "mbarrier": f"{BAR}T.mbarrier_arrive_expect_tx(b[1], 128)",
+            "tx": f"{BAR}T.mbarrier_arrive_expect_tx(b[0], 64)",
+        },
+    ),
+}
+USES["loop_break"] = (
+    "for e in T.serial(4):\n    if I[0, e] > 0:\n        T.loop_break()\n    A[0, e] = x",
+    {},
+)
+for _name in ("activemask", "tvm_warp_activemask"):
+    USES[_name] = (f"{THREAD}I[0, t % 64] = T.cast(T.{_name}(), 'int32')", {})
 for _name in ("sync", "up", "down", "xor"):
     _put, _to = (
         f"{THREAD}A[0, t % 64] = T.shfl_{_name}",
@@ -955,7 +1013,7 @@ for _name in ("sqrt", "frcp"):
     })  # fmt: skip
 #: functions of values, by how many
 UNARY = """abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf floor ceil trunc isnan isinf isfinite sinh cosh
-asin acos atan bitwise_not popcount likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
+asin acos atan bitwise_not popcount clz likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
 BINARY = """pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
 bitwise_xor""".split()
 #: of the host: expressions, by what they are equal to
@@ -1097,7 +1155,7 @@ def table(name: str) -> tuple[str, dict[str, str]]:
     """A function's use and those that differ in a parameter."""
     name = SAME.get(name, name)
     if name in UNARY:
-        one, two = ("n", "n * 2") if name in ("popcount", "bitwise_not", "likely") else ("x", "x * 2")
+        one, two = ("n", "n * 2") if name in ("popcount", "clz", "bitwise_not", "likely") else ("x", "x * 2")
         if name == "likely":
             one, two = "n > 0", "n > 1"
         return f"A[0, 0] = T.{name}({one})", {parameters(name)[0]: f"A[0, 0] = T.{name}({two})"}

@@ -66,6 +66,37 @@ TS_LANE(lane_down, __shfl_down_sync)
 TS_LANE(lane_from, __shfl_sync)
 #undef TS_LANE
 
+// Votes as the author wrote them. All lanes of the warp take part; bit k is lane k.
+__device__ __forceinline__ int vote_any(bool test) { return __any_sync(0xffffffffu, test) != 0; }
+__device__ __forceinline__ int vote_all(bool test) { return __all_sync(0xffffffffu, test) != 0; }
+__device__ __forceinline__ uint64_t vote_ballot(bool test) { return __ballot_sync(0xffffffffu, test); }
+__device__ __forceinline__ uint64_t vote_active() { return __activemask(); }
+template <typename T>
+__device__ __forceinline__ uint32_t vote_match_any(T value) {
+  return __match_any_sync(0xffffffffu, bits<typename WordOf<sizeof(T)>::type>(value));
+}
+template <typename T>
+__device__ __forceinline__ uint32_t vote_match_all(T value) {
+  int all;
+  return __match_all_sync(0xffffffffu, bits<typename WordOf<sizeof(T)>::type>(value), &all);
+}
+
+// Barriers at which threads also tell one another on how many of them a test holds (PTX ISA, "barrier.red").
+__device__ __forceinline__ int block_count(bool test, int number, int threads) {
+  int count;
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %1, 0; barrier.red.popc.u32 %0, %2, %3, p; }"
+               : "=r"(count)
+               : "r"(int(test)), "r"(number), "r"(threads)
+               : "memory");
+  return count;
+}
+__device__ __forceinline__ int block_and(bool test, int number, int threads) {
+  return block_count(test, number, threads) == threads;
+}
+__device__ __forceinline__ int block_or(bool test, int number, int threads) {
+  return block_count(test, number, threads) != 0;
+}
+
 // The same as barrier_sync, at a barrier that the author named.
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   barrier_sync(number, threads);
