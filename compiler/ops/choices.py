@@ -55,7 +55,7 @@ def _operand(value: Any, x: Any, stmts: list[Any], stop_on: bool) -> Any:
 
     value = named(value, "decides") if acts(to_expr(value)) else held(value, "decides")
     if stmts:
-        sides: tuple[tuple[list[Any], Any], ...] = (([], value), (stmts, x))
+        sides: tuple[Any, Any] = (([], value), (stmts, x))
         return one_of(value, *(sides if stop_on else sides[::-1]))
     return if_then_else(truth(value), *((value, x) if stop_on else (x, value)))
 

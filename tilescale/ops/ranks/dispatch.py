@@ -44,8 +44,8 @@ def moe_dispatch(
 
     Args:
         x: (t, H) of any dtype, 8-bit floats included; t may differ between ranks, H may not.
-        experts: (t, K) of int32 or int64: the numbers of each token's experts, −1 for none. Expert e is on
-            rank e // ceil(num_experts / ranks).
+        experts: (t, K) of int32 or int64: the numbers of each token's experts, all different but for −1,
+            which is none. Expert e is on rank e // ceil(num_experts / ranks).
         weights: (t, K) of float32, which travel with the tokens for `moe_combine`; ones without.
         num_experts: of all ranks, alike on all.
         scales: (t, S) of float32, which go with the tokens: of the blocks of 8-bit floats.
