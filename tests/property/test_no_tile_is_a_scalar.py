@@ -57,6 +57,9 @@ OF_WORDS = {
     "atomic_load": set(),
     "im2col": {"img", "col"},
     "access_ptr": {"base"},
+    "annotate_restrict_buffers": {"buffers"},
+    # decide nothing
+    "annotate_compile_flags": {"flags"},
     # decide nothing
     "annotate_consumer_reg_alloc": {"reg_count"},
     "annotate_producer_reg_dealloc": {"reg_count"},
@@ -80,6 +83,9 @@ NOT_IN_KERNELS = {
     # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
     "reducer_init",
     "reducer_update",
+    "Ref",
+    "Var",
+    "While",  # rewritten before it is called (tests/unit/language/test_tilelang_words.py)
     "Tensor",
     "StridedTensor",
     "SymmTensor",
@@ -202,6 +208,12 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         **{word: {"barrier": t.barrier[0]} for word in ("mbarrier_arrive", "barrier_arrive", "barrier_wait")},
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
+        "transpose": {"src": t.shared, "dst": t.half},
+        "async_copy": {"src": t.tensor, "dst": t.shared},
+        "let": {"var": T.int32(), "value": t.number},
+        "annotate_pass_configs": {"configs": {}},
+        "annotate_compile_flags": {"flags": []},
+        "annotate_restrict_buffers": {"buffers": (t.tensor,)},
         "view": {"buffer": t.shared},
         "make_tensor": {"ptr": t.address, "shape": (64, 64)},
         "reshape": {"buffer": t.shared, "shape": (32, 128)},

@@ -11,13 +11,14 @@ from typing import Any
 
 from tilescale.errors import TileError
 
-from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
+from .annotations import Packets, Ref, Signal, StridedTensor, SymmTensor, Tensor
 from .dtypes import ALL as _DTYPES
 from .dtypes import NARROW as _NARROW
 from .dtypes import PTR as ptr
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
+from .symbolic import Sym as Var
 from .symbolic import align_up, ceildiv, const, dyn, dynamic, index_to_coordinates
 
 Buffer = Tensor
@@ -31,11 +32,14 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value "
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
+    "frontend.extents": "get_block_bindings get_block_extent get_block_extents get_thread_bindings "
+    "get_thread_extent get_thread_extents",
+    "frontend.tvm_forms": "While let",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
     "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
-    "annotate_consumer_reg_alloc",
+    "annotate_consumer_reg_alloc annotate_pass_configs annotate_compile_flags annotate_restrict_buffers",
     "ops.im2col": "im2col",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
@@ -44,6 +48,7 @@ _EXPORTS: dict[str, str] = {
     "grid parallel",
     "ops.scheduler": "PersistentTileScheduler",
     "ops.copy": "copy",
+    "ops.moved": "transpose async_copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm wgmma_gemm GemmWarpPolicy",
     "ops.gemm_sp": "gemm_sp",
@@ -93,10 +98,12 @@ __all__ = [
     "SharedBuffer",
     "Packets",
     "PrimFunc",
+    "Ref",
     "Signal",
     "StridedTensor",
     "SymmTensor",
     "Tensor",
+    "Var",
     "canonical",
     "align_up",
     "ceildiv",

@@ -159,6 +159,14 @@ NOTHING = {
     },
     "evaluate": {"value": ("T.evaluate(x)", "T.evaluate(n)")},
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
+    "transpose": {
+        "annotations": ("T.transpose(a, b, annotations={'x': 1})", "T.transpose(a, b)"),
+    },
+    "async_copy": {
+        "annotations": ("T.async_copy(A, a, annotations={'x': 1})", "T.async_copy(A, a)"),
+    },
+    "annotate_compile_flags": {"flags": ("T.annotate_compile_flags(['-O3'])", "pass")},
+    "annotate_restrict_buffers": {"buffers": ("T.annotate_restrict_buffers(A, B)", "pass")},
     "annotate_producer_reg_dealloc": {"reg_count": ("T.annotate_producer_reg_dealloc(40)", "pass")},
     "annotate_consumer_reg_alloc": {"reg_count": ("T.annotate_consumer_reg_alloc(160)", "pass")},
 }
@@ -415,6 +423,42 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "rng_rand": (RANDOM.format("n"), {}),
+    "transpose": (
+        "T.transpose(a, b)",
+        {"src": "T.transpose(c, b)", "dst": "T.transpose(a, c)"},
+    ),
+    "async_copy": (
+        "T.async_copy(A, a)",
+        {
+            "src": "T.async_copy(B, a)",
+            "dst": "T.async_copy(A, b)",
+            "coalesced_width": "T.async_copy(A, a, coalesced_width=1)",
+            "loop_layout": "T.async_copy(A, a, loop_layout=T.Fragment((64, 64), lambda p, q: (q * 2 + p // 32, p % 32)))",
+        },
+    ),
+    "While": (
+        "k[0] = 0\nwith T.While(k[0] < 3):\n    k[0] += 1\nI[0, 0] = k[0]",
+        {"condition": "k[0] = 0\nwith T.While(k[0] < 4):\n    k[0] += 1\nI[0, 0] = k[0]"},
+    ),
+    "let": (
+        "u, v = T.int32(), T.int32()\nT.let(u, n)\nI[0, 0] = u + v",
+        {
+            "var": "u, v = T.int32(), T.int32()\nT.let(v, n)\nI[0, 0] = u + v",
+            "value": "u, v = T.int32(), T.int32()\nT.let(u, n + 1)\nI[0, 0] = u + v",
+        },
+    ),
+    "get_block_bindings": ("A[T.get_block_bindings()[0], 0] = x", {}),
+    "get_block_extents": ("I[0, 0] = T.get_block_extents()[0]", {}),
+    "get_block_extent": ("I[0, 0] = T.get_block_extent()", {"dim": "I[0, 0] = T.get_block_extent(1)"}),
+    "get_thread_bindings": ("A[0, T.get_thread_bindings()[0] % 64] = x", {}),
+    "get_thread_extents": ("I[0, 0] = T.get_thread_extents()[0]", {}),
+    "get_thread_extent": ("I[0, 0] = T.get_thread_extent()", {"dim": "I[0, 0] = T.get_thread_extent(1)"}),
+    "annotate_pass_configs": (
+        "T.annotate_pass_configs({})\nA[0, 0] = T.exp(x)",
+        {"configs": "T.annotate_pass_configs({'TL_ENABLE_FAST_MATH': True})\nA[0, 0] = T.exp(x)"},
+    ),
+    "annotate_compile_flags": ("T.annotate_compile_flags('-O3')", {}),
+    "annotate_restrict_buffers": ("T.annotate_restrict_buffers(A, B)", {}),
     "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
     "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
@@ -960,6 +1004,15 @@ BINARY = """pow power fmod atan2 copysign hypot floordiv floormod truncdiv trunc
 bitwise_xor""".split()
 #: of the host: expressions, by what they are equal to
 HOST: dict[str, tuple[str, dict[str, str]]] = {
+    "Ref": ("T.Ref", {}),
+    "Var": (
+        "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('m'))",
+        {
+            "name": "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('k'))",
+            "dtype": "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('m', 'int64'))",
+            "multiple_of": "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('m', multiple_of=8))",
+        },
+    ),
     "Tensor": (
         "T.Tensor((4, 8), 'float32')",
         {
