@@ -77,6 +77,7 @@ NOT_IN_KERNELS = {
     "tvm_thread_allreduce",
     # only behind T.rng_init; only some dtypes (tests/unit/ops/test_random.py, test_mma_sync.py, tests/unit/cuda/test_extern.py)
     "rng_rand",
+    "rng_rand_float",
     "dp4a",
     "mma_sync",
     "ldmatrix",
@@ -259,6 +260,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "Parallel": {"extents": (4,)},
         "grid": {"extents": (4,)},
         "ceildiv": {"a": t.number, "b": 2},
+        "ldexp": {"x": t.scalar, "n": t.number},
         "__ldg": {"x": t.tensor[0, 0]},
         "index_to_coordinates": {"index": t.number, "shape": (8, 8)},
         "align_up": {"a": t.number, "b": 2},

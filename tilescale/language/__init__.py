@@ -61,7 +61,7 @@ _EXPORTS: dict[str, str] = {
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
     "ops.thread_copies": "ptx_cp_async ptx_commit_group ptx_wait_group cp_async_barrier_noinc",
     "ops.extern": "import_source call_extern access_ptr dp4a",
-    "ops.random": "rng_init rng_rand",
+    "ops.random": "rng_init rng_rand rng_rand_float",
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
     "ops.pointer": "make_tensor",
@@ -81,13 +81,16 @@ _EXPORTS: dict[str, str] = {
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan "
     "tanh sigmoid erf pow power "
-    "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin "
-    "acos atan atan2 "
+    "floor ceil round nearbyint trunc fmod "
+    "isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin "
+    "acos atan atan2 asinh acosh atanh fast_rcp "
     "floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or bitwise_xor "
     "bitwise_not "
-    "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub "
+    "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan "
+    "ieee_sqrt ieee_fsqrt ieee_add ieee_sub "
     "ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely __ldg Cast Select",
+    "ops.rounding": "nextafter ldexp",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

@@ -423,6 +423,13 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "rng_rand": (RANDOM.format("n"), {}),
+    "rng_rand_float": (
+        "T.rng_init(n)\nA[bx, 0] = T.rng_rand_float()",
+        {
+            "bit": "T.rng_init(n)\nA[bx, 0] = T.rng_rand_float(64)",
+            "dist": "T.rng_init(n)\nA[bx, 0] = T.rng_rand_float(dist='normal')",
+        },
+    ),
     "transpose": (
         "T.transpose(a, b)",
         {"src": "T.transpose(c, b)", "dst": "T.transpose(a, c)"},
@@ -900,6 +907,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "rounding_mode": "A[0, 0] = T.ieee_fmaf(x, x, x, 'rz')",
         },
     ),
+    "ldexp": (
+        "A[0, 0] = T.ldexp(x, n)",
+        {"x": "A[0, 0] = T.ldexp(x * 2, n)", "n": "A[0, 0] = T.ldexp(x, n + 1)"},
+    ),
     "align_up": (
         "A[0, 0] = T.align_up(n, 3)",
         {"a": "A[0, 0] = T.align_up(n * 2, 3)", "b": "A[0, 0] = T.align_up(n, 4)"},
@@ -993,14 +1004,14 @@ for _name in ("add", "sub", "mul", "fdiv"):
         "a": f"A[0, 0] = T.ieee_{_name}(x * 2, 3.0)", "b": f"A[0, 0] = T.ieee_{_name}(x, 4.0)",
         "rounding_mode": f"A[0, 0] = T.ieee_{_name}(x, 3.0, 'rz')",
     })  # fmt: skip
-for _name in ("sqrt", "frcp"):
+for _name in ("sqrt", "frcp", "fsqrt"):
     USES[f"ieee_{_name}"] = (f"A[0, 0] = T.ieee_{_name}(x)", {
         "x": f"A[0, 0] = T.ieee_{_name}(x * 2)", "rounding_mode": f"A[0, 0] = T.ieee_{_name}(x, 'rz')",
     })  # fmt: skip
 #: functions of values, by how many
 UNARY = """abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf floor ceil trunc isnan isinf isfinite sinh cosh
-asin acos atan bitwise_not popcount likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
-BINARY = """pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
+asin acos atan asinh acosh atanh nearbyint fast_rcp bitwise_not popcount likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
+BINARY = """nextafter pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
 bitwise_xor""".split()
 #: of the host: expressions, by what they are equal to
 HOST: dict[str, tuple[str, dict[str, str]]] = {
@@ -1155,7 +1166,7 @@ def table(name: str) -> tuple[str, dict[str, str]]:
             one, two = "n > 0", "n > 1"
         return f"A[0, 0] = T.{name}({one})", {parameters(name)[0]: f"A[0, 0] = T.{name}({two})"}
     if name in BINARY:
-        one = "x" if name in ("pow", "power", "fmod", "atan2", "copysign", "hypot") else "n"
+        one = "x" if name in ("nextafter", "pow", "power", "fmod", "atan2", "copysign", "hypot") else "n"
         a, b = parameters(name)
         return f"A[0, 0] = T.{name}({one}, 3)", {
             a: f"A[0, 0] = T.{name}({one} * 2, 3)",
