@@ -24,6 +24,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical
+from tilescale.language.vectors import Vector
 
 #: functions of float32 that have a fast form
 FAST = ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan")
@@ -333,6 +334,13 @@ def reinterpret(a: Any, b: Any = None, *, dtype: Any = None) -> Any:
     """The bits of a value as another dtype of the same size: ``T.reinterpret(value, dtype)`` (or TVM's
     order). TVM's "handle", a pointer, is the value itself: T.attr alone takes one, and does not look at
     it."""
+    from tilescale.compiler.builder.lanes import Lanes
+
+    for to, value in ((a, b), (b, a), (dtype, a)):
+        if isinstance(to, Vector) or isinstance(value, Lanes) and to is not None:
+            from tilescale.compiler.ops.lanes_of import reinterpret as of_lanes
+
+            return of_lanes(value, to)
     if (b is None) == (dtype is None):
         raise TileTypeError("T.reinterpret of a value to no dtype, or to two", loc=source.current())
     if dtype is not None:

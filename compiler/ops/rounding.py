@@ -54,15 +54,7 @@ def directed(word: str, mode: str, *given: Any) -> Any:
                 expected='float32, which has all roundings; other dtypes have "rn"',
                 hint=f'T.{word}(T.cast(…, "float32"), …, {mode!r})',
             )
-    wide = [named(tirx.Cast("float64", v), "wide") for v in values]
-    value, error = (named(e, "exact") for e in _EXACT[word](*wide))
-    near = named(tirx.Cast("float32", value), "near")
-    off = named(value - tirx.Cast("float64", near), "off")
-    zero = const(0.0, "float64")
-    above = tirx.Or(
-        off > zero, tirx.And(tirx.EQ(off, zero), error > zero)
-    )  # the exact one is above the nearest
-    below = tirx.Or(off < zero, tirx.And(tirx.EQ(off, zero), error < zero))
+    near, above, below, value, wide = _nearest(word, values)
     if mode == "ru":
         return tirx.if_then_else(above, _beside(near, "float32", up=True), near)
     if mode == "rd":
@@ -72,6 +64,36 @@ def directed(word: str, mode: str, *given: Any) -> Any:
     up = tirx.And(near < const(0.0, "float32"), above)
     shorter = tirx.if_then_else(up, _beside(near, "float32", up=True), near)
     return tirx.if_then_else(down, _beside(near, "float32", up=False), shorter)
+
+
+def _nearest(word: str, values: list[Any]) -> tuple[Any, Any, Any, Any, list[Any]]:
+    """The nearest float32, whether the exact result lies above or below it, and that in float64, with the
+    arguments."""
+    wide = [named(tirx.Cast("float64", v), "wide") for v in values]
+    value, error = (named(e, "exact") for e in _EXACT[word](*wide))
+    near = named(tirx.Cast("float32", value), "near")
+    off = named(value - tirx.Cast("float64", near), "off")
+    zero = const(0.0, "float64")
+    even = tirx.EQ(off, zero)
+    above = tirx.Or(off > zero, tirx.And(even, error > zero))
+    below = tirx.Or(off < zero, tirx.And(even, error < zero))
+    return near, above, below, value, wide
+
+
+def fused(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c of one floating dtype, rounded once. One of 16 bits by way of float32, rounded to odd: behind
+    that the second rounding is as good as the only one (Boldo and Melquiond, "Emulation of FMA and correctly
+    rounded sums: proved algorithms using rounding to odd", 2008)."""
+    dt = str(a.ty)
+    if dt in ("float32", "float64"):
+        return own.ieee_fmaf(a, b, c)
+    values = [convert(v, "float32") for v in (a, b, c)]
+    near, above, below, _, _ = _nearest("ieee_fmaf", values)
+    bits = named(tirx.reinterpret("int32", near), "bits")
+    even = tirx.EQ(bits & const(1, "int32"), const(0, "int32"))  # then the number beyond is the odd one
+    made = tirx.if_then_else(tirx.And(even, below), _beside(near, "float32", up=False), near)
+    made = tirx.if_then_else(tirx.And(even, above), _beside(near, "float32", up=True), made)
+    return convert(made, dt)
 
 
 def _sum(a: Any, b: Any) -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ import tilescale.language as T
 from tests.unit.language.test_words import NOTHING
 from tilescale.compiler.builder import state as bld
 from tilescale.errors import TileError
+from tilescale.language.vectors import VECTORS
 
 #: parameters that take tiles, counters or barriers, by name; and those of single words
 TILES = {
@@ -58,6 +59,8 @@ OF_WORDS = {
     "im2col": {"img", "col"},
     "access_ptr": {"base"},
     "annotate_restrict_buffers": {"buffers"},
+    **{f"ld{kind}{bits}": {"src"} for kind in "gs" for bits in (32, 64, 128, 256)},
+    **{f"st{kind}{bits}": {"dst"} for kind in "gs" for bits in (32, 64, 128, 256)},
     # decide nothing
     "annotate_compile_flags": {"flags"},
     # decide nothing
@@ -173,9 +176,18 @@ class Things:
         ]
 
 
+#: words of pairs, and how many they take
+PAIRS = {"add": 2, "sub": 2, "mul": 2, "max": 2, "min": 2, "fma": 3, "abs": 1}
+
+
 def samples(t: Things) -> dict[str, dict[str, Any]]:
     """word → the arguments of a call that it accepts, those with a default left out."""
     reduction = {"buffer": t.fragment, "out": t.row}
+    pair = T.float32x2(t.scalar, t.scalar)
+
+    def words(n: int) -> Any:
+        return T.uint32(t.number) if n == 1 else getattr(T, f"uint32x{n}")(t.number)
+
     bits = {"buffer": t.ints, "out": t.int_row}
     return {
         **{f"reduce_{op}": reduction for op in ("sum", "max", "min", "prod", "abssum", "absmax")},
@@ -209,6 +221,14 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         **{word: {"barrier": t.barrier[0]} for word in ("mbarrier_arrive", "barrier_arrive", "barrier_wait")},
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
+        **{f"{word}2": {k: pair for k in "xyz"[:n]} for word, n in PAIRS.items()},
+        "extract_lane": {"vector": pair, "lane": 0},
+        "Ramp": {"base": t.number, "stride": 1, "lanes": 2},
+        **{f"ldg{bits}": {"src": t.tensor[0, 0]} for bits in (32, 64, 128, 256)},
+        **{f"lds{bits}": {"src": t.shared[0, 0]} for bits in (32, 64, 128)},
+        **{f"stg{n * 32}": {"dst": t.tensor[0, 0], "value": words(n)} for n in (1, 2, 4, 8)},
+        **{f"sts{n * 32}": {"dst": t.shared[0, 0], "value": words(n)} for n in (1, 2, 4)},
+        **{vector: {"values": (t.scalar,)} for vector in VECTORS},
         "transpose": {"src": t.shared, "dst": t.half},
         "async_copy": {"src": t.tensor, "dst": t.shared},
         "let": {"var": T.int32(), "value": t.number},

@@ -20,6 +20,7 @@ from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
 from .symbolic import Sym as Var
 from .symbolic import align_up, ceildiv, const, dyn, dynamic, index_to_coordinates
+from .vectors import VECTORS as _VECTORS
 
 Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
@@ -90,6 +91,9 @@ _EXPORTS: dict[str, str] = {
     "ieee_sqrt ieee_fsqrt ieee_add ieee_sub "
     "ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely __ldg Cast Select",
+    "builder.lanes": "Ramp",
+    "ops.lanes_of": "extract_lane abs2 add2 sub2 mul2 fma2 max2 min2 ldg32 ldg64 ldg128 ldg256 "
+    "stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",
     "ops.rounding": "nextafter ldexp",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
@@ -123,10 +127,12 @@ __all__ = [
     "tfloat32",
     *_NARROW,
     *_DTYPES,
+    *_VECTORS,
     *_HOME,
 ]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
 globals().update(_NARROW)
+globals().update(_VECTORS)
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
 half, float, double, int, long, short, uint = (

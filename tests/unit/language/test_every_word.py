@@ -31,6 +31,7 @@ from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.language.dtypes import ALL as DTYPES
 from tilescale.language.dtypes import NARROW
+from tilescale.language.vectors import VECTORS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -1013,6 +1014,55 @@ UNARY = """abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh s
 asin acos atan asinh acosh atanh nearbyint fast_rcp bitwise_not popcount likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
 BINARY = """nextafter pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
 bitwise_xor""".split()
+VECTOR = "v, w, u = T.float32x2(x, 1), T.float32x2(x, 2), T.float32x2(x, 3)\n"
+for _name in ("add2", "sub2", "mul2", "max2", "min2", "fma2", "abs2"):
+    _given = {"fma2": ["v", "w", "u"], "abs2": ["v"]}.get(_name, ["v", "w"])
+    USES[_name] = (
+        VECTOR + f"v = T.{_name}({', '.join(_given)})\nA[0, 0] = T.extract_lane(v, 1)",
+        {
+            p: VECTOR
+            + f"v = T.{_name}({', '.join([*_given[:k], 'T.float32x2(x, 5)', *_given[k + 1 :]])})\n"
+            + "A[0, 0] = T.extract_lane(v, 1)"
+            for k, p in enumerate("xyz"[: len(_given)])
+        },
+    )
+USES["extract_lane"] = (
+    VECTOR + "A[0, 0] = T.extract_lane(v, 1)",
+    {
+        "vector": VECTOR + "A[0, 0] = T.extract_lane(w, 1)",
+        "lane": VECTOR + "A[0, 0] = T.extract_lane(v, 0)",
+    },
+)
+USES["Ramp"] = (
+    "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(0, 1, 2)]",
+    {
+        "base": "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(2, 1, 2)]",
+        "stride": "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(0, 2, 2)]",
+        "lanes": "B[0, T.Ramp(0, 1, 4)] = A[0, T.Ramp(0, 1, 4)]",
+    },
+)
+for _bits in (32, 64, 128, 256):
+    for _kind, _of in (("g", ("A", "B")), ("s", ("a", "b"))):
+        if _kind == "s" and _bits == 256:
+            continue
+        _value = "T.uint32(n)" if _bits == 32 else f"T.uint32x{_bits // 32}(n)"
+        _pred = {"pred": f"T.stg{_bits}(A[0, 0], {_value}, n > 0)"} if _kind == "g" else {}
+        USES[f"st{_kind}{_bits}"] = (
+            f"T.st{_kind}{_bits}({_of[0]}[0, 0], {_value})",
+            {
+                "dst": f"T.st{_kind}{_bits}({_of[1]}[0, 0], {_value})",
+                "value": f"T.st{_kind}{_bits}({_of[0]}[0, 0], {_value.replace('(n', '(n + 1')})",
+                **_pred,
+            },
+        )
+        _put = f"T.stg{_bits}(S[0, 0], T.ld{_kind}{_bits}({{}}[0, 0]{{}}))"
+        USES[f"ld{_kind}{_bits}"] = (
+            _put.format(_of[0], ""),
+            {
+                "src": _put.format(_of[1], ""),
+                **({"pred": _put.format(_of[0], ", n > 0")} if _kind == "g" else {}),
+            },
+        )
 #: of the host: expressions, by what they are equal to
 HOST: dict[str, tuple[str, dict[str, str]]] = {
     "Ref": ("T.Ref", {}),
@@ -1085,7 +1135,18 @@ SAME = {
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
 #: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
-APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "ptr", "tfloat32", *NARROW}
+APART = {
+    "alloc_global",
+    "GemmWarpPolicy",
+    "dtype",
+    "dyn",
+    "empty",
+    "Scale",
+    "ptr",
+    "tfloat32",
+    *NARROW,
+    *VECTORS,
+}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
