@@ -44,10 +44,11 @@ class Ramp:
     """
 
     def __init__(self, base: Any, stride: Any, lanes: int):
-        if constant(lanes) not in (2, 4, 8):
+        count = constant(lanes)
+        if count not in (2, 4, 8):
             raise TileValueError(f"T.Ramp of {lanes} lanes", loc=source.current(), expected="2, 4 or 8")
         first, step = held(index_expr(base), "base"), held(index_expr(stride), "stride")
-        self.indices = [binary("+", first, binary("*", step, k)) for k in range(int(constant(lanes)))]
+        self.indices = [binary("+", first, binary("*", step, k)) for k in range(count)]
 
 
 def is_ramp(items: tuple[Any, ...]) -> bool:
@@ -64,7 +65,8 @@ def is_ramp(items: tuple[Any, ...]) -> bool:
 def load(buffer: Buffer, items: tuple[Any, ...]) -> Lanes:
     """``A[…, ramp]``."""
     at = items[-1].indices
-    return Lanes(buffer.dtype, [held(buffer[(*items[:-1], i)], "lane") for i in at])
+    places = [(*items[:-1], i) for i in at]
+    return Lanes(buffer.dtype, [held(buffer[p], "lane") for p in places])
 
 
 def store(buffer: Buffer, items: tuple[Any, ...], value: Any) -> None:

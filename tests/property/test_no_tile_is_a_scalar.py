@@ -221,7 +221,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         **{word: {"barrier": t.barrier[0]} for word in ("mbarrier_arrive", "barrier_arrive", "barrier_wait")},
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
-        **{f"{word}2": {k: pair for k in "xyz"[:n]} for word, n in PAIRS.items()},
+        **{f"{word}2": dict.fromkeys("xyz"[:n], pair) for word, n in PAIRS.items()},
         "extract_lane": {"vector": pair, "lane": 0},
         "Ramp": {"base": t.number, "stride": 1, "lanes": 2},
         **{f"ldg{bits}": {"src": t.tensor[0, 0]} for bits in (32, 64, 128, 256)},

@@ -1,4 +1,4 @@
-"""Names of short vectors, ``T.float32x2``: what a thread holds of neighbours, taken apart by T.extract_lane."""
+"""Names of short vectors, ``T.float32x2``: a thread's values that T.extract_lane takes apart."""
 
 from __future__ import annotations
 
