@@ -45,6 +45,8 @@ OF_WORDS = {
     "atomic_add": {"dst", "value"},
     "atomic_max": {"dst", "value"},
     "atomic_min": {"dst", "value"},
+    **{f"atomic_{kind}": {"dst", "value"} for kind in ("or", "and", "xor")},
+    "atomic_exch": {"dst"},
     "atomic_addx2": {"dst", "value"},
     "atomic_addx4": {"dst", "value"},
     "gemm": {"A", "B", "C", "mbar"},
@@ -159,6 +161,7 @@ class Things:
         self.shared, self.half = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
         self.fragment, self.row = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
         self.ints, self.int_row = T.alloc_fragment((64, 64), "int32"), T.alloc_fragment((64,), "int32")
+        self.ints_of_block = T.alloc_shared((64, 64), "int32")
         self.best, self.best_index = T.alloc_fragment((64, 1), "float32"), T.alloc_fragment((64, 1), "int32")
         self.places = T.alloc_fragment((64, 8), "uint8")
         self.barrier = T.alloc_barrier(1)
@@ -205,6 +208,10 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "atomic_store": {"dst": t.tensor[0, 0], "value": 1},
         "atomic_load": {"src": t.tensor[0, 0]},
         **{f"atomic_{kind}": {"dst": t.tensor[0, 0], "value": t.scalar} for kind in ("add", "max", "min")},
+        **{
+            f"atomic_{kind}": {"dst": t.ints_of_block[0, 0], "value": t.number}
+            for kind in ("or", "and", "xor", "exch")
+        },
         **{f"atomic_addx{k}": {"dst": t.tensor[0, 0], "value": t.shared[0, 0]} for k in (2, 4)},
         "signal": {"counter_": t.counters[0]},
         "wait": {"counter_": t.counters[0]},

@@ -116,6 +116,15 @@ NOTHING = {
         "use_tma": ("T.atomic_add(A, a, use_tma=True)", "T.atomic_add(A, a)"),
         "annotations": ("T.atomic_add(A, a, annotations={'it': 1})", "T.atomic_add(A, a)"),
     },
+    **{
+        f"atomic_{kind}": {
+            "memory_order": (
+                f'T.atomic_{kind}(I[0, 0], n, memory_order="relaxed")',
+                f"T.atomic_{kind}(I[0, 0], n)",
+            )
+        }
+        for kind in ("or", "and", "xor", "exch")
+    },
     "atomic_max": {"memory_order": ('T.atomic_max(A, a, memory_order="relaxed")', "T.atomic_max(A, a)")},
     "atomic_min": {"memory_order": ('T.atomic_min(A, a, memory_order="relaxed")', "T.atomic_min(A, a)")},
     "atomic_load": {
@@ -1014,6 +1023,15 @@ UNARY = """abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh s
 asin acos atan asinh acosh atanh nearbyint fast_rcp bitwise_not popcount likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
 BINARY = """nextafter pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
 bitwise_xor""".split()
+for _name in ("or", "and", "xor", "exch"):
+    USES[f"atomic_{_name}"] = (
+        f"T.atomic_{_name}(I[0, 0], n)",
+        {
+            "dst": f"T.atomic_{_name}(I[0, 1], n)",
+            "value": f"T.atomic_{_name}(I[0, 0], n + 1)",
+            **({} if _name == "exch" else {"return_prev": f"T.atomic_{_name}(I[0, 0], n, return_prev=True)"}),
+        },
+    )
 VECTOR = "v, w, u = T.float32x2(x, 1), T.float32x2(x, 2), T.float32x2(x, 3)\n"
 for _name in ("add2", "sub2", "mul2", "max2", "min2", "fma2", "abs2"):
     _given = {"fma2": ["v", "w", "u"], "abs2": ["v"]}.get(_name, ["v", "w"])
