@@ -135,7 +135,7 @@ def _anywhere(kind: str, side: str) -> Callable[[Callable[..., Any]], Callable[.
                     loc=source.current(),
                     hint=f"T.{fn.__name__}(…, {side}=rank)"
                     if kind
-                    else "T.atomic_add, atomic_max, atomic_min or atomic_store of each element, with dst=rank",
+                    else "T.atomic_add or atomic_store of each element, with dst=rank",
                 )
             from tilescale.compiler.ops.remote_atomic import remote
 

@@ -60,6 +60,7 @@ OF_WORDS = {
     "atomic_load": set(),
     "im2col": {"img", "col"},
     "access_ptr": {"base"},
+    "address_of": {"base"},
     "annotate_restrict_buffers": {"buffers"},
     **{f"ld{kind}{bits}": {"src"} for kind in "gs" for bits in (32, 64, 128, 256)},
     **{f"st{kind}{bits}": {"dst"} for kind in "gs" for bits in (32, 64, 128, 256)},
@@ -266,6 +267,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
             "pad": 0,
         },
         "access_ptr": {"base": t.shared, "access_type": "r", "extents": (1, 4)},
+        "address_of": {"base": t.shared},
         "call_extern": {"args": ("f", t.scalar)},
         "ptx_cp_async": {
             "dst_access_ptr": T.access_ptr(t.shared[0, 0], "w", 4),

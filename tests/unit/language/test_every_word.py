@@ -464,6 +464,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "value": "u, v = T.int32(), T.int32()\nT.let(u, n + 1)\nI[0, 0] = u + v",
         },
     ),
+    "address_of": (
+        EXTERN.format("f", "T.address_of(d), 8"),
+        {"base": EXTERN.format("f", "T.address_of(e), 8")},
+    ),
     "get_block_bindings": ("A[T.get_block_bindings()[0], 0] = x", {}),
     "get_block_extents": ("I[0, 0] = T.get_block_extents()[0]", {}),
     "get_block_extent": ("I[0, 0] = T.get_block_extent()", {"dim": "I[0, 0] = T.get_block_extent(1)"}),
