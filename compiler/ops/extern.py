@@ -83,8 +83,8 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any) -> Pointer:
 
 
 def address_of(base: Any) -> Pointer:
-    """A pointer for `call_extern` to the element ``A[i, j]``, or to a tile's or a tensor's first one. What the
-    function touches from there on is not said, so it may be all of the memory, read and written;
+    """A pointer for `call_extern` to the element ``A[i, j]``, or to a tile's or a tensor's first one. What
+    the function touches from there on is not said, so it may be all of the memory, read and written;
     ``T.access_ptr`` says it.
 
     Raises:

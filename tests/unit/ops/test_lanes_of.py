@@ -12,7 +12,13 @@ import torch
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree
+from tests.unit.cuda.test_toolchain import ARCHES, needs_nvcc
 from tests.unit.language.test_tilelang_words import everywhere
+from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileTypeError, TileValueError
 
 SPECIAL = [0.0, -0.0, 1.0, -2.5, np.inf, -np.inf, np.nan, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 0.1, 333.25]
@@ -223,3 +229,37 @@ def test_what_vectors_are_not(name: str, tmp_path):
     exec(compile(source, str(file), "exec"), space)
     with refused(kind, message):
         space["kernel"].trace()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ARCHES)
+def test_words_of_a_thread_compile(arch: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((1024,), "float32"),
+        H: T.Tensor((1024,), "float16"),
+        G: T.Tensor((1024,), "bfloat16"),
+        D: T.Tensor((1024,), "float64"),
+    ):
+        with T.Kernel(1, threads=128):
+            s, t = T.alloc_shared((512,)), T.get_thread_binding()
+            at = T.Ramp(t * 2, 1, 2)
+            for X in (A, H, G):
+                X[at] = T.fma2(X[at], T.max2(X[at], T.abs2(X[at])), T.mul2(X[at], X[at]))
+            T.sts128(s[t * 4], T.ldg128(H[t * 8]))
+            T.sync_threads()
+            T.stg128(A[t * 4], T.lds128(s[(127 - t) * 4]), pred=t < 100)
+            T.stg256(D[t * 4 : t * 4 + 4], T.ldg256(G[t * 4]))
+            T.rng_init(1)
+            x = T.ieee_fdiv(A[t], A[t + 1], "ru")
+            for mode in ("rz", "rd"):
+                x = T.ieee_fmaf(x, T.ieee_fsqrt(T.ieee_add(x, A[t], mode), mode), T.ieee_frcp(x, mode), mode)
+            A[t] = T.nextafter(x, T.ldexp(T.fast_rcp(x), t)) + T.rng_rand_float(dist="normal")
+            D[t] = T.ldexp(D[t], t) + T.nextafter(D[t], D[t + 1]) + T.rng_rand_float(64)
+            H[t] = T.nextafter(H[t], H[t + 1])
+            G[t] = T.asinh(T.acosh(T.atanh(T.nearbyint(G[t]))))
+
+    made = Lowering(pipeline.run(kernel.trace(), target(arch))[0]).run()
+    assert toolchain.compile_cubin(print_kernel(made), arch)
