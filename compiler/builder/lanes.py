@@ -69,12 +69,14 @@ def load(buffer: Buffer, items: tuple[Any, ...]) -> Lanes:
     return Lanes(buffer.dtype, [held(buffer[p], "lane") for p in places])
 
 
-def store(buffer: Buffer, items: tuple[Any, ...], value: Any) -> None:
-    """``A[…, ramp] = v``, ``A[…, i:i + 4] = v``.
+def stored(buffer: Buffer, items: tuple[Any, ...], value: Any) -> bool:
+    """``A[…, ramp] = v``, ``A[…, i:i + 4] = v``; False of an assignment without vectors.
 
     Raises:
         TileTypeError: another dtype, or other extents than the vector's.
     """
+    if not is_ramp(items) and not isinstance(value, Lanes):
+        return False
     if not isinstance(value, Lanes):
         raise TileTypeError(
             f"{value} is assigned to several elements of {buffer.name}",
@@ -101,3 +103,4 @@ def store(buffer: Buffer, items: tuple[Any, ...], value: Any) -> None:
         )
     for at, one in zip(places, value.values, strict=True):
         buffer.store(at, one)
+    return True

@@ -660,8 +660,7 @@ class Buffer(_Tile):
                     expected="0 ≤ index",
                     hint=f"{self.name}.shape[{axis}] - {-i}: indices do not count from the end",
                 )
-        if isinstance(value, _lanes().Lanes) or _lanes().is_ramp(items):
-            _lanes().store(self, items, value)
+        if _lanes().stored(self, items, value):
             return
         if len(items) != self.ndim or any(isinstance(i, slice) for i in items):
             raise TileSyntaxError(

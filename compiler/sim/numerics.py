@@ -273,7 +273,6 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
     "trunc": np.trunc,
     "round": np.rint,
     "nearbyint": np.rint,
-    "nearbyint": np.rint,
     "bitwise_and": lambda a, b: a & b,
     "bitwise_or": lambda a, b: a | b,
     "bitwise_xor": lambda a, b: a ^ b,
