@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale import log
-from tilescale.compat import fast_math, unused
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer
 from tilescale.compiler.ir import source
 from tilescale.errors import TileTypeError
+from tilescale.language.funcs import FAST_MATH
 
 
 def _said(name: str) -> None:
@@ -52,7 +52,7 @@ def annotate_compile_flags(flags: list[str] | str) -> None:
             f"T.annotate_compile_flags({flags!r})", loc=source.current(), expected="a list of texts"
         )
     bld.current()
-    unused("T.annotate_compile_flags", dict.fromkeys(given, True))
+    log.say("info", f"T.annotate_compile_flags: {', '.join(given)} decide nothing here", once=True)
 
 
 def annotate_pass_configs(configs: dict[Any, Any]) -> None:
@@ -66,9 +66,9 @@ def annotate_pass_configs(configs: dict[Any, Any]) -> None:
         raise TileTypeError(
             f"T.annotate_pass_configs({configs!r})", loc=source.current(), expected="a dictionary"
         )
-    asked, others = fast_math(configs)
-    bld.current().fast_math |= asked
-    unused("T.annotate_pass_configs", {str(k): True for k in others or {}})
+    bld.current().fast_math |= any(configs.get(k) for k in FAST_MATH)
+    if others := ", ".join(str(k) for k in configs if k not in FAST_MATH):
+        log.say("info", f"T.annotate_pass_configs: {others} decide nothing here", once=True)
 
 
 def annotate_restrict_buffers(*buffers: Any) -> None:
