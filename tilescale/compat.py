@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilescale import log
+from tilescale.language.funcs import FAST_MATH
 
 
 class _AnyName(type):
@@ -23,10 +24,6 @@ class PassConfigKey(metaclass=_AnyName):
     """TileLang's switches for its passes. ``pass_configs={PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes
     T.exp and its kin of float32 the fast ones, as ``T.__exp`` does by name, on every target. The others are
     accepted and have no effect (TILESCALE_LOG=info says so)."""
-
-
-#: by PassConfigKey, and as TileLang spells them in text
-FAST_MATH = ("TL_ENABLE_FAST_MATH", "tl.enable_fast_math")
 
 
 def fast_math(pass_configs: Any) -> tuple[bool, Any]:

@@ -602,6 +602,8 @@ class Buffer(_Tile):
             at = next(k for k, i in enumerate(items) if i is Ellipsis)
             items = items[:at] + (slice(None),) * (self.ndim - len(items) + 1) + items[at + 1 :]
         self._check_count(items)
+        if _lanes().is_ramp(items):
+            return _lanes().load(self, items)
         if len(items) == self.ndim and not any(isinstance(i, slice) for i in items):
             indices = [index_expr(i) for i in items]
             for axis, i in enumerate(indices):
@@ -658,6 +660,8 @@ class Buffer(_Tile):
                     expected="0 ≤ index",
                     hint=f"{self.name}.shape[{axis}] - {-i}: indices do not count from the end",
                 )
+        if _lanes().stored(self, items, value):
+            return
         if len(items) != self.ndim or any(isinstance(i, slice) for i in items):
             raise TileSyntaxError(
                 f"a whole part of {self.name} is assigned at once",
@@ -716,6 +720,13 @@ def _narrow() -> Any:
     from tilescale.compiler.builder import narrow
 
     return narrow
+
+
+def _lanes() -> Any:
+    """What knows of vectors; it needs this module."""
+    from tilescale.compiler.builder import lanes
+
+    return lanes
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ class CudaPrinter(CPrinter):
         "__cos": "__cosf",
         "__tan": "__tanf",
         "__tanh": "ts::fast_tanh",
+        "__rcp": "ts::fast_rcp",
         # never contracted; divisions and square roots are correctly rounded as they are
         "dp4a": "ts::dp4a",
         "ieee_add": "__fadd_rn",

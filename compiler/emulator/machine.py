@@ -700,7 +700,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"ts::system_red_add{k}": threads.remote_add(1) for k in ("", "_f16", "_bf16")},
     **{
         f"ts::{how}_{kind}": threads.atomic(kind.partition("_")[0])
-        for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store")
+        for kind in ("add", "add_f16", "add_bf16", "max", "min", "or", "and", "xor", "exch", "load", "store")
         for how in ("atomic", "publishing")
     },
 }

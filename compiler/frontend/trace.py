@@ -29,7 +29,7 @@ from tilescale.compiler.ir.program import Param, TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
-from tilescale.language.annotations import ScalarSpec, Tensor, TensorSpec
+from tilescale.language.annotations import Ref, ScalarSpec, Tensor, TensorSpec
 from tilescale.language.dtypes import Narrow
 from tilescale.language.elsewhere import INSTEAD
 from tilescale.language.funcs import PrimFunc, parameter_loc, takes_fast_math
@@ -97,6 +97,17 @@ def call_macro(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str
     """Runs a macro inside the trace that is under way. Arguments have their values from here on; tiles and
     cells are what they are."""
     bld.current()
+    code = func.__code__
+    for name, value in [*zip(code.co_varnames[: code.co_argcount], args, strict=False), *kwargs.items()]:
+        told = func.__annotations__.get(name)
+        by_name = told.rsplit(".", 1)[-1] in ("Ref", "Var") if isinstance(told, str) else False
+        if (told in (Ref, Sym) or by_name) and not isinstance(value, Variable):
+            raise TileValueError(
+                f"{name} of {func.__name__} is {value}, and the macro takes a cell",
+                loc=source.current(),
+                expected="what T.alloc_var gives",
+                hint=f"{name} = T.alloc_var(dtype, {value}) in front of the call",
+            )
     names = [*func.__code__.co_varnames[: func.__code__.co_argcount], *["value"] * len(args)]
     return _run(func, tuple(map(held, args, names)), {k: held(v, k) for k, v in kwargs.items()})
 

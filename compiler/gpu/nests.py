@@ -535,8 +535,10 @@ class NestLowering(State):
             value >= tirx.IntImm(str(value.ty), 0), sym.ProofStrength.SYMBOLIC_BOUND
         ):
             low = 0  # by what its parts have to do with one another
+        narrow = str(var.ty) in ("int8", "int16")  # the range's end is a value of the dtype, too
+        most = (1 << int(str(var.ty)[3:]) - 1) - 1 if narrow else (1 << 31) - 1
         if (
-            -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1
+            -(1 << 31) <= low and high < most and high - low < (1 << 31) - 1
         ):  # an extent that wraps would prove anything
             self.analyzer.bind(
                 var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1))

@@ -16,6 +16,7 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import Narrow, canonical, held
 from tilescale.language.symbolic import settle
+from tilescale.language.vectors import Vector
 
 
 def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
@@ -92,11 +93,24 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Buf
 def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variable:
     """One mutable scalar: assigning to its name stores. Zero, or ``init``, to begin with."""
     _check_scope("alloc_var", scope, "local.var")
+    if isinstance(dtype, Vector):
+        return _lane_cell(dtype, init)
     buffer = _allocate((1,), dtype, "local.var", "alloc_var")
     made = Variable(buffer)
     b = bld.current()
     value = convert(0 if init is None else init, buffer.dtype)
     b.emit(tirx.BufferStore(buffer.var, value, [tirx.IntImm("int32", 0)], b.span()))
+    return made
+
+
+def _lane_cell(of: Vector, init: Any) -> Variable:
+    from tilescale.compiler.ops.lanes_of import LaneCell
+
+    made = LaneCell(of, [alloc_var(of.of) for _ in range(of.count)])
+    for k, cell in enumerate(made.cells[1:], 1):
+        bld.current().give_name(cell.buffer, f"lane{k}")
+    if init is not None:
+        made.store(init)
     return made
 
 

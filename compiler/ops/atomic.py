@@ -31,6 +31,8 @@ KINDS = ("add", "max", "min", "load", "store")
 ORDERS = (None, "relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 #: what a load, or a store, cannot do: C++ has no such order for them
 _NOT_OF = {"load": ("release", "acq_rel"), "store": ("consume", "acquire", "acq_rel")}
+#: of bits, for integers alone
+BITWISE = ("or", "and", "xor")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
@@ -48,8 +50,9 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
             f"T.atomic_{kind} of {to.name}, which is a signal", loc=loc, expected="memory",
             hint=instead.get(kind, "T.signal({0}[i], value), which releases").format(to.name),
         )  # fmt: skip
-    if to.dtype not in DTYPES:
-        raise TileTypeError(f"T.atomic_{kind} of {to.dtype}", loc=loc, expected="one of " + ", ".join(DTYPES))
+    dtypes = tuple(d for d in DTYPES if "int" in d) if kind in BITWISE else DTYPES
+    if to.dtype not in dtypes:
+        raise TileTypeError(f"T.atomic_{kind} of {to.dtype}", loc=loc, expected="one of " + ", ".join(dtypes))
     if not to.buffer.scope.startswith(("global", "shared")):
         raise TileTypeError(f"{to.name} is private to its executor", loc=loc, hint=f"{to.name}[…] += …")
     if tile or (isinstance(dst, (Buffer, Region)) and to.shape):
@@ -132,7 +135,7 @@ def _anywhere(kind: str, side: str) -> Callable[[Callable[..., Any]], Callable[.
                     loc=source.current(),
                     hint=f"T.{fn.__name__}(…, {side}=rank)"
                     if kind
-                    else "T.atomic_add of each element, with dst=rank",
+                    else "T.atomic_add or atomic_store of each element, with dst=rank",
                 )
             from tilescale.compiler.ops.remote_atomic import remote
 
@@ -168,6 +171,34 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
     """The lesser of an element and a value (a region and a tile)."""
     check_order(memory_order)
     return _atomic("min", dst, value, return_prev)
+
+
+@_anywhere("", "dst")
+def atomic_or(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """The bits of an element or of a value (of a region and a tile), of integers."""
+    check_order(memory_order)
+    return _atomic("or", dst, value, return_prev)
+
+
+@_anywhere("", "dst")
+def atomic_and(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """The bits that an element and a value have in common, of integers."""
+    check_order(memory_order)
+    return _atomic("and", dst, value, return_prev)
+
+
+@_anywhere("", "dst")
+def atomic_xor(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """The bits in which an element and a value differ, of integers."""
+    check_order(memory_order)
+    return _atomic("xor", dst, value, return_prev)
+
+
+@_anywhere("", "dst")
+def atomic_exch(dst: Any, value: Any, memory_order: str | None = None) -> Any:
+    """Writes an element; the value before it is the result."""
+    check_order(memory_order)
+    return _atomic("exch", dst, value, True)
 
 
 def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:

@@ -19,7 +19,7 @@ from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit, is_tile, region
-from tilescale.compiler.tvm_compat import ir, register_op
+from tilescale.compiler.tvm_compat import ir, register_op, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import canonical
 
@@ -80,6 +80,17 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any) -> Pointer:
             hint="T.alloc_local for memory of each thread",
         )
     return Pointer(made, MODES[access_type])
+
+
+def address_of(base: Any) -> Pointer:
+    """A pointer for `call_extern` to the element ``A[i, j]``, or to a tile's or a tensor's first one. What
+    the function touches from there on is not said, so it may be all of the memory, read and written;
+    ``T.access_ptr`` says it.
+
+    Raises:
+        TileTypeError: what is no memory.
+    """
+    return Pointer(access_ptr(base).region, "rwa")
 
 
 def call_extern(*args: Any, dtype: Any = None) -> None:
@@ -151,7 +162,7 @@ def _element(of: Region, k: int) -> Any:
 @register
 class CallExtern(TileOp):
     """``ts.call_extern(…)``. function: its name; modes: of each argument "v" (a number) or how the memory
-    that it points to is touched."""
+    that it points to is touched, with "a" anywhere in it."""
 
     name = "call_extern"
     attributes: ClassVar[tuple[str, ...]] = ("function", "modes")
@@ -160,6 +171,9 @@ class CallExtern(TileOp):
     def effects(self, call: Any) -> list[Access]:
         made = []
         for value, mode in zip(call.args, str(call.attrs["modes"]).split(","), strict=False):
+            if "a" in mode:
+                source, zero = value.source, tirx.IntImm("int32", 0)
+                value = tirx.BufferRegion(source, [ir.Range(zero, e) for e in source.ty.shape])
             if "r" in mode:
                 made.append(Access(value, "read"))
             if "w" in mode:

@@ -25,6 +25,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical
+from tilescale.language.vectors import Vector
 
 #: functions of float32 that have a fast form
 FAST = ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan")
@@ -73,12 +74,16 @@ cosh = _unary("cosh", _math.cosh, "The hyperbolic cosine.")
 asin = _unary("asin", _math.asin, "The inverse sine.")
 acos = _unary("acos", _math.acos, "The inverse cosine.")
 atan = _unary("atan", _math.atan, "The inverse tangent.")
+asinh = _unary("asinh", _math.asinh, "The inverse hyperbolic sine.")
+acosh = _unary("acosh", _math.acosh, "The inverse hyperbolic cosine.")
+atanh = _unary("atanh", _math.atanh, "The inverse hyperbolic tangent.")
 sigmoid = _unary("sigmoid", lambda x: 1.0 / (1.0 + _math.exp(-x)), "1 / (1 + exp(-x)).")
 erf = _unary("erf", _math.erf, "The error function.")
 floor = _unary("floor", _math.floor, "The greatest integer not above x.")
 ceil = _unary("ceil", _math.ceil, "The least integer not below x.")
 trunc = _unary("trunc", _math.trunc, "x without its fraction.")
 _round_to_even = _unary("round", round, "The nearest integer, halves to even.")
+nearbyint = _unary("nearbyint", round, "The nearest integer, halves to even.")
 __exp = _unary("__exp", _math.exp, "e to the x, fast.")
 __exp2 = _unary("__exp2", lambda x: 2.0**x, "Two to the x, fast.")
 __exp10 = _unary("__exp10", lambda x: 10.0**x, "Ten to the x, fast.")
@@ -88,6 +93,14 @@ __log10 = _unary("__log10", _math.log10, "The logarithm to base 10, fast.")
 __sin = _unary("__sin", _math.sin, "The sine, fast.")
 __cos = _unary("__cos", _math.cos, "The cosine, fast.")
 __tan = _unary("__tan", _math.tan, "The tangent, fast.")
+__rcp = _unary("__rcp", lambda x: 1.0 / x, "1 / x, fast.")
+
+
+def fast_rcp(x: Any) -> Any:
+    """1 / x of float32, fast: to one unit in the last place, subnormal numbers taken for zero on a GPU. Of
+    other dtypes the quotient itself."""
+    e = to_expr(x, "the argument of T.fast_rcp")
+    return __rcp(e) if is_expr(e) and str(e.ty) == "float32" else binary("/", 1.0, e)
 
 
 def _predicate(name: str, python: Any, doc: str) -> Any:
@@ -338,6 +351,13 @@ def reinterpret(a: Any, b: Any = None, *, dtype: Any = None) -> Any:
     """The bits of a value as another dtype of the same size: ``T.reinterpret(value, dtype)`` (or TVM's
     order). TVM's "handle", a pointer, is the value itself: T.attr alone takes one, and does not look at
     it."""
+    from tilescale.compiler.builder.lanes import Lanes
+
+    for to, value in ((a, b), (b, a), (dtype, a)):
+        if isinstance(to, Vector) or isinstance(value, Lanes) and to is not None:
+            from tilescale.compiler.ops.lanes_of import reinterpret as of_lanes
+
+            return of_lanes(value, to)
     if (b is None) == (dtype is None):
         raise TileTypeError("T.reinterpret of a value to no dtype, or to two", loc=source.current())
     if dtype is not None:
@@ -354,13 +374,18 @@ def reinterpret(a: Any, b: Any = None, *, dtype: Any = None) -> Any:
     return tirx.reinterpret(str(dt), e)
 
 
-def _rounded(rounding: str, name: str) -> None:
-    if rounding != "rn":
-        raise TileValueError(
-            f"T.{name} with rounding {rounding!r}",
-            loc=source.current(),
-            expected='"rn" (to nearest, ties to even)',
-        )
+def _elsewhere(mode: Any, word: str) -> bool:
+    """Whether a rounding is not to nearest, and so ops/rounding.py's."""
+    from tilescale.compiler.ops import rounding
+
+    rounding.check(mode, word)
+    return bool(mode != "rn")
+
+
+def _directed(word: str, mode: str, *values: Any) -> Any:
+    from tilescale.compiler.ops import rounding
+
+    return rounding.directed(word, mode, *values)
 
 
 def _alone(name: str, op: str, a: Any, b: Any) -> Any:
@@ -373,37 +398,48 @@ def _alone(name: str, op: str, a: Any, b: Any) -> Any:
 
 def ieee_add(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a + b, correctly rounded, never contracted."""
-    _rounded(rounding_mode, "ieee_add")
+    if _elsewhere(rounding_mode, "ieee_add"):
+        return _directed("ieee_add", rounding_mode, a, b)
     return _alone("ieee_add", "+", a, b)
 
 
 def ieee_sub(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a - b, correctly rounded, never contracted."""
-    _rounded(rounding_mode, "ieee_sub")
+    if _elsewhere(rounding_mode, "ieee_sub"):
+        return _directed("ieee_sub", rounding_mode, a, b)
     return _alone("ieee_sub", "-", a, b)
 
 
 def ieee_mul(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a * b, correctly rounded, never contracted."""
-    _rounded(rounding_mode, "ieee_mul")
+    if _elsewhere(rounding_mode, "ieee_mul"):
+        return _directed("ieee_mul", rounding_mode, a, b)
     return _alone("ieee_mul", "*", a, b)
 
 
 def ieee_fdiv(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a / b, correctly rounded."""
-    _rounded(rounding_mode, "ieee_fdiv")
+    if _elsewhere(rounding_mode, "ieee_fdiv"):
+        return _directed("ieee_fdiv", rounding_mode, a, b)
     return binary("/", a, b)
 
 
 def ieee_sqrt(x: Any, rounding_mode: str = "rn") -> Any:
     """The square root, correctly rounded."""
-    _rounded(rounding_mode, "ieee_sqrt")
+    return ieee_fsqrt(x, rounding_mode)
+
+
+def ieee_fsqrt(x: Any, rounding_mode: str = "rn") -> Any:
+    """The square root, correctly rounded."""
+    if _elsewhere(rounding_mode, "ieee_fsqrt"):
+        return _directed("ieee_fsqrt", rounding_mode, x)
     return sqrt(x)
 
 
 def ieee_frcp(x: Any, rounding_mode: str = "rn") -> Any:
     """1 / x, correctly rounded."""
-    _rounded(rounding_mode, "ieee_frcp")
+    if _elsewhere(rounding_mode, "ieee_frcp"):
+        return _directed("ieee_frcp", rounding_mode, x)
     return binary("/", 1.0, x)
 
 
@@ -426,7 +462,8 @@ def __ldg(x: Any, index: Any = None) -> Any:
 
 def ieee_fmaf(a: Any, b: Any, c: Any, rounding_mode: str = "rn") -> Any:
     """a * b + c, rounded once."""
-    _rounded(rounding_mode, "ieee_fmaf")
+    if _elsewhere(rounding_mode, "ieee_fmaf"):
+        return _directed("ieee_fmaf", rounding_mode, a, b, c)
     x, y, _ = same_dtype(a, b, "an argument of T.ieee_fmaf")
     x, z, _ = same_dtype(x, c, "an argument of T.ieee_fmaf")
     y, z, dt = same_dtype(y, z, "an argument of T.ieee_fmaf")

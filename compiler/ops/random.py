@@ -1,4 +1,5 @@
-"""``T.rng_init`` and ``T.rng_rand``: numbers drawn on the device, the same on every target.
+"""``T.rng_init``, ``T.rng_rand``, ``T.rng_rand_float``: numbers drawn on the device, the same on every target
+(floats of a normal distribution to their functions' last places).
 
 Philox4x32 of ten rounds (Salmon and others, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011): a number is
 a function of the key, the sequence and its place in the sequence, four places a computation. Places are
@@ -8,14 +9,15 @@ uint64.
 
 from __future__ import annotations
 
-from math import prod
+from math import pi, prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Variable, as_expr, binary, convert, to_expr
+from tilescale.compiler.builder.values import Variable, as_expr, binary, const, convert, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ops.alloc import alloc_var
 from tilescale.compiler.ops.expert import get_thread_binding
+from tilescale.compiler.ops.math import cos, log, sin, sqrt
 from tilescale.compiler.tvm_compat import is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -67,11 +69,54 @@ def rng_rand() -> Any:
     Raises:
         TileSyntaxError: without T.rng_init, or in a loop in T.Parallel.
     """
+    words, which = _next("rng_rand")
+    chosen = words[3]
+    for k in (2, 1, 0):
+        chosen = tirx.if_then_else(tirx.EQ(which, _wide(k)), words[k], chosen)
+    return _bind("random", chosen)
+
+
+def rng_rand_float(bit: int = 32, dist: str = "uniform") -> Any:
+    """A float of the sequence's next number, which it takes as `rng_rand` does: of 32 random bits.
+
+    Args:
+        bit: 32 or 64: float32 or float64.
+        dist: "uniform": above zero, up to and with one. "normal": of mean 0 and deviation 1, by Box and
+            Muller's method: the numbers of an even place and of the next one make two of them.
+
+    Raises:
+        TileValueError: another width, or another distribution. TileSyntaxError: as `rng_rand`.
+    """
+    loc = source.current()
+    if bit not in (32, 64) or isinstance(bit, bool):
+        raise TileValueError(f"T.rng_rand_float with bit={bit!r}", loc=loc, expected="32 or 64")
+    if dist not in ("uniform", "normal"):
+        raise TileValueError(
+            f"T.rng_rand_float with dist={dist!r}", loc=loc, expected='"uniform" or "normal"'
+        )
+    dt, word = f"float{bit}", "rng_rand_float"
+    words, which = _next(word)
+
+    def unit(word: Any) -> Any:
+        """The middle of each of 2^32 parts of the unit interval."""
+        return convert(word, dt) * const(2.0**-32, dt) + const(2.0**-33, dt)
+
+    upper = tirx.GE(which, _wide(2))
+    first, second = (_bind("random", tirx.if_then_else(upper, words[k + 2], words[k])) for k in (0, 1))
+    odd = tirx.EQ(which & _wide(1), _wide(1))
+    if dist == "uniform":
+        return _bind("uniform", unit(tirx.if_then_else(odd, second, first)))
+    radius = _bind("radius", sqrt(const(-2.0, dt) * log(unit(first))))
+    angle = _bind("angle", unit(second) * const(2.0 * pi, dt))
+    return _bind("normal", radius * tirx.if_then_else(odd, cos(angle), sin(angle)))
+
+
+def _next(word: str) -> tuple[list[Any], Any]:
+    """The four words of a computation, and which of them is the next number of the sequence, which goes
+    on."""
     b, loc = bld.current(), source.current()
     if b.random is None:
-        raise TileSyntaxError(
-            "T.rng_rand without T.rng_init", loc=loc, hint="T.rng_init(seed) in front of it"
-        )
+        raise TileSyntaxError(f"T.{word} without T.rng_init", loc=loc, hint="T.rng_init(seed) in front of it")
     key, sequence, drawn = b.random
     outer = next((f for f in reversed(b.frames) if f.kind == "parallel"), None)
     place, count = drawn.load(), 1
@@ -81,7 +126,7 @@ def rng_rand() -> Any:
         plain = all(isinstance(x, int) for r in ranges for x in r) and all(r[2] == 1 for r in ranges)
         if any(f.kind not in ("if", "nest") for f in inner if f.device) or not plain:
             raise TileSyntaxError(
-                "T.rng_rand in a loop in T.Parallel", loc=loc,
+                f"T.{word} in a loop in T.Parallel", loc=loc,
                 expected="one number an iteration of T.Parallel, whose extents are constants",
             )  # fmt: skip
         count = prod(high - low for low, high, _ in ranges)
@@ -94,18 +139,14 @@ def rng_rand() -> Any:
         place = place + _wide(linear)
         outer.after.append(_Advance(drawn, count))
     elif any(f.kind == "vectorized" for f in b.frames):
-        raise TileSyntaxError("T.rng_rand in T.vectorized", loc=loc, expected="T.Parallel or T.serial")
+        raise TileSyntaxError(f"T.{word} in T.vectorized", loc=loc, expected="T.Parallel or T.serial")
     at = _bind("place", place)
     block = _bind("block", at >> _wide(2))
     words = _philox([_low(block), _high(block), *sequence], key)
     which = _bind("word", at & _wide(3))
-    chosen = words[3]
-    for k in (2, 1, 0):
-        chosen = tirx.if_then_else(tirx.EQ(which, _wide(k)), words[k], chosen)
-    made = _bind("random", chosen)
     if outer is None:
         drawn.store(drawn.load() + _wide(1))
-    return made
+    return words, which
 
 
 class _Advance:

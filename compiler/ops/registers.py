@@ -1,10 +1,17 @@
-"""What TileLang's programs say of the registers of producers and consumers. Here the schedule decides who has
-how many (passes/gpu_schedule.py); the words decide nothing, which the log says."""
+"""What TileLang's programs say to its compiler: of the registers of producers and consumers, which the
+schedule shares out here (passes/gpu_schedule.py), and of options. But for fast math the words decide nothing,
+which the log says."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilescale import log
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer
+from tilescale.compiler.ir import source
+from tilescale.errors import TileTypeError
+from tilescale.language.funcs import FAST_MATH
 
 
 def _said(name: str) -> None:
@@ -31,3 +38,52 @@ def annotate_producer_reg_dealloc(reg_count: int = 24) -> None:
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> None:
     """TileLang's word for the registers that a consumer gets; it decides nothing. ``T.inc_max_nreg`` does."""
     _said(f"annotate_consumer_reg_alloc({reg_count})")
+
+
+def annotate_compile_flags(flags: list[str] | str) -> None:
+    """Flags for TileLang's CUDA compiler; they decide nothing here, as ``compile_flags=`` of ``compile``.
+
+    Raises:
+        TileTypeError: no text, and no list of texts.
+    """
+    given = [flags] if isinstance(flags, str) else flags
+    if not isinstance(given, (list, tuple)) or not all(isinstance(f, str) for f in given):
+        raise TileTypeError(
+            f"T.annotate_compile_flags({flags!r})", loc=source.current(), expected="a list of texts"
+        )
+    bld.current()
+    log.say("info", f"T.annotate_compile_flags: {', '.join(given)} decide nothing here", once=True)
+
+
+def annotate_pass_configs(configs: dict[Any, Any]) -> None:
+    """``pass_configs=`` of ``compile``, from within the kernel: ``TL_ENABLE_FAST_MATH`` asks for fast math in
+    what is written behind it; others steer TileLang's compiler and decide nothing.
+
+    Raises:
+        TileTypeError: no dictionary.
+    """
+    if not isinstance(configs, dict):
+        raise TileTypeError(
+            f"T.annotate_pass_configs({configs!r})", loc=source.current(), expected="a dictionary"
+        )
+    bld.current().fast_math |= any(configs.get(k) for k in FAST_MATH)
+    if others := ", ".join(str(k) for k in configs if k not in FAST_MATH):
+        log.say("info", f"T.annotate_pass_configs: {others} decide nothing here", once=True)
+
+
+def annotate_restrict_buffers(*buffers: Any) -> None:
+    """TileLang's word for tensors that may overlap. Here a call refuses arguments that overlap where one is
+    written, whatever this says: it decides nothing.
+
+    Raises:
+        TileTypeError: what is no tensor.
+    """
+    for given in buffers:
+        if not isinstance(given, Buffer) or not given.scope.startswith("global"):
+            raise TileTypeError(
+                f"T.annotate_restrict_buffers of {given}",
+                loc=source.current(),
+                expected="the kernel's tensors",
+            )
+    bld.current()
+    log.say("info", "T.annotate_restrict_buffers decides nothing here: overlap is refused", once=True)

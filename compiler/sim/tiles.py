@@ -99,6 +99,10 @@ ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "max": numerics.maximum,
     "min": numerics.minimum,
+    "or": lambda a, b: a | b,
+    "and": lambda a, b: a & b,
+    "xor": lambda a, b: a ^ b,
+    "exch": lambda a, b: b,
 }
 
 

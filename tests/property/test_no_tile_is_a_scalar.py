@@ -18,6 +18,7 @@ import tilescale.language as T
 from tests.unit.language.test_words import NOTHING
 from tilescale.compiler.builder import state as bld
 from tilescale.errors import TileError
+from tilescale.language.vectors import VECTORS
 
 #: parameters that take tiles, counters or barriers, by name; and those of single words
 TILES = {
@@ -44,6 +45,8 @@ OF_WORDS = {
     "atomic_add": {"dst", "value"},
     "atomic_max": {"dst", "value"},
     "atomic_min": {"dst", "value"},
+    **{f"atomic_{kind}": {"dst", "value"} for kind in ("or", "and", "xor")},
+    "atomic_exch": {"dst"},
     "atomic_addx2": {"dst", "value"},
     "atomic_addx4": {"dst", "value"},
     "gemm": {"A", "B", "C", "mbar"},
@@ -58,6 +61,12 @@ OF_WORDS = {
     "im2col": {"img", "col"},
     "access_ptr": {"base"},
     "mbarrier_arrive_expect_tx": {"mbarrier"},
+    "address_of": {"base"},
+    "annotate_restrict_buffers": {"buffers"},
+    **{f"ld{kind}{bits}": {"src"} for kind in "gs" for bits in (32, 64, 128, 256)},
+    **{f"st{kind}{bits}": {"dst"} for kind in "gs" for bits in (32, 64, 128, 256)},
+    # decide nothing
+    "annotate_compile_flags": {"flags"},
     # decide nothing
     "annotate_consumer_reg_alloc": {"reg_count"},
     "annotate_producer_reg_dealloc": {"reg_count"},
@@ -75,6 +84,7 @@ NOT_IN_KERNELS = {
     "tvm_thread_allreduce",
     # only behind T.rng_init; only some dtypes (tests/unit/ops/test_random.py, test_mma_sync.py, tests/unit/cuda/test_extern.py)
     "rng_rand",
+    "rng_rand_float",
     "dp4a",
     "mma_sync",
     "ldmatrix",
@@ -83,6 +93,9 @@ NOT_IN_KERNELS = {
     # only of an accumulator, in T.Parallel (tests/unit/ops/test_reducer.py)
     "reducer_init",
     "reducer_update",
+    "Ref",
+    "Var",
+    "While",  # rewritten before it is called (tests/unit/language/test_tilelang_words.py)
     "Tensor",
     "StridedTensor",
     "SymmTensor",
@@ -174,6 +187,7 @@ class Things:
         self.shared, self.half = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
         self.fragment, self.row = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
         self.ints, self.int_row = T.alloc_fragment((64, 64), "int32"), T.alloc_fragment((64,), "int32")
+        self.ints_of_block = T.alloc_shared((64, 64), "int32")
         self.best, self.best_index = T.alloc_fragment((64, 1), "float32"), T.alloc_fragment((64, 1), "int32")
         self.places = T.alloc_fragment((64, 8), "uint8")
         self.barrier = T.alloc_barrier(1)
@@ -191,9 +205,18 @@ class Things:
         ]
 
 
+#: words of pairs, and how many they take
+PAIRS = {"add": 2, "sub": 2, "mul": 2, "max": 2, "min": 2, "fma": 3, "abs": 1}
+
+
 def samples(t: Things) -> dict[str, dict[str, Any]]:
     """word → the arguments of a call that it accepts, those with a default left out."""
     reduction = {"buffer": t.fragment, "out": t.row}
+    pair = T.float32x2(t.scalar, t.scalar)
+
+    def words(n: int) -> Any:
+        return T.uint32(t.number) if n == 1 else getattr(T, f"uint32x{n}")(t.number)
+
     bits = {"buffer": t.ints, "out": t.int_row}
     return {
         **{f"reduce_{op}": reduction for op in ("sum", "max", "min", "prod", "abssum", "absmax")},
@@ -211,6 +234,10 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "atomic_store": {"dst": t.tensor[0, 0], "value": 1},
         "atomic_load": {"src": t.tensor[0, 0]},
         **{f"atomic_{kind}": {"dst": t.tensor[0, 0], "value": t.scalar} for kind in ("add", "max", "min")},
+        **{
+            f"atomic_{kind}": {"dst": t.ints_of_block[0, 0], "value": t.number}
+            for kind in ("or", "and", "xor", "exch")
+        },
         **{f"atomic_addx{k}": {"dst": t.tensor[0, 0], "value": t.shared[0, 0]} for k in (2, 4)},
         "signal": {"counter_": t.counters[0]},
         "wait": {"counter_": t.counters[0]},
@@ -228,6 +255,20 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "mbarrier_arrive_expect_tx": {"mbarrier": t.barrier[0], "tx": 128},
         "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128},
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
+        **{f"{word}2": dict.fromkeys("xyz"[:n], pair) for word, n in PAIRS.items()},
+        "extract_lane": {"vector": pair, "lane": 0},
+        "Ramp": {"base": t.number, "stride": 1, "lanes": 2},
+        **{f"ldg{bits}": {"src": t.tensor[0, 0]} for bits in (32, 64, 128, 256)},
+        **{f"lds{bits}": {"src": t.shared[0, 0]} for bits in (32, 64, 128)},
+        **{f"stg{n * 32}": {"dst": t.tensor[0, 0], "value": words(n)} for n in (1, 2, 4, 8)},
+        **{f"sts{n * 32}": {"dst": t.shared[0, 0], "value": words(n)} for n in (1, 2, 4)},
+        **{vector: {"values": (t.scalar,)} for vector in VECTORS},
+        "transpose": {"src": t.shared, "dst": t.half},
+        "async_copy": {"src": t.tensor, "dst": t.shared},
+        "let": {"var": T.int32(), "value": t.number},
+        "annotate_pass_configs": {"configs": {}},
+        "annotate_compile_flags": {"flags": []},
+        "annotate_restrict_buffers": {"buffers": (t.tensor,)},
         "view": {"buffer": t.shared},
         "make_tensor": {"ptr": t.address, "shape": (64, 64)},
         "reshape": {"buffer": t.shared, "shape": (32, 128)},
@@ -257,6 +298,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
             "pad": 0,
         },
         "access_ptr": {"base": t.shared, "access_type": "r", "extents": (1, 4)},
+        "address_of": {"base": t.shared},
         "call_extern": {"args": ("f", t.scalar)},
         "ptx_cp_async": {
             "dst_access_ptr": T.access_ptr(t.shared[0, 0], "w", 4),
@@ -278,6 +320,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "Parallel": {"extents": (4,)},
         "grid": {"extents": (4,)},
         "ceildiv": {"a": t.number, "b": 2},
+        "ldexp": {"x": t.scalar, "n": t.number},
         "__ldg": {"x": t.tensor[0, 0]},
         "index_to_coordinates": {"index": t.number, "shape": (8, 8)},
         "align_up": {"a": t.number, "b": 2},

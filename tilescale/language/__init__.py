@@ -11,14 +11,16 @@ from typing import Any
 
 from tilescale.errors import TileError
 
-from .annotations import Packets, Signal, StridedTensor, SymmTensor, Tensor
+from .annotations import Packets, Ref, Signal, StridedTensor, SymmTensor, Tensor
 from .dtypes import ALL as _DTYPES
 from .dtypes import NARROW as _NARROW
 from .dtypes import PTR as ptr
 from .dtypes import TFLOAT32 as tfloat32
 from .dtypes import canonical, dtype
 from .funcs import PrimFunc, macro, prim_func
+from .symbolic import Sym as Var
 from .symbolic import align_up, ceildiv, const, dyn, dynamic, index_to_coordinates
+from .vectors import VECTORS as _VECTORS
 
 Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
@@ -32,11 +34,14 @@ _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_min_blocks_per_sm annotate_layout "
     "annotate_l2_hit_ratio annotate_safe_value "
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
+    "frontend.extents": "get_block_bindings get_block_extent get_block_extents get_thread_bindings "
+    "get_thread_extent get_thread_extents",
+    "frontend.tvm_forms": "While let",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
     "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
-    "annotate_consumer_reg_alloc",
+    "annotate_consumer_reg_alloc annotate_pass_configs annotate_compile_flags annotate_restrict_buffers",
     "ops.im2col": "im2col",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
@@ -45,6 +50,7 @@ _EXPORTS: dict[str, str] = {
     "grid parallel loop_break",
     "ops.scheduler": "PersistentTileScheduler",
     "ops.copy": "copy",
+    "ops.moved": "transpose async_copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm wgmma_gemm GemmWarpPolicy",
     "ops.gemm_sp": "gemm_sp",
@@ -54,10 +60,11 @@ _EXPORTS: dict[str, str] = {
     "ops.argmax": "argmax argmin topk",
     "ops.logical": "any_of all_of",
     "ops.cumsum": "cumsum cummax",
-    "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
+    "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store "
+    "atomic_or atomic_and atomic_xor atomic_exch",
     "ops.thread_copies": "ptx_cp_async ptx_commit_group ptx_wait_group cp_async_barrier_noinc",
-    "ops.extern": "import_source call_extern access_ptr dp4a",
-    "ops.random": "rng_init rng_rand",
+    "ops.extern": "import_source call_extern access_ptr address_of dp4a",
+    "ops.random": "rng_init rng_rand rng_rand_float",
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
     "ops.pointer": "make_tensor",
@@ -83,13 +90,19 @@ _EXPORTS: dict[str, str] = {
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan "
     "tanh sigmoid erf pow power "
-    "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin "
-    "acos atan atan2 "
+    "floor ceil round nearbyint trunc fmod "
+    "isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin "
+    "acos atan atan2 asinh acosh atanh fast_rcp "
     "floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or bitwise_xor "
     "bitwise_not "
-    "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub "
+    "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan "
+    "ieee_sqrt ieee_fsqrt ieee_add ieee_sub "
     "ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount clz copysign hypot likely __ldg Cast Select",
+    "builder.lanes": "Ramp",
+    "ops.lanes_of": "extract_lane abs2 add2 sub2 mul2 fma2 max2 min2 ldg32 ldg64 ldg128 ldg256 "
+    "stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",
+    "ops.rounding": "nextafter ldexp",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
@@ -100,10 +113,12 @@ __all__ = [
     "SharedBuffer",
     "Packets",
     "PrimFunc",
+    "Ref",
     "Signal",
     "StridedTensor",
     "SymmTensor",
     "Tensor",
+    "Var",
     "canonical",
     "align_up",
     "ceildiv",
@@ -120,10 +135,12 @@ __all__ = [
     "tfloat32",
     *_NARROW,
     *_DTYPES,
+    *_VECTORS,
     *_HOME,
 ]
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
 globals().update(_NARROW)
+globals().update(_VECTORS)
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
 half, float, double, int, long, short, uint = (

@@ -136,3 +136,8 @@ def Packets(shape: Any, dtype: Any = "float32", *, dense: bool = False) -> Tenso
         )
     size = packets.length(slots, BITS[of], dense)
     return TensorSpec("packets", (size,), canonical("int64"), slots=slots, of=of, dense=dense)
+
+
+class Ref:
+    """Of a macro's parameter, ``x: T.Ref``: the caller gives a cell of T.alloc_var, and assignments in the
+    macro are stores to it. ``T.Var`` says the same there. Parameters without it take cells too."""

@@ -64,7 +64,12 @@ class dtype(str):
     def __getnewargs__(self) -> tuple[str]:
         return (str(self),)
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: Any = ...) -> Any:
+        """The value converted; of nothing a cell, for T.let."""
+        if value is ...:
+            from tilescale.compiler.ops.alloc import alloc_var
+
+            return alloc_var(self)
         from tilescale.compiler.ops.math import cast
 
         return cast(value, self)

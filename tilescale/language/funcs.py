@@ -17,6 +17,9 @@ from .annotations import ScalarSpec, TensorSpec
 from .dtypes import ALL as DTYPES
 from .dtypes import PTR, dtype
 
+#: by PassConfigKey, and as TileLang spells them in text
+FAST_MATH = ("TL_ENABLE_FAST_MATH", "tl.enable_fast_math")
+
 
 def with_fast_math(func: types.FunctionType) -> types.FunctionType:
     """The same function, in whose kernels T.exp and its kin of float32 are the fast ones, by name."""

@@ -42,6 +42,9 @@ static uint16_t to_float16(float f) {
 #define PICK_add(a, b) ((a) + (b))
 #define PICK_max(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 #define PICK_min(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+#define PICK_or(a, b) ((a) | (b))
+#define PICK_and(a, b) ((a) & (b))
+#define PICK_xor(a, b) ((a) ^ (b))
 
 /* S: what lies in memory; V: what is computed with; IN, OUT: between them */
 #define UPDATE(kind, name, S, V, IN, OUT)                                             \
@@ -56,6 +59,7 @@ static uint16_t to_float16(float f) {
     }
 #define PLAIN(name, S)                                                                                     \
     EXPORT S ts_atomic_load_##name(S* p, S unused) { S v; (void)unused; __atomic_load(p, &v, ORDER); return v; } \
+    EXPORT S ts_atomic_exch_##name(S* p, S value) { S v; __atomic_exchange(p, &value, &v, ORDER); return v; } \
     EXPORT S ts_atomic_store_##name(S* p, S value) { __atomic_store(p, &value, ORDER); return value; }
 #define SAME(x) (x)
 #define ALL(name, S, V, IN, OUT)            \
@@ -64,11 +68,17 @@ static uint16_t to_float16(float f) {
     UPDATE(min, name, S, V, IN, OUT)        \
     PLAIN(name, S)
 
+#define BITS(name, S)                       \
+    ALL(name, S, S, SAME, SAME)             \
+    UPDATE(or, name, S, S, SAME, SAME)      \
+    UPDATE(and, name, S, S, SAME, SAME)     \
+    UPDATE(xor, name, S, S, SAME, SAME)
+
 ALL(float32, float, float, SAME, SAME)
 ALL(float64, double, double, SAME, SAME)
 ALL(float16, uint16_t, float, from_float16, to_float16)
 ALL(bfloat16, uint16_t, float, from_bfloat16, to_bfloat16)
-ALL(int32, int32_t, int32_t, SAME, SAME)
-ALL(int64, int64_t, int64_t, SAME, SAME)
-ALL(uint32, uint32_t, uint32_t, SAME, SAME)
-ALL(uint64, uint64_t, uint64_t, SAME, SAME)
+BITS(int32, int32_t)
+BITS(int64, int64_t)
+BITS(uint32, uint32_t)
+BITS(uint64, uint64_t)

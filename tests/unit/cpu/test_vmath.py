@@ -80,6 +80,8 @@ def reference(name: str, x: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         if name == "sigmoid":
             return 1 / (1 + np.exp(-x))
+        if name == "rcp":
+            return 1 / x
         if name == "rsqrt":
             return 1 / np.sqrt(x)
         if name == "exp10":

@@ -17,7 +17,8 @@ from tests.unit.language.test_every_word import traced
 from tests.unit.ops.test_argmax import TARGETS, run
 from tilescale.compiler import driver
 from tilescale.compiler.checks.run import launch
-from tilescale.errors import TileSyntaxError, TileValueError
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language import UnknownName
 
 UNPACK = """
 template <typename Out>
@@ -40,6 +41,42 @@ def unpacking(A: T.Tensor((16, 128), "uint8"), B: T.Tensor((16, 256), "bfloat16"
         T.call_extern("handle", "unpack", T.access_ptr(packed, "r"), T.access_ptr(numbers, "w"), 16)
         for v in T.vectorized(16):
             B[row, at * 16 + v] = numbers[v] * 2
+
+
+DOUBLE = "__device__ void doubled(float* x, int n) { for (int k = 0; k < n; ++k) x[k] *= 2; }"
+
+
+def test_an_address_may_reach_all_of_its_memory():
+    """No barrier would be needed behind a function that touched one element of another thread's."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=128):
+            T.import_source(DOUBLE)
+            s = T.alloc_shared((128,), "float32")
+            T.copy(A, s)
+            if T.get_thread_binding() == 0:
+                T.call_extern("handle", "doubled", T.address_of(s[4]), 100)
+            T.copy(s, B)
+
+    back = driver.backend("cuda:sm_90a")
+    text = back.text(code(kernel), "cuda")
+    call = text.index("doubled(&s[4], 100)")
+    assert "ts::barrier_sync" in text[call:] or "__syncthreads" in text[call:]
+    with refused(TileTypeError, "T.access_ptr of 3", expected="a tensor, an allocation"):
+        traced_address(3)
+    for word, write in (("isnullptr", "no tensor here is null"), ("call_pure_extern", "T.access_ptr(out")):
+        with refused(UnknownName, f"the language has no T.{word}", write=write):
+            getattr(T, word)
+
+
+def traced_address(base: Any) -> None:
+    @T.prim_func
+    def kernel(A: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            T.call_extern("f", T.address_of(base))
+
+    kernel.trace()
 
 
 def code(kernel: Any, arch: str = "sm_90a") -> Any:

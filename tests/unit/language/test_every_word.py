@@ -31,6 +31,7 @@ from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.language.dtypes import ALL as DTYPES
 from tilescale.language.dtypes import NARROW
+from tilescale.language.vectors import VECTORS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -115,6 +116,15 @@ NOTHING = {
         "use_tma": ("T.atomic_add(A, a, use_tma=True)", "T.atomic_add(A, a)"),
         "annotations": ("T.atomic_add(A, a, annotations={'it': 1})", "T.atomic_add(A, a)"),
     },
+    **{
+        f"atomic_{kind}": {
+            "memory_order": (
+                f'T.atomic_{kind}(I[0, 0], n, memory_order="relaxed")',
+                f"T.atomic_{kind}(I[0, 0], n)",
+            )
+        }
+        for kind in ("or", "and", "xor", "exch")
+    },
     "atomic_max": {"memory_order": ('T.atomic_max(A, a, memory_order="relaxed")', "T.atomic_max(A, a)")},
     "atomic_min": {"memory_order": ('T.atomic_min(A, a, memory_order="relaxed")', "T.atomic_min(A, a)")},
     "atomic_load": {
@@ -159,6 +169,14 @@ NOTHING = {
     },
     "evaluate": {"value": ("T.evaluate(x)", "T.evaluate(n)")},
     "annotate_l2_hit_ratio": {"ratios": ("T.annotate_l2_hit_ratio({A: 0.5})", "pass")},
+    "transpose": {
+        "annotations": ("T.transpose(a, b, annotations={'x': 1})", "T.transpose(a, b)"),
+    },
+    "async_copy": {
+        "annotations": ("T.async_copy(A, a, annotations={'x': 1})", "T.async_copy(A, a)"),
+    },
+    "annotate_compile_flags": {"flags": ("T.annotate_compile_flags(['-O3'])", "pass")},
+    "annotate_restrict_buffers": {"buffers": ("T.annotate_restrict_buffers(A, B)", "pass")},
     "annotate_producer_reg_dealloc": {"reg_count": ("T.annotate_producer_reg_dealloc(40)", "pass")},
     "annotate_consumer_reg_alloc": {"reg_count": ("T.annotate_consumer_reg_alloc(160)", "pass")},
 }
@@ -415,6 +433,53 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "rng_rand": (RANDOM.format("n"), {}),
+    "rng_rand_float": (
+        "T.rng_init(n)\nA[bx, 0] = T.rng_rand_float()",
+        {
+            "bit": "T.rng_init(n)\nA[bx, 0] = T.rng_rand_float(64)",
+            "dist": "T.rng_init(n)\nA[bx, 0] = T.rng_rand_float(dist='normal')",
+        },
+    ),
+    "transpose": (
+        "T.transpose(a, b)",
+        {"src": "T.transpose(c, b)", "dst": "T.transpose(a, c)"},
+    ),
+    "async_copy": (
+        "T.async_copy(A, a)",
+        {
+            "src": "T.async_copy(B, a)",
+            "dst": "T.async_copy(A, b)",
+            "coalesced_width": "T.async_copy(A, a, coalesced_width=1)",
+            "loop_layout": "T.async_copy(A, a, loop_layout=T.Fragment((64, 64), lambda p, q: (q * 2 + p // 32, p % 32)))",
+        },
+    ),
+    "While": (
+        "k[0] = 0\nwith T.While(k[0] < 3):\n    k[0] += 1\nI[0, 0] = k[0]",
+        {"condition": "k[0] = 0\nwith T.While(k[0] < 4):\n    k[0] += 1\nI[0, 0] = k[0]"},
+    ),
+    "let": (
+        "u, v = T.int32(), T.int32()\nT.let(u, n)\nI[0, 0] = u + v",
+        {
+            "var": "u, v = T.int32(), T.int32()\nT.let(v, n)\nI[0, 0] = u + v",
+            "value": "u, v = T.int32(), T.int32()\nT.let(u, n + 1)\nI[0, 0] = u + v",
+        },
+    ),
+    "address_of": (
+        EXTERN.format("f", "T.address_of(d), 8"),
+        {"base": EXTERN.format("f", "T.address_of(e), 8")},
+    ),
+    "get_block_bindings": ("A[T.get_block_bindings()[0], 0] = x", {}),
+    "get_block_extents": ("I[0, 0] = T.get_block_extents()[0]", {}),
+    "get_block_extent": ("I[0, 0] = T.get_block_extent()", {"dim": "I[0, 0] = T.get_block_extent(1)"}),
+    "get_thread_bindings": ("A[0, T.get_thread_bindings()[0] % 64] = x", {}),
+    "get_thread_extents": ("I[0, 0] = T.get_thread_extents()[0]", {}),
+    "get_thread_extent": ("I[0, 0] = T.get_thread_extent()", {"dim": "I[0, 0] = T.get_thread_extent(1)"}),
+    "annotate_pass_configs": (
+        "T.annotate_pass_configs({})\nA[0, 0] = T.exp(x)",
+        {"configs": "T.annotate_pass_configs({'TL_ENABLE_FAST_MATH': True})\nA[0, 0] = T.exp(x)"},
+    ),
+    "annotate_compile_flags": ("T.annotate_compile_flags('-O3')", {}),
+    "annotate_restrict_buffers": ("T.annotate_restrict_buffers(A, B)", {}),
     "annotate_producer_reg_dealloc": ("T.annotate_producer_reg_dealloc()", {}),
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
     "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
@@ -856,6 +921,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "rounding_mode": "A[0, 0] = T.ieee_fmaf(x, x, x, 'rz')",
         },
     ),
+    "ldexp": (
+        "A[0, 0] = T.ldexp(x, n)",
+        {"x": "A[0, 0] = T.ldexp(x * 2, n)", "n": "A[0, 0] = T.ldexp(x, n + 1)"},
+    ),
     "align_up": (
         "A[0, 0] = T.align_up(n, 3)",
         {"a": "A[0, 0] = T.align_up(n * 2, 3)", "b": "A[0, 0] = T.align_up(n, 4)"},
@@ -1007,17 +1076,84 @@ for _name in ("add", "sub", "mul", "fdiv"):
         "a": f"A[0, 0] = T.ieee_{_name}(x * 2, 3.0)", "b": f"A[0, 0] = T.ieee_{_name}(x, 4.0)",
         "rounding_mode": f"A[0, 0] = T.ieee_{_name}(x, 3.0, 'rz')",
     })  # fmt: skip
-for _name in ("sqrt", "frcp"):
+for _name in ("sqrt", "frcp", "fsqrt"):
     USES[f"ieee_{_name}"] = (f"A[0, 0] = T.ieee_{_name}(x)", {
         "x": f"A[0, 0] = T.ieee_{_name}(x * 2)", "rounding_mode": f"A[0, 0] = T.ieee_{_name}(x, 'rz')",
     })  # fmt: skip
 #: functions of values, by how many
 UNARY = """abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf floor ceil trunc isnan isinf isfinite sinh cosh
-asin acos atan bitwise_not popcount clz likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
-BINARY = """pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
+asin acos atan asinh acosh atanh nearbyint fast_rcp bitwise_not popcount clz likely ieee_frsqrt __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan""".split()
+BINARY = """nextafter pow power fmod atan2 copysign hypot floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or
 bitwise_xor""".split()
+for _name in ("or", "and", "xor", "exch"):
+    USES[f"atomic_{_name}"] = (
+        f"T.atomic_{_name}(I[0, 0], n)",
+        {
+            "dst": f"T.atomic_{_name}(I[0, 1], n)",
+            "value": f"T.atomic_{_name}(I[0, 0], n + 1)",
+            **({} if _name == "exch" else {"return_prev": f"T.atomic_{_name}(I[0, 0], n, return_prev=True)"}),
+        },
+    )
+VECTOR = "v, w, u = T.float32x2(x, 1), T.float32x2(x, 2), T.float32x2(x, 3)\n"
+for _name in ("add2", "sub2", "mul2", "max2", "min2", "fma2", "abs2"):
+    _given = {"fma2": ["v", "w", "u"], "abs2": ["v"]}.get(_name, ["v", "w"])
+    USES[_name] = (
+        VECTOR + f"v = T.{_name}({', '.join(_given)})\nA[0, 0] = T.extract_lane(v, 1)",
+        {
+            p: VECTOR
+            + f"v = T.{_name}({', '.join([*_given[:k], 'T.float32x2(x, 5)', *_given[k + 1 :]])})\n"
+            + "A[0, 0] = T.extract_lane(v, 1)"
+            for k, p in enumerate("xyz"[: len(_given)])
+        },
+    )
+USES["extract_lane"] = (
+    VECTOR + "A[0, 0] = T.extract_lane(v, 1)",
+    {
+        "vector": VECTOR + "A[0, 0] = T.extract_lane(w, 1)",
+        "lane": VECTOR + "A[0, 0] = T.extract_lane(v, 0)",
+    },
+)
+USES["Ramp"] = (
+    "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(0, 1, 2)]",
+    {
+        "base": "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(2, 1, 2)]",
+        "stride": "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(0, 2, 2)]",
+        "lanes": "B[0, T.Ramp(0, 1, 4)] = A[0, T.Ramp(0, 1, 4)]",
+    },
+)
+for _bits in (32, 64, 128, 256):
+    for _kind, _of in (("g", ("A", "B")), ("s", ("a", "b"))):
+        if _kind == "s" and _bits == 256:
+            continue
+        _value = "T.uint32(n)" if _bits == 32 else f"T.uint32x{_bits // 32}(n)"
+        _pred = {"pred": f"T.stg{_bits}(A[0, 0], {_value}, n > 0)"} if _kind == "g" else {}
+        USES[f"st{_kind}{_bits}"] = (
+            f"T.st{_kind}{_bits}({_of[0]}[0, 0], {_value})",
+            {
+                "dst": f"T.st{_kind}{_bits}({_of[1]}[0, 0], {_value})",
+                "value": f"T.st{_kind}{_bits}({_of[0]}[0, 0], {_value.replace('(n', '(n + 1')})",
+                **_pred,
+            },
+        )
+        _put = f"T.stg{_bits}(S[0, 0], T.ld{_kind}{_bits}({{}}[0, 0]{{}}))"
+        USES[f"ld{_kind}{_bits}"] = (
+            _put.format(_of[0], ""),
+            {
+                "src": _put.format(_of[1], ""),
+                **({"pred": _put.format(_of[0], ", n > 0")} if _kind == "g" else {}),
+            },
+        )
 #: of the host: expressions, by what they are equal to
 HOST: dict[str, tuple[str, dict[str, str]]] = {
+    "Ref": ("T.Ref", {}),
+    "Var": (
+        "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('m'))",
+        {
+            "name": "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('k'))",
+            "dtype": "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('m', 'int64'))",
+            "multiple_of": "(lambda v: (v.name, v.dtype, v.multiple_of))(T.Var('m', multiple_of=8))",
+        },
+    ),
     "Tensor": (
         "T.Tensor((4, 8), 'float32')",
         {
@@ -1079,7 +1215,18 @@ SAME = {
 }
 #: an enumeration, a dtype's class and one by indexing; T.empty, below; T.alloc_global, which stands in front of
 #: T.Kernel (tests/unit/test_several.py); and T.Scale, whose team= is not read yet
-APART = {"alloc_global", "GemmWarpPolicy", "dtype", "dyn", "empty", "Scale", "ptr", "tfloat32", *NARROW}
+APART = {
+    "alloc_global",
+    "GemmWarpPolicy",
+    "dtype",
+    "dyn",
+    "empty",
+    "Scale",
+    "ptr",
+    "tfloat32",
+    *NARROW,
+    *VECTORS,
+}
 
 
 TILED = "with T.Kernel(8, 8) as (bx, by):\n    {}\n    A[bx, by] = x"
@@ -1160,7 +1307,7 @@ def table(name: str) -> tuple[str, dict[str, str]]:
             one, two = "n > 0", "n > 1"
         return f"A[0, 0] = T.{name}({one})", {parameters(name)[0]: f"A[0, 0] = T.{name}({two})"}
     if name in BINARY:
-        one = "x" if name in ("pow", "power", "fmod", "atan2", "copysign", "hypot") else "n"
+        one = "x" if name in ("nextafter", "pow", "power", "fmod", "atan2", "copysign", "hypot") else "n"
         a, b = parameters(name)
         return f"A[0, 0] = T.{name}({one}, 3)", {
             a: f"A[0, 0] = T.{name}({one} * 2, 3)",

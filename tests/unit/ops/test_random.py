@@ -71,6 +71,63 @@ def test_numbers_by_their_places(seed: int, threads: int, first: int, target: st
         assert out["B"][b].tolist() == [*rest[:4], rest[4] ^ rest[6], rest[5] ^ rest[7]]
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("bit", [32, 64])
+def test_floats_are_made_of_the_numbers(bit: int, target: str):
+    dt, first = f"float{bit}", 5
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), dt), B: T.Tensor((64,), dt), C: T.Tensor((3,), dt)):
+        with T.Kernel(1, threads=64):
+            T.rng_init(9, 2, first)
+            for i in T.Parallel(64):
+                A[i] = T.rng_rand_float(bit)
+            for i in T.Parallel(64):
+                B[i] = T.rng_rand_float(bit=bit, dist="normal")
+            for i in T.serial(3):
+                C[i] = T.rng_rand_float(bit, "normal")
+
+    def unit(place: int) -> np.float64:
+        word = np.dtype(dt).type(number(place, 9, 2))
+        return np.float64(np.dtype(dt).type(word * 2.0**-32 + 2.0**-33))
+
+    def normal(place: int) -> np.float64:
+        pair = place // 2 * 2
+        radius = np.sqrt(-2.0 * np.log(unit(pair)))
+        return radius * (np.cos if place % 2 else np.sin)(2 * np.pi * unit(pair + 1))
+
+    zeros = {"A": np.zeros(64, dt), "B": np.zeros(64, dt), "C": np.zeros(3, dt)}
+    out = run(kernel, zeros, target)
+    assert out["A"].tolist() == [unit(first + k) for k in range(64)]
+    tolerance = 1e-5 if bit == 32 else 1e-13
+    want = [normal(first + 64 + k) for k in range(67)]
+    np.testing.assert_allclose(np.concatenate([out["B"], out["C"]]), want, rtol=tolerance, atol=tolerance)
+
+
+def test_floats_of_a_sequence_are_distributed_as_they_should_be():
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 4096), "float32"), B: T.Tensor((8, 4096), "float32")):
+        with T.Kernel(8, threads=128) as bx:
+            T.rng_init(1, bx)
+            for i in T.Parallel(4096):
+                A[bx, i] = T.rng_rand_float()
+            for i in T.Parallel(4096):
+                B[bx, i] = T.rng_rand_float(dist="normal")
+
+    zeros = {"A": np.zeros((8, 4096), np.float32), "B": np.zeros((8, 4096), np.float32)}
+    out = run(kernel, zeros, "cpu")
+    uniform, normal = out["A"].astype(np.float64), out["B"].astype(np.float64)
+    assert 0 < uniform.min() and uniform.max() <= 1
+    assert abs(uniform.mean() - 0.5) < 0.01 and abs(uniform.var() - 1 / 12) < 0.002
+    assert abs(normal.mean()) < 0.03 and abs(normal.var() - 1) < 0.04 and abs((normal**4).mean() - 3) < 0.3
+
+
+@pytest.mark.parametrize("words, message", [("bit=16", "bit=16"), ("dist='poisson'", "dist='poisson'")])
+def test_floats_that_there_are_not(words: str, message: str):
+    said = traced(f"T.rng_init(n)\nA[0, 0] = T.rng_rand_float({words})")
+    assert isinstance(said, str) and message in said
+
+
 @T.prim_func
 def own(seeds: T.Tensor((2,), "int64"), A: T.Tensor((2, 64, 3), "uint32")):
     with T.Kernel(2, threads=64) as bx:

@@ -74,6 +74,28 @@ __device__ __forceinline__ T atomic_min(T* at, T value) {
   });
 }
 
+// Of bits: integers of 32 or 64.
+#define TS_ATOMIC_WORD(kind, instruction)                                       \
+  template <typename T>                                                         \
+  __device__ __forceinline__ T atomic_##kind(T* at, T value) {                  \
+    using Word = typename WordOf<sizeof(T)>::type;                              \
+    return bits<T>(instruction(reinterpret_cast<Word*>(at), bits<Word>(value))); \
+  }
+TS_ATOMIC_WORD(or, atomicOr)
+TS_ATOMIC_WORD(and, atomicAnd)
+TS_ATOMIC_WORD(xor, atomicXor)
+#undef TS_ATOMIC_WORD
+
+template <typename T>
+__device__ __forceinline__ T atomic_exch(T* at, T value) {
+  if constexpr (sizeof(T) == 2) {
+    return atomic_by_swap(at, [=](T) { return value; });
+  } else {
+    using Word = typename WordOf<sizeof(T)>::type;
+    return bits<T>(atomicExch(reinterpret_cast<Word*>(at), bits<Word>(value)));
+  }
+}
+
 template <typename T>
 __device__ __forceinline__ T atomic_load(T* at, T) {
   using Word = typename WordOf<sizeof(T)>::type;
@@ -119,6 +141,10 @@ TS_PUBLISHING(add_bf16)
 #endif
 TS_PUBLISHING(max)
 TS_PUBLISHING(min)
+TS_PUBLISHING(or)
+TS_PUBLISHING(and)
+TS_PUBLISHING(xor)
+TS_PUBLISHING(exch)
 #undef TS_PUBLISHING
 
 // A load that acquires and a store that releases carry as much by themselves: causality order through the block's barriers in front of the

@@ -60,7 +60,7 @@ __device__ __forceinline__ double sigmoid(double x) {
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
 }
 
-// One instruction each, where T.__exp2 and T.__tanh are written.
+// One instruction each, where T.__exp2, T.__tanh and T.fast_rcp are written.
 __device__ __forceinline__ float fast_exp2(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -69,6 +69,11 @@ __device__ __forceinline__ float fast_exp2(float x) {
 __device__ __forceinline__ float fast_tanh(float x) {
   float r;
   asm("tanh.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ __forceinline__ float fast_rcp(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
 
