@@ -295,18 +295,3 @@ def grid(*extents: Any) -> LoopNest:
 
 
 Serial, Unroll, Vectorized, parallel = serial, unroll, vectorized, Parallel
-
-
-def loop_break() -> None:
-    """``break``, as a word: leaves the innermost loop of the device.
-
-    Raises:
-        TileSyntaxError: what it leaves is a loop of Python's, or none, or one that cannot be left.
-    """
-    from tilescale.compiler.frontend.hooks import Hooks
-
-    if Hooks().break_():
-        raise TileSyntaxError(
-            "T.loop_break leaves a loop of Python's, or none", loc=source.current(),
-            hint="break, in a loop over T.serial",
-        )  # fmt: skip

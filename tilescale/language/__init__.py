@@ -36,7 +36,7 @@ _EXPORTS: dict[str, str] = {
     "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
     "frontend.extents": "get_block_bindings get_block_extent get_block_extents get_thread_bindings "
     "get_thread_extent get_thread_extents",
-    "frontend.tvm_forms": "While let",
+    "frontend.tvm_forms": "While let loop_break",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
     "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
@@ -47,7 +47,7 @@ _EXPORTS: dict[str, str] = {
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
     "alloc_buffer empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent "
-    "grid parallel loop_break",
+    "grid parallel",
     "ops.scheduler": "PersistentTileScheduler",
     "ops.copy": "copy",
     "ops.moved": "transpose async_copy",
