@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tilescale import comm, ops
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import FindingError, TileTypeError, TileValueError
 from tilescale.ops.ranks import experts
 from tilescale.ops.ranks.dispatch import planned
 
@@ -208,3 +208,15 @@ def counting() -> list[str]:
 
 def test_room_for_what_came(ranks: Any):
     assert all("1 to" in told for of in ranks(2, target="sim").call(counting) for told in of)
+
+
+def _named_twice() -> None:
+    comm.init()
+    ids = torch.zeros(6, 3, dtype=torch.int32)  # one expert three times, of two on a rank
+    ops.moe_dispatch(torch.randn(6, 16), ids, torch.ones(6, 3), num_experts=4)
+
+
+def test_a_token_that_names_an_expert_twice_is_no_loss_in_silence(ranks: Any):
+    """Where there is no room for its pairs the launch says so."""
+    with pytest.raises(FindingError, match="a token names one twice"):
+        ranks(2, target="sim").call(_named_twice)

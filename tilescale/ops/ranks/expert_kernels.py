@@ -459,6 +459,7 @@ def dispatch(
             filled = T.alloc_var("int32", 0)
             for e in T.serial(held):
                 filled = filled + sizes[e]
+            T.device_assert(filled <= P, "more pairs than tokens have experts: a token names one twice")
             for c in T.serial(b, T.ceildiv(P - filled, 1024), step=blocks):
                 for i in T.Parallel(1024):
                     if filled + c * 1024 + i < P:
