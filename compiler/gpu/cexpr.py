@@ -366,6 +366,8 @@ class Expressions:
         return f"!{self.value(e.a, UNARY)}", UNARY
 
     def x_BitwiseNot(self, e: Any) -> Text:
+        if dtype_of(e) == "bool":  # an int in C, of which ~ makes −1 or −2: both are true
+            return self.x_Not(e)
         return self._within(e, f"~{self.value(e.a, UNARY)}", UNARY)
 
     def x_Select(self, e: Any) -> Text:

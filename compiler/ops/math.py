@@ -320,9 +320,9 @@ def truncmod(a: Any, b: Any) -> Any:
 
 
 def bitwise_not(x: Any) -> Any:
-    """All bits turned."""
+    """All bits turned; of a truth value its opposite."""
     e = to_expr(x)
-    return ~e
+    return not e if isinstance(e, bool) else ~e
 
 
 def popcount(x: Any) -> Any:

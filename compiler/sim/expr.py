@@ -211,7 +211,9 @@ class Expressions:
         return run
 
     def _x_BitwiseNot(self, e: Any) -> Value:
-        a, dtype = self.scalar(e.a), str(e.ty)
+        if (dtype := str(e.ty)) == "bool":  # Python's ~True is −2
+            return self._x_Not(e)
+        a = self.scalar(e.a)
 
         def run(ex: Any) -> Any:
             v = ~a(ex)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import tilescale
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
@@ -265,3 +266,32 @@ def test_bits_on_emulated_threads(dtype: str):
     for arch in ("sm_90a", "sm_80"):
         got = agree(kernel, {"A": a, "B": b, "C": empty((5, 40), dtype)}, arch=arch)["C"]
         assert (got[:3] == [~a, ~(a & b), a | ~b]).all()
+
+
+def test_the_opposite_of_a_truth():
+    """In C the opposite of a truth is ``!``: ``~`` of it is −1 or −2, and both hold."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((40,), "int32"), C: T.Tensor((4, 40), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(40):
+                outside = (A[i] < 3) | (A[i] > 5)
+                C[0, i] = T.if_then_else(~outside, 1, 2)
+                C[1, i] = T.cast(T.bitwise_not(A[i] == 2), "int32")
+                C[2, i] = T.cast(~T.any_of(A[i] == 1, A[i] == 7), "int32")
+            for i in T.serial(40):
+                if ~(A[i] < 3):
+                    C[3, i] = 1
+                else:
+                    C[3, i] = 2
+
+    a = torch.arange(40, dtype=torch.int32) % 9
+    between = (a >= 3) & (a <= 5)
+    want = torch.stack([2 - between.int(), a != 2, (a != 1) & (a != 7), 2 - (a >= 3).int()]).int()
+    for target in ("cpu", "sim"):
+        got = torch.zeros_like(want)
+        tilescale.compile(kernel, target=target)(a, got)
+        assert got.equal(want), target
+    text = tilescale.compile(kernel, target="cuda").get_kernel_source()
+    assert not [line for line in text.splitlines() if "~" in line.split("//")[0]]
+    assert agree(kernel, {"A": a.numpy(), "C": empty((4, 40), "int32")})["C"].tolist() == want.tolist()
