@@ -74,6 +74,9 @@ def code_key(target: str) -> tuple[str, ...]:
 # ---- GPUs
 
 
+_GPUS = [d for d in TABLE.values() if d.gpu]
+
+
 def may_have_gpu() -> bool:
     """Whether this machine may have a GPU of any kind."""
     return any(d.gpu and d.may_be_here() for d in TABLE.values())
@@ -88,9 +91,8 @@ def device_of(values: Iterable[Any]) -> str | None:
     """ "cuda" where a tensor lies on such a GPU, "cpu" where none of the tensors does; None without
     tensors."""
     found = None
-    gpus = [d for d in TABLE.values() if d.gpu]
     for value in values:
-        for gpu in gpus:
+        for gpu in _GPUS:
             there = gpu.holds(value)
             if there:
                 return gpu.name
@@ -158,7 +160,7 @@ def resolve_target(target: Any, tensors: Iterable[Any] = ()) -> str:
     Raises:
         TileValueError: a target that this version does not have, by name.
     """
-    name, arch = parse_target(target)
+    name, arch = ("auto", "") if target is None else parse_target(target)
     if sim.here() is not None:
         return SIM.name
     if name == "auto":

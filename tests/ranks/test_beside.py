@@ -186,7 +186,7 @@ def looked(
     comm.init()
     wrong: set[str] = set()
     mixture.Beside, Booked.without = Booked, without
-    forward, backward = mixture.moe_experts._init_fn, mixture.moe_experts_backward._init_fn
+    forward, backward = mixture.moe_experts.function, mixture.moe_experts_backward.function
     for kind in kinds:
         for chunks in counts:
             given = {"small": False, "exact": False, "keep": True, "whole": False} | kind

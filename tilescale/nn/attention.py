@@ -3,6 +3,7 @@ al., "RoFormer", 2021), whose heads are split over ranks."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from tilescale.errors import TileValueError
 from tilescale.nn import context as contexts
 from tilescale.nn import groups, packed, products
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
+from tilescale.nn.operations import call, define, straight
 from tilescale.nn.parameters import Parallel, Woven
 
 
@@ -63,7 +65,7 @@ class SharedHeadsLinear(ColumnParallelLinear):
         if part is None:
             return None
         last = part[part.shape[0] - self.given :]
-        others = torch.ops.tilescale.all_gather(last, self.gathered, self.sharers)
+        others = call.all_gather(last, self.gathered, self.sharers)
         return torch.cat([(part if here else others)[rows] for here, rows in self.used])
 
 
@@ -183,7 +185,7 @@ class ParallelAttention(Parallel):
                 )
             packed.check(starts)
             most = int(starts.diff().max()) if longest is None else longest
-            own = torch.ops.tilescale.sequences(starts, length, most)
+            own = call.sequences(starts, length, most)
         if positions is None and self.rotary is not None:
             at = None
             if starts is not None:
@@ -193,7 +195,7 @@ class ParallelAttention(Parallel):
             positions = angles(length, self.head_dim, self.rotary, h, at)
         cos, sin = positions or (None, None)
         heads = self.local_heads
-        q, k, v = torch.ops.tilescale.rotary_heads(h, cos, sin, heads, self.local_kv_heads, batch)
+        q, k, v = call.rotary_heads(h, cos, sin, heads, self.local_kv_heads, batch)
         if starts is not None:
             o = packed.attention(q, k, v, starts, own, most, self.causal, self.scale)
         elif self.context is None:
@@ -242,12 +244,31 @@ def angles(
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines (length, dim / 2) of places, 0 to length - 1 where none are given, in float32
     (float64 of float64), on ``like``'s device. Angles themselves are float64's: float32 would be off by 1e-3
-    at place 10,000."""
+    at place 10,000. Those of 0 to length - 1 are kept for the layers to come, but for what a CUDA graph
+    captures: they would be there when it is replayed, and no earlier."""
     device, kind = like.device, torch.promote_types(like.dtype, torch.float32)
-    places = torch.arange(length, device=device) if places is None else places
-    steps = base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+    if places is not None:
+        return _turned(places, dim, base, kind)
+    on_gpu = device.type == "cuda"
+    if not straight((like,)) or on_gpu and torch.cuda.is_current_stream_capturing():
+        return _turned(torch.arange(length, device=device), dim, base, kind)
+    stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
+    return _in_order(length, dim, base, kind, device, stream)
+
+
+def _turned(places: Tensor, dim: int, base: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    steps = base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=places.device) / dim)
     turn = places.double()[:, None] * steps
     return turn.cos().to(kind), turn.sin().to(kind)
+
+
+@functools.lru_cache(maxsize=8)
+def _in_order(
+    length: int, dim: int, base: float, kind: torch.dtype, device: torch.device, stream: int
+) -> tuple[Tensor, Tensor]:
+    """Of each stream its own: another one would not wait for them."""
+    with torch.inference_mode(False):  # gradients are to keep them later
+        return _turned(torch.arange(length, device=device), dim, base, kind)
 
 
 def _keep_angles(ctx: Any, inputs: Any, output: Any) -> None:
@@ -256,7 +277,7 @@ def _keep_angles(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _turned_back(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-    return torch.ops.tilescale.rotary_heads_backward(*grads, *ctx.saved_tensors), *(None,) * 5
+    return call.rotary_heads_backward(*grads, *ctx.saved_tensors), *(None,) * 5
 
 
 def _heads_like(
@@ -266,7 +287,7 @@ def _heads_like(
     return tuple(h.new_empty(batch, n, length, dim) for n in (heads, kv_heads, kv_heads))
 
 
-@products.define(
+@define(
     "rotary_heads",
     "(Tensor h, Tensor? cos, Tensor? sin, int heads, int kv_heads, int batch) -> (Tensor, Tensor, Tensor)",
     _heads_like,
@@ -280,7 +301,7 @@ def rotary_heads(
     return ops.rotary_heads(h.contiguous(), cos, sin, heads=heads, kv_heads=kv_heads, batch=batch)
 
 
-@products.define(
+@define(
     "rotary_heads_backward",
     "(Tensor dq, Tensor dk, Tensor dv, Tensor? cos, Tensor? sin) -> Tensor",
     lambda dq, dk, dv, cos, sin: dq.new_empty(
@@ -297,7 +318,7 @@ def rotary_heads_backward(
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
     """softmax(scale · q · kᵀ) · v of q (batch, heads, length, dim), k and v with a divisor of its heads."""
     if q.dtype in (torch.bfloat16, torch.float16):
-        made: Tensor = torch.ops.tilescale.attention(q, k, v, causal, scale)[0]
+        made: Tensor = call.attention(q, k, v, causal, scale)[0]
         return made
     return scaled_dot_product_attention(
         q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -311,11 +332,11 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
-    found = torch.ops.tilescale.attention_backward(do, *ctx.saved_tensors, ctx.causal, ctx.scale)
+    found = call.attention_backward(do, *ctx.saved_tensors, ctx.causal, ctx.scale)
     return *products.wanted(ctx, *found), None, None
 
 
-@products.define(
+@define(
     "attention",
     "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
     lambda q, k, v, causal, scale: (
@@ -330,7 +351,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[
     return ops.flash_attention(*given, causal=causal, scale=scale)
 
 
-@products.define(
+@define(
     "attention_backward",
     "(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal, float scale) "
     "-> (Tensor, Tensor, Tensor)",

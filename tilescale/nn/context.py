@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import groups, products
+from tilescale.nn.operations import call, define
 
 WAYS, LAYOUTS = ("ring", "ulysses"), ("contiguous", "zigzag")
 
@@ -44,16 +45,14 @@ def attention(
     these do not take, keys and values are gathered for torch's scaled_dot_product_attention.
     """
     if q.dtype in (torch.bfloat16, torch.float16):
-        made: Tensor = torch.ops.tilescale.context_attention(q, k, v, causal, scale, way, layout, group)[0]
+        made: Tensor = call.context_attention(q, k, v, causal, scale, way, layout, group)[0]
         return made
     length, ranks = q.shape[2], groups.team(group).size
-    k, v = (
-        torch.ops.tilescale.all_gather(t.movedim(2, 0), ranks * length, group).movedim(0, 2) for t in (k, v)
-    )
+    k, v = (call.all_gather(t.movedim(2, 0), ranks * length, group).movedim(0, 2) for t in (k, v))
     mask = None
     if causal:
         at = places(length, group, layout, q.device)
-        mask = at[:, None] >= torch.ops.tilescale.all_gather(at, ranks * length, group)
+        mask = at[:, None] >= call.all_gather(at, ranks * length, group)
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -66,11 +65,11 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
-    found = torch.ops.tilescale.context_attention_backward(do, *ctx.saved_tensors, *ctx.rest)
+    found = call.context_attention_backward(do, *ctx.saved_tensors, *ctx.rest)
     return *products.wanted(ctx, *found), *(None,) * 5
 
 
-@products.define(
+@define(
     "context_attention",
     "(Tensor q, Tensor k, Tensor v, bool causal, float scale, str way, str layout, str group) "
     "-> (Tensor, Tensor)",
@@ -87,7 +86,7 @@ def context_attention(
     return by(*given, causal=causal, scale=scale, layout=layout, group=groups.group_of(group))
 
 
-@products.define(
+@define(
     "context_attention_backward",
     "(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal, float scale, str way, "
     "str layout, str group) -> (Tensor, Tensor, Tensor)",

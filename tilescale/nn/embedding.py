@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tilescale.nn import products
+from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Parallel, split
 
 
@@ -43,10 +44,10 @@ class VocabParallelEmbedding(Parallel):
         """
         weight = self.local("weight")
         each = split(self.vocabulary, self.ranks, "vocabulary")
-        at = torch.ops.tilescale.own_places(tokens, self.rank * each, self.vocabulary)
+        at = call.own_places(tokens, self.rank * each, self.vocabulary)
         here = (at >= 0) & (at < each)
         found = nn.functional.embedding(torch.where(here, at, 0), weight) * here[..., None].to(weight.dtype)
-        op = torch.ops.tilescale.reduce_scatter if self.sequence_parallel else torch.ops.tilescale.all_reduce
+        op = call.reduce_scatter if self.sequence_parallel else call.all_reduce
         made: Tensor = op(found, self.group_name)
         return made
 
@@ -54,7 +55,7 @@ class VocabParallelEmbedding(Parallel):
         return f"{self.vocabulary}, {self.features}"
 
 
-@products.define(
+@define(
     "own_places",
     "(Tensor tokens, int first, int vocabulary) -> Tensor",
     lambda tokens, *_: tokens.new_empty(tokens.shape),

@@ -16,6 +16,7 @@ from tilescale.nn import groups, products
 from tilescale.nn.linear import all_rows
 from tilescale.nn.mixture import CHUNKS, SMALL
 from tilescale.nn.mlp import ParallelMLP
+from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.gated import GATES
 from tilescale.ops.ranks.groups import share
@@ -129,9 +130,7 @@ class ExpertParallelMoE(Parallel):
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weights, gate_up, down))
         given = (flat, chosen, weights, gate_up, down, self.experts, most, self.activation, self.group_name)
         keep = wanted and not self.recompute
-        y, *_ = torch.ops.tilescale.moe_experts(
-            *given, self.small, self.exact, self.chunks, keep, keep and self.keep_rows
-        )
+        y, *_ = call.moe_experts(*given, self.small, self.exact, self.chunks, keep, keep and self.keep_rows)
         if self.shared is not None:
             y = y + self.shared(flat, every)
         made: Tensor = y.view(x.shape)
@@ -145,7 +144,7 @@ class ExpertParallelMoE(Parallel):
         with torch.autocast(x.device.type, enabled=False):
             logits = nn.functional.linear(x.to(kind), router.to(kind))
             bias = self.bias if self.bias_rate else None
-            chosen = torch.ops.tilescale.moe_choice(logits, bias, self.topk, self.scores)
+            chosen = call.moe_choice(logits, bias, self.topk, self.scores)
             scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
             weights = scores.gather(1, chosen.long())
             if self.normalized:
@@ -166,7 +165,7 @@ class ExpertParallelMoE(Parallel):
         """The loss that is least where all experts have as much; alike on all ranks."""
         if self.scores == "sigmoid":
             scores = scores / scores.sum(-1, keepdim=True)
-        told = torch.ops.tilescale.all_reduce(torch.stack([counts, scores.sum(0)]), self.group_name)
+        told = call.all_reduce(torch.stack([counts, scores.sum(0)]), self.group_name)
         return self.experts * (told[0] / (every * self.topk) * told[1] / every).sum()
 
     @torch.no_grad()
@@ -205,7 +204,7 @@ def within(chosen: Tensor, experts: int, room: int) -> Tensor:
     return torch.where(place > room, -1, chosen)
 
 
-@products.define(
+@define(
     "moe_choice",
     "(Tensor logits, Tensor? bias, int topk, str scores) -> Tensor",
     lambda logits, bias, topk, scores: logits.new_empty((logits.shape[0], topk), dtype=torch.int32),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilescale import ops
-from tilescale.nn import products
+from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Woven
 
 #: columns of a run
@@ -31,7 +31,7 @@ def runs(*names: str) -> Woven:
 def gated(h: Tensor, activation: str) -> Tensor:
     """(…, F) of h (…, 2 F)."""
     rows = h.reshape(-1, 2 * RUN)
-    made: Tensor = torch.ops.tilescale.gated(rows, activation)
+    made: Tensor = call.gated(rows, activation)
     return made.view(*h.shape[:-1], h.shape[-1] // 2)
 
 
@@ -40,19 +40,19 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(h)
 
 
-@products.define(
+@define(
     "gated",
     "(Tensor h, str activation) -> Tensor",
     lambda h, activation: h.new_empty(h.shape[0], RUN),
     _keep,
-    lambda ctx, dy: (torch.ops.tilescale.gated_backward(dy, *ctx.saved_tensors, ctx.activation), None),
+    lambda ctx, dy: (call.gated_backward(dy, *ctx.saved_tensors, ctx.activation), None),
 )
 def gated_rows(h: Tensor, activation: str) -> Tensor:
     """`ops.gated_activation`."""
     return ops.gated_activation(h.contiguous(), activation)
 
 
-@products.define(
+@define(
     "gated_backward",
     "(Tensor dy, Tensor h, str activation) -> Tensor",
     lambda dy, h, activation: h.new_empty(h.shape),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tilescale.errors import TileValueError
 from tilescale.nn import products
+from tilescale.nn.operations import call
 from tilescale.nn.parameters import Parallel, cast
 
 
@@ -118,14 +119,14 @@ class ColumnParallelLinear(_Linear):
         a, weight, bias = cast(x, self.local("weight"), self.local("bias"))
         flat = flat_rows(a, self.in_features, "ColumnParallelLinear")
         if not self.sequence_parallel:
-            y = torch.ops.tilescale.copied_matmul(flat, weight, bias, self.group_name)
+            y = call.copied_matmul(flat, weight, bias, self.group_name)
         else:
             every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
             given = (flat, weight, bias, every, self.group_name)
             if self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad:
-                y, _ = torch.ops.tilescale.all_gather_matmul_kept(*given)
+                y, _ = call.all_gather_matmul_kept(*given)
             else:
-                y = torch.ops.tilescale.all_gather_matmul(*given)
+                y = call.all_gather_matmul(*given)
         return like_rows(y, x)
 
 
@@ -166,12 +167,12 @@ class RowParallelLinear(_Linear):
         a, weight, bias = cast(x, self.local("weight"), given)
         flat = flat_rows(a, weight.shape[1], "RowParallelLinear")
         if not self.sequence_parallel:
-            y = torch.ops.tilescale.matmul_all_reduce(flat, weight, bias, self.group_name)
+            y = call.matmul_all_reduce(flat, weight, bias, self.group_name)
             return like_rows(y, x)
         if x.dim() > 2 and x.shape[0] % self.ranks:
             raise TileValueError(
                 f"RowParallelLinear of {tuple(x.shape)} on {self.ranks} ranks",
                 expected="a first axis that is a multiple of the ranks, or x (M, features)",
             )
-        y = torch.ops.tilescale.matmul_reduce_scatter(flat, weight, bias, self.group_name)
+        y = call.matmul_reduce_scatter(flat, weight, bias, self.group_name)
         return like_rows(y, x)

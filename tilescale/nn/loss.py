@@ -17,6 +17,7 @@ from tilescale import ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
 from tilescale.nn.linear import all_rows, flat_rows, like_rows
+from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.ranks.groups import filled, share
 
@@ -85,7 +86,7 @@ class LinearCrossEntropy(Parallel):
             raise TileTypeError(f"targets of {targets.dtype}", expected="int64")
         chunk = self.chunk or max(self.features, CHUNK // (4 * max(1, weight.shape[0])))
         grad = torch.is_grad_enabled()
-        loss, *_ = torch.ops.tilescale.linear_cross_entropy(
+        loss, *_ = call.linear_cross_entropy(
             flat, weight, targets.reshape(-1), chunk, self.ignore_index, self.reduction == "mean",
             self.group_name, self.sequence_parallel, grad and flat.requires_grad,
             grad and weight.requires_grad,
@@ -99,9 +100,9 @@ class LinearCrossEntropy(Parallel):
         flat = flat_rows(a, self.features, "LinearCrossEntropy")
         if self.sequence_parallel:
             every = all_rows(rows, x, self.ranks, "LinearCrossEntropy")
-            y = torch.ops.tilescale.all_gather_matmul(flat, weight, None, every, self.group_name)
+            y = call.all_gather_matmul(flat, weight, None, every, self.group_name)
         else:
-            y = torch.ops.tilescale.copied_matmul(flat, weight, None, self.group_name)
+            y = call.copied_matmul(flat, weight, None, self.group_name)
         return like_rows(y, x)
 
     def extra_repr(self) -> str:
@@ -139,7 +140,7 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     )
 
 
-@products.define(
+@define(
     "linear_cross_entropy",
     "(Tensor x, Tensor weight, Tensor targets, int chunk, int ignore, bool mean, str group, bool split, "
     "bool need_x, bool need_w) -> (Tensor, Tensor, Tensor, Tensor)",

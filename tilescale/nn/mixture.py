@@ -25,6 +25,7 @@ from tilescale import ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
 from tilescale.nn.beside import Beside
+from tilescale.nn.operations import call, define
 from tilescale.ops.ranks import experts as of_ranks
 from tilescale.ops.ranks.dispatch import planned
 from tilescale.ops.ranks.experts import room
@@ -252,7 +253,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
-    dx, dw, d_up, d_down = torch.ops.tilescale.moe_experts_backward(dy, *ctx.saved_tensors, *ctx.rest)
+    dx, dw, d_up, d_down = call.moe_experts_backward(dy, *ctx.saved_tensors, *ctx.rest)
     need_x, _, need_w, need_up, need_down, *rest = ctx.needs_input_grad
     found = ((dx, need_x), (None, False), (dw, need_w), (d_up, need_up), (d_down, need_down))
     return *(g if need else None for g, need in found), *(None,) * len(rest)
@@ -272,7 +273,7 @@ def _experts_like(
     return x.new_empty(x.shape), h, came, no_plans(x, chosen, experts, ranks)
 
 
-@products.define(
+@define(
     "moe_experts",
     "(Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, int experts, SymInt tokens, "
     "str activation, str group, bool small, bool exact, int chunks, bool keep, bool whole) "
@@ -339,7 +340,7 @@ def moe_experts(
     return made, h, every if whole and every is not None else came, plans
 
 
-@products.define(
+@define(
     "moe_experts_backward",
     "(Tensor dy, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, Tensor h, "
     "Tensor came, Tensor plans, int experts, SymInt tokens, str activation, str group, bool small, "

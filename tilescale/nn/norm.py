@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import products
+from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Parallel
 
 
@@ -48,7 +48,7 @@ class RMSNorm(Parallel):
         weight = self.local("weight")
         if self.sequence_parallel:
             weight = products.copied(weight, self.group_name)
-        made: Tensor = torch.ops.tilescale.rms_norm(x, weight.to(x.dtype), self.eps)
+        made: Tensor = call.rms_norm(x, weight.to(x.dtype), self.eps)
         return made
 
     def extra_repr(self) -> str:
@@ -62,11 +62,11 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, weight = ctx.saved_tensors
-    dx, dw = torch.ops.tilescale.rms_norm_backward(dy, x, weight, ctx.eps)
+    dx, dw = call.rms_norm_backward(dy, x, weight, ctx.eps)
     return *products.wanted(ctx, dx, dw), None
 
 
-@products.define(
+@define(
     "rms_norm",
     "(Tensor x, Tensor weight, float eps) -> Tensor",
     lambda x, weight, eps: x.new_empty(x.shape),
@@ -78,7 +78,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return ops.rms_norm(x.contiguous(), weight.contiguous(), eps)
 
 
-@products.define(
+@define(
     "rms_norm_backward",
     "(Tensor dy, Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     lambda dy, x, weight, eps: (x.new_empty(x.shape), weight.new_empty(weight.shape)),

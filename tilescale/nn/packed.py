@@ -11,6 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tilescale import ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import products
+from tilescale.nn.operations import call, define
 
 
 def check(starts: Tensor) -> None:
@@ -25,7 +26,7 @@ def check(starts: Tensor) -> None:
         )
 
 
-@products.define(
+@define(
     "sequences",
     "(Tensor starts, SymInt rows, SymInt longest) -> Tensor",
     lambda starts, rows, longest: starts.new_empty(rows, dtype=torch.int64),
@@ -68,7 +69,7 @@ def attention(
     """
     if q.dtype in (torch.bfloat16, torch.float16):
         given = (t[0].transpose(0, 1) for t in (q, k, v))
-        made: Tensor = torch.ops.tilescale.packed_attention(*given, starts, longest, causal, scale)[0]
+        made: Tensor = call.packed_attention(*given, starts, longest, causal, scale)[0]
         return made.transpose(0, 1)[None]
     mask = own[:, None] == own
     if causal:
@@ -85,11 +86,11 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
-    found = torch.ops.tilescale.packed_attention_backward(do, *ctx.saved_tensors, *ctx.rest)
+    found = call.packed_attention_backward(do, *ctx.saved_tensors, *ctx.rest)
     return *products.wanted(ctx, *found), *(None,) * 4
 
 
-@products.define(
+@define(
     "packed_attention",
     "(Tensor q, Tensor k, Tensor v, Tensor starts, SymInt longest, bool causal, float scale) "
     "-> (Tensor, Tensor)",
@@ -109,7 +110,7 @@ def packed_attention(
     )
 
 
-@products.define(
+@define(
     "packed_attention_backward",
     "(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor starts, SymInt longest, "
     "bool causal, float scale) -> (Tensor, Tensor, Tensor)",

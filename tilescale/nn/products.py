@@ -23,7 +23,6 @@ product, and on a processor it is faster than our kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from torch import Tensor
 from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import groups
+from tilescale.nn.operations import call, define
 from tilescale.ops.ranks.gather import begin as begin_gather
 from tilescale.ops.ranks.gather_gemm import product_and_rows
 from tilescale.ops.ranks.groups import rows_of, share
@@ -78,26 +78,6 @@ def reduced(x: Tensor, w: Tensor, bias: Tensor | None, group: groups.Group) -> T
     return made if bias is None else made.add_(bias)
 
 
-def define(
-    name: str,
-    schema: str,
-    fake: Callable[..., Any],
-    setup: Callable[..., None] | None = None,
-    backward: Callable[..., Any] | None = None,
-) -> Callable[[Callable[..., Any]], Any]:
-    """Decorator that makes a function the operation ``torch.ops.tilescale.NAME``: its schema, its results'
-    shapes (``fake``), what its backward keeps (``setup``), and its gradients."""
-
-    def made(function: Callable[..., Any]) -> Any:
-        op = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=(), schema=schema)
-        op.register_fake(fake)
-        if backward is not None:
-            op.register_autograd(backward, setup_context=setup)
-        return op
-
-    return made
-
-
 def none(like: Tensor) -> Tensor:
     """What stands for a gradient that nobody wants: operations return tensors."""
     return like.new_empty(0)
@@ -139,11 +119,11 @@ def all_gather_of(x: Tensor, rows: int, group: str) -> Tensor:
 
 
 def _all_gather_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return torch.ops.tilescale.reduce_scatter(dy, ctx.group), None, None
+    return call.reduce_scatter(dy, ctx.group), None, None
 
 
 def _reduce_scatter_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return torch.ops.tilescale.all_gather(dy, ctx.rows, ctx.group), None
+    return call.all_gather(dy, ctx.rows, ctx.group), None
 
 
 def _keep_gather(ctx: Any, inputs: Any, output: Any) -> None:
@@ -203,7 +183,7 @@ def _keep_group(ctx: Any, inputs: Any, output: Any) -> None:
     "(Tensor x, str group) -> Tensor",
     lambda x, group: x.new_empty(x.shape),
     _keep_group,
-    lambda ctx, dy: (torch.ops.tilescale.all_reduce(dy, ctx.group), None),
+    lambda ctx, dy: (call.all_reduce(dy, ctx.group), None),
 )
 def copied(x: Tensor, group: str) -> Tensor:
     """x, which is alike on all ranks and of which each uses a part, a norm's weight for example, where each
@@ -224,7 +204,7 @@ def kept(x: Tensor, group: str) -> Tensor:
     "(Tensor x, SymInt rows, str group) -> Tensor",
     lambda x, rows, group: x.new_empty(rows, *x.shape[1:]),
     _keep_gather,
-    lambda ctx, dy: (torch.ops.tilescale.kept(dy, ctx.group), None, None),
+    lambda ctx, dy: (call.kept(dy, ctx.group), None, None),
 )
 def regathered(x: Tensor, rows: int, group: str) -> Tensor:
     """Everyone's rows, with which all ranks compute the same afterwards: the gradient is this rank's part."""
@@ -242,7 +222,7 @@ def _keep_columns(ctx: Any, inputs: Any, output: Any) -> None:
 def _columns_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (x, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
     given = (dy, x, weight, ctx.rows, ctx.group, need_x, need_w)
-    dx, dw = torch.ops.tilescale.all_gather_matmul_backward(*given)
+    dx, dw = call.all_gather_matmul_backward(*given)
     return *wanted(ctx, dx, dw), summed_rows(dy) if need_b else None, None, None
 
 
@@ -287,7 +267,7 @@ def _keep_gathered(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _kept_backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Any, ...]:
     (every, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
-    dx, dw = torch.ops.tilescale.kept_matmul_backward(dy, every, weight, ctx.group, need_x, need_w)
+    dx, dw = call.kept_matmul_backward(dy, every, weight, ctx.group, need_x, need_w)
     return *wanted(ctx, dx, dw), summed_rows(dy) if need_b else None, None, None
 
 
@@ -333,7 +313,7 @@ def _keep_rows(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _rows_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (x, weight), (need_x, need_w, need_b, _) = ctx.saved_tensors, ctx.needs_input_grad
-    dx, dw = torch.ops.tilescale.matmul_reduce_scatter_backward(dy, x, weight, ctx.group, need_x, need_w)
+    dx, dw = call.matmul_reduce_scatter_backward(dy, x, weight, ctx.group, need_x, need_w)
     return *wanted(ctx, dx, dw), summed_rows(dy) if need_b else None, None
 
 
@@ -375,7 +355,7 @@ def matmul_reduce_scatter_backward(
 
 def _sum_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (x, weight), (need_x, need_w, need_b, _) = ctx.saved_tensors, ctx.needs_input_grad
-    dx, dw = torch.ops.tilescale.matmul_backward(dy, x, weight, "", need_x, need_w)
+    dx, dw = call.matmul_backward(dy, x, weight, "", need_x, need_w)
     return *wanted(ctx, dx, dw), summed_rows(dy) if need_b else None, None
 
 
@@ -393,7 +373,7 @@ def matmul_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None, group: str
 
 def _copied_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     (x, weight), (need_x, need_w, need_b, _) = ctx.saved_tensors, ctx.needs_input_grad
-    dx, dw = torch.ops.tilescale.matmul_backward(dy, x, weight, ctx.group, need_x, need_w)
+    dx, dw = call.matmul_backward(dy, x, weight, ctx.group, need_x, need_w)
     return *wanted(ctx, dx, dw), summed_rows(dy) if need_b else None, None
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tilescale.errors import TileTypeError, TileValueError
@@ -22,6 +21,7 @@ from tilescale.nn.experts import ExpertParallelMoE
 from tilescale.nn.linear import ColumnParallelLinear
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.norm import RMSNorm
+from tilescale.nn.operations import call
 from tilescale.nn.parameters import Woven
 
 
@@ -122,7 +122,7 @@ class LastNorm(RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = super().forward(x)
-        made: Tensor = torch.ops.tilescale.regathered(rows, self.whole.rows, self.group_name)
+        made: Tensor = call.regathered(rows, self.whole.rows, self.group_name)
         return made.view(self.whole.batch, self.whole.length, -1)
 
 
@@ -132,7 +132,7 @@ class Head(ColumnParallelLinear):
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         words = super().forward(x)
         columns = words.flatten(0, -2).T
-        every = torch.ops.tilescale.regathered(columns, self.out_features, self.group_name)
+        every = call.regathered(columns, self.out_features, self.group_name)
         made: Tensor = every.T.reshape(*x.shape[:-1], self.out_features)
         return made
 
@@ -179,7 +179,7 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
         """In front of the first block: this rank's rows."""
         x = args[0] if args else kwargs.pop("hidden_states")
         whole.batch, whole.length = x.shape[0], x.shape[1]
-        rows = torch.ops.tilescale.kept(x.flatten(0, 1), group_name)
+        rows = call.kept(x.flatten(0, 1), group_name)
         return (rows, *args[1:]), kwargs
 
     blocks[0].register_forward_pre_hook(cut, with_kwargs=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -265,7 +265,7 @@ def fp8_matmul(
         )
     whole = scale_a.numel() == scale_b.numel() == 1
     how = config or chosen(M, N, fast and whole, not whole, host.multiprocessors(a.device))
-    what = {"M": M, "N": N, "K": K, **asdict(how), "left": left, "right": right, "out": host.dtype_name(c)}
+    what = {"M": M, "N": N, "K": K, **vars(how), "left": left, "right": right, "out": host.dtype_name(c)}
     rows, columns = a.contiguous(), b.T.contiguous()
     if whole:
         host.launch(by_tensor, (rows, columns, scale_a.reshape(1), scale_b.reshape(1), c), **what, fast=fast)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -357,7 +357,7 @@ def run(
 ) -> None:
     """The launches of a configuration. ``what``: extents, dtype and order of the operands; ``tail``: what is
     done with the sums."""
-    cut = asdict(how)
+    cut = dict(vars(how))
     blocks, stream, split, swap, cluster = (
         cut.pop(name) for name in ("blocks", "stream", "split", "swap", "cluster")
     )

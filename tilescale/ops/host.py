@@ -95,7 +95,12 @@ def has_clusters(device: torch.device) -> bool:
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name(tensor.dtype)
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def result(
@@ -119,7 +124,7 @@ def result(
         said = "a view of numbers with their signs changed" if out.is_neg() else "a conjugated view"
         raise TileValueError(f"{what} is {said}", expected="numbers as they lie in memory")
     if out.dtype != dtype:
-        raise TileTypeError(f"{what} is {dtype_name(out)}", expected=str(dtype).removeprefix("torch."))
+        raise TileTypeError(f"{what} is {dtype_name(out)}", expected=_name(dtype))
     return out
 
 

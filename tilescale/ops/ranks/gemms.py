@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -89,7 +89,7 @@ def constants(
     **more: Any,
 ) -> dict[str, Any]:
     """What a kernel for both steps is made of: its Config's fields, what its operands are, and ``more``."""
-    what = {k: v for k, v in asdict(how).items() if k not in ("fused", "engine")}
+    what = {k: v for k, v in vars(how).items() if k not in ("fused", "engine")}
     what |= {"N": given.N, "world": world, "dtype": host.dtype_name(given.x), "trans_b": given.trans_b}
     return what | {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation, **more}
 
@@ -115,7 +115,7 @@ def counted(how: Any) -> Any:
     Raises:
         TileValueError: a number that is too small.
     """
-    for name, value in asdict(how).items():
+    for name, value in vars(how).items():
         least = int(name not in _NONE)
         if not isinstance(value, bool) and value < least:
             raise TileValueError(f"{name}={value} of a {type(how).__name__}", expected=f"{least} at least")
@@ -155,7 +155,7 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
     def base(
         world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
     ) -> dict[str, Any]:
-        return asdict(choice(world, M, N, K, dtype, units))
+        return vars(choice(world, M, N, K, dtype, units))
 
     def asked(fields: dict[str, Any]) -> dict[str, Any]:
         return {"config": replace(choose(1, 1, 1, 2, "bfloat16"), **fields)}

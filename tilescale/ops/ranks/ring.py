@@ -12,7 +12,7 @@ memory for the keys and values of the whole sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ def taken(how: Config, given: sequence.Operands) -> dict[str, Any]:
     every, shared = given.batch * given.heads, given.heads // given.kv_heads
     side = min(every, ceil_div(ceil_div(how.blocks, tiles), shared) * shared)
     high = min(how.high, given.chunks.each)
-    return {**asdict(how), "blocks": min(how.blocks, tiles * every), "side": side, "high": high}
+    return {**vars(how), "blocks": min(how.blocks, tiles * every), "side": side, "high": high}
 
 
 # ---- what is right, and what it is measured against

@@ -16,7 +16,7 @@ the whole sequence, beside the keys and values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -135,7 +135,7 @@ def ring_attention_backward(
     taken = by_queries(how, given)
     host.launch(ring_gradient_kernels.query_gradients, args, **what_all, **taken, tile=how.keys.BM)
     if k.numel():
-        tiles = {**asdict(how.keys), "high": high}
+        tiles = {**vars(how.keys), "high": high}
         tiles["longest_first"] = attention_backward.is_longest_first(
             causal, chunks.parts * ceil_div(chunks.each, how.keys.BN), of_keys[1], units
         )
@@ -146,7 +146,7 @@ def ring_attention_backward(
 
 def by_queries(how: Config, given: sequence.Operands) -> dict[str, Any]:
     """What the kernel of dq takes."""
-    tiles = asdict(how.queries)
+    tiles = dict(vars(how.queries))
     del tiles["ahead"]
     forward = ring.Config(**tiles, blocks=how.blocks, high=how.high)
     return ring.taken(forward, given)

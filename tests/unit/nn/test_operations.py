@@ -1,0 +1,91 @@
+"""Layers' operations: the two ways of a call are one, and each is taken where it has to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tilescale.nn.norm  # noqa: F401  (defines the operation)
+from tilescale.nn.operations import call, straight
+
+
+class Seen(TorchDispatchMode):
+    """Keeps the names of operations that pass the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Kind(torch.Tensor):
+    """A tensor of a kind of its own."""
+
+
+def normed() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(7, 24, generator=g, dtype=torch.float64).requires_grad_()
+    w = torch.randn(24, generator=g, dtype=torch.float64).requires_grad_()
+    y = call.rms_norm(x, w, 1e-5)
+    y.backward(torch.randn(7, 24, generator=g, dtype=torch.float64))
+    assert x.grad is not None and w.grad is not None
+    return y.detach(), x.grad, w.grad
+
+
+def test_both_ways_give_the_same_bits():
+    direct = normed()
+    with Seen() as seen:
+        dispatched = normed()
+    assert [n for n in seen.names if n.startswith("tilescale")] == [
+        "tilescale.rms_norm.default", "tilescale.rms_norm_backward.default"
+    ]  # fmt: skip
+    assert all(a.equal(b) for a, b in zip(direct, dispatched, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+def test_a_call_goes_straight_where_nothing_has_to_see_it():
+    x = torch.ones(3)
+    asked: list[bool] = []
+    assert straight((x, 2, "text", None, torch.nn.Parameter(x)))
+    assert not straight((x, x.as_subclass(Kind)))
+    with Seen():
+        assert not straight((x,))
+    with FakeTensorMode():
+        assert not straight((x,))
+    with torch.device("cpu"):  # a mode of functions
+        assert not straight((x,))
+    with forward_ad.dual_level():
+        assert not straight((x,))
+
+    def asks(v: torch.Tensor) -> torch.Tensor:
+        asked.append(straight((v,)))
+        return v + 1
+
+    torch.func.vmap(asks)(x)
+    torch.jit.trace(asks, (x,), check_trace=False)
+    assert asked == [False, False]
+    assert straight((x,))
+
+
+def test_no_gradients_of_gradients():
+    x = torch.randn(4, 8, dtype=torch.float64, requires_grad=True)
+    w = torch.ones(8, dtype=torch.float64, requires_grad=True)
+    (dx,) = torch.autograd.grad(call.rms_norm(x, w, 1e-5).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        dx.sum().backward()
+
+
+def test_no_graph_where_nobody_wants_one():
+    x, w = torch.randn(4, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    assert call.rms_norm(x, w, 1e-5).grad_fn is None
+    with torch.no_grad():
+        assert call.rms_norm(x.requires_grad_(), w, 1e-5).grad_fn is None
+    assert type(call.rms_norm(x, w, 1e-5).grad_fn).__name__ == "rms_normBackward"

@@ -1,0 +1,89 @@
+"""Operations with gradients, each by two ways: `torch.library` knows it as ``torch.ops.tilescale.NAME``, with
+its results' shapes, so that `torch.compile` keeps it in one graph, and activation checkpointing sees it by
+name; and ``call.NAME`` is what layers call.
+
+The dispatcher takes a call through ten Python functions before it reaches ours, and once more in the
+backward: a tenth of a millisecond and more for each operation, of which a block of a transformer has twenty
+in a step. Small kernels take less. So ``call`` goes straight to the function, by an autograd function of its
+own, where nothing stands between that has to see the operation (`straight`), else by the dispatcher.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+#: the operations, by their names
+call: Any = types.SimpleNamespace()
+
+_TENSORS = (Tensor, torch.nn.Parameter)
+
+
+def define(
+    name: str,
+    schema: str,
+    fake: Callable[..., Any],
+    setup: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator that makes a function the operation ``torch.ops.tilescale.NAME`` and ``call.NAME``: its
+    schema, its results' shapes (``fake``), what its backward keeps (``setup``), and its gradients. Without a
+    backward it has none, which torch says where one is asked for."""
+
+    def made(function: Callable[..., Any]) -> Any:
+        op = torch.library.custom_op(f"tilescale::{name}", function, mutates_args=(), schema=schema)
+        op.register_fake(fake)
+        if backward is not None:
+            op.register_autograd(backward, setup_context=setup)
+        dispatched = getattr(torch.ops.tilescale, name).default
+
+        differentiable = None if backward is None else _differentiable(name, function, setup, backward)
+
+        def run(*args: Any) -> Any:
+            if not straight(args):
+                return dispatched(*args)
+            if not torch.is_grad_enabled() or not any(
+                isinstance(a, Tensor) and a.requires_grad for a in args
+            ):
+                return function(*args)
+            return dispatched(*args) if differentiable is None else differentiable.apply(*args)
+
+        run.__name__, run.__doc__ = name, function.__doc__
+        run.function = function  # type: ignore[attr-defined]
+        setattr(call, name, run)
+        return run
+
+    return made
+
+
+def _differentiable(
+    name: str, function: Callable[..., Any], setup: Callable[..., None] | None, backward: Callable[..., Any]
+) -> Any:
+    def forward(ctx: Any, *args: Any) -> Any:
+        result = function(*args)
+        if setup is not None:
+            setup(ctx, args, result)
+        return result
+
+    steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), steps)
+
+
+def straight(args: tuple[Any, ...]) -> bool:
+    """Whether nothing has to see a call of these arguments but its function and autograd: no compiler or
+    tracer, no mode (fake tensors, a policy of checkpoints, a counter), no transform of functions, no tensor
+    of a kind of its own (DTensor)."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+        or any(isinstance(a, Tensor) and type(a) not in _TENSORS for a in args)
+    )
