@@ -11,9 +11,9 @@ Steps take turns. A figure is the median of the slowest rank's steps, each from 
 peak of memory is what torch allocated in such a step, without symmetric memory, which is told beside it.
 
 ``llama``, ``moe``, ``model``: that alone. ``small``: shapes for a look, also without a GPU. ``chunks=0,1,2``:
-experts also in so many chunks, 0 being one after another on one stream. ``graph``: the model's step also in a
-CUDA graph, of ours alone. ``timeline``: rank 0 tells which kernels ran in a step of each, when and on which
-stream.
+experts also in so many chunks, 0 being one after another on one stream. ``graph``: the model's step of ours also
+in a CUDA graph, and with its blocks in graphs of their own; ``compiled``: with its blocks compiled, too.
+``timeline``: rank 0 tells which kernels ran in a step of each, when and on which stream.
 """
 
 from __future__ import annotations
@@ -372,7 +372,11 @@ def llama(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -
             asynchronous(mesh)
             made = Step(torch.compile(by_dtensor(Plain(shape, like), mesh)), torch.randn(part, **like))
             steps |= {"torch, asynchronous": made} if runs(made) else {}
-    return measure(steps, rounds)
+    found = measure(steps, rounds)
+    if "timeline" in sys.argv:
+        for name, step in steps.items():
+            timeline(name, step)
+    return found
 
 
 def asynchronous(mesh: Any) -> None:
@@ -410,8 +414,17 @@ def model(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -
             asynchronous(mesh)
             made = Step(model_by_dtensor(PlainModel(shape, like), mesh, True), words, loss_parallel)
             steps |= {"torch, asynchronous": made} if runs(made) else {}
+    if "compiled" in sys.argv:
+        made = Model(shape, mesh, like)
+        made.blocks = nn.ModuleList(torch.compile(b) for b in made.blocks)
+        steps["ours, compiled"] = Step(made, words)
     if "graph" in sys.argv:
         steps["ours, in a graph"] = Captured(steps["ours"].module, words)
+        made = Model(shape, mesh.get_group(), like)  # graphs take parameters that are plain tensors
+        x = torch.randn(shape["tokens"] // comm.world_size(), shape["features"], requires_grad=True, **like)
+        graphed = torch.cuda.make_graphed_callables(tuple(made.blocks), tuple((x,) for _ in made.blocks))
+        made.blocks = nn.ModuleList(graphed)
+        steps["ours, blocks in graphs"] = Step(made, words)
     found = measure(steps, rounds)
     for name, step in steps.items():
         assert step.loss is not None

@@ -125,6 +125,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, *_ = inputs
     ctx.save_for_backward(*output[1:])
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # as many zeros as the weight has numbers
     ctx.dtypes = x.dtype, weight.dtype
 
 

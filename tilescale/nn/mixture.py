@@ -249,6 +249,7 @@ def _marks(chosen: Tensor, weights: Tensor) -> Tensor:
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     x, chosen, weights, gate_up, down, *ctx.rest, _, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # as many zeros as all pairs' rows have numbers
     ctx.save_for_backward(x, chosen, weights, gate_up, down, *output[1:])
 
 

@@ -262,6 +262,7 @@ def all_gather_matmul_backward(
 def _keep_gathered(ctx: Any, inputs: Any, output: Any) -> None:
     _, weight, _, _, ctx.group = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # as many zeros as everyone's rows have numbers
     ctx.save_for_backward(output[1], weight)
 
 

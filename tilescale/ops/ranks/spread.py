@@ -37,12 +37,16 @@ WAYS = ("packets", "direct", "relayed", "library")
 
 
 def choose(size: int, world: int, distributed: bool) -> str:
-    """How ``size`` bytes are sent: "packets", "direct", "relayed", or "library" where there is one."""
+    """How ``size`` bytes are sent: "packets", "direct", "relayed", or "library" where there is one, which is
+    faster than two trips of ours."""
     if distributed and size >= LARGE:
         return "library"
     if size * (world - 1) <= TINY and size % 4 == 0:
         return "packets"
-    return "direct" if size <= SMALL or world <= 2 else "relayed"
+    if size <= SMALL or world <= 2:
+        return "direct"
+    # On 4 H200, 2026-11-26, 855 KB took 22.5 µs relayed, 17.4 by NCCL; 85 MB 352 and 281.
+    return "library" if distributed else "relayed"
 
 
 @host.checked
