@@ -173,10 +173,17 @@ BINARY = (
 IF_THEN_ELSE: str = tirx.if_then_else(
     tirx.Var("c", "bool"), tirx.Var("x", "int32"), tirx.Var("y", "int32")
 ).op.name
-REINTERPRET: str = tirx.reinterpret("int32", tirx.Var("x", "float32")).op.name
+_REINTERPRET = tirx.reinterpret("int32", tirx.Var("x", "float32")).op
+REINTERPRET: str = _REINTERPRET.name
 EXTERN_CALLS: frozenset[str] = frozenset(
     call("int32", "f").op.name for call in (tirx.call_extern, tirx.call_pure_extern)
 )
+
+
+def hidden(value: Any) -> Any:
+    """A value behind a reinterpretation as itself, which is no instruction, and of which TVM's analyses know
+    nothing."""
+    return ir.Call(_REINTERPRET, [value], ret_ty=value.ty)
 
 
 def is_buffer_var(value: Any) -> bool:
@@ -236,6 +243,7 @@ __all__ = [
     "give_words",
     "guard_equality",
     "guard_iteration",
+    "hidden",
     "ir",
     "is_buffer_var",
     "is_expr",

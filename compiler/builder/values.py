@@ -16,10 +16,12 @@ from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.tvm_compat import (
     give_words,
     guard_iteration,
+    hidden,
     ir,
     is_expr,
     structural_map,
     structural_walk,
+    sym,
     tirx,
 )
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
@@ -754,14 +756,40 @@ def convert(value: Any, dt: str) -> Any:
                 f"{e} is stored as {dt}", loc=source.current(), expected=f"a value that fits {dt}"
             )
         return const(e if dt != "bool" else bool(e), dt)
-    return e if str(e.ty) == dt else tirx.Cast(ir.PrimType(dt), e)
+    if str(e.ty) == dt:
+        return e
+    made = tirx.Cast(ir.PrimType(dt), e)
+    return hidden(made) if _wraps(e, dt) else made
+
+
+def _wraps(e: Any, dt: str) -> bool:
+    """Whether an integer becomes one of ``dt`` that need not hold it. TVM's analyses take the bounds of a
+    Cast for those of its value, cut to the dtype's: ``T.cast(u, "int32") % 97`` of a uint32 would be C's
+    remainder."""
+    src = str(e.ty)
+    if not (src.startswith(("int", "uint")) and dt.startswith(("int", "uint"))):
+        return False
+    (low, high), (least, most) = _range(src), _range(dt)
+    if least <= low and high <= most:
+        return False
+    known, endless = sym.Analyzer().const_int_bound(e), (1 << 63) - 1
+    if abs(int(known.min_value)) < endless:
+        low = int(known.min_value)
+    if int(known.max_value) < endless:
+        high = int(known.max_value)
+    return not (least <= low and high <= most)
+
+
+def _range(dt: str) -> tuple[int, int]:
+    """The least and the greatest number of an integer dtype."""
+    bits = int(dt.lstrip("uint"))
+    return (0, (1 << bits) - 1) if dt.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
 def _fits(value: int, dt: str) -> bool:
-    bits = int(dt.lstrip("uint"))
-    if dt.startswith("uint"):
-        return -(1 << (bits - 1)) <= value < 1 << bits  # -1 is all ones, as it is for a device value
-    return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+    least, most = _range(dt)
+    # -1 of an unsigned one is all ones, as it is for a device value
+    return (least or -(most + 1) // 2) <= value <= most
 
 
 def difference(a: Any, b: Any) -> Any:

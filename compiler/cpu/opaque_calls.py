@@ -18,6 +18,7 @@ from tilescale.compiler.cpu.expr import lit
 from tilescale.compiler.tvm_compat import (
     IF_THEN_ELSE,
     REINTERPRET,
+    hidden,
     ir,
     register_op,
     structural_mutate,
@@ -63,7 +64,7 @@ def hide_from_analysis() -> Any:
         made = mutator.default_mutate(node)
         if not _odd(made):
             return made
-        return tirx.Cast(made.ty, ir.Call(_REINTERPRET, [made.value], ret_ty=made.value.ty))
+        return tirx.Cast(made.ty, hidden(made.value))
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
@@ -76,9 +77,6 @@ def hide_from_analysis() -> Any:
         )
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.hide_from_analysis")
-
-
-_REINTERPRET = tirx.reinterpret("int32", tirx.Var("x", "float32")).op
 
 
 def _zero(e: Any) -> bool:

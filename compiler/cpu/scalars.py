@@ -18,6 +18,7 @@ from tilescale.compiler.tvm_compat import (
     EXTERN_CALLS,
     IF_THEN_ELSE,
     REINTERPRET,
+    hidden,
     ir,
     structural_walk,
     tirx,
@@ -189,6 +190,8 @@ class Scalars:
             return self._chosen(e)
         if name == REINTERPRET:
             value, src = e.args[0], str(e.args[0].ty)
+            if src == dt:
+                return hidden(self.scalar(value))
             return convert.decode(
                 tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt
             )

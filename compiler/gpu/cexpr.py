@@ -153,7 +153,8 @@ class Expressions:
     # -- the two forms
     def _is_stored(self, e: Any) -> bool:
         return isinstance(e, ir.TensorLoad) or (
-            isinstance(e, ir.Call) and (e.op.name in EXTERN_CALLS or e.op.name == REINTERPRET)
+            isinstance(e, ir.Call)
+            and (e.op.name in EXTERN_CALLS or (e.op.name == REINTERPRET and not _as_itself(e)))
         )
 
     def _native(self, e: Any) -> Text:
@@ -245,12 +246,17 @@ class Expressions:
 
     x_Sub = x_Add
 
+    def _minus(self, e: Any) -> str:
+        """−e, which is no decrement where e begins with a sign."""
+        text = self.value(e, UNARY)
+        return f"-({text})" if text.startswith("-") else f"-{text}"
+
     def _sum(self, e: Any) -> Text:
         """A chain of sums. Integers lose the parentheses of nested sums and, where a 64-bit term comes first,
         the widening of others."""
         dtype = dtype_of(e)
         if isinstance(e, tirx.Sub) and is_int(dtype) and constant(e.a) == 0:
-            return self._within(e, f"-{self.value(e.b, UNARY)}", UNARY)
+            return self._within(e, self._minus(e.b), UNARY)
         if dtype not in ("int32", "int64"):
             sign = "+" if isinstance(e, tirx.Add) else "-"
             return self._within(e, f"{self.value(e.a, SUM)} {sign} {self.value(e.b, SUM + 1)}", SUM)
@@ -281,7 +287,7 @@ class Expressions:
         if dtype == "int64" and constant(a) is not None:
             a, b = b, a
         if _is_minus_one(b):
-            return self._within(e, f"-{self.value(a, UNARY)}", UNARY)
+            return self._within(e, self._minus(a), UNARY)
         if dtype != "int64":
             return self._within(e, f"{self.value(a, PRODUCT)} * {self.value(b, PRODUCT + 1)}", PRODUCT)
         left = self._operand(a, PRODUCT, _surely_wide(b))
@@ -326,7 +332,9 @@ class Expressions:
 
     def _rounding_down(self, name: str, e: Any) -> Text:
         self.used.add("ts")
-        return f"ts::{name}({self.value(e.a)}, {self.value(e.b)})", POSTFIX
+        dtype = dtype_of(e)
+        of = f"<{self.ctype(dtype)}>" if bits_of(dtype) < 32 else ""  # a constant, and a sum, is an int in C
+        return f"ts::{name}{of}({self.value(e.a)}, {self.value(e.b)})", POSTFIX
 
     def _within(self, e: Any, text: str, p: int) -> Text:
         """C computes in int what is narrower; the dtype wraps."""
@@ -419,7 +427,7 @@ class Expressions:
                 if constant(e.args[1]) != 0
                 else self.text(e.args[0])
             )
-        if name.rpartition(".")[2] == "likely":
+        if name.rpartition(".")[2] == "likely" or name == REINTERPRET:  # as itself
             return self.text(e.args[0])
         if (counted := name.rpartition(".")[2]) in ("popcount", "clz"):
             wide = bits_of(dtype_of(e.args[0])) == 64
@@ -448,6 +456,11 @@ class Expressions:
 
 def _wrapped(text: Text, at: int) -> str:
     return f"({text[0]})" if text[1] < at else text[0]
+
+
+def _as_itself(e: Any) -> bool:
+    """Whether a reinterpretation is as the dtype it is of: what hides a value from TVM's analyses."""
+    return dtype_of(e) == dtype_of(e.args[0])
 
 
 def _choice(e: Any) -> tuple[Any, Any, Any] | None:
