@@ -72,16 +72,26 @@ RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
 #: uses
 NOTHING = {
     **{
-        f"reduce_{op}": {"batch": (f"T.reduce_{op}(f, r, batch=2)", f"T.reduce_{op}(f, r)")}
+        f"reduce_{op}": {
+            "batch": (f"T.reduce_{op}(f, r, batch=2)", f"T.reduce_{op}(f, r)"),
+            "annotations": (f"T.reduce_{op}(f, r, annotations={{'it': 1}})", f"T.reduce_{op}(f, r)"),
+        }
         for op in ("sum", "abssum", "prod", "max", "min", "absmax")
     },
     **{
-        f"reduce_{op}": {"batch": (f"T.reduce_{op}(i, k, 1, batch=2)", f"T.reduce_{op}(i, k, 1)")}
+        f"reduce_{op}": {
+            "batch": (f"T.reduce_{op}(i, k, 1, batch=2)", f"T.reduce_{op}(i, k, 1)"),
+            "annotations": (f"T.reduce_{op}(i, k, 1, annotations={{'it': 1}})", f"T.reduce_{op}(i, k, 1)"),
+        }
         for op in ("bitand", "bitor", "bitxor")
     },
     **{
         word: {"annotations": (f"T.{word}(a, annotations={{'it': 1}})", f"T.{word}(a)")}
         for word in ("cumsum", "cummax")
+    },
+    "reduce": {
+        "batch": ("T.reduce(f, r, 'sum', 1, batch=2)", "T.reduce(f, r, 'sum', 1)"),
+        "annotations": ("T.reduce(f, r, 'sum', 1, annotations={'it': 1})", "T.reduce(f, r, 'sum', 1)"),
     },
     "Kernel": {
         "is_cpu": (
@@ -673,13 +683,14 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "reduce": (
-        "T.reduce(f, r, 'sum', 1)",
+        "T.reduce(f, r, 'max', 1)",
         {
-            "buffer": "T.reduce(a, r, 'sum', 1)",
-            "out": "T.reduce(f, k, 'sum', 1)",
-            "reduce_type": "T.reduce(f, r, 'max', 1)",
-            "dim": "T.reduce(f, r, 'sum', 0)",
-            "clear": "T.reduce(f, r, 'sum', 1, clear=False)",
+            "buffer": "T.reduce(a, r, 'max', 1)",
+            "out": "T.reduce(f, k, 'max', 1)",
+            "reduce_type": "T.reduce(f, r, 'sum', 1)",
+            "dim": "T.reduce(f, r, 'max', 0)",
+            "clear": "T.reduce(f, r, 'max', 1, clear=False)",
+            "nan_propagate": "T.reduce(f, r, 'max', 1, nan_propagate=True)",
         },
     ),
     "atomic_addx2": (
@@ -950,7 +961,7 @@ for _name in ("sum", "max", "min", "prod", "abssum", "absmax"):
             "dim": f"T.reduce_{_name}(f, r, 0)",
             "clear": f"T.reduce_{_name}(f, r, 1, clear=False)",
             **(
-                {"nan_propagate": f"T.reduce_{_name}(f, r, 1, nan_propagate=False)"}
+                {"nan_propagate": f"T.reduce_{_name}(f, r, 1, nan_propagate=True)"}
                 if _name in ("max", "min", "absmax")
                 else {}
             ),
