@@ -151,6 +151,7 @@ _SYNCHRONIZE = (
     "ts.get_packets",
     "ts.team_sync",
     "ts.sync_threads",
+    "ts.arrive_threads",
     "ts.shuffle",
     "ts.vote",
     "ts.block_vote",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,31 @@ def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:
     """Some of the block's threads meet, whole warps of them."""
     whole_warps(b, m, "a named barrier")
     count, which = int(np.asarray(threads).ravel()[0]), int(async_units.one(m, number))
-    came = b.units.named.setdefault(which, [])
-    came.append(m.copy())
+    waiting, gone = b.units.named.setdefault(which, ([], []))
+    waiting.append(m.copy())
+    b.units.interleaving.meet((b.units, "named", which), count, int(m.sum()), partial(_met, b, waiting, gone))
 
-    def met() -> None:
-        b.clocks.meet(np.flatnonzero(np.logical_or.reduce(came)) + b.first)  # type: ignore[union-attr]
-        came.clear()
 
-    b.units.interleaving.meet((b.units, "named", which), count, int(m.sum()), met)
+def named_barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
+    """Comes there and goes on."""
+    whole_warps(b, m, "a named barrier")
+    count, which = int(np.asarray(threads).ravel()[0]), int(async_units.one(m, number))
+    waiting, gone = b.units.named.setdefault(which, ([], []))
+    gone.append(b.clocks.release(np.flatnonzero(m) + b.first))  # type: ignore[union-attr]
+    met = b.units.interleaving.arrive((b.units, "named", which), count, int(m.sum()))
+    if met:
+        _met(b, waiting, gone)
+    b.units.yields()
+
+
+def _met(b: Block, waiting: list[Any], gone: list[Any]) -> None:
+    """Who waits knows what all did; who has gone on knows nothing new."""
+    who = np.flatnonzero(np.logical_or.reduce([np.zeros(b.threads, bool), *waiting])) + b.first
+    b.clocks.meet(who)  # type: ignore[union-attr]
+    for handed in gone:
+        b.clocks.acquire(who, handed)  # type: ignore[union-attr]
+    waiting.clear()
+    gone.clear()
 
 
 def uniform(b: Block, m: Any, value: Any) -> Any:

@@ -178,49 +178,84 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
 
     Args:
         barrier_id: which of the block's barriers, 0 to 15 (0 is that of all threads).
-        arrive_count: how many threads synchronize there, a multiple of 32; all of the block's without.
+        arrive_count: how many threads come to it, here or by `named_barrier_arrive`, a multiple of 32; all
+            of the block's without.
 
     Raises:
         TileTypeError, TileValueError: no constants, a barrier that a block does not have, a count that is no
             multiple of 32 or more than the block has. TileSyntaxError: in T.Parallel.
     """
-    from tilescale.compiler.ops.sync import not_in_parallel
-
-    not_in_parallel("T.sync_threads")
-    b, loc = bld.current(), source.current()
+    b = bld.current()
     threads = b.launch.threads if b.launch is not None else 0
     number, count = 0 if barrier_id is None else barrier_id, threads if arrive_count is None else arrive_count
+    _at_number("T.sync_threads", number, count, threads)
+    if b.executor == "block":
+        if count != threads and not _some_come(b):
+            raise where_all_come(f"T.sync_threads of {count} threads", threads, source.current())
+        if count == threads and (number == 0 or not _some_come(b)):
+            emit("barrier", [], {"reach": "block"})
+            return
+    emit("sync_threads", [], {"barrier": number, "count": count})
+
+
+def named_barrier_arrive(barrier_id: int, thread_count: int) -> None:
+    """Comes to one of the block's barriers, and goes on. What a thread did before it is in front of what
+    those do who wait there by `sync_threads` of the same number and count.
+
+    Args:
+        barrier_id: which of the block's barriers, 1 to 15.
+        thread_count: how many threads come to it, those that wait included.
+
+    Raises:
+        TileTypeError, TileValueError: as of `sync_threads`; barrier 0, to which all come; all of the block's
+            threads. TileSyntaxError: in T.Parallel.
+    """
+    what, b = "T.named_barrier_arrive", bld.current()
+    threads = b.launch.threads if b.launch is not None else 0
+    _at_number(what, barrier_id, thread_count, threads, 1)
+    if b.executor == "block" and not _some_come(b):
+        raise where_all_come(what, threads, source.current())
+    emit("arrive_threads", [], {"barrier": barrier_id, "count": thread_count})
+
+
+def _some_come(b: Any) -> bool:
+    """Whether a condition decides who comes here."""
+    return any(f.kind == "if" and f.device for f in b.frames)
+
+
+def where_all_come(what: str, threads: int, loc: Any) -> TileValueError:
+    return TileValueError(
+        f"{what} where all {threads} come", loc=loc,
+        hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or "thread", in '
+        "the branch that those threads take",
+    )  # fmt: skip
+
+
+def _at_number(what: str, number: Any, count: Any, threads: int, least: int = 0) -> None:
+    from tilescale.compiler.ops.sync import not_in_parallel
+
+    not_in_parallel(what)
+    loc = source.current()
     for name, given in (("barrier", number), ("number of threads", count)):
         if not isinstance(given, int) or isinstance(given, bool):
-            raise TileTypeError(f"T.sync_threads with the {name} {given}", loc=loc, expected="a constant")
-    if not 0 <= number < BARRIERS:
+            raise TileTypeError(f"{what} with the {name} {given}", loc=loc, expected="a constant")
+    if not least <= number < BARRIERS:
         raise TileValueError(
-            f"T.sync_threads at barrier {number}", loc=loc, expected=f"0 ≤ barrier < {BARRIERS}"
+            f"{what} at barrier {number}", loc=loc, expected=f"{least} ≤ barrier < {BARRIERS}"
         )
     if count % WARP or not 0 < count <= threads:
         raise TileValueError(
-            f"T.sync_threads of {count} threads",
+            f"{what} of {count} threads",
             loc=loc,
             expected=f"a multiple of {WARP}, at most the block's {threads}",
         )
     if number == 0 and count != threads:
         raise TileValueError(
-            f"T.sync_threads of {count} threads at barrier 0",
+            f"{what} of {count} threads at barrier 0",
             loc=loc,
             expected=f"all {threads} there",
-            hint=f"T.sync_threads(1, {count})",
+            hint=f"{what}(1, {count})",
         )
-    if b.executor == "block":
-        if count != threads and not any(f.kind == "if" and f.device for f in b.frames):
-            raise TileValueError(
-                f"T.sync_threads of {count} threads where all {threads} come", loc=loc,
-                hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or '
-                '"thread", in the branch that those threads take',
-            )  # fmt: skip
-        if count == threads:
-            emit("barrier", [], {"reach": "block"})
-            return
-    emit("sync_threads", [], {"barrier": number, "count": count})
 
 
 def sync_warp(mask: int | None = None) -> None:
@@ -271,4 +306,26 @@ class SyncThreads(TileOp):
             )
         return lambda ex: ex.machine.meet(
             ex, ("threads", ex.block.number, ex.rank.number, number, count), count // wide, site
+        )
+
+
+@register
+class ArriveThreads(TileOp):
+    """Executors of a block below it come to a barrier at which others, `SyncThreads`, wait."""
+
+    name = "arrive_threads"
+    attributes = ("barrier", "count")
+    waits = by_thread = True
+
+    def written(self, call: Any) -> str:
+        return "T.named_barrier_arrive"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def simulate(self, call: Any, cx: SimContext) -> Any:
+        number, count = int(call.attrs["barrier"]), int(call.attrs["count"])
+        site, each = cx.site(call, self.written(call)), count // WIDTHS[str(call.attrs["executor"])]
+        return lambda ex: ex.machine.arrive(
+            ex, ("threads", ex.block.number, ex.rank.number, number, count), each, site
         )

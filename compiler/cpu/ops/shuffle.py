@@ -43,6 +43,13 @@ def lower_sync_threads(call: Any, cx: CpuLowering) -> Any:
     )
 
 
+@lowers("cpu", "arrive_threads")
+def lower_arrive_threads(call: Any, cx: CpuLowering) -> Any:
+    executors = int(call.attrs["count"]) // WIDTHS[str(call.attrs["executor"])]
+    cx.waits = True  # those who come to the same barrier by T.sync_threads
+    return cx.call("ts_barrier_arrive", as_expr(int(call.attrs["barrier"])), as_expr(executors))
+
+
 def _lanes(cx: CpuLowering) -> int:
     return min(WARP, int(cx.program.launch.threads))
 

@@ -25,3 +25,8 @@ def lower_shuffle(call: Any, cx: GpuLowering) -> Any:
 @lowers("gpu", "sync_threads")
 def lower_sync_threads(call: Any, cx: GpuLowering) -> Any:
     return cx.numbered_barrier(int(call.attrs["barrier"]), int(call.attrs["count"]))
+
+
+@lowers("gpu", "arrive_threads")
+def lower_arrive_threads(call: Any, cx: GpuLowering) -> Any:
+    return cx.named_barrier(int(call.attrs["barrier"]), int(call.attrs["count"]), waits=False)

@@ -97,9 +97,12 @@ __device__ __forceinline__ int block_or(bool test, int number, int threads) {
   return block_count(test, number, threads) != 0;
 }
 
-// The same as barrier_sync, at a barrier that the author named.
+// The same as barrier_sync, at a barrier that the author named; and without waiting for the others.
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   barrier_sync(number, threads);
+}
+__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // Ends the launch with an error: site `number` of the kernel's table says where, and the record, in the host's memory, who. One word holds
