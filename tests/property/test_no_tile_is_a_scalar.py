@@ -146,6 +146,7 @@ SCALES = {
             "activemask",
             "tvm_warp_activemask",
             "sync_warp",
+            "named_barrier_arrive",
             "get_thread_binding",
             "get_lane_idx",
             "get_warp_idx",
@@ -284,6 +285,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
             for way in ("up", "down")
         },
         **{f"warp_reduce_{op}": {"value": t.number} for op in REDUCED},
+        "named_barrier_arrive": {"barrier_id": 1, "thread_count": 64},
         "parallel": {"extents": (4,)},
         "thread_binding": {"begin": 0, "end": 128, "thread": "threadIdx.x"},
         "ws": {"warp_group_idx": (0,)},

@@ -163,6 +163,11 @@ TS_API void ts_barrier(void* ctx, int32_t scale, int32_t executors, int32_t site
   }
 }
 
+/* A barrier of some of a block's executors, in its own memory, which is zero when the block begins. */
+TS_API void ts_barrier_at(void* ctx, void* barrier, int32_t executors, int32_t site) {
+  if (executors > 1) meet(ctx, barrier, executors, site, NULL);
+}
+
 /* Comes to a block's barrier at which others wait by ts_barrier, and goes on. It releases as meet does; who arrives twice in one phase has
  * no order of its own to rely on. */
 TS_API void ts_barrier_arrive(void* ctx, int32_t number, int32_t executors) {

@@ -802,6 +802,13 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "op": f"{DEVICE}T.all_reduce(S, A, op='max')",
         },
     ),
+    "named_barrier_arrive": (
+        f"{THREAD}T.named_barrier_arrive(1, 64)",
+        {
+            "barrier_id": f"{THREAD}T.named_barrier_arrive(2, 64)",
+            "thread_count": f"{THREAD}T.named_barrier_arrive(1, 96)",
+        },
+    ),
     "sync_threads": (
         f"{THREAD}T.sync_threads(1, 64)",
         {"barrier_id": f"{THREAD}T.sync_threads(2, 64)", "arrive_count": f"{THREAD}T.sync_threads(1, 96)"},
