@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import lcm
 from typing import Any
 
 from tilescale.language.annotations import TensorSpec
+from tilescale.language.dtypes import Narrow
 from tilescale.language.symbolic import Const, Sym, linear, replaced, settle
 
 
@@ -40,14 +43,24 @@ def solve(specs: Mapping[str, Any]) -> Solved:
     alone = {e.name for e in values if isinstance(e, Sym)}
     for name, spec in tensors.items():
         for axis, e in enumerate(spec.shape):
-            found = linear(e)
-            if found is None or spec.of is not None:
+            bytes_of = spec.slots if isinstance(spec.of, Narrow) and axis == len(spec.shape) - 1 else None
+            found = linear(bytes_of[axis] if bytes_of is not None else e)
+            if found is None or spec.kind == "packets":
                 continue
             symbol, factor, offset = found
             known = symbol.name in alone or symbol.name in made.symbols or isinstance(symbol, Const)
-            if known or factor < 1 or (factor > 1 and offset):
+            if known or factor < 1 or offset and (factor > 1 or bytes_of is not None):
                 continue
             multiple = symbol.multiple_of * factor if not offset else 1
+            by = Fraction(factor)
+            if bytes_of is not None:  # of numbers, two a byte: their count is even
+                by, multiple = by / 2, lcm(multiple, 2) // 2
             extent = made.extents[name, axis] = Sym(f"{name}_{axis}", symbol.dtype, multiple)
-            made.symbols[symbol.name] = (extent - offset) // factor if factor > 1 else extent - offset
+            made.symbols[symbol.name] = _divided(extent - offset, by)
     return made
+
+
+def _divided(e: Any, by: Fraction) -> Any:
+    """``e / by``, which is whole."""
+    whole = e if by.numerator == 1 else e // by.numerator
+    return whole if by.denominator == 1 else whole * by.denominator

@@ -15,7 +15,15 @@ from typing import Any
 from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
-from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
+from tilescale.compiler.builder.values import (
+    Buffer,
+    Region,
+    Variable,
+    as_expr,
+    dtype_of,
+    resolved,
+    symbol_expr,
+)
 from tilescale.compiler.frontend.conditions import by_condition
 from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
@@ -191,13 +199,13 @@ def _halved(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     b, slots = bld.current(), spec.slots or ()
     shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(slots))
     last = settle(slots[-1])
-    promised = last.multiple_of if isinstance(last, Sym) else last
-    if not isinstance(promised, int) or promised % 2:
+    if isinstance(last, Sym):
+        b.promise(last.name, 2)  # a call gives whole bytes: no other extent fits
+    elif constant(resolved(tirx.floormod(as_expr(last), as_expr(2)))) != 0:
         raise TileValueError(
             f"the rows of {name} are of {last} numbers of {spec.of}, two of which share a byte",
             loc=loc,
             expected="an even last extent",
-            hint=f"T.dynamic({last.name!r}, multiple_of=2)" if isinstance(last, Sym) else None,
         )
     half = shape[-1] // 2 if isinstance(shape[-1], int) else tirx.floordiv(shape[-1], as_expr(2))
     var = tirx.decl_buffer(

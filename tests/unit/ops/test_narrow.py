@@ -232,3 +232,71 @@ def test_refused_tensors():
         one(lambda A, t, f, n: T.fill(t, 0.7), dtype="float4_e2m1fn").trace()
     with refused(TileTypeError, "that is a symm", expected="share a byte"):
         T.SymmTensor((8, 16), "int4")
+
+
+def packed_rows(last: Any, beside: bool = False) -> Any:
+    """Sums of rows whose length only the call knows; ``beside``: a tensor of bytes has it as well."""
+    n = T.dynamic("n")
+    columns = last(n)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, columns), "int4"), C: T.Tensor((4, columns) if beside else (4, 2), "int32")):
+        with T.Kernel(4, threads=32) as i:
+            if beside:
+                for j in T.serial(columns):
+                    C[i, j] = A[i, j]
+            else:
+                total = T.alloc_var("int32")
+                total = 0
+                for j in T.serial(columns):
+                    total += A[i, j] * (j + 1)
+                C[i, 0] = total
+                C[i, 1] = n
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+@pytest.mark.parametrize(
+    ("last", "columns", "n"),
+    [(lambda n: n, 10, 10), (lambda n: n * 4, 12, 3), (lambda n: n * 3, 18, 6), (lambda n: n * 1, 2, 2)],
+)
+def test_rows_of_a_plain_dynamic(last: Any, columns: int, n: int, target: str):
+    """The call's bytes say how many numbers there are: twice as many."""
+    bytes_ = np.random.default_rng(n).integers(0, 256, (4, columns // 2)).astype(np.uint8).view(np.int8)
+    wide = np.stack([bytes_ << 4 >> 4, bytes_ >> 4], -1).reshape(4, columns).astype(np.int64)
+    out = np.zeros((4, 2), np.int32)
+    tilescale.compile(packed_rows(last), target=target)(bytes_, out)
+    assert out[:, 0].tolist() == (wide * np.arange(1, columns + 1)).sum(1).tolist()
+    assert out[:, 1].tolist() == [n] * 4
+
+
+def test_rows_of_a_plain_dynamic_that_another_tensor_has():
+    kernel = tilescale.compile(packed_rows(lambda n: n, beside=True), target="cpu")
+    a, c = torch.randint(-128, 127, (4, 5), dtype=torch.int8), torch.zeros(4, 10, dtype=torch.int32)
+    kernel(a, c)
+    assert torch.equal(c[:, 1::2], (a >> 4).int()) and torch.equal(c[:, ::2], (a << 4 >> 4).int())
+    with refused(TileValueError, "axis 1 of A has extent 5", expected="4 = n // 2"):
+        kernel(a, c[:, :8].contiguous())
+    with refused(TileValueError, "n is 11", expected="rows of 4-bit numbers, two a byte"):
+        kernel(a, torch.zeros(4, 11, dtype=torch.int32))
+    thirds = tilescale.compile(packed_rows(lambda n: n * 3), target="cpu")
+    with refused(TileValueError, "axis 1 of A has extent 5", expected="a multiple of 3"):
+        thirds(a, torch.zeros(4, 2, dtype=torch.int32))
+
+
+def test_rows_of_a_plain_dynamic_on_the_emulated_gpu():
+    a = np.random.default_rng(1).integers(0, 256, (4, 7)).astype(np.uint8).view(np.int8)
+    agree(packed_rows(lambda n: n), {"A": a, "C": np.zeros((4, 2), np.int32)}, exact=True)
+
+
+def test_rows_that_may_be_odd():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, n + 1), "int4"), B: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=32):
+            B[0] = A[0, n]
+
+    with refused(TileValueError, "the rows of A are of (n + 1) numbers", expected="an even last extent"):
+        kernel.trace()
