@@ -93,9 +93,7 @@ class _StridedFactory(_TensorFactory):
     """``T.StridedTensor((M, N), (s, 1), dtype)``: strides in elements, ints or ``T.dynamic``."""
 
     def __call__(self, shape: Any, strides: Any = None, dtype: Any = "float32") -> TensorSpec:  # type: ignore[override]
-        return TensorSpec(
-            self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
-        )
+        return super().__call__(shape, dtype, strides)
 
     def __getitem__(self, item: Any) -> TensorSpec:
         """``T.StridedTensor[[M, N], [s, 1], dtype]``."""

@@ -232,6 +232,8 @@ def test_refused_tensors():
         one(lambda A, t, f, n: T.fill(t, 0.7), dtype="float4_e2m1fn").trace()
     with refused(TileTypeError, "that is a symm", expected="share a byte"):
         T.SymmTensor((8, 16), "int4")
+    with refused(TileTypeError, "a tensor of int4 with strides", expected="row-major order"):
+        T.StridedTensor((8, 16), (32, 1), "int4")
 
 
 def packed_rows(last: Any, beside: bool = False) -> Any:
