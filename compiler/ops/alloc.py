@@ -16,7 +16,7 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import Narrow, canonical, held
 from tilescale.language.symbolic import settle
-from tilescale.language.vectors import Vector
+from tilescale.language.vectors import Vector, named_vector
 
 
 def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
@@ -93,8 +93,8 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Buf
 def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variable:
     """One mutable scalar: assigning to its name stores. Zero, or ``init``, to begin with."""
     _check_scope("alloc_var", scope, "local.var")
-    if isinstance(dtype, Vector):
-        return _lane_cell(dtype, init)
+    if isinstance(of := named_vector(dtype), Vector):
+        return _lane_cell(of, init)
     buffer = _allocate((1,), dtype, "local.var", "alloc_var")
     made = Variable(buffer)
     b = bld.current()
