@@ -412,11 +412,14 @@ class _Front:
         self.function: Callable[..., Any] = self.names["call"]
 
     def read(self, k: int) -> None:
-        """Symbols that stand alone in an input's shape: where the launcher takes them from, too."""
-        for axis, e in enumerate(self.params[k].get("shape", ())):
+        """Symbols that stand alone in an input's shape or strides, where the launcher takes them from."""
+        self.names["stride_of"], p = _stride_of, self.params[k]
+        shape = [(e, f"a{k}.shape[{axis}]") for axis, e in enumerate(p.get("shape", ()))]
+        strides = [(e, f"stride_of(a{k}, {axis})") for axis, e in enumerate(p.get("strides") or ())]
+        for e, text in (*shape, *strides):
             if isinstance(e, str) and e not in self.known and self.wanted(e):
                 self.known[e] = f"s{len(self.known)}"
-                self.lines.append(f"{self.known[e]} = a{k}.shape[{axis}]")
+                self.lines.append(f"{self.known[e]} = {text}")
 
     def pairs(self, k: int) -> bool:
         """Whether torch has a dtype of its own for two of a parameter's numbers: the launcher takes bytes."""
@@ -457,7 +460,6 @@ class _Front:
                 ]
         for axis, e in enumerate(p.get("strides") or ()):
             if isinstance(e, list):
-                self.names["stride_of"] = _stride_of
                 self.lines += [
                     f"want = {self.code(e, k)}",
                     f"if stride_of(a{k}, {axis}) != want:",

@@ -11,17 +11,19 @@ from typing import Any
 
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import Narrow
-from tilescale.language.symbolic import Const, Sym, linear, replaced, settle
+from tilescale.language.symbolic import Const, Sym, SymExpr, linear, replaced, settle
 
 
 @dataclass
 class Solved:
     """Attributes:
-    symbols: name → the expression that it is. extents: (parameter, axis) → the name of that extent.
+    symbols: name → the expression that it is. extents: (parameter, axis) → the name of that extent. strides:
+        the same of strides.
     """
 
     symbols: dict[str, Any] = field(default_factory=dict)
     extents: dict[tuple[str, int], Sym] = field(default_factory=dict)
+    strides: dict[tuple[str, int], Sym] = field(default_factory=dict)
 
     def spec(self, name: str, spec: Any) -> Any:
         """A parameter's declaration by what was solved."""
@@ -30,7 +32,11 @@ class Solved:
         shape = tuple(
             self.extents.get((name, axis), replaced(e, self.symbols)) for axis, e in enumerate(spec.shape)
         )
-        strides = None if spec.strides is None else tuple(replaced(s, self.symbols) for s in spec.strides)
+        strides = spec.strides
+        if strides is not None:
+            strides = tuple(
+                self.strides.get((name, axis), replaced(s, self.symbols)) for axis, s in enumerate(strides)
+            )
         slots = None if spec.slots is None else tuple(replaced(s, self.symbols) for s in spec.slots)
         return replace(spec, shape=shape, strides=strides, slots=slots, declared=spec)
 
@@ -57,6 +63,13 @@ def solve(specs: Mapping[str, Any]) -> Solved:
                 by, multiple = by / 2, lcm(multiple, 2) // 2
             extent = made.extents[name, axis] = Sym(f"{name}_{axis}", symbol.dtype, multiple)
             made.symbols[symbol.name] = _divided(extent - offset, by)
+        for axis, e in enumerate(spec.strides or ()):  # of numbers, two a byte: half of what its author says
+            if not isinstance(spec.of, Narrow) or not isinstance(e, SymExpr) or e.op != "//":
+                continue
+            symbol = settle(e.args[0])
+            if isinstance(symbol, Sym) and symbol.name not in alone and symbol.name not in made.symbols:
+                stride = made.strides[name, axis] = Sym(f"{name}_stride_{axis}", symbol.dtype)
+                made.symbols[symbol.name] = stride * 2
     return made
 
 

@@ -142,16 +142,11 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     if isinstance(spec.of, Narrow):
         return _halved(name, spec, loc)
     shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(spec.shape))
-    strides = None
-    if spec.strides is not None:
-        if len(spec.strides) != len(shape):
-            raise TileValueError(f"{name} has {len(shape)} axes and {len(spec.strides)} strides", loc=loc)
-        strides = [as_expr(_extent(s, f"stride {k} of {name}", loc)) for k, s in enumerate(spec.strides)]
     var = tirx.decl_buffer(
         shape,
         str(spec.dtype),
         b.unique(name),
-        strides=strides,
+        strides=_strides(name, spec, loc),
         scope=SCOPES[spec.kind],
         data_alignment=1,
         layout=None,
@@ -159,6 +154,18 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     buffer = Buffer(var, name, shape, spec.dtype, SCOPES[spec.kind], spec.kind)
     b.buffers[var] = buffer
     return buffer
+
+
+def _strides(name: str, spec: TensorSpec, loc: Loc | None) -> list[Any] | None:
+    if spec.strides is None:
+        return None
+    if len(spec.strides) != len(spec.shape):
+        raise TileValueError(f"{name} has {len(spec.shape)} axes and {len(spec.strides)} strides", loc=loc)
+    if isinstance(spec.of, Narrow):  # two a byte: an odd stride is none of theirs
+        for s in (s.args[0] for s in spec.strides if isinstance(s, SymExpr) and s.op == "//"):
+            if isinstance(s, Sym):
+                bld.current().promise(s.name, 2)
+    return [as_expr(_extent(s, f"stride {k} of {name}", loc)) for k, s in enumerate(spec.strides)]
 
 
 def _box(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
@@ -212,6 +219,7 @@ def _halved(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
         (*shape[:-1], half),
         str(spec.dtype),
         b.unique(name),
+        strides=_strides(name, spec, loc),
         scope=SCOPES[spec.kind],
         data_alignment=1,
         layout=None,

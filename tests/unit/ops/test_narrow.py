@@ -232,8 +232,9 @@ def test_refused_tensors():
         one(lambda A, t, f, n: T.fill(t, 0.7), dtype="float4_e2m1fn").trace()
     with refused(TileTypeError, "that is a symm", expected="share a byte"):
         T.SymmTensor((8, 16), "int4")
-    with refused(TileTypeError, "a tensor of int4 with strides", expected="row-major order"):
-        T.StridedTensor((8, 16), (32, 1), "int4")
+    for strides in ((32, 2), (31, 1), (32, T.dynamic("s"))):
+        with refused(TileTypeError, "a tensor of int4 with strides", expected="1 along a row"):
+            T.StridedTensor((8, 16), strides, "int4")
 
 
 def packed_rows(last: Any, beside: bool = False) -> Any:
@@ -302,3 +303,68 @@ def test_rows_that_may_be_odd():
 
     with refused(TileValueError, "the rows of A are of (n + 1) numbers", expected="an even last extent"):
         kernel.trace()
+
+
+def gapped(stride: Any) -> Any:
+    m, s = T.dynamic("m"), stride
+
+    @T.prim_func
+    def kernel(
+        A: T.StridedTensor((m, 16), (s, 1), "int4"), B: T.Tensor((m, 16), "int8"), C: T.Tensor((2,), "int32")
+    ):
+        with T.Kernel(1, threads=32):
+            t = T.alloc_shared((8, 16), "int4")
+            T.copy(A[0, 0], t)
+            for i, j in T.Parallel(m, 16):
+                B[i, j] = t[i, j]
+            C[0] = A[m - 1, 3]
+            C[1] = s
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+@pytest.mark.parametrize("stride", [64, None])
+def test_rows_with_gaps(stride: int | None, target: str):
+    """Strides count numbers, as extents do; a call's count its bytes."""
+    whole = torch.from_numpy(np.random.default_rng(1).integers(-128, 128, (8, 16)).astype(np.int8))
+    kernel = tilescale.compile(gapped(stride or T.dynamic("s")), target=target)
+    for a in (
+        [whole[::2][:4, :8]] if stride else [whole[::2][:4, :8], whole[:, :8], whole[:6, :8].contiguous()]
+    ):
+        b, c = torch.zeros(a.shape[0], 16, dtype=torch.int8), torch.zeros(2, dtype=torch.int32)
+        kernel(a, b, c)
+        assert torch.equal(b[:, 1::2], a >> 4) and torch.equal(b[:, ::2], a << 4 >> 4)
+        assert c.tolist() == [int(b[-1, 3]), 2 * a.stride(0)]
+    if stride:
+        with refused(TileValueError, "axis 0 of A has stride 8", expected="32"):
+            kernel(whole[:, :8].contiguous(), torch.zeros(8, 16, dtype=torch.int8), c)
+
+
+def test_strides_of_numbers_and_of_bytes():
+    """One symbol for both: the bytes' is half of it, which is even."""
+    s = T.dynamic("s")
+
+    @T.prim_func
+    def kernel(A: T.StridedTensor((4, 16), (s, 1), "int4"), B: T.StridedTensor((4, 16), (s, 1), "int8")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(4, 16):
+                B[i, j] = A[i, j]
+
+    made = tilescale.compile(kernel, target="cpu")
+    whole = torch.from_numpy(np.random.default_rng(2).integers(-128, 128, (4, 20)).astype(np.int8))
+    b = torch.zeros(4, 32, dtype=torch.int8)
+    a = whole.as_strided((4, 8), (16, 1))
+    made(a, b[:, :16])
+    assert torch.equal(b[:, 1:16:2], a >> 4)
+    with refused(TileValueError, "axis 0 of A has stride 20", expected="16"):
+        made(whole[:, :8], b[:, :16])
+    with refused(TileValueError, "s is 33", expected="two a byte"):
+        made(a, torch.zeros(4, 33, dtype=torch.int8)[:, :16])
+
+
+def test_rows_with_gaps_on_the_emulated_gpu():
+    from tests.unit.cuda.test_hopper import lowered
+    from tilescale.compiler.cuda.printer import print_kernel
+
+    assert "A_stride_0" in print_kernel(lowered(gapped(T.dynamic("s")))[0]).text
