@@ -361,9 +361,10 @@ def _writable_view(array: Any) -> Any:
 
 
 def _bytes_of(value: Any) -> Any:
-    """A torch tensor of pairs of 4-bit floats as one of bytes; anything else as it is."""
+    """A torch tensor of pairs of 4-bit floats, or of bytes with a sign, as one of bytes; anything else as it
+    is."""
     torch = sys.modules.get("torch")
-    if torch is not None and is_torch(value) and value.dtype == torch.float4_e2m1fn_x2:
+    if torch is not None and is_torch(value) and value.dtype in (torch.float4_e2m1fn_x2, torch.int8):
         return value.view(torch.uint8)
     return value
 

@@ -341,7 +341,8 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
         raise TileValueError(
             f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes"
         )
-    if value.dtype not in (None, spec.dtype, spec.of):
+    pairs = ("int8",) if str(spec.of) == "float4_e2m1fn" else ()  # bytes, whatever their sign
+    if value.dtype not in (None, spec.dtype, spec.of, *pairs):
         raise TileTypeError(f"{name} is of {value.dtype}", loc=loc, expected=str(spec.dtype))
     given, halves = value.shape, isinstance(spec.of, Narrow)
     if given is not None and halves:  # a byte is two numbers

@@ -258,6 +258,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
         **{f"{word}2": dict.fromkeys("xyz"[:n], pair) for word, n in PAIRS.items()},
         "extract_lane": {"vector": pair, "lane": 0},
+        "Broadcast": {"value": t.scalar, "lanes": 4},
         "Ramp": {"base": t.number, "stride": 1, "lanes": 2},
         **{f"ldg{bits}": {"src": t.tensor[0, 0]} for bits in (32, 64, 128, 256)},
         **{f"lds{bits}": {"src": t.shared[0, 0]} for bits in (32, 64, 128)},

@@ -100,7 +100,7 @@ _EXPORTS: dict[str, str] = {
     "ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount clz copysign hypot likely __ldg Cast Select",
     "builder.lanes": "Ramp",
-    "ops.lanes_of": "extract_lane abs2 add2 sub2 mul2 fma2 max2 min2 ldg32 ldg64 ldg128 ldg256 "
+    "ops.lanes_of": "Broadcast extract_lane abs2 add2 sub2 mul2 fma2 max2 min2 ldg32 ldg64 ldg128 ldg256 "
     "stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",
     "ops.rounding": "nextafter ldexp",
 }

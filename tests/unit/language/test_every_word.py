@@ -1131,6 +1131,10 @@ USES["extract_lane"] = (
         "lane": VECTOR + "A[0, 0] = T.extract_lane(v, 0)",
     },
 )
+USES["Broadcast"] = (
+    "B[0, 0:4] = T.Broadcast(x, 4)",
+    {"value": "B[0, 0:4] = T.Broadcast(x * 2, 4)", "lanes": "B[0, 0:8] = T.Broadcast(x, 8)"},
+)
 USES["Ramp"] = (
     "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(0, 1, 2)]",
     {

@@ -296,16 +296,34 @@ def test_words_of_a_thread_compile(arch: str, monkeypatch: pytest.MonkeyPatch):
     assert toolchain.compile_cubin(print_kernel(made), arch)
 
 
+def test_one_value_on_all_lanes():
+    @T.prim_func
+    def kernel(A: T.Tensor((1,), "int8"), B: T.Tensor((36,), "int8"), C: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=1):
+            own = T.alloc_local((32,), "int8")
+            own[0:32] = T.Broadcast(A[0], 32)
+            for i in T.serial(32):
+                B[i] = own[i]
+            B[32:36] = T.Broadcast(T.cast(7, "int8"), 4)
+            C[0:4] = T.Broadcast(1.5, 4)
+
+    blank = {"B": np.zeros(36, "int8"), "C": np.zeros(4, "float32")}
+    got = everywhere(kernel, A=np.array([-37], "int8"), **blank)
+    assert got["B"].tolist() == [-37] * 32 + [7] * 4 and got["C"].tolist() == [1.5] * 4
+
+
 def test_conversions_that_do_not_fit():
-    def refuse(message: str, expected: str, act: object) -> None:
+    def refuse(message: str, expected: str, act: object, kind: type = TileTypeError) -> None:
         @T.prim_func
         def kernel(A: T.Tensor((4, 8), "float32")):
             with T.Kernel(1, threads=1):
                 act(A)
 
-        with refused(TileTypeError, message, expected=expected):
+        with refused(kind, message, expected=expected):
             kernel.trace()
 
     refuse("T.cast of float32x2 to T.float16x4", "2 lanes", lambda A: T.cast(T.float32x2(1, 2), T.float16x4))
+    refuse("T.Broadcast to A[0, 0] lanes", "a constant", lambda A: T.Broadcast(1.0, A[0, 0]))
     refuse("is no vector", "neighbours along the last axis", lambda A: T.cast(A[0:2, 0:2], T.float16x2))
+    refuse("T.Broadcast to 1 lanes", "2 … 64", lambda A: T.Broadcast(1.0, 1), TileValueError)
     refuse("T.cast of float32x4 to T.float16x2", "4 lanes", lambda A: T.cast(A[0, 0:4], "float16x2"))

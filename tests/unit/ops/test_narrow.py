@@ -368,3 +368,23 @@ def test_rows_with_gaps_on_the_emulated_gpu():
     from tilescale.compiler.cuda.printer import print_kernel
 
     assert "A_stride_0" in print_kernel(lowered(gapped(T.dynamic("s")))[0]).text
+
+
+def test_bytes_of_either_sign():
+    """Pairs of 4-bit floats lie in what torch has for them, or in bytes, whatever their sign."""
+
+    @tilescale.jit
+    def eager(A, B):
+        M, K = T.const("M K")
+        A: T.Tensor((M, K), T.float4_e2m1fn)
+        B: T.Tensor((M, K), T.float32)
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(M, K):
+                B[i, j] = A[i, j]
+
+    a = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (4, 8)).astype(np.uint8))
+    made = []
+    for given in (a, a.view(torch.int8), a.view(torch.float4_e2m1fn_x2)):
+        made.append(torch.zeros(4, 16))
+        eager(given, made[-1])
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2]) and made[0].unique().numel() > 8
