@@ -75,12 +75,17 @@ def both(A: T.Tensor((8, 512), "float32"), B: T.Tensor((2, 3, 8), "float32")):
         T.copy(b, B[1, 2, :])
 
 
-def test_the_default_and_nan_that_wins_on_every_target():
-    """Rows that several threads and several warps share; one of NaNs alone, one with a single NaN, one of
-    infinities and NaNs."""
+def odd_rows() -> np.ndarray:
+    """Of several threads and warps each; one of NaNs alone, one with a single NaN, one of infinities and
+    NaNs."""
     a = np.random.default_rng(3).standard_normal((8, 512)).astype("float32")
     a[1], a[2, 77], a[3, ::2], a[4, 1::2] = np.nan, np.nan, np.nan, -np.inf
     a[4, ::2] = np.nan
+    return a
+
+
+def test_the_default_and_nan_that_wins_on_every_target():
+    a = odd_rows()
     got = agree(both, {"A": a, "B": empty((2, 3, 8), "float32")}, exact=True)["B"]
     cpu = torch.empty(2, 3, 8)
     compile(both, target="cpu")(torch.from_numpy(a), cpu)
