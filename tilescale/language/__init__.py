@@ -26,6 +26,7 @@ Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor
 inline = macro
+cdiv = ceildiv
 symbolic = dynamic
 
 #: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line
@@ -42,7 +43,7 @@ _EXPORTS: dict[str, str] = {
     "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
     "annotate_consumer_reg_alloc annotate_pass_configs annotate_compile_flags annotate_restrict_buffers",
-    "ops.im2col": "im2col",
+    "ops.im2col": "im2col c2d_im2col",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
     "alloc_buffer empty view reshape",
@@ -67,7 +68,7 @@ _EXPORTS: dict[str, str] = {
     "ops.random": "rng_init rng_rand rng_rand_float",
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
-    "ops.pointer": "make_tensor",
+    "ops.pointer": "make_tensor make_tensor_from_addr",
     "ops.sync": "barrier sync_grid sync_global cluster_sync signal wait",
     "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait",
     "ops.dependent": "pdl_sync pdl_trigger",
@@ -121,6 +122,7 @@ __all__ = [
     "Var",
     "canonical",
     "align_up",
+    "cdiv",
     "ceildiv",
     "const",
     "dtype",

@@ -35,7 +35,6 @@ INSTEAD: dict[str, str] = {
     "zeros": "T.alloc_fragment(shape, dtype), then T.clear(tile)",
     "full": _REGISTERS,
     "zeros_like": "T.alloc_fragment(shape, dtype), then T.clear(tile)",
-    "cdiv": "T.ceildiv(a, b)",
     "constexpr": _CONSTANT,
     "maximum": "T.max(a, b)",
     "minimum": "T.min(a, b)",

@@ -68,6 +68,7 @@ MMA = (
 )
 LDMATRIX = f"{THREAD}d = T.alloc_local((16,), 'float16')\n    T.clear(d)\n    T.ldmatrix({{}})\n    A[0, t % 64] = d[0]"
 RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
+IM2COL = "T.im2col(T.view({}, (4, 8, 8, 16)), {}, {}, {}, {}, {}, {}, {})"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
 NOTHING = {
@@ -119,6 +120,16 @@ NOTHING = {
     "clear": {"annotations": ("T.clear(a, annotations={'it': 1})", "T.clear(a)")},
     "gemm_sp": {
         "k_pack": ("T.gemm_sp(h[0:64, 0:32], e, g, f, k_pack=2)", "T.gemm_sp(h[0:64, 0:32], e, g, f)")
+    },
+    "im2col": {
+        "eviction_policy": (
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, "1, 'evict_first'"),
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, 1),
+        ),
+        "annotations": (
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, "1, annotations={'it': 1}"),
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, 1),
+        ),
     },
     "copy": {"eviction_policy": ('T.copy(A, a, eviction_policy="evict_first")', "T.copy(A, a)")},
     "atomic_add": {
@@ -195,7 +206,6 @@ ALL_REDUCE = (
     "t, g = T.get_thread_binding(), T.alloc_local((2,), 'float32')\n"
     "with T.attr(T.comm_reducer({}, {}), {}, 0):\n    T.tvm_thread_allreduce({}, {}, {}, g[0], {}, dtype={})\nA[0, t % 64] = g[0]"
 )
-IM2COL = "T.im2col(T.view({}, (4, 8, 8, 16)), {}, {}, {}, {}, {}, {}, {})"
 #: function → its use, and for each parameter one that differs in it
 USES: dict[str, tuple[str, dict[str, str]]] = {
     "Kernel": (
@@ -1227,6 +1237,9 @@ SAME = {
     "Buffer": "Tensor",
     "symbolic": "dynamic",
     "inline": "macro",
+    "cdiv": "ceildiv",
+    "c2d_im2col": "im2col",
+    "make_tensor_from_addr": "make_tensor",
     "Serial": "serial",
     "Unroll": "unroll",
     "Vectorized": "vectorized",
