@@ -62,7 +62,7 @@ def solve(specs: Mapping[str, Any]) -> Solved:
             if bytes_of is not None:  # of numbers, two a byte: their count is even
                 by, multiple = by / 2, lcm(multiple, 2) // 2
             extent = made.extents[name, axis] = Sym(f"{name}_{axis}", symbol.dtype, multiple)
-            made.symbols[symbol.name] = _divided(extent - offset, by)
+            made.symbols[symbol.name] = _divided(extent - offset if offset else extent, by)
         for axis, e in enumerate(spec.strides or ()):  # of numbers, two a byte: half of what its author says
             if not isinstance(spec.of, Narrow) or not isinstance(e, SymExpr) or e.op != "//":
                 continue

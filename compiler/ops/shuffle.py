@@ -235,7 +235,7 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
     b = bld.current()
     threads = b.launch.threads if b.launch is not None else 0
     number, count = 0 if barrier_id is None else barrier_id, threads if arrive_count is None else arrive_count
-    _at_number("T.sync_threads", number, count, threads)
+    number, count = _at_number("T.sync_threads", number, count, threads)
     if b.executor == "block":
         if count != threads and not _some_come(b):
             raise where_all_come(f"T.sync_threads of {count} threads", threads, source.current())
@@ -259,7 +259,7 @@ def named_barrier_arrive(barrier_id: int, thread_count: int) -> None:
     """
     what, b = "T.named_barrier_arrive", bld.current()
     threads = b.launch.threads if b.launch is not None else 0
-    _at_number(what, barrier_id, thread_count, threads, 1)
+    barrier_id, thread_count = _at_number(what, barrier_id, thread_count, threads, 1)
     if b.executor == "block" and not _some_come(b):
         raise where_all_come(what, threads, source.current())
     emit("arrive_threads", [], {"barrier": barrier_id, "count": thread_count})
@@ -278,14 +278,15 @@ def where_all_come(what: str, threads: int, loc: Any) -> TileValueError:
     )  # fmt: skip
 
 
-def _at_number(what: str, number: Any, count: Any, threads: int, least: int = 0) -> None:
+def _at_number(what: str, number: Any, count: Any, threads: int, least: int = 0) -> tuple[int, int]:
     from tilescale.compiler.ops.sync import not_in_parallel
 
     not_in_parallel(what)
     loc = source.current()
     for name, given in (("barrier", number), ("number of threads", count)):
-        if not isinstance(given, int) or isinstance(given, bool):
+        if isinstance(given, bool) or not isinstance(constant(given), int):
             raise TileTypeError(f"{what} with the {name} {given}", loc=loc, expected="a constant")
+    number, count = int(constant(number)), int(constant(count))  # type: ignore[arg-type]
     if not least <= number < BARRIERS:
         raise TileValueError(
             f"{what} at barrier {number}", loc=loc, expected=f"{least} ≤ barrier < {BARRIERS}"
@@ -303,6 +304,7 @@ def _at_number(what: str, number: Any, count: Any, threads: int, least: int = 0)
             expected=f"all {threads} there",
             hint=f"{what}(1, {count})",
         )
+    return number, count
 
 
 def sync_warp(mask: int | None = None) -> None:

@@ -835,7 +835,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "tma_store_wait": (
         "T.tma_store_wait(0)",
-        {"count": "T.tma_store_wait(1)", "read_only": "T.tma_store_wait(0, read_only=True)"},
+        {
+            "count": "T.tma_store_wait(1)",
+            "read": "T.tma_store_wait(0, read=True)",
+        },
     ),
     "mbarrier_arrive": (
         "T.mbarrier_arrive(m)",

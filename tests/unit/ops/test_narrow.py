@@ -388,3 +388,25 @@ def test_bytes_of_either_sign():
         made.append(torch.zeros(4, 16))
         eager(given, made[-1])
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2]) and made[0].unique().numel() > 8
+
+
+@tilescale.jit
+def related(x, y, out):
+    """As extents of both stand in TileLang's programs: n by itself only in a row of packed numbers."""
+    m, n = T.dynamic("m, n")
+    x: T.Tensor[(m, n * 2), T.float4_e2m1fn]
+    y: T.Tensor[(m * 2, n), T.float4_e2m1fn]
+    out: T.Tensor[(3,), T.int32]
+    with T.Kernel(1, threads=32):
+        out[0], out[1] = m, n
+        out[2] = T.cast(y[1, n - 1] * 2, T.int32)
+
+
+def test_a_symbol_of_two_packed_rows():
+    x, y = torch.zeros(3, 8, dtype=torch.uint8), torch.zeros(6, 4, dtype=torch.uint8)
+    y[1, 3] = 0x70
+    out = torch.zeros(3, dtype=torch.int32)
+    related(x, y, out)
+    assert out.tolist() == [3, 8, 12]
+    with refused(TileValueError, "axis 1 of y has extent 5", expected="4"):
+        related(x, torch.zeros(6, 5, dtype=torch.uint8), out)

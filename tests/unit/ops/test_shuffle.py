@@ -403,6 +403,18 @@ def test_the_first_of_two_barriers_of_a_number_that_all_come_to():
     assert agree(kernel, args)["B"] == 42
 
 
+def test_numbers_that_are_constants_of_a_dtype():
+    @T.prim_func
+    def kernel(B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            number = T.int32(1)
+            T.sync_threads(number)
+            B[tx] = tx
+
+    assert agree(kernel, {"B": empty((64,), "int32")})["B"].tolist() == list(range(64))
+
+
 def test_who_arrives_knows_nothing_of_the_others():
     """It goes on before they come: what they wrote is a race, and so is what it overwrites that they read."""
 
