@@ -99,6 +99,23 @@ def compile(  # the name that users know
         )
 
 
+class _Compiles(type):
+    def __call__(
+        cls, func: PrimFunc, out_idx: int | Iterable[int] | None = None, target: Any = None, **words: Any
+    ) -> Kernel:
+        return compile(func, out_idx, target, **words)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        from tilescale.kernel import Kernel
+
+        return isinstance(value, Kernel)
+
+
+class JITKernel(metaclass=_Compiles):
+    """TileLang's name of `Kernel`, whose call compiles: ``JITKernel(func, out_idx=[1], target="cuda")`` is
+    `compile`."""
+
+
 def par_compile(
     funcs: Iterable[PrimFunc], *, num_workers: int | None = None, ignore_error: bool = False, **words: Any
 ) -> list[Kernel | None]:
