@@ -7,7 +7,8 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Buffer, Region, Variable, convert, extent_of
+from tilescale.compiler.builder.symbolic import extent_of
+from tilescale.compiler.builder.values import Buffer, Region, Variable, convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.program import Param
