@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: name → the module that has it; a module's own name: itself
 _LAZY = {
     "DataType": "tilescale.language.dtypes",
-    "JITKernel": "tilescale.kernel",
+    "JITKernel": "tilescale.jit",
     "Kernel": "tilescale.kernel",
     "PassConfigKey": "tilescale.compat",
     "PerformanceWarning": "tilescale.errors",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tilescale import cache, devices, env, folders, log, tracing
@@ -29,8 +29,9 @@ from tilescale.build import (
 from tilescale.devices import is_auto, resolve_target
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
-from tilescale.jitted import Jit, frozen, loc_of, without_collection
+from tilescale.jitted import Jit, frozen, loc_of, one_by_one, without_collection
 from tilescale.kernel import Kernel
+from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc
 
@@ -48,6 +49,14 @@ Baked = dict[str, set[int]]
 
 def is_tensor(value: Any) -> bool:
     return is_torch(value) or is_numpy(value) or hasattr(value, "__dlpack__")
+
+
+def stands_for_tensor(value: Any) -> bool:
+    """A tensor, or the declaration of one with extents that are numbers: ``T.Tensor((64, 64), "float16")``
+    in place of an argument, where nothing is run."""
+    if isinstance(value, TensorSpec):
+        return all(isinstance(e, int) for e in value.shape)
+    return is_tensor(value)
 
 
 class Eager(Jit):
@@ -83,13 +92,14 @@ class Eager(Jit):
 
     def compile(self, *args: Any, **kwargs: Any) -> Kernel:
         """The kernel for arguments like these, or, without tensors, for T.const extents and constants given
-        by name: ``matmul.compile(a, b)``, ``matmul.compile(M=1024, N=512, K=256, block_M=128)``.
+        by name: ``matmul.compile(a, b)``, ``matmul.compile(M=1024, N=512, K=256, block_M=128)``. A
+        declaration, ``T.Tensor((64, 64), "float16")``, stands for a tensor.
 
         Raises:
             TileTypeError: a name that is neither a parameter nor an extent. TileValueError: an extent that is
             missing.
         """
-        if args or any(is_tensor(v) for v in kwargs.values()):
+        if args or any(stands_for_tensor(v) for v in kwargs.values()):
             return self._kernel(*self._split(args, kwargs))
         return self._ahead(kwargs)
 
@@ -148,7 +158,7 @@ class Eager(Jit):
     def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
-        if not args and not any(is_tensor(v) for v in kwargs.values()):
+        if not args and not any(stands_for_tensor(v) for v in kwargs.values()):
             return self._ahead_program(*self._named(kwargs))
         tensors, constants = self._split(args, kwargs)
         given = {
@@ -162,6 +172,13 @@ class Eager(Jit):
         constants given by name."""
         return self.program(*args, **kwargs)
 
+    def par_compile(
+        self, configs: Iterable[Any], num_workers: int | None = None, ignore_error: bool = False
+    ) -> list[Kernel | None]:
+        """`compile` for each of ``configs``, a tuple of arguments or a dict of named ones, one after the
+        other. ``ignore_error``: None for one that is refused."""
+        return one_by_one(self.compile, configs, num_workers, ignore_error)
+
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for arguments like these."""
         return self.compile(*args, **kwargs).get_kernel_source()
@@ -171,7 +188,7 @@ class Eager(Jit):
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments by name: the tensors, in the order of the signature, and the compile-time rest."""
         given = self.bound(args, kwargs).arguments
-        tensors = {name: value for name, value in given.items() if is_tensor(value)}
+        tensors = {name: value for name, value in given.items() if stands_for_tensor(value)}
         return tensors, {name: value for name, value in given.items() if name not in tensors}
 
     def _dtype(self, name: str, tensor: Any) -> str:
@@ -187,7 +204,7 @@ class Eager(Jit):
     def _kernel(self, tensors: dict[str, Any], constants: dict[str, Any]) -> Kernel:
         shapes = {name: tuple(map(int, t.shape)) for name, t in tensors.items()}
         dtypes = {name: self._dtype(name, t) for name, t in tensors.items()}
-        target = resolve_target(self.target, tensors.values())
+        target = resolve_target(self.target, filter(is_tensor, tensors.values()))
         fixed = (
             target,
             tuple(dtypes.items()),

@@ -272,6 +272,8 @@ class Refusal:
             (extent, "extent") if extent in promised or strides is None else (strides[self.axis], "stride")
         )
         shown = f'T.dynamic("{symbol}", multiple_of={self.expected}), or T.assume'
+        if any("of" in p and p["kind"] == "tensor" for p in self.meta["params"]):
+            shown += ", or rows of 4-bit numbers, two a byte"
         return self.error(
             TileValueError,
             f"{symbol} is {self.got}, the {what} of axis {self.axis} of {self.name}{_given_shape(self.arg)}",

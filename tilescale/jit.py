@@ -16,7 +16,7 @@ from tilescale import devices, source_text, tracing
 from tilescale.compat import fast_math, unused
 from tilescale.devices import is_auto, parse_target, resolve_target
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.jitted import Jit, frozen, loc_of, without_collection
+from tilescale.jitted import Jit, frozen, loc_of, one_by_one, without_collection
 
 if TYPE_CHECKING:
     from tilescale.compiler.ir.program import TileProgram
@@ -97,6 +97,23 @@ def compile(  # the name that users know
             if devices.of(chosen).simulated
             else make(chosen)
         )
+
+
+class _Compiles(type):
+    def __call__(
+        cls, func: PrimFunc, out_idx: int | Iterable[int] | None = None, target: Any = None, **words: Any
+    ) -> Kernel:
+        return compile(func, out_idx, target, **words)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        from tilescale.kernel import Kernel
+
+        return isinstance(value, Kernel)
+
+
+class JITKernel(metaclass=_Compiles):
+    """TileLang's name of `Kernel`, whose call compiles: ``JITKernel(func, out_idx=[1], target="cuda")`` is
+    `compile`."""
 
 
 def par_compile(
@@ -191,16 +208,7 @@ class Factory(Jit):
         """A kernel for each of ``configs``, a tuple of arguments or a dict of named ones. They are compiled
         one after the other: TVM's analyzers are not meant for several threads. ``ignore_error``: None for one
         that is refused."""
-        unused("par_compile", {"num_workers": num_workers})
-        made: list[Kernel | None] = []
-        for config in configs:
-            try:
-                made.append(self(**config) if isinstance(config, dict) else self(*config))
-            except TileError:
-                if not ignore_error:
-                    raise
-                made.append(None)
-        return made
+        return one_by_one(self, configs, num_workers, ignore_error)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for these constants."""
@@ -224,8 +232,8 @@ def jit(
     """Compiles kernels when they are called: ``@tilescale.jit`` or ``@tilescale.jit(out_idx=[-1])``.
 
     Above a function that defines and returns a ``@T.prim_func`` it makes a factory: calling it with
-    compile-time constants gives a `Kernel`. Above a function whose own body holds ``with T.Kernel(…)`` it
-    makes an eager kernel: calling it with tensors runs it.
+    compile-time constants gives a `Kernel`. Above a function whose own body holds ``with T.Kernel(…)``, or
+    calls a macro that does, it makes an eager kernel: calling it with tensors runs it.
 
     Args:
         out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it
@@ -251,7 +259,7 @@ def jit(
             f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
             hint="@tilescale.jit above a def; tilescale.compile(…) for a @T.prim_func",
         )
-    from tilescale.language.funcs import with_fast_math
+    from tilescale.language.funcs import launches, with_fast_math
 
     source_text.keep(func)
     parse_target(target)
@@ -262,8 +270,7 @@ def jit(
         "verbose": verbose, "debug_root_path": debug_root_path, "compile_flags": compile_flags, "mode": mode,
     }  # fmt: skip
     unused(func.__name__, given)
-    # A factory's own bytecode never names T.Kernel: that stands in the kernel inside it.
-    if "Kernel" not in func.__code__.co_names:
+    if not launches(func):
         return Factory(func, out_idx, target, instrument)
     if out_idx is not None:
         raise TileError(

@@ -8,11 +8,12 @@ import functools
 import gc
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tilescale.comm import sim as comm_sim
-from tilescale.errors import Loc, TileTypeError
+from tilescale.compat import unused
+from tilescale.errors import Loc, TileError, TileTypeError
 from tilescale.watch import Watch
 
 if TYPE_CHECKING:
@@ -79,6 +80,24 @@ def frozen(value: Any) -> Any:
 
 def loc_of(func: types.FunctionType) -> Loc:
     return Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
+
+
+def one_by_one(
+    make: Callable[..., Kernel], configs: Iterable[Any], num_workers: int | None, ignore_error: bool
+) -> list[Kernel | None]:
+    """A kernel for each of ``configs``, a tuple of arguments or a dict of named ones. They are made one after
+    the other: TVM's analyzers are not meant for several threads. ``ignore_error``: None for one that is
+    refused."""
+    unused("par_compile", {"num_workers": num_workers})
+    made: list[Kernel | None] = []
+    for config in configs:
+        try:
+            made.append(make(**config) if isinstance(config, dict) else make(*config))
+        except TileError:
+            if not ignore_error:
+                raise
+            made.append(None)
+    return made
 
 
 class Jit:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tilescale.profiler import Profiler
     from tilescale.report import ResourceReport
 
-__all__ = ["JITKernel", "Kernel", "NoResources"]
+__all__ = ["Kernel", "NoResources"]
 
 
 class Kernel(Launchable):
@@ -174,7 +174,3 @@ class Kernel(Launchable):
                 "tensor_supply= and tensor_supply_type= mean the same", hint="tensor_supply= alone"
             )
         return Profiler(self, tensor_supply if tensor_supply is not None else tensor_supply_type, extents)
-
-
-#: TileLang's name
-JITKernel = Kernel

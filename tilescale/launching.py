@@ -361,9 +361,10 @@ def _writable_view(array: Any) -> Any:
 
 
 def _bytes_of(value: Any) -> Any:
-    """A torch tensor of pairs of 4-bit floats as one of bytes; anything else as it is."""
+    """A torch tensor of pairs of 4-bit floats, or of bytes with a sign, as one of bytes; anything else as it
+    is."""
     torch = sys.modules.get("torch")
-    if torch is not None and is_torch(value) and value.dtype == torch.float4_e2m1fn_x2:
+    if torch is not None and is_torch(value) and value.dtype in (torch.float4_e2m1fn_x2, torch.int8):
         return value.view(torch.uint8)
     return value
 
@@ -412,11 +413,14 @@ class _Front:
         self.function: Callable[..., Any] = self.names["call"]
 
     def read(self, k: int) -> None:
-        """Symbols that stand alone in an input's shape: where the launcher takes them from, too."""
-        for axis, e in enumerate(self.params[k].get("shape", ())):
+        """Symbols that stand alone in an input's shape or strides, where the launcher takes them from."""
+        self.names["stride_of"], p = _stride_of, self.params[k]
+        shape = [(e, f"a{k}.shape[{axis}]") for axis, e in enumerate(p.get("shape", ()))]
+        strides = [(e, f"stride_of(a{k}, {axis})") for axis, e in enumerate(p.get("strides") or ())]
+        for e, text in (*shape, *strides):
             if isinstance(e, str) and e not in self.known and self.wanted(e):
                 self.known[e] = f"s{len(self.known)}"
-                self.lines.append(f"{self.known[e]} = a{k}.shape[{axis}]")
+                self.lines.append(f"{self.known[e]} = {text}")
 
     def pairs(self, k: int) -> bool:
         """Whether torch has a dtype of its own for two of a parameter's numbers: the launcher takes bytes."""
@@ -457,7 +461,6 @@ class _Front:
                 ]
         for axis, e in enumerate(p.get("strides") or ()):
             if isinstance(e, list):
-                self.names["stride_of"] = _stride_of
                 self.lines += [
                     f"want = {self.code(e, k)}",
                     f"if stride_of(a{k}, {axis}) != want:",

@@ -82,7 +82,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.demanded: set[Any] | None = (
             None  # collectives whose demands the launcher looks at (ops/participants.py)
         )
-        self.tables = {}
+        self.tables, self.lane_barriers = {}, {}
         self.regions: list[Any] = []
         self.zeroed: list[Any] = []
         self.in_cluster = self.in_rounds = False

@@ -5,7 +5,8 @@ Along a contiguous axis, lane l of each of `UNROLL` vectors takes its share of t
 the vectors are folded in order, the ragged end into the first lanes, then neighbouring lanes pair by pair.
 Along any other axis each output is one running value, in order. Small floats accumulate in float32.
 
-``max``, ``min`` and ``absmax`` propagate NaN, as torch.amax does (not CUDA's fmaxf, which drops it).
+In ``max``, ``min`` and ``absmax`` a NaN wins, as in torch.amax; ``fmax``, ``fmin`` and ``absfmax`` leave it
+out, as CUDA's fmaxf does.
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ def _minimum(a: Expr, b: Expr) -> Expr:
     return select(is_nan(b), b, select(tirx.LT(b, a), b, a))
 
 
+def _fmax(a: Expr, b: Expr) -> Expr:
+    """A NaN in ``b`` loses; accumulators, which start from a number, are none. One instruction."""
+    return select(tirx.GT(b, a), b, a)
+
+
+def _fmin(a: Expr, b: Expr) -> Expr:
+    return select(tirx.LT(b, a), b, a)
+
+
 def _lowest(dtype: str) -> float | int:
     if dtype.startswith("float"):
         return -inf
@@ -73,8 +83,11 @@ _OPS = {
     "prod": _Op(lambda a, b: a * b, lambda d: 1),
     "max": _Op(_maximum, _lowest),
     "min": _Op(_minimum, _highest),
+    "fmax": _Op(_fmax, _lowest),
+    "fmin": _Op(_fmin, _highest),
     "abssum": _Op(lambda a, b: a + b, lambda d: 0, absolute=True),
     "absmax": _Op(_maximum, lambda d: 0, absolute=True),
+    "absfmax": _Op(_fmax, lambda d: 0, absolute=True),
     "bitand": _Op(lambda a, b: a & b, _ones, only="integer"),
     "bitor": _Op(lambda a, b: a | b, lambda d: 0, only="integer"),
     "bitxor": _Op(lambda a, b: a ^ b, lambda d: 0, only="integer"),
@@ -150,7 +163,7 @@ class _Job:
                 old = native_cast(convert.cast(old, self.dst.dtype, "bool"), "uint8")
             else:
                 old = convert.cast(old, self.dst.dtype, self.acc)
-            total = self.op.combine(old, total)
+            total = self.op.combine(total, old)
         return convert.store(self.dst.buf, at, convert.cast(total, self.acc, self.dst.dtype), self.dst.dtype)
 
 

@@ -10,7 +10,8 @@ from tilescale.compiler.cpu.expr import lit, seq
 from tilescale.compiler.cpu.memory import narrow, pointer, size_of
 from tilescale.compiler.cpu.view import widened
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import SCALES, WIDTHS
+from tilescale.compiler.ir.scales import SCALES, WARP, WIDTHS
+from tilescale.compiler.ops.shuffle import EVERYONE, OF_WARPS
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
 
 
@@ -31,10 +32,14 @@ class Scales:
     arena: Any
     #: storage dtype, elements a thread → where lanes exchange values
     tables: dict[tuple[str, int], Any]
+    #: lanes of a warp that are not all → their barriers, one for each warp
+    lane_barriers: dict[int, Any]
+    zeroed: list[Any]
     # The parts' that it is mixed with:
     stmt: Callable[[Any], Any]
     call: Callable[..., Any]
     bind_loop: Callable[[Any, Any], None]
+    site: Callable[..., Any]
     _extent: Callable[[Any], Any]
     _reserve: Callable[[int], int]
     _in_arena: Callable[[Any, str, int], Any]
@@ -139,6 +144,25 @@ class Scales:
             self.tables[storage, each] = buf
         return self.tables[storage, each]
 
+    def barrier_of_lanes(self, mask: int, call: Any) -> Any:
+        """The lanes of a thread's warp that ``mask`` names synchronize. Masks that are not all lanes have
+        barriers of their own, which are zero when the block begins."""
+        warp, threads = tirx.floordiv(self.thread_number(), lit(WARP, "int32")), self.program.launch.threads
+        lanes = (mask & ((1 << min(WARP, threads)) - 1)).bit_count()
+        site = self.site("barrier", "warp", call)
+        if mask == EVERYONE:
+            return self.numbered_barrier(warp + OF_WARPS, lanes, site)
+        self.waits = True
+        if mask not in self.lane_barriers:
+            count = 2 * -(-threads // WARP)
+            buf = tirx.decl_buffer((count,), "int64", "lanes_meet", data_alignment=64, layout=None)
+            self.header.append(self._in_arena(buf, "int64", self._reserve(8 * count)))
+            zero = tirx.const(0, "int64")
+            self.zeroed += [tirx.BufferStore(buf, zero, [lit(k, "int32")]) for k in range(count)]
+            self.lane_barriers[mask] = buf
+        where = tirx.address_of(tirx.BufferLoad(self.lane_barriers[mask], [warp * 2]))
+        return self.call("ts_barrier_at", where, lit(lanes, "int32"), site)
+
     def numbered_barrier(self, number: Any, executors: int, site: Any) -> Any:
         """So many executors of the block synchronize at one of its barriers."""
         self.waits = True
@@ -151,6 +175,7 @@ _SYNCHRONIZE = (
     "ts.get_packets",
     "ts.team_sync",
     "ts.sync_threads",
+    "ts.arrive_threads",
     "ts.shuffle",
     "ts.vote",
     "ts.block_vote",

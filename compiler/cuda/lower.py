@@ -137,7 +137,7 @@ class Lowering(Clusters, Apart, MatrixStores):
             return self.tid, number, self.threads
         return super().barrier_of(scope)
 
-    def named_barrier(self, number: int, count: int) -> Any:
+    def named_barrier(self, number: int, count: int, waits: bool = True) -> Any:
         """At the author's number where this kernel does not use it itself."""
         if number not in self.named:
             groups, plan = self.threads // WARPGROUP, self.program.schedule
@@ -151,10 +151,11 @@ class Lowering(Clusters, Apart, MatrixStores):
                 )
                 raise TileValueError(text, loc=self.here, expected=f"at most {BARRIERS - len(own)} of them")
             self.named[number] = free[0]
+        name = "ts::named_barrier" if waits else "ts::named_barrier_arrive"
         made = tirx.call_extern(
-            "void", "ts::named_barrier", tirx.IntImm("int32", self.named[number]), tirx.IntImm("int32", count)
+            "void", name, tirx.IntImm("int32", self.named[number]), tirx.IntImm("int32", count)
         )
-        why = {"comment": f"T.sync_threads({number}, {count})"}
+        why = {"comment": f"T.{'sync_threads' if waits else 'named_barrier_arrive'}({number}, {count})"}
         return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs=why, ret_ty=made.ty))
 
     # -- statements

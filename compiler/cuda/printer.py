@@ -80,6 +80,8 @@ class CudaPrinter(CPrinter):
                 "tgamma",
                 "remainder",
                 "nextafter",
+                "fmax",
+                "fmin",
             )
         },
         "abs": "fabsf",

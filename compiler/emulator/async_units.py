@@ -153,8 +153,8 @@ class AsyncUnits:
         self.cluster = [self] if cluster is None else cluster
         self.arena: Any = None
         self.barriers: dict[int, Barrier] = {}
-        #: the author's named barriers: who has come
-        self.named: dict[int, list[Any]] = {}
+        #: the author's named barriers: who waits, and what those who have gone on handed on
+        self.named: dict[int, tuple[list[Any], list[Any]]] = {}
         #: the phase of the cluster's barrier at which its threads have arrived
         self.cluster_turn = 0
         #: votes of the block: how many threads have come, and on how many of them the test holds

@@ -132,11 +132,13 @@ class Interleaving:
             done()
         self.yields(lambda: arrived[1] > turn)
 
-    def arrive(self, key: Any, count: int, arriving: int) -> None:
-        """So many threads arrive."""
+    def arrive(self, key: Any, count: int, arriving: int) -> bool:
+        """So many threads arrive. Returns whether they were the last."""
         arrived = self.meetings.setdefault(key, [0, 0])
         arrived[0] += arriving
         if arrived[0] > count:
             raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
         if arrived[0] == count:
             arrived[0], arrived[1] = 0, arrived[1] + 1
+            return True
+        return False

@@ -78,7 +78,8 @@ class Emulator:
         self.watches = any(name.startswith("ts::tma_load") for name in self.called)
         #: whether executors wait for each other by counters, wherever that stands
         self.waits = any(
-            name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier")
+            name.startswith("ts::shared_wait")
+            or name in ("ts::mbarrier_arrive", "ts::named_barrier", "ts::named_barrier_arrive")
             for name in self.called
         )
 
@@ -194,7 +195,8 @@ class Emulator:
         everyone = np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[async_units.AsyncUnits] = []
         told = any(
-            name.startswith("ts::shared_") or name in ("ts::mbarrier_arrive", "ts::named_barrier")
+            name.startswith("ts::shared_")
+            or name in ("ts::mbarrier_arrive", "ts::named_barrier", "ts::named_barrier_arrive")
             for name in self.called
         )
         clocks, moments = Clocks(everyone[:, 4]) if told else None, Moments(everyone)
@@ -684,6 +686,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"ts::vote_{kind}": threads.ballot(kind) for kind in VOTES},
     **{f"ts::block_{kind}": threads.block_vote(kind, _barrier_of) for kind in ("count", "and", "or")},
     "ts::named_barrier": threads.named_barrier,
+    "ts::named_barrier_arrive": threads.named_barrier_arrive,
     "ts::fail": _fail,
     "printf": _printf,
     **logs.FUNCTIONS,

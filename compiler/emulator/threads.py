@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tilescale.compiler.emulator import async_units
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.memory import Block, Pointer, decoded, load
 from tilescale.compiler.ir.scales import WARP
-from tilescale.compiler.ops.shuffle import taken_from
+from tilescale.compiler.ops.shuffle import EVERYONE, taken_from
 from tilescale.compiler.ops.vote import VOTES, decided
 from tilescale.compiler.sim import numerics
 
@@ -20,14 +21,31 @@ def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:
     """Some of the block's threads meet, whole warps of them."""
     whole_warps(b, m, "a named barrier")
     count, which = int(np.asarray(threads).ravel()[0]), int(async_units.one(m, number))
-    came = b.units.named.setdefault(which, [])
-    came.append(m.copy())
+    waiting, gone = b.units.named.setdefault(which, ([], []))
+    waiting.append(m.copy())
+    b.units.interleaving.meet((b.units, "named", which), count, int(m.sum()), partial(_met, b, waiting, gone))
 
-    def met() -> None:
-        b.clocks.meet(np.flatnonzero(np.logical_or.reduce(came)) + b.first)  # type: ignore[union-attr]
-        came.clear()
 
-    b.units.interleaving.meet((b.units, "named", which), count, int(m.sum()), met)
+def named_barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
+    """Comes there and goes on."""
+    whole_warps(b, m, "a named barrier")
+    count, which = int(np.asarray(threads).ravel()[0]), int(async_units.one(m, number))
+    waiting, gone = b.units.named.setdefault(which, ([], []))
+    gone.append(b.clocks.release(np.flatnonzero(m) + b.first))  # type: ignore[union-attr]
+    met = b.units.interleaving.arrive((b.units, "named", which), count, int(m.sum()))
+    if met:
+        _met(b, waiting, gone)
+    b.units.yields()
+
+
+def _met(b: Block, waiting: list[Any], gone: list[Any]) -> None:
+    """Who waits knows what all did; who has gone on knows nothing new."""
+    who = np.flatnonzero(np.logical_or.reduce([np.zeros(b.threads, bool), *waiting])) + b.first
+    b.clocks.meet(who)  # type: ignore[union-attr]
+    for handed in gone:
+        b.clocks.acquire(who, handed)  # type: ignore[union-attr]
+    waiting.clear()
+    gone.clear()
 
 
 def uniform(b: Block, m: Any, value: Any) -> Any:
@@ -62,28 +80,29 @@ def shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
 
 
 def lane(kind: str) -> Callable[..., Any]:
-    def run(b: Block, m: Any, value: Any, by: Any, width: Any) -> Any:
+    def run(b: Block, m: Any, value: Any, by: Any, width: Any, mask: Any = EVERYONE) -> Any:
         lanes = np.arange(b.threads)
-        if not m[np.isin(lanes // WARP, lanes[m] // WARP)].all():
-            raise EmulationError("a shuffle in part of a warp")
-        there = taken_from(
+        named_lanes(b, m, mask, "a shuffle")
+        there = lanes // WARP * WARP + taken_from(
             kind, lanes % WARP, np.broadcast_to(by, m.shape), int(np.asarray(width).ravel()[0])
         )
-        return np.broadcast_to(value, m.shape)[lanes // WARP * WARP + there]
+        if (there[m] >= b.threads).any() or not m[there[m]].all():
+            raise EmulationError("a shuffle asks for the value of a lane that does not come")
+        return np.broadcast_to(value, m.shape)[np.where(m, there, lanes)]
 
     return run
 
 
 def ballot(kind: str) -> Callable[..., Any]:
-    """A vote of the author's, to which all lanes of the warp come."""
+    """A vote of the author's, to which all lanes that the mask names come."""
 
-    def run(b: Block, m: Any, *given: Any) -> Any:
-        values = np.broadcast_to(given[0] if given else True, m.shape)
+    def run(b: Block, m: Any, test: Any = True, mask: Any = EVERYONE) -> Any:
+        values = np.broadcast_to(test, m.shape)
         told = np.zeros(b.threads, np.int64)
-        for w in whole_warps(b, m, "a vote"):
-            first = w * b.wave
-            brought = values[first : first + b.wave].tolist()
-            told[first : first + b.wave] = [decided(kind, lane, brought) for lane in range(b.wave)]
+        for first in named_lanes(b, m, mask, "a vote"):
+            brought = {k: values[first + k] for k in range(WARP) if m[first + k]}
+            for k in brought:
+                told[first + k] = decided(kind, k, brought)
         return told.astype(VOTES[kind][1])
 
     return run
@@ -106,6 +125,16 @@ def block_vote(kind: str, meet: Callable[..., None]) -> Callable[..., Any]:
         )
 
     return run
+
+
+def named_lanes(b: Block, m: Any, mask: Any, what: str) -> list[int]:
+    """The first threads of the warps that come, each with the lanes of the mask, and these alone."""
+    lanes = np.arange(b.threads)
+    named = int(np.asarray(mask).ravel()[0]) >> (lanes % WARP) & 1 > 0
+    if not (m == (named & np.isin(lanes // WARP, lanes[m] // WARP))).all():
+        where = "in part of a warp" if named.all() else "not of the lanes of its mask"
+        raise EmulationError(f"{what} {where}")
+    return [int(w) * WARP for w in np.unique(lanes[m] // WARP)]
 
 
 def whole_warps(b: Block, m: Any, what: str) -> list[int]:

@@ -124,7 +124,7 @@ def _free_barrier(parts: list[Any]) -> int:
     used: set[int] = set()
 
     def look(c: Any) -> None:
-        if getattr(c.op, "name", "") == "ts.sync_threads":
+        if getattr(c.op, "name", "") in ("ts.sync_threads", "ts.arrive_threads"):
             used.add(int(c.attrs["barrier"]))
 
     for s in parts:

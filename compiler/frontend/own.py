@@ -24,8 +24,9 @@ from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ops.shuffle import where_all_come
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.errors import TileSyntaxError, TileValueError
+from tilescale.errors import TileSyntaxError
 
 _THREAD = "thread"
 _HELD = ("local", "local.var")
@@ -63,7 +64,7 @@ def _names_thread(e: Any) -> bool:
 def _synchronizes(s: Any) -> bool:
     """Whether the author orders what threads do in a statement (T.sync_threads of some of them, votes)."""
     found: list[Any] = []
-    ordering = ("ts.sync_threads", "ts.block_vote")
+    ordering = ("ts.sync_threads", "ts.arrive_threads", "ts.block_vote")
     structural_walk(s, (ir.Call, lambda c: found.append(c) if _name(c) in ordering else None))
     return bool(found)
 
@@ -142,7 +143,10 @@ class _Own:
             self.spread(body, False)
 
     def refuse_all(self, s: Any) -> None:
-        """Raises TileValueError where a barrier of some threads stands where all of the block's come."""
+        """
+        Raises:
+            TileValueError: a barrier of some threads stands where all of the block's come.
+        """
         if isinstance(s, tirx.SeqStmt):
             for x in s.seq:
                 self.refuse_all(x)
@@ -154,14 +158,15 @@ class _Own:
                 self.refuse_all(s.else_case)
         if not isinstance(s, tirx.Evaluate) or not isinstance(s.value, ir.Call):
             return
-        attrs = s.value.attrs
-        if _name(s.value) == "ts.sync_threads" and str(attrs["executor"]) == "block":
-            raise TileValueError(
-                f"T.sync_threads of {int(attrs['count'])} threads where all {self.threads} come",
-                loc=loc_of(s.span),
-                hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or '
-                '"thread", in the branch that those threads take',
-            )
+        name, attrs = _name(s.value), s.value.attrs
+        if name not in ("ts.sync_threads", "ts.arrive_threads") or str(attrs["executor"]) != "block":
+            return
+        what = f"T.sync_threads of {int(attrs['count'])} threads"
+        if name == "ts.arrive_threads":
+            what = "T.named_barrier_arrive"
+        elif int(attrs["count"]) == self.threads:
+            return
+        raise where_all_come(what, self.threads, loc_of(s.span))
 
     def may_hold(self, buffer: Any) -> bool:
         return buffer.ty.storage_scope in _HELD or buffer in self.private

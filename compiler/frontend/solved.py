@@ -5,20 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import lcm
 from typing import Any
 
 from tilescale.language.annotations import TensorSpec
-from tilescale.language.symbolic import Const, Sym, linear, replaced, settle
+from tilescale.language.dtypes import Narrow
+from tilescale.language.symbolic import Const, Sym, SymExpr, linear, replaced, settle
 
 
 @dataclass
 class Solved:
     """Attributes:
-    symbols: name → the expression that it is. extents: (parameter, axis) → the name of that extent.
+    symbols: name → the expression that it is. extents: (parameter, axis) → the name of that extent. strides:
+        the same of strides.
     """
 
     symbols: dict[str, Any] = field(default_factory=dict)
     extents: dict[tuple[str, int], Sym] = field(default_factory=dict)
+    strides: dict[tuple[str, int], Sym] = field(default_factory=dict)
 
     def spec(self, name: str, spec: Any) -> Any:
         """A parameter's declaration by what was solved."""
@@ -27,7 +32,11 @@ class Solved:
         shape = tuple(
             self.extents.get((name, axis), replaced(e, self.symbols)) for axis, e in enumerate(spec.shape)
         )
-        strides = None if spec.strides is None else tuple(replaced(s, self.symbols) for s in spec.strides)
+        strides = spec.strides
+        if strides is not None:
+            strides = tuple(
+                self.strides.get((name, axis), replaced(s, self.symbols)) for axis, s in enumerate(strides)
+            )
         slots = None if spec.slots is None else tuple(replaced(s, self.symbols) for s in spec.slots)
         return replace(spec, shape=shape, strides=strides, slots=slots, declared=spec)
 
@@ -40,14 +49,31 @@ def solve(specs: Mapping[str, Any]) -> Solved:
     alone = {e.name for e in values if isinstance(e, Sym)}
     for name, spec in tensors.items():
         for axis, e in enumerate(spec.shape):
-            found = linear(e)
-            if found is None or spec.of is not None:
+            bytes_of = spec.slots if isinstance(spec.of, Narrow) and axis == len(spec.shape) - 1 else None
+            found = linear(bytes_of[axis] if bytes_of is not None else e)
+            if found is None or spec.kind == "packets":
                 continue
             symbol, factor, offset = found
             known = symbol.name in alone or symbol.name in made.symbols or isinstance(symbol, Const)
-            if known or factor < 1 or (factor > 1 and offset):
+            if known or factor < 1 or offset and (factor > 1 or bytes_of is not None):
                 continue
             multiple = symbol.multiple_of * factor if not offset else 1
+            by = Fraction(factor)
+            if bytes_of is not None:  # of numbers, two a byte: their count is even
+                by, multiple = by / 2, lcm(multiple, 2) // 2
             extent = made.extents[name, axis] = Sym(f"{name}_{axis}", symbol.dtype, multiple)
-            made.symbols[symbol.name] = (extent - offset) // factor if factor > 1 else extent - offset
+            made.symbols[symbol.name] = _divided(extent - offset if offset else extent, by)
+        for axis, e in enumerate(spec.strides or ()):  # of numbers, two a byte: half of what its author says
+            if not isinstance(spec.of, Narrow) or not isinstance(e, SymExpr) or e.op != "//":
+                continue
+            symbol = settle(e.args[0])
+            if isinstance(symbol, Sym) and symbol.name not in alone and symbol.name not in made.symbols:
+                stride = made.strides[name, axis] = Sym(f"{name}_stride_{axis}", symbol.dtype)
+                made.symbols[symbol.name] = stride * 2
     return made
+
+
+def _divided(e: Any, by: Fraction) -> Any:
+    """``e / by``, which is whole."""
+    whole = e if by.numerator == 1 else e // by.numerator
+    return whole if by.denominator == 1 else whole * by.denominator

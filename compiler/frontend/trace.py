@@ -15,7 +15,15 @@ from typing import Any
 from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
-from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
+from tilescale.compiler.builder.values import (
+    Buffer,
+    Region,
+    Variable,
+    as_expr,
+    dtype_of,
+    resolved,
+    symbol_expr,
+)
 from tilescale.compiler.frontend.conditions import by_condition
 from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
@@ -134,16 +142,11 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     if isinstance(spec.of, Narrow):
         return _halved(name, spec, loc)
     shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(spec.shape))
-    strides = None
-    if spec.strides is not None:
-        if len(spec.strides) != len(shape):
-            raise TileValueError(f"{name} has {len(shape)} axes and {len(spec.strides)} strides", loc=loc)
-        strides = [as_expr(_extent(s, f"stride {k} of {name}", loc)) for k, s in enumerate(spec.strides)]
     var = tirx.decl_buffer(
         shape,
         str(spec.dtype),
         b.unique(name),
-        strides=strides,
+        strides=_strides(name, spec, loc),
         scope=SCOPES[spec.kind],
         data_alignment=1,
         layout=None,
@@ -151,6 +154,18 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     buffer = Buffer(var, name, shape, spec.dtype, SCOPES[spec.kind], spec.kind)
     b.buffers[var] = buffer
     return buffer
+
+
+def _strides(name: str, spec: TensorSpec, loc: Loc | None) -> list[Any] | None:
+    if spec.strides is None:
+        return None
+    if len(spec.strides) != len(spec.shape):
+        raise TileValueError(f"{name} has {len(spec.shape)} axes and {len(spec.strides)} strides", loc=loc)
+    if isinstance(spec.of, Narrow):  # two a byte: an odd stride is none of theirs
+        for s in (s.args[0] for s in spec.strides if isinstance(s, SymExpr) and s.op == "//"):
+            if isinstance(s, Sym):
+                bld.current().promise(s.name, 2)
+    return [as_expr(_extent(s, f"stride {k} of {name}", loc)) for k, s in enumerate(spec.strides)]
 
 
 def _box(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
@@ -191,19 +206,20 @@ def _halved(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     b, slots = bld.current(), spec.slots or ()
     shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(slots))
     last = settle(slots[-1])
-    promised = last.multiple_of if isinstance(last, Sym) else last
-    if not isinstance(promised, int) or promised % 2:
+    if isinstance(last, Sym):
+        b.promise(last.name, 2)  # a call gives whole bytes: no other extent fits
+    elif constant(resolved(tirx.floormod(as_expr(last), as_expr(2)))) != 0:
         raise TileValueError(
             f"the rows of {name} are of {last} numbers of {spec.of}, two of which share a byte",
             loc=loc,
             expected="an even last extent",
-            hint=f"T.dynamic({last.name!r}, multiple_of=2)" if isinstance(last, Sym) else None,
         )
     half = shape[-1] // 2 if isinstance(shape[-1], int) else tirx.floordiv(shape[-1], as_expr(2))
     var = tirx.decl_buffer(
         (*shape[:-1], half),
         str(spec.dtype),
         b.unique(name),
+        strides=_strides(name, spec, loc),
         scope=SCOPES[spec.kind],
         data_alignment=1,
         layout=None,
@@ -325,7 +341,8 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
         raise TileValueError(
             f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes"
         )
-    if value.dtype not in (None, spec.dtype, spec.of):
+    pairs = ("int8",) if str(spec.of) == "float4_e2m1fn" else ()  # bytes, whatever their sign
+    if value.dtype not in (None, spec.dtype, spec.of, *pairs):
         raise TileTypeError(f"{name} is of {value.dtype}", loc=loc, expected=str(spec.dtype))
     given, halves = value.shape, isinstance(spec.of, Narrow)
     if given is not None and halves:  # a byte is two numbers

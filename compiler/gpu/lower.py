@@ -321,8 +321,8 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             return tirx.Evaluate(self.barrier_call("warp" if number == OF_WARPS else "block"))
         return self.named_barrier(number, count)
 
-    def named_barrier(self, number: int, count: int) -> Any:
-        """A barrier of some of its threads."""
+    def named_barrier(self, number: int, count: int, waits: bool = True) -> Any:
+        """A barrier of some of its threads, at which the others wait, too."""
         raise self.refused(
             f"T.sync_threads of {count} threads of {self.threads}", "barriers of part of a block"
         )

@@ -535,8 +535,9 @@ class NestLowering(State):
             value >= tirx.IntImm(str(value.ty), 0), sym.ProofStrength.SYMBOLIC_BOUND
         ):
             low = 0  # by what its parts have to do with one another
-        narrow = str(var.ty) in ("int8", "int16")  # the range's end is a value of the dtype, too
-        most = (1 << int(str(var.ty)[3:]) - 1) - 1 if narrow else (1 << 31) - 1
+        most = {"int8": 127, "uint8": 255, "int16": 32767, "uint16": 65535}.get(
+            str(var.ty), (1 << 31) - 1
+        )  # the range's end is a value of the dtype, too
         if (
             -(1 << 31) <= low and high < most and high - low < (1 << 31) - 1
         ):  # an extent that wraps would prove anything

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.tvm_compat import ir, register_op, tirx
 
 _FLOATS = ("float", "bfloat")
+
+#: reductions of floats that leave NaN out, by those in which a NaN wins
+NUMBERS = {"max": "fmax", "min": "fmin", "absmax": "absfmax"}
+
+for _name in ("fmax", "fmin"):
+    register_op(f"ts.math.{_name}", pure=True)
 
 
 def accumulator(source: str, target: str) -> str:
@@ -17,10 +23,15 @@ def accumulator(source: str, target: str) -> str:
     return "float64" if "float64" in (source, target) else "float32"
 
 
+def in_any_order(op: str) -> bool:
+    """Whether the order makes no difference."""
+    return op.removeprefix("abs") in ("max", "min", "fmax", "fmin")
+
+
 def identity(op: str, dtype: str) -> Any:
     """What changes nothing."""
-    kind = op.removeprefix("abs")
-    if kind in ("sum", "prod") or kind in ("bitor", "bitxor"):
+    kind = op.removeprefix("abs").removeprefix("f")
+    if op.startswith("abs") or kind in ("sum", "prod") or kind in ("bitor", "bitxor"):
         return tirx.const(1 if kind == "prod" else 0, dtype)
     if kind == "bitand":
         return tirx.const(
@@ -36,6 +47,8 @@ def identity(op: str, dtype: str) -> Any:
 
 def fold(op: str, a: Any, b: Any) -> Any:
     kind = op.removeprefix("abs")
+    if kind in ("fmax", "fmin"):
+        return ir.Call(f"ts.math.{kind}", [a, b], ret_ty=ir.PrimType(str(a.ty)))
     if kind in ("max", "min"):
         return (tirx.max if kind == "max" else tirx.min)(a, b)
     if kind in ("sum", "prod"):

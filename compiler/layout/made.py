@@ -239,8 +239,8 @@ def make_quarter_bank_swizzled_layout(*tile: Any) -> Shared:
 
 
 def make_linear_layout(*tile: Any) -> Shared:
-    """Row-major, without gaps, of a tile or of ``(rows, columns, bits of an element)``."""
-    return strided(*_tile(tile, "make_linear_layout"))
+    """Row-major, without gaps, of a tile, of any axes, or of ``(rows, columns, bits of an element)``."""
+    return strided(*_tile(tile, "make_linear_layout", axes=None))
 
 
 def _boxed(shape: tuple[int, int], bits: int, width: int, what: str) -> Shared:
@@ -251,8 +251,8 @@ def _boxed(shape: tuple[int, int], bits: int, width: int, what: str) -> Shared:
         raise error.at(source.current()) from None
 
 
-def _tile(given: Any, what: str) -> tuple[tuple[int, int], int]:
-    """The extents of a tile and its elements' bits."""
+def _tile(given: Any, what: str, axes: int | None = 2) -> tuple[Any, int]:
+    """The extents of a tile and its elements' bits. ``axes``: how many it must have."""
     items = given if isinstance(given, tuple) else (given,)
     if len(items) == 3 and all(isinstance(x, int) for x in items):
         return (items[0], items[1]), items[2]
@@ -261,15 +261,16 @@ def _tile(given: Any, what: str) -> tuple[tuple[int, int], int]:
     if (
         shape is None
         or str(dtype) not in BITS
-        or len(shape) != 2
+        or axes is not None
+        and len(shape) != axes
         or not all(isinstance(e, int) for e in shape)
     ):
         raise TileTypeError(
             f"{what} of {given!r}",
             loc=source.current(),
-            expected="a tile of two axes, or its rows, columns and bits",
+            expected=f"a tile{' of two axes' if axes == 2 else ''}, or its rows, columns and bits",
         )
-    return (shape[0], shape[1]), BITS[str(dtype)]
+    return tuple(shape), BITS[str(dtype)]
 
 
 def make_wgmma_swizzled_layout(buffer: Any, continuity: int | None = None, k_major: bool = True) -> Shared:

@@ -7,16 +7,17 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.symbolic import extent_of
 from tilescale.compiler.builder.values import Buffer, Region, Variable, convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.program import Param
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.tvm_compat import is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import Narrow, canonical, held
-from tilescale.language.symbolic import settle
-from tilescale.language.vectors import Vector
+from tilescale.language.symbolic import SymExpr, settle
+from tilescale.language.vectors import Vector, named_vector
 
 
 def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
@@ -93,8 +94,8 @@ def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Buf
 def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variable:
     """One mutable scalar: assigning to its name stores. Zero, or ``init``, to begin with."""
     _check_scope("alloc_var", scope, "local.var")
-    if isinstance(dtype, Vector):
-        return _lane_cell(dtype, init)
+    if isinstance(of := named_vector(dtype), Vector):
+        return _lane_cell(of, init)
     buffer = _allocate((1,), dtype, "local.var", "alloc_var")
     made = Variable(buffer)
     b = bld.current()
@@ -132,12 +133,24 @@ def alloc_signal(shape: Any = (1,)) -> Buffer:
     return buffer
 
 
-def empty(shape: Any, dtype: Any = "float32") -> Buffer:
-    """An output of an eager kernel: allocated by the call and returned.
+def empty(*shape: Any, dtype: Any = None) -> Buffer:
+    """An output of an eager kernel: allocated by the call and returned. ``T.empty((m, n), "float16")`` or
+    ``T.empty(m, n, dtype="float16")``; float32 without one.
 
     Raises:
-        TileSyntaxError: in a @T.prim_func.
+        TileSyntaxError: in a @T.prim_func. TileTypeError: no extents, or two dtypes.
     """
+    extents = list(shape)
+    if dtype is None:
+        named = len(extents) > 1 and not isinstance(extents[-1], (int, SymExpr)) and not is_expr(extents[-1])
+        dtype = extents.pop() if named else "float32"
+    if len(extents) == 1 and isinstance(extents[0], (tuple, list)):
+        extents = list(extents[0])
+    if not extents or any(isinstance(e, (str, tuple, list)) for e in extents):
+        raise TileTypeError(
+            f"T.empty of {', '.join(map(repr, shape))}", loc=source.current(),
+            expected='T.empty((m, n), "float16") or T.empty(m, n, dtype="float16")',
+        )  # fmt: skip
     eager = bld.current().eager
     if eager is None:
         raise TileSyntaxError(
@@ -146,9 +159,7 @@ def empty(shape: Any, dtype: Any = "float32") -> Buffer:
             hint="a tensor parameter, with out_idx=[…] in @tilescale.jit; or T.alloc_shared / "
             "T.alloc_fragment for scratch",
         )
-    made: Buffer = eager.declare_output(
-        tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), canonical(dtype)
-    )
+    made: Buffer = eager.declare_output(tuple(map(extent_of, extents)), canonical(dtype))
     return made
 
 

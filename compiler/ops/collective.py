@@ -440,13 +440,13 @@ def _lanes(call: Any, src: Region, dst: Region, regions: Regions) -> None:
     """Below the block: the leading axis of ``src`` is the executor's lanes, and one executor holds them all.
     Where the result lies among them it goes by way of a tile."""
     from tilescale.compiler.ops.copy import copy
-    from tilescale.compiler.ops.reduce import reduce
+    from tilescale.compiler.ops.reduce import fold_tile
 
     if regions.relation(src, dst) == APART:
-        reduce(src, dst, str(call.attrs["op"]), 0)
+        fold_tile(src, dst, str(call.attrs["op"]), 0)
         return
     tile = _tile(squeeze(src.shape[1:]), str(src.dtype))
-    reduce(src, tile, str(call.attrs["op"]), 0)
+    fold_tile(src, tile, str(call.attrs["op"]), 0)
     for part in (
         [_index(src, lane) for lane in range(constant(src.shape[0]) or 0)]
         if int(call.attrs["in_place"])

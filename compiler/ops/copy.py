@@ -236,14 +236,22 @@ def _require_sum(op: str, to: Region, side: str, blocking: bool) -> None:
         )
 
 
+def require_policy(eviction: Any) -> None:
+    """
+    Raises:
+        TileValueError: an eviction_policy that there is not.
+    """
+    if not (eviction is None or isinstance(eviction, str) and eviction in POLICIES):
+        raise TileValueError(
+            f"eviction_policy={eviction!r}", loc=source.current(), expected="one of " + ", ".join(POLICIES)
+        )
+
+
 def _by_hand(
     frm: Region, to: Region, width: Any, layout: Any, disable_tma: bool, eviction: Any
 ) -> dict[str, Any]:
     """What the author says of how threads copy, as attributes."""
-    if eviction not in (None, *POLICIES):
-        raise TileValueError(
-            f"eviction_policy={eviction!r}", loc=source.current(), expected="one of " + ", ".join(POLICIES)
-        )
+    require_policy(eviction)
     made: dict[str, Any] = {} if width is None else {"width": by_hand.width(width)}
     if layout is not None:
         sizes = [

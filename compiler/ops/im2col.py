@@ -8,7 +8,8 @@ from typing import Any
 from tilescale.compiler.builder.constructs import LoopNest
 from tilescale.compiler.builder.values import Buffer, as_expr, binary, compare
 from tilescale.compiler.ir import source
-from tilescale.compiler.ops.copy import copy
+from tilescale.compiler.ops.base import unheeded
+from tilescale.compiler.ops.copy import copy, require_policy
 from tilescale.compiler.ops.math import if_then_else
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
@@ -16,19 +17,31 @@ from tilescale.language.symbolic import settle
 
 
 def im2col(
-    img: Buffer, col: Buffer, nhw_step: Any, c_step: Any, kernel: int, stride: int, dilation: int, pad: int
+    img: Buffer,
+    col: Buffer,
+    nhw_step: Any,
+    c_step: Any,
+    kernel: int,
+    stride: int,
+    dilation: int,
+    pad: int,
+    eviction_policy: str | None = None,
+    annotations: dict[str, Any] | None = None,
 ) -> None:
     """Fills ``col``, a tile of (rows, columns), with that part of the matrix whose row (n · OH + y) · OW + x
     holds what a convolution's window at (y, x) of image n reads, channels last: column (ky · kernel + kx) ·
     C +
     c is ``img[n, y · stride + ky · dilation - pad, x · stride + kx · dilation - pad, c]``, or zero outside.
-    ``nhw_step`` and ``c_step`` count tiles along both axes.
+    ``nhw_step`` and ``c_step`` count tiles along both axes. ``eviction_policy`` and ``annotations`` decide
+    nothing.
 
     Raises:
         TileTypeError: what is no tensor of four axes with constant extents, or no tile of two axes.
         TileValueError: a window that does not fit into the image.
     """
     loc = source.current()
+    unheeded("im2col", annotations)
+    require_policy(eviction_policy)
     kernel, stride, dilation, pad = map(settle, (kernel, stride, dilation, pad))
     if not isinstance(img, Buffer) or img.ndim != 4 or not all(isinstance(e, int) for e in img.shape[1:]):
         raise TileTypeError(
@@ -80,6 +93,10 @@ def im2col(
         for value, extent in ((y, height), (x, width)):
             inside = tirx.And(inside, tirx.And(compare(">=", value, 0), compare("<", value, extent)))
         col[i, j] = if_then_else(inside, img[n, y, x, c], 0)
+
+
+#: its older name
+c2d_im2col = im2col
 
 
 def _copied(

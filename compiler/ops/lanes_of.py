@@ -12,7 +12,7 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held, named
 from tilescale.compiler.builder.lanes import Lanes
-from tilescale.compiler.builder.values import Variable, as_expr, binary, convert, truth
+from tilescale.compiler.builder.values import Region, Variable, as_expr, binary, convert, dtype_of, truth
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops import math as own
@@ -101,6 +101,52 @@ def extract_lane(vector: Any, lane: int) -> Any:
             f"lane {k} of {made}", loc=source.current(), expected=f"0 … {len(made.values) - 1}"
         )
     return made.values[k]
+
+
+def Broadcast(value: Any, lanes: int) -> Lanes:
+    """A vector of so many lanes, all of them ``value``: ``a[0:32] = T.Broadcast(x, 32)``.
+
+    Raises:
+        TileTypeError: no constant count. TileValueError: less than two lanes, or more than 64.
+    """
+    count = constant(lanes)
+    if not isinstance(count, int) or isinstance(lanes, bool):
+        raise TileTypeError(f"T.Broadcast to {lanes} lanes", loc=source.current(), expected="a constant")
+    if not 2 <= count <= 64:
+        raise TileValueError(f"T.Broadcast to {count} lanes", loc=source.current(), expected="2 … 64")
+    one = _kept(as_expr(value, str(dtype_of(value))))
+    return Lanes(canonical(str(one.ty)), [one] * count)
+
+
+def cast(value: Any, to: Vector) -> Lanes:
+    """A vector's lanes converted. What is no vector, or neighbours in memory, becomes all of its lanes.
+
+    Raises:
+        TileTypeError: another number of lanes.
+    """
+    if isinstance(value, Region):
+        value = _neighbours(value)
+    if not isinstance(value, (Lanes, LaneCell)):
+        return vector(to, (value,))
+    frm = lanes(value, "what T.cast converts")
+    if len(frm.values) != to.count:
+        raise TileTypeError(
+            f"T.cast of {frm} to {to!r}", loc=source.current(), expected=f"{len(frm.values)} lanes"
+        )
+    return Lanes(to.of, [_kept(convert(v, to.of)) for v in frm.values])
+
+
+def _neighbours(part: Region) -> Lanes:
+    """``A[i, j:j + 4]``."""
+    count = constant(part.extents[-1])
+    if count is None or any(constant(e) != 1 for e in part.extents[:-1]):
+        raise TileTypeError(
+            f"{part} is no vector", loc=source.current(),
+            expected="neighbours along the last axis, A[i, j:j + 4]",
+        )  # fmt: skip
+    at = [held(as_expr(m), "at") for m in part.mins]
+    places = [(*at[:-1], binary("+", at[-1], k)) for k in range(count)]
+    return Lanes(part.dtype, [named(part.buffer[p], "lane") for p in places])
 
 
 # -- pairs

@@ -17,7 +17,7 @@ from tilescale.compiler.ops import alloc, loops
 from tilescale.compiler.ops.base import of_iterations, region, show
 from tilescale.compiler.ops.choices import chain
 from tilescale.compiler.ops.math import if_then_else
-from tilescale.compiler.ops.reduce import reduce
+from tilescale.compiler.ops.reduce import fold_tile
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
 
@@ -96,7 +96,7 @@ def _of_fragment(of: Region, word: str) -> Any:
         flags[index] = if_then_else(truth(_element(of, index[: len(shape)])), 1, 0)
     while flags.shape != (1,):
         left = bld.current().give_name(alloc.alloc_fragment(flags.shape[:-1] or (1,), "int32"), word)
-        reduce(flags, left, "max" if word == "any_of" else "min")
+        fold_tile(flags, left, "max" if word == "any_of" else "min")
         flags = left
     return truth(flags[0])
 

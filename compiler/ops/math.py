@@ -25,7 +25,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical
-from tilescale.language.vectors import Vector
+from tilescale.language.vectors import Vector, named_vector
 
 #: functions of float32 that have a fast form
 FAST = ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan")
@@ -228,8 +228,12 @@ def cast(value: Any, dtype: Any) -> Any:
     """``value`` converted to ``dtype``: floats round to nearest even, float to integer truncates.
 
     A Python number becomes a constant of that dtype. A value of 4 bits reads as one of the 8 bits that tiles
-    hold; T.reinterpret gives its own.
+    hold; T.reinterpret gives its own. A vector becomes one of as many lanes, ``T.float16x2``, by lane.
     """
+    if isinstance(of := named_vector(dtype), Vector):
+        from tilescale.compiler.ops.lanes_of import cast as of_lanes
+
+        return of_lanes(value, of)
     dt = canonical(dtype)
     if isinstance(dt, Narrow):
         e = to_expr(value)
@@ -353,6 +357,7 @@ def reinterpret(a: Any, b: Any = None, *, dtype: Any = None) -> Any:
     it."""
     from tilescale.compiler.builder.lanes import Lanes
 
+    a, b, dtype = named_vector(a), named_vector(b), named_vector(dtype)
     for to, value in ((a, b), (b, a), (dtype, a)):
         if isinstance(to, Vector) or isinstance(value, Lanes) and to is not None:
             from tilescale.compiler.ops.lanes_of import reinterpret as of_lanes

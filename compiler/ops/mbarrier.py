@@ -187,11 +187,10 @@ def tma_store_arrive() -> None:
     emit("tma_store_arrive", [])
 
 
-def tma_store_wait(count: int = 0, read_only: bool = False) -> None:
-    """All but the last ``count`` groups of stores are complete; with ``read_only`` they have read their
-    tiles."""
-    require_bools(read_only=read_only)
-    emit("tma_store_wait", [], {"count": int(count), "read_only": int(bool(read_only))})
+def tma_store_wait(count: int = 0, read: bool = False) -> None:
+    """All but the last ``count`` groups of stores are complete; with ``read`` they have read their tiles."""
+    require_bools(read=read)
+    emit("tma_store_wait", [], {"count": int(count), "read": int(bool(read))})
 
 
 # ---- operations
@@ -278,7 +277,7 @@ class TmaStoreArrive(_Expert):
 @register
 class TmaStoreWait(_Expert):
     name = "tma_store_wait"
-    attributes = ("count", "read_only")
+    attributes = ("count", "read")
 
     def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers

@@ -66,3 +66,7 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = "float32", strides: Any = Non
     pointer = ir.PointerType(ir.PrimType(str(dt)), "global")
     b.emit(tirx.DeclBuffer(var, b.span(), data=ir.Call(POINTED, [load.source, load], ret_ty=pointer)))
     return made
+
+
+#: TileLang's name where the address is an expression
+make_tensor_from_addr = make_tensor

@@ -5,31 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale import log
-from tilescale.compiler.builder.constructs import LoopNest
-from tilescale.compiler.builder.values import Buffer, Region, as_expr, binary, const
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
+from tilescale.compiler.ir.folds import NUMBERS
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, elements, register
-from tilescale.compiler.ops.alloc import alloc_fragment
-from tilescale.compiler.ops.base import emit, region, same_extent, show, squeeze
+from tilescale.compiler.ops.base import emit, region, same_extent, show, squeeze, unheeded
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
 
 OPS = ("sum", "max", "min", "abssum", "absmax", "prod", "bitand", "bitor", "bitxor")
 
 
-def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True) -> None:
+def reduce(
+    buffer: Any,
+    out: Any,
+    reduce_type: str,
+    dim: int = -1,
+    clear: bool = True,
+    batch: int = 1,
+    nan_propagate: bool = False,
+    annotations: dict[str, Any] | None = None,
+) -> None:
     """Reduces ``buffer`` along axis ``dim`` into ``out``, whose shape lacks that axis (or has extent one
     there).
 
     Args:
         reduce_type: sum, max, min, abssum, absmax, prod, bitand, bitor, bitxor.
         clear: False combines with what ``out`` holds.
+        nan_propagate: in max, min and absmax a NaN wins over all numbers; else it is left out, and nothing
+            but NaNs gives what no elements give: -∞, ∞ and, of magnitudes, 0.
+        batch, annotations: decide nothing here.
 
     Raises:
         TileValueError, TileTypeError: shapes, axis, dtypes or an operation that do not fit.
     """
+    require_bools(nan_propagate=nan_propagate)
+    word = "reduce" if reduce_type not in OPS else f"reduce_{reduce_type}"
+    together(word, batch)
+    unheeded(word, annotations)
+    fold_tile(buffer, out, reduce_type, dim, clear, nan_propagate)
+
+
+def fold_tile(
+    buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True, nan_wins: bool = True
+) -> None:
+    """`reduce` without TileLang's words."""
     require_bools(clear=clear)
     loc = source.current()
     if reduce_type not in OPS:
@@ -60,7 +81,10 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
         raise TileTypeError(f"reduce_{reduce_type} of {src.dtype}", loc=loc, expected="an integer dtype")
     # counted from the back, over the buffer's axes, so that a ring's leading stage axis changes nothing
     full = [k for k, d in enumerate(src.dropped) if not d][axis] - src.buffer.ndim
-    emit("reduce", [src.ir(), dst.ir()], {"op": reduce_type, "axis": full, "clear": int(bool(clear))})
+    op = reduce_type
+    if not nan_wins and (src.dtype.is_float or dst.dtype.is_float):
+        op = NUMBERS.get(op, op)
+    emit("reduce", [src.ir(), dst.ir()], {"op": op, "axis": full, "clear": int(bool(clear))})
 
 
 def together(name: str, batch: int) -> None:
@@ -76,9 +100,15 @@ def together(name: str, batch: int) -> None:
 
 
 def _named(op: str, doc: str) -> Any:
-    def call(buffer: Any, out: Any, dim: int = -1, clear: bool = True, batch: int = 1) -> None:
-        together(f"reduce_{op}", batch)
-        reduce(buffer, out, op, dim, clear)
+    def call(
+        buffer: Any,
+        out: Any,
+        dim: int = -1,
+        clear: bool = True,
+        batch: int = 1,
+        annotations: dict[str, Any] | None = None,
+    ) -> None:
+        reduce(buffer, out, op, dim, clear, batch, annotations=annotations)
 
     call.__name__ = call.__qualname__ = f"reduce_{op}"
     call.__doc__ = doc
@@ -87,47 +117,22 @@ def _named(op: str, doc: str) -> Any:
 
 def _extreme(op: str, doc: str) -> Any:
     def call(
-        buffer: Any, out: Any, dim: int = -1, clear: bool = True, nan_propagate: bool = True, batch: int = 1
+        buffer: Any,
+        out: Any,
+        dim: int = -1,
+        clear: bool = True,
+        batch: int = 1,
+        nan_propagate: bool = False,
+        annotations: dict[str, Any] | None = None,
     ) -> None:
-        require_bools(nan_propagate=nan_propagate, clear=clear)
-        together(f"reduce_{op}", batch)
-        src, dst = region(buffer, "the tile to reduce"), region(out, "the result")
-        if nan_propagate or not src.dtype.is_float:
-            reduce(buffer, out, op, dim, clear)
-            return
-        if not clear:
-            _without_nan(dst, dst.buffer, op)
-        held = alloc_fragment(tuple(src.shape), str(src.dtype))
-        _without_nan(src, held, op)
-        reduce(held, out, op, dim, clear)
+        reduce(buffer, out, op, dim, clear, batch, nan_propagate, annotations)
 
     call.__name__ = call.__qualname__ = f"reduce_{op}"
     call.__doc__ = (
-        f"{doc} A NaN wins; with ``nan_propagate=False`` all others win over it, and nothing but NaNs gives "
-        "what no elements give: -∞, ∞ and, of magnitudes, 0."
+        f"{doc} NaNs are left out, and nothing but NaNs gives what no elements give: -∞, ∞ and, of "
+        "magnitudes, 0. With ``nan_propagate=True`` a NaN wins."
     )
     return call
-
-
-def _without_nan(src: Region, dst: Buffer, op: str) -> None:
-    """dst = src, where NaNs are what changes no result. A part may be written onto itself."""
-    from tilescale.compiler.ops.math import if_then_else, infinity, isnan
-
-    nothing = {"max": -infinity(src.dtype), "min": infinity(src.dtype), "absmax": const(0, str(src.dtype))}[
-        op
-    ]
-    onto = src.buffer is dst
-    axes = [k for k, d in enumerate(src.dropped) if not d]
-    nest = LoopNest("parallel", [(0, e, 1) for e in src.shape] or [(0, 1, 1)])
-    for found in nest.trace(tuple("ijklmnpq"[: max(1, len(axes))])):
-        at = found if isinstance(found, tuple) else (found,)
-        moved = dict(zip(axes, at, strict=False))
-        index = tuple(
-            binary("+", as_expr(low), moved[k]) if k in moved else as_expr(low)
-            for k, low in enumerate(src.mins)
-        )
-        x = src.buffer[index]
-        dst.store(index if onto else at, if_then_else(isnan(x), nothing, x))
 
 
 reduce_sum = _named("sum", "The sum along ``dim``.")
@@ -148,7 +153,8 @@ class Reduce(TileOp):
     plain = folds = True
 
     def written(self, call: Any) -> str:
-        return f"T.reduce_{call.attrs['op']}"
+        op = str(call.attrs["op"])
+        return f"T.reduce_{next((word for word, number in NUMBERS.items() if number == op), op)}"
 
     def work(self, call: Any) -> int:
         return elements(call.args[0])

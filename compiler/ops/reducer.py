@@ -15,7 +15,7 @@ from tilescale.compiler.ops import math
 from tilescale.compiler.ops.alloc import alloc_fragment
 from tilescale.compiler.ops.copy import copy
 from tilescale.compiler.ops.fill import fill
-from tilescale.compiler.ops.reduce import reduce, together
+from tilescale.compiler.ops.reduce import fold_tile, together
 from tilescale.compiler.tvm_compat import ir
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import held
@@ -172,7 +172,7 @@ def update(target: Buffer, index: Any, op: str, value: Any) -> None:
                 if last
                 else b.give_name(alloc_fragment(tuple(shape) or (1,), str(target.dtype)), "added")
             )
-            reduce(source_tile, into, kind, axis, clear=not last)
+            fold_tile(source_tile, into, kind, axis, clear=not last)
             source_tile = into
 
     b.frames[-1].after.append(add)

@@ -35,12 +35,13 @@ def shfl_xor(value: Any, offset: Any, width: int = WARP, mask: int = EVERYONE) -
     """What the lane has whose number differs from the own one in the bits of ``offset``.
 
     Args:
-        value: a scalar; every lane of the warp gives its own, and all of them come here. width: lanes in
-            groups of so many, a power of two.
+        value: a scalar; every lane of the mask gives its own, and they alone come here. width: lanes in
+            groups of so many, a power of two. mask: the lanes that come, lane k as bit k; all of the warp's
+            without. A lane that does not come has no value for others.
 
     Raises:
         TileSyntaxError: outside ``T.Scale("thread")``, or in T.Parallel. TileTypeError, TileValueError: a
-            value that is no scalar, a width that is no power of two, fewer lanes than a warp has.
+            value that is no scalar, a width that is no power of two, a mask that is no constant.
     """
     return _shuffle("xor", value, offset, width, mask)
 
@@ -90,13 +91,54 @@ def _whole(width: int, warp_size: int, what: str) -> None:
         )
 
 
+def lanes_of(what: str, mask: Any) -> dict[str, str]:
+    """The attribute that names the lanes that come, where these are not all of the warp's.
+
+    Raises:
+        TileTypeError, TileValueError: a mask that is no constant, or has no lane.
+    """
+    known = mask if isinstance(mask, int) and not isinstance(mask, bool) else None
+    if known is None and not isinstance(mask, (bool, float, str)):
+        known = constant(as_expr(mask, "uint32"))
+    if known is None:
+        raise TileTypeError(
+            f"{what} with mask={mask!r}", loc=source.current(), expected="a constant, lane k as bit k",
+            hint="leave mask out where all lanes of the warp come",
+        )  # fmt: skip
+    if not known & EVERYONE or known >> WARP not in (0, -1):
+        raise TileValueError(
+            f"{what} with mask={mask!r}", loc=source.current(), expected=f"0 < mask ≤ {EVERYONE:#x}"
+        )
+    return {} if known & EVERYONE == EVERYONE else {"mask": str(known & EVERYONE)}
+
+
+def mask_of(call: Any) -> int:
+    """The lanes of each warp that come to an operation, as bits."""
+    return int(str(call.attrs["mask"])) if "mask" in call.attrs else EVERYONE
+
+
+def coming(call: Any, threads: int) -> int:
+    """How many of a warp's lanes come, of a block of so many threads."""
+    return (mask_of(call) & ((1 << min(WARP, threads)) - 1)).bit_count()
+
+
+def is_named(call: Any, ex: Any, site: Any) -> bool:
+    """Whether the mask names this lane; if not, the report says so."""
+    from tilescale.compiler.findings import Finding
+
+    mask, lane = mask_of(call), ex.linear % WARP
+    if mask >> lane & 1:
+        return True
+    text = f"lane {lane} comes to {site.what}, whose mask {mask:#010x} does not name it"
+    hint = "under a condition that holds on the lanes of the mask alone"
+    ex.machine.report.add(Finding("mismatch", text, ex.where(site), hint=hint))
+    return False
+
+
 def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     what, loc = f"T.shfl_{kind if kind != 'from' else 'sync'}", source.current()
     in_threads(what)
-    if mask != EVERYONE:
-        raise TileValueError(
-            f"{what} with mask={mask!r}", loc=loc, expected="all lanes of the warp: leave mask out"
-        )
+    named = lanes_of(what, mask)
     if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, 32):
         raise TileValueError(f"{what} with width={width!r}", loc=loc, expected="1, 2, 4, 8, 16 or 32")
     dtype = dtype_of(value)
@@ -110,7 +152,7 @@ def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     emit(
         "shuffle",
         [held.buffer.whole().ir(), as_expr(value, str(dtype)), lanes],
-        {"kind": kind, "width": width},
+        {"kind": kind, "width": width, **named},
     )
     return held.load()
 
@@ -144,27 +186,32 @@ class Shuffle(TileOp):
     """``shuffle(into, value, by)``."""
 
     name = "shuffle"
-    attributes = ("kind", "width")
+    attributes = ("kind", "width", "mask?")
     waits = by_thread = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "write")]
 
     def simulate(self, call: Any, cx: SimContext) -> Any:
+        from tilescale.compiler.findings import Finding
         from tilescale.compiler.sim import numerics
 
         into, value, by = cx.view(call.args[0], call), cx.scalar(call.args[1]), cx.scalar(call.args[2])
         kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
-        site, lanes = (
-            cx.site(call, f"T.shfl_{kind if kind != 'from' else 'sync'}"),
-            min(WARP, cx.program.launch.threads),
-        )
+        site = cx.site(call, f"T.shfl_{kind if kind != 'from' else 'sync'}")
+        lanes = coming(call, cx.program.launch.threads)
 
         def run(ex: Any) -> Generator[str, None, None]:
-            mine = ex.linear % WARP
-            values = yield from ex.machine.exchange(ex, ex.linear // WARP, mine, lanes, value(ex), site)
-            there = int(taken_from(kind, mine, int(by(ex)), width))
-            into.write(ex, numerics.encode(values[there], into.dtype))
+            mine, got = ex.linear % WARP, value(ex)
+            if is_named(call, ex, site):
+                values = yield from ex.machine.exchange(ex, ex.linear // WARP, mine, lanes, got, site)
+                there = int(taken_from(kind, mine, int(by(ex)), width))
+                if there in values:
+                    got = values[there]
+                else:
+                    text = f"lane {mine} asks for the value of lane {there}, which is not in the mask"
+                    ex.machine.report.add(Finding("mismatch", text, ex.where(site)))
+            into.write(ex, numerics.encode(got, into.dtype))
 
         return run
 
@@ -178,49 +225,86 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
 
     Args:
         barrier_id: which of the block's barriers, 0 to 15 (0 is that of all threads).
-        arrive_count: how many threads synchronize there, a multiple of 32; all of the block's without.
+        arrive_count: how many threads come to it, here or by `named_barrier_arrive`, a multiple of 32; all
+            of the block's without.
 
     Raises:
         TileTypeError, TileValueError: no constants, a barrier that a block does not have, a count that is no
             multiple of 32 or more than the block has. TileSyntaxError: in T.Parallel.
     """
-    from tilescale.compiler.ops.sync import not_in_parallel
-
-    not_in_parallel("T.sync_threads")
-    b, loc = bld.current(), source.current()
+    b = bld.current()
     threads = b.launch.threads if b.launch is not None else 0
     number, count = 0 if barrier_id is None else barrier_id, threads if arrive_count is None else arrive_count
+    number, count = _at_number("T.sync_threads", number, count, threads)
+    if b.executor == "block":
+        if count != threads and not _some_come(b):
+            raise where_all_come(f"T.sync_threads of {count} threads", threads, source.current())
+        if count == threads and (number == 0 or not _some_come(b)):
+            emit("barrier", [], {"reach": "block"})
+            return
+    emit("sync_threads", [], {"barrier": number, "count": count})
+
+
+def named_barrier_arrive(barrier_id: int, thread_count: int) -> None:
+    """Comes to one of the block's barriers, and goes on. What a thread did before it is in front of what
+    those do who wait there by `sync_threads` of the same number and count.
+
+    Args:
+        barrier_id: which of the block's barriers, 1 to 15.
+        thread_count: how many threads come to it, those that wait included.
+
+    Raises:
+        TileTypeError, TileValueError: as of `sync_threads`; barrier 0, to which all come; all of the block's
+            threads. TileSyntaxError: in T.Parallel.
+    """
+    what, b = "T.named_barrier_arrive", bld.current()
+    threads = b.launch.threads if b.launch is not None else 0
+    barrier_id, thread_count = _at_number(what, barrier_id, thread_count, threads, 1)
+    if b.executor == "block" and not _some_come(b):
+        raise where_all_come(what, threads, source.current())
+    emit("arrive_threads", [], {"barrier": barrier_id, "count": thread_count})
+
+
+def _some_come(b: Any) -> bool:
+    """Whether a condition decides who comes here."""
+    return any(f.kind == "if" and f.device for f in b.frames)
+
+
+def where_all_come(what: str, threads: int, loc: Any) -> TileValueError:
+    return TileValueError(
+        f"{what} where all {threads} come", loc=loc,
+        hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or '
+        '"thread", in the branch that those threads take',
+    )  # fmt: skip
+
+
+def _at_number(what: str, number: Any, count: Any, threads: int, least: int = 0) -> tuple[int, int]:
+    from tilescale.compiler.ops.sync import not_in_parallel
+
+    not_in_parallel(what)
+    loc = source.current()
     for name, given in (("barrier", number), ("number of threads", count)):
-        if not isinstance(given, int) or isinstance(given, bool):
-            raise TileTypeError(f"T.sync_threads with the {name} {given}", loc=loc, expected="a constant")
-    if not 0 <= number < BARRIERS:
+        if isinstance(given, bool) or not isinstance(constant(given), int):
+            raise TileTypeError(f"{what} with the {name} {given}", loc=loc, expected="a constant")
+    number, count = int(constant(number)), int(constant(count))  # type: ignore[arg-type]
+    if not least <= number < BARRIERS:
         raise TileValueError(
-            f"T.sync_threads at barrier {number}", loc=loc, expected=f"0 ≤ barrier < {BARRIERS}"
+            f"{what} at barrier {number}", loc=loc, expected=f"{least} ≤ barrier < {BARRIERS}"
         )
     if count % WARP or not 0 < count <= threads:
         raise TileValueError(
-            f"T.sync_threads of {count} threads",
+            f"{what} of {count} threads",
             loc=loc,
             expected=f"a multiple of {WARP}, at most the block's {threads}",
         )
     if number == 0 and count != threads:
         raise TileValueError(
-            f"T.sync_threads of {count} threads at barrier 0",
+            f"{what} of {count} threads at barrier 0",
             loc=loc,
             expected=f"all {threads} there",
-            hint=f"T.sync_threads(1, {count})",
+            hint=f"{what}(1, {count})",
         )
-    if b.executor == "block":
-        if count != threads and not any(f.kind == "if" and f.device for f in b.frames):
-            raise TileValueError(
-                f"T.sync_threads of {count} threads where all {threads} come", loc=loc,
-                hint='under a condition on the thread\'s index, or inside T.Scale("warpgroup"), "warp" or '
-                '"thread", in the branch that those threads take',
-            )  # fmt: skip
-        if count == threads:
-            emit("barrier", [], {"reach": "block"})
-            return
-    emit("sync_threads", [], {"barrier": number, "count": count})
+    return number, count
 
 
 def sync_warp(mask: int | None = None) -> None:
@@ -228,11 +312,12 @@ def sync_warp(mask: int | None = None) -> None:
     ``T.barrier()``.
 
     Raises:
-        TileSyntaxError: elsewhere. TileValueError: fewer lanes than a warp has.
+        TileSyntaxError: elsewhere. TileTypeError, TileValueError: a mask that is no constant; some of the
+            warp's lanes.
     """
     from tilescale.compiler.ops.sync import barrier
 
-    if mask not in (None, EVERYONE):
+    if mask is not None and lanes_of("T.sync_warp", mask):
         raise TileValueError(
             f"T.sync_warp with mask={mask!r}",
             loc=source.current(),
@@ -271,4 +356,26 @@ class SyncThreads(TileOp):
             )
         return lambda ex: ex.machine.meet(
             ex, ("threads", ex.block.number, ex.rank.number, number, count), count // wide, site
+        )
+
+
+@register
+class ArriveThreads(TileOp):
+    """Executors of a block below it come to a barrier at which others, `SyncThreads`, wait."""
+
+    name = "arrive_threads"
+    attributes = ("barrier", "count")
+    waits = by_thread = True
+
+    def written(self, call: Any) -> str:
+        return "T.named_barrier_arrive"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def simulate(self, call: Any, cx: SimContext) -> Any:
+        number, count = int(call.attrs["barrier"]), int(call.attrs["count"])
+        site, each = cx.site(call, self.written(call)), count // WIDTHS[str(call.attrs["executor"])]
+        return lambda ex: ex.machine.arrive(
+            ex, ("threads", ex.block.number, ex.rank.number, number, count), each, site
         )

@@ -1,8 +1,9 @@
 """Votes: what the lanes of a warp, or the threads of a block, say of themselves, told to each of them.
 
 A warp's vote orders nothing but its own values (PTX ISA 9.0, "vote.sync", "match.sync"); a block's is a
-barrier of all its threads as well (PTX ISA 9.0, "barrier.red"). All lanes of the warp must come: lanes that
-do not are a deadlock, which the simulator names. Names and the order of arguments are TileLang's.
+barrier of all its threads as well (PTX ISA 9.0, "barrier.red"). All lanes of the warp must come, or all that
+the mask names: lanes that do not are a deadlock, which the simulator names. Names and the order of arguments
+are TileLang's.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import as_expr, dtype_of, truth
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
-from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops.alloc import alloc_var
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.ops.mma_sync import whole_warps
-from tilescale.compiler.ops.shuffle import EVERYONE
+from tilescale.compiler.ops.shuffle import EVERYONE, coming, is_named, lanes_of
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import TileTypeError
 
 #: the word of each vote and what it gives; of `MATCHES` the lanes bring numbers, of the others conditions
 VOTES = {
@@ -40,21 +40,21 @@ MATCHES = ("match_any", "match_all")
 
 
 def any_sync(predicate: Any, mask: int = EVERYONE) -> Any:
-    """1 where ``predicate`` holds on one lane of the warp or more, else 0 (int32).
+    """1 where ``predicate`` holds on one lane or more of those that vote, else 0 (int32).
 
     Args:
         predicate: a condition, or an integer, which holds where it is not zero. mask: the lanes that vote,
-            as bits: all of the warp's.
+            lane k as bit k, and alone come here; all of the warp's without.
 
     Raises:
-        TileTypeError: a predicate that is neither. TileValueError: fewer lanes than a warp has.
-        TileSyntaxError: outside a thread's code, or in T.Parallel.
+        TileTypeError: a predicate that is neither; a mask that is no constant. TileValueError: a mask
+        without a lane. TileSyntaxError: outside a thread's code, or in T.Parallel.
     """
     return _vote("any", _condition("T.any_sync", predicate), mask)
 
 
 def all_sync(predicate: Any, mask: int = EVERYONE) -> Any:
-    """1 where ``predicate`` holds on all lanes of the warp, else 0. As :func:`any_sync`."""
+    """1 where ``predicate`` holds on all lanes that vote, else 0. As :func:`any_sync`."""
     return _vote("all", _condition("T.all_sync", predicate), mask)
 
 
@@ -84,17 +84,17 @@ def match_any_sync(value: Any, mask: int = EVERYONE) -> Any:
     """The lanes of the warp whose ``value`` is that of this lane, as bits (uint32).
 
     Args:
-        value: an integer of at most 64 bits. mask: all lanes of the warp.
+        value: an integer of at most 64 bits. mask: as of :func:`any_sync`.
 
     Raises:
-        TileTypeError: no integer. TileValueError: fewer lanes than a warp has. TileSyntaxError: outside a
-        thread's code, or in T.Parallel.
+        TileTypeError, TileValueError: no integer; a mask that is no constant, or has no lane.
+        TileSyntaxError: outside a thread's code, or in T.Parallel.
     """
     return _vote("match_any", _number("T.match_any_sync", value), mask)
 
 
 def match_all_sync(value: Any, mask: int = EVERYONE) -> Any:
-    """All lanes of the warp, as bits (uint32), where ``value`` is the same on all of them; else 0. As
+    """All lanes that vote, as bits (uint32), where ``value`` is the same on all of them; else 0. As
     :func:`match_any_sync`."""
     return _vote("match_all", _number("T.match_all_sync", value), mask)
 
@@ -127,40 +127,33 @@ def _number(what: str, value: Any) -> Any:
 def _vote(kind: str, value: Any, mask: Any) -> Any:
     word, dtype = VOTES[kind]
     whole_warps(f"T.{word}")
-    known = (
-        mask if isinstance(mask, int) and not isinstance(mask, bool) else constant(as_expr(mask, "uint32"))
-    )
-    if known is None or known & EVERYONE != EVERYONE:
-        raise TileValueError(
-            f"T.{word} with mask={mask!r}",
-            loc=source.current(),
-            expected="all lanes of the warp: leave mask out",
-            hint=f"T.{word} of all lanes, in front of the condition that some of them do not meet",
-        )
+    named = lanes_of(f"T.{word}", mask)
     held = alloc_var(dtype)
     bld.current().give_name(held.buffer, "vote")
-    emit("vote", [held.buffer.whole().ir(), value], {"kind": kind})
+    emit("vote", [held.buffer.whole().ir(), value], {"kind": kind, **named})
     return held.load()
 
 
-def decided(kind: str, mine: int, values: list[Any]) -> int:
-    """What a lane is told, by what the lanes brought in their order."""
+def decided(kind: str, mine: int, values: dict[int, Any]) -> int:
+    """What a lane is told, by what each lane brought."""
     if kind in MATCHES:
-        same = [v == values[mine] for v in values]
-        return _bits(same) if kind == "match_any" or all(same) else 0
-    return {"any": any, "all": all}.get(kind, _bits)(values) + 0
+        same = {lane: v == values[mine] for lane, v in values.items()}
+        return _bits(same) if kind == "match_any" or all(same.values()) else 0
+    if kind in ("any", "all"):
+        return int((any if kind == "any" else all)(values.values()))
+    return _bits(values)
 
 
-def _bits(tests: list[Any]) -> int:
-    return sum(bool(test) << lane for lane, test in enumerate(tests))
+def _bits(tests: dict[int, Any]) -> int:
+    return sum(bool(test) << lane for lane, test in tests.items())
 
 
 @register
 class Vote(TileOp):
-    """``vote(into, value)``: all lanes of a warp come to it."""
+    """``vote(into, value)``: all lanes of a warp come to it, or those of the mask."""
 
     name = "vote"
-    attributes = ("kind",)
+    attributes = ("kind", "mask?")
     waits = by_thread = True
 
     def written(self, call: Any) -> str:
@@ -173,12 +166,13 @@ class Vote(TileOp):
         from tilescale.compiler.sim import numerics
 
         into, value, kind = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["kind"])
-        site = cx.site(call, self.written(call))
+        site, lanes = cx.site(call, self.written(call)), coming(call, WARP)
 
         def run(ex: Any) -> Generator[str, None, None]:
-            mine = ex.linear % WARP
-            values = yield from ex.machine.exchange(ex, ex.linear // WARP, mine, WARP, value(ex), site)
-            told = decided(kind, mine, [values[lane] for lane in range(WARP)])
+            mine, told = ex.linear % WARP, 0
+            if is_named(call, ex, site):
+                values = yield from ex.machine.exchange(ex, ex.linear // WARP, mine, lanes, value(ex), site)
+                told = decided(kind, mine, values)
             into.write(ex, numerics.encode(told, into.dtype))
 
         return run

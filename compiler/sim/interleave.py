@@ -260,7 +260,8 @@ class Interleaving(Schedule, Observer):
         arrived.append(len(self.events) - 1)
         if len(meeting.came) == meeting.expected:
             for other, _ in meeting.came:
-                self.joins.setdefault((other.number,), []).extend(arrived)
+                if other.number not in meeting.gone:
+                    self.joins.setdefault((other.number,), []).extend(arrived)
             arrived.clear()
         self._impure(ex)
 

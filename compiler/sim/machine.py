@@ -53,6 +53,17 @@ class Meeting:
     agreed: dict[str, Any] = field(default_factory=dict)  # what who came first believes that it is
     clock: Any = None
     round: int = 0
+    gone: set[int] = field(default_factory=set)  # executors that have come, by number, and do not wait
+
+    def all_came(self, last: Executor) -> None:
+        """The next round begins; who waits, and who came last to wait, knows what all did."""
+        joined, came, gone = self.clock, self.came, self.gone
+        self.came, self.clock, self.gone, self.round = [], None, set(), self.round + 1
+        for other, _ in came:
+            if other.number not in gone:
+                other.acquire(joined)
+                if other is not last:
+                    other.machine.wake(other)
 
 
 class Stranger(int):
@@ -561,12 +572,7 @@ class Machine:
         for observer in self.observers:
             observer.came(ex, site, meeting)
         if len(meeting.came) == expected:
-            joined, came = meeting.clock, meeting.came
-            meeting.came, meeting.clock, meeting.round = [], None, meeting.round + 1
-            for other, _ in came:
-                other.acquire(joined)
-                if other is not ex:
-                    self.wake(other)
+            meeting.all_came(ex)
             yield "resume"  # who came last goes on like all others
             return
         mine = meeting.round
@@ -575,6 +581,22 @@ class Machine:
                 site, f"{expected} at {site.what}{diagnose.of_ranks(meeting)}", meeting=meeting
             )
             yield "wait"
+
+    def arrive(
+        self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site
+    ) -> Generator[str, None, None]:
+        """Comes to where others `meet`, and goes on: it releases, and acquires nothing."""
+        yield "meet"
+        ex.flush()
+        meeting = self.meetings.setdefault(key, Meeting(key, expected))
+        clock = ex.release()
+        meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
+        meeting.came.append((ex, site))
+        meeting.gone.add(ex.number)
+        for observer in self.observers:
+            observer.came(ex, site, meeting)
+        if len(meeting.came) == expected:
+            meeting.all_came(ex)
 
     def exchange(
         self, ex: Executor, warp: int, lane: int, lanes: int, value: Any, site: Site

@@ -288,7 +288,7 @@ def await_stores(ex: Any, pending: int) -> None:
         one.shadow.stored.remove(one)
 
 
-_AWAIT = "T.tma_store_arrive() and T.tma_store_wait(0, read_only=True)"
+_AWAIT = "T.tma_store_arrive() and T.tma_store_wait(0, read=True)"
 
 
 def overwritten(ex: Any, storage: Any, key: Any, site: Site) -> None:

@@ -216,6 +216,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "atan2": np.arctan2,
     "copysign": np.copysign,
     "hypot": np.hypot,
+    "fmax": np.fmax,
+    "fmin": np.fmin,
     "ieee_add": np.add,
     "ieee_sub": np.subtract,
     "ieee_mul": np.multiply,

@@ -211,6 +211,8 @@ class Recorder(Observer):
         if len(came) == meeting.expected:
             end = max(when for *_, when in came) + 1
             for other, there, when in came:
+                if other.number in meeting.gone:
+                    continue
                 self._slice(
                     other, "barrier", str(meeting.key[0]), there, when, end - when, executors=meeting.expected
                 )

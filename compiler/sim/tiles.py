@@ -47,8 +47,8 @@ def product(a: Any, b: Any, c: Any, dtypes: tuple[str, str, str]) -> Any:
     return numerics.encode(total, dtypes[2])
 
 
-def _extreme(ufunc: Any) -> Callable[[Any, int], Any]:
-    return lambda x, axis: ufunc.reduce(x, axis=axis)
+def _extreme(ufunc: Any, initial: Any = np._NoValue) -> Callable[[Any, int], Any]:
+    return lambda x, axis: ufunc.reduce(x, axis=axis, initial=initial)
 
 
 _REDUCE: dict[str, Callable[[Any, int], Any]] = {
@@ -56,6 +56,8 @@ _REDUCE: dict[str, Callable[[Any, int], Any]] = {
     "prod": _extreme(np.multiply),
     "max": _extreme(np.maximum),
     "min": _extreme(np.minimum),
+    "fmax": _extreme(np.fmax, -np.inf),
+    "fmin": _extreme(np.fmin, np.inf),
     "bitand": _extreme(np.bitwise_and),
     "bitor": _extreme(np.bitwise_or),
     "bitxor": _extreme(np.bitwise_xor),
@@ -64,19 +66,21 @@ _REDUCE: dict[str, Callable[[Any, int], Any]] = {
 
 def reduction(src: Any, before: Any, axis: int, op: str, dtypes: tuple[str, str]) -> Any:
     """``src`` reduced along ``axis`` (and with what the result holds ``before``, unless None) as it lies in
-    ``dtypes[1]``'s memory. NaN wins in max and min; floats accumulate in float32, float64 where a side is
-    float64."""
+    ``dtypes[1]``'s memory. NaN wins in max and min, and loses in fmax and fmin; floats accumulate in
+    float32, float64 where a side is float64."""
     source, target = dtypes
     acc = target
     if target in numerics.FLOATS:
         acc = "float64" if "float64" in dtypes else "float32"
     x = numerics.decode(src, source).astype(acc)
-    kind = {"abssum": "sum", "absmax": "max"}.get(op, op)
+    kind = op.removeprefix("abs")
     if kind != op:
         x = np.abs(x)
     if acc == "float32" and kind in ("sum", "prod"):
         x = x.astype(np.float64)
     made = _REDUCE[kind](x, axis).astype(acc)
+    if op == "absfmax":
+        made = np.maximum(made, 0)  # of NaNs alone
     if before is not None:
         held = numerics.decode(np.atleast_1d(before), target).astype(acc).reshape(made.shape)
         made = _REDUCE[kind](np.stack([held, made]), 0)

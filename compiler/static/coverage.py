@@ -36,7 +36,7 @@ def coverage(judge: Judge) -> Iterator[Obligation]:
         if (
             r.mode == "write"
             or r.memory.is_global
-            or r.memory.scope.endswith("signal")
+            or r.memory.scope.endswith(("signal", "barrier"))  # which begin by themselves
             or r.memory.scope == "local.var"
         ):
             continue

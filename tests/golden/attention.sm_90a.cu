@@ -113,14 +113,15 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
         }
         #pragma unroll
         for (int r = 0; r < 12; ++r) {
-          total_1[r & 3] = ts::max(total_1[r & 3], s[(r >> 1) * 4 + u0 * 2 + (r & 1) + 8]);
+          total_1[r & 3] = fmaxf(total_1[r & 3], s[(r >> 1) * 4 + u0 * 2 + (r & 1) + 8]);
         }
-        total_1[0] = ts::max(total_1[0], total_1[2]);
-        total_1[1] = ts::max(total_1[1], total_1[3]);
-        total_1[0] = ts::max(total_1[0], total_1[1]);
-        total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 1));
-        total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 2));
-        top[u0] = ts::max(top[u0], total_1[0]);
+        total_1[0] = fmaxf(total_1[0], total_1[2]);
+        total_1[1] = fmaxf(total_1[1], total_1[3]);
+        total_1[0] = fmaxf(total_1[0], total_1[1]);
+        total_1[0] = fmaxf(total_1[0], __int_as_float(0xff800000));
+        total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 1));
+        total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 2));
+        top[u0] = fmaxf(top[u0], total_1[0]);
       }
       #pragma unroll
       for (int u0 = 0; u0 < 8; ++u0) {
@@ -204,14 +205,15 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
           }
           #pragma unroll
           for (int r = 0; r < 12; ++r) {
-            total_1[r & 3] = ts::max(total_1[r & 3], s[(r >> 1) * 4 + u0 * 2 + (r & 1) + 8]);
+            total_1[r & 3] = fmaxf(total_1[r & 3], s[(r >> 1) * 4 + u0 * 2 + (r & 1) + 8]);
           }
-          total_1[0] = ts::max(total_1[0], total_1[2]);
-          total_1[1] = ts::max(total_1[1], total_1[3]);
-          total_1[0] = ts::max(total_1[0], total_1[1]);
-          total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 1));
-          total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 2));
-          top[u0] = ts::max(top[u0], total_1[0]);
+          total_1[0] = fmaxf(total_1[0], total_1[2]);
+          total_1[1] = fmaxf(total_1[1], total_1[3]);
+          total_1[0] = fmaxf(total_1[0], total_1[1]);
+          total_1[0] = fmaxf(total_1[0], __int_as_float(0xff800000));
+          total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 1));
+          total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 2));
+          top[u0] = fmaxf(top[u0], total_1[0]);
         }
         #pragma unroll
         for (int u0 = 0; u0 < 8; ++u0) {

@@ -31,16 +31,17 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   }
   #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    total_1[r] = ts::max(total_1[r], tid * 4 + r + 512 < 1000 ? x[r + 4] : __int_as_float(0xff800000));
+    total_1[r] = fmaxf(total_1[r], tid * 4 + r + 512 < 1000 ? x[r + 4] : __int_as_float(0xff800000));
   }
-  total_1[0] = ts::max(total_1[0], total_1[2]);
-  total_1[1] = ts::max(total_1[1], total_1[3]);
-  total_1[0] = ts::max(total_1[0], total_1[1]);
-  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 1));
-  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 2));
-  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 4));
-  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 8));
-  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 16));
+  total_1[0] = fmaxf(total_1[0], total_1[2]);
+  total_1[1] = fmaxf(total_1[1], total_1[3]);
+  total_1[0] = fmaxf(total_1[0], total_1[1]);
+  total_1[0] = fmaxf(total_1[0], __int_as_float(0xff800000));
+  total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 1));
+  total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 2));
+  total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 4));
+  total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 8));
+  total_1[0] = fmaxf(total_1[0], ts::shuffle_xor(total_1[0], 16));
   if ((tid & 31) == 0) {
     top_parts[tid >> 5] = total_1[0];
   }
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   float total_2 = top_parts[0];
   #pragma unroll
   for (int g = 0; g < 3; ++g) {
-    total_2 = ts::max(total_2, top_parts[g + 1]);
+    total_2 = fmaxf(total_2, top_parts[g + 1]);
   }
   top = total_2;
   const int i0_1 = tid * 4;

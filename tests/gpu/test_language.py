@@ -24,7 +24,9 @@ from tests.unit.layout.test_made import (  # noqa: F401
     test_what_agrees_with_the_hardware_keeps_it,
     test_what_does_not_agree_is_kept_and_said,
 )
-from tests.unit.ops.test_shuffle import halves, shuffles, sums, wanted
+from tests.unit.ops import test_vote
+from tests.unit.ops.test_shuffle import halves, handed_on, shuffles, sums, wanted
+from tests.unit.test_nan_left_out import both, odd_rows
 from tilescale.errors import TileValueError
 
 
@@ -62,6 +64,24 @@ def test_a_sum_over_a_warp():
 @pytest.mark.parametrize("first", [1, 7, 13])
 def test_meetings_of_some_threads(first: int):
     device.agree(halves(first), {"A": data((256,), "int32", 1), "C": empty((2, 256), "int32")}, exact=True)
+
+
+@pytest.mark.parametrize("scale, threads", [("thread", 64), ("warp", 128), ("warpgroup", 256)])
+def test_arriving_without_waiting(scale: str, threads: int):
+    args = {"A": data((4, threads // 2), "int32", 1), "B": empty((4, threads // 2), "int32")}
+    device.agree(handed_on(scale, threads), args, exact=True)
+
+
+def test_votes_and_shuffles_of_some_lanes():
+    n = test_vote.N
+    for kernel, rows in ((test_vote.votes, 8), (test_vote.halves, 6)):
+        device.agree(kernel, {"A": data((n,), "int32", 1), "C": empty((rows, n), "int64")}, exact=True)
+
+
+def test_nan_in_extremes():
+    device.agree(
+        both, {"A": odd_rows(), "B": empty((2, 3, 8), "float32")}
+    )  # NaNs by value: their bits differ
 
 
 @pytest.mark.parametrize("multiple", [1, 4, 8])

@@ -126,7 +126,7 @@ RUNTIME: dict[str, set[str]] = {
     "arguments": {"explain", "kernel"},
     "overlapped": {"arguments"},
     "simulator": {"compat", "cache", "explain", "kernel", "build", "hosts", "arguments", "overlapped"},
-    "jitted": {"language", "watch", "kernel"},
+    "jitted": {"compat", "language", "watch", "kernel"},
     "eager": {"tracing", "language", "cache", "explain", "devices", "kernel", "build", "simulator", "jitted"},
     "jit": {
         "compat",

@@ -618,3 +618,9 @@ def test_extents_that_32_bits_do_not_hold_are_refused_or_asked_for():
     c.zero_()
     first_numbers("int64")(long, c)
     assert int(c.sum()) == 8
+
+
+def test_tilelangs_class_of_kernels_compiles():
+    made = tilescale.JITKernel(scale.get_tir(8), out_idx=-1, target="cpu")
+    assert isinstance(made, tilescale.JITKernel) and isinstance(made, tilescale.Kernel)
+    assert torch.equal(made(torch.ones(8)), torch.full((8,), 2.0)) and not isinstance(8, tilescale.JITKernel)

@@ -1,10 +1,11 @@
-"""Reductions that leave NaN out (``nan_propagate=False``), and launches of one block without extents."""
+"""Reductions leave NaN out unless ``nan_propagate=True``, and launches of one block without extents."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ def kernel(op: str, dtype: str, clear: bool, shared: bool) -> Any:
             b = T.alloc_fragment((16,), dtype)
             T.copy(A, a)
             T.copy(B, b)
-            reduce(a, b, dim=1, clear=clear, nan_propagate=False)
+            reduce(a, b, dim=1, clear=clear)
             T.copy(b, B)
 
     return rows
@@ -53,6 +54,49 @@ def test_values(op: str, dtype: str, clear: bool, shared: bool, target: str):
     every = every.where(~every.isnan(), NONE[op])
     compile(kernel(op, dtype, clear, shared), target=target)(a, b)
     assert torch.equal(b.double(), every.amin(1) if op == "min" else every.amax(1))
+
+
+@T.prim_func
+def both(A: T.Tensor((8, 512), "float32"), B: T.Tensor((2, 3, 8), "float32")):
+    with T.Kernel(threads=128):
+        a, b = T.alloc_fragment((8, 512), "float32"), T.alloc_fragment((8,), "float32")
+        T.copy(A, a)
+        T.reduce(a, b, "max")
+        T.copy(b, B[0, 0, :])
+        T.reduce_min(a, b)
+        T.copy(b, B[0, 1, :])
+        T.reduce_absmax(a, b)
+        T.copy(b, B[0, 2, :])
+        T.reduce(a, b, "max", nan_propagate=True)
+        T.copy(b, B[1, 0, :])
+        T.reduce_min(a, b, nan_propagate=True)
+        T.copy(b, B[1, 1, :])
+        T.reduce_absmax(a, b, nan_propagate=True)
+        T.copy(b, B[1, 2, :])
+
+
+def odd_rows() -> np.ndarray:
+    """Of several threads and warps each; one of NaNs alone, one with a single NaN, one of infinities and
+    NaNs."""
+    a = np.random.default_rng(3).standard_normal((8, 512)).astype("float32")
+    a[1], a[2, 77], a[3, ::2], a[4, 1::2] = np.nan, np.nan, np.nan, -np.inf
+    a[4, ::2] = np.nan
+    return a
+
+
+def test_the_default_and_nan_that_wins_on_every_target():
+    a = odd_rows()
+    got = agree(both, {"A": a, "B": empty((2, 3, 8), "float32")}, exact=True)["B"]
+    cpu = torch.empty(2, 3, 8)
+    compile(both, target="cpu")(torch.from_numpy(a), cpu)
+    assert np.array_equal(got, cpu.numpy(), equal_nan=True)
+    left_out = [
+        np.fmax.reduce(a, 1, initial=-np.inf),
+        np.fmin.reduce(a, 1, initial=np.inf),
+        np.fmax.reduce(np.abs(a), 1, initial=0),
+    ]
+    assert np.array_equal(got[0], np.stack(left_out))
+    assert np.array_equal(got[1], np.stack([a.max(1), a.min(1), np.abs(a).max(1)]), equal_nan=True)
 
 
 def test_on_the_emulated_gpu():

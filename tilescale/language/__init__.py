@@ -26,6 +26,7 @@ Buffer = Tensor
 #: TileLang's names for what a macro is given, in annotations, which nothing reads there
 SharedBuffer = FragmentBuffer = LocalBuffer = Tensor
 inline = macro
+cdiv = ceildiv
 symbolic = dynamic
 
 #: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line
@@ -42,7 +43,7 @@ _EXPORTS: dict[str, str] = {
     "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
     "annotate_consumer_reg_alloc annotate_pass_configs annotate_compile_flags annotate_restrict_buffers",
-    "ops.im2col": "im2col",
+    "ops.im2col": "im2col c2d_im2col",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
     "alloc_buffer empty view reshape",
@@ -67,7 +68,7 @@ _EXPORTS: dict[str, str] = {
     "ops.random": "rng_init rng_rand rng_rand_float",
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
-    "ops.pointer": "make_tensor",
+    "ops.pointer": "make_tensor make_tensor_from_addr",
     "ops.sync": "barrier sync_grid sync_global cluster_sync signal wait",
     "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait",
     "ops.dependent": "pdl_sync pdl_trigger",
@@ -76,8 +77,8 @@ _EXPORTS: dict[str, str] = {
     "ops.packets": "put_packets get_packets",
     "ops.mma_sync": "mma_sync",
     "ops.ldmatrix": "ldmatrix",
-    "ops.shuffle": "sync_threads sync_warp tvm_warp_shuffle tvm_warp_shuffle_up tvm_warp_shuffle_down "
-    "shfl_sync shfl_xor shfl_up shfl_down",
+    "ops.shuffle": "sync_threads named_barrier_arrive sync_warp tvm_warp_shuffle tvm_warp_shuffle_up "
+    "tvm_warp_shuffle_down shfl_sync shfl_xor shfl_up shfl_down",
     "ops.warp_reduce": "warp_reduce_sum warp_reduce_max warp_reduce_min warp_reduce_bitand warp_reduce_bitor",
     "ops.vote": "any_sync all_sync ballot_sync ballot activemask tvm_warp_activemask match_any_sync "
     "match_all_sync syncthreads_count syncthreads_and syncthreads_or",
@@ -100,7 +101,7 @@ _EXPORTS: dict[str, str] = {
     "ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount clz copysign hypot likely __ldg Cast Select",
     "builder.lanes": "Ramp",
-    "ops.lanes_of": "extract_lane abs2 add2 sub2 mul2 fma2 max2 min2 ldg32 ldg64 ldg128 ldg256 "
+    "ops.lanes_of": "Broadcast extract_lane abs2 add2 sub2 mul2 fma2 max2 min2 ldg32 ldg64 ldg128 ldg256 "
     "stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",
     "ops.rounding": "nextafter ldexp",
 }
@@ -121,6 +122,7 @@ __all__ = [
     "Var",
     "canonical",
     "align_up",
+    "cdiv",
     "ceildiv",
     "const",
     "dtype",

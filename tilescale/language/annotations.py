@@ -46,17 +46,25 @@ class ScalarSpec:
 
 def packed(kind: str, shape: tuple[Any, ...], dt: Narrow, strides: Any = None) -> TensorSpec:
     """A tensor of 4-bit numbers: in memory a byte for every two of a row. Whether rows are of whole bytes is
-    known where constants are (compiler/frontend/trace.py).
+    known where constants are (compiler/frontend/trace.py). ``strides`` count numbers, too.
 
     Raises:
-        TileTypeError: strides, another rank's memory, no axis.
+        TileTypeError: another rank's memory, no axis; rows whose numbers do not lie side by side.
     """
-    if strides is not None or kind != "tensor" or not shape:
+    if kind != "tensor" or not shape:
         raise TileTypeError(
-            f"a tensor of {dt} {'with strides' if strides is not None else f'that is a {kind} of {shape}'}",
-            expected="T.Tensor in row-major order: two numbers of a row share a byte",
+            f"a tensor of {dt} that is a {kind} of {shape}",
+            expected="T.Tensor: two numbers of a row share a byte",
         )
-    return TensorSpec(kind, (*shape[:-1], shape[-1] // 2), dt.packed, slots=shape, of=dt)
+    if strides is not None:
+        *outer, last = _shape(strides)
+        if not isinstance(last, int) or last != 1 or any(isinstance(s, int) and s % 2 for s in outer):
+            raise TileTypeError(
+                f"a tensor of {dt} with strides {tuple(_shape(strides))}",
+                expected="1 along a row, whose numbers share bytes, and even ones between rows",
+            )
+        strides = (*(s // 2 for s in outer), 1)
+    return TensorSpec(kind, (*shape[:-1], shape[-1] // 2), dt.packed, strides, slots=shape, of=dt)
 
 
 def _shape(shape: Any) -> tuple[Any, ...]:
@@ -93,9 +101,7 @@ class _StridedFactory(_TensorFactory):
     """``T.StridedTensor((M, N), (s, 1), dtype)``: strides in elements, ints or ``T.dynamic``."""
 
     def __call__(self, shape: Any, strides: Any = None, dtype: Any = "float32") -> TensorSpec:  # type: ignore[override]
-        return TensorSpec(
-            self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides)
-        )
+        return super().__call__(shape, dtype, strides)
 
     def __getitem__(self, item: Any) -> TensorSpec:
         """``T.StridedTensor[[M, N], [s, 1], dtype]``."""

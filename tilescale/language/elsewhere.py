@@ -35,7 +35,6 @@ INSTEAD: dict[str, str] = {
     "zeros": "T.alloc_fragment(shape, dtype), then T.clear(tile)",
     "full": _REGISTERS,
     "zeros_like": "T.alloc_fragment(shape, dtype), then T.clear(tile)",
-    "cdiv": "T.ceildiv(a, b)",
     "constexpr": _CONSTANT,
     "maximum": "T.max(a, b)",
     "minimum": "T.min(a, b)",
@@ -166,7 +165,6 @@ INSTEAD: dict[str, str] = {
     "ones": _REGISTERS,
     "index": _INDEX,
     # TileLang, and messages between ranks
-    "named_barrier_arrive": "T.mbarrier_arrive and T.mbarrier_wait_parity of a T.alloc_barrier",
     "call_pure_extern": 'T.call_extern(name, T.access_ptr(out, "w"), x): the function writes its result',
     "call_intrin": "the word that the intrinsic has in T; T.import_source and T.call_extern for CUDA's own",
     "isnullptr": "nothing: no tensor here is null; a flag among the kernel's arguments",

@@ -3,7 +3,9 @@ loads TVM."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dis
 import functools
 import inspect
 import types
@@ -220,3 +222,21 @@ def _declared(func: types.FunctionType) -> dict[str, Loc]:
     args, file = source.node.args, func.__code__.co_filename
     every = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
     return {a.arg: Loc(file, a.lineno, a.col_offset, a.end_lineno, a.end_col_offset) for a in every}
+
+
+def launches(func: types.FunctionType) -> bool:
+    """Whether a function's own code begins a launch, or calls a macro that does. What functions inside of it
+    do is not its own."""
+    if not {"Kernel", "ClusterKernel"}.isdisjoint(func.__code__.co_names):
+        return True
+    closed = dict(zip(func.__code__.co_freevars, func.__closure__ or (), strict=True))
+    for step in dis.get_instructions(func):
+        found: Any = None
+        if step.opname == "LOAD_GLOBAL":
+            found = func.__globals__.get(step.argval)
+        elif step.opname == "LOAD_DEREF" and step.argval in closed:
+            with contextlib.suppress(ValueError):  # a name that is not bound yet
+                found = closed[step.argval].cell_contents
+        if isinstance(found, Macro) and found.func is not func and launches(found.func):
+            return True
+    return False

@@ -30,10 +30,9 @@ class Vector:
         return f"T.{self.name}"
 
 
-VECTORS = {
-    v.name: v
-    for v in (
-        *(Vector(of, 2) for of in ("float16", "bfloat16", "float32", "uint32")),
-        *(Vector(of, count) for of in ("float32", "uint32") for count in (4, 8)),
-    )
-}
+VECTORS = {v.name: v for v in (Vector(of, count) for of in ALL if of != "bool" for count in (2, 4, 8, 16))}
+
+
+def named_vector(dtype: Any) -> Any:
+    """A dtype, or the vector that a string names: ``"float32x2"``."""
+    return VECTORS.get(dtype, dtype) if isinstance(dtype, str) else dtype

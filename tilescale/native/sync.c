@@ -163,6 +163,24 @@ TS_API void ts_barrier(void* ctx, int32_t scale, int32_t executors, int32_t site
   }
 }
 
+/* A barrier of some of a block's executors, in its own memory, which is zero when the block begins. */
+TS_API void ts_barrier_at(void* ctx, void* barrier, int32_t executors, int32_t site) {
+  if (executors > 1) meet(ctx, barrier, executors, site, NULL);
+}
+
+/* Comes to a block's barrier at which others wait by ts_barrier, and goes on. It releases as meet does; who arrives twice in one phase has
+ * no order of its own to rely on. */
+TS_API void ts_barrier_arrive(void* ctx, int32_t number, int32_t executors) {
+  ts_fiber* f = ctx;
+  if (executors < 2) return;
+  ts_barrier_t* b = f->block_barriers + (number > 0 && number < TS_BLOCK_BARRIERS ? number : 0);
+  /* It cannot move before this executor has arrived. */
+  int64_t generation = atomic_load_explicit(&b->generation, memory_order_relaxed);
+  if (atomic_fetch_add_explicit(&b->arrived, 1, memory_order_acq_rel) + 1 < executors) return;
+  atomic_store_explicit(&b->arrived, 0, memory_order_relaxed);
+  atomic_store_explicit(&b->generation, generation + 1, memory_order_release);
+}
+
 /* Arriving at the cluster's barrier and waiting there, apart; a barrier's orders (meet). */
 TS_API void ts_cluster_arrive(void* ctx, int32_t executors) {
   ts_fiber* f = ctx;

@@ -81,7 +81,7 @@ def exponentials(score, p, o, top, base, shrink, total, factor):
     """A round's scores times ``factor`` as powers of two, rounded into p and added to ``total``; what was
     summed before shrinks where a score exceeds those before by much."""
     rows, keys = score.shape
-    T.reduce_max(score, top, dim=1, clear=False)
+    T.reduce_max(score, top, dim=1, clear=False, nan_propagate=True)
     for i in T.Parallel(rows):
         exceeds = top[i] * factor > base[i] + SLACK
         shrink[i] = T.if_then_else(exceeds, T.__exp2(base[i] - top[i] * factor), 1.0)

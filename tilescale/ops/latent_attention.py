@@ -96,7 +96,7 @@ def hide(s, at, length):
 def rise(h, before, factor):
     """From which score exponents count, and how much what was summed before shrinks by it."""
     T.copy(before.most, h.prev_max)
-    T.reduce_max(h.s, h.row_max, dim=1)
+    T.reduce_max(h.s, h.row_max, dim=1, nan_propagate=True)
     for i in T.Parallel(h.s.shape[0]):
         h.row_max[i] = T.if_then_else(
             (h.row_max[i] - h.prev_max[i]) * factor > SLACK, h.row_max[i], h.prev_max[i]

@@ -43,7 +43,7 @@ def route(
             chosen = T.alloc_fragment((BT, K), "int32")
             highest, total = (T.alloc_fragment((BT,), "float32") for _ in range(2))
             T.copy(L[b * BT, 0], x)
-            T.reduce_max(x, highest, dim=1)
+            T.reduce_max(x, highest, dim=1, nan_propagate=True)
             for i, e in T.Parallel(BT, E):
                 key[i, e] = T.exp(x[i, e] - highest[i]) if softmax else 1 / (1 + T.exp(-x[i, e]))
             if softmax:

@@ -45,7 +45,7 @@ def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, 
             top, total = T.alloc_fragment((rows,), acc), T.alloc_fragment((rows,), acc)
             for i, j in T.Parallel(rows, width):
                 x[i, j] = T.if_then_else(j < columns, T.cast(X[bx * rows + i, j], acc), least)
-            T.reduce_max(x, top, dim=1)
+            T.reduce_max(x, top, dim=1, nan_propagate=True)
             for i, j in T.Parallel(rows, width):
                 x[i, j] = T.exp(x[i, j] - top[i])
             T.reduce_sum(x, total, dim=1)
@@ -68,7 +68,7 @@ def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, 
                         t * width + j < columns, T.cast(X[row + i, t * width + j], acc), least
                     )
                 T.copy(top, before)
-                T.reduce_max(x, top, dim=1, clear=False)
+                T.reduce_max(x, top, dim=1, clear=False, nan_propagate=True)
                 for i, j in T.Parallel(1, width):
                     x[i, j] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, j] - top[i]))
                 for i in T.Parallel(1):
@@ -90,7 +90,7 @@ def together(top: Any, total: Any, pairs: Any, acc: str):
     most, whole = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
     for b in T.Parallel(pairs.shape[0]):
         tops[b] = pairs[b, 0]
-    T.reduce_max(tops, most, dim=0)
+    T.reduce_max(tops, most, dim=0, nan_propagate=True)
     for b in T.Parallel(pairs.shape[0]):
         parts[b] = pairs[b, 1] * T.exp(tops[b] - most[0])
     T.reduce_sum(parts, whole, dim=0)
@@ -116,7 +116,7 @@ def softmax_shared_rows(
             row, begin = block // blocks, block % blocks * width
             for i, j in T.Parallel(1, width):
                 x[i, j] = T.if_then_else(begin + j < columns, T.cast(X[row + i, begin + j], acc), least)
-            T.reduce_max(x, top, dim=1)
+            T.reduce_max(x, top, dim=1, nan_propagate=True)
             for i, j in T.Parallel(1, width):
                 x[i, j] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, j] - top[i]))
             T.reduce_sum(x, total, dim=1)
@@ -140,8 +140,8 @@ def softmax_shared_rows(
             own, pairs = T.alloc_shared((2,), acc), T.alloc_shared((blocks, 2), acc)
             row, skip = block // blocks, block % blocks * (width // word)
             fetch(X, Xend, x, row, row == rows - 1, columns, skip, acc, least)
-            T.reduce_max(x, part, dim=2)
-            T.reduce_max(part, top, dim=1)
+            T.reduce_max(x, part, dim=2, nan_propagate=True)
+            T.reduce_max(part, top, dim=1, nan_propagate=True)
             for i, w, e in T.Parallel(1, width // word, word):
                 x[i, w, e] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, w, e] - top[i]))
             T.reduce_sum(x, part, dim=2)
@@ -174,8 +174,8 @@ def softmax_ragged_rows(columns: int, dtype: str, threads: int, words: int, turn
             x, part = T.alloc_fragment((1, words, word), acc), T.alloc_fragment((1, words), acc)
             top, total = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
             fetch(X, Xend, x, row, row == rows - 1, columns, 0, acc, least)
-            T.reduce_max(x, part, dim=2)
-            T.reduce_max(part, top, dim=1)
+            T.reduce_max(x, part, dim=2, nan_propagate=True)
+            T.reduce_max(part, top, dim=1, nan_propagate=True)
             for i, w, e in T.Parallel(1, words, word):
                 x[i, w, e] = T.exp(x[i, w, e] - top[i])
             T.reduce_sum(x, part, dim=2)
@@ -200,8 +200,8 @@ def softmax_ragged_rows(columns: int, dtype: str, threads: int, words: int, turn
             for t in T.serial(turns):
                 fetch(X, Xend, x, row, row == rows - 1, columns, t * words, acc, least)
                 T.copy(top, before)
-                T.reduce_max(x, part, dim=2)
-                T.reduce_max(part, top, dim=1, clear=False)
+                T.reduce_max(x, part, dim=2, nan_propagate=True)
+                T.reduce_max(part, top, dim=1, clear=False, nan_propagate=True)
                 for i, w, e in T.Parallel(1, words, word):
                     x[i, w, e] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, w, e] - top[i]))
                 for i in T.Parallel(1):

@@ -42,7 +42,7 @@ def parts_of_rows(columns: int, acc: str, rows: int, threads: int, width: int, t
                 for i, j in T.Parallel(rows, width):
                     x[i, j] = T.if_then_else(t * width + j < columns, X[b * rows + i, t * width + j], least)
                 T.copy(top, before)
-                T.reduce_max(x, top, dim=1, clear=False)
+                T.reduce_max(x, top, dim=1, clear=False, nan_propagate=True)
                 for i, j in T.Parallel(rows, width):
                     x[i, j] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, j] - top[i]))
                 for i in T.Parallel(rows):

@@ -13,7 +13,7 @@ from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.ldmatrix import MATRICES, holder
 from tilescale.compiler.ops.mma_sync import each
-from tilescale.compiler.ops.shuffle import OF_WARPS
+from tilescale.compiler.ops.shuffle import EVERYONE
 from tilescale.compiler.tvm_compat import tirx
 
 
@@ -24,7 +24,7 @@ def lower_ldmatrix(call: Any, cx: CpuLowering) -> Any:
     count, transposed = MATRICES * n, bool(call.attrs["transposed"])
     warp, lane = tirx.floordiv(thread, as_expr(WARP)), tirx.floormod(thread, as_expr(WARP))
     table = cx.exchange_table(convert.storage_dtype(row.dtype), count)
-    meet = cx.numbered_barrier(warp + OF_WARPS, WARP, cx.site("barrier", "warp", call))
+    meet = cx.barrier_of_lanes(EVERYONE, call)
 
     def left(k: Any) -> Any:
         value = tirx.BufferLoad(row.buf, [row.offset + k * row.strides[-1]])

@@ -14,7 +14,7 @@ from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.mma_sync import SUMS, each
-from tilescale.compiler.ops.shuffle import OF_WARPS
+from tilescale.compiler.ops.shuffle import EVERYONE
 from tilescale.compiler.tvm_compat import tirx
 
 
@@ -28,7 +28,7 @@ def lower_mma_sync(call: Any, cx: CpuLowering) -> Any:
         cx.exchange_table(convert.storage_dtype(t.dtype), count)
         for t, count in zip((a, b), counts, strict=True)
     ]
-    meet = cx.numbered_barrier(warp + OF_WARPS, WARP, cx.site("barrier", "warp", call))
+    meet = cx.barrier_of_lanes(EVERYONE, call)
 
     def left(tile: Any, table: Any, count: int) -> Any:
         def one(k: Any) -> Any:

@@ -10,7 +10,7 @@ from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.scales import WARP, WIDTHS
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.ops.shuffle import OF_WARPS
+from tilescale.compiler.ops.shuffle import OF_WARPS, mask_of
 from tilescale.compiler.tvm_compat import tirx
 
 
@@ -18,12 +18,10 @@ from tilescale.compiler.tvm_compat import tirx
 def lower_shuffle(call: Any, cx: CpuLowering) -> Any:
     into = cx.view(call.args[0])
     kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
-    thread, lanes = cx.thread_number(), _lanes(cx)
+    thread = cx.thread_number()
     lane = tirx.floormod(thread, as_expr(WARP))
     table = cx.exchange_table(convert.storage_dtype(into.dtype))
-    meet = cx.numbered_barrier(
-        tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call)
-    )
+    meet = cx.barrier_of_lanes(mask_of(call), call)
     there = thread - lane + _taken_from(kind, lane, cx.scalar(call.args[2]), width)
     # Behind the first barrier all values are there, behind the second all have been read.
     return sequence([
@@ -35,16 +33,18 @@ def lower_shuffle(call: Any, cx: CpuLowering) -> Any:
 @lowers("cpu", "sync_threads")
 def lower_sync_threads(call: Any, cx: CpuLowering) -> Any:
     number, count = int(call.attrs["barrier"]), int(call.attrs["count"])
-    where: Any = as_expr(number)
     if number == OF_WARPS:
-        where, count = tirx.floordiv(cx.thread_number(), as_expr(WARP)) + OF_WARPS, _lanes(cx)
+        return cx.barrier_of_lanes(mask_of(call), call)
     return cx.numbered_barrier(
-        where, count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call)
+        as_expr(number), count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call)
     )
 
 
-def _lanes(cx: CpuLowering) -> int:
-    return min(WARP, int(cx.program.launch.threads))
+@lowers("cpu", "arrive_threads")
+def lower_arrive_threads(call: Any, cx: CpuLowering) -> Any:
+    executors = int(call.attrs["count"]) // WIDTHS[str(call.attrs["executor"])]
+    cx.waits = True  # those who come to the same barrier by T.sync_threads
+    return cx.call("ts_barrier_arrive", as_expr(int(call.attrs["barrier"])), as_expr(executors))
 
 
 def _taken_from(kind: str, lane: Any, by: Any, width: int) -> Any:

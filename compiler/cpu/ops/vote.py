@@ -13,7 +13,7 @@ from tilescale.compiler.cpu.lower import Lowering as CpuLowering
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.ops.shuffle import OF_WARPS
+from tilescale.compiler.ops.shuffle import EVERYONE, mask_of
 from tilescale.compiler.ops.vote import MATCHES
 from tilescale.compiler.tvm_compat import tirx
 
@@ -23,7 +23,8 @@ def lower_vote(call: Any, cx: CpuLowering) -> Any:
     kind, value = str(call.attrs["kind"]), cx.scalar(call.args[1])
     thread = cx.thread_number()
     warp = tirx.floordiv(thread, as_expr(WARP))
-    meet = cx.numbered_barrier(warp + OF_WARPS, WARP, cx.site("barrier", "warp", call))
+    mask = mask_of(call)
+    meet = cx.barrier_of_lanes(mask, call)
     dtype = str(value.ty)
     table = cx.exchange_table(convert.storage_dtype(dtype))
 
@@ -33,12 +34,13 @@ def lower_vote(call: Any, cx: CpuLowering) -> Any:
     def bit(lane: Any) -> Any:
         there = brought(warp * WARP + lane)
         holds = tirx.EQ(there, brought(thread)) if kind in MATCHES else there
-        return tirx.Cast("uint64", holds) << tirx.Cast("uint64", lane)
+        bits = tirx.Cast("uint64", holds) << tirx.Cast("uint64", lane)
+        return bits if mask == EVERYONE else tirx.bitwise_and(bits, tirx.const(mask, "uint64"))
 
     def told(lanes: Any) -> Any:
         if kind in ("ballot", "active", "match_any"):
             return lanes
-        every = tirx.EQ(lanes, tirx.const((1 << WARP) - 1, "uint64"))
+        every = tirx.EQ(lanes, tirx.const(mask, "uint64"))
         if kind == "match_all":
             return tirx.Select(every, lanes, tirx.const(0, "uint64"))
         return every if kind == "all" else tirx.NE(lanes, tirx.const(0, "uint64"))

@@ -128,7 +128,7 @@ def tma_store_arrive(node: Any, cx: CudaLowering) -> Any:
 @lowers("cuda", "tma_store_wait")
 def tma_store_wait(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "tma_store_wait")
-    name = "bulk_wait_read" if int(node.attrs["read_only"]) else "bulk_wait"
+    name = "bulk_wait_read" if int(node.attrs["read"]) else "bulk_wait"
     return cx.once(call(f"{name}<{int(node.attrs['count'])}>", span=node.span))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.contexts import ExchangeContext, LayoutContext, StageContext
-from tilescale.compiler.ir.folds import accumulator, fold, identity
+from tilescale.compiler.ir.folds import NUMBERS, accumulator, fold, identity, in_any_order
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.statements import sequence
@@ -173,9 +173,7 @@ def _folded(cx: GpuLowering, call: Any, put: Any) -> Any:
     thread = cx.thread()
     if cx.skips(held, place.shape, thread):
         return sequence([])
-    ways = (
-        WAYS if op.removeprefix("abs") in ("max", "min") and prod(p.extent for p in along) % WAYS == 0 else 1
-    )
+    ways = WAYS if in_any_order(op) and prod(p.extent for p in along) % WAYS == 0 else 1
     total = tirx.decl_buffer((ways,), acc, "total", scope="local", layout=None)
     zero = tirx.IntImm("int32", 0)
     now = tirx.BufferLoad(total, [zero])
@@ -265,6 +263,9 @@ def _own(cx: GpuLowering, op: str, total: Any, extents: list[int], element: Any,
             tirx.BufferStore(total, fold(op, of(number(k)), of(number(k + ways))), [number(k)], span)
             for k in range(ways)
         ]
+    if op in NUMBERS.values():  # chains begin with elements: those of NaNs alone have made a NaN
+        none = identity(op, str(total.ty.dtype))
+        body.append(tirx.BufferStore(total, fold(op, of(number(0)), none), [number(0)], span))
     return body
 
 

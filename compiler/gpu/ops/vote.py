@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tilescale.compiler.gpu.ops.shuffle import lanes
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.tvm_compat import tirx
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def lower_vote(call: Any, cx: GpuLowering) -> Any:
     kind = str(call.attrs["kind"])
     given = [] if kind == "active" else [cx.scalar(call.args[1])]
-    return _stored(call, cx, f"ts::vote_{kind}", given)
+    return _stored(call, cx, f"ts::vote_{kind}", [*given, *lanes(call)])
 
 
 @lowers("gpu", "block_vote")

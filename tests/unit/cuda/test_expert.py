@@ -244,7 +244,7 @@ def refilled(wait: bool) -> Any:
                 T.tma_copy(tile, C[k, 0:64, 0:64])
                 T.tma_store_arrive()
                 if wait:
-                    T.tma_store_wait(0, read_only=True)
+                    T.tma_store_wait(0, read=True)
                     T.sync_threads()
             T.tma_store_wait(0)
 

@@ -51,7 +51,7 @@ def everything() -> Any:
         "__tanh",
         "dp4a",  # of integers (tests/unit/ops)
     }
-    two = {"pow", "fmod", "atan2", "copysign", "hypot", "ieee_add", "ieee_sub", "ieee_mul"}
+    two = {"pow", "fmod", "atan2", "copysign", "hypot", "fmax", "fmin", "ieee_add", "ieee_sub", "ieee_mul"}
     for name in (
         CudaPrinter.functions.keys() - unknown
     ):  # of the rest tirx has operations, and the language none

@@ -68,20 +68,31 @@ MMA = (
 )
 LDMATRIX = f"{THREAD}d = T.alloc_local((16,), 'float16')\n    T.clear(d)\n    T.ldmatrix({{}})\n    A[0, t % 64] = d[0]"
 RANDOM = "T.rng_init({})\nI[bx, 0] = T.rng_rand()"
+IM2COL = "T.im2col(T.view({}, (4, 8, 8, 16)), {}, {}, {}, {}, {}, {}, {})"
 #: Words of TileLang's that change nothing, as docs/LANGUAGE.md says: function → its parameters, each with two
 #: uses
 NOTHING = {
     **{
-        f"reduce_{op}": {"batch": (f"T.reduce_{op}(f, r, batch=2)", f"T.reduce_{op}(f, r)")}
+        f"reduce_{op}": {
+            "batch": (f"T.reduce_{op}(f, r, batch=2)", f"T.reduce_{op}(f, r)"),
+            "annotations": (f"T.reduce_{op}(f, r, annotations={{'it': 1}})", f"T.reduce_{op}(f, r)"),
+        }
         for op in ("sum", "abssum", "prod", "max", "min", "absmax")
     },
     **{
-        f"reduce_{op}": {"batch": (f"T.reduce_{op}(i, k, 1, batch=2)", f"T.reduce_{op}(i, k, 1)")}
+        f"reduce_{op}": {
+            "batch": (f"T.reduce_{op}(i, k, 1, batch=2)", f"T.reduce_{op}(i, k, 1)"),
+            "annotations": (f"T.reduce_{op}(i, k, 1, annotations={{'it': 1}})", f"T.reduce_{op}(i, k, 1)"),
+        }
         for op in ("bitand", "bitor", "bitxor")
     },
     **{
         word: {"annotations": (f"T.{word}(a, annotations={{'it': 1}})", f"T.{word}(a)")}
         for word in ("cumsum", "cummax")
+    },
+    "reduce": {
+        "batch": ("T.reduce(f, r, 'sum', 1, batch=2)", "T.reduce(f, r, 'sum', 1)"),
+        "annotations": ("T.reduce(f, r, 'sum', 1, annotations={'it': 1})", "T.reduce(f, r, 'sum', 1)"),
     },
     "Kernel": {
         "is_cpu": (
@@ -109,6 +120,16 @@ NOTHING = {
     "clear": {"annotations": ("T.clear(a, annotations={'it': 1})", "T.clear(a)")},
     "gemm_sp": {
         "k_pack": ("T.gemm_sp(h[0:64, 0:32], e, g, f, k_pack=2)", "T.gemm_sp(h[0:64, 0:32], e, g, f)")
+    },
+    "im2col": {
+        "eviction_policy": (
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, "1, 'evict_first'"),
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, 1),
+        ),
+        "annotations": (
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, "1, annotations={'it': 1}"),
+            IM2COL.format("A", "f", 0, 0, 3, 1, 1, 1),
+        ),
     },
     "copy": {"eviction_policy": ('T.copy(A, a, eviction_policy="evict_first")', "T.copy(A, a)")},
     "atomic_add": {
@@ -185,7 +206,6 @@ ALL_REDUCE = (
     "t, g = T.get_thread_binding(), T.alloc_local((2,), 'float32')\n"
     "with T.attr(T.comm_reducer({}, {}), {}, 0):\n    T.tvm_thread_allreduce({}, {}, {}, g[0], {}, dtype={})\nA[0, t % 64] = g[0]"
 )
-IM2COL = "T.im2col(T.view({}, (4, 8, 8, 16)), {}, {}, {}, {}, {}, {}, {})"
 #: function → its use, and for each parameter one that differs in it
 USES: dict[str, tuple[str, dict[str, str]]] = {
     "Kernel": (
@@ -673,13 +693,14 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "reduce": (
-        "T.reduce(f, r, 'sum', 1)",
+        "T.reduce(f, r, 'max', 1)",
         {
-            "buffer": "T.reduce(a, r, 'sum', 1)",
-            "out": "T.reduce(f, k, 'sum', 1)",
-            "reduce_type": "T.reduce(f, r, 'max', 1)",
-            "dim": "T.reduce(f, r, 'sum', 0)",
-            "clear": "T.reduce(f, r, 'sum', 1, clear=False)",
+            "buffer": "T.reduce(a, r, 'max', 1)",
+            "out": "T.reduce(f, k, 'max', 1)",
+            "reduce_type": "T.reduce(f, r, 'sum', 1)",
+            "dim": "T.reduce(f, r, 'max', 0)",
+            "clear": "T.reduce(f, r, 'max', 1, clear=False)",
+            "nan_propagate": "T.reduce(f, r, 'max', 1, nan_propagate=True)",
         },
     ),
     "atomic_addx2": (
@@ -791,6 +812,13 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "op": f"{DEVICE}T.all_reduce(S, A, op='max')",
         },
     ),
+    "named_barrier_arrive": (
+        f"{THREAD}T.named_barrier_arrive(1, 64)",
+        {
+            "barrier_id": f"{THREAD}T.named_barrier_arrive(2, 64)",
+            "thread_count": f"{THREAD}T.named_barrier_arrive(1, 96)",
+        },
+    ),
     "sync_threads": (
         f"{THREAD}T.sync_threads(1, 64)",
         {"barrier_id": f"{THREAD}T.sync_threads(2, 64)", "arrive_count": f"{THREAD}T.sync_threads(1, 96)"},
@@ -807,7 +835,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "tma_store_wait": (
         "T.tma_store_wait(0)",
-        {"count": "T.tma_store_wait(1)", "read_only": "T.tma_store_wait(0, read_only=True)"},
+        {
+            "count": "T.tma_store_wait(1)",
+            "read": "T.tma_store_wait(0, read=True)",
+        },
     ),
     "mbarrier_arrive": (
         "T.mbarrier_arrive(m)",
@@ -950,7 +981,7 @@ for _name in ("sum", "max", "min", "prod", "abssum", "absmax"):
             "dim": f"T.reduce_{_name}(f, r, 0)",
             "clear": f"T.reduce_{_name}(f, r, 1, clear=False)",
             **(
-                {"nan_propagate": f"T.reduce_{_name}(f, r, 1, nan_propagate=False)"}
+                {"nan_propagate": f"T.reduce_{_name}(f, r, 1, nan_propagate=True)"}
                 if _name in ("max", "min", "absmax")
                 else {}
             ),
@@ -1113,6 +1144,10 @@ USES["extract_lane"] = (
         "lane": VECTOR + "A[0, 0] = T.extract_lane(v, 0)",
     },
 )
+USES["Broadcast"] = (
+    "B[0, 0:4] = T.Broadcast(x, 4)",
+    {"value": "B[0, 0:4] = T.Broadcast(x * 2, 4)", "lanes": "B[0, 0:8] = T.Broadcast(x, 8)"},
+)
 USES["Ramp"] = (
     "B[0, T.Ramp(0, 1, 2)] = A[0, T.Ramp(0, 1, 2)]",
     {
@@ -1205,6 +1240,9 @@ SAME = {
     "Buffer": "Tensor",
     "symbolic": "dynamic",
     "inline": "macro",
+    "cdiv": "ceildiv",
+    "c2d_im2col": "im2col",
+    "make_tensor_from_addr": "make_tensor",
     "Serial": "serial",
     "Unroll": "unroll",
     "Vectorized": "vectorized",

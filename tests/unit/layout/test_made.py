@@ -166,6 +166,8 @@ def test_the_usual_names():
             assert make_half_bank_swizzled_layout(64, 64, 16) == boxed((64, 64), 16, 64)
             assert make_quarter_bank_swizzled_layout(a) == boxed((64, 64), 16, 32)
             assert make_linear_layout(a) == strided((64, 64), 16)
+            line = T.alloc_shared((128,), "float32")
+            assert make_linear_layout(line) == strided((128,), 32)
             assert make_swizzled_layout(odd) == strided((60, 20), 16, (28, 1))
             with refused(
                 TileValueError,

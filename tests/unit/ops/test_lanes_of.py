@@ -51,6 +51,37 @@ def test_lanes_of_a_cell(name: str):
     assert got["B"].tolist() == [1.25, -2.5, -2.5, -2.5]
 
 
+def test_vectors_of_other_dtypes_and_their_conversion():
+    """By name or by string: the bytes of a word, a vector and neighbours in memory converted lane by lane."""
+
+    @T.prim_func
+    def kernel(
+        W: T.Tensor((4,), "int32"),
+        A: T.Tensor((8,), "float32"),
+        B: T.Tensor((8,), "int8"),
+        H: T.Tensor((8,), "float16"),
+        I: T.Tensor((8,), "int32"),
+    ):
+        with T.Kernel(1, threads=1):
+            B[0:4] = T.reinterpret(T.ldg32(W[0]), T.int8x4)
+            cell = T.alloc_var("uint8x4")
+            cell = T.reinterpret(T.ldg32(W[1]), "uint8x4")
+            for k in range(4):
+                B[4 + k] = T.cast(T.extract_lane(cell, k), "int8")
+            H[0:4] = T.cast(T.float32x4(A[0], A[1], A[2], A[3]), T.float16x4)
+            H[4:8] = T.Cast("float16x4", A[4:8])
+            I[0:8] = T.cast(A[0:8], T.int32x8)
+            I[4:6] = T.cast(7, T.int32x2)
+
+    words = np.array([0x80FF7F01, 0x01020304, 0, 0], np.uint32).view(np.int32)
+    a = np.array([1.5, -2.25, 65519.0, 1e-8, 3.7, -3.7, 0.1, 1e9], "float32")
+    blank = {"B": np.zeros(8, "int8"), "H": np.zeros(8, "float16"), "I": np.zeros(8, "int32")}
+    got = everywhere(kernel, W=words, A=a, **blank)
+    assert got["B"].tolist() == [1, 127, -1, -128, 4, 3, 2, 1]
+    assert (got["H"] == torch.from_numpy(a).half().numpy()).all()
+    assert got["I"].tolist() == [1, -2, 65519, 0, 7, 7, 0, 1000000000]
+
+
 def exactly(word: str, rows: list[float], name: str) -> np.generic:
     dt = np.dtype(name).type
     with np.errstate(all="ignore"):
@@ -263,3 +294,36 @@ def test_words_of_a_thread_compile(arch: str, monkeypatch: pytest.MonkeyPatch):
 
     made = Lowering(pipeline.run(kernel.trace(), target(arch))[0]).run()
     assert toolchain.compile_cubin(print_kernel(made), arch)
+
+
+def test_one_value_on_all_lanes():
+    @T.prim_func
+    def kernel(A: T.Tensor((1,), "int8"), B: T.Tensor((36,), "int8"), C: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=1):
+            own = T.alloc_local((32,), "int8")
+            own[0:32] = T.Broadcast(A[0], 32)
+            for i in T.serial(32):
+                B[i] = own[i]
+            B[32:36] = T.Broadcast(T.cast(7, "int8"), 4)
+            C[0:4] = T.Broadcast(1.5, 4)
+
+    blank = {"B": np.zeros(36, "int8"), "C": np.zeros(4, "float32")}
+    got = everywhere(kernel, A=np.array([-37], "int8"), **blank)
+    assert got["B"].tolist() == [-37] * 32 + [7] * 4 and got["C"].tolist() == [1.5] * 4
+
+
+def test_conversions_that_do_not_fit():
+    def refuse(message: str, expected: str, act: object, kind: type = TileTypeError) -> None:
+        @T.prim_func
+        def kernel(A: T.Tensor((4, 8), "float32")):
+            with T.Kernel(1, threads=1):
+                act(A)
+
+        with refused(kind, message, expected=expected):
+            kernel.trace()
+
+    refuse("T.cast of float32x2 to T.float16x4", "2 lanes", lambda A: T.cast(T.float32x2(1, 2), T.float16x4))
+    refuse("T.Broadcast to A[0, 0] lanes", "a constant", lambda A: T.Broadcast(1.0, A[0, 0]))
+    refuse("is no vector", "neighbours along the last axis", lambda A: T.cast(A[0:2, 0:2], T.float16x2))
+    refuse("T.Broadcast to 1 lanes", "2 … 64", lambda A: T.Broadcast(1.0, 1), TileValueError)
+    refuse("T.cast of float32x4 to T.float16x2", "4 lanes", lambda A: T.cast(A[0, 0:4], "float16x2"))

@@ -232,3 +232,181 @@ def test_refused_tensors():
         one(lambda A, t, f, n: T.fill(t, 0.7), dtype="float4_e2m1fn").trace()
     with refused(TileTypeError, "that is a symm", expected="share a byte"):
         T.SymmTensor((8, 16), "int4")
+    for strides in ((32, 2), (31, 1), (32, T.dynamic("s"))):
+        with refused(TileTypeError, "a tensor of int4 with strides", expected="1 along a row"):
+            T.StridedTensor((8, 16), strides, "int4")
+
+
+def packed_rows(last: Any, beside: bool = False) -> Any:
+    """Sums of rows whose length only the call knows; ``beside``: a tensor of bytes has it as well."""
+    n = T.dynamic("n")
+    columns = last(n)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, columns), "int4"), C: T.Tensor((4, columns) if beside else (4, 2), "int32")):
+        with T.Kernel(4, threads=32) as i:
+            if beside:
+                for j in T.serial(columns):
+                    C[i, j] = A[i, j]
+            else:
+                total = T.alloc_var("int32")
+                total = 0
+                for j in T.serial(columns):
+                    total += A[i, j] * (j + 1)
+                C[i, 0] = total
+                C[i, 1] = n
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+@pytest.mark.parametrize(
+    ("last", "columns", "n"),
+    [(lambda n: n, 10, 10), (lambda n: n * 4, 12, 3), (lambda n: n * 3, 18, 6), (lambda n: n * 1, 2, 2)],
+)
+def test_rows_of_a_plain_dynamic(last: Any, columns: int, n: int, target: str):
+    """The call's bytes say how many numbers there are: twice as many."""
+    bytes_ = np.random.default_rng(n).integers(0, 256, (4, columns // 2)).astype(np.uint8).view(np.int8)
+    wide = np.stack([bytes_ << 4 >> 4, bytes_ >> 4], -1).reshape(4, columns).astype(np.int64)
+    out = np.zeros((4, 2), np.int32)
+    tilescale.compile(packed_rows(last), target=target)(bytes_, out)
+    assert out[:, 0].tolist() == (wide * np.arange(1, columns + 1)).sum(1).tolist()
+    assert out[:, 1].tolist() == [n] * 4
+
+
+def test_rows_of_a_plain_dynamic_that_another_tensor_has():
+    kernel = tilescale.compile(packed_rows(lambda n: n, beside=True), target="cpu")
+    a, c = torch.randint(-128, 127, (4, 5), dtype=torch.int8), torch.zeros(4, 10, dtype=torch.int32)
+    kernel(a, c)
+    assert torch.equal(c[:, 1::2], (a >> 4).int()) and torch.equal(c[:, ::2], (a << 4 >> 4).int())
+    with refused(TileValueError, "axis 1 of A has extent 5", expected="4 = n // 2"):
+        kernel(a, c[:, :8].contiguous())
+    with refused(TileValueError, "n is 11", expected="rows of 4-bit numbers, two a byte"):
+        kernel(a, torch.zeros(4, 11, dtype=torch.int32))
+    thirds = tilescale.compile(packed_rows(lambda n: n * 3), target="cpu")
+    with refused(TileValueError, "axis 1 of A has extent 5", expected="a multiple of 3"):
+        thirds(a, torch.zeros(4, 2, dtype=torch.int32))
+
+
+def test_rows_of_a_plain_dynamic_on_the_emulated_gpu():
+    a = np.random.default_rng(1).integers(0, 256, (4, 7)).astype(np.uint8).view(np.int8)
+    agree(packed_rows(lambda n: n), {"A": a, "C": np.zeros((4, 2), np.int32)}, exact=True)
+
+
+def test_rows_that_may_be_odd():
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, n + 1), "int4"), B: T.Tensor((n,), "int32")):
+        with T.Kernel(1, threads=32):
+            B[0] = A[0, n]
+
+    with refused(TileValueError, "the rows of A are of (n + 1) numbers", expected="an even last extent"):
+        kernel.trace()
+
+
+def gapped(stride: Any) -> Any:
+    m, s = T.dynamic("m"), stride
+
+    @T.prim_func
+    def kernel(
+        A: T.StridedTensor((m, 16), (s, 1), "int4"), B: T.Tensor((m, 16), "int8"), C: T.Tensor((2,), "int32")
+    ):
+        with T.Kernel(1, threads=32):
+            t = T.alloc_shared((8, 16), "int4")
+            T.copy(A[0, 0], t)
+            for i, j in T.Parallel(m, 16):
+                B[i, j] = t[i, j]
+            C[0] = A[m - 1, 3]
+            C[1] = s
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+@pytest.mark.parametrize("stride", [64, None])
+def test_rows_with_gaps(stride: int | None, target: str):
+    """Strides count numbers, as extents do; a call's count its bytes."""
+    whole = torch.from_numpy(np.random.default_rng(1).integers(-128, 128, (8, 16)).astype(np.int8))
+    kernel = tilescale.compile(gapped(stride or T.dynamic("s")), target=target)
+    for a in (
+        [whole[::2][:4, :8]] if stride else [whole[::2][:4, :8], whole[:, :8], whole[:6, :8].contiguous()]
+    ):
+        b, c = torch.zeros(a.shape[0], 16, dtype=torch.int8), torch.zeros(2, dtype=torch.int32)
+        kernel(a, b, c)
+        assert torch.equal(b[:, 1::2], a >> 4) and torch.equal(b[:, ::2], a << 4 >> 4)
+        assert c.tolist() == [int(b[-1, 3]), 2 * a.stride(0)]
+    if stride:
+        with refused(TileValueError, "axis 0 of A has stride 8", expected="32"):
+            kernel(whole[:, :8].contiguous(), torch.zeros(8, 16, dtype=torch.int8), c)
+
+
+def test_strides_of_numbers_and_of_bytes():
+    """One symbol for both: the bytes' is half of it, which is even."""
+    s = T.dynamic("s")
+
+    @T.prim_func
+    def kernel(A: T.StridedTensor((4, 16), (s, 1), "int4"), B: T.StridedTensor((4, 16), (s, 1), "int8")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(4, 16):
+                B[i, j] = A[i, j]
+
+    made = tilescale.compile(kernel, target="cpu")
+    whole = torch.from_numpy(np.random.default_rng(2).integers(-128, 128, (4, 20)).astype(np.int8))
+    b = torch.zeros(4, 32, dtype=torch.int8)
+    a = whole.as_strided((4, 8), (16, 1))
+    made(a, b[:, :16])
+    assert torch.equal(b[:, 1:16:2], a >> 4)
+    with refused(TileValueError, "axis 0 of A has stride 20", expected="16"):
+        made(whole[:, :8], b[:, :16])
+    with refused(TileValueError, "s is 33", expected="two a byte"):
+        made(a, torch.zeros(4, 33, dtype=torch.int8)[:, :16])
+
+
+def test_rows_with_gaps_on_the_emulated_gpu():
+    from tests.unit.cuda.test_hopper import lowered
+    from tilescale.compiler.cuda.printer import print_kernel
+
+    assert "A_stride_0" in print_kernel(lowered(gapped(T.dynamic("s")))[0]).text
+
+
+def test_bytes_of_either_sign():
+    """Pairs of 4-bit floats lie in what torch has for them, or in bytes, whatever their sign."""
+
+    @tilescale.jit
+    def eager(A, B):
+        M, K = T.const("M K")
+        A: T.Tensor((M, K), T.float4_e2m1fn)
+        B: T.Tensor((M, K), T.float32)
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(M, K):
+                B[i, j] = A[i, j]
+
+    a = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (4, 8)).astype(np.uint8))
+    made = []
+    for given in (a, a.view(torch.int8), a.view(torch.float4_e2m1fn_x2)):
+        made.append(torch.zeros(4, 16))
+        eager(given, made[-1])
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2]) and made[0].unique().numel() > 8
+
+
+@tilescale.jit
+def related(x, y, out):
+    """As extents of both stand in TileLang's programs: n by itself only in a row of packed numbers."""
+    m, n = T.dynamic("m, n")
+    x: T.Tensor[(m, n * 2), T.float4_e2m1fn]
+    y: T.Tensor[(m * 2, n), T.float4_e2m1fn]
+    out: T.Tensor[(3,), T.int32]
+    with T.Kernel(1, threads=32):
+        out[0], out[1] = m, n
+        out[2] = T.cast(y[1, n - 1] * 2, T.int32)
+
+
+def test_a_symbol_of_two_packed_rows():
+    x, y = torch.zeros(3, 8, dtype=torch.uint8), torch.zeros(6, 4, dtype=torch.uint8)
+    y[1, 3] = 0x70
+    out = torch.zeros(3, dtype=torch.int32)
+    related(x, y, out)
+    assert out.tolist() == [3, 8, 12]
+    with refused(TileValueError, "axis 1 of y has extent 5", expected="4"):
+        related(x, torch.zeros(6, 5, dtype=torch.uint8), out)

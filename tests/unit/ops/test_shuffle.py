@@ -242,11 +242,13 @@ def test_what_they_refuse():
         expected="1, 2, 4, 8, 16 or 32",
     )
     refuse(
-        TileValueError,
-        "T.shfl_up with mask=255",
-        lambda A, i: T.shfl_up(i, 1, mask=255),
-        expected="leave mask out",
+        TileTypeError,
+        "T.shfl_up with mask=",
+        lambda A, i: T.shfl_up(i, 1, mask=i),
+        expected="a constant",
+        write="leave mask out",
     )
+    refuse(TileValueError, "T.sync_warp with mask=3", lambda A, i: T.sync_warp(3), expected="leave mask out")
     refuse(TileTypeError, "a tile", lambda A, i: T.shfl_up(A, 1))
     refuse(
         TileValueError,
@@ -281,6 +283,19 @@ def test_what_they_refuse():
         write='T.Scale("warp") as (w, n)',
     )
     refuse(TileSyntaxError, "T.sync_warp is a thread's", lambda A, i: T.sync_warp(), "warpgroup")
+    refuse(
+        TileValueError,
+        "T.named_barrier_arrive at barrier 0",
+        lambda A, i: T.named_barrier_arrive(0, 128),
+        expected="1 ≤ barrier < 16",
+    )
+    refuse(TileValueError, "T.named_barrier_arrive of 8 threads", lambda A, i: T.named_barrier_arrive(1, 8))
+    refuse(
+        TileTypeError,
+        "T.named_barrier_arrive with the number of threads",
+        lambda A, i: T.named_barrier_arrive(1, i),
+        expected="a constant",
+    )
 
     @T.prim_func
     def all_come(A: T.Tensor((64,), "float32")):
@@ -295,12 +310,153 @@ def test_what_they_refuse():
     ):
         all_come.trace()
 
+    @T.prim_func
+    def all_arrive(A: T.Tensor((64,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            T.get_thread_binding()
+            if n > 0:
+                T.named_barrier_arrive(1, 128)
+
+    with refused(
+        TileValueError, "T.named_barrier_arrive where all 128 come", at="T.named_barrier_arrive(1, 128)"
+    ):
+        all_arrive.trace()
+
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_nvcc_takes_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
-    for kernel in (shuffles("bfloat16"), shuffles("int8"), shuffles("float64"), halves()):
+    kernels = (shuffles("bfloat16"), shuffles("int8"), shuffles("float64"), halves(), handed_on("thread", 64))
+    for kernel in kernels:
         compiled(kernel, "sm_80")
+
+
+def handed_on(scale: str, threads: int) -> Any:
+    """One half fills a tile round by round, the other one reads it: who fills does not wait for who reads
+    but for the round before."""
+    half = threads // 2
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, half), "int32"), B: T.Tensor((4, half), "int32")):
+        with T.Kernel(1, threads=threads):
+            s = T.alloc_shared((half,), "int32")
+            with T.Scale(scale) as (w, n):
+                for i in T.serial(4):
+                    if w * (threads // n) < half:
+                        if i > 0:
+                            T.sync_threads(2, threads)
+                        if scale == "thread":
+                            s[w] = A[i, w]
+                        else:
+                            first = w * (threads // n)
+                            T.copy(A[i, first : first + threads // n], s[first : first + threads // n])
+                        T.named_barrier_arrive(1, threads)
+                    else:
+                        T.sync_threads(1, threads)
+                        if scale == "thread":
+                            B[i, w - half] = s[threads - 1 - w]
+                        else:
+                            there = w * (threads // n) - half
+                            T.copy(s[there : there + threads // n], B[i, there : there + threads // n])
+                        if i < 3:
+                            T.named_barrier_arrive(2, threads)
+
+    return kernel
+
+
+@pytest.mark.parametrize("scale, threads", [("thread", 64), ("warp", 128), ("warpgroup", 256)])
+def test_arriving_without_waiting(scale: str, threads: int):
+    kernel = handed_on(scale, threads)
+    a = data((4, threads // 2), "int32", 1)
+    args = {"A": a, "B": empty((4, threads // 2), "int32")}
+    want = a[:, ::-1] if scale == "thread" else a
+    assert (agree(kernel, args, exact=True)["B"] == want).all()
+    got = args["B"].copy()
+    run(kernel)(a.copy(), got)
+    assert (got == want).all()
+    assert kernel.check(args=args, seeds=3)
+    text = print_kernel(lowered(kernel)[0]).text
+    assert "ts::named_barrier_arrive(" in text and f"// T.named_barrier_arrive(1, {threads})" in text
+
+
+def test_the_first_of_two_barriers_of_a_number_that_all_come_to():
+    """Conditions on the thread's index at the scale of the block, as TileLang's programs have them."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((1,), "int32"), B: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            s = T.alloc_shared((1,), "int32")
+            if tx < 32:
+                if tx == 0:
+                    s[0] = A[0] + 1
+                T.named_barrier_arrive(10, 64)
+                T.sync_threads(11, 64)
+            else:
+                T.sync_threads(10, 64)
+                if tx == 32:
+                    B[0] = s[0]
+                T.named_barrier_arrive(11, 64)
+
+    args = {"A": np.array([41], "int32"), "B": empty((1,), "int32")}
+    assert kernel.check(args=args, seeds=3)
+    assert agree(kernel, args)["B"] == 42
+
+
+def test_numbers_that_are_constants_of_a_dtype():
+    @T.prim_func
+    def kernel(B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            number = T.int32(1)
+            T.sync_threads(number)
+            B[tx] = tx
+
+    assert agree(kernel, {"B": empty((64,), "int32")})["B"].tolist() == list(range(64))
+
+
+def test_who_arrives_knows_nothing_of_the_others():
+    """It goes on before they come: what they wrote is a race, and so is what it overwrites that they read."""
+
+    def arrives(reads: bool) -> Any:
+        @T.prim_func
+        def kernel(B: T.Tensor((64,), "int32")):
+            with T.Kernel(1, threads=64):
+                s = T.alloc_shared((64,), "int32")
+                with T.Scale("thread") as (t, n):
+                    s[t] = t
+                    if t < 32:
+                        T.named_barrier_arrive(1, 64)
+                        if reads:
+                            B[t] = s[t + 32]
+                        else:
+                            s[t] = 0
+                    else:
+                        T.sync_threads(1, 64)
+                        B[t] = s[t - 32]
+
+        return kernel
+
+    args = {"B": empty((64,), "int32")}
+    for reads in (False, True):
+        report = arrives(reads).check(args=args, seeds=2)
+        assert report.kinds == {"race"}, report
+        with pytest.raises(emulator.EmulationError, match="race in"):
+            emulator.launch(arrives(reads), args)
+
+
+def test_an_arrival_that_nobody_makes():
+    @T.prim_func
+    def kernel(B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            with T.Scale("thread") as (t, n):
+                if t < 32:
+                    T.sync_threads(1, 64)
+                B[t] = t
+
+    args = {"B": empty((64,), "int32")}
+    report = kernel.check(args=args, seeds=1)
+    assert report.kinds == {"deadlock"} and "32 have come" in str(report), report
 
 
 @pytest.mark.parametrize("writer, found", [(3, False), (40, True)])

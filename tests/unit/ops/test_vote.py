@@ -164,6 +164,82 @@ def test_votes_beside_a_producer():
     assert got.tolist() == [43 + 32] * 32 + [43 + 8] * 32 + [43] * 64
 
 
+LOW, HIGH = 0x0000FFFF, 0xFFFF0000
+
+
+@T.prim_func
+def halves(A: T.Tensor((N,), "int32"), C: T.Tensor((6, N), "int64")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        if t % 32 < 16:
+            C[0, t] = T.any_sync(A[t] == 5, LOW)
+            C[1, t] = T.all_sync(A[t] > -5, mask=LOW)
+            C[2, t] = T.cast(T.ballot_sync(A[t] > 0, LOW), "int64")
+            C[3, t] = T.cast(T.match_any_sync(A[t], LOW), "int64")
+            C[4, t] = T.cast(T.match_all_sync(t // 32 * A[t], LOW), "int64")
+            C[5, t] = T.shfl_xor(A[t], 3, mask=LOW)
+        else:
+            for i in T.serial(3):
+                C[i, t] = T.any_sync(A[t] == i, HIGH)
+            C[3, t] = T.cast(T.ballot_sync(A[t] > 0, HIGH), "int64")
+            C[5, t] = T.shfl_down(A[t], 1, width=16, mask=HIGH)
+
+
+def test_some_lanes_of_a_warp():
+    """Two parts of a warp vote apart, each about its own lanes, at different places of the program."""
+    a = data((N,), "int32", 1)
+    args = {"A": a, "C": empty((6, N), "int64")}
+    got = on_all(halves, args)
+    assert halves.check(args=args, seeds=3)
+    for w in range(N // 32):
+        v, low, high = a[w * 32 : w * 32 + 32], slice(w * 32, w * 32 + 16), slice(w * 32 + 16, w * 32 + 32)
+        bits = [sum(int(x > 0) << k for k, x in enumerate(v) if k // 16 == part) for part in range(2)]
+        assert (got[0, low] == (v[:16] == 5).any()).all() and (got[1, low] == (v[:16] > -5).all()).all()
+        assert (got[2, low] == bits[0]).all() and (got[3, high] == bits[1]).all()
+        assert got[3, low].tolist() == [sum(int(y == x) << k for k, y in enumerate(v[:16])) for x in v[:16]]
+        assert (got[4, low] == (0 if w else LOW)).all()
+        assert (got[5, low] == v[np.arange(16) ^ 3]).all()
+        assert [got[i, high].tolist() for i in range(3)] == [
+            [int((v[16:] == i).any())] * 16 for i in range(3)
+        ]
+        assert got[5, high].tolist() == [*v[17:], v[31]]
+
+
+def test_lanes_that_the_mask_does_not_name():
+    @T.prim_func
+    def too_many(C: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            t = T.get_thread_binding()
+            C[t] = T.any_sync(t == 0, LOW)
+
+    @T.prim_func
+    def too_few(C: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            t = T.get_thread_binding()
+            if t % 32 < 15:
+                C[t] = T.any_sync(t == 0, LOW)
+
+    @T.prim_func
+    def from_outside(C: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            t = T.get_thread_binding()
+            if t % 32 < 16:
+                C[t] = T.shfl_xor(t, 16, mask=LOW)
+
+    args = {"C": empty((N,), "int32")}
+    for kernel, kind, text in (
+        (too_many, "mismatch", "lane 16 comes to T.any_sync, whose mask 0x0000ffff does not name it"),
+        (too_few, "deadlock", "1 lanes of warp 0 at T.any_sync"),
+        (from_outside, "mismatch", "lane 0 asks for the value of lane 16, which is not in the mask"),
+    ):
+        report = kernel.check(args=args, seeds=1)
+        assert any(f.kind == kind and text in str(f) for f in report.findings), report
+        with pytest.raises(
+            emulator.EmulationError, match="not of the lanes of its mask|lane that does not come"
+        ):
+            emulator.launch(kernel, args)
+
+
 def test_who_does_not_come_is_missed():
     @T.prim_func
     def lanes(C: T.Tensor((N,), "int32")):
@@ -219,12 +295,19 @@ def test_what_they_refuse():
     refuse(TileTypeError, "a tile", lambda A, n: T.any_sync(A))
     refuse(
         TileValueError,
-        "T.any_sync with mask=255",
-        lambda A, n: T.any_sync(1, 255),
-        at="T.any_sync(1, 255)",
-        expected="leave mask out",
+        "T.any_sync with mask=0",
+        lambda A, n: T.any_sync(1, 0),
+        at="T.any_sync(1, 0)",
+        expected="0 < mask",
     )
-    refuse(TileValueError, "T.ballot_sync with mask=", lambda A, n: T.ballot_sync(1, mask=n))
+    refuse(TileValueError, "T.all_sync with mask=", lambda A, n: T.all_sync(1, 1 << 32))
+    refuse(
+        TileTypeError,
+        "T.ballot_sync with mask=",
+        lambda A, n: T.ballot_sync(1, mask=n),
+        expected="a constant",
+    )
+    refuse(TileTypeError, "T.ballot_sync with mask=True", lambda A, n: T.ballot_sync(1, mask=True))
     refuse(TileValueError, "by 24 threads", lambda A, n: T.activemask(), threads=24, expected="whole warps")
     refuse(TileTypeError, "T.syncthreads_or of a predicate of float32", lambda A, n: T.syncthreads_or(A[0]))
 
@@ -242,5 +325,5 @@ def test_nvcc_takes_it(monkeypatch: pytest.MonkeyPatch):
             C[2, t] = T.syncthreads_or(A[t])
             C[3, t] = T.cast(T.match_all_sync(A[t]), "int32")
 
-    for kernel in (votes, block):
+    for kernel in (votes, block, halves):
         compiled(kernel, "sm_80")

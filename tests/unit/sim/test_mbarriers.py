@@ -131,10 +131,10 @@ def stored(wait: str = "in front", group: bool = True, last: bool = True) -> Any
             tile = T.alloc_shared((1, 64), "float32")
             for k in T.serial(ROUNDS):
                 if wait == "in front":
-                    T.tma_store_wait(0, read_only=True)
+                    T.tma_store_wait(0, read=True)
                 T.copy(A[k : k + 1, 0:64], tile)
                 if wait == "behind the write":
-                    T.tma_store_wait(0, read_only=True)
+                    T.tma_store_wait(0, read=True)
                 T.fence_proxy_async()
                 T.sync_threads()
                 T.tma_copy(tile, C[k : k + 1, 0:64])
@@ -154,7 +154,7 @@ def test_a_store_is_awaited_before_its_tile_is_written_again():
             faulty,
             str(first),
         )
-        assert "T.tma_store_wait(0, read_only=True)" in first.hint and {w.what for w in first.others} == {
+        assert "T.tma_store_wait(0, read=True)" in first.hint and {w.what for w in first.others} == {
             "T.tma_copy"
         }
     (found,) = check(stored(last=False), 1, args()).findings

@@ -178,6 +178,23 @@ def test_accesses_of_tensors_are_classified():
 # ---- coverage
 
 
+def test_barriers_begin_by_themselves():
+    """At the scale of the block, too: nobody writes them, and TMA's copies name them."""
+
+    @T.prim_func
+    def main(A: T.Tensor((256, 64), "float16"), B: T.Tensor((256, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            a, m = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(128)
+            for k in T.serial(4):
+                T.tma_copy(A[k * 64, 0], a, barrier=m)
+                T.barrier_arrive(m)
+                T.barrier_wait(m, k % 2)
+                T.copy(a, B[k * 64, 0])
+
+    found = of(main, "coverage")
+    assert found and REFUTED not in {o.status for o in found}
+
+
 def test_a_nest_that_leaves_out_what_is_read():
     @T.prim_func
     def main(A: T.Tensor((S,), "float32")):

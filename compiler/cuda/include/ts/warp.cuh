@@ -54,11 +54,11 @@ __device__ __forceinline__ T moved(T value, Move move) {
   }
 }
 
-// Shuffles as the author wrote them, in groups of `width` lanes. All lanes of the warp take part.
+// Shuffles as the author wrote them, in groups of `width` lanes. The lanes of `mask` take part.
 #define TS_LANE(name, shuffle)                                                                            \
   template <typename T>                                                                                  \
-  __device__ __forceinline__ T name(T value, int by, int width) {                                         \
-    return moved(value, [=](auto word) { return shuffle(0xffffffffu, word, by, width); });                \
+  __device__ __forceinline__ T name(T value, int by, int width, uint32_t mask = 0xffffffffu) {            \
+    return moved(value, [=](auto word) { return shuffle(mask, word, by, width); });                       \
   }
 TS_LANE(lane_xor, __shfl_xor_sync)
 TS_LANE(lane_up, __shfl_up_sync)
@@ -66,19 +66,19 @@ TS_LANE(lane_down, __shfl_down_sync)
 TS_LANE(lane_from, __shfl_sync)
 #undef TS_LANE
 
-// Votes as the author wrote them. All lanes of the warp take part; bit k is lane k.
-__device__ __forceinline__ int vote_any(bool test) { return __any_sync(0xffffffffu, test) != 0; }
-__device__ __forceinline__ int vote_all(bool test) { return __all_sync(0xffffffffu, test) != 0; }
-__device__ __forceinline__ uint64_t vote_ballot(bool test) { return __ballot_sync(0xffffffffu, test); }
+// Votes as the author wrote them. The lanes of `mask` take part; bit k is lane k.
+__device__ __forceinline__ int vote_any(bool test, uint32_t mask = 0xffffffffu) { return __any_sync(mask, test) != 0; }
+__device__ __forceinline__ int vote_all(bool test, uint32_t mask = 0xffffffffu) { return __all_sync(mask, test) != 0; }
+__device__ __forceinline__ uint64_t vote_ballot(bool test, uint32_t mask = 0xffffffffu) { return __ballot_sync(mask, test); }
 __device__ __forceinline__ uint64_t vote_active() { return __activemask(); }
 template <typename T>
-__device__ __forceinline__ uint32_t vote_match_any(T value) {
-  return __match_any_sync(0xffffffffu, bits<typename WordOf<sizeof(T)>::type>(value));
+__device__ __forceinline__ uint32_t vote_match_any(T value, uint32_t mask = 0xffffffffu) {
+  return __match_any_sync(mask, bits<typename WordOf<sizeof(T)>::type>(value));
 }
 template <typename T>
-__device__ __forceinline__ uint32_t vote_match_all(T value) {
+__device__ __forceinline__ uint32_t vote_match_all(T value, uint32_t mask = 0xffffffffu) {
   int all;
-  return __match_all_sync(0xffffffffu, bits<typename WordOf<sizeof(T)>::type>(value), &all);
+  return __match_all_sync(mask, bits<typename WordOf<sizeof(T)>::type>(value), &all);
 }
 
 // Barriers at which threads also tell one another on how many of them a test holds (PTX ISA, "barrier.red").
@@ -97,9 +97,12 @@ __device__ __forceinline__ int block_or(bool test, int number, int threads) {
   return block_count(test, number, threads) != 0;
 }
 
-// The same as barrier_sync, at a barrier that the author named.
+// The same as barrier_sync, at a barrier that the author named; and without waiting for the others.
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   barrier_sync(number, threads);
+}
+__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 // Ends the launch with an error: site `number` of the kernel's table says where, and the record, in the host's memory, who. One word holds
