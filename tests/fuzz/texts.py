@@ -96,7 +96,8 @@ class Draw:
     def small(self, dtype: str, depth: int) -> str:
         """What 32 and 64 bits with a sign can add up and multiply: they must not overflow."""
         made = self.number(dtype, depth)
-        return f"({made} % {cast(97, dtype)})" if dtype in ("int32", "int64") else made
+        most = {"int32": 97, "int64": 1_000_003}.get(dtype)
+        return made if most is None else f"({made} % {cast(most, dtype)})"
 
     def float_of(self, depth: int) -> str:
         return f'T.cast({self.number(self.rng.choice(("int8", "int16", "uint8")), depth - 1)}, "float32")'
