@@ -194,7 +194,7 @@ def _operate(op: str, a: Any, b: Any) -> Any:
     if op == "*" and (_is_float(a) and _is_zero(b) or _is_float(b) and _is_zero(a)):
         x, zero = (a, b) if _is_zero(b) else (b, a)
         return tirx.Mul(x, const(float(zero if isinstance(zero, (int, float)) else zero.value), str(x.ty)))
-    if (folded := _unsigned_constants(op, a, b)) is not None:
+    if (folded := _constants(op, a, b)) is not None:
         return folded
     try:
         return BINARY[op](a, b)
@@ -209,17 +209,24 @@ def _operate(op: str, a: Any, b: Any) -> Any:
         ) from error
 
 
-def _unsigned_constants(op: str, a: Any, b: Any) -> Any:
-    """Unsigned constants wrap; TVM folds them too, and fails where the result would be negative. None for
-    anything else."""
+def _constants(op: str, a: Any, b: Any) -> Any:
+    """Constants without a sign wrap, and those that are shifted; TVM folds them too, and fails where the
+    dtype does not hold the result. None for anything else."""
     dtypes = {str(x.ty) for x in (a, b) if is_expr(x)}
-    if op not in ("+", "-", "*") or len(dtypes) != 1 or not min(dtypes).startswith("uint"):
+    if len(dtypes) != 1 or not min(dtypes).startswith(("int", "uint")):
         return None
-    x, y = (constant(v) for v in (a, b))
+    dt, (x, y) = min(dtypes), (constant(v) for v in (a, b))
     if not isinstance(x, int) or not isinstance(y, int):
         return None
-    dt = canonical(min(dtypes))
-    return const(BINARY[op](x, y) % 2**dt.bits, dt)
+    if op in ("+", "-", "*") and dt.startswith("uint") or op == "<<" and 0 <= y < canonical(dt).bits:
+        return _wrapped(BINARY[op](x, y), dt)
+    return None
+
+
+def _wrapped(value: int, dt: str) -> Any:
+    """The constant of an integer dtype whose bits are the lower ones of ``value``."""
+    least, most = _range(dt)
+    return tirx.const((value - least) % (most + 1 - least) + least, dt)
 
 
 def _float_modulo(a: Any, b: Any) -> Any:
@@ -758,6 +765,8 @@ def convert(value: Any, dt: str) -> Any:
         return const(e if dt != "bool" else bool(e), dt)
     if str(e.ty) == dt:
         return e
+    if isinstance(e, tirx.IntImm) and dt.startswith(("int", "uint")):  # TVM refuses one that wraps
+        return _wrapped(int(e.value), dt)
     made = tirx.Cast(ir.PrimType(dt), e)
     return hidden(made) if _wraps(e, dt) else made
 

@@ -295,3 +295,23 @@ def test_the_opposite_of_a_truth():
     text = tilescale.compile(kernel, target="cuda").get_kernel_source()
     assert not [line for line in text.splitlines() if "~" in line.split("//")[0]]
     assert agree(kernel, {"A": a.numpy(), "C": empty((4, 40), "int32")})["C"].tolist() == want.tolist()
+
+
+def test_constants_that_wrap():
+    """They are folded where they are written; TVM's own folding refuses what the dtype does not hold."""
+
+    @T.prim_func
+    def kernel(C: T.Tensor((6,), "int64")):
+        with T.Kernel(1, threads=32):
+            C[0] = T.cast(1, "int32") << 31
+            C[1] = T.cast(T.cast(3, "uint32") - T.cast(5, "uint32"), "int64")
+            C[2] = T.cast(T.cast(200, "uint8") << T.cast(2, "uint8"), "int64")
+            C[3] = T.cast(T.cast(100, "int8") << T.cast(2, "int8"), "int64")
+            C[4] = T.cast(-T.cast(3, "uint32"), "int64")
+            C[5] = T.cast(T.cast(T.cast(-3, "int32"), "uint8"), "int64")
+
+    for target in ("cpu", "sim"):
+        got = torch.zeros(6, dtype=torch.int64)
+        tilescale.compile(kernel, target=target)(got)
+        assert got.tolist() == [-(2**31), 2**32 - 2, 32, -112, 2**32 - 3, 253]
+    assert tilescale.compile(kernel, target="cuda").get_kernel_source()
