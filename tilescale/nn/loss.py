@@ -135,10 +135,17 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
     for_x, for_w = ctx.dtypes
     by = (dy * factor).view(1, 1)  # of two axes, so that the product is taken in its dtype and rounded once
     return (
-        (dx * by).to(for_x) if need_x else None,
-        (dw * by).to(for_w) if need_w else None,
+        _times(dx, by, for_x) if need_x else None,
+        _times(dw, by, for_w) if need_w else None,
         *[None] * len(rest),
     )
+
+
+def _times(d: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
+    """d · by in a dtype, without the product's own numbers in between."""
+    if torch.is_grad_enabled():  # which has no out=
+        return (d * by).to(dtype)
+    return torch.mul(d, by, out=torch.empty_like(d, dtype=dtype))
 
 
 @define(
