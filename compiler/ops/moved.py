@@ -8,7 +8,7 @@ from tilescale import log
 from tilescale.compiler.builder.constructs import LoopNest
 from tilescale.compiler.builder.values import Region, as_expr, binary
 from tilescale.compiler.ir import source
-from tilescale.compiler.ops.base import region, same_extent, show
+from tilescale.compiler.ops.base import region, same_extent, show, unheeded
 from tilescale.compiler.ops.copy import copy
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -22,7 +22,7 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     Raises:
         TileValueError: extents that do not agree with their axes swapped, or fewer than two of them.
     """
-    _annotated("transpose", annotations)
+    unheeded("transpose", annotations)
     to, frm = region(dst, "the destination"), region(src, "the source")
     swapped = (*frm.shape[:-2], *reversed(frm.shape[-2:]))
     alike = len(to.shape) == len(swapped) >= 2 and all(map(same_extent, to.shape, swapped))
@@ -63,7 +63,7 @@ def async_copy(
     Raises:
         TileTypeError: another source than a tensor, another destination than shared memory.
     """
-    _annotated("async_copy", annotations)
+    unheeded("async_copy", annotations)
     to = region(dst, "the destination", region(src, "the source").shape if isinstance(src, Region) else ())
     frm = region(src, "the source", to.shape)
     if not frm.buffer.scope.startswith("global") or not to.buffer.scope.startswith("shared"):
@@ -75,13 +75,3 @@ def async_copy(
         )
     log.say("info", "T.async_copy is T.copy here: its data is there where it is read", once=True)
     copy(src, dst, coalesced_width=coalesced_width, loop_layout=loop_layout, disable_tma=True)
-
-
-def _annotated(word: str, annotations: dict[str, Any] | None) -> None:
-    if annotations is None:
-        return
-    if not isinstance(annotations, dict):
-        raise TileTypeError(
-            f"annotations={annotations!r} of T.{word}", loc=source.current(), expected="a dictionary"
-        )
-    log.say("info", f"annotations of T.{word} decide nothing here", once=True)
