@@ -493,8 +493,13 @@ class Region(_Tile):
     dropped: tuple[bool, ...]
 
     @property
+    def axes(self) -> list[int]:
+        """The axes of the buffer that :attr:`shape` has."""
+        return [axis for axis, dropped in enumerate(self.dropped) if not dropped]
+
+    @property
     def shape(self) -> tuple[Any, ...]:
-        return tuple(e for e, d in zip(self.extents, self.dropped, strict=True) if not d)
+        return tuple(self.extents[axis] for axis in self.axes)
 
     @property
     def dtype(self) -> dtype:

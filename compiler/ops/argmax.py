@@ -114,7 +114,7 @@ def _emit(op: str, src: Any, values: Any, indices: Any, dim: int, k: int = 0) ->
     if v.buffer is i.buffer:
         raise TileValueError(f"{word} puts values and indices into {v.name}", loc=loc, expected="two tiles")
     # counted from the back, over the buffer's axes, so that a ring's leading stage axis changes nothing
-    full = [n for n, dropped in enumerate(a.dropped) if not dropped][axis] - a.buffer.ndim
+    full = a.axes[axis] - a.buffer.ndim
     emit(
         "topk" if op == "top" else "argmax",
         [a.ir(), v.ir(), i.ir()],

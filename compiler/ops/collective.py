@@ -237,14 +237,14 @@ class _Collective(TileOp):
         out: list[tuple[str, Any]] = [("collective", f"T.{self.name}"), ("symmetric tensor", reached.name)]
         if "op" in call.attrs:
             out.append(("op", str(call.attrs["op"])))
-        lead = [k for k, d in enumerate(reached.dropped) if not d][:1] if self.parted else []
+        lead = reached.axes[:1] if self.parted else []
         for k, (low, extent) in enumerate(zip(reached.mins, reached.extents, strict=True)):
             out += [
                 (f"first index of axis {k}", index_expr(low)),
                 ("parts" if k in lead else f"extent of axis {k}", index_expr(extent)),
             ]
         if self.name == "all_to_all":
-            first = next(k for k, d in enumerate(src.dropped) if not d)
+            first = src.axes[0]
             out.append(("parts of the source", index_expr(src.extents[first])))
         return out
 
@@ -268,7 +268,7 @@ class _Collective(TileOp):
 
 def _index(buffer: Region, lead: Any) -> Region:
     """``buffer[lead]``: one part of a region along its leading axis."""
-    first = [k for k, d in enumerate(buffer.dropped) if not d][0]
+    first = buffer.axes[0]
     mins, extents, dropped = list(buffer.mins), list(buffer.extents), list(buffer.dropped)
     mins[first] = mins[first] + index_expr(lead)
     extents[first], dropped[first] = 1, True

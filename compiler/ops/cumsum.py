@@ -36,7 +36,7 @@ def _scan(op: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
             raise TileTypeError(
                 f"{r.name} is not a tile of this block", loc=loc, hint="copy it into T.alloc_shared first"
             )
-    full = [k for k, d in enumerate(a.dropped) if not d][dim % rank] - a.buffer.ndim
+    full = a.axes[dim % rank] - a.buffer.ndim
     emit("cumsum", [a.ir(), b.ir()], {"op": op, "axis": full, "reverse": int(bool(reverse))})
 
 

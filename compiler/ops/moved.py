@@ -6,8 +6,9 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.builder.constructs import LoopNest
-from tilescale.compiler.builder.values import Region, as_expr, binary
+from tilescale.compiler.builder.values import Region
 from tilescale.compiler.ir import source
+from tilescale.compiler.ops import placed
 from tilescale.compiler.ops.base import region, same_extent, show, unheeded
 from tilescale.compiler.ops.copy import copy
 from tilescale.errors import TileTypeError, TileValueError
@@ -35,16 +36,8 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
             else "tiles of two axes or more",
         )
     for at in LoopNest("parallel", [(0, e, 1) for e in frm.shape]).trace(()):
-        to.buffer.store(_index(to, (*at[:-2], at[-1], at[-2])), frm.buffer[_index(frm, at)])
-
-
-def _index(of: Region, at: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Where the element ``at`` of a region lies in its buffer."""
-    inner = iter(at)
-    return tuple(
-        as_expr(low) if dropped else binary("+", as_expr(low), next(inner))
-        for low, dropped in zip(of.mins, of.dropped, strict=True)
-    )
+        swap = (*at[:-2], at[-1], at[-2])
+        to.buffer.store(placed.index(to, to.axes, swap), frm.buffer[placed.index(frm, frm.axes, at)])
 
 
 def async_copy(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilescale.compiler.builder.constructs import LoopNest
@@ -54,6 +54,15 @@ def put(tensor: Buffer, layout: Any) -> None:
     tensor.flat, tensor.place = flat, place
 
 
+def index(of: Region, axes: Sequence[int], at: Sequence[Any]) -> tuple[Any, ...]:
+    """Where the element of a region that lies at ``at`` along its buffer's ``axes`` is in the buffer: first
+    along all others."""
+    moved = dict(zip(axes, at, strict=False))
+    return tuple(
+        binary("+", as_expr(low), moved[k]) if k in moved else as_expr(low) for k, low in enumerate(of.mins)
+    )
+
+
 def by_element(to: Region, frm: Region, act: Callable[[Any, Any], None]) -> None:
     """``act(index in the first, index in the second)`` for each element of two regions of one shape."""
     axes = [k for k, e in enumerate(to.extents) if constant(e) != 1]
@@ -61,12 +70,4 @@ def by_element(to: Region, frm: Region, act: Callable[[Any, Any], None]) -> None
     nest = LoopNest("parallel", [(0, to.extents[k], 1) for k in axes] or [(0, 1, 1)])
     for found in nest.trace(tuple("ijklmnpq"[: max(len(axes), 1)])):
         at = found if isinstance(found, tuple) else (found,)
-
-        def index(region: Region, mine: list[int], at: Any = at) -> tuple[Any, ...]:
-            moved = dict(zip(mine, at, strict=False))
-            return tuple(
-                binary("+", as_expr(low), moved[k]) if k in moved else as_expr(low)
-                for k, low in enumerate(region.mins)
-            )
-
-        act(index(to, axes), index(frm, others))
+        act(index(to, axes, at), index(frm, others, at))

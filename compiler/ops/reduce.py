@@ -80,7 +80,7 @@ def fold_tile(
     if reduce_type.startswith("bit") and src.dtype.is_float:
         raise TileTypeError(f"reduce_{reduce_type} of {src.dtype}", loc=loc, expected="an integer dtype")
     # counted from the back, over the buffer's axes, so that a ring's leading stage axis changes nothing
-    full = [k for k, d in enumerate(src.dropped) if not d][axis] - src.buffer.ndim
+    full = src.axes[axis] - src.buffer.ndim
     op = reduce_type
     if not nan_wins and (src.dtype.is_float or dst.dtype.is_float):
         op = NUMBERS.get(op, op)
