@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilescale.compiler.builder.constructs import LoopNest
-from tilescale.compiler.builder.values import Buffer, Region, as_expr, binary, compare
+from tilescale.compiler.builder.outside import is_inside
+from tilescale.compiler.builder.values import Buffer, Region, as_expr, binary
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops.alloc import view
 from tilescale.compiler.ops.math import if_then_else
-from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 
 
@@ -41,13 +41,7 @@ def put(tensor: Buffer, layout: Any) -> None:
     flat = view(tensor, (size,))
 
     def place(indices: list[Any]) -> Any:
-        inside: Any = None
-        for i, extent in zip(indices, tensor.shape, strict=True):
-            known = constant(i)
-            if known is not None and 0 <= known < extent:
-                continue
-            test = tirx.And(compare(">=", as_expr(i), 0), compare("<", as_expr(i), extent))
-            inside = test if inside is None else tirx.And(inside, test)
+        inside = is_inside(indices, tensor.shape)
         at = as_expr(layout.place(*indices))
         return at if inside is None else if_then_else(inside, at, -1)
 
