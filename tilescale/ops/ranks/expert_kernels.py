@@ -432,20 +432,8 @@ def dispatch(
                                 T.copy(x, rows[at, (part * steps + h) * wide], dst=d)
                     if not few:
                         for hop in T.serial(1, n + 1):
-                            told_of(
-                                Z,
-                                z,
-                                ids,
-                                weights,
-                                pairs,
-                                slots,
-                                begins,
-                                marks,
-                                meta,
-                                mark,
-                                i,
-                                (rank + hop) % n,
-                            )
+                            d = (rank + hop) % n
+                            told_of(Z, z, ids, weights, pairs, slots, begins, marks, meta, mark, i, d)
                 if few:
                     for unit in T.serial(w * blocks + b, t * world, step=of * blocks):
                         i, d = unit // world, (rank + 1 + unit % world) % world
