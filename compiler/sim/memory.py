@@ -131,9 +131,10 @@ class Shadow:
         """Where events do not happen before the executor's next step; None where all do."""
         if not ids.size:
             return None
-        first = int(ids.flat[0])
+        first = ids.item(0)
         if ids.size == 1 or np.count_nonzero(ids == first) == ids.size:
-            if self.events.clock[first] <= ex.vc[self.events.who[first]]:
+            # What no kernel did (`UNWRITTEN`, `HOST`) happens before everything.
+            if first <= HOST or self.events.clock.item(first) <= ex.vc.item(self.events.who.item(first)):
                 return None
             return np.ones(ids.shape, bool)
         bad = self.events.clock[ids] > ex.vc[self.events.who[ids]]

@@ -104,14 +104,21 @@ class View:
         """What of the region lies inside, as slices of the storage and (None: all of it) of the region, and
         the region's shape."""
         shape = tuple([n(ex) for n in self.extents])
-        key, part, whole = [], [], True
-        for low, extent, n in zip(self.index(ex), shape, storage.shape, strict=True):
-            first, last = max(low, 0), min(low + extent, n)
-            last = max(first, last)
-            whole = whole and last - first == extent
+        index = self.index(ex)
+        key = []
+        for low, extent, n in zip(index, shape, storage.shape, strict=True):
+            if not 0 <= low <= low + extent <= n:
+                break
+            key.append(slice(low, low + extent))
+        else:
+            return tuple(key), None, shape
+        key, part = [], []
+        for low, extent, n in zip(index, shape, storage.shape, strict=True):
+            first = max(low, 0)
+            last = max(first, min(low + extent, n))
             key.append(slice(first, last))
             part.append(slice(first - low, last - low))
-        return tuple(key), None if whole else tuple(part), shape
+        return tuple(key), tuple(part), shape
 
     def placed(self, ex: Any, owner: int | None) -> Placed:
         """The region where the executor's variables put it now."""
