@@ -10,18 +10,17 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.integers import converted, fits, folded
 from tilescale.compiler.builder.poison import Poison
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.tvm_compat import (
     give_words,
     guard_iteration,
-    hidden,
     ir,
     is_expr,
     structural_map,
     structural_walk,
-    sym,
     tirx,
 )
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
@@ -194,8 +193,8 @@ def _operate(op: str, a: Any, b: Any) -> Any:
     if op == "*" and (_is_float(a) and _is_zero(b) or _is_float(b) and _is_zero(a)):
         x, zero = (a, b) if _is_zero(b) else (b, a)
         return tirx.Mul(x, const(float(zero if isinstance(zero, (int, float)) else zero.value), str(x.ty)))
-    if (folded := _constants(op, a, b)) is not None:
-        return folded
+    if (known := folded(op, a, b)) is not None:
+        return known
     try:
         return BINARY[op](a, b)
     except Exception as error:  # whatever TVM raises, the reason is the operands' dtypes
@@ -207,26 +206,6 @@ def _operate(op: str, a: Any, b: Any) -> Any:
         raise TileTypeError(
             f"{dtype_of(a)} {op} {dtype_of(b)} is not defined", loc=source.current(), hint=hint
         ) from error
-
-
-def _constants(op: str, a: Any, b: Any) -> Any:
-    """Constants without a sign wrap, and those that are shifted; TVM folds them too, and fails where the
-    dtype does not hold the result. None for anything else."""
-    dtypes = {str(x.ty) for x in (a, b) if is_expr(x)}
-    if len(dtypes) != 1 or not min(dtypes).startswith(("int", "uint")):
-        return None
-    dt, (x, y) = min(dtypes), (constant(v) for v in (a, b))
-    if not isinstance(x, int) or not isinstance(y, int):
-        return None
-    if op in ("+", "-", "*") and dt.startswith("uint") or op == "<<" and 0 <= y < canonical(dt).bits:
-        return _wrapped(BINARY[op](x, y), dt)
-    return None
-
-
-def _wrapped(value: int, dt: str) -> Any:
-    """The constant of an integer dtype whose bits are the lower ones of ``value``."""
-    least, most = _range(dt)
-    return tirx.const((value - least) % (most + 1 - least) + least, dt)
 
 
 def _float_modulo(a: Any, b: Any) -> Any:
@@ -763,47 +742,14 @@ def convert(value: Any, dt: str) -> Any:
             return tirx.Cast(ir.PrimType(dt), const(float(e), "float32"))
         if "int" in dt and isinstance(e, float) and not e.is_integer():
             raise TileTypeError(f"{e} is stored as {dt}", loc=source.current(), hint=f'T.cast({e}, "{dt}")')
-        if "int" in dt and not _fits(int(e), dt):
+        if "int" in dt and not fits(int(e), dt):
             raise TileValueError(
                 f"{e} is stored as {dt}", loc=source.current(), expected=f"a value that fits {dt}"
             )
         return const(e if dt != "bool" else bool(e), dt)
     if str(e.ty) == dt:
         return e
-    if isinstance(e, tirx.IntImm) and dt.startswith(("int", "uint")):  # TVM refuses one that wraps
-        return _wrapped(int(e.value), dt)
-    made = tirx.Cast(ir.PrimType(dt), e)
-    return hidden(made) if _wraps(e, dt) else made
-
-
-def _wraps(e: Any, dt: str) -> bool:
-    """Whether an integer becomes one of ``dt`` that need not hold it. TVM's analyses take the bounds of a
-    Cast for those of its value, cut to the dtype's: ``T.cast(u, "int32") % 97`` of a uint32 would be C's
-    remainder."""
-    src = str(e.ty)
-    if not (src.startswith(("int", "uint")) and dt.startswith(("int", "uint"))):
-        return False
-    (low, high), (least, most) = _range(src), _range(dt)
-    if least <= low and high <= most:
-        return False
-    known, endless = sym.Analyzer().const_int_bound(e), (1 << 63) - 1
-    if abs(int(known.min_value)) < endless:
-        low = int(known.min_value)
-    if int(known.max_value) < endless:
-        high = int(known.max_value)
-    return not (least <= low and high <= most)
-
-
-def _range(dt: str) -> tuple[int, int]:
-    """The least and the greatest number of an integer dtype."""
-    bits = int(dt.lstrip("uint"))
-    return (0, (1 << bits) - 1) if dt.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-
-
-def _fits(value: int, dt: str) -> bool:
-    least, most = _range(dt)
-    # -1 of an unsigned one is all ones, as it is for a device value
-    return (least or -(most + 1) // 2) <= value <= most
+    return converted(e, dt)
 
 
 def difference(a: Any, b: Any) -> Any:
