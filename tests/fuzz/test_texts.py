@@ -30,7 +30,7 @@ def kernel_of(text: str, folder: Path) -> Any:
 def test_what_is_printed_means_what_was_drawn(seed: int, tmp_path: Path):
     text = texts.module(seed, count=30, depth=3)  # TVM lowers nested remainders in exponential time
     args = texts.arguments(seed, re.findall(r'(\w+): T.Tensor\([^"]*"(\w+)"', text))
-    made = texts.all_ways(kernel_of(text, tmp_path), args, tmp_path)
+    made = texts.all_ways(kernel_of(text, tmp_path), args, tmp_path, texts.BLOCKS)
     wrong = [(n, w) for n in args for w in ("sim", "text") if not (made[w][n] == made["cpu"][n]).all()]
     assert not wrong, f"{wrong} of\n{text}"
 

@@ -20,7 +20,8 @@ import numpy as np
 import tilescale
 from tilescale.compiler import cuda
 
-N = 64
+#: elements of a row, which the blocks' shares go beyond, and blocks
+N, BLOCKS = 70, 3
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 COMPILER = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
 OPTIONS = ("-O1", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC")
@@ -124,7 +125,17 @@ class Draw:
             return cast(self.rng.randint(0 if dtype[0] == "u" else -9, 9), dtype)
         if (names := self.named.get(dtype)) and self.rng.random() < 0.3:
             return self.rng.choice(names)
-        return f"x_{dtype}[{self.rng.randrange(3)}, i]"
+        return f"x_{dtype}[{self.rng.randrange(3)}, {self.place()}]"
+
+    def place(self) -> str:
+        """Where an element is read; beyond a tensor's end lies zero."""
+        if self.rng.random() < 0.6:
+            return "i"
+        k = self.rng.randint(1, 5)
+        return self.rng.choice((
+            f"i + {k}", f"i - {k}", f"i * {k} % {N}", f"{N - 1} - i", f"i // {k}", f"i ^ {k}", f"(i + {k}) % {N}",
+            f"T.min(i * {k}, {N - 1})", f"T.if_then_else(i % {k + 1} == 0, i, {k})", "i // 8 * 8 + i % 8 // 2",
+        ))  # fmt: skip
 
     def assigned(self, to: str, dtype: str, depth: int) -> list[str]:
         """Statements, perhaps one of two, that give ``to`` a value."""
@@ -153,8 +164,9 @@ def module(seed: int, count: int = 14, depth: int = 4) -> str:
     head = f"def kernel({', '.join(inputs + outputs)}):"
     return "\n".join(
         [
-            "import tilescale.language as T", "", "", "@T.prim_func", head, "    with T.Kernel(1, threads=32):",
-            f"        for i in T.Parallel({N}):", *(" " * 12 + line for line in lines), "",
+            "import tilescale.language as T", "", "", "@T.prim_func", head,
+            f"    with T.Kernel({BLOCKS}, threads=32) as b:", f"        for j in T.Parallel({-(-N // BLOCKS)}):",
+            f"            i = b * {-(-N // BLOCKS)} + j", *(" " * 12 + line for line in lines), "",
         ]
     )  # fmt: skip
 
@@ -177,14 +189,17 @@ def arguments(seed: int, params: list[tuple[str, str]]) -> dict[str, Any]:
     return made
 
 
-def on_this_processor(text: str, name: str, threads: int, args: list[Any], folder: Path) -> None:
-    """Runs a kernel's printed text, one block, thread by thread: for kernels whose threads never meet."""
+def on_this_processor(text: str, name: str, blocks: int, threads: int, args: list[Any], folder: Path) -> None:
+    """Runs a kernel's printed text, thread by thread: for kernels whose threads never meet."""
     math = (Path(cuda.__file__).parent / "include/ts/math.cuh").read_text()
     divided = math[math.index("namespace ts {") : math.index("// c + a0 b0")] + "}\n"
     casts = ", ".join(f"*({kind}*)&args[{k}]" for k, kind in enumerate(parameters(text)))
     run = f"""
 extern "C" void run(void** args) {{
-  for (int t = 0; t < {threads}; ++t) {{ threadIdx.x = t; {name}({casts}); }}
+  for (int t = 0; t < {blocks * threads}; ++t) {{
+    blockIdx.x = t / {threads}, threadIdx.x = t % {threads};
+    {name}({casts});
+  }}
 }}
 """
     body = text.replace("#include <ts/ts.cuh>", HEADER + divided)
@@ -203,11 +218,11 @@ def parameters(text: str) -> list[str]:
     return [p.strip().rsplit(" ", 1)[0].replace("__restrict__", "") for p in inside.split(",")]
 
 
-def all_ways(kernel: Any, args: dict[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
+def all_ways(kernel: Any, args: dict[str, Any], folder: Path, blocks: int = 1) -> dict[str, dict[str, Any]]:
     """What the kernel makes of the arguments on the CPU target, on the simulator, and by its printed text."""
     made = {way: {n: a.copy() for n, a in args.items()} for way in ("cpu", "sim", "text")}
     for target in ("cpu", "sim"):
         tilescale.compile(kernel, target=target)(*made[target].values())
     text = tilescale.compile(kernel, target="cuda").get_kernel_source()
-    on_this_processor(text, kernel.__name__, 32, list(made["text"].values()), folder)
+    on_this_processor(text, kernel.__name__, blocks, 32, list(made["text"].values()), folder)
     return made
