@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -98,6 +99,38 @@ def test_checkpoints_of_key_heads_fewer_than_ranks(tmp_path: Path, way: tuple[in
     for ranks in others:
         run = (nn_checks.on_mesh, nn_checks.port(), nn_heads.resumed, folder, kv)
         small(run_ranks(ranks, *run), 1e-10)
+
+
+def gradients_of_others() -> bool:
+    """Gradients that nobody gave are zeros, those of gradients an error, and copies go without a graph."""
+    comm.init()
+
+    class Swallowed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, y: torch.Tensor) -> torch.Tensor:
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: object, dy: torch.Tensor) -> None:
+            return None
+
+    like, n = {"dtype": torch.float64}, comm.world_size()
+    x, targets = torch.randn(4, 8, **like).requires_grad_(), torch.zeros(4 * n, dtype=torch.int64)
+    experts = tilescale.nn.ExpertParallelMoE(8, 8, n, 1, aux_loss=True, **like)
+    loss = tilescale.nn.LinearCrossEntropy(8, n, **like)
+    kept = tilescale.nn.ColumnParallelLinear(8, n, keep_gathered=True, **like)
+    (Swallowed.apply(experts(x)).sum() + Swallowed.apply(loss(x, targets)) + x.sum()).backward()
+    Swallowed.apply(kept(x)).sum().backward()
+    assert x.grad is not None and x.grad.equal(torch.ones_like(x))
+    assert experts.aux_loss is not None and copy.deepcopy(experts).aux_loss is None
+    (dx,) = torch.autograd.grad(loss(x, targets), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no gradients of gradients"):
+        dx.square().sum().backward()
+    return True
+
+
+def test_gradients_that_nobody_gave_and_gradients_of_gradients():
+    assert all(run_ranks(2, gradients_of_others))
 
 
 def gathered_rows() -> list[bool]:

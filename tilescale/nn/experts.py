@@ -177,6 +177,10 @@ class ExpertParallelMoE(Parallel):
             self.bias += self.bias_rate * (load.mean() - load).sign()
             self.load.zero_()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies go without the last forward's loss: what has a graph cannot be copied."""
+        return {**self.__dict__, "aux_loss": None}
+
     def extra_repr(self) -> str:
         of = f"rank {self.rank} of {self.ranks}"
         return f"{self.features}, {self.hidden}, {self.experts} experts, top {self.topk}, {of}"

@@ -27,6 +27,7 @@ CHUNK = 256 << 20
 #: what float16's gradients are multiplied by until the backward: those of a word that is one of 10⁶ keep
 #: their digits, and a row's sum has room up to weights of 100
 STRETCH = 256.0
+_ONCE = b"linear_cross_entropy has no gradients of gradients"
 
 
 class LinearCrossEntropy(Parallel):
@@ -129,8 +130,10 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.dtypes = x.dtype, weight.dtype
 
 
-def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     need_x, need_w, *rest = ctx.needs_input_grad
+    if dy is None:
+        return (None,) * len(ctx.needs_input_grad)
     dx, dw, factor = ctx.saved_tensors
     for_x, for_w = ctx.dtypes
     by = (dy * factor).view(1, 1)  # of two axes, so that the product is taken in its dtype and rounded once
@@ -142,10 +145,13 @@ def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 def _times(d: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
-    """d · by in a dtype, without the product's own numbers in between."""
-    if torch.is_grad_enabled():  # which has no out=
-        return (d * by).to(dtype)
-    return torch.mul(d, by, out=torch.empty_like(d, dtype=dtype))
+    """d · by in a dtype, without the product's own numbers in between. Its own gradients are an error: d was
+    computed in the forward, so autograd does not see what it depends on, and a penalty on it would count
+    nothing."""
+    if not torch.is_grad_enabled():  # no create_graph
+        return torch.mul(d, by, out=torch.empty_like(d, dtype=dtype))
+    made: Tensor = torch._C._functions.DelayedError(_ONCE, 1)((d * by).to(dtype).detach().requires_grad_())
+    return made
 
 
 @define(

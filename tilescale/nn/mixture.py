@@ -253,7 +253,8 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(x, chosen, weights, gate_up, down, *output[1:])
 
 
-def _backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    dy = torch.zeros_like(ctx.saved_tensors[0]) if dy is None else dy  # other ranks may have gradients
     dx, dw, d_up, d_down = call.moe_experts_backward(dy, *ctx.saved_tensors, *ctx.rest)
     need_x, _, need_w, need_up, need_down, *rest = ctx.needs_input_grad
     found = ((dx, need_x), (None, False), (dw, need_w), (d_up, need_up), (d_down, need_down))

@@ -77,7 +77,7 @@ def _differentiable(
 def straight(args: tuple[Any, ...]) -> bool:
     """Whether nothing has to see a call of these arguments but its function and autograd: no compiler or
     tracer, no mode (fake tensors, a policy of checkpoints, a counter), no transform of functions, no tensor
-    of a kind of its own (DTensor)."""
+    of a kind of its own (DTensor), and none that is special."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -85,5 +85,11 @@ def straight(args: tuple[Any, ...]) -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
-        or any(isinstance(a, Tensor) and type(a) not in _TENSORS for a in args)
+        or any(isinstance(a, Tensor) and (type(a) not in _TENSORS or _is_special(a)) for a in args)
     )
+
+
+def _is_special(a: Tensor) -> bool:
+    """Whether it is not the numbers in its memory: signs are changed when it is read, it has none, or it
+    stands for several (``torch.autograd.grad(…, is_grads_batched=True)``)."""
+    return a.is_neg() or a.is_meta or torch._C._functorch.is_legacy_batchedtensor(a)

@@ -152,7 +152,7 @@ def local(param: Tensor) -> Tensor:
 def cast(*tensors: Tensor | None) -> tuple[Any, ...]:
     """The tensors in autocast's dtype, where it is on and they are floats but for float64."""
     kind = next(t for t in tensors if t is not None).device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     to = torch.get_autocast_dtype(kind)
     return tuple(t if t is None or t.dtype == torch.float64 else t.to(to) for t in tensors)

@@ -266,8 +266,9 @@ def _keep_gathered(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(output[1], weight)
 
 
-def _kept_backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Any, ...]:
+def _kept_backward(ctx: Any, dy: Tensor | None, _: Tensor) -> tuple[Any, ...]:
     (every, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    dy = every.new_zeros(every.shape[0], weight.shape[0]) if dy is None else dy
     dx, dw = call.kept_matmul_backward(dy, every, weight, ctx.group, need_x, need_w)
     return *wanted(ctx, dx, dw), summed_rows(dy) if need_b else None, None, None
 

@@ -89,3 +89,14 @@ def test_no_graph_where_nobody_wants_one():
     with torch.no_grad():
         assert call.rms_norm(x.requires_grad_(), w, 1e-5).grad_fn is None
     assert type(call.rms_norm(x, w, 1e-5).grad_fn).__name__ == "rms_normBackward"
+
+
+def test_tensors_that_are_not_the_numbers_in_their_memory_go_by_the_dispatcher():
+    x, w = torch.randn(4, 8, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    assert call.rms_norm(torch._neg_view(x), w, 1e-5).equal(-call.rms_norm(x, w, 1e-5))
+    assert call.rms_norm(x.to("meta"), w.to("meta"), 1e-5).shape == x.shape
+    x.requires_grad_()
+    y, every = call.rms_norm(x, w, 1e-5), torch.eye(32, dtype=torch.float64).view(32, 4, 8)
+    (batched,) = torch.autograd.grad(y, x, every, retain_graph=True, is_grads_batched=True)
+    one_by_one = [torch.autograd.grad(y, x, dy, retain_graph=True)[0] for dy in every]
+    assert batched.equal(torch.stack(one_by_one))
