@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.integers import range_of
 from tilescale.compiler.builder.values import Buffer, as_expr, index_expr, to_expr
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
@@ -523,8 +524,7 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
         number = constant(value) if not isinstance(value, (bool, int, float)) else value
         kind = str(tensor.dtype)
         if number is not None and kind.startswith(("int", "uint")):
-            bits, signed = BITS[kind], kind.startswith("int")
-            low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+            low, high = range_of(kind)
             if not (float(number).is_integer() and low <= number <= high):
                 raise TileValueError(
                     f"{number} is read outside {tensor.name}, which is of {kind}",
