@@ -777,7 +777,29 @@ def hugging_face(mesh: Any) -> Errors:
     found |= swapped(mesh, "llama of one key head", LlamaForCausalLM(LlamaConfig(**one)))
     config = MixtralConfig(**sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=None)
     config._experts_implementation = "eager"  # the other takes no float64
+    found |= frozen(mesh, MixtralForCausalLM(config))
     return found | swapped(mesh, "mixtral", MixtralForCausalLM(config))
+
+
+def frozen(mesh: Any, model: Any) -> Errors:
+    """Parameters are frozen where those were that they come of, which are all of one or none."""
+    import copy
+
+    other, block = copy.deepcopy(model), model.model.layers[0]
+    for was in (block.mlp.gate.weight, block.self_attn.o_proj.weight):
+        was.requires_grad_(False)
+    tsnn.parallelize(model, mesh["tp"])
+    kept = {name for name, p in block.named_parameters() if not p.requires_grad}
+    other.model.layers[0].self_attn.v_proj.weight.requires_grad_(False)
+    try:
+        tsnn.parallelize(other, mesh["tp"])
+        refused = False
+    except ValueError as e:
+        refused = "v_proj.weight" in str(e)
+    return {
+        "frozen": float(kept != {"mlp.router", "self_attn.o_proj.weight"}),
+        "half frozen": float(not refused),
+    }
 
 
 def swapped(mesh: Any, name: str, plain: Any) -> Errors:

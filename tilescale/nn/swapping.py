@@ -239,10 +239,22 @@ def _like(weight: Tensor) -> dict[str, Any]:
 
 
 def _put(parent: nn.Module, name: str, path: str, now: nn.Module, swaps: Swaps) -> None:
+    """Puts a module in another one's place, its parameters frozen where that one's are.
+
+    Raises:
+        TileValueError: some are of those that are one parameter now.
+    """
     was = getattr(parent, name)
     now.train(was.training)
-    for p in now.parameters():
-        p.requires_grad_(next(was.parameters()).requires_grad)
+    before, woven = dict(was.named_parameters()), getattr(now, "woven", {})
+    for own, param in now.named_parameters():
+        names = woven[own].names if own in woven else (own,)
+        trained = {before[n].requires_grad for n in names}
+        if len(trained) > 1:
+            raise TileValueError(
+                f"{path}: some of {names} are frozen", expected="all: they are one parameter"
+            )
+        param.requires_grad_(trained.pop())
     setattr(parent, name, now)
     swaps.swaps.append(Swap(path, type(was).__name__, f"{type(now).__mro__[0].__name__}({now.extra_repr()})"))
 
