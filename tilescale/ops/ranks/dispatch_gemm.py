@@ -389,7 +389,7 @@ OP = RankOp(
     reference=reference,
     pick=_PICK,
     ways=_WAYS,
-    base=lambda world, units=132, **shape: vars(_model(world, units, shape)),
+    base=lambda world, units=132, **shape: dict(vars(_model(world, units, shape))),
     knobs=lambda **_: (({"fused": True}, {"fused": False}), tuple({"warps": n} for n in (1, 2, 3))),
     shape_of=kept_by,
     asked=lambda table: {"config": Config(**table)},

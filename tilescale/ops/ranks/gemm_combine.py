@@ -397,7 +397,7 @@ OP = RankOp(
     reference=reference,
     pick=_PICK,
     ways=_WAYS,
-    base=lambda world, units=132, **shape: vars(_model(world, units, shape)),
+    base=lambda world, units=132, **shape: dict(vars(_model(world, units, shape))),
     knobs=lambda **_: (
         ({"fused": True}, {"fused": False}),
         tuple({"movers": n} for n in (8, 12, 16, 24)),

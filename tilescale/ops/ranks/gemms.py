@@ -155,7 +155,7 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
     def base(
         world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
     ) -> dict[str, Any]:
-        return vars(choice(world, M, N, K, dtype, units))
+        return dict(vars(choice(world, M, N, K, dtype, units)))
 
     def asked(fields: dict[str, Any]) -> dict[str, Any]:
         return {"config": replace(choose(1, 1, 1, 2, "bfloat16"), **fields)}
