@@ -74,9 +74,6 @@ def code_key(target: str) -> tuple[str, ...]:
 # ---- GPUs
 
 
-_GPUS = [d for d in TABLE.values() if d.gpu]
-
-
 def may_have_gpu() -> bool:
     """Whether this machine may have a GPU of any kind."""
     return any(d.gpu and d.may_be_here() for d in TABLE.values())
@@ -91,8 +88,9 @@ def device_of(values: Iterable[Any]) -> str | None:
     """ "cuda" where a tensor lies on such a GPU, "cpu" where none of the tensors does; None without
     tensors."""
     found = None
+    gpus = [d for d in TABLE.values() if d.gpu]
     for value in values:
-        for gpu in _GPUS:
+        for gpu in gpus:
             there = gpu.holds(value)
             if there:
                 return gpu.name
