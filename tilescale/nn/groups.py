@@ -6,7 +6,7 @@ from typing import Any
 
 from tilescale import comm
 from tilescale.comm.backend import Team
-from tilescale.ops.ranks.groups import Group, members_of, team_of
+from tilescale.ops.ranks.groups import Group, members_of, process_group, team_of
 
 #: by name the process group that it was made from, whose library may take large collectives
 _named: dict[str, Any] = {}
@@ -21,7 +21,7 @@ def name_of(group: Group) -> str:
     """
     name = ",".join(map(str, team_of(group).members))
     if group is not None and not isinstance(group, Team):
-        _named[name] = group.get_group() if type(group).__name__ == "DeviceMesh" else group
+        _named[name] = process_group(group)
     return name
 
 

@@ -46,15 +46,18 @@ def team_of(group: Group) -> Team:
     return made
 
 
+def process_group(group: Group) -> Any:
+    """That of a mesh of one axis; anything else as it is."""
+    return group.get_group() if type(group).__name__ == "DeviceMesh" else group
+
+
 def members_of(group: Any) -> tuple[int, ...] | None:
-    """The ranks of a process group or of a mesh of one axis, in their order; None of one that was
-    destroyed."""
+    """The ranks of a process group, in their order; None of one that was destroyed."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         return None
     try:
-        found = group.get_group() if type(group).__name__ == "DeviceMesh" else group
-        return tuple(distributed.get_process_group_ranks(found))
+        return tuple(distributed.get_process_group_ranks(group))
     except (KeyError, RuntimeError, ValueError):  # as versions of torch say that there is no such group
         return None
 
@@ -65,8 +68,7 @@ def library(group: Group, team: Team, x: torch.Tensor) -> Any:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    if type(group).__name__ == "DeviceMesh":
-        group = group.get_group()
+    group = process_group(group)
     found = group if isinstance(group, distributed.ProcessGroup) else distributed.group.WORLD
     name = str(distributed.get_backend(found))
     on_gpu = x.device.type != "cpu"
