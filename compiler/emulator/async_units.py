@@ -20,7 +20,7 @@ import numpy as np
 from tilescale.compiler.emulator import isa
 from tilescale.compiler.emulator.copies import Copies, EmulationError, overlap
 from tilescale.compiler.emulator.interleaving import Interleaving
-from tilescale.compiler.emulator.maps import TensorMap
+from tilescale.compiler.emulator.maps import Row, TensorMap
 from tilescale.compiler.emulator.products import SWIZZLE_OF, Held, Product, accumulates, factors, in_memory
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
@@ -101,7 +101,7 @@ class Store:
 
     cells: Any
     seen: Any
-    tmap: TensorMap
+    tmap: TensorMap | Row
     coordinates: list[int]
     reduce: str = ""
     #: the number of its group among those that the thread has committed; 0: of none yet
@@ -240,7 +240,7 @@ class AsyncUnits:
     def store(
         self,
         frm: int,
-        tmap: TensorMap,
+        tmap: TensorMap | Row,
         coordinates: list[int],
         issuer: int,
         reduce: str,

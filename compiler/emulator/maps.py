@@ -60,3 +60,32 @@ class TensorMap:
         if any(n > 256 for n in self.box):
             raise EmulationError(f"a box of {self.box}")
         return swizzled(at + np.arange(int(np.prod(self.box)) * size), self.swizzle)
+
+
+@dataclass
+class Row:
+    """Neighbours of a tensor, as a bulk copy without a tensor map sees them: so many elements from the
+    coordinate on."""
+
+    array: Any
+    box: tuple[int]
+    memory: Any = None
+
+    def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
+        """All of them, as slices of the row and of the tensor."""
+        (first,), (count,) = coordinates, self.box
+        if any(x * self.array.dtype.itemsize % 16 for x in (first, count)):
+            raise EmulationError(
+                f"{count} elements from {first} on are no multiple of 16 bytes: an illegal instruction"
+            )
+        return (slice(None),), (slice(first, first + count),)
+
+    def elements(self, coordinates: list[int]) -> Any:
+        """Their numbers."""
+        return coordinates[0] + np.arange(self.box[0])
+
+    def cells(self, at: int) -> Any:
+        """The bytes of shared memory from byte ``at`` on."""
+        if at % 16:
+            raise EmulationError(f"a row begins at byte {at} of shared memory: an illegal instruction")
+        return at + np.arange(self.box[0] * self.array.dtype.itemsize)

@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import nvshmem
+from tilescale.compiler.emulator import async_units, nvshmem
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.entries import await_entry, require_entry
 from tilescale.compiler.emulator.interleaving import Interleaving
+from tilescale.compiler.emulator.maps import Row
 from tilescale.compiler.emulator.memory import Block, Memory, Pointer, Several, load, store
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
@@ -67,16 +68,20 @@ class Record:
 
 
 class Cells:
-    """The records of a rank's tensor. added: to an element that ranks add to."""
+    """The records of a rank's tensor. added: to an element that ranks add to; summed: that is added to
+    atomically among the blocks of one rank."""
 
     def __init__(self, places: int, size: int):
-        self.wrote, self.read, self.added = (Record(places, size) for _ in range(3))
+        self.wrote, self.read, self.added, self.summed = (Record(places, size) for _ in range(4))
 
-    def conflicting(self, writes: bool, adds: bool) -> list[tuple[Record, str]]:
-        """What an access must come behind."""
-        found = [(self.wrote, "writes")]
-        found += [(self.read, "reads")] if writes else []
-        return found + ([] if adds else [(self.added, "adds to")])
+    def conflicting(self, writes: bool, adds: str) -> list[tuple[Record, str, bool]]:
+        """What an access must come behind, and whether only where another rank did it. adds: "all" of an
+        addition that is atomic among all ranks, "rank" of one among its own rank's blocks, else ""."""
+        found = [(self.wrote, "writes", False)]
+        found += [(self.read, "reads", False)] if writes else []
+        if adds != "all":
+            found.append((self.added, "adds to", adds == "rank"))
+        return [*found, (self.summed, "adds to", adds != "")]
 
 
 @dataclass
@@ -263,13 +268,15 @@ class World:
             return
         flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
         code, asked = task.code(b), np.zeros(len(flat), bool)
-        for seen, _ in record.conflicting(writes, adds):
+        for seen, *_ in record.conflicting(writes, "all" if adds else ""):
             asked |= seen.others(flat, code)
         if asked.any():
             flat_asked, group = flat[asked], self._alike(b, threads[asked])
             for thread in np.unique(group):
                 known = self.knowledge(b, int(thread))
-                self._ordered(b, memory, flat_asked[group == thread], known, writes, adds=adds)
+                self._ordered(
+                    b, memory, flat_asked[group == thread], known, writes, adds="all" if adds else ""
+                )
         kind = record.added if adds else record.wrote if writes else record.read
         kind.note(flat, code, task.place(b, threads), task.stamp(b, threads))
 
@@ -285,20 +292,22 @@ class World:
             found[thread] = first.setdefault(key, thread)
         return found[threads]
 
-    def stored(self, b: Block, thread: int, memory: Memory, cells: Any) -> Callable[[], None]:
-        """TMA begins to write elements of a tensor for a thread. Nobody else may know of that before the
-        thread has awaited it, as it does by calling what this gives."""
+    def stored(self, b: Block, thread: int, memory: Memory, cells: Any, adds: str = "") -> Callable[[], None]:
+        """TMA begins to write elements of a tensor for a thread, or to add to them. Nobody else may know of
+        that before the thread has awaited it, as it does by calling what this gives."""
         task: Task = b.task
-        self._ordered(b, memory, cells, self.knowledge(b, thread), writes=True, by="TMA for ")
+        # What it adds to it reads, and that is there by the thread's last proxy fence.
+        known = task.fenced.get(thread, np.zeros_like(task.known)) if adds else self.knowledge(b, thread)
+        self._ordered(b, memory, cells, known, writes=True, by="TMA for ", adds=adds)
         record = self._record(task, memory)
         at, place = cells.ravel(), task.place(b, thread)
         if record is None:
             return lambda: None
-        code = task.code(b)
-        record.wrote.note(at, code, place, UNDER_WAY)
+        code, kind = task.code(b), record.summed if adds else record.wrote
+        kind.note(at, code, place, UNDER_WAY)
 
         def awaited() -> None:
-            record.wrote.note(at, code, place, task.stamp(b, thread))
+            kind.note(at, code, place, task.stamp(b, thread))
 
         return awaited
 
@@ -315,7 +324,7 @@ class World:
         known: Any,
         writes: bool,
         by: str = "",
-        adds: bool = False,
+        adds: str = "",
     ) -> None:
         """Raises for accesses of other blocks that are not ``known`` to come before these, and for what this
         block's communicator has pulled."""
@@ -323,13 +332,16 @@ class World:
         record, at = self._record(task, memory), cells.ravel()
         if record is None:
             return
-        for seen, verb in record.conflicting(writes, adds):
+        for seen, verb, elsewhere in record.conflicting(writes, adds):
             stamps = seen.stamps[at] - 1
             pulling = task.actors.start + COMMUNICATOR - PRODUCER
             pulls = stamps[:, pulling].copy()
             stamps[:, task.actors] = -1
             if seen is record.wrote and b.actor != COMMUNICATOR:
                 stamps[:, pulling] = pulls
+            if elsewhere:
+                each = self.blocks * self.width  # places of a rank in a clock
+                stamps[:, task.rank * each : (task.rank + 1) * each] = -1
             bad = stamps >= np.maximum(known, 0)
             bad &= stamps >= 0
             if bad.any():
@@ -541,8 +553,8 @@ def _no_counter(b: Block, m: Any, team: Any, site: Any) -> None:
     raise EmulationError("an index of a signal lies outside")
 
 
-def _put_rows(width: int, threads: int) -> Callable[..., None]:
-    """Rows to another rank, by threads of which each copies vectors."""
+def _put_rows(width: int, threads: int, depth: int = 1) -> Callable[..., None]:
+    """Rows to another rank, by threads of which each copies vectors, one after another whatever the depth."""
 
     def run(
         b: Block,
@@ -577,9 +589,55 @@ def _put_rows(width: int, threads: int) -> Callable[..., None]:
     return run
 
 
+def _sum_rows(threads: int) -> Callable[..., None]:
+    """Rows of shared memory that TMA adds to another rank's memory: each thread starts some and awaits
+    them."""
+
+    def run(
+        b: Block,
+        m: Any,
+        to: Pointer,
+        from_: Pointer,
+        rows: Any,
+        count: Any,
+        to_pitch: Any,
+        from_pitch: Any,
+        thread: Any,
+    ) -> None:
+        number = np.broadcast_to(thread, m.shape)
+        if not np.array_equal(np.sort(number[m]), np.arange(threads)):
+            raise EmulationError(f"a sum by {threads} threads is made by {int(m.sum())}")
+        down, along, far, near = (_scalar(x, m) for x in (rows, count, to_pitch, from_pitch))
+        first, start = async_units.one(m, to.index), async_units.byte(m, from_)
+        down = down if along > 0 else 0
+        lanes = {int(number[k]): int(k) for k in np.flatnonzero(m)}
+        row = Row(to.memory.data, (along,), to.memory)
+        fences = m & (number < down)
+        async_units.fence_proxy(b, fences)
+        async_units.fence_global(b, fences)
+        for k in range(down):
+            who, at = lanes[k % threads], [int(first) + k * far]
+            cells = row.cells(start + k * near * from_.memory.size)
+            b.touch(from_.memory.arena, cells, np.full(cells.shape, who), False)
+            awaited = b.world.stored(b, who, to.memory, row.elements(at), adds="rank")
+            b.units.store(int(cells[0]), row, at, who, "add", awaited)
+        for who in (lanes[k] for k in range(min(down, threads))):
+            b.world.until(lambda: True)  # others may come in between
+            b.units.commit_stores(who)
+            b.units.await_stores(who, 0, True)
+
+    return run
+
+
 def find(name: str) -> Callable[..., Any] | None:
-    """What a function of include/ts/team.cuh or put.cuh does; None where it is none of those."""
+    """What a function of include/ts/team.cuh, put.cuh or peer_sum.cuh does; None where it is none of
+    those."""
     function, _, given = name.removesuffix(">").partition("<")
+    if function.startswith("ts::sum_rows_"):
+        return _sum_rows(int(given))
+    if function.startswith("ts::sum_run_"):
+        sums = _sum_rows(int(given))
+        return lambda b, m, to, from_, count, thread: sums(b, m, to, from_, 1, count, 0, 0, thread)
     if function not in PUTS:
         return FUNCTIONS.get(name)
     rows = _put_rows(*(int(x) for x in given.split(",")))

@@ -11,7 +11,7 @@ from tilescale.compiler.builder.values import Buffer, as_expr, index_expr, to_ex
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.program import Launch
+from tilescale.compiler.ir.program import COMM_DEPTH, Launch
 from tilescale.compiler.ir.scales import EXECUTORS, MOST_BLOCKS, SCALES, WARP, WARPGROUP
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
@@ -20,6 +20,8 @@ from tilescale.language.dtypes import BITS
 from tilescale.language.symbolic import SymExpr, settle
 
 AXES = "xyz"
+#: what ``comm_depth`` may be
+DEPTHS = (1, 2, 4, 8)
 
 register_op("ts.scale_index", pure=True)
 register_op("ts.scale_count", pure=True)
@@ -65,6 +67,9 @@ class Kernel:
         comm_warps: on GPUs from sm_90 on: so many warps beside the block's threads, 1 to 3, make its
             non-blocking copies to other ranks (``T.copy(…, blocking=False)``) where a producer fills its
             rings; 0: its threads make them in turn. Results never depend on it.
+        comm_depth: how many accesses of 16 bytes a thread of those warps has under way at once, 1, 2, 4 or 8,
+            of rows that do not lie side by side half as many: bytes in flight against registers and other
+            copies' turns. Results never depend on it.
         prelude: a text of CUDA that stands in front of the kernel (``T.import_source``).
 
     Raises:
@@ -84,6 +89,7 @@ class Kernel:
         awaited: bool = False,
         pdl: bool = False,
         comm_warps: int = 2,
+        comm_depth: int = COMM_DEPTH,
         is_cpu: bool = False,
         prelude: str | None = None,
     ):
@@ -140,6 +146,12 @@ class Kernel:
                 loc=source.current(),
                 expected="0 to 3: a producer's warpgroup has three warps beside its own",
             )
+        if isinstance(comm_depth, bool) or comm_depth not in DEPTHS:
+            raise TileValueError(
+                f"comm_depth={comm_depth!r}",
+                loc=source.current(),
+                expected="one of " + ", ".join(map(str, DEPTHS)),
+            )
         extents = _extents(grid, "the grid")
         for axis, (g, c) in enumerate(zip(extents, dims, strict=False)):
             if isinstance(g, int) and g % c:
@@ -156,8 +168,8 @@ class Kernel:
                 hint="a smaller grid whose blocks loop over tiles with T.Persistent",
             )
         self.launch = Launch(
-            extents, count, dims, max_blocks, bool(ordered), bool(pdl), comm_warps, source.current(),
-            awaited=bool(awaited),
+            extents, count, dims, max_blocks, bool(ordered), bool(pdl), comm_warps, comm_depth,
+            source.current(), awaited=bool(awaited),
         )  # fmt: skip
         if isinstance(threads, (tuple, list)) and len(threads) > 1:
             self.launch.hints["axes"] = tuple(threads)

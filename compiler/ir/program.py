@@ -11,6 +11,9 @@ from tilescale.compiler.ir.target import CPU, Target
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import Loc
 
+#: 4 KiB a warp hide the way to memory, and leave a thread some registers
+COMM_DEPTH = 8
+
 
 @dataclass
 class Launch:
@@ -24,6 +27,8 @@ class Launch:
     pdl: bool = False
     #: warps of a block that do nothing but copy to other ranks, where it has non-blocking copies
     comm_warps: int = 2
+    #: accesses of 16 bytes that a thread of those has under way at once
+    comm_depth: int = COMM_DEPTH
     loc: Loc | None = None
     block_vars: list[Any] = field(default_factory=list)
     hints: dict[str, Any] = field(default_factory=dict)

@@ -65,8 +65,10 @@ def copy(
         disable_tma: TMA does not make this copy.
         eviction_policy: a hint for the cache, which is not given yet.
         prefer_instruction: "tma", which copies are made by anyway where it can; "cp_async" or "sync": not by
-            TMA. annotations: coalesced_width, disable_tma, eviction_policy and prefer_instruction, which
-            these take the place of.
+            TMA. With ``op``, "tma" has to be asked for: its additions are atomic among the blocks of one rank
+            alone, so those of two ranks to one element must not come at once.
+        annotations: coalesced_width, disable_tma, eviction_policy and prefer_instruction, which these take
+            the place of.
 
     Raises:
         TileValueError: shapes that differ, both sides remote, a rank that cannot be.
@@ -170,6 +172,8 @@ def copy(
     if op is not None:
         _require_sum(op, to, side, blocking)
         words["op"] = op
+        if prefer_instruction == INSTRUCTIONS[0]:
+            words["tma"] = True
     if not blocking:
         _require_nonblocking(frm, to, side, signal)
         words["nonblocking"] = True
@@ -371,7 +375,7 @@ class RemoteCopy(Copy):
     signal."""
 
     name = "remote_copy"
-    attributes = (*Copy.attributes, "side", "signal_op?", "op?", "nonblocking?")
+    attributes = (*Copy.attributes, "side", "signal_op?", "op?", "tma?", "nonblocking?")
     plain = False
     puts = True
 
@@ -418,7 +422,7 @@ class RemoteCopy(Copy):
     def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import atomics, flights, tiles
 
-        side, adds = self.side(call), self.adds(call)
+        side, adds, wide = self.side(call), self.adds(call), "tma" not in call.attrs
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
         told = peer if side == "dst" else None
         signal = (
@@ -431,7 +435,7 @@ class RemoteCopy(Copy):
             owner = peer(ex)
             values = tiles.converted(src.read(ex, owner if side == "src" else None), src.dtype, dst.dtype)
             if adds:
-                atomics.posted(ex, dst, values, owner)
+                atomics.posted(ex, dst, values, owner, wide)
             else:
                 dst.write(ex, values, owner if side == "dst" else None)
 

@@ -11,11 +11,16 @@ from tilescale.compiler.ops.copy import RemoteCopy
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def remote_put(call: Any, warps: int) -> Any:
-    """The put or pull that a ``ts.remote_copy`` asks for, by so many warps."""
+def remote_put(call: Any, warps: int, depth: int) -> Any:
+    """The put or pull that a ``ts.remote_copy`` asks for, by so many warps, each of whose threads has so many
+    accesses under way."""
     attrs = {k: call.attrs[k] for k in ("executor", "reach", "signal_op", "side")}
     made = ir.Call(
-        "ts.remote_put", list(call.args), attrs={**attrs, "warps": warps}, ret_ty=VOID, span=call.span
+        "ts.remote_put",
+        list(call.args),
+        attrs={**attrs, "warps": warps, "depth": depth},
+        ret_ty=VOID,
+        span=call.span,
     )
     return tirx.Evaluate(made, call.span)
 
@@ -28,7 +33,7 @@ class RemotePut(RemoteCopy):
 
     name = "remote_put"
     levels = ("scheduled",)
-    attributes = ("signal_op", "side", "warps")
+    attributes = ("signal_op", "side", "warps", "depth")
     moves = in_place = False
 
     def nest(self, call: Any) -> Any:

@@ -32,13 +32,13 @@ def remote_puts(program: TileProgram) -> TileProgram:
     here, elsewhere = _puts(program.func.body)
     if not here and not elsewhere:
         return program
-    warps = program.launch.comm_warps
+    warps, depth = program.launch.comm_warps, program.launch.comm_depth
 
     def role(s: Any) -> Any:
         if s.attr_key != "ts.role" or str(s.node.value) != COMMUNICATOR:
             return s
         body = structural_map(
-            s.body, (tirx.Evaluate, lambda e: remote_put(e.value, warps) if is_put(e.value) else e)
+            s.body, (tirx.Evaluate, lambda e: remote_put(e.value, warps, depth) if is_put(e.value) else e)
         )
         return tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)
 

@@ -81,9 +81,10 @@ def tile(ex: Executor, target: RegionView, kind: str, value: Callable[[], Any]) 
     )
 
 
-def posted(ex: Executor, target: RegionView, values: Any, owner: int) -> None:
+def posted(ex: Executor, target: RegionView, values: Any, owner: int, wide: bool = True) -> None:
     """A tile, as it lies in memory, added to a region of rank ``owner``'s, when it lands there. Each element
-    is added at once; nobody acquires or releases anything by that."""
+    is added at once; nobody acquires or releases anything by that. wide: atomic to all ranks, not only to the
+    own one's blocks."""
     storage, dtype = target.storage(ex, owner), target.dtype
     key, _, _ = target.cut(ex, storage)
     if storage.shadow.tracked:
@@ -92,7 +93,7 @@ def posted(ex: Executor, target: RegionView, values: Any, owner: int) -> None:
             for at in np.ndindex(*(k.stop - k.start for k in key))
             for at in [tuple(i + k.start for i, k in zip(at, key, strict=True))]
         ]
-        _scopes(ex, storage, places, target.site, wide=True)
+        _scopes(ex, storage, places, target.site, wide)
 
     def added(old: Any, new: Any) -> Any:
         both = (numerics.decode(np.atleast_1d(x), dtype) for x in (old, new))

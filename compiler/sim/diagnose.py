@@ -361,7 +361,11 @@ def too_narrow(this: Where, that: Where) -> Finding:
         "atomic within its rank alone"
     )
     return Finding(
-        "race", text, this, (that,), "dst=rank (src=rank of a load) in both, also for the own memory"
+        "race",
+        text,
+        this,
+        (that,),
+        "dst=rank (src=rank of a load) in both, also for the own memory; sums by TMA of one rank at a time",
     )
 
 

@@ -12,6 +12,8 @@ in front of a barrier of theirs. Those of another rank are what its stream did b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.build import all_of, at
@@ -22,6 +24,7 @@ from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.program import COMM_DEPTH
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
@@ -48,18 +51,68 @@ def lower_remote_put(call: Any, cx: CudaLowering) -> Any:
     signal = ir.Call("ts.signal", [counter, value, *told], attrs=signalled, ret_ty=VOID, span=call.span)
     return sequence(
         [
-            _rows(call, cx),
+            _put(call, cx),
             cx.stmt(fence(COMMUNICATOR, f"{dst.source.name}'s rows come before their signal", call.span)),
             cx.signal(signal),
         ]
     )
 
 
-def _rows(call: Any, cx: CudaLowering) -> Any:
-    """The copy alone. What lies outside of the destination is left out: along each axis from `low` on so many
-    as there are."""
-    src, dst, peer = call.args[:3]
+def _put(call: Any, cx: CudaLowering) -> Any:
+    """The copy alone."""
+    src, dst, _ = call.args[:3]
     source, target = cx.tensor_of(src.source), cx.tensor_of(dst.source)
+    threads, depth = int(call.attrs["warps"]) * WARP, int(call.attrs["depth"])
+    side_by_side = []
+    if axes := long_axes(dst):  # as many as there are, from where a row begins to where it ends
+        side_by_side = [cx.scalar(dst.region[axes[-1]].extent), target.shape[axes[-1]]]
+
+    def move(made: Moved) -> Any:
+        count = [made.run] if constant(made.run) is not None or not side_by_side else side_by_side
+        numbers = [*count, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
+        width = _width(cx, bits_of(src.source) // 8, numbers)
+        thread = cx.communicator_thread()
+        template = f"<{width}, {threads}>" if depth == COMM_DEPTH else f"<{width}, {threads}, {depth}>"
+        inner = made.done(f"put_run{template}", f"put_rows{template}", thread)
+        lows = [(cx.scalar(r.min), size) for r, size in zip(src.region, source.shape, strict=True)]
+        from_axes = long_axes(src)
+        short = [pair for k, pair in enumerate(lows) if k not in from_axes]
+        beyond = [t for low, size in short for t in (low >= 0, low < size) if not cx.proven(t)]
+        if beyond:  # what is read outside of a tensor is zero
+            rows = tirx.IntImm("int32", 1) if made.rows is None else made.rows
+            there = [made.sides[0], rows, widened(made.run, "int32"), widened(made.pitches[1], "int64")]
+            zeros = do(f"put_zeros<{width}, {threads}>", *there, thread, span=call.span)
+            inner = tirx.IfThenElse(all_of(beyond), inner, zeros)
+        return inner
+
+    return moved(call, cx, source, move)
+
+
+@dataclass
+class Moved:
+    """Rows that are copied, or added: the address of the first one at the destination and at the source, how
+    many there are (None: one) of how many elements, and how far it is from one to the next on both sides."""
+
+    call: Any
+    sides: list[Any]
+    rows: Any
+    run: Any
+    pitches: list[Any]
+
+    def done(self, run: str, rows: str, thread: Any) -> Any:
+        """A call of one of two functions of the headers, for one row or for several."""
+        count = widened(self.run, "int32")
+        if self.rows is None:
+            return do(run, *self.sides, count, thread, span=self.call.span)
+        steps = [widened(p, "int64") for p in reversed(self.pitches)]
+        return do(rows, *self.sides, self.rows, count, *steps, thread, span=self.call.span)
+
+
+def moved(call: Any, cx: CudaLowering, source: Any, move: Callable[[Moved], Any]) -> Any:
+    """A copy of (src, dst, rank) by ``move``. What lies outside of the destination is left out: along each
+    axis from `low` on so many as there are."""
+    src, dst, peer = call.args[:3]
+    target = cx.tensor_of(dst.source)
     from_axes, to_axes = long_axes(src), long_axes(dst)
     start = [[cx.scalar(r.min) for r in side.region] for side in (src, dst)]
     counts: dict[int, Any] = {}
@@ -77,39 +130,20 @@ def _rows(call: Any, cx: CudaLowering) -> Any:
             start[0][from_axes[to_axes.index(j)]] += skipped
         counts[j] = cx.analyzer.simplify(count)
     run, rows, outer = _runs(cx, counts, source, target, from_axes, to_axes)
-    inner, loops = [], []
+    loops = []
     for i, j in outer:
         var = tirx.Var("row", "int32")
         cx.bind_range(var, 1 << 30)
         start[0][i], start[1][j] = start[0][i] + var, start[1][j] + var
         loops.append((var, counts[j]))
     places = [cx.analyzer.simplify(side.flat(s)) for side, s in zip((source, target), start, strict=True)]
-    pitches = [_stride(side, k) for side, k in zip((source, target), rows or (None, None), strict=True)]
-    side_by_side = [run]
-    if to_axes and constant(run) is None:  # as many as there are, from where a row begins to where it ends
-        side_by_side = [cx.scalar(dst.region[to_axes[-1]].extent), target.shape[to_axes[-1]]]
-    numbers = [*side_by_side, *_beginnings(cx, src, source), *_beginnings(cx, dst, target)]
-    width = _width(cx, bits_of(src.source) // 8, numbers)
     pulls = int(str(call.attrs["side"]) == "src")  # the place among the sides of the one that is far
     site = cx.site("copy", (source if pulls else target).name, call, "pull" if pulls else "")
     look = cx.look(peer, site)
     sides = [at(target.buf, places[1]), at(source.buf, places[0])]
     sides[pulls] = cx.peer_address(sides[pulls], peer, site)
-    address, thread = sides[0], cx.communicator_thread()
-    template = f"<{width}, {int(call.attrs['warps']) * WARP}>"
-    if rows is None:
-        inner = do(f"put_run{template}", *sides, widened(run, "int32"), thread, span=call.span)
-    else:
-        extents = [widened(x, "int32") for x in (counts[rows[1]], run)]
-        steps = [widened(p, "int64") for p in reversed(pitches)]
-        inner = do(f"put_rows{template}", *sides, *extents, *steps, thread, span=call.span)
-    lows = [(cx.scalar(r.min), size) for r, size in zip(src.region, source.shape, strict=True)]
-    short = [pair for k, pair in enumerate(lows) if k not in from_axes]
-    beyond = [t for low, size in short for t in (low >= 0, low < size) if not cx.proven(t)]
-    if beyond:  # what is read outside of a tensor is zero
-        rows_there = widened(counts[rows[1]] if rows else 1, "int32")
-        there = [address, rows_there, widened(run, "int32"), widened(pitches[1], "int64"), thread]
-        inner = tirx.IfThenElse(all_of(beyond), inner, do(f"put_zeros{template}", *there, span=call.span))
+    pitches = [_stride(side, k) for side, k in zip((source, target), rows or (None, None), strict=True)]
+    inner = move(Moved(call, sides, widened(counts[rows[1]], "int32") if rows else None, run, pitches))
     for var, count in reversed(loops):
         zero = tirx.IntImm("int32", 0)
         inner = tirx.For(

@@ -20,7 +20,15 @@ from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
 def pushed(
-    M: int, N: int, K: int, world: int, part: int = 64, threads: int = 128, warps: int = 2, wide: int = 0
+    M: int,
+    N: int,
+    K: int,
+    world: int,
+    part: int = 64,
+    threads: int = 128,
+    warps: int = 2,
+    wide: int = 0,
+    depth: int = 8,
 ) -> Any:
     """C = all ranks' X · W, whose owners put their rows in parts of ``part`` columns, and K elements of a row
     of ``wide`` more, beside their products."""
@@ -33,7 +41,7 @@ def pushed(
         C: T.Tensor((world, M, N), "bfloat16"),
         here: T.Signal((world, rows)),
     ):
-        with T.Kernel(2, threads=threads, comm_warps=warps) as b:
+        with T.Kernel(2, threads=threads, comm_warps=warps, comm_depth=depth) as b:
             x, w = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
             acc = T.alloc_fragment((64, 64), "float32")
             with T.Scale("device") as (rank, n):
@@ -87,6 +95,8 @@ def code_of(kernel: Any) -> str:
         (64, 64, 128, 2, {"part": 64, "wide": 72}, "ts::put_rows<8, 64>"),
         (64, 128, 64, 2, {"part": 24, "threads": 256}, "ts::put_rows<8, 64>"),
         (64, 64, 128, 2, {"part": 33}, "ts::put_rows<1, 64>"),
+        (64, 64, 128, 2, {"part": 128, "depth": 1}, "ts::put_run<8, 64, 1>"),
+        (72, 64, 128, 2, {"part": 64, "depth": 2}, "ts::put_rows<8, 64, 2>"),
     ],
 )
 def test_rows_are_put_beside_products(M: int, N: int, K: int, world: int, options: dict[str, int], call: str):

@@ -221,6 +221,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "awaited": "with T.Kernel(4, awaited=True) as bx:\n    A[0, 0] = x",
             "pdl": "with T.Kernel(4, pdl=True) as bx:\n    A[0, 0] = x",
             "comm_warps": "with T.Kernel(4, comm_warps=1) as bx:\n    A[0, 0] = x",
+            "comm_depth": "with T.Kernel(4, comm_depth=4) as bx:\n    A[0, 0] = x",
             "prelude": "with T.Kernel(4, prelude='x') as bx:\n    A[0, 0] = x",
         },
     ),
@@ -1407,6 +1408,7 @@ def tile(text: str) -> str:
         launch.awaited,
         launch.pdl,
         launch.comm_warps,
+        launch.comm_depth,
         made.returns,
         made.multiples,
     ]

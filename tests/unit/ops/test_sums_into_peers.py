@@ -224,3 +224,192 @@ def test_other_memory_and_other_dtypes_are_refused():
 
     with refused(TileError, 'op="add" of a copy to another block'):
         cluster.trace()
+
+
+# ---- by TMA
+
+
+def by_tma(
+    dtype: str,
+    given: str = "",
+    cols: int = 64,
+    scope: str = "fragment",
+    ordered: bool = True,
+    place: int = 16,
+    signals: bool = False,
+) -> Any:
+    """Rounds in each of which every rank adds a tile to a part of another one's memory; the last part reaches
+    beyond its end. Ranks are told of a round by a barrier, or each by who added to it."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((16, cols), given or dtype),
+        total: T.SymmTensor((40, 256), dtype),
+        s: T.Signal((1,)),
+        B: T.Tensor((40, 256), dtype),
+    ):
+        with T.Kernel(1, threads=64), T.Scale("device") as (rank, n):
+            held = (T.alloc_fragment if scope == "fragment" else T.alloc_shared)((16, cols), given or dtype)
+            if scope != "global":
+                T.copy(A[0:16, 0:cols], held)
+            for k in T.serial(n):
+                to = total[k * place : k * place + 16, 0:cols]
+                words = {"dst": (rank + k) % n, "op": "add", "prefer_instruction": "tma"}
+                if signals:
+                    T.copy(held, to, signal=s[0], **words)
+                    T.wait(s[0], k + 1)
+                elif scope == "global":
+                    T.copy(A[0:16, 0:cols], to, **words)
+                else:
+                    T.copy(held, to, **words)
+                if ordered and not signals:
+                    T.barrier()
+            if signals or not ordered:
+                T.barrier()
+            T.copy(total[0:40, 0:256], B[0:40, 0:256])
+
+    return main
+
+
+def tiles(dtype: str, given: str = "", cols: int = 64) -> list[dict[str, Any]]:
+    draw = np.random.default_rng(7)
+
+    def numbers(kind: str, *shape: int) -> Any:
+        x = draw.integers(0 if kind[0] == "u" else -8, 9, shape)
+        return numerics.encode(x.astype(np.float32), kind) if kind in numerics.FLOATS else x.astype(kind)
+
+    return [
+        {
+            "A": numbers(given or dtype, 16, cols),
+            "total": numbers(dtype, 40, 256),
+            "s": np.zeros(1, "int64"),
+            "B": np.zeros((40, 256), numerics.storage(dtype)),
+        }
+        for _ in range(R)
+    ]
+
+
+@pytest.mark.parametrize("scope", ["shared", "fragment", "global"])
+@pytest.mark.parametrize(
+    ("dtype", "given", "cols"),
+    [
+        ("bfloat16", "float32", 64),
+        ("float16", "", 256),
+        ("float32", "", 128),
+        ("float64", "", 2),
+        ("int32", "", 32),
+        ("uint64", "", 8),
+    ],
+)
+def test_tma_adds(dtype: str, given: str, cols: int, scope: str):
+    kernel, args = by_tma(dtype, given, cols, scope), tiles(dtype, given, cols)
+    made = lowered(kernel)
+    assert any("added to by TMA" in n for n in made.program.notes), made.program.notes
+    agree_on_ranks(kernel, args, seeds=3)
+    want = [numerics.decode(a["total"], dtype).astype(np.float64) for a in args]
+    for rank, a in enumerate(args):
+        for k in range(R):
+            rows = slice(16 * k, min(16 * k + 16, 40))
+            x = numerics.decode(a["A"], given or dtype).astype(np.float64)
+            want[(rank + k) % R][rows, :cols] += x[: rows.stop - rows.start]
+    for got, sums_of in zip(launch(kernel, R, by_name(args)).arrays, want, strict=True):
+        assert (numerics.decode(got["B"], dtype) == sums_of).all()
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="no nvcc")
+def test_it_compiles_by_tma():
+    for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "uint64"):
+        printed = driver.backend("cuda:sm_90a").printed(
+            driver.lower(by_tma(dtype, cols=16).trace(), "cuda:sm_90a")
+        )
+        assert f"ts::sum_rows_{dtype}<64>(" in str(printed)
+        toolchain.compile_cubin(printed, "sm_90a")
+
+
+@pytest.mark.parametrize("signals", [False, True])
+def test_ranks_that_add_by_tma_at_once_are_a_race(signals: bool):
+    """Parts that lie on one another are ordered by the barrier of each round, and not without it. A signal
+    tells the rank that was added to, not who adds next."""
+    for ordered in (False, True):
+        kernel = by_tma("float32", place=8, ordered=ordered, signals=signals)
+        report = check(kernel, R, by_name(tiles("float32")), seeds=3)
+        kinds = {f.kind for f in report.findings}
+        assert kinds == (set() if ordered and not signals else {"race"}), report
+        made, found = lowered(kernel), set()
+        for seed in range(6):
+            try:
+                emulator.run_ranks(made.kernel, made.program, tiles("float32"), seed)
+            except EmulationError as e:
+                found.add(str(e).split(" of rank")[0])
+        assert found == (set() if ordered and not signals else {"race in total"}), found
+
+
+def beside(first: str, second: str) -> Any:
+    """Ranks 1 and 2 add to rank 0's memory, each in its way."""
+
+    @T.prim_func
+    def main(A: T.Tensor((1, 64), "float32"), total: T.SymmTensor((1, 64), "float32")):
+        with T.Kernel(2, threads=32), T.Scale("device") as (rank, n):
+            if rank == 1:
+                T.copy(A[0:1, 0:64], total[0:1, 0:64], dst=0, op="add", prefer_instruction=first)
+            if rank == 2:
+                T.copy(A[0:1, 0:64], total[0:1, 0:64], dst=0, op="add", prefer_instruction=second)
+
+    return main
+
+
+@pytest.mark.parametrize("second", ["tma", "sync"])
+def test_tma_beside_another_ranks_sums(second: str):
+    """Blocks of one rank may add by TMA at once; two ranks may not, whatever the other one adds by."""
+    args = [{"A": np.ones((1, 64), "float32"), "total": np.zeros((1, 64), "float32")} for _ in range(3)]
+    for names, race in ((("tma", second), True), (("sync", "sync"), False), ((second, "tma"), True)):
+        kernel = beside(*names)
+        found = check(kernel, 3, by_name(args), seeds=3).findings
+        assert bool(found) == race and all("TMA" in str(f) for f in found), (names, found)
+        if race:
+            with pytest.raises(EmulationError, match="race in total of rank 0"):
+                made = lowered(kernel)
+                for seed in range(8):
+                    emulator.run_ranks(made.kernel, made.program, args, seed)
+        else:
+            agree_on_ranks(kernel, args, seeds=3)
+    alone = [
+        {"A": np.ones((1, 64), "float32"), "total": np.zeros((1, 64), "float32")} for _ in range(2)
+    ]  # rank 2 is not there
+    assert not check(beside("tma", "tma"), 2, by_name(alone), seeds=3).findings
+    agree_on_ranks(beside("tma", "tma"), alone, seeds=3)
+
+
+def test_what_tma_needs_the_emulator_asks_for(monkeypatch: Any):
+    """Without its fences, or its wait, a sum is a fault."""
+    from tilescale.compiler.emulator import async_units, ranks
+
+    kernel, args = by_tma("float32", "float16", place=8), tiles("float32", "float16")
+    made = lowered(kernel)
+    run = lambda: [emulator.run_ranks(made.kernel, made.program, args, k) for k in range(4)]  # noqa: E731
+    run()
+    with monkeypatch.context() as m:
+        m.setattr(ranks.async_units, "fence_global", lambda b, m: None)
+        with pytest.raises(EmulationError, match="race in total"):
+            run()
+    with monkeypatch.context() as m:
+        m.setattr(async_units.AsyncUnits, "await_stores", lambda *a: None)
+        with pytest.raises(EmulationError, match="nobody has awaited the store"):
+            run()
+
+
+UNFIT = {
+    "sm_80 has no TMA": ({}, "sm_80"),
+    "TMA has no sums of int64": ({"dtype": "int64"}, "sm_90a"),
+    "multiples of 16 bytes": ({"cols": 33}, "sm_90a"),
+}
+
+
+@pytest.mark.parametrize("why", UNFIT)
+def test_threads_add_what_tma_cannot(why: str):
+    words, arch = UNFIT[why]
+    dtype, cols = words.get("dtype", "float32"), words.get("cols", 64)
+    kernel = by_tma(dtype, cols=cols)
+    made = lowered(kernel, arch)
+    assert any("added to by threads" in n and why in n for n in made.program.notes), made.program.notes
+    agree_on_ranks(kernel, tiles(dtype, cols=cols), seeds=2, arch=arch)

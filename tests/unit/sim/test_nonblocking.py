@@ -188,3 +188,14 @@ def test_how_many_warps_there_can_be(warps: Any):
 
     with pytest.raises(TileValueError, match="comm_warps="):
         main.trace()
+
+
+@pytest.mark.parametrize("depth", [0, 3, 16, True, "2"])
+def test_how_deep_they_can_be(depth: Any):
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32")):
+        with T.Kernel(1, comm_depth=depth):
+            T.fill(A, 0)
+
+    with pytest.raises(TileValueError, match="comm_depth="):
+        main.trace()

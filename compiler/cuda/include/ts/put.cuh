@@ -26,33 +26,33 @@ struct Access<8> {
   using type = uint2;
 };
 
-// Accesses of a thread that are under way at once: 4 KiB a warp hides the way to memory, and leaves a thread some registers. All loads
-// of a round stand in front of its stores: the compiler may not move them, since both sides may be one memory.
+// Accesses of a thread that are under way at once (T.Kernel(comm_depth=…)). All loads of a round stand in front of its stores: the compiler
+// may not move them, since both sides may be one memory.
 constexpr int UNDER_WAY = 8;
 
 // `count` neighbours, `width` elements at a time, by `threads` threads of which this is number `thread`.
-template <int width, int threads, typename T>
+template <int width, int threads, int under_way = UNDER_WAY, typename T>
 __device__ __forceinline__ void put_run(T* to, const T* from, int count, int thread) {
   using Vector = typename Access<width * sizeof(T)>::type;
   to += thread * width, from += thread * width;
 #pragma unroll 1
-  for (int left = count / width - thread; left > 0; left -= UNDER_WAY * threads) {
-    Vector held[UNDER_WAY];
+  for (int left = count / width - thread; left > 0; left -= under_way * threads) {
+    Vector held[under_way];
 #pragma unroll
-    for (int k = 0; k < UNDER_WAY; ++k)
+    for (int k = 0; k < under_way; ++k)
       if (k * threads < left) held[k] = *(const Vector*)(from + k * threads * width);
 #pragma unroll
-    for (int k = 0; k < UNDER_WAY; ++k)
+    for (int k = 0; k < under_way; ++k)
       if (k * threads < left) *(Vector*)(to + k * threads * width) = held[k];
-    to += UNDER_WAY * threads * width, from += UNDER_WAY * threads * width;
+    to += under_way * threads * width, from += under_way * threads * width;
   }
 }
 
 // `rows` rows of `count` elements. Pitches count elements.
-template <int width, int threads, typename T>
+template <int width, int threads, int under_way = UNDER_WAY, typename T>
 __device__ __forceinline__ void put_rows(T* to, const T* from, int rows, int count, int64_t to_pitch, int64_t from_pitch, int thread) {
   using Vector = typename Access<width * sizeof(T)>::type;
-  constexpr int held_at_once = UNDER_WAY / 2;  // the way through rows takes registers too
+  constexpr int held_at_once = under_way > 1 ? under_way / 2 : 1;  // the way through rows takes registers too
   const int each = count / width;              // a row
   if (rows <= 0 || each <= 0) return;
   // This thread's next access, and what lies between two of a thread, as rows and places in a row.
