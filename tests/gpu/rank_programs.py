@@ -333,9 +333,55 @@ def added(N, dtype, scale, blocks=4, threads=256):
     return sums_in_place
 
 
+@tilescale.jit
+def added_in_turn(N, dtype, blocks=4, rows=32, threads=128):
+    """Rounds in each of which every rank adds by TMA to one other rank's memory, and all blocks of it to the
+    same rows."""
+
+    @T.prim_func
+    def sums_by_tma(
+        A: T.Tensor((rows, N), dtype),
+        total: T.SymmTensor((rows, N), dtype),
+        B: T.Tensor((rows, N), dtype),
+    ):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
+            held = T.alloc_fragment((rows, N), dtype)
+            T.copy(A, held)
+            for k in T.serial(n):
+                T.copy(held, total[0:rows, 0:N], dst=(rank + 1 + k) % n, op="add", prefer_instruction="tma")
+                T.barrier()
+            if b == 0:
+                T.copy(total[0:rows, 0:N], B[0:rows, 0:N])
+
+    return sums_by_tma
+
+
+def sums_by_tma() -> int:
+    """Sums by TMA, of blocks at once and of ranks in turn. Whole numbers: their sums are exact in any
+    order."""
+    wrong, rank, size = 0, comm.rank(), comm.world_size()
+    for dtype in ("float32", "float16", "bfloat16", "int32", "float64"):
+        for N in (32, 64):
+            kind = getattr(torch, dtype)
+            total = comm.empty((32, N), dtype)
+            a, b = (torch.empty(32, N, device="cuda", dtype=kind) for _ in range(2))
+            kernel = added_in_turn(N, dtype)
+            for step in range(12):
+                a.fill_(rank + step % 3)
+                a[:, 1].add_(1)
+                total.fill_(step)
+                if step % 4 == rank:
+                    time.sleep(0.002)
+                kernel(a, total, b)
+                want = torch.full_like(b, 4 * sum(r + step % 3 for r in range(size)) + step)
+                want[:, 1] += 4 * size
+                wrong += int((b != want).sum())
+    return wrong
+
+
 def sums() -> int:
     """Puts that add, by blocks, warpgroups and warps, each of which looks at entry flags of ranks that come
-    late. Whole numbers: their sums are exact in any order."""
+    late. Whole numbers: their sums are exact in any order. Then those by TMA."""
     wrong, rank, size = 0, comm.rank(), comm.world_size()
     for dtype in ("float32", "float16", "bfloat16", "int32"):
         for N, scale in ((1000, "block"), (1024, "warpgroup"), (1024, "warp"), (33, "block")):
@@ -355,7 +401,7 @@ def sums() -> int:
                         f"sums of {dtype}, {N}, {scale}, step {step}: {b[off][:4].tolist()} in {off.sum(1).tolist()}"
                     )
                 wrong += int(off.sum())
-    return wrong
+    return wrong + sums_by_tma()
 
 
 def tuned() -> int:
