@@ -148,8 +148,8 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/cluster.cuh>"
         if any(name.startswith("ts::tma_reduce_") for name in self.called):
             yield "#include <ts/tma_reduce.cuh>"
-        if any(name.startswith("ts::sum_r") for name in self.called):
-            yield "#include <ts/peer_sum.cuh>"
+        if any(name.startswith(("ts::add_r", "ts::store_r")) for name in self.called):
+            yield "#include <ts/peer_rows.cuh>"
         if self.kernel.dependent or "ts::admit_launches" in self.called:
             yield "#include <ts/dependent.cuh>"
         if self.kernel.team:

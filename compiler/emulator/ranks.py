@@ -589,9 +589,9 @@ def _put_rows(width: int, threads: int, depth: int = 1) -> Callable[..., None]:
     return run
 
 
-def _sum_rows(threads: int) -> Callable[..., None]:
-    """Rows of shared memory that TMA adds to another rank's memory: each thread starts some and awaits
-    them."""
+def _by_tma(threads: int, adds: bool) -> Callable[..., None]:
+    """Rows of shared memory that TMA stores in another rank's memory, or adds to it: each thread of an
+    executor starts some and awaits them."""
 
     def run(
         b: Block,
@@ -604,24 +604,27 @@ def _sum_rows(threads: int) -> Callable[..., None]:
         from_pitch: Any,
         thread: Any,
     ) -> None:
-        number = np.broadcast_to(thread, m.shape)
-        if not np.array_equal(np.sort(number[m]), np.arange(threads)):
-            raise EmulationError(f"a sum by {threads} threads is made by {int(m.sum())}")
-        down, along, far, near = (_scalar(x, m) for x in (rows, count, to_pitch, from_pitch))
-        first, start = async_units.one(m, to.index), async_units.byte(m, from_)
-        down = down if along > 0 else 0
-        lanes = {int(number[k]): int(k) for k in np.flatnonzero(m)}
-        row = Row(to.memory.data, (along,), to.memory)
-        fences = m & (number < down)
-        async_units.fence_proxy(b, fences)
+        lanes = np.flatnonzero(m)
+        number, *sizes = (np.broadcast_to(x, m.shape) for x in (thread, rows, count, to_pitch, from_pitch))
+        if len(lanes) % threads or (number[lanes].reshape(-1, threads) != np.arange(threads)).any():
+            raise EmulationError(f"rows of {threads} threads are copied by {len(lanes)}")
+        starts = [np.broadcast_to(p.index, m.shape) for p in (to, from_)]
+        arena, size = from_.memory.arena, from_.memory.size
+        started = [int(k) for k in lanes if number[k] < sizes[0][k] and sizes[1][k] > 0]
+        fences = np.zeros_like(m)
+        fences[started] = True
         async_units.fence_global(b, fences)
-        for k in range(down):
-            who, at = lanes[k % threads], [int(first) + k * far]
-            cells = row.cells(start + k * near * from_.memory.size)
-            b.touch(from_.memory.arena, cells, np.full(cells.shape, who), False)
-            awaited = b.world.stored(b, who, to.memory, row.elements(at), adds="rank")
-            b.units.store(int(cells[0]), row, at, who, "add", awaited)
-        for who in (lanes[k] for k in range(min(down, threads))):
+        for who in started:
+            down, along, far, near = (int(x[who]) for x in sizes)
+            memory = to.memory.of_thread(who) if isinstance(to.memory, Several) else to.memory
+            row = Row(memory.data, (along,), memory)
+            for k in range(int(number[who]), down, threads):
+                at = [int(starts[0][who]) + k * far]
+                first = int(from_.memory.offset) + (int(starts[1][who]) + k * near) * size
+                b.touch(arena, cells := row.cells(first), np.full(cells.shape, who), False)
+                awaited = b.world.stored(b, who, memory, row.elements(at), adds="rank" if adds else "")
+                b.units.store(first, row, at, who, "add" if adds else "", awaited)
+        for who in started:
             b.world.until(lambda: True)  # others may come in between
             b.units.commit_stores(who)
             b.units.await_stores(who, 0, True)
@@ -630,14 +633,14 @@ def _sum_rows(threads: int) -> Callable[..., None]:
 
 
 def find(name: str) -> Callable[..., Any] | None:
-    """What a function of include/ts/team.cuh, put.cuh or peer_sum.cuh does; None where it is none of
+    """What a function of include/ts/team.cuh, put.cuh or peer_rows.cuh does; None where it is none of
     those."""
     function, _, given = name.removesuffix(">").partition("<")
-    if function.startswith("ts::sum_rows_"):
-        return _sum_rows(int(given))
-    if function.startswith("ts::sum_run_"):
-        sums = _sum_rows(int(given))
-        return lambda b, m, to, from_, count, thread: sums(b, m, to, from_, 1, count, 0, 0, thread)
+    if function.startswith(("ts::store_r", "ts::add_r")):
+        some = _by_tma(int(given), "add" in function)
+        if "_rows" in function:
+            return some
+        return lambda b, m, to, from_, count, thread: some(b, m, to, from_, 1, count, 0, 0, thread)
     if function not in PUTS:
         return FUNCTIONS.get(name)
     rows = _put_rows(*(int(x) for x in given.split(",")))

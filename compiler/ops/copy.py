@@ -65,8 +65,8 @@ def copy(
         disable_tma: TMA does not make this copy.
         eviction_policy: a hint for the cache, which is not given yet.
         prefer_instruction: "tma", which copies are made by anyway where it can; "cp_async" or "sync": not by
-            TMA. With ``op``, "tma" has to be asked for: its additions are atomic among the blocks of one rank
-            alone, so those of two ranks to one element must not come at once.
+            TMA. With ``dst`` of another rank "tma" has to be asked for. With ``op`` its additions are atomic
+            among the blocks of one rank alone, so those of two ranks to one element must not come at once.
         annotations: coalesced_width, disable_tma, eviction_policy and prefer_instruction, which these take
             the place of.
 
@@ -172,12 +172,17 @@ def copy(
     if op is not None:
         _require_sum(op, to, side, blocking)
         words["op"] = op
-        if prefer_instruction == INSTRUCTIONS[0]:
-            words["tma"] = True
     if not blocking:
         _require_nonblocking(frm, to, side, signal)
         words["nonblocking"] = True
     if side:
+        if (
+            side == "dst"
+            and prefer_instruction == INSTRUCTIONS[0]
+            and blocking
+            and bld.current().reach == "device"
+        ):
+            words["tma"] = True
         emit(
             "remote_copy",
             [frm.ir(), to.ir(), peer, *extra],

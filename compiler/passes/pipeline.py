@@ -35,7 +35,7 @@ from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
 from tilescale.compiler.passes.own_registers import own_registers
 from tilescale.compiler.passes.packets import packets
-from tilescale.compiler.passes.peer_sums import peer_sums
+from tilescale.compiler.passes.peer_rows import peer_rows
 from tilescale.compiler.passes.ping_pong import ping_pong
 from tilescale.compiler.passes.release_late import release_late
 from tilescale.compiler.passes.remote_puts import remote_puts
@@ -109,8 +109,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("merged_views", merged_views, spec.TILE),
     # A put is a copy like others to all that follows, and its signal a signal.
     Pass("split_puts", split_puts, spec.TILE),
-    # Sums by TMA are copies without their signals, and their tiles take of the room that rings get.
-    Pass("peer_sums", peer_sums, spec.TILE),
+    # Copies by TMA to other ranks come without their signals, and their tiles take of the rings' room.
+    Pass("peer_rows", peer_rows, spec.TILE),
     # What says only whom statements reach would keep a region of two roles from being the whole kernel.
     Pass("without_reach", without_reach, spec.TILE),
     # Which copies run ahead, and who makes them, depends on what the target's copies and products can do.

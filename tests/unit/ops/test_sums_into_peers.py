@@ -322,7 +322,7 @@ def test_it_compiles_by_tma():
         printed = driver.backend("cuda:sm_90a").printed(
             driver.lower(by_tma(dtype, cols=16).trace(), "cuda:sm_90a")
         )
-        assert f"ts::sum_rows_{dtype}<64>(" in str(printed)
+        assert f"ts::add_rows_{dtype}<64>(" in str(printed)
         toolchain.compile_cubin(printed, "sm_90a")
 
 
@@ -413,3 +413,62 @@ def test_threads_add_what_tma_cannot(why: str):
     made = lowered(kernel, arch)
     assert any("added to by threads" in n and why in n for n in made.program.notes), made.program.notes
     agree_on_ranks(kernel, tiles(dtype, cols=cols), seeds=2, arch=arch)
+
+
+def put_by_tma(scale: str, width: int = 64, threads: int = 64, staged: bool = False) -> Any:
+    """Each executor puts rows of its own into every rank's memory, whose numbers it looks up."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((13, width), "float16"),
+        peers: T.Tensor((13,), "int32"),
+        rows: T.SymmTensor((R * 16, width), "float16"),
+        B: T.Tensor((R * 16, width), "float16"),
+    ):
+        with T.Kernel(2, threads=threads) as b, T.Scale("device") as (rank, n):
+            with T.Scale(scale) as (w, of):
+                x = (T.alloc_fragment if staged else T.alloc_shared)((width,), "float16")
+                first, step = (w, of) if scale == "block" else (w * 2 + b, of * 2)
+                for i in T.serial(first, 13, step=step):
+                    T.copy(A[i, 0], x)
+                    for hop in T.serial(n):
+                        if peers[i] != hop:
+                            T.copy(x, rows[rank * 16 + i, 0], dst=(rank + hop) % n, prefer_instruction="tma")
+            T.barrier()
+            if b == 0:
+                T.copy(rows[0 : R * 16, 0:width], B[0 : R * 16, 0:width])
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("scale", "staged", "why"),
+    [("warp", False, ""), ("block", False, ""), ("block", True, ""), ("warp", True, "no tile of its own")],
+)
+@pytest.mark.parametrize("width", [8, 256])
+def test_tma_puts_rows_of_warps_and_blocks(scale: str, staged: bool, why: str, width: int):
+    kernel, draw = put_by_tma(scale, width, staged=staged), np.random.default_rng(5)
+    args = [
+        {
+            "A": draw.standard_normal((13, width)).astype("float16"),
+            "peers": draw.integers(0, R, 13).astype("int32"),
+            "rows": np.full((R * 16, width), np.nan, "float16"),
+            "B": np.zeros((R * 16, width), "float16"),
+        }
+        for _ in range(R)
+    ]
+    made = lowered(kernel)
+    notes = " ".join(made.program.notes)
+    assert (why in notes and "by threads" in notes) if why else "put to by TMA" in notes, notes
+    agree_on_ranks(kernel, args, seeds=3)
+    got = launch(kernel, R, by_name(args)).arrays
+    for rank in range(R):
+        want = np.full((R * 16, width), np.nan, "float16")
+        for sender, a in enumerate(args):
+            for i in range(13):
+                if a["peers"][i] != (rank - sender) % R:
+                    want[sender * 16 + i] = a["A"][i]
+        assert np.array_equal(got[rank]["B"], want, equal_nan=True), rank
+    if not why and toolchain.find_nvcc() is not None:
+        printed = driver.backend("cuda:sm_90a").printed(driver.lower(kernel.trace(), "cuda:sm_90a"))
+        toolchain.compile_cubin(printed, "sm_90a")

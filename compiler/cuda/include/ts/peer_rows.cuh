@@ -1,10 +1,10 @@
-// sm_90: rows of shared memory that TMA adds to another rank's memory (PTX ISA, "cp.reduce.async.bulk": element by element atomic, relaxed at
-// the scope of the GPU that adds).
+// sm_90: rows of shared memory that TMA stores in another rank's memory (PTX ISA, "cp.async.bulk"), or adds to it ("cp.reduce.async.bulk":
+// element by element atomic, relaxed at the scope of the GPU that adds).
 //
-// Who sees what: the threads that wrote the rows, and the thread that acquired what other ranks did there before, have met the threads that
-// call this, which fence both proxies before TMA reads and adds. Each waits until its own rows are complete: that makes them visible to it
+// Who sees what: the threads that wrote the rows have fenced and met the threads that call this, and so has the thread that acquired what
+// other ranks did there before; these fence global memory before TMA writes or adds. Each waits until its own rows are complete: that makes them visible to it
 // ("cp.async.bulk.wait_group"), and the fence behind orders them before what it does next. So a signal that follows a barrier of these
-// threads releases the sums, as it does what threads store.
+// threads releases them, as it does what threads store.
 #pragma once
 #include <ts/hopper.cuh>
 
@@ -12,15 +12,14 @@ namespace ts {
 
 // `rows` rows of `count` elements, each a multiple of 16 bytes, by `threads` threads of which this is number `thread`; `count` neighbours, by
 // one of them. Pitches count elements.
-#define TS_SUM_ROWS(dtype, kind)                                                                                               \
+#define TS_PEER_ROWS(rows_name, run_name, instruction)                                                                         \
   template <int threads, typename T>                                                                                           \
-  __device__ __forceinline__ void sum_rows_##dtype(T* to, const T* from, int rows, int count, int64_t to_pitch,                \
-                                                   int64_t from_pitch, int thread) {                                           \
+  __device__ __forceinline__ void rows_name(T* to, const T* from, int rows, int count, int64_t to_pitch,                       \
+                                                       int64_t from_pitch, int thread) {                                       \
     if (thread >= rows || count <= 0) return;                                                                                  \
-    fence_proxy_async();                                                                                                       \
     fence_proxy_async_global();                                                                                                \
     _Pragma("unroll 1") for (int row = thread; row < rows; row += threads) {                                                   \
-      asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add." kind " [%0], [%1], %2;"                           \
+      asm volatile(instruction " [%0], [%1], %2;"                                                                              \
                    ::"l"(__cvta_generic_to_global(to + row * to_pitch)), "r"(shared_address(from + row * from_pitch)),         \
                    "r"(count * int(sizeof(T))) : "memory");                                                                    \
     }                                                                                                                          \
@@ -29,16 +28,20 @@ namespace ts {
     fence_proxy_async_global();                                                                                                \
   }                                                                                                                            \
   template <int threads, typename T>                                                                                           \
-  __device__ __forceinline__ void sum_run_##dtype(T* to, const T* from, int count, int thread) {                               \
-    sum_rows_##dtype<threads>(to, from, 1, count, 0, 0, thread);                                                               \
+  __device__ __forceinline__ void run_name(T* to, const T* from, int count, int thread) {                                      \
+    rows_name<threads>(to, from, 1, count, 0, 0, thread);                                                                      \
   }
-TS_SUM_ROWS(float16, "noftz.f16")
-TS_SUM_ROWS(bfloat16, "noftz.bf16")
-TS_SUM_ROWS(float32, "f32")
-TS_SUM_ROWS(float64, "f64")
-TS_SUM_ROWS(int32, "s32")
-TS_SUM_ROWS(uint32, "u32")
-TS_SUM_ROWS(uint64, "u64")
-#undef TS_SUM_ROWS
+#define TS_ADD_ROWS(dtype, kind)                                                                                               \
+  TS_PEER_ROWS(add_rows_##dtype, add_run_##dtype, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add." kind)
+TS_PEER_ROWS(store_rows, store_run, "cp.async.bulk.global.shared::cta.bulk_group")
+TS_ADD_ROWS(float16, "noftz.f16")
+TS_ADD_ROWS(bfloat16, "noftz.bf16")
+TS_ADD_ROWS(float32, "f32")
+TS_ADD_ROWS(float64, "f64")
+TS_ADD_ROWS(int32, "s32")
+TS_ADD_ROWS(uint32, "u32")
+TS_ADD_ROWS(uint64, "u64")
+#undef TS_ADD_ROWS
+#undef TS_PEER_ROWS
 
 }  // namespace ts
