@@ -33,6 +33,8 @@ from tilescale.jit import compile
 TRAFFIC = 128 << 20
 #: calls in a graph at least; cycles of the pause in front of a replay, some 200 µs
 CALLS, PAUSE = 8, 400_000
+#: seconds of a call from which on a graph has one call for each set of arguments
+LONG = 0.02
 #: sets of arguments at most
 MOST = 32
 
@@ -74,12 +76,18 @@ def _other_bytes() -> torch.Tensor:
 class Graph:
     """A variant on a GPU: its calls in a CUDA graph, and what they use."""
 
-    def __init__(self, calls: list[Call]):
-        self.calls = (calls * -(-CALLS // len(calls)))[: max(CALLS, len(calls))]
+    def __init__(self, calls: list[Call], group: Any):
         for call in calls:
             call()
         torch.cuda.synchronize()
         comm.barrier()
+        begin = time.perf_counter()
+        calls[0]()
+        torch.cuda.synchronize()
+        took = torch.tensor([time.perf_counter() - begin], device="cuda")
+        torch.distributed.all_reduce(took, op=torch.distributed.ReduceOp.MAX, group=group)
+        many = CALLS if took.item() < LONG else 1  # all ranks' graphs have as many
+        self.calls = (calls * -(-many // len(calls)))[: max(many, len(calls))]
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             for call in self.calls:
@@ -129,10 +137,10 @@ def beside(like: torch.Tensor) -> Iterator[None]:
     before.wait_stream(stream)
 
 
-def _prepared(calls: list[Call], device: str, may_fail: bool) -> Clocked | Graph | None:
+def _prepared(calls: list[Call], device: str, may_fail: bool, group: Any) -> Clocked | Graph | None:
     """The variant; None where a peer cannot be captured."""
     try:
-        return Graph(calls) if of(device).gpu else Clocked(calls)
+        return Graph(calls, group) if of(device).gpu else Clocked(calls)
     except RuntimeError:
         if not may_fail:
             raise
@@ -144,7 +152,7 @@ def measure(variants: dict[str, list[Call]], device: str, replays: int, group: A
     that cannot run here are left out. ``group``: torch's, of all ranks."""
     made: dict[str, Clocked | Graph] = {}
     for name, calls in variants.items():
-        prepared = _prepared(calls, device, name not in ("ours", "library"))
+        prepared = _prepared(calls, device, name not in ("ours", "library"), group)
         able = torch.tensor([prepared is not None], dtype=torch.int32, device=device)
         torch.distributed.all_reduce(able, op=torch.distributed.ReduceOp.MIN, group=group)
         if prepared is not None and able.item():
