@@ -26,7 +26,7 @@ from tilescale.ops.ranks.groups import Group, share
 from tilescale.ops.ranks.workspace import workspace
 
 #: of a block, and lines that each of its warps reads of each of `NEAR` rows at once: 128 registers a thread
-THREADS, LINES = 512, 3
+THREADS, LINES = 512, 4
 
 
 @host.checked
