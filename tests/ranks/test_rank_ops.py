@@ -17,7 +17,7 @@ from tests.unit.ops.rank_cases import nothing_left, right, run
 from tilescale import comm
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
-from tilescale.ops.ranks import flat, reduce
+from tilescale.ops.ranks import flat, gemm_scatter, reduce
 from tilescale.ops.ranks.workspace import release
 
 CASES = {m: [c for c in load_ranks(m).cases if c.small] for m in RANK_MODULES}
@@ -248,3 +248,45 @@ def test_without_init():
 
     with pytest.raises(RanksFailed, match=r"not initialised"):
         run_ranks(2, work)
+
+
+def views() -> list[bool]:
+    """Products of operands and a bias that are views: strided, or of numbers with their signs changed."""
+    comm.init()
+    rank, right = comm.rank(), []
+    x, w = torch.arange(32.0).view(4, 8) + rank, torch.arange(48.0).view(8, 6)
+    bias = torch.arange(12.0)[::2]
+    for product in (
+        tilescale.ops.all_gather_matmul,
+        tilescale.ops.matmul_reduce_scatter,
+        tilescale.ops.matmul_all_reduce,
+    ):
+        plain = product(x, w, bias.clone())
+        right.append(bool(product(x, w, bias).equal(plain)))
+        right.append(bool(product(torch._neg_view(x), torch._neg_view(w), bias).equal(plain)))
+        right.append(bool(product(x, w, torch._neg_view(-bias)).equal(plain)))
+    return right
+
+
+def test_products_of_views():
+    assert all(all(r) for r in run_ranks(2, views))
+
+
+def a_column() -> bool:
+    """A single column of w, of which the last rank has one number or none: in one kernel, alike on all."""
+    comm.init()
+    rank, right = comm.rank(), True
+    few = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 2}
+    for K in (5, 2):
+        mine = slice(rank * -(-K // 3), (rank + 1) * -(-K // 3))
+        x, w = torch.arange(40.0 * K).view(40, K), torch.arange(float(K)).view(K, 1)
+        for part in (w[mine] * 1, w.T[:, mine].contiguous().T):
+            got = tilescale.ops.matmul_all_reduce(
+                x[:, mine], part, inner=K, config=gemm_scatter.Config(**few)
+            )
+            right &= bool(got.equal(x @ w))
+    return right
+
+
+def test_ranks_agree_how_a_single_column_lies():
+    assert all(run_ranks(3, a_column))

@@ -267,6 +267,7 @@ def matmul(
     c = host.result(out, (M, N), kind, a)
     if bias is not None and (tuple(bias.shape) != (N,) or bias.dtype != kind):
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
+    added = () if bias is None else (bias.contiguous(),)
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
     few = host.dtype_name(a) != "float32" and thin.fits(M, N, K, a, b)
@@ -274,7 +275,7 @@ def matmul(
         if not few:
             wrong = f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}"
             raise TileValueError(wrong, expected=f"16-bit floats, {thin.FEW} rows or columns at most")
-        by_few(a, b, () if bias is None else (bias,), c, trans_a, trans_b, activation, config)
+        by_few(a, b, added, c, trans_a, trans_b, activation, config)
         return c
     align_a, align_b = 1, 1
     if config is not None:
@@ -295,7 +296,7 @@ def matmul(
     tail = {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
     if not how.stream:
         what |= {"align_a": align_a, "align_b": align_b}
-    run(a, b, () if bias is None else (bias,), c, how, what, tail)
+    run(a, b, added, c, how, what, tail)
     return c
 
 

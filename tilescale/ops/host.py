@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of what people call: arguments that are annotated as tensors must be some.
+    """Decorator of what people call: arguments that are annotated as tensors must be some. Views of numbers
+    with their signs changed are made numbers that lie in memory, which kernels read; but of ``out``, which
+    `result` refuses.
 
     Raises:
         TileTypeError: from the call, for an argument of another kind.
@@ -38,9 +40,17 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
             if k >= len(args) and name not in kwargs:
                 continue  # the function itself says what is missing
             value = args[k] if k < len(args) else kwargs[name]
-            if not isinstance(value, torch.Tensor) and not (value is None and optional):
+            if not isinstance(value, torch.Tensor):
+                if value is None and optional:
+                    continue
                 what = f"{name} of {function.__name__} is {type(value).__name__}"
                 raise TileTypeError(what, expected="a torch tensor" + (", or None" if optional else ""))
+            if value.is_neg() and name != "out":
+                value = value.resolve_neg()
+                if k < len(args):
+                    args = (*args[:k], value, *args[k + 1 :])
+                else:
+                    kwargs[name] = value
         return function(*args, **kwargs)
 
     return call

@@ -191,14 +191,15 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 
 def biased(bias: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
-    """The bias, or a number that a kernel without one takes in its place and does not read."""
-    return _nothing(c.dtype, c.device) if bias is None else bias
+    """The bias, in order, or a number that a kernel without one takes in its place and does not read."""
+    return _nothing(c.dtype, c.device) if bias is None else bias.contiguous()
 
 
 def ordered(w: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
-    """`host.matrix`. All ranks have to see the same order: of a single row or column, or of nothing, strides
-    say it."""
-    if w.dim() == 2 and w.is_contiguous() and w.T.is_contiguous() and w.stride() != (w.shape[1], 1):
+    """`host.matrix`. All ranks have to see the same order: of a single row, or of nothing, strides say it. A
+    single column is never taken for a row: a rank that has one number of it, or none, would not know."""
+    either = w.dim() == 2 and w.is_contiguous() and w.T.is_contiguous()
+    if either and w.shape[1] != 1 and w.stride() != (w.shape[1], 1):
         return w.T, True
     return host.matrix(w, what)
 
