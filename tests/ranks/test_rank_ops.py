@@ -15,6 +15,7 @@ import tilescale.ops
 from tests.ranks.harness import RanksFailed, run_ranks
 from tests.unit.ops.rank_cases import nothing_left, right, run
 from tilescale import comm
+from tilescale.errors import TileError
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
 from tilescale.ops.ranks import flat, gemm_scatter, reduce
@@ -290,3 +291,45 @@ def a_column() -> bool:
 
 def test_ranks_agree_how_a_single_column_lies():
     assert all(run_ranks(3, a_column))
+
+
+def refusals() -> list[str]:
+    """Arguments that are nothing that a call takes, and behind each a call that is right."""
+    comm.init()
+    said, x, w, ops = [], torch.ones(4, 8), torch.ones(8, 6), tilescale.ops
+    small = torch.ones(8).to(torch.float8_e4m3fn)
+    for call in (
+        lambda: ops.all_reduce(x.to_sparse()),
+        lambda: ops.all_gather(x, rows=8.0),
+        lambda: ops.all_gather(x, rows=-8),
+        lambda: ops.all_reduce(x, blocks="3"),
+        lambda: ops.broadcast(x, 2),
+        lambda: ops.matmul_all_reduce(x, w, inner=0),
+        lambda: ops.all_gather_matmul(x, w, config=gemm_scatter.Config()),
+        lambda: ops.matmul_all_reduce(x, w, config=gemm_scatter.Config(BM="64")),
+        lambda: ops.matmul_all_reduce(small, w.to(small.dtype), scale_x=x[0, :1], scale_w=x[0, :1]),
+    ):
+        with pytest.raises(TileError) as refused:
+            call()
+        said.append(str(refused.value).splitlines()[0])
+        assert ops.all_reduce(x).equal(2 * x)
+    return said
+
+
+def test_arguments_that_are_no_such_thing_are_refused_by_name():
+    done = run_ranks(2, refusals)
+    assert (
+        done[0]
+        == done[1]
+        == [
+            "x of all_reduce is sparse_coo",
+            "rows=8.0",
+            "rows=-8",
+            "blocks='3'",
+            "root=2 of 2 ranks",
+            "inner=0",
+            "config is tilescale.ops.ranks.gemm_scatter.Config",
+            "BM='64' of a Config",
+            "x of matmul_all_reduce has 1 axes",
+        ]
+    )

@@ -45,6 +45,9 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
                     continue
                 what = f"{name} of {function.__name__} is {type(value).__name__}"
                 raise TileTypeError(what, expected="a torch tensor" + (", or None" if optional else ""))
+            if value.layout is not torch.strided or value.is_nested:
+                kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+                raise TileTypeError(f"{name} of {function.__name__} is {kind}", expected="a strided tensor")
             if value.is_neg() and name != "out":
                 value = value.resolve_neg()
                 if k < len(args):

@@ -16,6 +16,7 @@ from tilescale.ops import host
 from tilescale.ops.case import Expected, expected
 from tilescale.ops.case import summed as summed_up
 from tilescale.ops.ranks import picks
+from tilescale.ops.ranks.groups import number_of
 
 #: bytes that are added together, in registers: of all ranks
 ADDED = 64 << 10
@@ -43,10 +44,9 @@ def kept(team: Team, operation: str, x: torch.Tensor, blocks: int | None, **shap
     far as there are.
 
     Raises:
-        TileValueError: a bound of none.
+        TileTypeError, TileValueError: a bound that is no number of blocks.
     """
-    if blocks is not None and blocks < 1:
-        raise TileValueError(f"blocks={blocks}", expected="1 at least, or None")
+    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
     found = picks.found(team, operation, x.device, **shape) if team.size > 1 else {}
     return {"how": found.get("how"), "blocks": found.get("blocks") if blocks is None else blocks}
 

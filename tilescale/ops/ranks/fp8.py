@@ -24,7 +24,7 @@ def asked(x: torch.Tensor, scale_x: torch.Tensor | None, scale_w: torch.Tensor |
     """Whether a call's operands are of 8 bits.
 
     Raises:
-        TileTypeError: scales without them, or they without scales.
+        TileTypeError, TileValueError: scales without them, or they without scales; an x that is no matrix.
     """
     small = host.dtype_name(x) in fp8_gemm.FLOAT8
     if small != (scale_x is not None) or small != (scale_w is not None):
@@ -32,6 +32,8 @@ def asked(x: torch.Tensor, scale_x: torch.Tensor | None, scale_w: torch.Tensor |
             f"{what} of {host.dtype_name(x)} {'without' if small else 'with'} scales",
             expected="scale_x and scale_w with 8-bit floats, and with nothing else",
         )
+    if small and x.dim() != 2:
+        raise TileValueError(f"x of {what} has {x.dim()} axes", expected="a matrix")
     return small
 
 

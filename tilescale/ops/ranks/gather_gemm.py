@@ -343,7 +343,7 @@ def product_and_rows(
         return c, given.x
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c), given.x
-    how = counted(config or configured(team, "all_gather_matmul", choose, M, given, K))
+    how = counted(config or configured(team, "all_gather_matmul", choose, M, given, K), Config)
     if how.BM % how.high:
         raise TileValueError(
             f"{how}",

@@ -205,7 +205,7 @@ def matmul_all_reduce(
         return c
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
-    how = counted(config or configured(team, "matmul_all_reduce", choose, M, given, K))
+    how = counted(config or configured(team, "matmul_all_reduce", choose, M, given, K), Config)
     if not how.fused:
         way = reduce.choose(M * N * x.element_size(), team.size, "rank", False, host.units(x.device))
         reduce.reduced(product(given.x, w), c, team, way, bias, activation)

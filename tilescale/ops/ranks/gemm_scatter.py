@@ -207,7 +207,7 @@ def matmul_reduce_scatter(
     if team.size == 1:
         return gemm.matmul(x, w, bias, activation, out=c)
     each = share(M, team.size)
-    how = counted(config or configured(team, "matmul_reduce_scatter", choose, M, given, K))
+    how = counted(config or configured(team, "matmul_reduce_scatter", choose, M, given, K), Config)
     if not how.fused:
         scatter.scattered(product(given.x, w), c, M, team, bias, activation)
         return c

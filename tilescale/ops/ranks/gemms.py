@@ -19,7 +19,7 @@ from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks import picks
 from tilescale.ops.ranks.case import Pick
-from tilescale.ops.ranks.groups import rows_of, share
+from tilescale.ops.ranks.groups import number_of, rows_of, share
 
 #: where K · N · M of a rank's product is less, the two steps are taken apart: kernels for few rows, and for
 #: shares of k, are faster than one that overlaps
@@ -109,14 +109,21 @@ def configured(
 _NONE = ("stages", "lead", "warps")
 
 
-def counted(how: Any) -> Any:
-    """A Config, whose numbers count something.
+def counted(how: Any, kind: type) -> Any:
+    """A Config of this kind, whose numbers count something.
 
     Raises:
-        TileValueError: a number that is too small.
+        TileTypeError, TileValueError: something else, or a number that is none, or too small.
     """
+    if not isinstance(how, kind):
+        raise TileTypeError(
+            f"config is {type(how).__module__}.{type(how).__qualname__}",
+            expected=f"a {kind.__module__}.{kind.__qualname__}",
+        )
     for name, value in vars(how).items():
         least = int(name not in _NONE)
+        if not isinstance(value, int):
+            raise TileTypeError(f"{name}={value!r} of a {kind.__name__}", expected="an int")
         if not isinstance(value, bool) and value < least:
             raise TileValueError(f"{name}={value} of a {type(how).__name__}", expected=f"{least} at least")
     return how
@@ -241,12 +248,11 @@ def inner_of(inner: int | None, mine: int, team: Team) -> tuple[int, int]:
     multiples of, 8 at most.
 
     Raises:
-        TileValueError: this rank has another share.
+        TileTypeError, TileValueError: ``inner`` is no number of columns, or this rank has another share.
     """
     if inner is None:
         return mine, 0
-    if inner < 1:
-        raise TileValueError(f"inner={inner}", expected="all ranks' columns of x, 1 at least")
+    inner = number_of(inner, "inner", least=1)
     want = rows_of(team.rank, inner, team.size)
     if mine != want:
         raise TileValueError(

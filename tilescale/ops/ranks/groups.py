@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any
 
@@ -105,14 +106,31 @@ def filled(x: torch.Tensor, rows: int) -> torch.Tensor:
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 
 
+def number_of(value: Any, what: str, least: int = 0) -> int:
+    """A number of things that a caller says.
+
+    Raises:
+        TileTypeError, TileValueError: no integer, or a smaller one than ``least``.
+    """
+    try:
+        made = operator.index(value)
+    except TypeError:
+        raise TileTypeError(f"{what}={value!r}", expected="an int") from None
+    if made < least:
+        raise TileValueError(f"{what}={made}", expected=f"{least} at least")
+    return made
+
+
 def total(rows: int | None, mine: int, team: Team, what: str) -> int:
     """All ranks' rows: ``rows``, or as many on each rank as here.
 
     Raises:
-        TileValueError: this rank has another number of rows than its share.
+        TileTypeError, TileValueError: ``rows`` is no number of rows, or this rank has another number of them
+        than its share.
     """
     if rows is None:
         return mine * team.size
+    rows = number_of(rows, "rows")
     want = rows_of(team.rank, rows, team.size)
     if mine != want:
         raise TileValueError(

@@ -22,7 +22,7 @@ from tilescale.ops.case import generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import spread, spread_by_packets
-from tilescale.ops.ranks.groups import Group, library, team_of
+from tilescale.ops.ranks.groups import Group, library, number_of, team_of
 from tilescale.ops.ranks.workspace import workspace
 
 #: bytes, times the other ranks, up to which packets are taken; bytes up to which one trip is faster than two;
@@ -76,8 +76,8 @@ def broadcast(
         TileValueError, TileTypeError: what does not fit; a library without a process group.
     """
     team = team_of(group)
-    if not isinstance(root, int) or not 0 <= root < team.size:
-        raise TileValueError(f"root={root!r} of {team.size} ranks", expected=f"0 to {team.size - 1}")
+    if (root := number_of(root, "root")) >= team.size:
+        raise TileValueError(f"root={root} of {team.size} ranks", expected=f"0 to {team.size - 1}")
     mine = team.rank == root
     if out is None and mine and x.is_contiguous():
         c = x
