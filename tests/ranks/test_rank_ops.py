@@ -273,15 +273,15 @@ def test_products_of_views():
     assert all(all(r) for r in run_ranks(2, views))
 
 
-def a_column() -> bool:
-    """A single column of w, of which the last rank has one number or none: in one kernel, alike on all."""
+def ranks_with_little_of_k() -> bool:
+    """Products in one kernel whose last rank has one number of k or none, in whatever order w lies there."""
     comm.init()
     rank, right = comm.rank(), True
     few = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "blocks": 2}
-    for K in (5, 2):
+    for K, N in ((5, 1), (2, 1), (5, 3), (2, 3)):
         mine = slice(rank * -(-K // 3), (rank + 1) * -(-K // 3))
-        x, w = torch.arange(40.0 * K).view(40, K), torch.arange(float(K)).view(K, 1)
-        for part in (w[mine] * 1, w.T[:, mine].contiguous().T):
+        x, w = torch.arange(40.0 * K).view(40, K), torch.arange(float(K * N)).view(K, N)
+        for part in (w[mine] * 1, w.T[:, mine].contiguous().T, w.T.contiguous().T[mine] * 1):
             got = tilescale.ops.matmul_all_reduce(
                 x[:, mine], part, inner=K, config=gemm_scatter.Config(**few)
             )
@@ -289,8 +289,8 @@ def a_column() -> bool:
     return right
 
 
-def test_ranks_agree_how_a_single_column_lies():
-    assert all(run_ranks(3, a_column))
+def test_ranks_agree_how_w_lies_where_it_does_not_say():
+    assert all(run_ranks(3, ranks_with_little_of_k))
 
 
 def refusals() -> list[str]:

@@ -80,3 +80,24 @@ def storages() -> bool:
 
 def test_storages_begin_anywhere():
     assert run_ranks(3, storages) == [True] * 3
+
+
+def one_number() -> bool:
+    """A single number of every second one, as an operand and as a result."""
+    comm.init()
+    rank, size = comm.rank(), comm.world_size()
+    for dtype in (torch.float32, torch.complex128, torch.uint8):
+        x = torch.full((size, 2), rank + 1).to(dtype)[:1, 1]
+        want = torch.arange(1, size + 1).to(dtype)
+        for how in ("kernel", "engine"):
+            assert torch.equal(ops.all_gather(x, how=how), want)
+        for how in ("direct", "relayed"):
+            assert torch.equal(
+                ops.broadcast(x, 1, how=how, out=torch.zeros(3, dtype=dtype)[::2][:1]), want[1:2]
+            )
+    assert ops.all_reduce(x.float()[:, None], out=torch.zeros(1, 2)[:, :1]) == sum(range(1, size + 1))
+    return True
+
+
+def test_a_number_has_any_stride():
+    assert run_ranks(3, one_number) == [True] * 3

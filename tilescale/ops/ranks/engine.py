@@ -218,7 +218,7 @@ def merged(like: torch.Tensor) -> None:
 
 def _bytes(whole: torch.Tensor) -> torch.Tensor:
     """Kernels do not know every dtype that is gathered."""
-    return whole.view(-1).view(torch.uint8)
+    return flat.line(whole).view(torch.uint8)
 
 
 def _own(x: torch.Tensor, whole: torch.Tensor, team: Team) -> slice:

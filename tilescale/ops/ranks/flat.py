@@ -184,10 +184,16 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return made if begins(made) else made.clone()
 
 
+def line(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor along one axis. A single number may have any stride, and torch views only those of
+    stride 1 as another dtype."""
+    return tensor.as_strided((1,), (1,)) if tensor.numel() == 1 else tensor.view(-1)
+
+
 def row(tensor: torch.Tensor, kind: torch.dtype | None = None) -> torch.Tensor:
     """A contiguous tensor as a row of numbers, of ``kind`` where that is given; copied where it does not
     begin (`begins`)."""
-    flat = tensor.resolve_conj().resolve_neg().reshape(-1)
+    flat = line(tensor.resolve_conj().resolve_neg().contiguous())
     if kind is not None and flat.numel() == 0:
         return flat.new_empty(0, dtype=kind)
     flat = flat if begins(flat) else flat.clone()
@@ -215,7 +221,7 @@ def padded(count: int, itemsize: int) -> int:
 
 def landing(out: torch.Tensor) -> torch.Tensor:
     """A row that a kernel writes ``out`` as: itself, or where it does not begin (`begins`), other memory."""
-    return out.view(-1) if begins(out) else out.new_empty(out.numel())
+    return line(out) if begins(out) else out.new_empty(out.numel())
 
 
 def landed(row: torch.Tensor, out: torch.Tensor) -> None:

@@ -185,7 +185,7 @@ def gathered(
 def by_engines(x: torch.Tensor, out: torch.Tensor, size: int, team: Team, units: int) -> None:
     """Everyone's x, ``size`` bytes but of the last ranks, into ``out`` in any memory, by the workspace: what
     one step of copies has brought is copied on beside the next one's, the own rows beside the first's."""
-    a, c = flat.row(x, torch.uint8), out.view(-1).view(torch.uint8)
+    a, c = flat.row(x, torch.uint8), flat.line(out).view(torch.uint8)
     world, rank = team.size, team.rank
     (space,) = workspace(team).tensors(x, ((world, flat.padded(size, 1)), torch.uint8))
     plan = engine.gathers(size, world)

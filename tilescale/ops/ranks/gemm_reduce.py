@@ -46,6 +46,7 @@ from tilescale.ops.ranks.gemms import (
     reference_sum,
     store_packed,
     tiles,
+    told,
     turn,
     worthwhile,
 )
@@ -210,6 +211,7 @@ def matmul_all_reduce(
         way = reduce.choose(M * N * x.element_size(), team.size, "rank", False, host.units(x.device))
         reduce.reduced(product(given.x, w), c, team, way, bias, activation)
         return c
+    given = told(given, inner, team)
     space, count = workspace(team), ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN), team.size)
     others = (team.size - 1, count)
     shape = (*others, *packed_of("matmul_all_reduce", how, given.trans_b))

@@ -46,6 +46,7 @@ from tilescale.ops.ranks.gemms import (
     reference_sum,
     store_packed,
     tiles,
+    told,
     turn,
     worthwhile,
 )
@@ -211,6 +212,7 @@ def matmul_reduce_scatter(
     if not how.fused:
         scatter.scattered(product(given.x, w), c, M, team, bias, activation)
         return c
+    given = told(given, inner, team)
     space = workspace(team)
     count = ceil_div(each, how.BM) * ceil_div(N, how.BN)
     shape = (team.size - 1, count, *packed_of("matmul_reduce_scatter", how, given.trans_b))

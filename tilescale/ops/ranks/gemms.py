@@ -56,7 +56,7 @@ def checked(
     """
     if x.dim() != 2:
         raise TileValueError(f"x of {what} has {x.dim()} axes", expected="a matrix")
-    w, trans_b = ordered(w, f"w of {what}")
+    w, trans_b = host.matrix(w, f"w of {what}")
     (rows, K), (K2, N) = x.shape, (w.shape[::-1] if trans_b else w.shape)
     if K != K2:
         raise TileValueError(f"{what} of ({rows}, {K}) by ({K2}, {N})", expected="x (m, K), w (K, N)")
@@ -202,15 +202,6 @@ def biased(bias: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
     return _nothing(c.dtype, c.device) if bias is None else bias.contiguous()
 
 
-def ordered(w: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
-    """`host.matrix`. All ranks have to see the same order: of a single row, or of nothing, strides say it. A
-    single column is never taken for a row: a rank that has one number of it, or none, would not know."""
-    either = w.dim() == 2 and w.is_contiguous() and w.T.is_contiguous()
-    if either and w.shape[1] != 1 and w.stride() != (w.shape[1], 1):
-        return w.T, True
-    return host.matrix(w, what)
-
-
 def tiles(M: int, N: int, K: int, dtype: str, units: int) -> dict[str, Any]:
     """Tiles for M × N that stay on ``units`` multiprocessors: those that take the least time in whole waves,
     by what one GPU was measured with (`gemm.TILES`)."""
@@ -261,6 +252,14 @@ def inner_of(inner: int | None, mine: int, team: Team) -> tuple[int, int]:
         )
     each = share(inner, team.size)
     return each, 0 if each * team.size == inner else math.gcd(8, each, inner)
+
+
+def told(given: Operands, inner: int | None, team: Team) -> Operands:
+    """The operands with w in an order that all ranks know: of a single row of it, or none, strides do not say
+    which one the others have, so all have rows then."""
+    if inner is None or not given.trans_b or rows_of(team.size - 1, inner, team.size) > 1:
+        return given
+    return given._replace(w=given.w.T.contiguous(), trans_b=False)
 
 
 def depth(K: int, align: int) -> dict[str, Any]:
