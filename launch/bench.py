@@ -62,7 +62,7 @@ def shape_of(text: str) -> dict[str, Any]:
     f"{held_out.BAR} of the fastest peer.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of --held-out.")
-@click.option("--seconds", type=float, help="Begin no further case behind so many.")
+@click.option("--seconds", type=click.FloatRange(0), help="Begin no further case behind so many.")
 @click.option("--replays", type=click.IntRange(1), default=20, show_default=True, help="Of each variant.")
 @click.option("--every-way", is_flag=True, help="Time every way that an operation knows, beside its choice.")
 @click.option("--tune", is_flag=True, help="First find the fastest choice for each shape, and keep it.")
@@ -98,6 +98,8 @@ def command(
         raise click.UsageError(f"there is no operation {wrong[0]!r}; there are {', '.join(sorted(NAMES))}")
     if held and (shapes or tune):
         raise click.UsageError("--held-out draws shapes for choices as they are: without --shape and --tune")
+    if file is not None and not file.absolute().parent.is_dir():  # not when all has been measured
+        raise click.BadParameter(f"there is no folder {file.parent}", param_hint="--json")
     plan = {
         "device": chosen(device),
         "modules": [NAMES[n] for n in names or (held_out.NAMES if held else sorted(NAMES))],
@@ -125,6 +127,8 @@ def command(
             found.unlink(missing_ok=True)
             os.rmdir(folder)
     if figures is not None:
+        if not figures["drawn"]:
+            raise click.UsageError(f"no case has {' or '.join(only)} in it")
         show(figures, count)
         if held:
             show_held_out(figures)

@@ -163,11 +163,17 @@ def cases(plan: dict[str, Any]) -> list[tuple[RankOp, dict[str, Any]]]:
     listed = named(plan)
     if not plan["held_out"]:
         return listed
-    by_op = {op.name: (op, [s for o, s in listed if o is op and "how" not in s]) for op, _ in listed}
+    by_op = {op.name: (op, choices([s for o, s in listed if o is op])) for op, _ in listed}
     found = held_out.drawn(
         {name: shapes for name, (_, shapes) in by_op.items()}, plan["held_out"], plan["seed"]
     )
     return [(by_op[name][0], shape) for name, shape in found]
+
+
+def choices(shapes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Shapes of which none says how it is done: those that say nothing, else all of them without that."""
+    plain = [s for s in shapes if "how" not in s]
+    return plain or [{k: v for k, v in s.items() if k != "how"} for s in shapes]
 
 
 def named(plan: dict[str, Any]) -> list[tuple[RankOp, dict[str, Any]]]:

@@ -82,6 +82,9 @@ def test_a_shape_that_an_operation_does_not_have_is_told(clean_env: dict[str, st
         (["-n", "2", "matmul"], "there is no operation 'matmul'; there are all_gather"),
         (["-n", "2", "--shape", "M"], "expected NAME=VALUE"),
         (["all_reduce"], "--ranks"),
+        (["-n", "1", "--json", "/no/such/folder/f.json"], "there is no folder /no/such/folder"),
+        (["-n", "1", "--device", "cpu", "--only", "size=77", "all_reduce"], "no case has size=77 in it"),
+        (["-n", "1", "--seconds", "-1"], "--seconds"),
     ],
 )
 def test_refusals(clean_env: dict[str, str], args: list[str], told: str):
@@ -120,6 +123,19 @@ def test_shapes_that_are_drawn(clean_env: dict[str, str], tmp_path: Path):
     assert f"{len(below)} of 4 shapes are below 0.97 of the fastest peer; 0 failed, 0 were not" in done.stdout
     done = run(clean_env, *options, "--seconds", "0", "all_gather")
     assert done.returncode == 0 and "0 of 0 shapes" in done.stdout and "2 were not measured" in done.stdout
+
+
+def test_shapes_are_drawn_near_cases_that_all_say_how():
+    """Processors have no other ones of all_reduce; what is drawn is left to the choice."""
+    plan = {"modules": ["ranks.reduce"], "only": [], "shapes": [], "held_out": 3, "seed": 0, "device": "cpu"}
+    assert [("how" in shape, "size" in shape) for _, shape in bench_ranks.cases(plan)] == [(False, True)] * 3
+
+
+def test_the_way_that_is_told_is_the_one_taken():
+    """Packets take no float64."""
+    pick = load_ranks("ranks.reduce").pick
+    assert [pick(2, 100, dtype).way for dtype in ("float64", "float32")] == ["one_shot", "packets"]
+    assert pick(2, 1 << 20, "float64", kept={"how": "two_packets"}).way == "one_shot"
 
 
 def test_drawn_shapes_are_near_and_alike_for_a_seed():

@@ -65,6 +65,12 @@ def packed(size: int, dtype: torch.dtype, units: int) -> tuple[str, ...]:
     return (*one, "two_packets") if size <= IN_TWO else one
 
 
+def there(choice: str, size: int, world: int, dtype: torch.dtype, units: int) -> str:
+    """A choice by the size, where there is such a way for a dtype; else the one without packets."""
+    packets = choice in ("packets", "two_packets")
+    return signalled(size, world) if packets and choice not in packed(size, dtype, units) else choice
+
+
 @host.checked
 def all_reduce(
     x: torch.Tensor,
@@ -105,10 +111,9 @@ def all_reduce(
         host.units(x.device),
     )
     choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None, units)
-    inside = packed(size, x.dtype, units)
-    if choice in ("packets", "two_packets") and choice not in inside:  # what was kept knows the size alone
-        choice = signalled(size, team.size)
-    way = flat.way(how, choice, (*inside, "one_shot", "two_shot"), order, torch_group)
+    choice = there(choice, size, team.size, x.dtype, units)
+    ways = (*packed(size, x.dtype, units), "one_shot", "two_shot")
+    way = flat.way(how, choice, ways, order, torch_group)
     if x.numel() == 0:
         return c
     if way == "library":
@@ -234,11 +239,10 @@ def pick(
     how: str | None = None,
     **_: Any,
 ) -> Pick:
-    total, kept = size * getattr(torch, dtype).itemsize, kept or {}
-    way, units = (
-        how or kept.get("how") or choose(total, world, order, True, units),
-        kept.get("blocks") or units,
-    )
+    kind, kept = getattr(torch, dtype), kept or {}
+    total = size * kind.itemsize
+    choice = kept.get("how") or choose(total, world, order, True, units)
+    way, units = how or there(choice, total, world, kind, units), kept.get("blocks") or units
     if way == "packets":
         return Pick(way, flat.boxes(total, flat.DENSE))
     if way == "two_packets":
