@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale import env, native
 from tilescale.comm import bootstrap, sim
+from tilescale.comm.backend import Team
 from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError, TileTypeError, TileValueError
 
 if TYPE_CHECKING:
-    from tilescale.comm.backend import Backend, Team
+    from tilescale.comm.backend import Backend
 
 __all__ = [
     "World",
@@ -150,6 +151,28 @@ def _need() -> Backend:
     raise CommError("tilescale.comm is not initialised", hint="tilescale.comm.init() first, on every rank")
 
 
+def _joined(mine: Backend, team: Team | None) -> Team:
+    """A team of this job; without one that of all ranks. One of before a ``finalize`` has no memory any more.
+
+    Raises:
+        TileTypeError, TileValueError: something else.
+    """
+    if team is None:
+        return mine.world
+    if not isinstance(team, Team):
+        raise TileTypeError(
+            f"team={team!r}",
+            expected="what tilescale.comm.team returned",
+            hint="team=tilescale.comm.team(ranks)",
+        )
+    if mine.teams.get(team.members) is not team:
+        raise TileValueError(
+            f"the team of ranks {list(team.members)} is none of this job: it was made before a finalize()",
+            hint="tilescale.comm.team(ranks) again, behind init()",
+        )
+    return team
+
+
 def world() -> World:
     """This rank's place among the ranks of its job. Raises CommError where the environment is incomplete or
     contradicts itself."""
@@ -197,7 +220,7 @@ def _allocate(
         tensors.fill(block, extents, name, kind, value)
 
     fill = mine.fresh(name) if value is None else write
-    block = mine.allocate(team or mine.world, tensors.byte_size(extents, name), what, fill)
+    block = mine.allocate(_joined(mine, team), tensors.byte_size(extents, name), what, fill)
     return _followed(tensors.wrap(block, extents, name, kind), block, kind)
 
 
@@ -319,7 +342,7 @@ def barrier(team: Team | None = None) -> None:
     ended.
     """
     mine = _need()
-    mine.meet(team or mine.world, "barrier()")
+    mine.meet(_joined(mine, team), "barrier()")
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
@@ -345,11 +368,13 @@ def team(ranks: Any) -> Team | None:
     """The team of these world ranks, in this order; its rank 0 is the first. Collective among them; None on
     other ranks.
 
-    ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and
-    signals are allocated for a team by ``empty(…, team=t)``; a kernel's team is that of its symmetric
-    arguments. The same ranks give the same team.
+    ``ranks``: integers, a ``torch.distributed.ProcessGroup``, a one-axis ``DeviceMesh``, or a team, which is
+    given back. Tensors and signals are allocated for a team by ``empty(…, team=t)``; a kernel's team is that
+    of its symmetric arguments. The same ranks give the same team, until ``finalize``.
     """
     mine = _need()
+    if isinstance(ranks, Team):
+        return _joined(mine, ranks)
     members = _members(ranks)
     if not members or len(set(members)) != len(members) or not all(0 <= r < mine.world.size for r in members):
         raise TileValueError(

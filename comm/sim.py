@@ -217,9 +217,13 @@ class SimRank:
     def __init__(self, job: SimWorld, rank: int):
         self.job, self.rank = job, rank
         self.place = World(rank, job.size, rank, job.size, job.name, "tilescale")
-        self.world = Team(tuple(range(job.size)), rank, 0)
-        self.teams = {self.world.members: self.world}
         self.joined = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has been allocated, and there is the team of all ranks alone."""
+        self.world = Team(tuple(range(self.job.size)), self.rank, 0)
+        self.teams = {self.world.members: self.world}
         self.blocks: weakref.WeakSet[SimBlock] = weakref.WeakSet()
 
     def init(self) -> None:
@@ -283,6 +287,7 @@ class SimRank:
     def finalize(self) -> None:
         self.meet(self.world, "finalize()")
         self.joined = False
+        self._begin()
 
     def leave(self) -> None:
         """Nothing has to be told: the turn goes on when the thread ends."""

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ import torch
 
 import tilescale.comm as comm
 from tests.ranks.harness import RanksFailed, run_ranks
-from tilescale.errors import CommError, TileTypeError, TileValueError
+from tilescale import ops
+from tilescale.errors import CommError, TileError, TileTypeError, TileValueError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {"TILESCALE_WAIT_TIMEOUT": "0.4"}
@@ -550,6 +552,38 @@ def test_init_again_after_finalize() -> None:
             assert (x == comm.rank()).all()  # kept alive, kept mapped
 
     run_ranks(2, work)
+
+
+def what_is_left_of_a_job() -> list[str]:
+    """A team, and memory, of before a `finalize`: refused behind the next `init`."""
+    comm.init()
+    team, x = comm.team(range(comm.world_size())), comm.full(8, 1.0)
+    sent = ops.moe_dispatch(torch.ones(2, 8), torch.tensor([[0], [1]], dtype=torch.int32), num_experts=2)
+    assert comm.team(team) is team
+    comm.finalize()
+    comm.init()
+    said = []
+    for call in (
+        lambda: ops.all_reduce(torch.ones(3), group=team),
+        lambda: comm.empty(3, team=team),
+        lambda: comm.barrier(team),
+        lambda: ops.moe_combine(torch.ones(4, 8), sent),
+        lambda: comm.barrier([0, 1]),
+        lambda: comm.peer(x, 0),
+    ):
+        with pytest.raises(TileError) as refused:
+            call()
+        said.append(str(refused.value).splitlines()[0])
+    again = comm.team(range(comm.world_size()))
+    assert again is not team and ops.all_reduce(torch.ones(3), group=again).tolist() == [2.0] * 3
+    return said
+
+
+def test_teams_and_memory_end_with_their_job(ranks: Any) -> None:
+    gone = "the team of ranks [0, 1] is none of this job: it was made before a finalize()"
+    told = [gone] * 4 + ["team=[0, 1]", "peer() of a tensor that is not in this rank's symmetric memory"]
+    assert run_ranks(2, what_is_left_of_a_job) == [told] * 2
+    assert ranks(2).call(what_is_left_of_a_job) == [told] * 2
 
 
 def test_without_torch_arrays_are_numpys() -> None:

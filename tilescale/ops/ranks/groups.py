@@ -27,8 +27,6 @@ def team_of(group: Group) -> Team:
         TileTypeError, TileValueError: something else, or this rank is not in it.
         CommError: `comm.init()` has not been called.
     """
-    if isinstance(group, Team):
-        return group
     if group is None:
         made = comm.team(range(comm.world_size()))
     elif isinstance(group, (list, tuple, range)):

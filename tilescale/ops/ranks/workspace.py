@@ -40,8 +40,13 @@ _of_team: weakref.WeakKeyDictionary[Team, Workspace] = weakref.WeakKeyDictionary
 
 
 def workspace(team: Team) -> Workspace:
-    """The team's, made empty at its first operation."""
+    """The team's, made empty at its first operation.
+
+    Raises:
+        TileValueError: a team, which a result may have kept, of a job that was left.
+    """
     if team not in _of_team:
+        comm.team(team)
         _of_team[team] = Workspace(team)
     return _of_team[team]
 
