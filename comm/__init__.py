@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale import env, native
 from tilescale.comm import bootstrap, sim
-from tilescale.comm.backend import Team
+from tilescale.comm.backend import Outside, Team
 from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError, TileTypeError, TileValueError
 
@@ -159,6 +159,12 @@ def _joined(mine: Backend, team: Team | None) -> Team:
     """
     if team is None:
         return mine.world
+    if isinstance(team, Outside):
+        raise TileValueError(
+            f"rank {mine.place.rank} is not in the team of ranks {list(team.members)}",
+            expected="the call on the team's ranks alone",
+            hint="if team: …, of what tilescale.comm.team returned",
+        )
     if not isinstance(team, Team):
         raise TileTypeError(
             f"team={team!r}",
@@ -364,15 +370,17 @@ def _members(ranks: Any) -> tuple[int, ...]:
         ) from e
 
 
-def team(ranks: Any) -> Team | None:
-    """The team of these world ranks, in this order; its rank 0 is the first. Collective among them; None on
-    other ranks.
+def team(ranks: Any) -> Team | Outside:
+    """The team of these world ranks, in this order; its rank 0 is the first. Collective among them; on other
+    ranks something that is false, which whatever takes a team refuses.
 
     ``ranks``: integers, a ``torch.distributed.ProcessGroup``, a one-axis ``DeviceMesh``, or a team, which is
     given back. Tensors and signals are allocated for a team by ``empty(…, team=t)``; a kernel's team is that
     of its symmetric arguments. The same ranks give the same team, until ``finalize``.
     """
     mine = _need()
+    if isinstance(ranks, Outside):
+        return ranks
     if isinstance(ranks, Team):
         return _joined(mine, ranks)
     members = _members(ranks)
@@ -380,7 +388,7 @@ def team(ranks: Any) -> Team | None:
         raise TileValueError(
             f"team({list(members)})", expected=f"different ranks out of 0 … {mine.world.size - 1}"
         )
-    return mine.make_team(members) if mine.place.rank in members else None
+    return mine.make_team(members) if mine.place.rank in members else Outside(members)
 
 
 # ---- the end

@@ -35,6 +35,17 @@ class Team:
         return len(self.members)
 
 
+@dataclass(frozen=True)
+class Outside:
+    """What ``tilescale.comm.team`` gives a rank that is not among these: it is false, and no operation takes
+    it. None would mean all ranks there."""
+
+    members: tuple[int, ...]
+
+    def __bool__(self) -> bool:
+        return False
+
+
 @dataclass(eq=False)
 class Allocation:
     """``size`` bytes at ``offset`` of every member's segment, whole pages; the last eight bytes are the

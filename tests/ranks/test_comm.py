@@ -433,9 +433,7 @@ def test_random_lifetimes_keep_offsets_equal() -> None:
         comm.init()
         me, common, own = comm.rank(), random.Random(1), random.Random(100 + comm.rank())
         everyone = comm.team([0, 1, 2])
-        teams = [
-            t for t in (everyone, comm.team([0, 1]), comm.team([1, 2]), comm.team([2, 0])) if t is not None
-        ]
+        teams = [t for t in (everyone, comm.team([0, 1]), comm.team([1, 2]), comm.team([2, 0])) if t]
         by_members = {t.members: t for t in teams}
         held: list[tuple[torch.Tensor, float, tuple[int, ...]]] = []
         for step in range(150):
@@ -467,8 +465,8 @@ def test_teams_of_ranks() -> None:
     def work() -> object:
         comm.init()
         half = comm.team([0, 1] if comm.rank() < 2 else [3, 2])
-        assert half is not None and comm.team(list(half.members)) is half
-        assert comm.team([1, 3]) is None or comm.rank() in (1, 3)
+        assert half and comm.team(list(half.members)) is half
+        assert bool(comm.team([1, 3])) == (comm.rank() in (1, 3))
         x = comm.full(4, comm.rank(), team=half)
         comm.barrier(half)
         other = comm.peer(x, 1 - half.rank)[0].item()
@@ -493,7 +491,7 @@ def test_teams_of_process_groups_and_meshes(tmp_path: Path) -> None:
         groups = [comm.team(mesh["tp"]), comm.team(mesh["dp"]), comm.team(dist.group.WORLD)]
         comm.barrier()
         dist.destroy_process_group()
-        return [g.members for g in groups if g is not None]
+        return [g.members for g in groups if g]
 
     assert run_ranks(4, work) == [
         [(0, 1), (0, 2), (0, 1, 2, 3)],
@@ -552,6 +550,28 @@ def test_init_again_after_finalize() -> None:
             assert (x == comm.rank()).all()  # kept alive, kept mapped
 
     run_ranks(2, work)
+
+
+def outside() -> None:
+    """A team that a rank is not in does not stand for all ranks."""
+    comm.init()
+    team = comm.team([0, 1])
+    for _ in range(3):
+        if comm.rank() == 2:
+            with pytest.raises(
+                TileValueError, match="rank 2 calls an operation of a group that it is not in"
+            ):
+                ops.all_reduce(torch.ones(3), group=team)
+            with pytest.raises(TileValueError, match=r"rank 2 is not in the team of ranks \[0, 1\]"):
+                comm.barrier(team)
+        else:
+            assert ops.all_reduce(torch.ones(3), group=team).tolist() == [2.0] * 3
+        assert ops.all_reduce(torch.ones(3)).tolist() == [3.0] * 3
+
+
+def test_a_rank_outside_of_a_team_takes_no_part(ranks: Any) -> None:
+    run_ranks(3, outside)
+    ranks(3).call(outside)
 
 
 def what_is_left_of_a_job() -> list[str]:

@@ -173,7 +173,7 @@ def in_a_team(module: str, shape: dict[str, Any]) -> Any:
     """The operation on ranks 2 and 0 of 3, in this order, while rank 1 does nothing."""
     comm.init()
     op, team = load_ranks(module), comm.team([2, 0])
-    if team is None:
+    if not team:
         with pytest.raises(TileTypeError, match="group"):
             op.run(**op.draw(**shape), group=[2, 0])
         return None

@@ -37,7 +37,7 @@ def team_of(group: Group) -> Team:
         )
     else:
         made = comm.team(group)
-    if made is None:
+    if not isinstance(made, Team):
         raise TileValueError(
             f"rank {comm.rank()} calls an operation of a group that it is not in",
             expected="the call on the group's ranks alone",
