@@ -46,7 +46,9 @@ def test_all_ranks_find_what_the_first_one_has_on_disk(ranks: Any, cache: Path):
     assert json.loads(file.read_text()) == {"all_gather": {"size=40": {"how": "kernel", "blocks": 3}}}
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", '{"all_gather": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{", '{"all_gather": {}}', '{"all_gather": 5}', '{"all_gather": {"size=40": 3}}']
+)
 def test_a_file_that_nobody_can_read_is_none(ranks: Any, cache: Path, text: str):
     cache.mkdir()
     (cache / "ranks-2-on-1-of-1-processors.json").write_text(text)
@@ -84,6 +86,27 @@ def gathered(choice: dict[str, Any], more: dict[str, Any]) -> tuple[bool, set[in
 def test_calls_take_what_is_kept_unless_they_say_otherwise(ranks: Any, choice: Any, more: Any, blocks: int):
     """On processes, which run 256 blocks in no time; the simulator takes half a minute."""
     assert ranks(2, target="cpu").call(gathered, choice, more) == [(True, {blocks})] * 2
+
+
+def of_another_version() -> bool:
+    """Calls whose kept choices name ways and fields that there are not."""
+    comm.init()
+    team, x, w = team_of(None), torch.ones(4, 8), torch.ones(8, 6)
+    picks.found(team, "all_gather", x.device)
+    every = picks._of_team[team][1]
+    for name in ("all_gather", "all_reduce", "broadcast", "reduce_scatter"):
+        every[name] = {
+            key: {"how": "by pigeon", "blocks": None} for key in ("size=128", "order=rank size=128")
+        }
+        every[name]["order=rank size=64"] = every[name]["size=128"]
+    every["matmul_all_reduce"] = {"K=8 M=4 N=6 dtype=float32": {"fused": True, "wings": 2}}
+    right = ops.all_gather(x).equal(torch.ones(8, 8)) and ops.all_reduce(x).equal(2 * x)
+    right &= ops.broadcast(x).equal(x) and ops.reduce_scatter(x).equal(2 * x[:2])
+    return bool(right and ops.matmul_all_reduce(x, w).equal(torch.full((4, 6), 16.0)))
+
+
+def test_choices_of_another_version_are_none(ranks: Any):
+    assert ranks(2, target="cpu").call(of_another_version) == [True] * 2
 
 
 def scattered_unevenly() -> bool:

@@ -51,12 +51,12 @@ def kept(team: Team, operation: str, x: torch.Tensor, blocks: int | None, **shap
     return {"how": found.get("how"), "blocks": found.get("blocks") if blocks is None else blocks}
 
 
-def allowed(kept: dict[str, Any], torch_group: Any) -> str | None:
-    """The way that was measured, unless it is the library's and there is none, or that of engines that reach
-    nobody."""
+def allowed(kept: dict[str, Any], ways: tuple[str, ...], torch_group: Any) -> str | None:
+    """The way that was measured, one of ``ways``, unless it is the library's and there is none, or that of
+    engines that reach nobody."""
     way: str | None = kept["how"]
     able = {"library": torch_group is not None, "engine": not env.REMOTE.get()}
-    return way if way is not None and able.get(way, True) else None
+    return way if way in ways and able.get(way, True) else None
 
 
 def multiprocessors(device: torch.device, blocks: int | None) -> int:

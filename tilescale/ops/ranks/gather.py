@@ -114,7 +114,8 @@ def all_gather(
         "engine": engine.able(),
         "library": torch_group is not None,
     }
-    way = how or flat.allowed(kept, torch_group) or choose(size, torch_group is not None, team.size, reached)
+    choice = flat.allowed(kept, WAYS, torch_group)
+    way = how or choice or choose(size, torch_group is not None, team.size, reached)
     if how is not None and not (able.get(how, False) or (how in WAYS and M * inner == 0)):
         raise TileValueError(
             f"how={how!r} of rows of {inner * x.element_size()} bytes",

@@ -220,7 +220,7 @@ def _configured(sent: Dispatched, w: torch.Tensor) -> Config:
     (local, K, N), P = w.shape, len(sent.index)
     model = choose(P, local, N, flat.multiprocessors(w.device, None))
     kept = picks.found(sent.team, OP.name, w.device, pairs=P, local=local, K=K, N=N, dtype=host.dtype_name(w))
-    return replace(model, **kept) if kept else model
+    return picks.applied(kept, model)
 
 
 # ---- what is right, and what it is measured against

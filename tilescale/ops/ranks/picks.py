@@ -10,6 +10,7 @@ each file's `choose`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import weakref
@@ -51,11 +52,24 @@ def _key(shape: dict[str, Any]) -> str:
     return " ".join(f"{k}={v}" for k, v in sorted(shape.items()))
 
 
+def applied(kept: dict[str, Any], model: Any) -> Any:
+    """A Config with the fields that were kept; as it is where it has others: those of another version."""
+    return dataclasses.replace(model, **kept) if kept and kept.keys() <= vars(model).keys() else model
+
+
+def _are_choices(found: Any) -> bool:
+    """Whether what a file holds is a `Choices`."""
+    return isinstance(found, dict) and all(
+        isinstance(shapes, dict) and all(isinstance(words, dict) for words in shapes.values())
+        for shapes in found.values()
+    )
+
+
 def _read(name: str) -> str:
     for folder in folders.readable("tuned"):
         with contextlib.suppress(OSError, ValueError):
             text = Path(folder, name).read_text()
-            if isinstance(json.loads(text), dict):
+            if _are_choices(json.loads(text)):
                 return text
     return "{}"
 

@@ -110,7 +110,8 @@ def all_reduce(
         flat.kept(team, "all_reduce", x, blocks, size=size, order=order),
         host.units(x.device),
     )
-    choice = flat.allowed(kept, torch_group) or choose(size, team.size, order, torch_group is not None, units)
+    choice = flat.allowed(kept, (*WAYS, "library"), torch_group)
+    choice = choice or choose(size, team.size, order, torch_group is not None, units)
     choice = there(choice, size, team.size, x.dtype, units)
     ways = (*packed(size, x.dtype, units), "one_shot", "two_shot")
     way = flat.way(how, choice, ways, order, torch_group)

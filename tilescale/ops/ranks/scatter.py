@@ -32,6 +32,8 @@ from tilescale.ops.ranks.workspace import workspace
 #: NCCL's at 262. On 4 H200, 2026-11-26, 1 MB took 12.8 µs in packets, 26.0 without
 TINY, LARGE = 1 << 20, 4 << 30
 
+WAYS = ("packets", "kernel", "engine", "library")
+
 
 def choose(size: int, order: str, distributed: bool, world: int = 2, even: bool = True) -> str:
     """How ``size`` bytes a rank are scattered: "packets", which take equal parts, "kernel", "engine", or
@@ -97,7 +99,8 @@ def reduce_scatter(
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
     kept = flat.kept(team, "reduce_scatter", x, blocks, size=size, order=order)
     even = packable(x, M, team.size)
-    choice = flat.allowed(kept, torch_group) or choose(size, order, torch_group is not None, team.size, even)
+    choice = flat.allowed(kept, WAYS, torch_group)
+    choice = choice or choose(size, order, torch_group is not None, team.size, even)
     if choice == "packets" and (kept["blocks"] is not None or not even):  # what was kept knows the size alone
         choice = "kernel"
     ways = (*["packets"][: int(even)], "kernel", *["engine"][: int(engine.able())])

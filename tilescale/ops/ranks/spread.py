@@ -87,7 +87,7 @@ def broadcast(
     torch_group = library(group, team, x)
     size = x.numel() * x.element_size()
     kept = flat.kept(team, "broadcast", x, blocks, size=size)
-    way = how or flat.allowed(kept, torch_group) or choose(size, team.size, torch_group is not None)
+    way = how or flat.allowed(kept, WAYS, torch_group) or choose(size, team.size, torch_group is not None)
     packable = size % 4 == 0 and flat.resident(size, host.units(x.device))
     if how is None and way == "packets" and (not packable or kept["blocks"] is not None):
         way = "direct"
