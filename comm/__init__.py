@@ -361,7 +361,16 @@ def _members(ranks: Any) -> tuple[int, ...]:
                 )
             ranks = ranks.get_group()
         if isinstance(ranks, distributed.ProcessGroup):
-            return tuple(distributed.get_process_group_ranks(ranks))
+            try:
+                return tuple(distributed.get_process_group_ranks(ranks))
+            except (
+                KeyError,
+                RuntimeError,
+                ValueError,
+            ):  # as versions of torch say that there is no such group
+                raise TileValueError(
+                    "a ProcessGroup that was destroyed", expected="one that is there"
+                ) from None
     try:
         return tuple(int(r) for r in ranks)
     except (TypeError, ValueError) as e:
@@ -381,6 +390,10 @@ def team(ranks: Any) -> Team | Outside:
     mine = _need()
     if isinstance(ranks, Outside):
         return ranks
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and isinstance(ranks, int):
+        if ranks == distributed.GroupMember.NON_GROUP_MEMBER:  # what torch's new_group gives ranks outside
+            return Outside(())
     if isinstance(ranks, Team):
         return _joined(mine, ranks)
     members = _members(ranks)

@@ -489,6 +489,15 @@ def test_teams_of_process_groups_and_meshes(tmp_path: Path) -> None:
         with pytest.raises(TileValueError, match="a DeviceMesh of 2 axes"):
             comm.team(mesh)
         groups = [comm.team(mesh["tp"]), comm.team(mesh["dp"]), comm.team(dist.group.WORLD)]
+        pair = dist.new_group([0, 3])
+        if comm.rank() in (1, 2):
+            with pytest.raises(TileValueError, match="calls an operation of a group that it is not in"):
+                ops.all_gather(torch.ones(2), group=pair)
+        else:
+            assert ops.all_gather(torch.ones(2), group=pair).shape == (4,)
+            dist.destroy_process_group(pair)
+            with pytest.raises(TileValueError, match="a ProcessGroup that was destroyed"):
+                ops.all_gather(torch.ones(2), group=pair)
         comm.barrier()
         dist.destroy_process_group()
         return [g.members for g in groups if g]
