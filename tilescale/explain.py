@@ -326,6 +326,13 @@ class Refusal:
             expected=f"{self.expected}: {declaration(self.p)}",
         )
 
+    def null(self) -> TileError:
+        return self.error(
+            TileValueError,
+            f"{self.name} has no memory{_given_shape(self.arg)}",
+            expected="elements in memory: a FakeTensor has none, nor a tensor whose storage was given back",
+        )
+
     def align(self) -> TileError:
         return self.error(
             TileValueError,
@@ -429,6 +436,7 @@ _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
         "multiple",
         "contig",
         "stride",
+        "null",
         "align",
         "range",
         "overlap",

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilescale
 import tilescale.language as T
@@ -313,6 +314,21 @@ def test_devices(add_kernel):
         add_kernel(a.to("meta"), b, c)
     with refused(TileTypeError, "B has the layout torch.sparse_coo", write="B.to_dense()"):
         add_kernel(a, b.to_sparse(), c)
+
+
+def test_tensors_without_memory(add_kernel):
+    """Storages that are given back, as of sharded parameters, and tensors that never had one: reading there
+    ended the process."""
+    a, b, c = abc()
+    with FakeTensorMode():
+        fake = torch.zeros(10, 8)
+    gone = torch.zeros(10, 8)
+    gone.untyped_storage().resize_(0)
+    for tensor in (fake, gone):
+        with refused(TileValueError, "B has no memory (its shape is (10, 8))", expected="elements in memory"):
+            add_kernel(a, tensor, c)
+    with refused(TileValueError, "C has no memory"):
+        add_kernel(a, b, gone)
 
 
 def test_contiguity_and_alignment(add_kernel):

@@ -1,7 +1,7 @@
 /* A call's arguments against the kernel's description.
  *
  * A refusal's text is `TS:<check>:<param index>:<axis>:<expected>:<got>` (-1 where there is no parameter or axis); the checks:
- *   nargs kind dtype device ndim shape stride multiple contig align range overlap (axis: the other parameter)
+ *   nargs kind dtype device ndim shape stride multiple contig null align range overlap (axis: the other parameter)
  *   notsymm team (launch.c, team.c)   grid cluster resident (launch.c)
  *   parts (axis: which demand; expected: the ranks that launch; got: the parts, or the root)
  */
@@ -89,6 +89,8 @@ static int check_tensor(const ts_kernel* K, const ts_param* p, int32_t i, const 
         return refuse_n(p->stride[d].how == TS_HOW_MULTIPLE ? "multiple" : "stride", i, d, expected, stride);
     }
   }
+  if (TS_UNLIKELY((uintptr_t)data < 65536) && !empty) /* nobody maps these: a view of no memory at all */
+    return refuse_n("null", i, -1, 0, 0);
   int64_t align = p->align > size ? p->align : size;
   if (TS_UNLIKELY((uintptr_t)data & (uintptr_t)(align - 1)) && !empty)
     return refuse_n("align", i, -1, align, (int64_t)((uintptr_t)data & (uintptr_t)(align - 1)));
