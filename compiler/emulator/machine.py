@@ -26,6 +26,7 @@ from tilescale.compiler.emulator import (
     isa,
     logs,
     matrices,
+    puts,
     ranks,
     threads,
 )
@@ -483,7 +484,11 @@ class Emulator:
             name = str(e.args[0].value)
             isa.check(name)
             function = (
-                FUNCTIONS.get(name) or ranks.find(name) or async_units.find(name) or clusters.find(name)
+                FUNCTIONS.get(name)
+                or ranks.FUNCTIONS.get(name)
+                or puts.find(name)
+                or async_units.find(name)
+                or clusters.find(name)
             )
             args = [self.expr(a) for a in e.args[1:]]
             if function is None:
@@ -631,15 +636,15 @@ def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
 
 def _waits(s: Any) -> bool:
     """Whether a statement waits for a phase of a barrier, or puts what other ranks wait for."""
-    return bool(_called(s) & {"ts::mbarrier_wait", *ranks.PUTS})
+    return bool(_called(s) & {"ts::mbarrier_wait", *puts.PUTS})
 
 
 def _actor(s: Any) -> int:
     """Who of a block runs a branch: who fills rings for the others, or puts for them; else who came to it."""
     called = _called(s)
-    if "ts::mbarrier_expect" in called and not called & ranks.PUTS:
+    if "ts::mbarrier_expect" in called and not called & puts.PUTS:
         return ranks.PRODUCER
-    return ranks.COMMUNICATOR if called & ranks.PUTS and "ts::mbarrier_wait" not in called else 0
+    return ranks.COMMUNICATOR if called & puts.PUTS and "ts::mbarrier_wait" not in called else 0
 
 
 def _called(s: Any) -> set[str]:

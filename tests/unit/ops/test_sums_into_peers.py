@@ -382,14 +382,14 @@ def test_tma_beside_another_ranks_sums(second: str):
 
 def test_what_tma_needs_the_emulator_asks_for(monkeypatch: Any):
     """Without its fences, or its wait, a sum is a fault."""
-    from tilescale.compiler.emulator import async_units, ranks
+    from tilescale.compiler.emulator import async_units, puts
 
     kernel, args = by_tma("float32", "float16", place=8), tiles("float32", "float16")
     made = lowered(kernel)
     run = lambda: [emulator.run_ranks(made.kernel, made.program, args, k) for k in range(4)]  # noqa: E731
     run()
     with monkeypatch.context() as m:
-        m.setattr(ranks.async_units, "fence_global", lambda b, m: None)
+        m.setattr(puts.async_units, "fence_global", lambda b, m: None)
         with pytest.raises(EmulationError, match="race in total"):
             run()
     with monkeypatch.context() as m:
