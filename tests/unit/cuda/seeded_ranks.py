@@ -12,6 +12,7 @@ import numpy as np
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import data, empty, same
+from tests.unit.ops.test_sums_into_peers import by_tma, tiles
 from tilescale.compiler import emulator
 from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda.lower import Lowering
@@ -229,6 +230,7 @@ CASES = (
     Case("pulled", lambda: pulled(3), lambda: gathers(3)),
     Case("relayed", lambda: relayed(3), lambda: gathers(3)),
     Case("scattered", lambda: scattered(3), lambda: _scatters(3)),
+    Case("added", lambda: by_tma("float32", "float16", place=8), lambda: tiles("float32", "float16")),
 )
 
 
@@ -283,8 +285,18 @@ def _with(body: Any, old: Any, new: Any) -> Any:
 
 def _edits(s: Any, role: str) -> Iterator[tuple[str, Any]]:
     name = name_of(s)
-    if name in ("wait", "proxy_fence", "sync", "signal", "remote_put"):
+    if name in ("wait", "proxy_fence", "sync", "signal", "barrier", "remote_put", "peer_rows"):
         yield "gone", NOTHING
+    if name == "peer_rows":
+        tile, to, rank = s.value.args
+        yield "of another rank", _again(s, {2: (rank + 1) % 3})
+        down = ir.Range.from_min_extent(to.region[0].min + 1, to.region[0].extent)
+        yield "to elsewhere", _again(s, {1: tirx.BufferRegion(to.source, [down, *to.region[1:]])})
+        short = {}
+        for k, r in ((0, tile), (1, to)):
+            rows = ir.Range.from_min_extent(r.region[0].min, r.region[0].extent - 1)
+            short[k] = tirx.BufferRegion(r.source, [rows, *r.region[1:]])
+        yield "without its last row", _again(s, short)
     if name == "wait":
         yield "for one less", _again(s, {1: s.value.args[1] - 1})
         yield "for one more", _again(s, {1: s.value.args[1] + 1})

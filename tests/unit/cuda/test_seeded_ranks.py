@@ -12,6 +12,6 @@ def test_seeded_faults_are_found():
     for case in CASES:
         assert not found(case, case.program, 2), case.name
         sorts = {f.name: (case, f) for f in seeded(case) if not harmless(case, f)} | sorts
-    assert len(sorts) >= 18, sorted(sorts)
+    assert len(sorts) >= 24, sorted(sorts)
     missed = [f"{case.name}, {name}" for name, (case, f) in sorts.items() if not found(case, f.program)]
     assert not missed, missed
