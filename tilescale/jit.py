@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def compile(  # the name that users know
-    func: PrimFunc,
+    func: PrimFunc | TileProgram,
     out_idx: int | Iterable[int] | None = None,
     target: Any = None,
     *,
@@ -37,7 +37,7 @@ def compile(  # the name that users know
     pass_configs: Any = None,
     compile_flags: Any = None,
 ) -> Kernel:
-    """Compiles a ``@T.prim_func``, or takes it from the disk cache.
+    """Compiles a ``@T.prim_func``, or takes it from the disk cache; or what an eager kernel's ``get_tir`` gives.
 
     Args:
         out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate
@@ -65,6 +65,8 @@ def compile(  # the name that users know
     }  # fmt: skip
     unused("tilescale.compile", given)
     by_call = is_auto(target)
+    if not isinstance(func, PrimFunc) and hasattr(func, "launches"):
+        return _of_program(func, out_idx, target, instrument, name)
     if not isinstance(func, PrimFunc):
         raise TileTypeError(
             f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}",
@@ -97,6 +99,27 @@ def compile(  # the name that users know
             if devices.of(chosen).simulated
             else make(chosen)
         )
+
+
+def _of_program(
+    program: TileProgram,
+    out_idx: int | Iterable[int] | None,
+    target: Any,
+    instrument: bool,
+    name: str | None,
+) -> Kernel:
+    """The kernel of what an eager kernel's ``get_tir`` gives. Its source is not at hand, so nothing is cached
+    on disk; without ``out_idx`` calls allocate what the program says (T.empty)."""
+    from tilescale import build, simulator
+
+    outputs = None if out_idx is None else normal_out_idx(out_idx, len(program.params), program)
+    chosen, label, traced = resolve_target(target), name or program.name, lambda: program
+    with without_collection():
+        if devices.of(chosen).simulated:
+            made = simulator.program_of(None, traced)
+            made.require_here()
+            return simulator.kernel_of(made, label, traced, instrument, outputs)
+        return build.loaded(None, traced, label, instrument, chosen, outputs)
 
 
 class _Compiles(type):

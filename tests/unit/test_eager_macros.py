@@ -113,6 +113,14 @@ def test_outputs_by_extents():
         made()
 
 
+def test_what_get_tir_gives_is_compiled():
+    a, program = torch.randn(40, 8), rows.get_tir(T.Tensor((40, 8), "float32"))
+    for target in ("cpu", "sim"):
+        assert torch.equal(tilescale.compile(program, target=target)(a), rows(a))
+    with refused(TileValueError, "out_idx 7 of rows"):
+        tilescale.compile(program, out_idx=7, target="cpu")
+
+
 def test_declarations_in_place_of_tensors():
     given = T.Tensor((40, 8), "float32")
     a = torch.randn(40, 8)
