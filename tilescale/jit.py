@@ -37,7 +37,7 @@ def compile(  # the name that users know
     pass_configs: Any = None,
     compile_flags: Any = None,
 ) -> Kernel:
-    """Compiles a ``@T.prim_func``, or takes it from the disk cache; or what an eager kernel's ``get_tir`` gives.
+    """Compiles a ``@T.prim_func``, or takes it from the disk cache; or what get_tir of an eager kernel gives.
 
     Args:
         out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate

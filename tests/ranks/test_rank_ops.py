@@ -18,7 +18,7 @@ from tilescale import comm
 from tilescale.errors import TileError
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
-from tilescale.ops.ranks import flat, gemm_scatter, reduce
+from tilescale.ops.ranks import flat, gemm_reduce, gemm_scatter, reduce
 from tilescale.ops.ranks.workspace import release
 
 CASES = {m: [c for c in load_ranks(m).cases if c.small] for m in RANK_MODULES}
@@ -308,6 +308,13 @@ def refusals() -> list[str]:
         lambda: ops.all_gather_matmul(x, w, config=gemm_scatter.Config()),
         lambda: ops.matmul_all_reduce(x, w, config=gemm_scatter.Config(BM="64")),
         lambda: ops.matmul_all_reduce(small, w.to(small.dtype), scale_x=x[0, :1], scale_w=x[0, :1]),
+        lambda: ops.matmul_all_reduce(
+            x.to(small.dtype),
+            w.to(small.dtype),
+            scale_x=x[0, :1],
+            scale_w=x[0, :1],
+            config=gemm_reduce.Config(),
+        ),
     ):
         with pytest.raises(TileError) as refused:
             call()
@@ -331,5 +338,6 @@ def test_arguments_that_are_no_such_thing_are_refused_by_name():
             "config is tilescale.ops.ranks.gemm_scatter.Config",
             "BM='64' of a Config",
             "x of matmul_all_reduce has 1 axes",
+            "config= of matmul_all_reduce of float8_e4m3fn",
         ]
     )

@@ -20,17 +20,25 @@ from tilescale.ops.ranks.gather import by_library as gathering
 from tilescale.ops.ranks.groups import Group, total
 
 
-def asked(x: torch.Tensor, scale_x: torch.Tensor | None, scale_w: torch.Tensor | None, what: str) -> bool:
+def asked(
+    x: torch.Tensor, scale_x: torch.Tensor | None, scale_w: torch.Tensor | None, config: Any, what: str
+) -> bool:
     """Whether a call's operands are of 8 bits.
 
     Raises:
-        TileTypeError, TileValueError: scales without them, or they without scales; an x that is no matrix.
+        TileTypeError, TileValueError: scales without them, or they without scales; a Config for them; an x
+        that is no matrix.
     """
     small = host.dtype_name(x) in fp8_gemm.FLOAT8
     if small != (scale_x is not None) or small != (scale_w is not None):
         raise TileTypeError(
             f"{what} of {host.dtype_name(x)} {'without' if small else 'with'} scales",
             expected="scale_x and scale_w with 8-bit floats, and with nothing else",
+        )
+    if small and config is not None:
+        raise TileTypeError(
+            f"config= of {what} of {host.dtype_name(x)}",
+            expected="none: the product and what moves its rows are apart there",
         )
     if small and x.dim() != 2:
         raise TileValueError(f"x of {what} has {x.dim()} axes", expected="a matrix")

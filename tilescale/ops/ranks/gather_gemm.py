@@ -310,7 +310,7 @@ def all_gather_matmul(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     team = team_of(group)
-    if fp8.asked(x, scale_x, scale_w, "all_gather_matmul"):
+    if fp8.asked(x, scale_x, scale_w, config, "all_gather_matmul"):
         assert scale_x is not None and scale_w is not None
         more = (bias, activation, team, group, rows, out, out_dtype)
         return fp8.gathered(x, w, scale_x, scale_w, *more)
@@ -561,7 +561,7 @@ _CHOSEN = chosen(choose)
 def ways(world: int, **shape: Any) -> dict[str, dict[str, Any]]:
     """Those of every product, and by copy engines where they reach the others' memory."""
     found: dict[str, dict[str, Any]] = _CHOSEN["ways"](world, **shape)
-    if engine.able():
+    if engine.able() and "config" in found["apart"]:
         found["engine"] = {"config": replace(found["apart"]["config"], engine=True)}
     return found
 

@@ -188,7 +188,7 @@ def matmul_all_reduce(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     team = team_of(group)
-    if fp8.asked(x, scale_x, scale_w, "matmul_all_reduce"):
+    if fp8.asked(x, scale_x, scale_w, config, "matmul_all_reduce"):
         assert scale_x is not None and scale_w is not None
         inner_of(inner, x.shape[1], team)
         own_part = fp8.part(x, w, scale_x, scale_w, bias, activation, out, out_dtype)

@@ -191,7 +191,7 @@ def matmul_reduce_scatter(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     team = team_of(group)
-    if fp8.asked(x, scale_x, scale_w, "matmul_reduce_scatter"):
+    if fp8.asked(x, scale_x, scale_w, config, "matmul_reduce_scatter"):
         assert scale_x is not None and scale_w is not None
         inner_of(inner, x.shape[1], team)
         own_part, M = fp8.part(x, w, scale_x, scale_w, bias, activation, out, out_dtype), x.shape[0]

@@ -138,8 +138,11 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
         return choose(M, N, share(K, world) if inner else K, world, dtype, units)
 
     def ways(
-        world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, **_: Any
-    ) -> dict[str, dict[str, Any]]:
+        world: int, M: int, N: int, K: int, dtype: str = "bfloat16", units: int = 132, scales: str = "",
+        **_: Any,
+    ) -> dict[str, dict[str, Any]]:  # fmt: skip
+        if scales:
+            return {"apart": {}}
         picked = choice(world, M, N, K, dtype, units)
         return {w: {"config": replace(picked, fused=w == "fused")} for w in ("fused", "apart")}
 
