@@ -18,7 +18,7 @@ def copies(program: TileProgram, kernel: ThreadKernel) -> list[dict[str, Any]]:
     ``how``."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for call in roles.calls(program.func.body):
-        if not REGISTRY[call.op.name].moves and call.op.name != "ts.tma_copy":
+        if not REGISTRY[call.op.name].moves and call.op.name not in ("ts.tma_copy", "ts.peer_rows"):
             continue
         src, dst = (r.source for r in call.args[:2])
         if not any(b.ty.storage_scope.startswith("global") for b in (src, dst)):
@@ -36,6 +36,8 @@ def copies(program: TileProgram, kernel: ThreadKernel) -> list[dict[str, Any]]:
 def _how(program: TileProgram, kernel: ThreadKernel, call: Any) -> str:
     if call.op.name in ("ts.tma_copy", "ts.tma_load", "ts.tma_store"):
         return "by TMA"
+    if call.op.name == "ts.peer_rows":
+        return "by TMA, to another rank"
     if call.op.name == "ts.remote_copy":
         return "by threads, to or from another rank or block"
     if call.op.name == "ts.cp_async":

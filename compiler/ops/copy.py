@@ -172,8 +172,15 @@ def copy(
     if op is not None:
         _require_sum(op, to, side, blocking)
         words["op"] = op
+    by_tma = prefer_instruction == INSTRUCTIONS[0]
     if not blocking:
         _require_nonblocking(frm, to, side, signal)
+        if by_tma:
+            raise TileSyntaxError(
+                "prefer_instruction='tma' of a non-blocking copy",
+                loc=source.current(),
+                expected="blocking=True: TMA's copy to another rank is awaited where it stands",
+            )
         words["nonblocking"] = True
     if side:
         if (

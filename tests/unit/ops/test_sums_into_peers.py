@@ -14,7 +14,7 @@ from tests.unit.cuda.emulated import agree_on_ranks, lowered
 from tests.unit.ops.test_signals import by_name
 from tilescale.compiler import driver, emulator
 from tilescale.compiler.checks.run import check, launch
-from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda import account, toolchain
 from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.sim import numerics
 from tilescale.errors import TileError
@@ -185,6 +185,9 @@ BODIES = {
     'op="add" of a copy within one rank': lambda A, S, s: T.copy(A, S, op="add"),
     'op="add" of a copy from another rank': lambda A, S, s: T.copy(S, A, src=0, op="add"),
     "op='max' of T.copy": lambda A, S, s: T.copy(A, S, dst=0, op="max"),
+    "prefer_instruction='tma' of a non-blocking copy": lambda A, S, s: T.copy(
+        A[0:4], S[0:4], dst=0, signal=s[0], blocking=False, prefer_instruction="tma"
+    ),
     'op="add" of a non-blocking copy': lambda A, S, s: T.copy(
         A[0:4], S[0:4], dst=0, signal=s[0], op="add", blocking=False
     ),
@@ -305,6 +308,8 @@ def test_tma_adds(dtype: str, given: str, cols: int, scope: str):
     kernel, args = by_tma(dtype, given, cols, scope), tiles(dtype, given, cols)
     made = lowered(kernel)
     assert any("added to by TMA" in n for n in made.program.notes), made.program.notes
+    rows = [c["how"] for c in account.copies(made.program, made.kernel) if c["of"].endswith(" → total")]
+    assert rows == ["by TMA, to another rank"]
     agree_on_ranks(kernel, args, seeds=3)
     want = [numerics.decode(a["total"], dtype).astype(np.float64) for a in args]
     for rank, a in enumerate(args):
