@@ -132,7 +132,8 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
     """A copy by TMA, issued once for the executor: a box of a tensor into a tile of shared memory, whose
     bytes complete on ``barrier``; or a tile into a tensor, added to what lies there (``reduce``: add, min,
     max) or instead of it, complete where ``T.tma_store_wait`` says so. A tile is a matrix of whole rows, some
-    columns of one, or a stage of several: ``stages[k, :, :]``. Where the kernel never says
+    columns of one, a stage of several (``stages[k, :, :]``), or a row of multiples of 128 bytes
+    (``rows[k, :]``). Where the kernel never says
     T.mbarrier_expect_tx of the barriers its copies announce their bytes themselves
     (frontend/conditions.py). What lies outside the tensor is read as zero and never written.
 

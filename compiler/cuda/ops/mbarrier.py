@@ -11,17 +11,21 @@ from tilescale.compiler.cuda.ops import tma
 from tilescale.compiler.gpu.build import at, call
 from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
-from tilescale.compiler.layout.shared import boxed, widest_swizzle
+from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileValueError
 
 if TYPE_CHECKING:
     from tilescale.compiler.cuda.lower import Lowering as CudaLowering
     from tilescale.compiler.gpu.state import State
+
+#: bytes that a box begins at a multiple of in shared memory (PTX ISA, "cp.async.bulk.tensor")
+ROW = 128
 
 
 def _hopper(cx: CudaLowering, what: str) -> None:
@@ -64,10 +68,20 @@ def mbarrier_wait_parity(node: Any, cx: CudaLowering) -> Any:
 @lowers("cuda", "tma_copy")
 class TmaCopy(Lowering["CudaLowering"]):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        """The swizzled boxes of a tile that TMA reads or writes, stages in front."""
-        var = call.args[1 if len(call.args) > 2 else 0].source
+        """The swizzled boxes of a tile that TMA reads or writes, stages in front; rows one behind the other
+        where it copies one row."""
+        tile = call.args[1 if len(call.args) > 2 else 0]
+        var, bits = tile.source, bits_of(tile.source)
         shape = [int(e) for e in var.ty.shape]
-        width = widest_swizzle(shape[-1], bits_of(var)) if len(shape) in (2, 3) else 0
+        if _is_row(tile):
+            if shape[-1] * bits % (8 * ROW):
+                raise TileValueError(
+                    f"{var.name} has rows of {shape[-1]} {var.ty.dtype}, which TMA copies one by one",
+                    loc=loc_of(call.span),
+                    expected=f"a multiple of {ROW} bytes",
+                )
+            return {var: strided(shape, bits)}
+        width = widest_swizzle(shape[-1], bits) if len(shape) in (2, 3) else 0
         if not width or shape[-2] % 8:
             raise TileValueError(
                 f"{var.name} is a tile of {tuple(shape)} {var.ty.dtype}, which TMA has no swizzle for",
@@ -75,7 +89,7 @@ class TmaCopy(Lowering["CudaLowering"]):
                 expected="(rows, columns) or (stages, rows, columns), rows a multiple of 8 and each a "
                 "multiple of 32 bytes",
             )
-        made = boxed((shape[-2], shape[-1]), bits_of(var), width)
+        made = boxed((shape[-2], shape[-1]), bits, width)
         return {var: made.staged(shape[0]) if len(shape) == 3 else made}
 
     def insists(self, call: Any) -> bool:
@@ -88,6 +102,14 @@ class TmaCopy(Lowering["CudaLowering"]):
         loads = len(call.args) > 2
         tile, tensor = (dst, src) if loads else (src, dst)
         shape = [int(e) for e in tile.source.ty.shape]
+        row = constant(tensor.source.ty.shape[-1])
+        if row is None or row * bits_of(tensor.source) // 8 % 16 or list(tensor.source.ty.strides):
+            raise TileValueError(
+                f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here
+            )
+        barrier = [barrier_at(cx, call.args[2], call)] if loads else []
+        if _is_row(tile):
+            return cx.once(self._row(call, cx, tile, tensor, barrier))
         rows, cols = tile.region[-2:]
         width = cx.shared_of(tile.source).layout.swizzle * 8 // bits_of(tile.source) or shape[-1]
         first, count = cx.analyzer.simplify(cx.scalar(cols.min)), constant(cols.extent) or 0
@@ -99,24 +121,43 @@ class TmaCopy(Lowering["CudaLowering"]):
                 loc=cx.here,
                 expected=f"a whole tile, one stage of it, or all rows of a multiple of {width} columns",
             )
-        row = constant(tensor.source.ty.shape[-1])
-        if row is None or row * bits_of(tensor.source) // 8 % 16 or list(tensor.source.ty.strides):
-            raise TileValueError(
-                f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here
-            )
         stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
-        barrier = [barrier_at(cx, call.args[2], call)] if loads else []
-        out: list[Any] = []
         part = None if count == shape[-1] else (first, count)
         found = tma.boxes(cx, tile.source, tensor, shape[-2:], stage, columns=part)
-        for place, name, coordinates in found:
-            if loads:
-                made = tirx.call_extern("void", "ts::tma_load", place, name, *barrier, *coordinates)
-            else:
-                function = f"tma_reduce_{call.attrs['reduce']}" if str(call.attrs["reduce"]) else "tma_store"
-                made = tirx.call_extern("void", f"ts::{function}", name, place, *coordinates)
-            out.append(tirx.Evaluate(made, call.span))
-        return cx.once(sequence(out))
+        return cx.once(sequence([self._box(call, *box, barrier) for box in found]))
+
+    def _box(self, call: Any, place: Any, name: Any, coordinates: list[Any], barrier: list[Any]) -> Any:
+        if barrier:
+            made = tirx.call_extern("void", "ts::tma_load", place, name, *barrier, *coordinates)
+        else:
+            function = f"tma_reduce_{call.attrs['reduce']}" if str(call.attrs["reduce"]) else "tma_store"
+            made = tirx.call_extern("void", f"ts::{function}", name, place, *coordinates)
+        return tirx.Evaluate(made, call.span)
+
+    def _row(self, call: Any, cx: CudaLowering, tile: Any, tensor: Any, barrier: list[Any]) -> Any:
+        """A whole row of a tile, in boxes of as many numbers as one can have."""
+        place, count = cx.shared_of(tile.source), int(tile.source.ty.shape[-1])
+        if long_axes(tensor)[-1:] != [len(tensor.region) - 1] or constant(tile.region[-1].extent) != count:
+            raise TileValueError(
+                f"T.tma_copy of a part of a row of {tile.source.name}, or of a column",
+                loc=cx.here,
+                expected="a whole row of the tile, and a part of a row of the tensor",
+            )
+        starts = [cx.scalar(r.min) for r in tensor.region]
+        first = [cx.scalar(r.min) for r in tile.region]
+        each = max(n for n in range(1, 257) if count % n == 0 and n * bits_of(tile.source) % (8 * ROW) == 0)
+        name = tma.map_of(cx, tensor.source, (*(1 for _ in starts[:-1]), each), 0)
+        out = []
+        for k in range(0, count, each):
+            where = at(place.buf, cx.analyzer.simplify(place.flat([*first[:-1], first[-1] + k])))
+            low = [*reversed(starts[:-1])]
+            out.append(self._box(call, where, name, [cx.analyzer.simplify(starts[-1] + k), *low], barrier))
+        return sequence(out)
+
+
+def _is_row(tile: Any) -> bool:
+    """Whether a part of a tile is one row of it."""
+    return all(constant(r.extent) == 1 for r in tile.region[:-1])
 
 
 @lowers("cuda", "tma_store_arrive")

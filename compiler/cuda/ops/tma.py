@@ -162,7 +162,7 @@ def boxes(
     first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
     left, broad = (0, broad) if columns is None else columns
     axes = long_axes(region)
-    name = _map(
+    name = map_of(
         cx,
         tensor,
         tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region))),
@@ -177,7 +177,8 @@ def boxes(
             yield at(place.buf, linear), name, [cx.analyzer.simplify(w) for w in reversed(where)]
 
 
-def _map(cx: CudaLowering, tensor: Any, box: tuple[int, ...], swizzle: int) -> Any:
+def map_of(cx: CudaLowering, tensor: Any, box: tuple[int, ...], swizzle: int) -> Any:
+    """The name of the tensor map for boxes of a tensor."""
     param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(tensor))
     return cx.tensor_map(TensorMap(param, box, swizzle), f"{tensor.name}_map")
 
@@ -187,6 +188,6 @@ def _part_of_row(
 ) -> tuple[Any, Any, list[Any]]:
     """The one box of a tile that is so many neighbours of a row, which lie in the tile as they come."""
     place = cx.shared_of(tile)
-    name = _map(cx, region.source, (*(1 for _ in region.region[:-1]), count), 0)
+    name = map_of(cx, region.source, (*(1 for _ in region.region[:-1]), count), 0)
     where = at(place.buf, cx.analyzer.simplify(place.linear([*stage, tirx.IntImm("int32", 0)])))
     return where, name, [cx.analyzer.simplify(cx.scalar(r.min)) for r in reversed(region.region)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilescale
@@ -16,6 +17,7 @@ from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.account import copies
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.emulator import EmulationError
+from tilescale.compiler.sim import numerics
 
 
 def gemm(
@@ -324,3 +326,46 @@ def test_a_warpgroup_awaits_its_own_products():
         "C": empty((2, 64, 256), "float32"),
     }
     agree(kernel, args)
+
+
+def rows_by_hand(stages: int, width: int, dtype: str) -> Any:
+    """Rows of A through a ring of single rows, doubled, and out again by TMA."""
+    size = width * (4 if dtype == "float32" else 2)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((7, 2 * width), dtype), C: T.Tensor((7, 2 * width), dtype)):
+        with T.Kernel(1, threads=128):
+            ring, out = T.alloc_shared((stages, width), dtype), T.alloc_shared((width,), dtype)
+            full = T.alloc_barrier([1] * stages)
+            for k in T.serial(7):
+                with T.Scale("thread"):
+                    if T.shuffle_elect(128):
+                        T.mbarrier_expect_tx(full[k % stages], size)
+                        T.tma_copy(A[k, width : 2 * width], ring[k % stages, :], barrier=full[k % stages])
+                        T.mbarrier_arrive(full[k % stages])
+                T.mbarrier_wait_parity(full[k % stages], k // stages % 2)
+                for i in T.Parallel(width):
+                    out[i] = ring[k % stages, i] + ring[k % stages, i]
+                T.fence_proxy_async()
+                T.sync_threads()
+                with T.Scale("thread"):
+                    if T.shuffle_elect(128):
+                        T.tma_copy(out, C[k, width : 2 * width])
+                        T.tma_store_arrive()
+                        T.tma_store_wait(0)
+                T.sync_threads()
+
+    return kernel
+
+
+@pytest.mark.parametrize(("stages", "width", "dtype"), [(1, 64, "bfloat16"), (3, 1024, "float32")])
+def test_rows_by_tma(stages: int, width: int, dtype: str):
+    kernel = rows_by_hand(stages, width, dtype)
+    made = print_kernel(lowered(kernel)[0])
+    assert made.text.count("ts::tma_load(") == max(1, width // 256)
+    given = data((7, 2 * width), dtype, 3)
+    left = agree(kernel, {"A": given, "C": np.zeros_like(given)}, exact=True)
+    wide = numerics.decode(given, dtype)
+    want = np.zeros_like(wide)
+    want[:, width:] = 2 * wide[:, width:]
+    assert np.array_equal(numerics.decode(left["C"], dtype), want)
