@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tilescale
-from tests.unit.cuda.test_expert import gemm, stored
+from tests.unit.cuda.test_expert import gemm, rows_by_hand, stored
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
@@ -52,3 +52,13 @@ def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
     want = {"": a, "add": c + a, "max": torch.maximum(c, a), "min": torch.minimum(c, a)}[reduce]
     made(a, c)
     assert (c == want).all()
+
+
+@pytest.mark.parametrize(("stages", "width", "dtype"), [(1, 64, "bfloat16"), (3, 1024, "float32")])
+def test_rows_by_tma(stages: int, width: int, dtype: str):
+    made = tilescale.compile(rows_by_hand(stages, width, dtype), target="cuda")
+    a = torch.randn(7, 2 * width, device="cuda").to(getattr(torch, dtype))
+    for _ in range(20):
+        c = torch.full_like(a, float("nan"))
+        made(a, c)
+        assert (c[:, width:] == 2 * a[:, width:]).all() and c[:, :width].isnan().all()
