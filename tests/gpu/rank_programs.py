@@ -467,7 +467,7 @@ def teams() -> int:
     for step in range(10):
         world.fill(step)
         world.launch()
-        if some is not None:
+        if some:
             pair = Ring(300 + step, team=some)
             pair.fill(step)
             pair.launch()
