@@ -5,9 +5,11 @@ ahead as far as it can, the third the consumers."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,20 @@ class _Ended(BaseException):
     """Another role failed."""
 
 
+class Turn:
+    """A semaphore at zero. Turns change at every step, and threading.Semaphore, which is written in Python,
+    takes several times as long as the change itself."""
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[None] = SimpleQueue()
+        self.release = functools.partial(self._given.put, None)
+        self.acquire = self._given.get
+
+
 @dataclass
 class Role:
     run: Callable[[], None]
-    turn: Any = field(default_factory=lambda: threading.Semaphore(0))
+    turn: Turn = field(default_factory=Turn)
     ready: Callable[[], bool] | None = None
     ended: bool = False
     error: Exception | None = None
@@ -39,7 +51,7 @@ class Interleaving:
         self.roles: list[Role] = []
         self.threads: list[threading.Thread] = []
         self.current: Role | None = None
-        self.back = threading.Semaphore(0)
+        self.back = Turn()
         self.stop = False
         #: copies under way, into any of the blocks
         self.loads: list[Any] = []
