@@ -23,6 +23,7 @@ from tilescale.errors import TileValueError
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.counters import Counter
+    from tilescale.compiler.sim.flights import Put
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
     from tilescale.compiler.sim.memory import Storage
     from tilescale.compiler.sim.packets import Packets
@@ -214,7 +215,7 @@ class Interleaving(Schedule, Observer):
         layers = SEEN if posted else _LAYERS.get(mode, SEEN | VALUE)
         self._touch(ex, _touch(storage, key, "write" if mode == "land" else mode, layers))
 
-    def _touch(self, ex: Executor, touch: Touch) -> None:
+    def _touch(self, ex: Executor | Put, touch: Touch) -> None:
         if self.draining:
             return
         self.events[-1].touches.append(touch)
@@ -231,7 +232,7 @@ class Interleaving(Schedule, Observer):
     def landed(self, ex: Executor, peer: int) -> None:
         self.posts[ex.number, peer].pop(0)
 
-    def signalled(self, ex: Executor, counter: Counter, amount: int, op: str) -> None:
+    def signalled(self, ex: Executor | Put, counter: Counter, amount: int, op: str) -> None:
         ordered = counter.slot in ex.machine.prepared.ordered
         self._touch(ex, Touch(counter.key, "signal" if ordered else "add", VALUE))
         if not self.draining:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tilescale.compiler.ir.contexts import Site
     from tilescale.compiler.ir.operations import TileOp
     from tilescale.compiler.sim.counters import Counter
+    from tilescale.compiler.sim.flights import Put
     from tilescale.compiler.sim.machine import Executor, Meeting
     from tilescale.compiler.sim.memory import Storage
     from tilescale.compiler.sim.packets import Packets
@@ -32,8 +33,8 @@ class Observer:
         """An operation of the language is about to be done: its effect table as (view, mode, remote) of what
         it touches."""
 
-    def signalled(self, ex: Executor, counter: Counter, amount: int, op: str) -> None:
-        """A counter is about to be signalled."""
+    def signalled(self, ex: Executor | Put, counter: Counter, amount: int, op: str) -> None:
+        """A counter is about to be signalled, by a copy beside its executor too."""
 
     def peeked(self, ex: Executor, counter: Counter) -> None:
         """A counter is looked at without waiting."""

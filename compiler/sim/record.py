@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.sim.flights import Put
 from tilescale.compiler.sim.memory import describe
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Arrow, Slice, Timeline, Traffic
@@ -144,7 +145,9 @@ class Recorder(Observer):
 
     # -- signals and waits
     # ----------------------------------------------------------------------------------------
-    def signalled(self, ex: Executor, counter: Counter, amount: int, op: str) -> None:
+    def signalled(self, ex: Executor | Put, counter: Counter, amount: int, op: str) -> None:
+        if isinstance(ex, Put):  # a row of whom it goes on beside
+            ex = ex.ex
         start, home = self._now(ex), counter.home[0]
         self._released(ex)
         self._slice(

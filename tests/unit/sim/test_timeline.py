@@ -116,6 +116,30 @@ def test_waits_last_until_their_signal_is_sent():
     )
 
 
+def test_copies_that_go_on_beside_their_block_signal_in_its_row():
+    @T.prim_func
+    def main(
+        A: T.SymmTensor((S,), "float32"),
+        box: T.SymmTensor((2, S), "float32"),
+        got: T.Signal((2,)),
+        B: T.Tensor((2, S), "float32"),
+    ):
+        with T.Kernel(1), T.Scale("device") as rank, world:
+            T.copy(A, box[0, 0:S], dst=(rank + 1) % world, signal=got[0], blocking=False)
+            T.copy(A, box[1, 0:S], src=(rank + 1) % world, signal=got[1], blocking=False)
+            T.wait(got[0])
+            T.wait(got[1])
+            T.copy(box, B)
+
+    timeline = recorded(main, 2, {"A": [np.full(S, r, np.float32) for r in range(2)]})
+    assert set(timeline.threads) == {(0, 0), (1, 0)}
+    for r in range(2):
+        signals = [s for s in timeline.slices if (s.rank, s.kind) == (r, "signal")]
+        assert [(s.name, s.more["peer"]) for s in signals] == [("got[0]", 1 - r), ("got[1]", r)]
+        assert timeline.traffic.bytes[r, 1 - r] == 2 * S * 4 + SIGNAL_BYTES
+    assert len(timeline.arrows) == 4 and sum(n for _, _, n in timeline.flight) == 0
+
+
 def test_of_several_additions_the_last_that_is_needed_ends_a_wait():
     """Rank r signals after r + 1 copies; a wait for two of three signals lasts until the second is sent."""
 
