@@ -53,7 +53,7 @@ def peer_rows(program: TileProgram) -> TileProgram:
         if not _named(s):
             return None
         call, to = s.value, s.value.args[1]
-        own, why = _own(call.args[0], to, laid), _unfit(program, call, names)
+        own, why = _own(call.args[0], to, laid), _unfit(program, call, ex, names)
         if why is None and not own:
             why = _staged(to, ex, tiles, room)
         said = f"{program.name}: {to.source.name} is {'added' if 'op' in call.attrs else 'put'} to by "
@@ -119,7 +119,7 @@ def _bytes(tile: Any) -> int:
     return prod(int(e) for e in tile.ty.shape) * bits_of(tile) // 8
 
 
-def _unfit(program: TileProgram, call: Any, names: Any) -> str | None:
+def _unfit(program: TileProgram, call: Any, ex: Executor, names: Any) -> str | None:
     """Why TMA cannot make a copy, wherever it comes from; None where it can."""
     to, target = call.args[1], program.target
     var, name, kind = to.source, to.source.name, element_dtype(to.source)
@@ -127,6 +127,8 @@ def _unfit(program: TileProgram, call: Any, names: Any) -> str | None:
         return f"{target.arch} has no TMA"
     if target.remote:
         return "other ranks' memory has no addresses"
+    if ex.threads == 1:  # who meets nobody has no barrier with a proxy fence in front of TMA's read
+        return reason("a thread alone copies it", "the copy of a warp, or of the block")
     if "op" in call.attrs and kind not in REDUCTIONS["add"]:
         return f"TMA has no sums of {kind}"
     if bits_of(var) % 8:

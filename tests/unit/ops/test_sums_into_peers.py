@@ -448,7 +448,13 @@ def put_by_tma(scale: str, width: int = 64, threads: int = 64, staged: bool = Fa
 
 @pytest.mark.parametrize(
     ("scale", "staged", "why"),
-    [("warp", False, ""), ("block", False, ""), ("block", True, ""), ("warp", True, "no tile of its own")],
+    [
+        ("warp", False, ""),
+        ("block", False, ""),
+        ("block", True, ""),
+        ("warp", True, "no tile of its own"),
+        ("thread", False, "a thread alone"),
+    ],
 )
 @pytest.mark.parametrize("width", [8, 256])
 def test_tma_puts_rows_of_warps_and_blocks(scale: str, staged: bool, why: str, width: int):
