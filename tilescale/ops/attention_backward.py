@@ -165,7 +165,8 @@ def query_numbers(
                 at = bx * TILE + i
                 lse = Lse[h, first + at] if packed else Lse[b, h, at]
                 Numbers[b, h, 0, bx, i] = T.if_then_else(at < count, lse * LOG2_E, T.infinity("float32"))
-                Numbers[b, h, 1, bx, i] = total[i]
+                # rows of no sequence need not be numbers
+                Numbers[b, h, 1, bx, i] = T.if_then_else(at < count, total[i], 0)
 
     @T.prim_func
     def attention_query_numbers(

@@ -257,6 +257,24 @@ def test_what_rows_and_attention_refuse():
             wrong()
 
 
+def test_gradients_of_sequences_read_no_rows_of_none():
+    """What a forward pass leaves in rows of no sequence is undefined: it may be no number."""
+    from tilescale import ops
+
+    draw = torch.Generator().manual_seed(1)
+    q, k, v, do = (torch.randn(40, 2, 16, generator=draw).bfloat16() for _ in range(4))
+    ends = {"causal": True}
+    ends |= dict.fromkeys(("q_starts", "k_starts"), torch.tensor([5, 10, 30], dtype=torch.int32))
+    out = torch.full_like(q, torch.nan), torch.full((2, 40), torch.nan)
+    o, lse = ops.flash_attention(q, k, v, **ends, longest=20, out=out)
+    found = ops.attention_gradients(do, q, k, v, o, lse, **ends, longest=(20, 20))
+    for at in (slice(5, 10), slice(10, 30)):
+        alone = [t[at].transpose(0, 1)[None].contiguous() for t in (do, q, k, v, o)]
+        want = ops.attention_gradients(*alone, lse[:, at][None].contiguous(), causal=True)
+        for x, y in zip(found, want, strict=True):
+            torch.testing.assert_close(x[at], y[0].transpose(0, 1), atol=0.02, rtol=0.02)
+
+
 def test_what_is_no_tensor_is_refused():
     from tilescale import ops
 
