@@ -45,7 +45,7 @@ def peer_rows(program: TileProgram) -> TileProgram:
     statements = [s for s, _ in walk(program.func.body, every)]
     if not any(_named(s) for s in statements):
         return program
-    names, laid, notes = bound_in(program.func.body), _laid_out(program, statements), list[str]()
+    names, laid, notes = bound_in(program.func.body), _laid_out(program, statements, every), list[str]()
     tiles: dict[Any, Any] = {}  # shape and dtype → the tile
     room = program.target.shared_bytes - BESIDE - sum(tile_bytes(program.func.body).values())
 
@@ -74,10 +74,14 @@ def _named(s: Any) -> bool:
     return name_of(s) == "remote_copy" and "tma" in s.value.attrs
 
 
-def _laid_out(program: TileProgram, statements: list[Any]) -> set[Any]:
-    """The tiles that something wants laid out in some way: an operand of a product, say."""
+def _laid_out(program: TileProgram, statements: list[Any], every: Executor) -> set[Any]:
+    """The tiles that something wants laid out in some way: an operand of a product, say; and those of rings,
+    whose stages are filled by who has no proxy fence behind it."""
     found = set(program.hints.get("layouts", {}))
     for s in statements:
+        if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) == "pipelined":
+            inside = [x.value for x, _ in walk(s.body, every) if name_of(x) in ANYWHERE[:2]]
+            found |= {c.args[1].source for c in inside if c.args[0].source.ty.storage_scope == "global"}
         for call, op in operations(s):
             if op.name not in ANYWHERE:
                 found |= {a.region.source for a in op.effects(call)}

@@ -483,3 +483,33 @@ def test_tma_puts_rows_of_warps_and_blocks(scale: str, staged: bool, why: str, w
     if not why and toolchain.find_nvcc() is not None:
         printed = driver.backend("cuda:sm_90a").printed(driver.lower(kernel.trace(), "cuda:sm_90a"))
         toolchain.compile_cubin(printed, "sm_90a")
+
+
+@pytest.mark.parametrize("op", [None, "add"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_tma_reads_no_stage_of_a_ring(stages: int, op: str | None):
+    """Threads fill the stages, and no proxy fence stands behind them."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((4, 16, 64), "float32"),
+        S: T.SymmTensor((4, 16, 64), "float32"),
+        B: T.Tensor((4, 16, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128), T.Scale("device") as (rank, n):
+            x = T.alloc_shared((16, 64), "float32")
+            for k in T.Pipelined(4, num_stages=stages):
+                T.copy(A[k, 0:16, 0:64], x)
+                T.copy(x, S[k, 0:16, 0:64], dst=(rank + 1) % n, op=op, prefer_instruction="tma")
+            T.barrier()
+            T.copy(S, B)
+
+    draw, shape = np.random.default_rng(3), (4, 16, 64)
+    numbers = lambda: draw.integers(-8, 9, shape).astype("float32")  # noqa: E731
+    args = [{"A": numbers(), "S": numbers(), "B": np.zeros(shape, "float32")} for _ in range(2)]
+    made = lowered(main)
+    assert made.program.schedule.rings and "by TMA" in " ".join(made.program.notes)
+    agree_on_ranks(main, args, seeds=3)
+    for rank, got in enumerate(launch(main, 2, by_name(args)).arrays):
+        before = args[rank]["S"] if op else 0
+        assert (got["B"] == before + args[1 - rank]["A"]).all()
