@@ -187,6 +187,7 @@ def copy(
             side == "dst"
             and prefer_instruction == INSTRUCTIONS[0]
             and blocking
+            and "by_threads" not in words
             and bld.current().reach == "device"
         ):
             words["tma"] = True

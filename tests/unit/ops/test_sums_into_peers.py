@@ -513,3 +513,20 @@ def test_tma_reads_no_stage_of_a_ring(stages: int, op: str | None):
     for rank, got in enumerate(launch(main, 2, by_name(args)).arrays):
         before = args[rank]["S"] if op else 0
         assert (got["B"] == before + args[1 - rank]["A"]).all()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"disable_tma": True}, {"loop_layout": T.Fragment((4, 16), lambda i, j: (i * 8 + j // 2, j % 2))}],
+)
+def test_what_its_author_has_threads_do_tma_does_not(words: dict[str, Any]):
+    @T.prim_func
+    def main(A: T.SymmTensor((4, 16), "float32")):
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+            x = T.alloc_shared((4, 16), "float32")
+            T.fill(x, rank)
+            T.copy(x, A, dst=(rank + 1) % n, prefer_instruction="tma", **words)
+
+    made = lowered(main)
+    assert "by TMA" not in " ".join(made.program.notes), made.program.notes
+    agree_on_ranks(main, [{"A": np.zeros((4, 16), "float32")} for _ in range(2)])
