@@ -17,6 +17,10 @@ from tilescale.errors import TileValueError
 from tilescale.ops.ranks import engine, gather_gemm, scatter
 from tilescale.ops.ranks.groups import rows_of, share, team_of
 
+# What copies brought is compared bit for bit with what kernels give, both compiled alike. The same operations run
+# optimised in test_rank_ops.py.
+pytestmark = pytest.mark.usefixtures("unoptimised")
+
 #: rows of all ranks, columns: whole vectors, ragged, fewer rows than ranks, more than a block's numbers
 SHAPES = ((12, 16), (10, 7), (2, 5), (36, 4096))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from pathlib import Path
 
 import pytest
@@ -20,14 +19,9 @@ from tilescale import comm
 from tilescale.errors import LaunchError
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
 
-
-@pytest.fixture(autouse=True)
-def unoptimised(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are many kernels that run for microseconds: to optimise them takes longer than all of the rest.
-    Tests that are slow, the operations' own (tests/unit/ops) and the training examples run optimised ones, and
-    so do all of these where the environment asks for it."""
-    if "TILESCALE_CPU_OPTIMIZE" not in os.environ and not request.node.get_closest_marker("slow"):
-        monkeypatch.setenv("TILESCALE_CPU_OPTIMIZE", "0")
+# Layers are many kernels that run for microseconds. The operations' own tests (tests/unit/ops) and the training
+# examples run optimised ones.
+pytestmark = pytest.mark.usefixtures("unoptimised")
 
 
 def slow(value: object) -> object:
