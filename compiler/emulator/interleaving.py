@@ -24,8 +24,8 @@ class _Ended(BaseException):
 
 
 class Turn:
-    """A semaphore at zero. Turns change at every step, and threading.Semaphore, which is written in Python,
-    takes several times as long as the change itself."""
+    """A semaphore at zero. Turns change at every step, which by threading.Semaphore, written in Python, takes
+    half as much time again."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[None] = SimpleQueue()
