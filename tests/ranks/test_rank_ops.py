@@ -15,7 +15,7 @@ import tilescale.ops
 from tests.ranks.harness import RanksFailed, run_ranks
 from tests.unit.ops.rank_cases import nothing_left, right, run
 from tilescale import comm
-from tilescale.errors import TileError
+from tilescale.errors import LaunchError, TileError
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
 from tilescale.ops.ranks import flat, gemm_reduce, gemm_scatter, reduce
@@ -297,7 +297,12 @@ def refusals() -> list[str]:
     """Arguments that are nothing that a call takes, and behind each a call that is right."""
     comm.init()
     said, x, w, ops = [], torch.ones(4, 8), torch.ones(8, 6), tilescale.ops
-    small = torch.ones(8).to(torch.float8_e4m3fn)
+    small, q, chosen = (
+        torch.ones(8).to(torch.float8_e4m3fn),
+        x.half().view(1, 2, 2, 8),
+        torch.ones(4, 1).long(),
+    )
+    sent = ops.moe_dispatch(x, chosen, num_experts=2)
     for call in (
         lambda: ops.all_reduce(x.to_sparse()),
         lambda: ops.all_gather(x, rows=8.0),
@@ -315,6 +320,16 @@ def refusals() -> list[str]:
             scale_w=x[0, :1],
             config=gemm_reduce.Config(),
         ),
+        lambda: ops.all_to_all(x, torch.tensor([2, 2]), rows=8.0),
+        lambda: ops.moe_dispatch(x, chosen, num_experts=2.0),
+        lambda: ops.moe_dispatch(x, chosen, num_experts=2, slot="1"),
+        lambda: ops.moe_dispatch(x, chosen, num_experts=2, tokens=4.5),
+        lambda: ops.moe_dispatch(x, chosen, num_experts=2, blocks=0),
+        lambda: ops.moe_dispatch(x, like=x),
+        lambda: ops.moe_dispatch(x, like=sent, group=comm.team([0, 1])),
+        lambda: ops.moe_combine(x, chosen),
+        lambda: ops.ring_attention(q, q, q, config=gemm_scatter.Config()),
+        lambda: ops.ulysses_attention(q[0], q[0], q[0], starts=chosen[:2, 0].int(), longest="2"),
     ):
         with pytest.raises(TileError) as refused:
             call()
@@ -339,5 +354,41 @@ def test_arguments_that_are_no_such_thing_are_refused_by_name():
             "BM='64' of a Config",
             "x of matmul_all_reduce has 1 axes",
             "config= of matmul_all_reduce of float8_e4m3fn",
+            "rows=8.0",
+            "num_experts=2.0",
+            "slot='1'",
+            "tokens=4.5",
+            "blocks=0",
+            "like of moe_dispatch is Tensor",
+            "moe_dispatch with like= and a choice of experts",
+            "sent of moe_combine is Tensor",
+            "config is tilescale.ops.ranks.gemm_scatter.Config",
+            "longest='2'",
         ]
     )
+
+
+def failure(what: str) -> str:
+    """What a call says whose numbers only the device sees."""
+    comm.init()
+    x, ids = torch.ones(4, 8), torch.zeros(4, 1, dtype=torch.int32)
+    with pytest.raises(LaunchError) as failed:
+        if what == "size":
+            tilescale.ops.all_to_all(x, torch.tensor([-1, 3]), rows=8)
+        elif what == "sizes":
+            tilescale.ops.all_to_all(x, torch.tensor([3, 2]), rows=10, how="kernel")
+        else:  # on three ranks expert 4 of 4 would be the first one of a rank that has none
+            tilescale.ops.moe_dispatch(x, ids + 4, num_experts=4)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "ranks", "said"),
+    [
+        ("size", 2, "a size is negative"),
+        ("sizes", 2, "sizes are of more rows than there are"),
+        ("expert", 3, "an expert's number is as large as num_experts"),
+    ],
+)
+def test_numbers_that_there_are_not_end_the_launch(what: str, ranks: int, said: str):
+    assert any(said in text for text in run_ranks(ranks, failure, what))

@@ -21,7 +21,7 @@ from tilescale.ops.case import ROUNDING, Case, Expected, expected, summed
 from tilescale.ops.ranks import expert_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
 from tilescale.ops.ranks.dispatch import moe_dispatch, of_pairs
-from tilescale.ops.ranks.experts import Dispatched, exchanged
+from tilescale.ops.ranks.experts import Dispatched, exchanged, is_sent
 from tilescale.ops.ranks.groups import Group, share
 from tilescale.ops.ranks.workspace import workspace
 
@@ -57,6 +57,7 @@ def moe_combine(
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
+    is_sent(sent, "sent of moe_combine")
     P, (t, K), team = len(sent.index), sent.experts.shape, sent.team
     if y.dim() != 2 or y.shape[0] != P or y.shape[1] == 0:
         raise TileValueError(

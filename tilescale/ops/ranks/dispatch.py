@@ -18,8 +18,8 @@ from tilescale.ops import host
 from tilescale.ops.case import Case, Expected
 from tilescale.ops.ranks import expert_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
-from tilescale.ops.ranks.experts import Dispatched, exchanged
-from tilescale.ops.ranks.groups import Group, share, team_of
+from tilescale.ops.ranks.experts import Dispatched, exchanged, is_sent
+from tilescale.ops.ranks.groups import Group, number_of, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
 #: of a block
@@ -61,13 +61,14 @@ def moe_dispatch(
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
     if like is not None:
-        if not (experts is weights is num_experts is tokens is None) or slot:
+        if not (experts is weights is num_experts is tokens is group is None) or slot:
             raise TileValueError("moe_dispatch with like= and a choice of experts", expected="one of the two")
+        is_sent(like, "like of moe_dispatch")
         fits(x, like.experts, like.weights, scales, like.tokens)
         return _sent(x.contiguous(), scales, like, blocks)
     if experts is None or num_experts is None:
         raise TileValueError("moe_dispatch without experts", expected="experts and num_experts, or like=")
-    most = x.shape[0] if tokens is None else tokens
+    most = x.shape[0] if tokens is None else number_of(tokens, "tokens")
     weights = torch.ones_like(experts, dtype=torch.float32) if weights is None else weights
     fits(x, experts, weights, scales, most)
     where = planned(experts, weights, num_experts, most, slot, group, blocks)
@@ -85,12 +86,9 @@ def planned(
             they are there, as a call with the same arguments left them, so that nothing is launched.
 
     Raises:
-        TileValueError: no experts, or a slot that there is not.
+        TileTypeError, TileValueError: no experts, or a slot that there is not.
     """
-    if num_experts < 1:
-        raise TileValueError(f"num_experts={num_experts}", expected="1 at least")
-    if slot < 0:
-        raise TileValueError(f"slot={slot}", expected="0 or more")
+    num_experts, slot = number_of(num_experts, "num_experts", least=1), number_of(slot, "slot")
     ids, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
     return _planned(ids, weights, num_experts, tokens, team_of(group), slot, blocks, out, known)
 

@@ -28,7 +28,7 @@ from tilescale.ops.ranks import dispatch, flat, picks
 from tilescale.ops.ranks import experts as of_ranks
 from tilescale.ops.ranks.case import RankOp
 from tilescale.ops.ranks.experts import Dispatched
-from tilescale.ops.ranks.groups import Group, share, team_of
+from tilescale.ops.ranks.groups import Group, number_of, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
 #: where a workspace keeps the rows of pairs
@@ -186,11 +186,10 @@ def dispatch_grouped_matmul(
     Raises:
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
-    team, most = team_of(group), x.shape[0] if tokens is None else tokens
+    team, most = team_of(group), x.shape[0] if tokens is None else number_of(tokens, "tokens")
     weights = torch.ones_like(experts, dtype=torch.float32) if weights is None else weights
     dispatch.fits(x, experts, weights, None, most)
-    if num_experts < 1 or slot < 0:
-        raise TileValueError(f"num_experts={num_experts}, slot={slot}", expected="1 and 0 at least")
+    num_experts, slot = number_of(num_experts, "num_experts", least=1), number_of(slot, "slot")
     local, (_, P) = (
         share(num_experts, team.size),
         of_ranks.room(most, experts.shape[1], num_experts, team.size),

@@ -20,7 +20,7 @@ from tilescale.ops.case import Case, Expected, generator, normal
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Pick, RankOp
 from tilescale.ops.ranks.exchange_kernels import exchange, exchange_by_packets
-from tilescale.ops.ranks.groups import Group, share, team_of
+from tilescale.ops.ranks.groups import Group, number_of, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
 #: ways of `all_to_all`
@@ -80,8 +80,9 @@ def all_to_all(
         )
     if sizes.dtype not in (torch.int32, torch.int64):
         raise TileTypeError(f"sizes of {host.dtype_name(sizes)}", expected="int32 or int64")
-    if rows is None or rows < 0:
-        raise TileValueError(f"rows={rows}", expected="how many rows could come to a rank, with sizes=")
+    if rows is None:
+        raise TileValueError("rows=None", expected="how many rows could come to a rank, with sizes=")
+    rows = number_of(rows, "rows")
     c = host.result(out, (rows, *x.shape[1:]), x.dtype, x)
     flat.in_place("all_to_all", x, out, "")  # a part that came would lie where one is still read
     inner = math.prod(x.shape[1:]) * x.element_size()

@@ -16,14 +16,15 @@ from tilescale.ops.ranks.flat_kernels import shares
 
 
 @T.macro
-def places(sizes, box, got, b, rank, every, first, there, here, most):
-    """``every`` (world, C): how many rows each rank has for each other one. ``first``: of X's for each rank;
-    ``there``: of this rank's at each one; ``here``: of each rank's in Y, which has ``most``."""
+def places(sizes, box, got, b, rank, every, first, there, here, own, most):
+    """``every`` (world, C): how many rows each rank has for each other one. ``first``: of X's ``own`` for
+    each rank; ``there``: of this rank's at each one; ``here``: of each rank's in Y, which has ``most``."""
     C, W = every.shape[1], every.shape[0]
     mine = T.alloc_shared((C,), "int32")
     for j in T.Parallel(C):
         mine[j] = 0
         if j < W:
+            T.device_assert(sizes[j] >= 0, "a size is negative")
             mine[j] = sizes[j]
     if b == 0:
         T.put_packets(mine, box[rank, 0:C])
@@ -39,6 +40,7 @@ def places(sizes, box, got, b, rank, every, first, there, here, most):
     if b == 0:
         for s in T.Parallel(W):
             got[s] = every[s, rank]
+    T.device_assert(first[W - 1] + every[rank, W - 1] <= own, "sizes are of more rows than there are")
     T.device_assert(here[W - 1] + every[W - 1, rank] <= most, "more rows come than rows= says")
 
 
@@ -76,7 +78,7 @@ def exchange(H: int, world: int, group: int, blocks: int, threads: int, dtype: s
         with T.Kernel(blocks, threads=threads, awaited=True) as b, T.Scale("device") as (rank, n):
             every = T.alloc_shared((W, C), "int32")
             first, there, here = (T.alloc_shared((W,), "int32") for _ in range(3))
-            places(sizes, box, got, b, rank, every, first, there, here, R)
+            places(sizes, box, got, b, rank, every, first, there, here, t, R)
             put, puts, take, takes = shares(b, blocks, givers)
             if put < puts:
                 for hop in T.serial(1, n):
@@ -132,7 +134,7 @@ def exchange_by_packets(
             every = T.alloc_shared((W, C), "int32")
             first, there, here = (T.alloc_shared((W,), "int32") for _ in range(3))
             x = T.alloc_fragment((wide,), dtype)
-            places(sizes, box, got, b, rank, every, first, there, here, R)
+            places(sizes, box, got, b, rank, every, first, there, here, t, R)
             for hop in T.serial(1, n):
                 d = (rank + hop) % n
                 for p in T.serial(b, every[rank, d] * steps, step=blocks):

@@ -191,7 +191,7 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
             of_rank = T.alloc_shared((ceil_div(chunk, 32), W), "uint32")
             T.clear(mine)
             for c in T.serial(rounds):
-                take(ids, first + c * chunk, t, chosen)
+                take(ids, first + c * chunk, t, E, chosen)
                 for i, k in T.Parallel(chunk, K):
                     if chosen[i, k] >= 0:
                         T.atomic_add(mine[chosen[i, k]], 1)
@@ -249,7 +249,7 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
                 based(whole, every, before, total, base, begin, steps, rank, b)
             for c in T.serial(rounds):
                 low = first + c * chunk
-                take(ids, low, t, chosen)
+                take(ids, low, t, E, chosen)
                 T.clear(of_expert)
                 for i, k in T.Parallel(chunk, K):
                     if chosen[i, k] >= 0:  # each bit is added once, and so set
@@ -354,11 +354,12 @@ def marks_of(K: int, local: int) -> Any:
 
 
 @T.macro
-def take(ids: Any, low: Any, t: Any, chosen: Any):
-    """The experts of the tokens from ``low`` on."""
+def take(ids: Any, low: Any, t: Any, E: int, chosen: Any):
+    """The experts of the tokens from ``low`` on, of which there are E."""
     for i, k in T.Parallel(*chosen.shape):
         chosen[i, k] = -1
         if low + i < t:
+            T.device_assert(ids[low + i, k] < E, "an expert's number is as large as num_experts, or larger")
             chosen[i, k] = ids[low + i, k]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tilescale.comm.backend import Team
-from tilescale.errors import TileValueError
+from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import grouped, host
 from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.ranks import expert_kernels, flat
@@ -109,6 +109,16 @@ class Dispatched:
             )
         made = host.result(out, (P, *rows.shape[1:]), rows.dtype, rows)
         return expand(rows, self.index, self.sizes, made, blocks)
+
+
+def is_sent(value: Any, what: str) -> None:
+    """Refuses what no dispatch gave.
+
+    Raises:
+        TileTypeError: it is something else.
+    """
+    if not isinstance(value, Dispatched):
+        raise TileTypeError(f"{what} is {type(value).__name__}", expected="what moe_dispatch gave")
 
 
 @dataclass(frozen=True)

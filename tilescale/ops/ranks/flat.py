@@ -60,9 +60,13 @@ def allowed(kept: dict[str, Any], ways: tuple[str, ...], torch_group: Any) -> st
 
 
 def multiprocessors(device: torch.device, blocks: int | None) -> int:
-    """Of a device, at most ``blocks``."""
+    """Of a device, at most ``blocks``.
+
+    Raises:
+        TileTypeError, TileValueError: a bound that is no number of blocks.
+    """
     units = host.units(device)
-    return units if blocks is None else min(units, blocks)
+    return units if blocks is None else min(units, number_of(blocks, "blocks", least=1))
 
 
 #: bytes of a put at most. On 4 H200, 2026-11-26, 64 MB a rank were gathered in 772 µs by puts of 256 KB, 673

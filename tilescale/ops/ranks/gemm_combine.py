@@ -26,7 +26,7 @@ from tilescale.ops.ranks import combine, dispatch, flat, picks
 from tilescale.ops.ranks import experts as of_ranks
 from tilescale.ops.ranks.case import RankOp
 from tilescale.ops.ranks.expert_kernels import bringing
-from tilescale.ops.ranks.experts import Dispatched
+from tilescale.ops.ranks.experts import Dispatched, is_sent
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.ranks.workspace import workspace
 
@@ -176,6 +176,7 @@ def grouped_matmul_combine(
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
+    is_sent(sent, "sent of grouped_matmul_combine")
     P, (t, topk), team, local = len(sent.index), sent.experts.shape, sent.team, len(sent.sizes)
     if y.dim() != 2 or w.dim() != 3 or y.shape[0] != P or w.shape[:2] != (local, y.shape[1]) or 0 in w.shape:
         raise TileValueError(

@@ -22,6 +22,7 @@ from tilescale.ops.case import random_like
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks import sequence
 from tilescale.ops.ranks.case import Case, Pick, RankOp
+from tilescale.ops.ranks.gemms import counted
 from tilescale.ops.ranks.groups import Group, filled, gather_into, scatter_into, team_of
 from tilescale.ops.ranks.ring_kernels import ring
 from tilescale.ops.ranks.workspace import workspace
@@ -97,7 +98,7 @@ def ring_attention(
     if team.size == 1:
         ends = {"q_starts": starts, "k_starts": starts, "longest": chunks.rows} if given.packed else {}
         return attention.flash_attention(q, k, v, causal=causal, scale=scale, out=(o, lse), **ends)
-    how = config or choose(given.dim, causal, chunks.each, host.units(q.device))
+    how = counted(config or choose(given.dim, causal, chunks.each, host.units(q.device)), Config)
     space, heads = workspace(team), given.batch * given.kv_heads
     shape = (chunks.world * chunks.parts, heads, chunks.each, given.dim)
     keys, values = space.tensors(q, (shape, q.dtype), (shape, q.dtype), what="q")

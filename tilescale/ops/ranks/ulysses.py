@@ -21,7 +21,7 @@ from tilescale.ops import attention, host
 from tilescale.ops.case import random_like
 from tilescale.ops.ranks import flat, ring, sequence, ulysses_kernels
 from tilescale.ops.ranks.case import Case, Pick, RankOp
-from tilescale.ops.ranks.groups import Group, team_of
+from tilescale.ops.ranks.groups import Group, number_of, team_of
 from tilescale.ops.ranks.ulysses_kernels import Moved, split
 from tilescale.ops.ranks.workspace import workspace
 
@@ -94,13 +94,13 @@ def longest_of(longest: int | None, given: sequence.Operands) -> int:
     """The most rows of a sequence.
 
     Raises:
-        TileValueError: said where sequences are not packed, or none.
+        TileTypeError, TileValueError: said where sequences are not packed, or no number of rows.
     """
     if longest is None:
         return given.chunks.rows
-    if not given.packed or longest < 1:
+    if not given.packed:
         raise TileValueError(f"longest={longest}", expected="a number of rows, with starts=")
-    return min(longest, given.chunks.rows)
+    return min(number_of(longest, "longest", least=1), given.chunks.rows)
 
 
 class Part:
