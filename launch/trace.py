@@ -84,6 +84,9 @@ def command(
     ranks, and the exit code is the program's.
     """
     require_program(program, module)
+    for file, option in ((output, "--output"), (svg, "--svg")):
+        if file is not None and not file.absolute().parent.is_dir():  # not when all has been run
+            raise click.BadParameter(f"there is no folder {file.parent}", param_hint=option)
     if target == "sim":
         if svg is not None:
             raise click.UsageError("--svg draws real times: add --target cpu or --target cuda")

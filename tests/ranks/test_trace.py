@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from tests.runtime import with_runtime
@@ -165,6 +166,16 @@ def test_findings_are_told(tmp_path: Path):
     )
     assert done.exit_code == 1 and "race" in done.output
     assert validated(output)
+
+
+@pytest.mark.parametrize("option", ["--output", "--svg"])
+def test_a_folder_that_there_is_not(tmp_path: Path, option: str):
+    script = tmp_path / "runs.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    words = ["trace", "-n", "1", "--target", "cpu", option, "/no/such/folder/file", str(script)]
+    done = CliRunner().invoke(commands, words)
+    assert done.exit_code == 2 and "there is no folder /no/such/folder" in done.output, done.output
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_missing_program():
