@@ -65,7 +65,7 @@ def test_small_parts_are_gathered_in_packets(world: int, kilobytes: int):
 
 def test_what_was_measured_is_taken_where_memory_is_addressed(monkeypatch: pytest.MonkeyPatch):
     kept = {"how": "engine", "blocks": None}
-    assert flat.allowed(kept, None) == "engine"
+    assert flat.allowed(kept, ("kernel", "engine"), None) == "engine"
     monkeypatch.setenv("TILESCALE_HEAP", "nvshmem")
     monkeypatch.setenv("TILESCALE_REMOTE", "nvshmem")
-    assert flat.allowed(kept, None) is None and not engine.able()
+    assert flat.allowed(kept, ("kernel", "engine"), None) is None and not engine.able()
