@@ -194,11 +194,7 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
             T.clear(beyond)
             for c in T.serial(rounds):
                 take(ids, first + c * chunk, t, chosen)
-                for i, k in T.Parallel(chunk, K):
-                    if chosen[i, k] >= E:
-                        T.atomic_max(beyond[0], 1)
-                    elif chosen[i, k] >= 0:
-                        T.atomic_add(mine[chosen[i, k]], 1)
+                tally(chosen, E, mine, beyond)
                 if world:
                     for i, d in T.Parallel(chunk, W):
                         if goes(chosen, i, d, K, local):
@@ -366,6 +362,16 @@ def take(ids: Any, low: Any, t: Any, chosen: Any):
         chosen[i, k] = -1
         if low + i < t:
             chosen[i, k] = ids[low + i, k]
+
+
+@T.macro
+def tally(chosen: Any, E: int, mine: Any, beyond: Any):
+    """Counts each of E experts in ``mine``, and says in ``beyond`` whether there are others."""
+    for i, k in T.Parallel(*chosen.shape):
+        if chosen[i, k] >= E:
+            T.atomic_max(beyond[0], 1)
+        elif chosen[i, k] >= 0:
+            T.atomic_add(mine[chosen[i, k]], 1)
 
 
 def dispatch(
