@@ -65,9 +65,11 @@ def compile(  # the name that users know
     }  # fmt: skip
     unused("tilescale.compile", given)
     by_call = is_auto(target)
-    if not isinstance(func, PrimFunc) and hasattr(func, "launches"):
-        return _of_program(func, out_idx, target, instrument, name)
     if not isinstance(func, PrimFunc):
+        from tilescale.compiler.ir.program import TileProgram
+
+        if isinstance(func, TileProgram):
+            return _of_program(func, out_idx, target, instrument, name)
         raise TileTypeError(
             f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}",
             hint="@T.prim_func above it",

@@ -29,12 +29,11 @@ from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.peer_rows import peer_rows as made_by_tma
+from tilescale.compiler.passes.boxes import CHUNK
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
-#: TMA's rows begin at a multiple of so many bytes and are as long
-CHUNK = 16
 #: operations that read and write a tile of shared memory wherever its elements lie
 ANYWHERE = ("copy", "remote_copy", "fill")
 

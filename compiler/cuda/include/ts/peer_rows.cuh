@@ -2,9 +2,9 @@
 // element by element atomic, relaxed at the scope of the GPU that adds).
 //
 // Who sees what: the threads that wrote the rows have fenced and met the threads that call this, and so has the thread that acquired what
-// other ranks did there before; these fence global memory before TMA writes or adds. Each waits until its own rows are complete: that makes them visible to it
-// ("cp.async.bulk.wait_group"), and the fence behind orders them before what it does next. So a signal that follows a barrier of these
-// threads releases them, as it does what threads store.
+// other ranks did there before; these fence global memory before TMA writes or adds. Each waits until its own rows are complete: that makes
+// them visible to it ("cp.async.bulk.wait_group"), and the fence behind orders them before what it does next. So a signal that follows a
+// barrier of these threads releases them, as it does what threads store.
 #pragma once
 #include <ts/hopper.cuh>
 

@@ -26,7 +26,7 @@ struct Access<8> {
   using type = uint2;
 };
 
-// Accesses of a thread that are under way at once (T.Kernel(comm_depth=…)). All loads of a round stand in front of its stores: the compiler
+// Accesses of a thread that are under way at once where T.Kernel names no comm_depth: COMM_DEPTH of compiler/ir/program.py. All loads of a round stand in front of its stores: the compiler
 // may not move them, since both sides may be one memory.
 constexpr int UNDER_WAY = 8;
 
