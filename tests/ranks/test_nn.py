@@ -48,20 +48,25 @@ def test_experts(world: int):
     small(run_ranks(abs(world), *run, timeout=120), 1e-10)
 
 
-def uneven(more: int) -> str:
-    """What a rank is told that brings other tokens than the next one, and does not say so."""
+def uneven(more: int, home: int) -> str:
+    """What a rank is told that brings other tokens than the next one, and does not say so. All tokens go to
+    the experts of rank ``home``."""
     comm.init()
     layer = tilescale.nn.ExpertParallelMoE(16, 24, 4, 2)
+    with torch.no_grad():
+        layer.router.copy_((torch.arange(4) // 2 == home).float()[:, None].expand(4, 16))
     with pytest.raises(LaunchError) as refused:
         layer(torch.ones(4 + more * comm.rank(), 16))
     return str(refused.value)
 
 
+@pytest.mark.parametrize("home", [0, 1])
 @pytest.mark.parametrize("more", [1, 300])
-def test_uneven_tokens_without_rows(more: int):
-    for text in run_ranks(2, uneven, more, timeout=120):
-        assert "moe_dispatch" in text and "write instead: arguments of the same shape on all ranks" in text
-        assert "rows= of an operation or a layer" in text
+def test_uneven_tokens_without_rows(more: int, home: int):
+    """Rank 0, which brings fewer, has no room for what comes; at rank 1 all fits, and the shapes differ."""
+    said = ("more pairs come", "arguments of the same shape on all ranks")[home]
+    for text in run_ranks(2, uneven, more, home, timeout=120):
+        assert "moe_dispatch" in text and said in text and "rows= of an operation or a layer" in text, text
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])

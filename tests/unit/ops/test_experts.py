@@ -218,5 +218,5 @@ def _named_twice() -> None:
 
 def test_a_token_that_names_an_expert_twice_is_no_loss_in_silence(ranks: Any):
     """Where there is no room for its pairs the launch says so."""
-    with pytest.raises(FindingError, match="a token names one twice"):
+    with pytest.raises(FindingError, match="a token names an expert twice"):
         ranks(2, target="sim").call(_named_twice)

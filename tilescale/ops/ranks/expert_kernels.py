@@ -21,6 +21,12 @@ from tilescale.ops.ranks.flat_kernels import added_as
 #: rank
 NEAR = 3
 
+#: what a rank says that has no room for the pairs that come
+TOO_MANY = (
+    "more pairs come than there is room for: a token names an expert twice, or ranks have different numbers "
+    "of rows, which rows= of an operation or a layer (tokens= of moe_dispatch), alike on all ranks, says"
+)
+
 
 def told(E: int, world: int, high: int = 0) -> int:
     """How many numbers a rank tells the others: its pairs of each expert and its rows for each rank, where
@@ -459,7 +465,7 @@ def dispatch(
             filled = T.alloc_var("int32", 0)
             for e in T.serial(held):
                 filled = filled + sizes[e]
-            T.device_assert(filled <= P, "more pairs than tokens have experts: a token names one twice")
+            T.device_assert(filled <= P, TOO_MANY)
             for c in T.serial(b, T.ceildiv(P - filled, 1024), step=blocks):
                 for i in T.Parallel(1024):
                     if filled + c * 1024 + i < P:
