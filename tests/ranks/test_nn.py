@@ -63,10 +63,12 @@ def uneven(more: int, home: int) -> str:
 @pytest.mark.parametrize("home", [0, 1])
 @pytest.mark.parametrize("more", [1, 300])
 def test_uneven_tokens_without_rows(more: int, home: int):
-    """Rank 0, which brings fewer, has no room for what comes; at rank 1 all fits, and the shapes differ."""
-    said = ("more pairs come", "arguments of the same shape on all ranks")[home]
+    """Rank 0, which brings fewer, has no room for what comes, unless rank 1 has seen before that the shapes
+    differ; at rank 1 all fits."""
     for text in run_ranks(2, uneven, more, home, timeout=120):
-        assert "moe_dispatch" in text and said in text and "rows= of an operation or a layer" in text, text
+        shapes = "write instead: arguments of the same shape on all ranks" in text
+        assert shapes or (home == 0 and "more pairs come than there is room for" in text), text
+        assert "moe_dispatch" in text and "rows= of an operation or a layer" in text, text
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])
