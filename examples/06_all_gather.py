@@ -13,12 +13,12 @@ import tilescale.language as T
 
 
 @tilescale.jit
-def collective(N, world, block=1024):
+def collective(N, world, block=1024, dtype="bfloat16"):
     tiles = -(-N // block)
     blocks = min(tiles, 132)
 
     @T.prim_func
-    def all_gather(A: T.Tensor((N,), "float32"), G: T.SymmTensor((world, N), "float32")):
+    def all_gather(A: T.Tensor((N,), dtype), G: T.SymmTensor((world, N), dtype)):
         with T.Kernel(blocks, threads=128) as bx:
             with T.Scale("device"):
                 for i in T.serial(bx, tiles, step=blocks):
@@ -29,14 +29,12 @@ def collective(N, world, block=1024):
 
 
 @tilescale.jit
-def puts(N, world, block=1024):
+def puts(N, world, block=1024, dtype="bfloat16"):
     tiles = -(-N // block)
     blocks = min(tiles, 132)
 
     @T.prim_func
-    def put_gather(
-        A: T.Tensor((N,), "float32"), G: T.SymmTensor((world, N), "float32"), arrived: T.Signal((world,))
-    ):
+    def put_gather(A: T.Tensor((N,), dtype), G: T.SymmTensor((world, N), dtype), arrived: T.Signal((world,))):
         with T.Kernel(blocks, threads=128) as bx:
             with T.Scale("device") as rank, n:
                 for step, i in T.grid(n, T.ceildiv(tiles - bx, blocks)):
@@ -56,11 +54,11 @@ def puts(N, world, block=1024):
 def run(N, by="collective", seed=0, launches=1):
     """Launches on this rank; returns the largest error against the stacked vectors of all ranks."""
     rank, world = common.ranks()
-    g = comm.empty((world, N), torch.float32)
+    g = comm.empty((world, N), torch.bfloat16)
     arrived = comm.signals((world,))
     worst = 0.0
     for launch in range(launches):
-        everyone = torch.stack([common.randn(N, seed=seed + launch, rank=r) for r in range(world)])
+        everyone = torch.stack([common.randn(N, seed=seed + launch, rank=r) for r in range(world)]).bfloat16()
         common.poison(g)
         if by == "collective":
             collective(N, world)(everyone[rank], g)

@@ -51,9 +51,9 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"N": 3000, "by": "puts", "launches": 3, "seed": 1}, 0),
     ],
     "07_all_reduce": [
-        ({"N": 1100, "shots": 1, "launches": 3}, 1e-5),
-        ({"N": 1101, "shots": 2, "launches": 3, "seed": 1}, 1e-5),
-        ({"N": 3, "shots": 2, "launches": 2, "seed": 2}, 1e-5),
+        ({"N": 1100, "shots": 1, "launches": 3}, 0),
+        ({"N": 1101, "shots": 2, "launches": 3, "seed": 1}, 0),
+        ({"N": 3, "shots": 2, "launches": 2, "seed": 2}, 0),
     ],
     "08_ag_gemm": [
         ({"M": 64, "N": 64, "K": 64, "launches": 3}, 2e-2),
@@ -62,8 +62,8 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
     "09_gemm_rs": [({"M": 70, "N": 130, "K": 33, "launches": 3}, 3e-2)],
     "10_gemm_ar": [({"M": 70, "N": 130, "K": 33, "launches": 3}, 3e-2)],
     "11_all_to_all": [
-        ({"tokens": 30, "D": 16, "launches": 3}, 1e-5),
-        ({"tokens": 7, "D": 20, "local": 3, "topk": 3, "launches": 2, "seed": 6}, 1e-5),
+        ({"tokens": 30, "D": 16, "launches": 3}, 3e-2),
+        ({"tokens": 7, "D": 20, "local": 3, "topk": 3, "launches": 2, "seed": 6}, 3e-2),
     ],
     "12_ring_attention": [
         ({"heads": 2, "S": 70, "D": 32, "launches": 2}, 2e-2),

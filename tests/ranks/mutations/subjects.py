@@ -54,19 +54,19 @@ def ring_shift(n: int) -> tuple[Any, dict[str, Any]]:
 
 
 def all_gather(n: int) -> tuple[Any, dict[str, Any]]:
-    return example("06").collective.get_tir(30, n, block=12), {}
+    return example("06").collective.get_tir(30, n, block=12, dtype="float32"), {}
 
 
 def put_gather(n: int) -> tuple[Any, dict[str, Any]]:
-    return example("06").puts.get_tir(30, n, block=12), {}
+    return example("06").puts.get_tir(30, n, block=12, dtype="float32"), {}
 
 
 def one_shot(n: int) -> tuple[Any, dict[str, Any]]:
-    return example("07").one_shot.get_tir(30, n, block=12), {}
+    return example("07").one_shot.get_tir(30, n, block=12, dtype="float32"), {}
 
 
 def two_shot(n: int) -> tuple[Any, dict[str, Any]]:
-    return example("07").two_shot.get_tir(20 * n, n, block=12), {}
+    return example("07").two_shot.get_tir(20 * n, n, block=12, dtype="float32"), {}
 
 
 def ag_gemm(n: int) -> tuple[Any, dict[str, Any]]:
@@ -95,7 +95,7 @@ def combine(n: int) -> tuple[Any, dict[str, Any]]:
             rows[owner[t, c]] += 1
     # every rank has the same tokens, so each sends as many rows to everyone as it is asked for
     rows_of = [np.full(n, rows[r], np.int32) for r in range(n)]
-    kernel = example("11").combine.get_tir(tokens, 2, width, n, blocks=blocks)
+    kernel = example("11").combine.get_tir(tokens, 2, width, n, blocks=blocks, dtype="float32")
     return kernel, {"rows": rows_of, "owner": owner, "place": place}
 
 

@@ -49,7 +49,7 @@ def test_ring_shift(ranks: int):
 
 
 def test_all_gather_as_one_operation_and_put_by_put():
-    args = [{"A": f32((500,), r), "G": empty((2, 500), "float32")} for r in range(2)]
+    args = [{"A": data((500,), "bfloat16", r), "G": empty((2, 500), "bfloat16")} for r in range(2)]
     agree_on_ranks(example("06_all_gather", "collective", 500, 2, block=256), args)
     agree_on_ranks(
         example("06_all_gather", "puts", 500, 2, block=256), [{**a, "arrived": zeros(2)} for a in args]
@@ -59,10 +59,10 @@ def test_all_gather_as_one_operation_and_put_by_put():
 def test_all_reduce_in_one_shot_and_in_two():
     args = [
         {
-            "A": f32((500,), r),
-            "parts": empty((2, 500), "float32"),
+            "A": data((500,), "bfloat16", r),
+            "parts": empty((2, 500), "bfloat16"),
             "arrived": zeros(2),
-            "B": empty((500,), "float32"),
+            "B": empty((500,), "bfloat16"),
         }
         for r in range(2)
     ]
@@ -70,8 +70,8 @@ def test_all_reduce_in_one_shot_and_in_two():
     two = [
         {
             "A": a["A"],
-            "parts": empty((2, 250), "float32"),
-            "sums": empty((2, 250), "float32"),
+            "parts": empty((2, 250), "bfloat16"),
+            "sums": empty((2, 250), "bfloat16"),
             "given": zeros(1),
             "done": zeros(1),
             "B": a["B"],

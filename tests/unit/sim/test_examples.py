@@ -94,7 +94,9 @@ def test_ring_shift(n: int, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("by", ["collective", "puts"])
 def test_all_gather(by: str, n: int, monkeypatch: pytest.MonkeyPatch):
     a = normal(n, 2500)
-    for out in runs(getattr(example("06", monkeypatch), by).get_tir(2500, n), n, {"A": list(a)}):
+    for out in runs(
+        getattr(example("06", monkeypatch), by).get_tir(2500, n, dtype="float32"), n, {"A": list(a)}
+    ):
         assert all((o["G"] == a).all() for o in out)
 
 
@@ -102,7 +104,9 @@ def test_all_gather(by: str, n: int, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("shots", ["one_shot", "two_shot"])
 def test_all_reduce(shots: str, n: int, monkeypatch: pytest.MonkeyPatch):
     a = normal(n, 1500)
-    for out in runs(getattr(example("07", monkeypatch), shots).get_tir(1500, n), n, {"A": list(a)}):
+    for out in runs(
+        getattr(example("07", monkeypatch), shots).get_tir(1500, n, dtype="float32"), n, {"A": list(a)}
+    ):
         for o in out:
             close(o["B"], a.sum(0))
             assert (o["B"] == out[0]["B"]).all()
@@ -215,7 +219,9 @@ def test_all_to_all(n: int, monkeypatch: pytest.MonkeyPatch):
     }
     scale = normal(n * local, seed=9)
     want = (plan["gate"] * scale[plan["expert"]]).sum(-1, keepdims=True) * x
-    for out in runs(module.dispatch.get_tir(tokens, topk, dim, local, n, blocks=blocks), n, given):
+    for out in runs(
+        module.dispatch.get_tir(tokens, topk, dim, local, n, blocks=blocks, dtype="float32"), n, given
+    ):
         answers = np.ma.masked_all((n, n, tokens * topk, dim), np.float32)
         rows = np.zeros((n, n), np.int32)
         for r, o in enumerate(out):
@@ -232,6 +238,6 @@ def test_all_to_all(n: int, monkeypatch: pytest.MonkeyPatch):
         "owner": list(owner),
         "place": list(place),
     }
-    for out in runs(module.combine.get_tir(tokens, topk, dim, n, blocks=blocks), n, given):
+    for out in runs(module.combine.get_tir(tokens, topk, dim, n, blocks=blocks, dtype="float32"), n, given):
         for r, o in enumerate(out):
             close(o["Y"], want[r])

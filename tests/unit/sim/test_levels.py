@@ -97,8 +97,8 @@ PLAIN: dict[str, Callable[[Any, int], Any]] = {
     "01": lambda m, n: (m.kernel.get_tir(1000), {"A": normal(1000), "B": normal(1000, seed=1)}),
     "03": lambda m, n: (m.kernel.get_tir(5, 100), {"X": normal(5, 100)}),
     "05": lambda m, n: (m.kernel.get_tir(3000), {"A": list(normal(n, 3000))}),
-    "06": lambda m, n: (m.puts.get_tir(2500, n), {"A": list(normal(n, 2500))}),
-    "07": lambda m, n: (m.two_shot.get_tir(1500, n), {"A": list(normal(n, 1500))}),
+    "06": lambda m, n: (m.puts.get_tir(2500, n, dtype="float32"), {"A": list(normal(n, 2500))}),
+    "07": lambda m, n: (m.two_shot.get_tir(1500, n, dtype="float32"), {"A": list(normal(n, 1500))}),
     "12": _attend,
     "14": lambda m, n: (m.kernel.get_tir(100, 1, block=64), {"A": list(normal(n, 1, 100))}),
 }
@@ -133,7 +133,7 @@ def test_all_to_all(monkeypatch: pytest.MonkeyPatch):
     route = _route(n, tokens, local, topk)
     x, gate = normal(n, tokens, dim), np.random.default_rng(9).random((n, tokens, topk)).astype(np.float32)
     sent = {"X": list(x), **{k: [r[k] for r in route] for k in ("token", "start", "counts")}}
-    kernel = module.dispatch.get_tir(tokens, topk, dim, local, n, blocks=4)
+    kernel = module.dispatch.get_tir(tokens, topk, dim, local, n, blocks=4, dtype="float32")
     report = check(kernel, n, sent, level="both", seeds=3)
     assert report, report
     arrays = launch(schedule(tile_level(kernel), 2, BOTH), n, sent, order="adversary").arrays
@@ -152,7 +152,7 @@ def test_all_to_all(monkeypatch: pytest.MonkeyPatch):
         "gate": list(gate),
     }
     sent |= {k: [r[k] for r in route] for k in ("owner", "place")}
-    kernel = module.combine.get_tir(tokens, topk, dim, n, blocks=4)
+    kernel = module.combine.get_tir(tokens, topk, dim, n, blocks=4, dtype="float32")
     report = check(kernel, n, sent, level="both", seeds=3)
     assert report, report
     for rank, out in enumerate(
