@@ -390,18 +390,25 @@ def team(ranks: Any) -> Team | Outside:
     mine = _need()
     if isinstance(ranks, Outside):
         return ranks
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and isinstance(ranks, int):
+    distributed = sys.modules.get("torch.distributed") if isinstance(ranks, int) else None
+    if distributed is not None and distributed.is_available():
         if ranks == distributed.GroupMember.NON_GROUP_MEMBER:  # what torch's new_group gives ranks outside
             return Outside(())
     if isinstance(ranks, Team):
         return _joined(mine, ranks)
     members = _members(ranks)
+    if (known := mine.teams.get(members)) is not None:
+        return known
     if not members or len(set(members)) != len(members) or not all(0 <= r < mine.world.size for r in members):
         raise TileValueError(
             f"team({list(members)})", expected=f"different ranks out of 0 … {mine.world.size - 1}"
         )
     return mine.make_team(members) if mine.place.rank in members else Outside(members)
+
+
+def world_team() -> Team:
+    """The team of all ranks."""
+    return _need().world
 
 
 # ---- the end

@@ -13,7 +13,7 @@ import shlex
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -39,9 +39,16 @@ class Var(Generic[T]):
     parse: Callable[[str], T]
     expected: str
     doc: str
+    #: the name as the table behind ``os.environ`` has it
+    key: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", os.fsencode(self.name))
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
         """The value now. Raises TileValueError, naming the variable, where its text does not fit."""
+        if environ is None and not texts(self)[0]:
+            return self.default()
         text = (os.environ if environ is None else environ).get(self.name, "").strip()
         if not text:
             return self.default()
@@ -53,6 +60,13 @@ class Var(Generic[T]):
                 expected=self.expected,
                 hint=f"unset {self.name}",
             ) from None
+
+
+def texts(*variables: Var) -> tuple[bytes | None, ...]:
+    """What the environment says of variables now, as a key of what was made of it. By the table behind
+    ``os.environ``, which takes a microsecond and an exception to say that a variable is not there."""
+    said = os.environ._data  # type: ignore[attr-defined]
+    return tuple([said.get(v.key) for v in variables])
 
 
 def _positive_int(text: str) -> int:

@@ -24,10 +24,12 @@ from typing import Any
 
 import torch
 
+from tilescale.comm import sim
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host, thin
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div, combine, filled, persistent, product, streamed
+from tilescale.ops.prepared import Plan, Plans, signature
 
 ACTIVATIONS = ("", "relu", "gelu", "silu")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -249,6 +251,24 @@ def matmul(
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
+    key = None
+    if config is None:
+        given = signature(a), signature(b), signature(bias), signature(out)
+        key = *given, activation, out_dtype, sim.here() is None
+    plan = _plans.of(key, lambda: _plan(a, b, bias, activation, out, out_dtype, config))
+    c: torch.Tensor = plan.result(out, a)
+    plan.run(a, b, bias, c)
+    return c
+
+
+_plans = Plans()
+
+
+def _plan(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None, config: Config | thin.Thin | None,
+) -> Plan:  # fmt: skip
+    """What `matmul` does: of a, b, the bias and the result."""
     (a, trans_a), (b, trans_b) = host.matrix(a, "a"), host.matrix(b, "b")
     M, K = reversed(a.shape) if trans_a else a.shape
     K2, N = reversed(b.shape) if trans_b else b.shape
@@ -264,10 +284,9 @@ def matmul(
     kind = out.dtype if out is not None and out_dtype is None else out_dtype or a.dtype
     if kind not in (a.dtype, torch.float32):
         raise TileTypeError(f"a result of {kind}", expected=f"{a.dtype} or torch.float32")
-    c = host.result(out, (M, N), kind, a)
+    host.taking(out, (M, N), kind)
     if bias is not None and (tuple(bias.shape) != (N,) or bias.dtype != kind):
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
-    added = () if bias is None else (bias.contiguous(),)
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
     few = host.dtype_name(a) != "float32" and thin.fits(M, N, K, a, b)
@@ -275,8 +294,13 @@ def matmul(
         if not few:
             wrong = f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}"
             raise TileValueError(wrong, expected=f"16-bit floats, {thin.FEW} rows or columns at most")
-        by_few(a, b, added, c, trans_a, trans_b, activation, config)
-        return c
+        cut = config if isinstance(config, thin.Thin) else None
+
+        def thinly(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> None:
+            a, b = host.lying(a, trans_a), host.lying(b, trans_b)
+            by_few(a, b, added(bias), c, trans_a, trans_b, activation, cut)
+
+        return Plan((M, N), kind, thinly)
     align_a, align_b = 1, 1
     if config is not None:
         how = config
@@ -284,7 +308,6 @@ def matmul(
         how, align_a, align_b = plan(
             M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a, trans_b
         )
-    a, b = lengthened(a, b, align_a, align_b)
     what = {
         "M": M if trans_a else None,
         "N": N,
@@ -293,11 +316,22 @@ def matmul(
         "trans_a": trans_a,
         "trans_b": trans_b,
     }
-    tail = {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    tail = {"out": host.dtype_of(kind), "bias": bias is not None, "activation": activation}
     if not how.stream:
         what |= {"align_a": align_a, "align_b": align_b}
-    run(a, b, added, c, how, what, tail)
-    return c
+    launches = launched(how, what, tail, host.target_of(a))
+
+    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> None:
+        a, b = host.lying(a, trans_a), host.lying(b, trans_b)
+        if align_a > 1 or align_b > 1:
+            a, b = lengthened(a, b, align_a, align_b)
+        launches(a, b, added(bias), c)
+
+    return Plan((M, N), kind, run)
+
+
+def added(bias: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    return () if bias is None else (bias.contiguous(),)
 
 
 def by_few(
@@ -353,11 +387,11 @@ def lengthened(
     return given[0], given[1]
 
 
-def run(
-    a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[str, Any], tail: dict[str, Any]
-) -> None:
-    """The launches of a configuration. ``what``: extents, dtype and order of the operands; ``tail``: what is
-    done with the sums."""
+def launched(
+    how: Config, what: dict[str, Any], tail: dict[str, Any], target: str
+) -> Callable[[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor], None]:
+    """The launches of a configuration, of a, b, the bias and c. ``what``: extents, dtype and order of the
+    operands; ``tail``: what is done with the sums."""
     cut = dict(vars(how))
     blocks, stream, split, swap, cluster = (
         cut.pop(name) for name in ("blocks", "stream", "split", "swap", "cluster")
@@ -371,23 +405,34 @@ def run(
     if stream:
         # A step for each, however few rows.
         blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))
-        partial = torch.empty(
-            blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device
-        )
-        ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
         cut["panel"] = max(1, how.panel)
-        host.launch(
-            streamed, (a, b, *bias, partial, ready, c), **what, **cut, blocks=blocks, swap=swap, **tail
-        )
-    elif blocks:
-        host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, cluster=cluster, **tail)
+        kernel = host.kernel(streamed, target, **what, **cut, blocks=blocks, swap=swap, **tail)
+
+        def in_turn(a: Any, b: Any, bias: tuple[Any, ...], c: Any) -> None:
+            partial = torch.empty(
+                blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device
+            )
+            ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
+            kernel(a, b, *bias, partial, ready, c)
+
+        return in_turn
+    if blocks:
+        kernel = host.kernel(persistent, target, **what, **cut, blocks=blocks, cluster=cluster, **tail)
     elif split == 1:
-        host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, cluster=cluster, **tail)
+        kernel = host.kernel(product, target, **what, **cut, split=split, swap=swap, cluster=cluster, **tail)
     else:
-        partial = torch.empty(split, c.shape[0], filled(c.shape[1], 4), dtype=torch.float32, device=c.device)
         plain = {**tail, "bias": False, "activation": ""}
-        host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, cluster=cluster, **plain)
-        host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, **tail)
+        parts = host.kernel(product, target, **what, **cut, split=split, swap=swap, cluster=cluster, **plain)
+        sums = host.kernel(combine, target, M=what["M"], N=what["N"], split=split, **tail)
+
+        def in_shares(a: Any, b: Any, bias: tuple[Any, ...], c: Any) -> None:
+            wide = filled(c.shape[1], 4)
+            partial = torch.empty(split, c.shape[0], wide, dtype=torch.float32, device=c.device)
+            parts(a, b, partial)
+            sums(partial, *bias, c)
+
+        return in_shares
+    return lambda a, b, bias, c: kernel(a, b, *bias, c)
 
 
 # ---- what is right, and what it is measured against

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tilescale.kernel import Kernel
 
 
+_STRIDED = torch.strided
+
+
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator of what people call: arguments that are annotated as tensors must be some. Views of numbers
     with their signs changed are made numbers that lie in memory, which kernels read; but of ``out``, which
@@ -37,15 +40,18 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for k, name, optional in wanted:
-            if k >= len(args) and name not in kwargs:
+            if k < len(args):
+                value = args[k]
+            elif name in kwargs:
+                value = kwargs[name]
+            else:
                 continue  # the function itself says what is missing
-            value = args[k] if k < len(args) else kwargs[name]
+            if value is None and optional:
+                continue
             if not isinstance(value, torch.Tensor):
-                if value is None and optional:
-                    continue
                 what = f"{name} of {function.__name__} is {type(value).__name__}"
                 raise TileTypeError(what, expected="a torch tensor" + (", or None" if optional else ""))
-            if value.layout is not torch.strided or value.is_nested:
+            if value.layout is not _STRIDED or value.is_nested:
                 kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
                 raise TileTypeError(f"{name} of {function.__name__} is {kind}", expected="a strided tensor")
             if value.is_neg() and name != "out":
@@ -57,6 +63,11 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return call
+
+
+def target_of(tensor: torch.Tensor) -> str:
+    """What kernels on a tensor's device are compiled for: what TILESCALE_TARGET says, else that device."""
+    return resolve_target(None, (tensor,))
 
 
 def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:
@@ -108,11 +119,12 @@ def has_clusters(device: torch.device) -> bool:
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    return _name(tensor.dtype)
+    return dtype_of(tensor.dtype)
 
 
 @functools.cache
-def _name(dtype: torch.dtype) -> str:
+def dtype_of(dtype: torch.dtype) -> str:
+    """A dtype's name in the language."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -123,13 +135,21 @@ def result(
     like: torch.Tensor,
     what: str = "out",
 ) -> torch.Tensor:
-    """``out``, checked, or a new tensor on ``like``'s device.
+    """``out``, as `taking` checks it, or a new tensor on ``like``'s device."""
+    taking(out, shape, dtype, what)
+    return torch.empty(shape, dtype=dtype, device=like.device) if out is None else out
+
+
+def taking(
+    out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str = "out"
+) -> None:
+    """Refuses what does not take a result.
 
     Raises:
         TileValueError, TileTypeError: ``out`` has another shape or dtype, or is not contiguous.
     """
     if out is None:
-        return torch.empty(shape, dtype=dtype, device=like.device)
+        return
     if tuple(out.shape) != shape or not out.is_contiguous():
         lies = "" if out.is_contiguous() else ", not contiguous"
         raise TileValueError(f"{what} is {tuple(out.shape)}{lies}", expected=f"{shape}, contiguous")
@@ -137,8 +157,7 @@ def result(
         said = "a view of numbers with their signs changed" if out.is_neg() else "a conjugated view"
         raise TileValueError(f"{what} is {said}", expected="numbers as they lie in memory")
     if out.dtype != dtype:
-        raise TileTypeError(f"{what} is {dtype_name(out)}", expected=_name(dtype))
-    return out
+        raise TileTypeError(f"{what} is {dtype_name(out)}", expected=dtype_of(dtype))
 
 
 def matrix(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
@@ -155,6 +174,11 @@ def matrix(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
     if tensor.T.is_contiguous():
         return tensor.T, True
     return tensor.contiguous(), False
+
+
+def lying(tensor: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """The first that `matrix` gives, where the second is known."""
+    return tensor.T if transposed else tensor.contiguous()
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

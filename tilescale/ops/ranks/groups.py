@@ -28,7 +28,7 @@ def team_of(group: Group) -> Team:
         CommError: `comm.init()` has not been called.
     """
     if group is None:
-        made = comm.team(range(comm.world_size()))
+        made = comm.world_team()
     elif isinstance(group, (list, tuple, range)):
         raise TileTypeError(
             f"group={group!r}",

@@ -19,9 +19,10 @@ of the hosts and cannot be captured.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ import torch
 from tilescale import comm, native
 from tilescale.comm.backend import Team
 from tilescale.errors import CommError, TileValueError
+from tilescale.ops.prepared import Plans
 from tilescale.ops.ranks.groups import Group, same_device, team_of
 
 #: bytes by which a workspace grows, and where the tensors in it begin
@@ -70,7 +72,11 @@ class Workspace:
 
     def __init__(self, team: Team):
         self._team = weakref.ref(team)  # the table's keys are to die with the heap
+        #: what calls of the team's operations do
+        self.plans = Plans()
         self._memory: dict[str, Any] = {}
+        #: by the name of a piece and a dtype the piece as numbers of that
+        self._numbers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._boxes: dict[tuple[int, torch.dtype, str], Any] = {}
         self._kept: list[Any] = []  # outgrown, in a CUDA graph
         #: by the name of a piece that is kept apart: whose result lies there now
@@ -78,10 +84,16 @@ class Workspace:
         self._captured = False
         self._stream: int | None = None  # that used the memory last
 
+    @property
+    def team(self) -> Team:
+        team = self._team()
+        assert team is not None
+        return team
+
     def tensors(
         self,
         like: torch.Tensor,
-        *wanted: tuple[Sequence[int], torch.dtype],
+        *wanted: tuple[tuple[int, ...], torch.dtype],
         what: str = "x",
         apart: str = "",
         clear: bool = False,
@@ -94,24 +106,20 @@ class Workspace:
             TileTypeError: ``like``, an operand, lies on another device than symmetric memory.
             TileValueError: memory has to grow while a CUDA graph is being captured.
         """
-        places, at = [], 0
-        for shape, dtype in wanted:
-            size = math.prod(shape) * dtype.itemsize
-            places.append((at, size))
-            at += -(-size // ALIGN) * ALIGN
+        places, size = _side_by_side(wanted)
         memory = self._memory.get(apart)
-        if memory is None or memory.numel() < at:
+        if memory is None or memory.numel() < size:
             memory = None  # so that the table alone holds the one that is dropped
-            memory = self._grown(apart, at, torch.uint8)
+            memory = self._grown(apart, size, torch.uint8)
             if clear:
                 memory.zero_()
-        self._note_capture()
         same_device(like, memory, what)
         self._order(memory)
-        return [
-            memory[at : at + size].view(dtype).view(tuple(shape))
-            for (shape, dtype), (at, size) in zip(wanted, places, strict=True)
-        ]
+        made = []
+        for shape, dtype, strides, first in places:
+            numbers = self._as(apart, dtype)
+            made.append(numbers.as_strided(shape, strides, numbers.storage_offset() + first))
+        return made
 
     def counters(self, *shape: int) -> torch.Tensor:
         """What a ``T.Signal(shape)`` takes: zero, as each launch leaves them."""
@@ -120,8 +128,15 @@ class Workspace:
         if counters is None or counters.numel() < count:
             counters = None
             counters = self._grown(COUNTERS, count, None)
-        made: torch.Tensor = counters[:count].view(shape)
+        made: torch.Tensor = counters.as_strided(shape, _strides(shape))
         return made
+
+    def _as(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A piece as numbers."""
+        found = self._numbers.get((name, dtype))
+        if found is None:
+            found = self._numbers[name, dtype] = self._memory[name].view(dtype)
+        return found
 
     def box(self, like: torch.Tensor, columns: int, dense: str = "") -> torch.Tensor:
         """What a ``T.Packets((team's size, columns), like's dtype)`` takes; with a word for ``dense`` a dense
@@ -146,6 +161,8 @@ class Workspace:
         team = self._team()
         assert team is not None
         _refuse_capture()
+        for key in [k for k in self._numbers if k[0] == name]:
+            del self._numbers[key]
         if (old := self._memory.pop(name, None)) is not None:
             if self._captured:
                 self._kept.append(old)
@@ -163,14 +180,31 @@ class Workspace:
         before its launch, by torch."""
         if not memory.is_cuda:
             return
+        if torch.cuda.is_current_stream_capturing():
+            self._captured = True
         stream = torch.cuda.current_stream(memory.device).cuda_stream
         if stream != self._stream and native.library().ts_gpu_order(ctypes.c_int64(stream)):
             raise CommError("the streams of two operations of several ranks cannot be ordered")
         self._stream = stream
 
-    def _note_capture(self) -> None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self._captured = True
+
+@functools.lru_cache(maxsize=4096)
+def _side_by_side(
+    wanted: tuple[tuple[tuple[int, ...], torch.dtype], ...],
+) -> tuple[tuple[tuple[tuple[int, ...], torch.dtype, tuple[int, ...], int], ...], int]:
+    """Of tensors of these shapes and dtypes: shape, dtype, strides, and the number of which it begins in
+    memory of its dtype; and the bytes of all."""
+    places, at = [], 0
+    for shape, dtype in wanted:
+        places.append((tuple(shape), dtype, _strides(shape), at // dtype.itemsize))
+        at += -(-math.prod(shape) * dtype.itemsize // ALIGN) * ALIGN
+    return tuple(places), at
+
+
+@functools.lru_cache(maxsize=4096)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    return tuple(math.prod(max(1, n) for n in shape[k + 1 :]) for k in range(len(shape)))
 
 
 def _refuse_capture() -> None:
