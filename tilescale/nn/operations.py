@@ -22,6 +22,8 @@ from torch.autograd import forward_ad
 call: Any = types.SimpleNamespace()
 
 _TENSORS = (Tensor, torch.nn.Parameter)
+#: what else schemas have. To ask whether such a value is a tensor takes torch a microsecond
+_OTHERS = (str, int, float, bool, type(None))
 
 
 def define(
@@ -47,11 +49,11 @@ def define(
         def run(*args: Any) -> Any:
             if not straight(args):
                 return dispatched(*args)
-            if not torch.is_grad_enabled() or not any(
-                isinstance(a, Tensor) and a.requires_grad for a in args
-            ):
-                return function(*args)
-            return dispatched(*args) if differentiable is None else differentiable.apply(*args)
+            if torch.is_grad_enabled():
+                for a in args:
+                    if type(a) in _TENSORS and a.requires_grad:
+                        return (dispatched if differentiable is None else differentiable.apply)(*args)
+            return function(*args)
 
         run.__name__, run.__doc__ = name, function.__doc__
         run.function = function  # type: ignore[attr-defined]
@@ -78,15 +80,23 @@ def straight(args: tuple[Any, ...]) -> bool:
     """Whether nothing has to see a call of these arguments but its function and autograd: no compiler or
     tracer, no mode (fake tensors, a policy of checkpoints, a counter), no transform of functions, no tensor
     of a kind of its own (DTensor), and none that is special."""
-    return not (
+    if (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
-        or any(isinstance(a, Tensor) and (type(a) not in _TENSORS or _is_special(a)) for a in args)
-    )
+    ):
+        return False
+    for a in args:
+        kind = type(a)
+        if kind in _TENSORS:
+            if _is_special(a):
+                return False
+        elif kind not in _OTHERS and isinstance(a, Tensor):
+            return False
+    return True
 
 
 def _is_special(a: Tensor) -> bool:

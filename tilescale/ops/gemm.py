@@ -319,7 +319,7 @@ def _plan(
     tail = {"out": host.dtype_of(kind), "bias": bias is not None, "activation": activation}
     if not how.stream:
         what |= {"align_a": align_a, "align_b": align_b}
-    launches = launched(how, what, tail, host.target_of(a))
+    launches = launched(how, what, tail, host.target_of(a.device))
 
     def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, c: torch.Tensor) -> None:
         a, b = host.lying(a, trans_a), host.lying(b, trans_b)
@@ -409,9 +409,8 @@ def launched(
         kernel = host.kernel(streamed, target, **what, **cut, blocks=blocks, swap=swap, **tail)
 
         def in_turn(a: Any, b: Any, bias: tuple[Any, ...], c: Any) -> None:
-            partial = torch.empty(
-                blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device
-            )
+            tile = (how.BN, how.BM) if swap else (how.BM, how.BN)
+            partial = torch.empty(blocks, *tile, dtype=torch.float32, device=c.device)
             ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
             kernel(a, b, *bias, partial, ready, c)
 

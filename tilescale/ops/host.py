@@ -65,9 +65,9 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def target_of(tensor: torch.Tensor) -> str:
-    """What kernels on a tensor's device are compiled for: what TILESCALE_TARGET says, else that device."""
-    return resolve_target(None, (tensor,))
+def target_of(device: torch.device) -> str:
+    """What kernels on a device are compiled for: what TILESCALE_TARGET says, else that device."""
+    return resolve_target(None, (torch.empty(0, device=device),))
 
 
 def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:
@@ -140,9 +140,7 @@ def result(
     return torch.empty(shape, dtype=dtype, device=like.device) if out is None else out
 
 
-def taking(
-    out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str = "out"
-) -> None:
+def taking(out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str = "out") -> None:
     """Refuses what does not take a result.
 
     Raises:

@@ -254,24 +254,25 @@ def way(how: str | None, choice: str, ways: tuple[str, ...], order: str, torch_g
 def constants(
     cut: Cut,
     world: int,
-    x: torch.Tensor,
-    c: torch.Tensor,
-    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    out: torch.dtype,
+    bias: int,
     activation: str,
     *extents: int,
 ) -> dict[str, Any]:
-    """What a kernel that adds is made of; ``extents``: lengths of rows that all ranks agree on."""
-    size = max(x.element_size(), c.element_size())
+    """What a kernel that adds is made of. ``bias``: its numbers, 0: there is none; ``extents``: lengths of
+    rows that all ranks agree on."""
+    size = max(dtype.itemsize, out.itemsize)
     return {
         "world": world,
         "P": cut.P,
         "Q": cut.Q,
         "blocks": cut.blocks,
         "threads": cut.threads,
-        "dtype": host.dtype_name(x),
+        "dtype": host.dtype_of(dtype),
         "align": math.gcd(16 // size, *extents),
-        "out": host.dtype_name(c),
-        "bias": 0 if bias is None else bias.numel(),
+        "out": host.dtype_of(out),
+        "bias": bias,
         "activation": activation,
     }
 

@@ -19,11 +19,22 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
+from tilescale.ops.prepared import Plan, signature
 from tilescale.ops.ranks import engine, flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import gather, gather_by_packets
-from tilescale.ops.ranks.groups import Group, filled, gather_into, library, rows_of, share, team_of, total
-from tilescale.ops.ranks.workspace import workspace
+from tilescale.ops.ranks.groups import (
+    Group,
+    filled,
+    gather_into,
+    library,
+    number_of,
+    rows_of,
+    share,
+    team_of,
+    total,
+)
+from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: bytes of a rank's part, times the other ranks, up to which packets are taken; bytes from which NCCL's
 #: gather is. On 2 H100, 2026-11-24 (tests/bench/results/ranks_2.json), 1 MB took 9.3 µs in packets, 15.7
@@ -92,22 +103,37 @@ def all_gather(
         TileValueError, TileTypeError: what does not fit; a library without a process group.
     """
     team = team_of(group)
+    space, torch_group = workspace(team), library(group, team, x)
+    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
+    rows = None if rows is None else number_of(rows, "rows")
+    reached = out is not None and symmetric(out, team)
+    given = signature(x), signature(out)
+    key = ("all_gather", *given, torch_group is not None, reached, rows, how, blocks)
+    plan = space.plans.of(key, lambda: _plan(team, x, torch_group, rows, out, reached, how, blocks))
+    form, first = "x that is this rank's rows of out (in place)", team.rank * share(plan.shape[0], team.size)
+    own = flat.in_place("all_gather", x, out, form, lambda o: (x, o.narrow(0, first, len(x))))
+    made: torch.Tensor = plan.run(space, x, out, torch_group, own)
+    return made
+
+
+def _plan(
+    team: Team, x: torch.Tensor, torch_group: Any, rows: int | None, out: torch.Tensor | None, reached: bool,
+    how: str | None, blocks: int | None,
+) -> Plan:  # fmt: skip
+    """What `all_gather` does: of the team's memory, x, ``out``, torch's group, and whether x is this rank's
+    rows of ``out``. It gives the result."""
     if x.dim() == 0:
         raise TileValueError("all_gather of a number", expected="a tensor of one axis at least")
-    M = total(rows, x.shape[0], team, "x")
+    M, world, dtype = total(rows, x.shape[0], team, "x"), team.size, x.dtype
     shape = (M, *x.shape[1:])
-    out = None if out is None else host.result(out, shape, x.dtype, x)
-    each = share(M, team.size)
+    host.taking(out, shape, dtype)
+    each = share(M, world)
     inner = math.prod(x.shape[1:])
-    form = "x that is this rank's rows of out (in place)"
-    first = team.rank * each
-    own = flat.in_place("all_gather", x, out, form, lambda o: (x, o.narrow(0, first, len(x))))
-    torch_group = library(group, team, x)
     size = each * inner * x.element_size()
     kept = flat.kept(team, "all_gather", x, blocks, size=size)
     # Only the last ranks have fewer rows: the result is the front of n equal parts.
-    fits = out is not None and M == each * team.size and flat.begins(out)
-    reached = fits and symmetric(out, team)
+    fits = out is not None and M == each * world and flat.begins(out)
+    reached = reached and fits
     able = {
         "packets": inner * x.element_size() % 4 == 0 and flat.resident(size, host.units(x.device)),
         "kernel": True,
@@ -115,7 +141,7 @@ def all_gather(
         "library": torch_group is not None,
     }
     choice = flat.allowed(kept, WAYS, torch_group)
-    way = how or choice or choose(size, torch_group is not None, team.size, reached)
+    way = how or choice or choose(size, torch_group is not None, world, reached)
     if how is not None and not (able.get(how, False) or (how in WAYS and M * inner == 0)):
         raise TileValueError(
             f"how={how!r} of rows of {inner * x.element_size()} bytes",
@@ -124,63 +150,85 @@ def all_gather(
             '"library" where torch has a process group of these ranks',
         )
     if M * inner == 0:
-        return out if out is not None else x.new_empty(shape)
+        return Plan(
+            shape, dtype, lambda space, x, out, torch_group, own: x.new_empty(shape) if out is None else out
+        )
     if not able[way] or (way == "packets" and how is None and kept["blocks"] is not None):
         way = "kernel"
     if way == "engine":
-        c = x.new_empty(shape) if out is None else out
-        if reached:
-            engine.push(x.contiguous(), c, team)
-        else:
-            by_engines(x, c, size, team, flat.multiprocessors(x.device, kept["blocks"]))
-        return c
-    whole = out if fits and out is not None else x.new_empty(each * team.size, *x.shape[1:])
-    if own and whole is out:  # kernels write these rows, too; engines copy them onto x
-        x = x.clone()
-    gathered(x.contiguous(), whole, M, team, way, torch_group, kept["blocks"])
-    if out is None:
-        return whole[:M]
-    return out if whole is out else out.copy_(whole[:M])
+        units = flat.multiprocessors(x.device, kept["blocks"])
+
+        def by_copies(
+            space: Workspace, x: torch.Tensor, out: torch.Tensor | None, torch_group: Any, own: bool
+        ) -> torch.Tensor:
+            c = x.new_empty(shape) if out is None else out
+            if reached:
+                engine.push(x.contiguous(), c, space.team)
+            else:
+                by_engines(x, c, size, space.team, units)
+            return c
+
+        return Plan(shape, dtype, by_copies)
+    cross = gathering(each, inner, dtype, x.device, M, team, way, reached, kept["blocks"])
+    padded = (each * world, *x.shape[1:])
+
+    def run(
+        space: Workspace, x: torch.Tensor, out: torch.Tensor | None, torch_group: Any, own: bool
+    ) -> torch.Tensor:
+        whole = out if fits and out is not None else x.new_empty(padded)
+        if own and whole is out:  # kernels write these rows, too; engines copy them onto x
+            x = x.clone()
+        cross(space, x.contiguous(), whole, torch_group)
+        if out is None:
+            return whole if M == len(whole) else whole[:M]
+        return out if whole is out else out.copy_(whole[:M])
+
+    return Plan(shape, dtype, run)
 
 
-def gathered(
-    x: torch.Tensor,
-    whole: torch.Tensor,
-    rows: int,
-    team: Team,
-    way: str,
-    torch_group: Any,
-    blocks: int | None = None,
-) -> None:
-    """Puts everyone's x at its part of ``whole``, of which ``rows`` rows are someone's."""
+def gathering(
+    each: int, inner: int, dtype: torch.dtype, device: torch.device, rows: int, team: Team, way: str,
+    reached: bool, blocks: int | None,
+) -> Callable[[Workspace, torch.Tensor, torch.Tensor, Any], None]:  # fmt: skip
+    """What puts everyone's x, ``each`` rows of ``inner`` numbers, at its part of ``whole``, of which ``rows``
+    rows are someone's: of the team's memory, x, ``whole``, which peers write where ``reached``, and torch's
+    group."""
     if way == "library":
-        part = whole.shape[0] // team.size
-        gather_into(whole, filled(x, part), torch_group)
-        return
-    inner = math.prod(x.shape[1:]) * x.element_size()
-    size = whole.shape[0] // team.size * inner
+        return lambda space, x, whole, torch_group: gather_into(whole, filled(x, each), torch_group)
+    world, size, front = team.size, each * inner * dtype.itemsize, rows * inner * dtype.itemsize
+    target = host.target_of(device)
     if way == "packets":
-        a, c = flat.row(x, torch.int32), flat.row(whole, torch.int32).view(team.size, -1)
-        blocks, each = flat.boxes(size), flat.EACH // 4
-        cut_up = {"world": team.size, "P": each, "blocks": blocks, "threads": 128, "dtype": "int32"}
-        box = workspace(team).box(a, blocks * (each + 4))
-        align = math.gcd(16, size, rows * inner) // 4
-        host.launch(gather_by_packets, (a, box, c), **cut_up, align=align)
-        return
-    kind, align = flat.words(size, rows * inner)
-    a, c = flat.row(x, kind), flat.row(whole, kind).view(team.size, -1)
-    cut = flat.cut(size, a.element_size(), flat.multiprocessors(x.device, blocks), team.size)
-    space = workspace(team)
+        boxes, words = flat.boxes(size), flat.EACH // 4
+        what = {"world": world, "P": words, "blocks": boxes, "threads": 128, "dtype": "int32"}
+        align = math.gcd(16, size, front) // 4
+        kernel = host.kernel(gather_by_packets, target, **what, align=align)
+
+        def by_packets(space: Workspace, x: torch.Tensor, whole: torch.Tensor, torch_group: Any) -> None:
+            a, c = flat.row(x, torch.int32), flat.row(whole, torch.int32).view(world, -1)
+            kernel(a, space.box(a, boxes * (words + 4)), c)
+
+        return by_packets
+    kind, align = flat.words(size, front)
+    cut = flat.cut(size, kind.itemsize, flat.multiprocessors(device, blocks), world)
     # Rows that begin anywhere would be put number by number.
-    direct = symmetric(whole, team) and size % 16 == 0
-    what: dict[str, Any] = {"world": team.size, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
-    what |= {"dtype": host.dtype_name(a), "align": align, "direct": direct, "givers": cut.givers}
-    arrived = space.counters(team.size, cut.givers or cut.blocks)
-    if direct:
-        host.launch(gather, (a, c, arrived), **what)
-    else:
-        (g,) = space.tensors(x, ((team.size, flat.padded(c.shape[1], c.element_size())), c.dtype))
-        host.launch(gather, (a, g, arrived, c), **what)
+    direct = reached and size % 16 == 0
+    what = {"world": world, "Q": cut.Q, "blocks": cut.blocks, "threads": cut.threads}
+    what |= {"dtype": host.dtype_of(kind), "align": align, "direct": direct, "givers": cut.givers}
+    kernel, padded = (
+        host.kernel(gather, target, **what),
+        (world, flat.padded(size // kind.itemsize, kind.itemsize)),
+    )
+
+    def run(space: Workspace, x: torch.Tensor, whole: torch.Tensor, torch_group: Any) -> None:
+        a, c = flat.row(x, kind), flat.row(whole, kind).view(world, -1)
+        arrived = space.counters(world, cut.givers or cut.blocks)
+        if direct:
+            kernel(a, c, arrived)
+        else:
+            (g,) = space.tensors(x, (padded, kind))
+            kernel(a, g, arrived, c)
+
+    return run
 
 
 def by_engines(x: torch.Tensor, out: torch.Tensor, size: int, team: Team, units: int) -> None:

@@ -24,12 +24,14 @@ from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
+from tilescale.ops.prepared import Plan
 from tilescale.ops.ranks import engine, fp8
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gemms import (
     Operands,
     biased,
+    called,
     checked,
     chosen,
     configured,
@@ -39,8 +41,8 @@ from tilescale.ops.ranks.gemms import (
     tiles,
     worthwhile,
 )
-from tilescale.ops.ranks.groups import Group, filled, gather_into, rows_of, share, team_of, total
-from tilescale.ops.ranks.workspace import workspace
+from tilescale.ops.ranks.groups import Group, filled, gather_into, number_of, rows_of, share, team_of, total
+from tilescale.ops.ranks.workspace import Workspace, workspace
 
 
 @dataclass(frozen=True)
@@ -336,13 +338,40 @@ def product_and_rows(
     memory: it is there until the group's next operation. ``whole``: this rank's own rows are wanted there,
     too; without it they may be missing."""
     team = team_of(group)
+    space, rows = workspace(team), None if rows is None else number_of(rows, "rows")
+    key = None
+    if config is None:
+        key = called("all_gather_matmul", x, w, bias, out, activation, rows, out_dtype, whole)
+    plan = space.plans.of(
+        key, lambda: _plan(team, x, w, bias, activation, rows, out, out_dtype, config, whole)
+    )
+    c = plan.result(out, x)
+    return c, plan.run(space, x, w, bias, c, group)
+
+
+def _plan(
+    team: Team, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, activation: str,
+    rows: int | None, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Config | None,
+    whole: bool,
+) -> Plan:  # fmt: skip
+    """What `product_and_rows` does: of the team's memory, x, w, the bias, the result and the group. It gives
+    the gathered x."""
     given = checked("all_gather_matmul", x, w, bias, activation, out, out_dtype)
     M, N, K = total(rows, given.rows, team, "x"), given.N, given.K
-    c = host.result(out, (M, N), given.out, given.x)
+    world, dtype, trans_b, own_rows = team.size, x.dtype, given.trans_b, given.rows
+    result = (M, N), given.out
+    host.taking(out, *result)
     if M == 0:
-        return c, given.x
-    if team.size == 1:
-        return gemm.matmul(x, w, bias, activation, out=c), given.x
+        return Plan(*result, lambda space, x, w, bias, c, group: x.contiguous())
+    if world == 1:
+
+        def alone_here(
+            space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
+        ) -> torch.Tensor:
+            gemm.matmul(x, w, bias, activation, out=c)
+            return x.contiguous()
+
+        return Plan(*result, alone_here)
     how = counted(config or configured(team, "all_gather_matmul", choose, M, given, K), Config)
     if how.BM % how.high:
         raise TileValueError(
@@ -350,34 +379,54 @@ def product_and_rows(
             expected="high that divides BM: tiles await the pieces that begin in their rows, and no others "
             "where a rank's rows are whole tiles",
         )
-    run = ceil_div(ceil_div(K, how.wide), how.groups) * how.wide
-    if how.groups > 1 and run % how.BK:
-        text = f"groups of whole steps of BK={how.BK}: of K={K} one has {run}"
+    deep = ceil_div(ceil_div(K, how.wide), how.groups) * how.wide
+    if how.groups > 1 and deep % how.BK:
+        text = f"groups of whole steps of BK={how.BK}: of K={K} one has {deep}"
         raise TileValueError(f"{how}", expected=text, hint="wide that is a multiple of BK")
     if how.engine:
-        return c, beside_engines(given, c, M, bias, activation, team, whole)
+        form = given._replace(x=None, w=None)  # a plan keeps no tensor alive
+
+        def by_copies(
+            space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
+        ) -> torch.Tensor:
+            return beside_engines(form.of(x, w), c, M, bias, activation, space.team, whole)
+
+        return Plan(*result, by_copies)
     if not how.fused:
-        gathered = all_gather(given.x, group=group, rows=M)
-        return gemm.matmul(gathered, w, bias, activation, out=c), gathered
-    space = workspace(team)
-    (everyone,) = space.tensors(x, ((M, K), x.dtype))
-    here = space.counters(ceil_div(M, how.BM), how.groups)
-    what = constants(how, given, c, bias, activation, team.size, M=M, K=K)
-    each = share(M, team.size)
-    own = everyone[team.rank * each :][: given.rows]
-    if what.pop("pull"):
-        own.copy_(given.x)  # before this rank enters the launch
-        host.launch(pull_gemm, (everyone, given.w, biased(bias, c), here, c), **what)
-        return c, everyone
-    if given.rows < each:  # on the last ranks
-        padded = x.new_empty(each, K)
-        padded[: given.rows] = x
-        given = given._replace(x=padded)
-    args = (given.x, everyone, given.w, biased(bias, c), here, c)
-    host.launch(gather_gemm, args, **what)
-    if whole:  # nobody else writes them, and no later launch touches this rank before it enters it
-        own.copy_(x)
-    return c, everyone
+
+        def apart(
+            space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
+        ) -> torch.Tensor:
+            gathered: torch.Tensor = all_gather(x.contiguous(), group=group, rows=M)
+            gemm.matmul(gathered, w, bias, activation, out=c)
+            return gathered
+
+        return Plan(*result, apart)
+    what = constants(how, given, bias, activation, world, M=M, K=K)
+    pull, target, each = what.pop("pull"), host.target_of(x.device), share(M, world)
+    kernel = host.kernel(pull_gemm if pull else gather_gemm, target, **what)
+    tall, first = ceil_div(M, how.BM), min(M, team.rank * each)
+
+    def run(
+        space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
+    ) -> torch.Tensor:
+        (everyone,) = space.tensors(x, ((M, K), dtype))
+        here, w = space.counters(tall, how.groups), host.lying(w, trans_b)
+        if pull:
+            everyone.narrow(0, first, own_rows).copy_(x)  # before this rank enters the launch
+            kernel(everyone, w, biased(bias, c), here, c)
+            return everyone
+        if own_rows < each:  # on the last ranks
+            padded = x.new_empty(each, K)
+            padded[:own_rows] = x
+        else:
+            padded = x.contiguous()
+        kernel(padded, everyone, w, biased(bias, c), here, c)
+        if whole:  # nobody else writes them, and no later launch touches this rank before it enters it
+            everyone.narrow(0, first, own_rows).copy_(x)
+        return everyone
+
+    return Plan(*result, run)
 
 
 def beside_engines(

@@ -18,15 +18,19 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale.ops import gemm, host
+from tilescale.comm.backend import Team
+from tilescale.ops import host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
+from tilescale.ops.prepared import Plan
 from tilescale.ops.ranks import fp8, reduce
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemm_scatter import RAGGED, SMALL, Config, draw
 from tilescale.ops.ranks.gemms import (
     add_parts,
     alone,
+    alone_there,
     biased,
+    called,
     checked,
     chosen,
     configured,
@@ -39,6 +43,7 @@ from tilescale.ops.ranks.gemms import (
     lead_of,
     library_sum,
     load_packed,
+    nothing,
     packed_of,
     packed_shape,
     places,
@@ -50,8 +55,8 @@ from tilescale.ops.ranks.gemms import (
     turn,
     worthwhile,
 )
-from tilescale.ops.ranks.groups import Group, share, team_of
-from tilescale.ops.ranks.workspace import workspace
+from tilescale.ops.ranks.groups import Group, number_of, share, team_of
+from tilescale.ops.ranks.workspace import Workspace, workspace
 
 
 @functools.cache
@@ -198,31 +203,52 @@ def matmul_all_reduce(
             way = reduce.choose(size, team.size, "rank", False, host.units(x.device))
             reduce.reduced(own_part, c, team, way, bias, activation)
         return c
+    space, inner = workspace(team), inner if inner is None else number_of(inner, "inner", least=1)
+    key = (
+        called("matmul_all_reduce", x, w, bias, out, activation, inner, out_dtype) if config is None else None
+    )
+    plan = space.plans.of(key, lambda: _plan(team, x, w, bias, activation, inner, out, out_dtype, config))
+    c = plan.result(out, x)
+    plan.run(space, x, w, bias, c)
+    return c
+
+
+def _plan(
+    team: Team, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, activation: str,
+    inner: int | None, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Config | None,
+) -> Plan:  # fmt: skip
+    """What `matmul_all_reduce` does: of the team's memory, x, w, the bias and the result."""
     given = checked("matmul_all_reduce", x, w, bias, activation, out, out_dtype, empty=inner is not None)
-    M, N = given.rows, given.N
+    M, N, world, dtype = given.rows, given.N, team.size, x.dtype
     K, align = inner_of(inner, given.K, team)
-    c = host.result(out, (M, N), given.out, given.x)
+    result = (M, N), given.out
+    host.taking(out, *result)
     if M == 0:
-        return c
-    if team.size == 1:
-        return gemm.matmul(x, w, bias, activation, out=c)
+        return Plan(*result, nothing)
+    if world == 1:
+        return Plan(*result, alone_there(activation))
     how = counted(config or configured(team, "matmul_all_reduce", choose, M, given, K), Config)
     if not how.fused:
-        way = reduce.choose(M * N * x.element_size(), team.size, "rank", False, host.units(x.device))
-        reduce.reduced(product(given.x, w), c, team, way, bias, activation)
-        return c
-    given = told(given, inner, team)
-    space, count = workspace(team), ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN), team.size)
-    others = (team.size - 1, count)
-    shape = (*others, *packed_of("matmul_all_reduce", how, given.trans_b))
+        way = reduce.choose(M * N * dtype.itemsize, world, "rank", False, host.units(x.device))
+        added = 0 if bias is None else N
+        add = reduce.reducing(M * N, dtype, given.out, x.device, team, way, added, activation)
+        return Plan(*result, lambda space, x, w, bias, c: add(space, product(x.contiguous(), w), c, bias))
+    trans_b = told(given, inner, team).trans_b
+    count = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN), world)
+    others = (world - 1, count)
+    shape = (*others, *packed_of("matmul_all_reduce", how, trans_b))
     finished = packed_shape(how.BM, how.BN, (1, 256))
-    parts, sums = space.tensors(x, (shape, x.dtype), ((*others, *finished), c.dtype))
-    own, mine = x.new_empty(shape), c.new_empty(1, count, *finished)
-    flags = space.counters(team.size, count)
-    what = constants(how, given, c, bias, activation, team.size, M=M, **depth(K, align))
-    args = (given.x, given.w, biased(bias, c), own, parts, mine, sums, flags[0], flags[1:], c)
-    host.launch(gemm_reduce, args, **what)
-    return c
+    what = constants(how, given, bias, activation, world, M=M, **depth(K, align)) | {"trans_b": trans_b}
+    kernel = host.kernel(gemm_reduce, host.target_of(x.device), **what)
+
+    def run(space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor) -> None:
+        parts, sums = space.tensors(x, (shape, dtype), ((*others, *finished), c.dtype))
+        own, mine = x.new_empty(shape), c.new_empty(1, count, *finished)
+        flags = space.counters(world, count)
+        given = x.contiguous(), host.lying(w, trans_b), biased(bias, c)
+        kernel(*given, own, parts, mine, sums, flags[0], flags[1:], c)
+
+    return Plan(*result, run)
 
 
 # ---- what is right, and what it is measured against

@@ -17,15 +17,19 @@ from typing import Any
 import torch
 
 import tilescale.language as T
-from tilescale.ops import gemm, host
+from tilescale.comm.backend import Team
+from tilescale.ops import host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
+from tilescale.ops.prepared import Plan
 from tilescale.ops.ranks import fp8, scatter
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemms import (
     add_parts,
     alone,
+    alone_there,
     bias_of,
     biased,
+    called,
     checked,
     chosen,
     configured,
@@ -39,6 +43,7 @@ from tilescale.ops.ranks.gemms import (
     knobs,
     lead_of,
     library_sum,
+    nothing,
     packed_of,
     packed_shape,
     places,
@@ -50,8 +55,8 @@ from tilescale.ops.ranks.gemms import (
     turn,
     worthwhile,
 )
-from tilescale.ops.ranks.groups import Group, rows_of, share, team_of
-from tilescale.ops.ranks.workspace import workspace
+from tilescale.ops.ranks.groups import Group, number_of, rows_of, share, team_of
+from tilescale.ops.ranks.workspace import Workspace, workspace
 
 
 @dataclass(frozen=True)
@@ -199,28 +204,49 @@ def matmul_reduce_scatter(
         if M:
             scatter.scattered(own_part, c, M, team, bias, activation)
         return c
+    space, inner = workspace(team), inner if inner is None else number_of(inner, "inner", least=1)
+    key = (
+        called("matmul_reduce_scatter", x, w, bias, out, activation, inner, out_dtype)
+        if config is None
+        else None
+    )
+    plan = space.plans.of(key, lambda: _plan(team, x, w, bias, activation, inner, out, out_dtype, config))
+    c = plan.result(out, x)
+    plan.run(space, x, w, bias, c)
+    return c
+
+
+def _plan(
+    team: Team, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, activation: str,
+    inner: int | None, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Config | None,
+) -> Plan:  # fmt: skip
+    """What `matmul_reduce_scatter` does: of the team's memory, x, w, the bias and the result."""
     given = checked("matmul_reduce_scatter", x, w, bias, activation, out, out_dtype, empty=inner is not None)
-    M, N = given.rows, given.N
+    M, N, world, dtype = given.rows, given.N, team.size, x.dtype
     K, align = inner_of(inner, given.K, team)
-    c = host.result(out, (rows_of(team.rank, M, team.size), N), given.out, given.x)
+    result = (rows_of(team.rank, M, world), N), given.out
+    host.taking(out, *result)
     if M == 0:
-        return c
-    if team.size == 1:
-        return gemm.matmul(x, w, bias, activation, out=c)
-    each = share(M, team.size)
+        return Plan(*result, nothing)
+    if world == 1:
+        return Plan(*result, alone_there(activation))
     how = counted(config or configured(team, "matmul_reduce_scatter", choose, M, given, K), Config)
     if not how.fused:
-        scatter.scattered(product(given.x, w), c, M, team, bias, activation)
-        return c
-    given = told(given, inner, team)
-    space = workspace(team)
-    count = ceil_div(each, how.BM) * ceil_div(N, how.BN)
-    shape = (team.size - 1, count, *packed_of("matmul_reduce_scatter", how, given.trans_b))
-    (parts,) = space.tensors(x, (shape, x.dtype))
-    arrived, own = space.counters(count), x.new_empty(shape)
-    what = constants(how, given, c, bias, activation, team.size, M=M, **depth(K, align))
-    host.launch(gemm_scatter, (given.x, given.w, biased(bias, c), own, parts, arrived, c), **what)
-    return c
+        added = 0 if bias is None else N
+        add = scatter.scattering(M, N, dtype, given.out, x.device, team, added, activation)
+        return Plan(*result, lambda space, x, w, bias, c: add(space, product(x.contiguous(), w), c, bias))
+    trans_b = told(given, inner, team).trans_b
+    count = ceil_div(share(M, world), how.BM) * ceil_div(N, how.BN)
+    shape = (world - 1, count, *packed_of("matmul_reduce_scatter", how, trans_b))
+    what = constants(how, given, bias, activation, world, M=M, **depth(K, align)) | {"trans_b": trans_b}
+    kernel = host.kernel(gemm_scatter, host.target_of(x.device), **what)
+
+    def run(space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor) -> None:
+        (parts,) = space.tensors(x, (shape, dtype))
+        arrived, own = space.counters(count), x.new_empty(shape)
+        kernel(x.contiguous(), host.lying(w, trans_b), biased(bias, c), own, parts, arrived, c)
+
+    return Plan(*result, run)
 
 
 # ---- what is right, and what it is measured against

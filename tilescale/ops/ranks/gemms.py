@@ -17,6 +17,7 @@ from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.prepared import signature
 from tilescale.ops.ranks import picks
 from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import number_of, rows_of, share
@@ -37,6 +38,10 @@ class Operands(NamedTuple):
     N: int
     K: int
     out: torch.dtype
+
+    def of(self, x: torch.Tensor, w: torch.Tensor) -> Operands:
+        """Those of another call that is alike."""
+        return self._replace(x=x.contiguous(), w=host.lying(w, self.trans_b))
 
 
 def checked(
@@ -82,7 +87,6 @@ def checked(
 def constants(
     how: Any,
     given: Operands,
-    c: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str,
     world: int,
@@ -91,7 +95,33 @@ def constants(
     """What a kernel for both steps is made of: its Config's fields, what its operands are, and ``more``."""
     what = {k: v for k, v in vars(how).items() if k not in ("fused", "engine")}
     what |= {"N": given.N, "world": world, "dtype": host.dtype_name(given.x), "trans_b": given.trans_b}
-    return what | {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation, **more}
+    return what | {
+        "out": host.dtype_of(given.out),
+        "bias": bias is not None,
+        "activation": activation,
+        **more,
+    }
+
+
+def called(
+    operation: str, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
+    *said: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """What a call of a product is known by."""
+    return operation, signature(x), signature(w), signature(bias), signature(out), *said
+
+
+def nothing(space: Any, x: Any, w: Any, bias: Any, c: Any) -> None:
+    """What a product of no rows does."""
+
+
+def alone_there(activation: str) -> Callable[..., None]:
+    """What a product does of one rank: of a team's memory, x, w, the bias and the result."""
+
+    def run(space: Any, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor) -> None:
+        gemm.matmul(x, w, bias, activation, out=c)
+
+    return run
 
 
 def configured(

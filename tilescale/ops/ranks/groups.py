@@ -27,6 +27,7 @@ def team_of(group: Group) -> Team:
         TileTypeError, TileValueError: something else, or this rank is not in it.
         CommError: `comm.init()` has not been called.
     """
+    made: Any
     if group is None:
         made = comm.world_team()
     elif isinstance(group, (list, tuple, range)):

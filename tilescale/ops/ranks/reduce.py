@@ -17,12 +17,13 @@ import torch
 from tilescale.comm.backend import Team
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
+from tilescale.ops.prepared import Plan, signature
 from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import by_packets, one_shot, two_shot, two_shot_by_packets
 from tilescale.ops.ranks.gemms import biased
-from tilescale.ops.ranks.groups import Group, library, share, team_of
-from tilescale.ops.ranks.workspace import workspace
+from tilescale.ops.ranks.groups import Group, library, number_of, share, team_of
+from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: of what does not go in packets: bytes up to which one shot is faster than two, of two ranks (250 µs against
 #: 261 at 64 MB, 30 against 29 at 4 MB on 2 H100, 2026-11-24), and from which NCCL may be. By hand on 4 H200
@@ -101,79 +102,114 @@ def all_reduce(
         group.
     """
     team = team_of(group)
+    space, torch_group = workspace(team), library(group, team, x)
+    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
+    form = "out that is x (in place, on all ranks)"
+    own = flat.in_place("all_reduce", x, out, form, lambda o: (x, o))
+    key = ("all_reduce", signature(x), signature(out), own, torch_group is not None, order, how, blocks)
+    plan = space.plans.of(key, lambda: _plan(team, x, torch_group, order, out, own, how, blocks))
+    c: torch.Tensor = plan.result(out, x)
+    plan.run(space, x, c, torch_group)
+    return c
+
+
+def _plan(
+    team: Team, x: torch.Tensor, torch_group: Any, order: str, out: torch.Tensor | None, own: bool,
+    how: str | None, blocks: int | None,
+) -> Plan:  # fmt: skip
+    """What `all_reduce` does: of the team's memory, x, the result and torch's group."""
     flat.summed(x, "all_reduce")
-    c = host.result(out, tuple(x.shape), x.dtype, x)
-    flat.in_place("all_reduce", x, out, "out that is x (in place, on all ranks)", lambda o: (x, o))
-    torch_group = library(group, team, x)
-    size = x.numel() * x.element_size()
-    kept, units = (
-        flat.kept(team, "all_reduce", x, blocks, size=size, order=order),
-        host.units(x.device),
-    )
+    host.taking(out, tuple(x.shape), x.dtype)
+    size, units = x.numel() * x.element_size(), host.units(x.device)
+    kept = flat.kept(team, "all_reduce", x, blocks, size=size, order=order)
     choice = flat.allowed(kept, (*WAYS, "library"), torch_group)
     choice = choice or choose(size, team.size, order, torch_group is not None, units)
     choice = there(choice, size, team.size, x.dtype, units)
     ways = (*packed(size, x.dtype, units), "one_shot", "two_shot")
     way = flat.way(how, choice, ways, order, torch_group)
+    shape = tuple(x.shape)
     if x.numel() == 0:
-        return c
+        return Plan(shape, x.dtype, lambda space, x, c, torch_group: None)
     if way == "library":
-        if c.data_ptr() != x.data_ptr():
-            c.copy_(x)
-        torch.distributed.all_reduce(c, group=torch_group)
-    else:
-        reduced(x, c, team, way, blocks=kept["blocks"])
-    return c
+        return Plan(shape, x.dtype, _by_library)
+    add = reducing(x.numel(), x.dtype, x.dtype, x.device, team, way, blocks=kept["blocks"], inplace=own)
+    return Plan(shape, x.dtype, lambda space, x, c, torch_group: add(space, x, c, None))
+
+
+def _by_library(space: Workspace, x: torch.Tensor, c: torch.Tensor, torch_group: Any) -> None:
+    if c.data_ptr() != x.data_ptr():
+        c.copy_(x)
+    torch.distributed.all_reduce(c, group=torch_group)
 
 
 def reduced(
-    x: torch.Tensor,
-    c: torch.Tensor,
-    team: Team,
-    way: str,
-    bias: torch.Tensor | None = None,
-    activation: str = "",
-    blocks: int | None = None,
+    x: torch.Tensor, c: torch.Tensor, team: Team, way: str, bias: torch.Tensor | None, activation: str
 ) -> None:
-    """c = act(the sum + bias)."""
-    a, landing = flat.row(x.contiguous()), flat.landing(c)
-    inplace = c.data_ptr() == x.data_ptr()
-    if inplace and a.data_ptr() != landing.data_ptr():  # they do not begin at 16 bytes
-        landing = a
-    t, world, space = x.numel(), team.size, workspace(team)
-    size, units = x.element_size(), flat.multiprocessors(x.device, blocks)
-    add = biased(bias, c)
+    """c = act(the sum + bias), c not x."""
+    added = 0 if bias is None else bias.numel()
+    add = reducing(x.numel(), x.dtype, c.dtype, x.device, team, way, added, activation)
+    add(workspace(team), x, c, bias)
+
+
+def reducing(
+    t: int, dtype: torch.dtype, out: torch.dtype, device: torch.device, team: Team, way: str, bias: int = 0,
+    activation: str = "", blocks: int | None = None, inplace: bool = False,
+) -> Callable[[Workspace, torch.Tensor, torch.Tensor, torch.Tensor | None], None]:  # fmt: skip
+    """What gives c = act(the sum + bias): of the team's memory, x of ``t`` numbers, c, which is x where
+    ``inplace``, and a bias of so many numbers."""
+    world, size, target = team.size, dtype.itemsize, host.target_of(device)
+    units = flat.multiprocessors(device, blocks)
+    kind = (world, dtype, out, bias, activation)
+    behind: tuple[int, ...] = ()  # the kernel's last arguments
     if way == "packets":
         each, boxes = flat.DENSE // size, flat.boxes(t * size, flat.DENSE)
-        what = flat.constants(flat.Cut(each, each, boxes, 128), world, x, c, bias, activation, t)
+        what = flat.constants(flat.Cut(each, each, boxes, 128), *kind, t)
         del what["Q"]
-        args = (a, space.box(x, boxes * each, "parts"), add, *(() if inplace else (landing,)))
-        host.launch(by_packets, args, **what, inplace=inplace)
+        kernel = host.kernel(by_packets, target, **what, inplace=inplace)
+
+        def between(space: Workspace, x: torch.Tensor, c: torch.Tensor, add: Any) -> tuple[Any, ...]:
+            """The kernel's arguments behind x."""
+            return space.box(x, boxes * each, "parts"), add
+
     elif way == "two_packets":
-        wide = max(size, c.element_size())  # sums of all ranks lie in registers, too
+        wide = max(size, out.itemsize)  # sums of all ranks lie in registers, too
         P = flat.DENSE // wide
-        pieces, blocks, room = flat.in_pieces(share(t, world) * wide, units, world)
-        what = flat.constants(flat.Cut(P, P, blocks, 128), world, x, c, bias, activation, t)
+        pieces, count, room = flat.in_pieces(share(t, world) * wide, units, world)
+        what = flat.constants(flat.Cut(P, P, count, 128), *kind, t)
         del what["Q"], what["blocks"]
         what |= {"pieces": pieces, "room": room * P}
-        parts, sums = (space.box(like, room * P, of) for like, of in ((x, "parts"), (c, "sums")))
-        args = (a, parts, sums, add, *(() if inplace else (landing,)), blocks)
-        host.launch(two_shot_by_packets, args, **what, inplace=inplace)
+        kernel, behind = host.kernel(two_shot_by_packets, target, **what, inplace=inplace), (count,)
+
+        def between(space: Workspace, x: torch.Tensor, c: torch.Tensor, add: Any) -> tuple[Any, ...]:
+            return space.box(x, room * P, "parts"), space.box(c, room * P, "sums"), add
+
     elif way == "one_shot":
         cut = flat.cut(t * size, size, units, world)
-        (parts,) = space.tensors(x, ((world, flat.padded(t, x.element_size())), x.dtype))
-        args = (a, parts, add, space.counters(cut.blocks), *(() if inplace else (landing,)))
-        what = flat.constants(cut, world, x, c, bias, activation, t)
-        host.launch(one_shot, args, **what, inplace=inplace)
+        padded = (world, flat.padded(t, size))
+        kernel = host.kernel(one_shot, target, **flat.constants(cut, *kind, t), inplace=inplace)
+
+        def between(space: Workspace, x: torch.Tensor, c: torch.Tensor, add: Any) -> tuple[Any, ...]:
+            (parts,) = space.tensors(x, (padded, dtype))
+            return parts, add, space.counters(cut.blocks)
+
     else:
         cut = flat.cut(share(t, world) * size, size, units, world)
         n = -(-share(t, world) // cut.Q) * cut.Q
-        parts, sums = space.tensors(x, ((world, n), x.dtype), ((world, n), c.dtype))
-        given, done = space.counters(2, cut.blocks)
-        args = (a, parts, sums, add, given, done, *(() if inplace else (landing,)))
-        what = flat.constants(cut, world, x, c, bias, activation, t)
-        host.launch(two_shot, args, **what, inplace=inplace)
-    flat.landed(landing, c)
+        kernel = host.kernel(two_shot, target, **flat.constants(cut, *kind, t), inplace=inplace)
+
+        def between(space: Workspace, x: torch.Tensor, c: torch.Tensor, add: Any) -> tuple[Any, ...]:
+            parts, sums = space.tensors(x, ((world, n), dtype), ((world, n), out))
+            return parts, sums, add, *space.counters(2, cut.blocks).unbind()
+
+    def run(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+        a, landing = flat.row(x.contiguous()), flat.landing(c)
+        if inplace and a.data_ptr() != landing.data_ptr():  # they do not begin at 16 bytes
+            landing = a
+        to = () if inplace else (landing,)
+        kernel(a, *between(space, x, c, biased(bias, c)), *to, *behind)
+        flat.landed(landing, c)
+
+    return run
 
 
 # ---- what is right, and what it is measured against

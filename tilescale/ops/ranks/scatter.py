@@ -20,12 +20,13 @@ from tilescale.errors import TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import generator, normal
 from tilescale.ops.gemm_kernels import ceil_div
+from tilescale.ops.prepared import Plan, signature
 from tilescale.ops.ranks import engine, flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import scatter_arrived, scatter_by_packets, scatter_sum
 from tilescale.ops.ranks.gemms import biased
-from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
-from tilescale.ops.ranks.workspace import workspace
+from tilescale.ops.ranks.groups import Group, library, number_of, rows_of, scatter_into, share, team_of
+from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: bytes of a rank's result up to which packets are taken, and from which NCCL's is. On 2 H100, 2026-11-24
 #: (tests/bench/results/ranks_2.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at 357 GB/s,
@@ -88,17 +89,33 @@ def reduce_scatter(
         group.
     """
     team = team_of(group)
+    space, torch_group = workspace(team), library(group, team, x)
+    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
+    given = signature(x), signature(out)
+    key = ("reduce_scatter", *given, torch_group is not None, order, how, blocks)
+    plan = space.plans.of(key, lambda: _plan(team, x, torch_group, order, out, how, blocks))
+    c: torch.Tensor = plan.result(out, x)
+    form, first = "out that is this rank's rows of x (in place)", team.rank * share(x.shape[0], team.size)
+    own = flat.in_place("reduce_scatter", x, out, form, lambda o: (o, x.narrow(0, first, len(o))))
+    plan.run(space, x, c, torch_group, own)
+    return c
+
+
+def _plan(
+    team: Team, x: torch.Tensor, torch_group: Any, order: str, out: torch.Tensor | None, how: str | None,
+    blocks: int | None,
+) -> Plan:  # fmt: skip
+    """What `reduce_scatter` does: of the team's memory, x, the result, torch's group, and whether the result
+    is this rank's rows of x."""
     flat.summed(x, "reduce_scatter")
     if x.dim() == 0:
         raise TileValueError("reduce_scatter of a number", expected="a tensor of one axis at least")
     M = x.shape[0]
-    c = host.result(out, (rows_of(team.rank, M, team.size), *x.shape[1:]), x.dtype, x)
-    form, first = "out that is this rank's rows of x (in place)", team.rank * share(M, team.size)
-    own = flat.in_place("reduce_scatter", x, out, form, lambda o: (o, x.narrow(0, first, len(o))))
-    torch_group = library(group, team, x)
+    shape = (rows_of(team.rank, M, team.size), *x.shape[1:])
+    host.taking(out, shape, x.dtype)
     size = share(M, team.size) * math.prod(x.shape[1:]) * x.element_size()
     kept = flat.kept(team, "reduce_scatter", x, blocks, size=size, order=order)
-    even = packable(x, M, team.size)
+    even = packable(x.numel(), x.dtype, x.device, M, team.size)
     choice = flat.allowed(kept, WAYS, torch_group)
     choice = choice or choose(size, order, torch_group is not None, team.size, even)
     if choice == "packets" and (kept["blocks"] is not None or not even):  # what was kept knows the size alone
@@ -106,23 +123,30 @@ def reduce_scatter(
     ways = (*["packets"][: int(even)], "kernel", *["engine"][: int(engine.able())])
     way = flat.way(how, choice, ways, order, torch_group)
     if x.numel() == 0:
-        return c
+        return Plan(shape, x.dtype, lambda space, x, c, torch_group, own: None)
     if way == "library":
-        c.copy_(by_library(x, torch_group)())
-    elif own and way != "engine":  # kernels read x beside what they write
-        landing = torch.empty_like(c)
-        scattered(x, landing, M, team, blocks=kept["blocks"], way=way)
-        c.copy_(landing)
-    else:
-        scattered(x, c, M, team, blocks=kept["blocks"], way=way)
-    return c
+        return Plan(
+            shape, x.dtype, lambda space, x, c, torch_group, own: c.copy_(by_library(x, torch_group)())
+        )
+    inner = math.prod(x.shape[1:])
+    add = scattering(M, inner, x.dtype, x.dtype, x.device, team, blocks=kept["blocks"], way=way)
+
+    def run(space: Workspace, x: torch.Tensor, c: torch.Tensor, torch_group: Any, own: bool) -> None:
+        landing = (
+            torch.empty_like(c) if own and way != "engine" else c
+        )  # kernels read x beside what they write
+        add(space, x, landing, None)
+        if landing is not c:
+            c.copy_(landing)
+
+    return Plan(shape, x.dtype, run)
 
 
-def packable(x: torch.Tensor, M: int, world: int) -> bool:
-    """Whether the parts of x, M rows, can go in dense packets, of which there are none of float64: equal
-    ones, by blocks that are resident together."""
-    size = x.numel() // world * x.element_size()
-    return M % world == 0 and x.dtype != torch.float64 and flat.resident(size, host.units(x.device))
+def packable(count: int, dtype: torch.dtype, device: torch.device, M: int, world: int) -> bool:
+    """Whether the parts of M rows, ``count`` numbers, can go in dense packets, of which there are none of
+    float64: equal ones, by blocks that are resident together."""
+    size = count // world * dtype.itemsize
+    return M % world == 0 and dtype != torch.float64 and flat.resident(size, host.units(device))
 
 
 def scattered(
@@ -132,35 +156,56 @@ def scattered(
     team: Team,
     bias: torch.Tensor | None = None,
     activation: str = "",
-    blocks: int | None = None,
     way: str | None = None,
 ) -> None:
-    """c = act(this rank's rows of the sum + bias). ``way``: "packets", "kernel", or "engine", where c may be
-    those rows of x; by the size without."""
-    inner = math.prod(x.shape[1:])
-    n = share(M, team.size) * inner
-    a, landing = flat.row(x.contiguous()), flat.landing(c)
-    size = n * x.element_size()
-    way = way or choose(size, "rank", False, team.size, packable(x, M, team.size))
+    """c = act(this rank's rows of the sum + bias), as `scattering` does it."""
+    added, inner = 0 if bias is None else bias.numel(), math.prod(x.shape[1:])
+    add = scattering(M, inner, x.dtype, c.dtype, x.device, team, added, activation, way=way)
+    add(workspace(team), x, c, bias)
+
+
+def scattering(
+    M: int, inner: int, dtype: torch.dtype, out: torch.dtype, device: torch.device, team: Team, bias: int = 0,
+    activation: str = "", blocks: int | None = None, way: str | None = None,
+) -> Callable[[Workspace, torch.Tensor, torch.Tensor, torch.Tensor | None], None]:  # fmt: skip
+    """What gives c = act(this rank's rows of the sum + bias): of the team's memory, x of M rows of ``inner``
+    numbers, c, and a bias of so many numbers. ``way``: "packets", "kernel", or "engine", where c may be those
+    rows of x; by the size without."""
+    world, n, target = team.size, share(M, team.size) * inner, host.target_of(device)
+    size = n * dtype.itemsize
+    way = way or choose(size, "rank", False, world, packable(M * inner, dtype, device, M, world))
+    kind, units = (world, dtype, out, bias, activation), flat.multiprocessors(device, blocks)
     if way == "engine":
-        by_engines(a, c, n, M * inner, team, bias, activation, flat.multiprocessors(x.device, blocks))
-        return
+
+        def by_copies(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+            by_engines(flat.row(x.contiguous()), c, n, M * inner, space.team, bias, activation, units)
+
+        return by_copies
     if way == "packets":
-        each, boxes = flat.DENSE // x.element_size(), flat.boxes(size, flat.DENSE)
-        what = flat.constants(flat.Cut(each, each, boxes, 128), team.size, x, c, bias, activation, n)
+        each, boxes = flat.DENSE // dtype.itemsize, flat.boxes(size, flat.DENSE)
+        what = flat.constants(flat.Cut(each, each, boxes, 128), *kind, n)
         del what["Q"]
-        box = workspace(team).box(x, boxes * each, "parts")
-        host.launch(scatter_by_packets, (a.view(team.size, n), box, biased(bias, c), landing), **what)
+        kernel = host.kernel(scatter_by_packets, target, **what)
+
+        def by_packets(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+            a, landing = flat.row(x.contiguous()), flat.landing(c)
+            kernel(a.view(world, n), space.box(x, boxes * each, "parts"), biased(bias, c), landing)
+            flat.landed(landing, c)
+
+        return by_packets
+    cut = flat.cut(size, dtype.itemsize, units, world)
+    what = flat.constants(cut, *kind, n, M * inner) | {"givers": cut.givers}
+    kernel, vectors = host.kernel(scatter_sum, target, **what), n // what["align"]
+    padded = (world, flat.padded(n, dtype.itemsize))
+
+    def run(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+        a, landing = flat.row(x.contiguous()), flat.landing(c)
+        (parts,) = space.tensors(x, (padded, dtype))
+        arrived = space.counters(world, cut.givers or cut.blocks)
+        kernel(a, parts, biased(bias, c), arrived, landing, vectors)
         flat.landed(landing, c)
-        return
-    units = flat.multiprocessors(x.device, blocks)
-    cut = flat.cut(size, x.element_size(), units, team.size)
-    space = workspace(team)
-    (parts,) = space.tensors(x, ((team.size, flat.padded(n, x.element_size())), x.dtype))
-    what = flat.constants(cut, team.size, x, c, bias, activation, n, M * inner) | {"givers": cut.givers}
-    arrived = space.counters(team.size, cut.givers or cut.blocks)
-    host.launch(scatter_sum, (a, parts, biased(bias, c), arrived, landing, n // what["align"]), **what)
-    flat.landed(landing, c)
+
+    return run
 
 
 def by_engines(
@@ -182,7 +227,8 @@ def by_engines(
     there = {o: comm.peer(space, o)[rank * len(x) :][: len(x)] for o, x in given.items()}
     steps = [[(there[o][low:high], given[o][low:high]) for o in owners] for low, high in plan]
     parts = space[: world * c.numel()].view(world, c.numel())
-    what = flat.constants(cut, world, a, c, bias, activation, n, t) | {"inplace": inplace}
+    added = 0 if bias is None else bias.numel()
+    what = flat.constants(cut, world, a.dtype, c.dtype, added, activation, n, t) | {"inplace": inplace}
     del what["Q"]
     for low, high in (plan[k] for k in engine.cross(steps, team, space)):
         if count := ceil_div(min(high, c.numel()) - low, cut.P) if low < c.numel() else 0:
