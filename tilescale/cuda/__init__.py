@@ -28,9 +28,13 @@ _FAILING = ("assert|", "bounds|", "wait|", "signal|", "copy|", "barrier|", "coll
 def architecture() -> str:
     """What kernels are compiled for when only "cuda" is said: this machine's first GPU, or Hopper (sm_90a)
     where there is none, so that anyone can compile and read the code."""
+    return _architecture(native.cuda_capability())
+
+
+@functools.cache
+def _architecture(found: tuple[int, int] | None) -> str:
     from tilescale.compiler.cuda import targets, toolchain
 
-    found = native.cuda_capability()
     return targets.DEFAULT_ARCH if found is None else toolchain.arch_of(*found)
 
 

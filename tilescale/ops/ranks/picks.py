@@ -22,6 +22,7 @@ import torch
 
 from tilescale import agree, folders
 from tilescale.comm.backend import Team
+from tilescale.ops.ranks.workspace import workspace
 
 #: name of the operation → shape as text → words of a call, or fields of its Config
 Choices = dict[str, dict[str, dict[str, Any]]]
@@ -41,6 +42,7 @@ def keep(team: Team, operation: str, choice: dict[str, Any], **shape: Any) -> No
     """Keeps a choice that all ranks of the team have agreed on, behind `found`. Rank 0 writes it."""
     name, choices = _of_team[team]
     choices.setdefault(operation, {})[_key(shape)] = choice
+    workspace(team).plans.clear()  # which were made of other choices
     if team.rank == 0:
         path = folders.writable("tuned") / name
         aside = path.with_suffix(f".{os.getpid()}")
