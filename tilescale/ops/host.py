@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,23 +31,22 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         TileTypeError: from the call, for an argument of another kind.
     """
-    parameters = enumerate(inspect.signature(function).parameters.items())
-    wanted = [
-        (k, n, "None" in str(p.annotation))
-        for k, (n, p) in parameters
+    parameters = inspect.signature(function).parameters
+    names = tuple(parameters)
+    #: of those that are tensors: whether None is one, too
+    wanted = {
+        n: "None" in str(p.annotation)
+        for n, p in parameters.items()
         if str(p.annotation).startswith("torch.Tensor")
-    ]
+    }
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for k, name, optional in wanted:
-            if k < len(args):
-                value = args[k]
-            elif name in kwargs:
-                value = kwargs[name]
-            else:
-                continue  # the function itself says what is missing
-            if value is None and optional:
+        resolved = None
+        # what is missing, or too much, the function itself says
+        for name, value in itertools.chain(zip(names, args, strict=False), kwargs.items()):
+            optional = wanted.get(name)
+            if optional is None or value is None and optional:
                 continue
             if not isinstance(value, torch.Tensor):
                 what = f"{name} of {function.__name__} is {type(value).__name__}"
@@ -55,11 +55,10 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
                 raise TileTypeError(f"{name} of {function.__name__} is {kind}", expected="a strided tensor")
             if value.is_neg() and name != "out":
-                value = value.resolve_neg()
-                if k < len(args):
-                    args = (*args[:k], value, *args[k + 1 :])
-                else:
-                    kwargs[name] = value
+                resolved = (resolved or {}) | {name: value.resolve_neg()}
+        if resolved:
+            args = tuple(resolved.get(n, a) for n, a in zip(names, args, strict=False)) + args[len(names) :]
+            kwargs = {n: resolved.get(n, v) for n, v in kwargs.items()}
         return function(*args, **kwargs)
 
     return call

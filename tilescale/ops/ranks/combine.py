@@ -75,27 +75,33 @@ def moe_combine(
         return c
     y = flat.aligned(y)
     landing = flat.landing(c).view(c.shape)
-    units = flat.multiprocessors(y.device, blocks)
-    how, givers = shared_out(H, y.element_size(), sent.tokens, W, units)
-    parts = sent.tokens * how.cut
-    (meta,) = space.tensors(y, (sent.meta.shape, torch.int32), apart=sent.place)  # it may have moved
+    blocks = flat.bound(blocks)
+
+    def prepared() -> tuple[Any, int]:
+        """The kernel, and how many parts of rows each rank gives back."""
+        units = flat.multiprocessors(y.device, blocks)
+        how, givers = shared_out(H, y.element_size(), sent.tokens, W, units)
+        parts = sent.tokens * how.cut
+        what = {
+            "H": H,
+            "K": K,
+            "world": W,
+            "wide": how.wide,
+            "steps": how.steps,
+            "cut": how.cut,
+            "givers": givers,
+            "blocks": max(1, min(units, -(-parts * max(1, W - 1) // (THREADS // 32)))),
+            "threads": THREADS,
+            "dtype": host.dtype_name(y),
+            "weighted": weighted,
+        }
+        return host.kernel(expert_kernels.combine, host.target_of(y.device), **what), parts
+
+    key = ("moe_combine", y.device, y.dtype, H, K, sent.tokens, weighted, blocks)
+    kernel, parts = space.plans.of(key, prepared)
+    (meta,) = space.tensors(y, (tuple(sent.meta.shape), torch.int32), apart=sent.place)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
-    arrived = space.counters(W, parts)
-    what = {
-        "H": H,
-        "K": K,
-        "world": W,
-        "wide": how.wide,
-        "steps": how.steps,
-        "cut": how.cut,
-        "givers": givers,
-        "blocks": max(1, min(units, -(-parts * max(1, W - 1) // (THREADS // 32)))),
-        "threads": THREADS,
-        "dtype": host.dtype_name(y),
-        "weighted": weighted,
-    }
-    args = (y, meta, sent.starts, sent.slots, back, arrived, landing)
-    host.launch(expert_kernels.combine, args, **what)
+    kernel(y, meta, sent.starts, sent.slots, back, space.counters(W, parts), landing)
     flat.landed(landing.view(-1), c)
     return c
 

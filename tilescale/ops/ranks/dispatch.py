@@ -134,12 +134,16 @@ def _planned(
     )  # fmt: skip
     if known:
         return made
-    units = flat.multiprocessors(ids.device, blocks)
-    C = expert_kernels.told(E, W)
-    chunk, cut = experts.planned(most, K, E, units)
-    box = workspace(team).box(ids, C)
-    args = (ids, new(cut, C), box, made.pairs, made.slots, made.begins, made.sizes, made.starts)
-    host.launch(expert_kernels.plan, args, K=K, E=E, world=W, chunk=chunk, blocks=cut, threads=256)
+    space, C, blocks = workspace(team), expert_kernels.told(E, W), flat.bound(blocks)
+
+    def prepared() -> tuple[Any, int]:
+        """The kernel, and how many blocks it has."""
+        chunk, cut = experts.planned(most, K, E, flat.multiprocessors(ids.device, blocks))
+        what = {"K": K, "E": E, "world": W, "chunk": chunk, "blocks": cut, "threads": 256}
+        return host.kernel(expert_kernels.plan, host.target_of(ids.device), **what), cut
+
+    kernel, cut = space.plans.of(("the plan of moe_dispatch", ids.device, K, E, most, blocks), prepared)
+    kernel(ids, new(cut, C), space.box(ids, C), pairs, slots, begins, sizes, starts)
     return made
 
 
@@ -177,34 +181,39 @@ def _memory(space: Any, like: torch.Tensor, place: str, R: int, P: int, K: int, 
 def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, blocks: int | None) -> Dispatched:
     """``where`` with the rows of x, which went there."""
     team, K, S = where.team, where.experts.shape[1], 0 if scales is None else scales.shape[1]
-    (_, H), W = x.shape, team.size
-    R, P = experts.room(where.tokens, K, where.num_experts, W)
-    space = workspace(team)
+    (_, H), W, E, most = x.shape, team.size, where.num_experts, where.tokens
+    R, P = experts.room(most, K, E, W)
+    space, blocks = workspace(team), flat.bound(blocks)
     of_scales = ((R if S else 1, max(S, 1)), torch.float32)
     meta, index, rows, marks = _memory(space, x, where.place, R, P, K, ((R, H), x.dtype), of_scales)
     space.owner[where.place] = where.plan
-    kind, _ = flat.words(H * x.element_size())
-    a, landing = flat.aligned(x).view(kind), rows.view(kind)
     z = x.new_empty((1, 1), dtype=torch.float32) if scales is None else scales.contiguous()
-    units = flat.multiprocessors(x.device, blocks)
-    if where.tokens:
-        how = experts.cut(a.shape[1], a.element_size(), where.tokens, THREADS // 32 * units, experts.MOVED)
-        warps = how.cut * where.tokens
+
+    def prepared() -> tuple[Any, torch.dtype]:
+        """The kernel, and what it takes the rows as."""
+        kind, _ = flat.words(H * x.element_size())
+        wide, units = H * x.element_size() // kind.itemsize, flat.multiprocessors(x.device, blocks)
+        how = experts.cut(wide, kind.itemsize, most, THREADS // 32 * units, experts.MOVED)
         what = {
-            "H": a.shape[1],
+            "H": wide,
             "K": K,
-            "E": where.num_experts,
+            "E": E,
             "S": S,
             "world": W,
             "wide": how.wide,
             "steps": how.steps,
             "cut": how.cut,
-            "blocks": max(1, min(units, -(-warps // (THREADS // 32)))),
+            "blocks": max(1, min(units, -(-how.cut * most // (THREADS // 32)))),
             "threads": THREADS,
-            "dtype": host.dtype_name(a),
+            "dtype": host.dtype_of(kind),
         }
-        args = (a, z, where.experts, where.weights, where.pairs, where.slots, where.begins, where.sizes)
-        host.launch(expert_kernels.dispatch, (*args, landing, marks, meta, index), **what)
+        return host.kernel(expert_kernels.dispatch, host.target_of(x.device), **what), kind
+
+    if most:
+        key = ("moe_dispatch", x.device, x.dtype, H, K, E, S, most, blocks)
+        kernel, kind = space.plans.of(key, prepared)
+        args = (where.experts, where.weights, where.pairs, where.slots, where.begins, where.sizes)
+        kernel(flat.aligned(x).view(kind), z, *args, rows.view(kind), marks, meta, index)
     kept = {k: v for k, v in vars(where).items() if k not in ("rows", "scales", "meta", "index")}
     return Dispatched(rows=rows, scales=marks if S else None, meta=meta, index=index, **kept)
 

@@ -46,7 +46,7 @@ def kept(team: Team, operation: str, x: torch.Tensor, blocks: int | None, **shap
     Raises:
         TileTypeError, TileValueError: a bound that is no number of blocks.
     """
-    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
+    blocks = bound(blocks)
     found = picks.found(team, operation, x.device, **shape) if team.size > 1 else {}
     return {"how": found.get("how"), "blocks": found.get("blocks") if blocks is None else blocks}
 
@@ -59,14 +59,23 @@ def allowed(kept: dict[str, Any], ways: tuple[str, ...], torch_group: Any) -> st
     return way if way in ways and able.get(way, True) else None
 
 
+def bound(blocks: int | None) -> int | None:
+    """A caller's bound of blocks, as an int.
+
+    Raises:
+        TileTypeError, TileValueError: one that is no number of blocks.
+    """
+    return None if blocks is None else number_of(blocks, "blocks", least=1)
+
+
 def multiprocessors(device: torch.device, blocks: int | None) -> int:
     """Of a device, at most ``blocks``.
 
     Raises:
         TileTypeError, TileValueError: a bound that is no number of blocks.
     """
-    units = host.units(device)
-    return units if blocks is None else min(units, number_of(blocks, "blocks", least=1))
+    units, most = host.units(device), bound(blocks)
+    return units if most is None else min(units, most)
 
 
 #: bytes of a put at most. On 4 H200, 2026-11-26, 64 MB a rank were gathered in 772 µs by puts of 256 KB, 673

@@ -104,7 +104,7 @@ def all_gather(
     """
     team = team_of(group)
     space, torch_group = workspace(team), library(group, team, x)
-    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
+    blocks = flat.bound(blocks)
     rows = None if rows is None else number_of(rows, "rows")
     reached = out is not None and symmetric(out, team)
     given = signature(x), signature(out)

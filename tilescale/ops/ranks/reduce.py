@@ -22,7 +22,7 @@ from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import by_packets, one_shot, two_shot, two_shot_by_packets
 from tilescale.ops.ranks.gemms import biased
-from tilescale.ops.ranks.groups import Group, library, number_of, share, team_of
+from tilescale.ops.ranks.groups import Group, library, share, team_of
 from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: of what does not go in packets: bytes up to which one shot is faster than two, of two ranks (250 µs against
@@ -103,7 +103,7 @@ def all_reduce(
     """
     team = team_of(group)
     space, torch_group = workspace(team), library(group, team, x)
-    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
+    blocks = flat.bound(blocks)
     form = "out that is x (in place, on all ranks)"
     own = flat.in_place("all_reduce", x, out, form, lambda o: (x, o))
     key = ("all_reduce", signature(x), signature(out), own, torch_group is not None, order, how, blocks)

@@ -25,7 +25,7 @@ from tilescale.ops.ranks import engine, flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import scatter_arrived, scatter_by_packets, scatter_sum
 from tilescale.ops.ranks.gemms import biased
-from tilescale.ops.ranks.groups import Group, library, number_of, rows_of, scatter_into, share, team_of
+from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
 from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: bytes of a rank's result up to which packets are taken, and from which NCCL's is. On 2 H100, 2026-11-24
@@ -90,7 +90,7 @@ def reduce_scatter(
     """
     team = team_of(group)
     space, torch_group = workspace(team), library(group, team, x)
-    blocks = None if blocks is None else number_of(blocks, "blocks", least=1)
+    blocks = flat.bound(blocks)
     given = signature(x), signature(out)
     key = ("reduce_scatter", *given, torch_group is not None, order, how, blocks)
     plan = space.plans.of(key, lambda: _plan(team, x, torch_group, order, out, how, blocks))
