@@ -44,6 +44,8 @@ def operations(group: Any) -> dict[str, Callable[[], Any]]:
     chosen = torch.tensor([[0, 7]]).repeat(40, 1)
     sent = ops.moe_dispatch(tokens, chosen, num_experts=8, slot=1, **g)
     rows = torch.zeros(len(sent.index), 64, dtype=torch.bfloat16)
+    weight, turned = torch.zeros(64, dtype=torch.bfloat16), torch.zeros(48, 16 * 8, dtype=torch.bfloat16)
+    q, sums = torch.zeros(2, 4, 24, 8, dtype=torch.bfloat16), torch.zeros(2, 4, 24)
     return {
         "all_gather_matmul": lambda: ops.all_gather_matmul(x, w, **g),
         "all_gather_matmul, out=": lambda: ops.all_gather_matmul(x, w, out=out, **g),
@@ -60,6 +62,12 @@ def operations(group: Any) -> dict[str, Callable[[], Any]]:
         "all_reduce": lambda: ops.all_reduce(many, how="two_shot", **g),
         "moe_combine": lambda: ops.moe_combine(rows, sent),
         "moe_dispatch": lambda: ops.moe_dispatch(tokens, chosen, num_experts=8, **g),
+        "rms_norm": lambda: ops.rms_norm(few, weight),
+        "rms_norm_backward": lambda: ops.rms_norm_backward(few, few, weight),
+        "gated_activation": lambda: ops.gated_activation(few),
+        "rotary_heads": lambda: ops.rotary_heads(turned, heads=8, kv_heads=4),
+        "flash_attention": lambda: ops.flash_attention(q, q, q, causal=True),
+        "attention_gradients": lambda: ops.attention_gradients(q, q, q, q, q, sums, causal=True),
         "matmul": lambda: ops.matmul(few, smaller),
         "torch.mm": lambda: torch.mm(few, smaller),
     }

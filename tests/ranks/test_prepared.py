@@ -4,6 +4,7 @@ what has to be looked at in each call is."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from tests.ranks.harness import run_ranks
 from tests.ranks.test_rank_ops import port, with_torch
-from tilescale import comm, nn, ops
+from tilescale import comm, folders, nn, ops
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.ops import host, prepared
 from tilescale.ops.ranks import picks
@@ -94,7 +95,8 @@ def test_what_differs_is_prepared_anew():
         assert not wrong and len(found) == 2 * (3 * 3 + 3 * 4)
 
 
-def by_environment() -> list[Any]:
+def by_environment(folder: Path) -> list[Any]:
+    """``folder``: what is measured is kept there."""
     comm.init()
     asked, kernel = [], host.kernel
 
@@ -105,6 +107,8 @@ def by_environment() -> list[Any]:
     x = torch.arange(60_000.0) + comm.rank()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "kernel", noted)
+        patch.setattr(folders, "readable", lambda name: [folder])
+        patch.setattr(folders, "writable", lambda name: folder)
         for spare in ("", "130", "130", ""):
             patch.setenv("TILESCALE_SPARE", spare)
             ops.all_gather(x, how="kernel")
@@ -113,10 +117,10 @@ def by_environment() -> list[Any]:
     return asked
 
 
-def test_the_environment_and_what_was_measured_are_part_of_a_call():
+def test_the_environment_and_what_was_measured_are_part_of_a_call(tmp_path: Path):
     """Blocks of the kernels that are asked for, each time that a call is prepared. An empty variable is
     another text than none, and means the same."""
-    for asked in run_ranks(2, by_environment, env=UNOPTIMISED):
+    for asked in run_ranks(2, by_environment, tmp_path, env=UNOPTIMISED):
         assert asked == [asked[0], 2, 3] and asked[0] > 3
 
 

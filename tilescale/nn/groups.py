@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from tilescale import comm
@@ -25,10 +26,15 @@ def name_of(group: Group) -> str:
     return name
 
 
+@functools.lru_cache(maxsize=256)
+def _ranks(name: str) -> tuple[int, ...]:
+    return tuple(map(int, name.split(",")))
+
+
 def group_of(name: str) -> Group:
     """What has this name, as operations take it. A process group that was destroyed since is dropped: its
     ranks go on without it."""
-    found, ranks = _named.get(name), tuple(map(int, name.split(",")))
+    found, ranks = _named.get(name), _ranks(name)
     if found is not None and members_of(found) == ranks:
         return found
     _named.pop(name, None)

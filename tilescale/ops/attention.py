@@ -298,6 +298,7 @@ def keys_of_tile(most: int, keys: int) -> int:
     return min((most, 64, 16), key=lambda n: -(-keys // n) * (n + ROUND))
 
 
+@functools.lru_cache(maxsize=4096)
 def tile_of(
     dim: int,
     causal: bool = False,
@@ -396,18 +397,21 @@ def flash_attention(
     if dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         dtypes = f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}"
         raise TileTypeError(dtypes, expected="one of " + ", ".join(DTYPES))
-    shapes = f"flash_attention of q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+
+    def shapes() -> str:
+        return f"flash_attention of q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+
     if (
         q.dim() != (3 if packed else 4)
         or k.dim() != q.dim()
         or k.shape != v.shape
         or q.shape[-1] != k.shape[-1]
     ):
-        raise TileValueError(shapes, expected="k and v alike, with q's number of axes and head dimension")
+        raise TileValueError(shapes(), expected="k and v alike, with q's number of axes and head dimension")
     heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[-1]
     if heads % kv_heads or dim % 8 or dim > 256 or not packed and q.shape[0] != k.shape[0]:
         raise TileValueError(
-            shapes,
+            shapes(),
             expected="heads a multiple of k's, a head dimension that is a multiple of 8 up to 256, one batch",
         )
     if packed and (

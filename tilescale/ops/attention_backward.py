@@ -517,10 +517,11 @@ def attention_gradients(
         )
     axes = 3 if packed else 4
     h = 1  # the axis of heads, in both orders
-    shapes = (
-        f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}, do "
-        f"{tuple(do.shape)}, lse {tuple(lse.shape)}"
-    )
+
+    def shapes() -> str:
+        named = {"q": q, "k": k, "v": v, "o": o, "do": do, "lse": lse}
+        return "attention_gradients of " + ", ".join(f"{n} {tuple(t.shape)}" for n, t in named.items())
+
     if (
         q.dim() != axes
         or k.dim() != axes
@@ -529,7 +530,7 @@ def attention_gradients(
         or k.shape != v.shape
         or q.shape[-1] != k.shape[-1]
     ):
-        raise TileValueError(f"attention_gradients of {shapes}", expected="q, o and do alike, k and v alike")
+        raise TileValueError(shapes(), expected="q, o and do alike, k and v alike")
     heads, kv_heads, dim = q.shape[h], k.shape[h], q.shape[-1]
     numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
     if (
@@ -541,7 +542,7 @@ def attention_gradients(
         and q.shape[0] != k.shape[0]
     ):
         raise TileValueError(
-            f"attention_gradients of {shapes}",
+            shapes(),
             expected="heads a multiple of k's, dim of 8 and at most 256, one batch",
         )
     if q_starts is not None and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
@@ -550,7 +551,7 @@ def attention_gradients(
             expected="starts of one shape, (batch + 1,) int32",
         )
     if 0 in (*q.shape, *k.shape):
-        raise TileValueError(f"attention_gradients of {shapes}", expected="extents of 1 at least")
+        raise TileValueError(shapes(), expected="extents of 1 at least")
     if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
     named = zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True)

@@ -73,9 +73,7 @@ def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: A
     """Runs the kernel that ``factory(**constants)`` describes on ``args``, its parameters in order; compiled
     once for equal constants. Tensors on a GPU are computed there, others where TILESCALE_TARGET says, else on
     the CPU."""
-    kernel(factory, resolve_target(None, [a for a in args if isinstance(a, torch.Tensor)]), **constants)(
-        *args
-    )
+    kernel(factory, resolve_target(None, args), **constants)(*args)
 
 
 @functools.cache
