@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from tests.ranks.harness import run_ranks
 from tests.ranks.test_rank_ops import port, with_torch
-from tilescale import comm, folders, nn, ops
+from tilescale import comm, nn, ops
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.ops import host, prepared
 from tilescale.ops.ranks import picks
@@ -107,8 +108,8 @@ def by_environment(folder: Path) -> list[Any]:
     x = torch.arange(60_000.0) + comm.rank()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "kernel", noted)
-        patch.setattr(folders, "readable", lambda name: [folder])
-        patch.setattr(folders, "writable", lambda name: folder)
+        where = SimpleNamespace(readable=lambda name: [folder], writable=lambda name: folder)
+        patch.setattr(picks, "folders", where)
         for spare in ("", "130", "130", ""):
             patch.setenv("TILESCALE_SPARE", spare)
             ops.all_gather(x, how="kernel")
