@@ -3,6 +3,8 @@ what has to be looked at in each call is."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,7 +178,10 @@ def until_the_end() -> list[Any]:
         seen.append(refused(lambda team=team, x=x: ops.all_reduce(x, group=team)))  # type: ignore[misc]
     comm.init()
     seen.append(refused(lambda: ops.all_reduce(x, group=team)))
-    return seen
+    there = weakref.ref(team)
+    del team
+    gc.collect()  # errors have frames, which have the team
+    return [*seen, there() is None]
 
 
 def test_what_was_prepared_ends_with_its_job():
@@ -184,6 +189,7 @@ def test_what_was_prepared_ends_with_its_job():
         assert seen[:2] == seen[3:5] == [[True, 1], [True, 1]]
         assert "not initialised" in seen[2] and "not initialised" in seen[5]
         assert "none of this job" in seen[6]
+        assert seen[7], "what was prepared keeps its team alive"
 
 
 def test_the_oldest_go_first():
