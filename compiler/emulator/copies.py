@@ -9,7 +9,7 @@ readers of what it brings must meet.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,27 +32,40 @@ def overlap(some: Any, others: Any) -> bool:
 
 @dataclass
 class Part:
-    """What one instruction copies, in all of its threads: (threads, bytes)."""
+    """What one instruction copies in threads of which each has committed ``group`` groups: (threads,
+    bytes)."""
 
+    group: int
     who: Any
     cells: Any
     data: Any
     again: Callable[[], Any]
+
+    def of(self, some: Any) -> Part:
+        """That of some of its threads."""
+        return replace(
+            self,
+            who=self.who[some],
+            cells=self.cells[some],
+            data=self.data[some],
+            again=lambda: self.again()[some],
+        )
 
 
 class Copies:
     """Those of one block."""
 
     def __init__(self) -> None:
-        self.open: list[Part] = []
-        self.groups: list[list[Part]] = []
+        self.flying: list[Part] = []
+        #: how many groups each thread has committed
+        self.groups: Any = None
         #: whether a copy into a cell of the block's shared memory is under way: into no cell are two, since
         #: the second would touch it
         self.coming = np.zeros(0, bool)
 
     def touched(self, cells: Any) -> None:
         """Somebody reads or writes shared memory."""
-        if (self.open or self.groups) and self.coming.size and self.coming[cells].any():
+        if self.flying and self.coming[cells].any():
             raise EmulationError("shared memory is touched while a copy into it is under way")
 
     def issue(self, b: Any, m: Any, size: int, to: Any, source: Any, count: Any) -> None:
@@ -87,32 +100,46 @@ class Copies:
         self.touched(cells)
         b.touch(arena, cells, np.broadcast_to(who[:, None], cells.shape), True)
         arena.data[cells] = b.draw.integers(0, 256, cells.shape, np.uint8)
-        self.open.append(Part(who, cells, read(), read))
+        groups = self._groups(m)[who]
+        whole = Part(int(groups[0]) if len(who) else 0, who, cells, read(), read)
+        for group in np.unique(groups):
+            some = np.flatnonzero(groups == group)
+            part = whole if len(some) == len(who) else whole.of(some)
+            self.flying.append(replace(part, group=int(group)))
         if not self.coming.size:
             self.coming = np.zeros(arena.cells, bool)
         self.coming[cells] = True
 
+    def _groups(self, m: Any) -> Any:
+        if self.groups is None:
+            self.groups = np.zeros(m.shape, np.int64)
+        return self.groups
+
     def commit(self, m: Any) -> None:
-        self._all(m)
-        self.groups.append(self.open)
-        self.open = []
+        self._groups(m)[m] += 1
 
     def wait(self, b: Any, m: Any, pending: int) -> None:
-        self._all(m)
-        done = []
-        while len(self.groups) > pending:
-            done += self.groups.pop(0)
-        self._complete(b, done)
+        groups = self._groups(m)
+        self._complete(b, lambda p: m[p.who] & (p.group < groups[p.who] - pending))
 
     def own(self, b: Any, m: Any) -> None:
         """Those of these threads that belong to no group yet are complete."""
-        done = [p for p in self.open if m[p.who].all()]
-        if any(m[p.who].any() and not m[p.who].all() for p in self.open):
-            raise EmulationError("some of the threads that copied together arrive for their copies")
-        self.open = [p for p in self.open if not m[p.who].any()]
-        self._complete(b, done)
+        groups = self._groups(m)
+        self._complete(b, lambda p: m[p.who] & (p.group == groups[p.who]))
 
-    def _complete(self, b: Any, done: list[Part]) -> None:
+    def _complete(self, b: Any, over: Callable[[Part], Any]) -> None:
+        """Copies in those of their threads that ``over`` names are complete."""
+        done, left = [], []
+        for p in self.flying:
+            ended = over(p)
+            if not ended.any():
+                left.append(p)
+            elif ended.all():
+                done.append(p)
+            else:
+                done.append(p.of(ended))
+                left.append(p.of(~ended))
+        self.flying = left
         for p in done:
             self.coming[p.cells] = False
         for p in done:
@@ -121,10 +148,6 @@ class Copies:
             arena = b.units.arena
             b.touch(arena, p.cells, np.broadcast_to(p.who[:, None], p.cells.shape), True)
             arena.data[p.cells] = p.data
-
-    def _all(self, m: Any) -> None:
-        if not m.all():
-            raise EmulationError("groups of copies in a branch that not all threads take")
 
     def finish(self) -> None:
         """The block is over."""

@@ -81,9 +81,9 @@ def gpu_schedule(program: TileProgram) -> TileProgram:
 
 
 def _formed(program: TileProgram) -> TileProgram:
-    stages = _stages(program.func.body)
+    stages, below = _stages(program.func.body)
     limit = program.target.shared_bytes
-    if program.target.tensor_copies and program.target.group_products and stages:
+    if program.target.tensor_copies and program.target.group_products and (stages or below == 1):
         try:
             return _with_roles(program, limit)
         except Unfit as why:
@@ -101,8 +101,9 @@ def _formed(program: TileProgram) -> TileProgram:
             said = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
             program.notes.append(Advice(said, why.loc, hint) if hint else said)
-    if stages > 1 and program.target.async_copies:
-        made, kept, where = copies_ahead(program, _depth(limit, stage_operands(schedule(program, depth=1))))
+    if max(stages, below) > 1 and program.target.async_copies:
+        one = schedule(program, depth=2, ahead=True) if below > 1 else schedule(program, depth=1)
+        made, kept, where = copies_ahead(program, _depth(limit, stage_operands(one)))
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
@@ -170,13 +171,18 @@ def _place(loc: Any) -> str:
     return f" (line {loc.line})" if loc else ""
 
 
-def _stages(body: Any) -> int:
-    """The most stages that a loop asks for."""
-    stages: list[int] = [0]
-    structural_walk(
-        body, (tirx.For, lambda f: stages.append(int((f.annotations or {}).get("ts.num_stages", 0))))
-    )
-    return max(stages)
+def _stages(body: Any) -> tuple[int, int]:
+    """The most stages that a loop of the block asks for, and one of warps or other parts of it."""
+    inside: set[Any] = set()
+    for scale in _below(body):
+        structural_walk(scale.body, (tirx.For, lambda f: inside.add(f.loop_var)))
+    stages: dict[bool, list[int]] = {True: [0], False: [0]}
+
+    def look(f: Any) -> None:
+        stages[f.loop_var in inside].append(int((f.annotations or {}).get("ts.num_stages", 0)))
+
+    structural_walk(body, (tirx.For, look))
+    return max(stages[False]), max(stages[True])
 
 
 def _with_roles(program: TileProgram, limit: int) -> TileProgram:
@@ -185,7 +191,7 @@ def _with_roles(program: TileProgram, limit: int) -> TileProgram:
         why = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
         hint = "threads=128, 256 or 384, and tiles of T.gemm that so many threads hold in registers"
         raise Unfit(reason(why, hint) if multiplies else why, loc=program.launch.loc, threads=multiplies)
-    asked = _stages(program.func.body)
+    asked, _ = _stages(program.func.body)
     made = _scheduled(program, asked)
     depth = _depth(limit, made)
     if depth < asked and program.sharing:
@@ -217,7 +223,7 @@ def _with_roles(program: TileProgram, limit: int) -> TileProgram:
 def _depth(limit: int, made: TileProgram) -> int:
     """The most stages that every ring of loops can have, beside everything else that the block has in shared
     memory, by a schedule of any depth."""
-    sizes, rings = tile_bytes(made.func.body), made.schedule.rings
+    sizes, rings = tile_bytes(made), made.schedule.rings
     staged = {b: rings[n] for b, n in made.schedule.ring_of.items() if b in sizes and not rings[n].single}
     one = sum(-(-(sizes[b] // r.depth) // WHOLE) * WHOLE for b, r in staged.items())
     rest = sum(n for b, n in sizes.items() if b not in staged)
@@ -227,7 +233,7 @@ def _depth(limit: int, made: TileProgram) -> int:
 def _shared_depth(limit: int, made: TileProgram, asked: int) -> int:
     """The same where tiles that are never alive together share bytes, those of rings with what is touched
     behind their loops; ``asked`` at most. 0: not even one stage fits."""
-    sizes, plan = tile_bytes(made.func.body), made.schedule
+    sizes, plan = tile_bytes(made), made.schedule
 
     def fits(depth: int) -> bool:
         def size(buffer: Any) -> tuple[int, int]:
@@ -246,7 +252,7 @@ def _double_buffered(program: TileProgram, depth: int, limit: int) -> TileProgra
     fit beside the results on their way out; else None. A block that stays then copies what its next tile
     needs while it works on this one."""
     made = _scheduled(program, depth, 2)
-    fits = sum(tile_bytes(made.func.body).values()) + staged_bytes(made) + BESIDE <= limit
+    fits = sum(tile_bytes(made).values()) + staged_bytes(made) + BESIDE <= limit
     return made if fits and any(r.single and r.depth == 2 for r in made.schedule.rings) else None
 
 

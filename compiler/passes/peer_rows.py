@@ -46,7 +46,7 @@ def peer_rows(program: TileProgram) -> TileProgram:
         return program
     names, laid, notes = bound_in(program.func.body), _laid_out(program, statements, every), list[str]()
     tiles: dict[Any, Any] = {}  # shape and dtype → the tile
-    room = program.target.shared_bytes - BESIDE - sum(tile_bytes(program.func.body).values())
+    room = program.target.shared_bytes - BESIDE - sum(tile_bytes(program).values())
 
     def leaf(s: Any, ex: Executor) -> list[Any] | None:
         if not _named(s):

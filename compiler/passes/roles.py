@@ -239,7 +239,7 @@ class _Cutter:
     def __init__(self, program: TileProgram, draft: Any):
         self.program, self.plan = program, draft.plan
         self.numbers = {r.number for r in self.plan.rings if r.form == "roles"}
-        self.counters = set(draft.counters)
+        self.counters = {c for c, _ in draft.counters}
         self.written = written_buffers(program)
         self.failed: dict[Any, Any] = {}
         self.notes: list[Any] = []

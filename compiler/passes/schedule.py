@@ -27,7 +27,8 @@ with n a variable that lives across loops and tiles. In the other forms two vari
 that were filled, one those that were read, and the copies are asynchronous (``tma_load``, ``cp_async``),
 complete where their ring's round is awaited. A loop of which this cannot be done rightly keeps the form
 "in_order", and the schedule says why (`Schedule.kept`). One in a T.Scale below the block, where each executor
-goes through it by itself, has no ring and stays as it is, which is said too.
+goes through it by itself, has a ring for each warp or warpgroup where copies run ahead, with the variables at
+the head of that T.Scale; else it has none and stays as it is, which is said too.
 """
 
 from __future__ import annotations
@@ -58,9 +59,11 @@ IN_ORDER, ROLES, AHEAD = "in_order", "roles", "ahead"
 FILLED_BY = {ROLES: "tma_load", AHEAD: "cp_async"}
 #: why a loop has no ring where it could have one in the block
 BELOW = reason(
-    "the loop runs once for each executor below the block, and a ring belongs to a block",
+    "the loop runs once for each executor below the block, and a ring that a producer fills belongs to a block",
     "T.Pipelined outside of the T.Scale, which stands in the loop around what each executor does in a round",
 )
+#: scales below the block whose executors have rings of their own, where copies run ahead
+OWNERS = ("warpgroup", "warp")
 
 
 @dataclass
@@ -80,6 +83,8 @@ class Ring:
     barriers: int = -1
     #: the cluster's axes along which blocks copy for each other (passes/multicast.py): some of "xyz"
     shared: str = ""
+    #: how many T.Scale below the block stand around it: each executor there has a ring like this one
+    below: int = 0
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class _Draft:
         structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.views.add(s.buffer)))
         self.narrow = _below_the_block(program.func.body)
         self.program = program
-        self.counters: list[Any] = []
+        self.counters: list[tuple[Any, Ring]] = []
         self.staged: dict[Any, Any] = {}
         self.shared = _shared(self) if by_reader and program.launch.cluster == (1, 1, 1) else set()
 
@@ -170,11 +175,14 @@ class _Draft:
         by_reader = self.by_reader and loop.loop_var not in self.reasons
         branches = by_reader and self.program.launch.cluster == (1, 1, 1)
         pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared)
-        narrow = any(loop.loop_var.same_as(v) for v in self.narrow)
+        narrow = self._scales(loop)
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
-        if narrow and pipeline is not None:
-            self.plan.kept.append(Kept(loc_of(loop.span), BELOW))
+        if pipeline is not None:
+            why = self._below(pipeline, narrow)
+            if why is None:
+                return self._ring(pipeline)
+            self.plan.kept.append(why)
         elif self.wanted != IN_ORDER:
             why = (
                 "no copy at the head of the loop fills the whole of a shared tile that only the "
@@ -182,6 +190,16 @@ class _Draft:
             )
             self.plan.kept.append(Kept(loc_of(loop.span), why))
         return loop
+
+    def _below(self, p: Pipeline, scales: tuple[str, ...]) -> Kept | None:
+        """Why the executors of the T.Scale around a loop have no rings of their own; None where they have."""
+        if self.wanted != AHEAD or scales[-1] not in OWNERS:
+            return Kept(loc_of(p.loop.span), BELOW)
+        return self._unfit(p, Ring(-1, min(self.depth, int(p.loop.annotations["ts.num_stages"])), [], AHEAD))
+
+    def _scales(self, loop: Any) -> tuple[str, ...]:
+        """The scales below the block around a loop."""
+        return next((s for v, s in self.narrow.items() if loop.loop_var.same_as(v)), ())
 
     def _ring(self, p: Pipeline) -> Any:
         ring, staged = self._new_ring(p, list(p.fills))
@@ -193,7 +211,7 @@ class _Draft:
         number = ring.number
         if ring.form == IN_ORDER:
             return self._in_turn(p, ring, staged)
-        filled, read = self._counter(f"ring{number}_filled"), self._counter(f"ring{number}_read")
+        filled, read = self._counter(ring, "_filled"), self._counter(ring, "_read")
         p = p.with_guards()
         head, rest = p.stmts[p.first : p.last + 1], p.stmts[p.last + 1 :]
         copies = [s for s in head if not _consumed(s, p)]
@@ -229,6 +247,7 @@ class _Draft:
             self.wanted,
             asked=asked,
             loc=place,
+            below=len(self._scales(p.loop)),
         )
         self.plan.rings.append(ring)
         staged = {b: _staged(b, ring.depth) for b in buffers}
@@ -263,10 +282,7 @@ class _Draft:
         behind: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
         for k, buffers in enumerate(groups):
             ring, staged = self._ring_for(p, buffers)
-            filled, read = (
-                self._counter(f"ring{ring.number}_filled"),
-                self._counter(f"ring{ring.number}_read"),
-            )
+            filled, read = self._counter(ring, "_filled"), self._counter(ring, "_read")
             mine = [s for s in copies if p.filled(s) in buffers or k == 0 and p.filled(s) not in p.fills]
             fill += [
                 token("acquire", ring.number, now(filled), span, tiles=_tiles(ring, buffers)),
@@ -334,7 +350,7 @@ class _Draft:
         staged = {buffer: _staged(buffer, depth)}
         self.staged.update(staged)
         self.plan.ring_of[staged[buffer]], self.plan.stages[staged[buffer]] = ring.number, 1
-        filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")
+        filled, read = self._counter(ring, "_filled"), self._counter(ring, "_read")
         readers = [k for k, s in enumerate(rest) if buffer in _touches(s)]
         rest = [_in_stage(s, staged, _stage(read, depth)) for s in rest]
         made = tirx.Evaluate(filling(FILLED_BY[self.wanted], copy.value, ring.number), span)
@@ -353,7 +369,7 @@ class _Draft:
         return [*fill, *rest[:first], awaited, *rest[first:last], *done, *rest[last:]]
 
     def _in_turn(self, p: Pipeline, ring: Ring, staged: dict[Any, Any]) -> Any:
-        counter = self._counter(f"ring{ring.number}")
+        counter = self._counter(ring)
         stage, span = _stage(counter, ring.depth), p.loop.span
         inner = [_in_stage(s, staged, stage) for s in p.stmts]
         body = [
@@ -387,12 +403,13 @@ class _Draft:
             return None if why is None else Kept(loc, why)
         return None
 
-    def _counter(self, name: str) -> Any:
-        for known in self.counters:
+    def _counter(self, ring: Ring, which: str = "") -> Any:
+        name = f"ring{ring.number}{which}"
+        for known, _ in self.counters:
             if known.name == name:  # of a ring that another loop has, too
                 return known
         made = tirx.decl_buffer((1,), "int32", name, scope="local.var", data_alignment=64, layout=None)
-        self.counters.append(made)
+        self.counters.append((made, ring))
         return made
 
 
@@ -577,24 +594,35 @@ def _asynchronous(stmt: Any, p: Pipeline, ring: Ring) -> Any:
     return tirx.Evaluate(filling(FILLED_BY[ring.form], stmt.value, ring.number), stmt.span)
 
 
-def _below_the_block(body: Any) -> list[Any]:
-    """The variables of loops inside a scale below the block."""
-    found: list[Any] = []
+def _below_the_block(body: Any) -> dict[Any, tuple[str, ...]]:
+    """The variables of loops inside scales below the block, and these scales, the outermost first."""
+    found: dict[Any, tuple[str, ...]] = {}
 
     def look(s: Any) -> None:
-        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in splitting.BELOW:
-            structural_walk(s.body, (tirx.For, lambda f: found.append(f.loop_var)))
+        if scale := _narrow(s):
+            inside: list[Any] = []
+            structural_walk(s.body, (tirx.For, lambda f: inside.append(f.loop_var)))
+            found.update({v: (scale, *found.get(v, ())) for v in inside})
 
     structural_walk(body, (tirx.AttrStmt, look))
     return found
 
 
+def _narrow(s: Any) -> str:
+    """The scale below the block that a statement opens; "" for any other."""
+    scale = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
+    return scale if scale in splitting.BELOW else ""
+
+
 def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
     """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are
-    read, at the head of the kernel (a tile may be allocated in the very loop that fills it)."""
+    read, at the head of the kernel, or of the T.Scale whose executors have rings of their own (a tile may be
+    allocated in the very loop that fills it)."""
     plan, heads = draft.plan, []
-    for counter in draft.counters:
-        heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
+    own: dict[int, list[Any]] = {ring.number: [] for ring in plan.rings if ring.below}
+    for counter, ring in draft.counters:
+        head = own.get(ring.number, heads)
+        head += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
     found: set[str] = set()
     structural_walk(
         body, (tirx.AttrStmt, lambda s: found.add(str(s.node.value)) if s.attr_key == "ts.role" else None)
@@ -606,9 +634,10 @@ def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
         if new is None:
             return s
         made = tirx.AllocBuffer(new, dict(s.annotations), s.span)
-        if plan.rings[plan.ring_of[new]].form == IN_ORDER:
+        ring = plan.rings[plan.ring_of[new]]
+        if ring.form == IN_ORDER:
             return made
-        heads.append(made)
+        own.get(ring.number, heads).append(made)
         return tirx.Evaluate(ZERO)
 
     body = structural_map(body, (tirx.AllocBuffer, place))
@@ -622,11 +651,24 @@ def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
         )
         if heads and innermost:
             inner = tirx.SeqStmt([*heads, inner])
+        if _narrow(s):  # the innermost scale around a ring comes first
+            mine = [own.pop(n, []) for n in _rings_in(inner) if own]
+            inner = sequence([*(x for head in mine for x in head), inner])
         return s if inner is s.body else tirx.AttrStmt(s.node, s.attr_key, s.value, inner, s.span)
 
     done = program.with_body(structural_map(body, (tirx.AttrStmt, enter)))
     done.schedule = plan
     return done
+
+
+def _rings_in(s: Any) -> list[int]:
+    """The rings whose tokens stand in a statement."""
+    found: list[int] = []
+    structural_walk(
+        s,
+        (ir.Call, lambda c: found.append(int(c.attrs["ring"])) if c.op.name == "ts.ring_wait" else None),
+    )
+    return list(dict.fromkeys(found))
 
 
 def _touches(stmt: Any) -> set[Any]:

@@ -59,7 +59,7 @@ def tma_stores(program: TileProgram) -> TileProgram:
     """The program with the results that TMA can store staged, in what its tiles leave of shared memory."""
     if not has_producer(program):
         return program
-    room = program.target.shared_bytes - BESIDE - sum(tile_bytes(program.func.body).values())
+    room = program.target.shared_bytes - BESIDE - sum(tile_bytes(program).values())
     every = Executor("block", program.launch.threads)
     statements = list(walk(program.func.body, every))
     writers, names = _writers(program, [s for s, _ in statements]), _names([s for s, _ in statements])

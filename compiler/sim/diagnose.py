@@ -174,7 +174,8 @@ def _waits_of(machine: Machine, event: int, sent: Note) -> list[Note]:
     its = machine.of(me)
     each = its.prepared.executors
     first = me - (me - its.first) % each
-    near = range(first, first + each) if (me - first) in its.prepared.units.values() else (me,)
+    copies = any(at <= me - first < at + count for at, count in its.prepared.units.values())
+    near = range(first, first + each) if copies else (me,)
     return [
         w for k in near for w in machine.waits.get(k, []) if (w.counter, w.home) == (sent.counter, sent.home)
     ]

@@ -93,7 +93,7 @@ class Block:
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.tiles: dict[tuple[int, tuple[int, ...]], Any] = {}
         self.owners: dict[tuple[int, tuple[int, ...]], Executor] = {}
-        self.rings: dict[int, Any] = {}
+        self.rings: dict[tuple[int, tuple[int, ...]], Any] = {}  # of whom, see rings.py
         self.mbarriers: dict[tuple[int, int], Any] = {}  # see mbarriers.py
         self.flights: dict[tuple[int, str], Any] = {}  # (executor, kind) → its queue, see flights.py
         self.stores: dict[int, Any] = {}  # executor → the author's stores by TMA, see mbarriers.py
@@ -107,8 +107,6 @@ class Block:
                 slot, (self.rank.number, self.shown), lambda base: self.tile(base, place), place
             )
             self.tiles[slot, place] = made
-            if (ring := self.machine.prepared.buffers[slot].ring) is not None:
-                made.ring = rings.of(self, ring)
         return made
 
     def own_tile(self, slot: int, ex: Executor, depth: int) -> Any:
@@ -119,7 +117,10 @@ class Block:
         if depth and self.owners.setdefault(at, ex) is not ex:
             self.tiles.pop(at, None)
             self.owners[at] = ex
-        return self.tile(*at)
+        made = self.tile(*at)
+        if (ring := self.machine.prepared.buffers[slot].ring) is not None:
+            made.ring = rings.of(ex, ring)
+        return made
 
 
 class Rank:

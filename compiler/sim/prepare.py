@@ -65,9 +65,9 @@ class Prepared:
     buffers: list[BufferInfo] = field(default_factory=list)
     #: executors of a block, those of all its scales
     executors: int = 1
-    #: ring with asynchronous copies → its engine's place among the executors of a block; (ring, token) →
-    #: where it stands
-    units: dict[int, int] = field(default_factory=dict)
+    #: ring with asynchronous copies → where the places of its engines among the executors of a block begin,
+    #: and how many they are; (ring, token) → where it stands
+    units: dict[int, tuple[int, int]] = field(default_factory=dict)
     #: those of operations beside their executors (flights.py): their kind, and where their places begin and
     #: how many they are
     beside: list[tuple[str, int, int]] = field(default_factory=list)
@@ -155,16 +155,11 @@ class Preparation(Expressions):
         return self.made
 
     def _units(self, body: Any) -> None:
-        """A place among a block's executors for whoever performs the asynchronous copies of a ring."""
+        """Looks for what runs beside the executors that issue it."""
 
         def look(call: Any) -> None:
-            op = find(call)
-            if op is None or not any(a.asynchronous for a in effects_of(call)):
-                return
-            beside.append(call)
-            if op.fills and int(call.attrs["ring"]) not in self.made.units:
-                self.made.units[int(call.attrs["ring"])] = self.made.executors
-                self.made.executors += 1
+            if find(call) is not None and any(a.asynchronous for a in effects_of(call)):
+                beside.append(call)
 
         beside: list[Any] = []
         structural_walk(body, (ir.Call, look))
@@ -180,6 +175,15 @@ class Preparation(Expressions):
             self.made.beside.append((kind, self.made.executors, count))
             self.made.executors += count
         return self.queues[key]
+
+    def unit(self, ring: int) -> None:
+        """Places among a block's executors for who performs the asynchronous copies of a ring: one for each
+        executor that has such a ring."""
+        if ring not in self.made.units:
+            below = self.program.schedule.rings[ring].below
+            count = prod(n for _, n in self.scales) if below else 1
+            self.made.units[ring] = self.made.executors, count
+            self.made.executors += count
 
     def token(self, call: Any, kind: str, ring: int) -> Site:
         """The site of a ring's token."""
@@ -408,6 +412,8 @@ class Preparation(Expressions):
             if not a.region.source.ty.storage_scope.endswith(("signal", "barrier", "packets"))
         ]
         ring = int(call.attrs["ring"]) if op.fills else None
+        if ring is not None and any(a.asynchronous for a in effects):
+            self.unit(ring)
         kind = op.queue(call)
         offset = self.queue(kind) if kind else 0
         accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote

@@ -1,7 +1,7 @@
 """Rings of stages while a scheduled program runs: tokens as counters, copies in flight, and what to say where
 an order is missing.
 
-A ring belongs to a block. ``commit`` of round n makes stage n % depth full when all copies issued into the
+A ring belongs to a block, or to one executor of a T.Scale below it. ``commit`` of round n makes stage n % depth full when all copies issued into the
 ring before it are complete; ``wait`` of round n awaits that; ``release`` of round n makes the stage empty;
 ``acquire`` of round n awaits the release of round n - depth. A stage is filled between acquire and commit of
 its round, and read between wait and release: an access elsewhere is reported whether or not other order saves
@@ -52,13 +52,16 @@ class AsyncUnit:
 
 
 class Ring:
-    """A ring of one block."""
+    """A ring of one block, or of ``owner``, an executor below it."""
 
-    def __init__(self, block: Block, number: int):
+    def __init__(self, block: Block, number: int, owner: Executor | None = None):
         made = block.machine.prepared
-        self.number = number
+        self.number, self.owner = number, owner
         self.depth: int = made.program.schedule.rings[number].depth
-        self.offset = made.units.get(number)
+        #: the place of its engine among the executors of a block
+        self.offset: int | None = None
+        if number in made.units:
+            self.offset = made.units[number][0] + (0 if owner is None else owner.linear)
         self.now = 0  # copies issued so far
         self.full: dict[int, Any] = {}  # round → what its commit releases
         self.empty: dict[int, Any] = {}
@@ -127,11 +130,15 @@ def stages_of(key: Any) -> tuple[int, int]:
     return int(touched.min()), int(touched.max()) + 1
 
 
-def of(block: Block, number: int) -> Ring:
-    """A ring of a block."""
-    if number not in block.rings:
-        block.rings[number] = Ring(block, number)
-    made: Ring = block.rings[number]
+def of(ex: Executor, number: int) -> Ring:
+    """A ring of an executor's block, or its own; of one that goes through its T.Scale again a new one, whose
+    rounds are counted anew."""
+    block = ex.block
+    below = block.machine.prepared.program.schedule.rings[number].below
+    key, owner = (number, ex.place(below)), ex if below else None
+    made: Ring | None = block.rings.get(key)
+    if made is None or made.owner is not owner:
+        block.rings[key] = made = Ring(block, number, owner)
     return made
 
 
@@ -154,7 +161,7 @@ def unread(machine: Machine) -> None:
 
 def unit(ex: Executor, number: int) -> AsyncUnit:
     """Who performs the copy that ``ex`` issues into a ring now."""
-    ring = of(ex.block, number)
+    ring = of(ex, number)
     ring.now += 1
     assert ring.offset is not None, "a ring without asynchronous copies"
     return AsyncUnit(ex.machine, ex.root + ring.offset, ring.now, ex.vc.copy(), ex.name)
@@ -163,7 +170,7 @@ def unit(ex: Executor, number: int) -> AsyncUnit:
 def start(ex: Executor, number: int, move: Callable[[], None]) -> None:
     """The data of a copy moves: at once, or when its round is awaited."""
     if ex.machine.late:
-        of(ex.block, number).issued.append(move)
+        of(ex, number).issued.append(move)
     else:
         move()
 
@@ -172,7 +179,7 @@ def start(ex: Executor, number: int, move: Callable[[], None]) -> None:
 
 
 def acquire(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
-    ring = of(ex.block, number)
+    ring = of(ex, number)
     ring.expect(ex, "acquire", n, site)
     before = n - ring.depth
     if before >= 0:
@@ -185,7 +192,7 @@ def acquire(ex: Executor, number: int, n: int, site: Site) -> Generator[str, Non
 
 
 def commit(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
-    ring = of(ex.block, number)
+    ring = of(ex, number)
     yield from _releasing(ex, ring)
     ring.expect(ex, "commit", n, site)
     clock = ex.release()
@@ -198,7 +205,7 @@ def commit(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None
 
 
 def wait(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
-    ring = of(ex.block, number)
+    ring = of(ex, number)
     ring.expect(ex, "wait", n, site)
     if n < 0:
         return  # as with the phases of an mbarrier: what lies before the first round is complete
@@ -214,7 +221,7 @@ def wait(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, 
 def release(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
     from tilescale.compiler.sim.flights import released
 
-    ring = of(ex.block, number)
+    ring = of(ex, number)
     yield from _releasing(ex, ring)
     ring.expect(ex, "release", n, site)
     released(ex, ring, n, site)
@@ -251,7 +258,7 @@ def race(machine: Machine, found: Race) -> tuple[str, str] | None:
     ring = storage.ring
     if ring is None:
         places = [(int(events.who[e]) - machine.first) % made.executors for e in (found.event, found.other)]
-        flying = [r for r, offset in made.units.items() if offset in places]
+        flying = [r for r, (at, n) in made.units.items() if any(at <= p < at + n for p in places)]
         apart = events.said[found.event][0][:2] != events.said[found.other][0][:2]
         if not flying or mode == "read" and (apart or found.too_early):  # what it did not await says more
             return None

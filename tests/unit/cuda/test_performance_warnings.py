@@ -149,7 +149,37 @@ def test_a_pipelined_loop_below_the_block(arch: str):
                         sums[i, j] += a[i, j]
                 T.copy(sums, C[w, 0, 0])
 
-    (said,) = advised(below, arch)
+    assert advised(below, arch) == []
+
+
+def test_a_pipelined_loop_below_a_block_whose_rings_have_a_producer():
+    @T.prim_func
+    def both(
+        A: T.Tensor((128, 256), "bfloat16"),
+        B: T.Tensor((256, 64), "bfloat16"),
+        X: T.Tensor((4, 8, 64), "bfloat16"),
+        C: T.Tensor((128, 64), "float32"),
+        S: T.Tensor((4, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((128, 64), "bfloat16"), T.alloc_shared((64, 64), "bfloat16")
+            acc = T.alloc_fragment((128, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C)
+            with T.Scale("warp") as (w, n):
+                x, sums = T.alloc_shared((64,), "bfloat16"), T.alloc_fragment((64,), "float32")
+                T.clear(sums)
+                for k in T.Pipelined(8, num_stages=2):
+                    T.copy(X[w, k, 0:64], x)
+                    for j in T.Parallel(64):
+                        sums[j] += x[j]
+                T.copy(sums, S[w, 0:64])
+
+    (said,) = advised(both)
     assert "once for each executor below the block" in said and said.hint.startswith(
         "T.Pipelined outside of the T.Scale"
     )

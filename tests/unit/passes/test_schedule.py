@@ -180,7 +180,7 @@ def test_one_role_copies_in_turn_where_its_copies_cannot_run_ahead():
     refused(
         polling(T.Tensor), "an atomic operation that is looked at", {"flag": np.zeros(1, np.int32)}, **ahead
     )
-    refused(each_warp, "once for each executor below the block", **ahead)
+    assert forms(each_warp, **ahead) == (["ahead"], [])  # each warp has a ring of its own
     refused(late_wait, "a wait in the loop that does not stand directly in front of the copies", **ahead)
     refused(hands_over, "a wait among the copies", **ahead)
     made = schedule(tile_level(gemm()), 1, ahead=True)

@@ -1,0 +1,88 @@
+"""Pipelined loops inside T.Scale("warp") and T.Scale("warpgroup"): each executor has a ring of its own, whose
+copies run ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.unit.cuda.emulated import agree, data, empty, lowered
+from tilescale.compiler.checks.run import check, launch
+from tilescale.compiler.passes.pipeline import tile_level
+from tilescale.compiler.passes.schedule import AHEAD, schedule
+
+
+def rows(scale: str, stages: int, threads: int = 128, blocks: int = 2, wide: int = 64) -> Any:
+    """Each executor moves rows of its own, some of them none."""
+    t = T.dynamic("t")
+
+    @T.prim_func
+    def moved(X: T.Tensor((t, wide), "float32"), Y: T.Tensor((t, wide), "float32")):
+        with T.Kernel(blocks, threads=threads) as b, T.Scale(scale) as (w, of):
+            x = T.alloc_shared((wide,), "float32")
+            for r in T.Pipelined(T.ceildiv(t - w * blocks - b, of * blocks), num_stages=stages):
+                T.copy(X[w * blocks + b + r * of * blocks, 0:wide], x)
+                for j in T.Parallel(wide):
+                    Y[w * blocks + b + r * of * blocks, j] = 2 * x[j] + x[wide - 1 - j]
+
+    return moved
+
+
+def again(stages: int) -> Any:
+    """A T.Scale that is gone through several times, with two loops, of which one has a nest of scales."""
+
+    @T.prim_func
+    def gathered(
+        X: T.Tensor((40, 32), "float32"), at: T.Tensor((40,), "int32"), Y: T.Tensor((4, 32), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            total = T.alloc_shared((4, 32), "float32")
+            T.clear(total)
+            for half in T.serial(2):
+                with T.Scale("warp") as (w, _):
+                    a, acc = T.alloc_shared((32,), "float32"), T.alloc_fragment((32,), "float32")
+                    T.copy(total[w, 0:32], acc)
+                    for part in T.serial(2):
+                        for r in T.Pipelined(5 - half, num_stages=stages):
+                            T.copy(X[at[w * 10 + half * 5 + r], 0:32], a)
+                            for j in T.Parallel(32):
+                                acc[j] += (part + 1) * a[j]
+                    T.copy(acc, total[w, 0:32])
+            T.copy(total, Y)
+
+    return gathered
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("scale", ["warp", "warpgroup"])
+def test_each_executor_has_a_ring(scale: str, stages: int) -> None:
+    threads = 256 if scale == "warpgroup" else 128
+    kernel, args = rows(scale, stages, threads), {"X": data((37, 64), "float32")}
+    made = schedule(tile_level(kernel), depth=stages, ahead=True)
+    assert [(r.form, r.below, r.depth) for r in made.schedule.rings] == [(AHEAD, 1, stages)]
+    report = check(kernel, 1, args, level="both", seeds=2, depth=stages, roles=("all",), ahead=True)
+    assert report, report
+    agree(kernel, {**args, "Y": empty((37, 64), "float32")})
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_rounds_are_counted_anew_where_a_scale_is_gone_through_again(stages: int) -> None:
+    args = {
+        "X": data((40, 32), "float32"),
+        "at": np.random.default_rng(3).permutation(40).astype(np.int32),
+    }
+    report = check(again(stages), 1, args, level="both", seeds=2, depth=stages, roles=("all",), ahead=True)
+    assert report, report
+    agree(again(stages), {**args, "Y": empty((4, 32), "float32")})
+    x, at = args["X"], args["at"].reshape(4, 10)
+    want = 3 * np.stack([x[np.r_[at[w, :5], at[w, 5:9]]].sum(0) for w in range(4)])
+    np.testing.assert_allclose(launch(again(stages), 1, args).arrays[0]["Y"], want, rtol=1e-5, atol=1e-4)
+
+
+def test_fewer_stages_where_all_warps_have_no_room() -> None:
+    """A row of 48 KB for each of four warps fits once."""
+    program = lowered(rows("warp", 4, wide=12 * 1024)).program
+    assert not program.schedule.rings or program.schedule.rings[0].depth < 4
