@@ -98,6 +98,7 @@ class Copies:
             False,
         )
         self.touched(cells)
+        b.units.overwritten(cells)
         b.touch(arena, cells, np.broadcast_to(who[:, None], cells.shape), True)
         arena.data[cells] = b.draw.integers(0, 256, cells.shape, np.uint8)
         groups = self._groups(m)[who]

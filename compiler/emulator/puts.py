@@ -54,9 +54,9 @@ def _put_rows(width: int, threads: int, depth: int = 1) -> Callable[..., None]:
     return run
 
 
-def _by_tma(threads: int, adds: bool) -> Callable[..., None]:
+def _by_tma(threads: int, ends: str, adds: bool) -> Callable[..., None]:
     """Rows of shared memory that TMA stores in another rank's memory, or adds to it: each thread of an
-    executor starts some and awaits them."""
+    executor starts some and awaits them, as far as ``ends`` says."""
 
     def run(
         b: Block,
@@ -89,10 +89,10 @@ def _by_tma(threads: int, adds: bool) -> Callable[..., None]:
                 b.touch(arena, cells := row.cells(first), np.full(cells.shape, who), False)
                 awaited = b.world.stored(b, who, memory, row.elements(at), adds="rank" if adds else "")
                 b.units.store(first, row, at, who, "add" if adds else "", awaited)
-        for who in started:
+        for who in started if ends != "ts::ROWS_BEGUN" else ():
             b.world.until(lambda: True)  # others may come in between
             b.units.commit_stores(who)
-            b.units.await_stores(who, 0, True)
+            b.units.await_stores(who, 0, ends != "ts::ROWS_READ")
 
     return run
 
@@ -101,10 +101,13 @@ def find(name: str) -> Callable[..., Any] | None:
     """What a function of these headers does; None where it is none of theirs."""
     function, _, given = name.removesuffix(">").partition("<")
     if function.startswith(("ts::store_r", "ts::add_r")):
-        some = _by_tma(int(given), "add" in function)
+        threads, _, ends = given.partition(", ")
+        some = _by_tma(int(threads), ends, "add" in function)
         if "_rows" in function:
             return some
         return lambda b, m, to, from_, count, thread: some(b, m, to, from_, 1, count, 0, 0, thread)
+    if function == "ts::rows_complete":
+        return async_units.bulk_wait(0, True)
     if function not in PUTS:
         return None
     rows = _put_rows(*(int(x) for x in given.split(",")))

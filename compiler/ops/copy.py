@@ -58,7 +58,10 @@ def copy(
             ranks, in the order of arrival: sums of floats differ from run to run.
         blocking: False: the copy, from one tensor to another with ``signal`` and ``dst`` or ``src``, begins
             here and goes on beside the statements behind it. It is complete where its signal is seen, and the
-            signal tells of it and of the executor's non-blocking copies before it, of nothing else.
+            signal tells of it and of the executor's non-blocking copies before it, of nothing else. With
+            ``prefer_instruction="tma"`` and ``dst``, of a tile and without ``signal``: the tile has been read
+            where the copy stands; what it writes is complete where its executor next signals or meets others,
+            and at the end of its T.Scale, at the latest.
         coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside. A
             layout says that threads copy, no engine beside them; a width bounds what threads move (cp.async
             too), not TMA.
@@ -173,23 +176,14 @@ def copy(
         _require_sum(op, to, side, blocking)
         words["op"] = op
     by_tma = prefer_instruction == INSTRUCTIONS[0]
-    if not blocking:
+    if not blocking and by_tma:
+        _require_late(frm, side, signal, words)
+        words["late"] = True
+    elif not blocking:
         _require_nonblocking(frm, to, side, signal)
-        if by_tma:
-            raise TileSyntaxError(
-                "prefer_instruction='tma' of a non-blocking copy",
-                loc=source.current(),
-                expected="blocking=True: TMA's copy to another rank is awaited where it stands",
-            )
         words["nonblocking"] = True
     if side:
-        if (
-            side == "dst"
-            and prefer_instruction == INSTRUCTIONS[0]
-            and blocking
-            and "by_threads" not in words
-            and bld.current().reach == "device"
-        ):
+        if side == "dst" and by_tma and "by_threads" not in words and bld.current().reach == "device":
             words["tma"] = True
         emit(
             "remote_copy",
@@ -198,6 +192,32 @@ def copy(
         )
     else:
         emit("copy", [frm.ir(), to.ir()], words)
+
+
+def _require_late(frm: Region, side: str, signal: Any, words: dict[str, Any]) -> None:
+    """Refuses what TMA cannot do beside its executor."""
+    loc = source.current()
+    if side != "dst" or bld.current().reach != "device" or "by_threads" in words:
+        raise TileSyntaxError(
+            'prefer_instruction="tma" of a non-blocking copy that is no put of TMA\'s',
+            loc=loc,
+            expected="a put to another rank, with neither disable_tma= nor loop_layout=",
+            hint='T.copy(tile, B[i, 0], dst=rank, prefer_instruction="tma", blocking=False)',
+        )
+    if signal is not None:
+        raise TileSyntaxError(
+            "signal= of a non-blocking copy by TMA",
+            loc=loc,
+            expected="a signal of its own behind it, which awaits it",
+            hint="T.signal(s[i], dst=rank)",
+        )
+    if frm.buffer.scope.startswith("global"):
+        raise TileTypeError(
+            f"a non-blocking copy of {frm.name} by TMA, which is a tensor",
+            loc=loc,
+            expected="a tile, which TMA stores from shared memory",
+            hint="a T.copy of it to a tile of T.alloc_shared first",
+        )
 
 
 def _require_nonblocking(frm: Region, to: Region, side: str, signal: Any) -> None:
@@ -388,19 +408,20 @@ class RemoteCopy(Copy):
     signal."""
 
     name = "remote_copy"
-    attributes = (*Copy.attributes, "side", "signal_op?", "op?", "tma?", "nonblocking?")
+    attributes = (*Copy.attributes, "side", "signal_op?", "op?", "tma?", "nonblocking?", "late?")
     plain = False
     puts = True
 
     def effects(self, call: Any) -> list[Access]:
-        side, owner, beside = self.side(call), call.args[2], self.queue(call) != ""
+        side, owner, queue = self.side(call), call.args[2], self.queue(call)
+        beside = queue in ("put", "pull")
         to = owner if side == "dst" else None
         told = [Access(call.args[3], "update", to)] if self.signals(call) else []
         return [
             Access(call.args[0], "read", owner if side == "src" else None, asynchronous=beside),
             Access(call.args[1], "update", owner, half="add")
             if self.adds(call)
-            else Access(call.args[1], "write", to, asynchronous=beside),
+            else Access(call.args[1], "write", to, asynchronous=queue != ""),
             *told,
         ]
 
@@ -425,6 +446,8 @@ class RemoteCopy(Copy):
         return len(call.args) > 4
 
     def queue(self, call: Any) -> str:
+        if "late" in call.attrs:
+            return "copy"
         if "nonblocking" not in call.attrs or not self.signals(call):
             return ""
         return "put" if self.side(call) == "dst" else "pull"
@@ -464,6 +487,8 @@ class RemoteCopy(Copy):
             assert signal is not None
             signal(ex, None if told is None else told(ex), flights.Put(ex, unit))
 
+        if "late" in call.attrs:  # it has read its tile, and is awaited
+            return lambda ex, unit: run(ex)
         if signal is None:
             return run
         return beside if self.queue(call) else with_signal

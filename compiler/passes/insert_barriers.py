@@ -153,6 +153,12 @@ class _Walk:
         self.staged = (
             {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         )
+        #: those of which TMA stores stages that threads have filled
+        self.put = {
+            plan.ring_of[c.args[0].source]
+            for c, op in operations(program.func.body)
+            if op.name == "peer_rows" and plan is not None and c.args[0].source in plan.ring_of
+        }
         self.pending: list[Touch] = []
         self.engines = _has_engines(program)
         #: what engines touch outside rings
@@ -270,8 +276,9 @@ class _Walk:
             # Each thread waited for its own copies of the round: now all see all of them; and all have read
             # the stage of the round before, which the next copies overwrite.
             where = f"ring {ring}: this round's stage has arrived, the one before has been read"
-            self.pending = self._behind(False)
-            return sequence([s, fence(ex.name, where, s.span)])
+            put = ring in self.put
+            self.pending = self._behind(put)
+            return sequence([s, fence(ex.name, where, s.span, put)])
         before = self.in_front(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
 

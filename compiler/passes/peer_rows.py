@@ -29,10 +29,11 @@ from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.peer_rows import peer_rows as made_by_tma
+from tilescale.compiler.passes.await_rows import without
 from tilescale.compiler.passes.boxes import CHUNK
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole
-from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 
 #: operations that read and write a tile of shared memory wherever its elements lie
 ANYWHERE = ("copy", "remote_copy", "fill")
@@ -41,8 +42,8 @@ ANYWHERE = ("copy", "remote_copy", "fill")
 def peer_rows(program: TileProgram) -> TileProgram:
     """The program with each copy that TMA makes as one by TMA, of a tile that lies row by row."""
     every = Executor("block", program.launch.threads)
-    statements = [s for s, _ in walk(program.func.body, every)]
-    if not any(_named(s) for s in statements):
+    statements = walk(program.func.body, every)
+    if not any(_named(s) for s, _ in statements):
         return program
     names, laid, notes = bound_in(program.func.body), _laid_out(program, statements, every), list[str]()
     tiles: dict[Any, Any] = {}  # shape and dtype → the tile
@@ -58,7 +59,7 @@ def peer_rows(program: TileProgram) -> TileProgram:
         said = f"{program.name}: {to.source.name} is {'added' if 'op' in call.attrs else 'put'} to by "
         if why is not None:
             notes.append(note(f"{said}threads, not by TMA: {why}", why, loc_of(call.span)))
-            return None
+            return [_by_threads(s)] if "late" in call.attrs else None
         notes.append(f"{said}TMA, {prod(_shape(to))} elements at a time")
         if own:
             return [made_by_tma(call, call.args[0])]
@@ -66,6 +67,8 @@ def peer_rows(program: TileProgram) -> TileProgram:
         return [copy_statement(call.args[0], staged, call), made_by_tma(call, staged)]
 
     body = rebuild(program.func.body, every, leaf)
+    if not any(c.op.name == "ts.peer_rows" and "late" in c.attrs for c, _ in operations(body)):
+        body = without(body)
     return replace(program.with_body(_around(body, tiles)), notes=[*program.notes, *notes])
 
 
@@ -73,12 +76,19 @@ def _named(s: Any) -> bool:
     return name_of(s) == "remote_copy" and "tma" in s.value.attrs
 
 
-def _laid_out(program: TileProgram, statements: list[Any], every: Executor) -> set[Any]:
-    """The tiles that something wants laid out in some way: an operand of a product, say; and those of rings,
-    whose stages are filled by who has no proxy fence behind it."""
+def _by_threads(s: Any) -> Any:
+    """A copy by threads, who are done where it stands."""
+    call, attrs = s.value, {k: v for k, v in dict(s.value.attrs).items() if k != "late"}
+    return tirx.Evaluate(ir.Call(call.op, call.args, attrs=attrs, ret_ty=call.ty, span=call.span), s.span)
+
+
+def _laid_out(program: TileProgram, statements: Any, every: Executor) -> set[Any]:
+    """The tiles that something wants laid out in some way: an operand of a product, say; and those of a
+    block's rings, whose stages are filled by who has no proxy fence behind it."""
     found = set(program.hints.get("layouts", {}))
-    for s in statements:
-        if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) == "pipelined":
+    for s, ex in statements:
+        kind = str((s.annotations or {}).get("ts.kind", "")) if isinstance(s, tirx.For) else ""
+        if kind == "pipelined" and ex.name == "block":
             inside = [x.value for x, _ in walk(s.body, every) if name_of(x) in ANYWHERE[:2]]
             found |= {c.args[1].source for c in inside if c.args[0].source.ty.storage_scope == "global"}
         for call, op in operations(s):

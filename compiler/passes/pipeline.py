@@ -16,6 +16,7 @@ from tilescale.compiler.ir.text import text
 from tilescale.compiler.ops.gemm_sp import written_out
 from tilescale.compiler.passes.allocate_shared import NoRoom, allocate_shared
 from tilescale.compiler.passes.await_products import awaited_products
+from tilescale.compiler.passes.await_rows import await_rows
 from tilescale.compiler.passes.awaited import awaited
 from tilescale.compiler.passes.check_aliasing import check_aliasing
 from tilescale.compiler.passes.convert_layouts import convert_layouts
@@ -85,6 +86,8 @@ PASSES: tuple[Pass, ...] = (
     # of a box for a read of it.
     Pass("packets", packets, spec.TILE),
     Pass("awaited", awaited, spec.TILE),
+    # Where copies end that TMA makes beside their executor: all that others may hear of them by stands there.
+    Pass("await_rows", await_rows, spec.TILE),
     # Whatever asks how a loop's iterations lie among threads sees the one form of it.
     Pass("neighbours", neighbours, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.

@@ -80,10 +80,16 @@ def unfit(
 
 
 def prefetched(
-    loop: Any, before: list[Any], fill: list[Any], awaited: Any, compute: list[Any], depth: int
+    loop: Any,
+    before: list[Any],
+    fill: list[Any],
+    awaited: Any,
+    compute: list[Any],
+    depth: int,
+    behind: bool = False,
 ) -> Any:
     """The loop whose rounds consist of ``before``, ``fill``, ``awaited`` and ``compute``, with ``fill``
-    ``depth`` - 1 rounds ahead."""
+    ``depth`` - 1 rounds ahead; ``behind``: at the end of a round, not in front of its ``compute``."""
     distance = tirx.IntImm("int32", depth - 1)
     count = tirx.Var("rounds", "int32")
     needed = [*_bindings(fill, before), *fill]
@@ -97,7 +103,8 @@ def prefetched(
         first, loop.min, tirx.min(distance, count), loop.kind, fetch(first), annotations=plain, span=loop.span
     )
     later = loop.loop_var + distance
-    place = int(loop.annotations.get("ts.issue", 0))  # where the author issues them (passes/manual_stages.py)
+    # where the author issues them (passes/manual_stages.py)
+    place = len(compute) if behind else int(loop.annotations.get("ts.issue", 0))
     issued = tirx.IfThenElse(later < count, fetch(later), None, loop.span)
     body = [*before, awaited, *compute[:place], issued, *compute[place:]]
     main = tirx.For(

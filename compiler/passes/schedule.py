@@ -46,7 +46,9 @@ from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.tokens import token
+from tilescale.compiler.ops import peer_rows
 from tilescale.compiler.ops.copy import filling
+from tilescale.compiler.ops.fence import fence
 from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -59,7 +61,7 @@ IN_ORDER, ROLES, AHEAD = "in_order", "roles", "ahead"
 FILLED_BY = {ROLES: "tma_load", AHEAD: "cp_async"}
 #: why a loop has no ring where it could have one in the block
 BELOW = reason(
-    "the loop runs once for each executor below the block, and a ring that a producer fills belongs to a block",
+    "the loop runs once for each executor below the block, and a producer fills rings of blocks alone",
     "T.Pipelined outside of the T.Scale, which stands in the loop around what each executor does in a round",
 )
 #: scales below the block whose executors have rings of their own, where copies run ahead
@@ -213,28 +215,52 @@ class _Draft:
             return self._in_turn(p, ring, staged)
         filled, read = self._counter(ring, "_filled"), self._counter(ring, "_read")
         p = p.with_guards()
-        head, rest = p.stmts[p.first : p.last + 1], p.stmts[p.last + 1 :]
+        head, rest, span = p.stmts[p.first : p.last + 1], p.stmts[p.last + 1 :], p.loop.span
         copies = [s for s in head if not _consumed(s, p)]
         fill = [
-            token("acquire", number, now(filled), p.loop.span),
+            token("acquire", number, now(filled), span),
             *[_in_stage(_asynchronous(s, p, ring), staged, _stage(filled, ring.depth)) for s in copies],
-            token("commit", number, now(filled), p.loop.span),
-            tirx.BufferStore(filled, now(filled) + 1, [ZERO], p.loop.span),
+            token("commit", number, now(filled), span),
+            tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
         ]
         # What stands among the copies and is none of them may signal that those before it are complete: it
         # follows the wait.
         others = [s for s in head if _consumed(s, p) or isinstance(s, tirx.Bind)]
         read_stage = _stage(read, ring.depth)
-        awaited = token("wait", number, now(read), p.loop.span)
+        awaited = token("wait", number, now(read), span)
         compute = [
             *[_in_stage(s, staged, read_stage) for s in (*others, *rest)],
-            token("release", number, now(read), p.loop.span),
-            tirx.BufferStore(read, now(read) + 1, [ZERO], p.loop.span),
+            token("release", number, now(read), span),
+            tirx.BufferStore(read, now(read) + 1, [ZERO], span),
         ]
         before = p.stmts[: p.first]
         if ring.form == ROLES:
             return _loop(p.loop, [*before, *fill, awaited, *compute])
-        return prefetch.prefetched(p.loop, before, fill, awaited, compute, ring.depth)
+        put = self._puts(compute, staged) if ring.below else None
+        if put is None:
+            return prefetch.prefetched(p.loop, before, fill, awaited, compute, ring.depth)
+        # A stage is filled again where TMA has read it: behind this round's copies, so that these are under
+        # way meanwhile. Who issued them waits for the round before's, for all that fill.
+        owner = self._scales(p.loop)[-1]
+        why = f"ring {number}: TMA has read the stage of the round before"
+        fill = [peer_rows.awaited(owner, span, 1, False), fence(owner, why, span), *fill]
+        compute = [*put[:-2], peer_rows.grouped(owner, span), *put[-2:]]
+        return prefetch.prefetched(p.loop, before, fill, awaited, compute, ring.depth, behind=True)
+
+    def _puts(self, compute: list[Any], staged: dict[Any, Any]) -> list[Any] | None:
+        """Statements whose copies by TMA, of stages of a ring, go on until the stage is filled again; None
+        where none goes on beside its executor."""
+        stages, found = set(staged.values()), list[Any]()
+
+        def late(c: Any) -> Any:
+            if c.op.name != "ts.peer_rows" or "late" not in c.attrs or c.args[0].source not in stages:
+                return c
+            found.append(c)
+            attrs = {**dict(c.attrs), "late": peer_rows.RING}
+            return ir.Call(c.op, c.args, attrs=attrs, ret_ty=c.ty, span=c.span)
+
+        made = [structural_map(s, (ir.Call, late)) for s in compute]
+        return made if found else None
 
     def _new_ring(self, p: Pipeline, buffers: list[Any]) -> tuple[Ring, dict[Any, Any]]:
         """A ring for some of a loop's buffers, and these with a stage axis."""

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.view import Placed
 
 PRODUCT, STORE, PUT, PULL = "product", "store", "put", "pull"
+#: copies to other ranks by TMA, whose tile has been read where they stand; and such of a ring's stage, which
+#: read it until their group is awaited
+COPY, ROW = "copy", "row"
 
 
 class Put:
@@ -65,6 +68,8 @@ class Flight:
     reads: tuple[Placed, ...]
     to: Placed | None
     move: Callable[[], None]
+    #: of how many groups of its queue it comes behind
+    group: int = 0
 
     def touched(self, ex: Executor, storage: Storage, key: Any, mode: str, site: Site) -> None:
         """Somebody else touches the accumulator."""
@@ -87,6 +92,7 @@ class Queue:
 
     now: int = 0
     number: int = -1
+    groups: int = 0
     flying: list[Flight] = field(default_factory=list)
 
 
@@ -95,9 +101,9 @@ def queue(ex: Executor, kind: str) -> Queue:
     return made
 
 
-def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit, AsyncUnit]:
-    """Who reads and who writes for the operation that ``ex`` issues now. Only who awaits complete stores
-    comes behind their writes."""
+def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit | None, AsyncUnit]:
+    """Who reads and who writes for the operation that ``ex`` issues now; None: the executor. Only who awaits
+    complete stores comes behind their writes."""
     q, number = queue(ex, kind), ex.root + offset + ex.linear
     q.now, q.number = q.now + 2, number
     clock = ex.vc.copy()
@@ -106,6 +112,8 @@ def units(ex: Executor, kind: str, offset: int) -> tuple[AsyncUnit, AsyncUnit]:
     if kind == PULL:
         clock[ex.number] = 0  # and behind what the executor has awaited, not behind what it did itself
     reads = AsyncUnit(ex.machine, number, q.now - 1, clock, ex.name)
+    if kind == COPY:
+        return None, AsyncUnit(ex.machine, number, q.now, clock, ex.name)
     return reads, reads if kind in (PRODUCT, PUT, PULL) else AsyncUnit(
         ex.machine, number, q.now, clock, ex.name
     )
@@ -122,7 +130,13 @@ def start(
 ) -> None:
     """An operation is issued; what it touches has been recorded."""
     flight = Flight(
-        engine.number, engine.now, ex.where(site), reads, to, move if ex.machine.late else _nothing
+        engine.number,
+        engine.now,
+        ex.where(site),
+        reads,
+        to,
+        move if ex.machine.late else _nothing,
+        queue(ex, kind).groups,
     )
     for r in reads:
         before = r.storage.shadow.flying
@@ -150,6 +164,21 @@ def wait(ex: Executor, kind: str, pending: int = 0, complete: bool = False) -> N
         ex.machine.polling.changed()
     if complete and q.number >= 0:
         ex.vc[q.number] = max(int(ex.vc[q.number]), q.now)
+
+
+def grouped(ex: Executor) -> None:
+    """The rows that the executor issued since the last group are one."""
+    queue(ex, ROW).groups += 1
+
+
+def landed(ex: Executor, pending: int, complete: bool) -> None:
+    """All rows but those of the last ``pending`` groups have read their stages; with ``complete`` all copies
+    of the executor by TMA have landed."""
+    rows = queue(ex, ROW)
+    late = sum(f.group >= rows.groups - pending for f in rows.flying)
+    wait(ex, ROW, late, complete)
+    if complete:
+        wait(ex, COPY, 0, complete)
 
 
 def released(ex: Executor, ring: Ring, n: int, site: Site) -> None:
@@ -183,6 +212,9 @@ def race(machine: Machine, found: Race) -> tuple[str, str] | None:
     kind = kinds[1] or kinds[0]
     if not kind:
         return None
+    if kind in (COPY, ROW):
+        text = "; the copy goes on beside its executor until that signals or meets others"
+        return text, "blocking=True of that copy, or a T.signal or T.barrier between the two"
     return f"; the {kind} is in flight until it is awaited", f"the wait for that {kind} between the two"
 
 

@@ -437,7 +437,7 @@ class Preparation(Expressions):
                     view.record(ex, mode, whose if remote else None, reads if mode == "read" else writes)
             for observer in ex.machine.observers:
                 observer.performed(ex, op, site, whose, accesses)
-            return simulate(ex, reads) if kind else simulate(ex)
+            return simulate(ex, reads or writes) if kind else simulate(ex)
 
         if not op.stops(call):
             return run

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops.remote_put import moved
+from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.places import Global
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.shared import Shared, strided
+from tilescale.compiler.ops.peer_rows import READ, RING
 from tilescale.compiler.tvm_compat import tirx
 
 if TYPE_CHECKING:
@@ -28,6 +30,23 @@ class Rows(Global):
         return super().flat(at) if self.base is None else super().flat(at) + self.base
 
 
+#: where a copy ends that goes on beside its executor, as the headers have it
+ENDS = {READ: ", ts::ROWS_READ", RING: ", ts::ROWS_BEGUN"}
+
+
+@lowers("cuda", "rows_group")
+def lower_rows_group(call: Any, cx: CudaLowering) -> Any:
+    return do("bulk_commit", span=call.span)
+
+
+@lowers("cuda", "await_rows")
+def lower_await_rows(call: Any, cx: CudaLowering) -> Any:
+    """Each thread waits for its own, most of which have none."""
+    if int(call.attrs["complete"]):
+        return do("rows_complete", span=call.span)
+    return do(f"bulk_wait_read<{int(call.attrs['pending'])}>", span=call.span)
+
+
 @lowers("cuda", "peer_rows")
 class LowerPeerRows(Lowering["CudaLowering"]):
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
@@ -39,7 +58,8 @@ class LowerPeerRows(Lowering["CudaLowering"]):
         strides = tuple(tirx.IntImm("int32", p.stride) for p in _row_by_row(tile).pieces)
         rows = Rows(place.buf, place.shape, strides, "int32", place.name, place.base)
         done, of = ("add", f"_{kind}") if "op" in call.attrs else ("store", "")
-        run, several = (f"{done}_{which}{of}<{cx.executor.threads}>" for which in ("run", "rows"))
+        ends = ENDS[str(call.attrs["late"])] if "late" in call.attrs else ""
+        run, several = (f"{done}_{which}{of}<{cx.executor.threads}{ends}>" for which in ("run", "rows"))
         return moved(call, cx, rows, lambda made: made.done(run, several, cx.thread()))
 
 

@@ -1,0 +1,267 @@
+"""Copies to other ranks that TMA makes beside their executor (``blocking=False``): where they end, from rings
+of warps, and what is no order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.unit.cuda.emulated import agree_on_ranks, data, empty, lowered
+from tilescale.compiler import emulator
+from tilescale.compiler.checks.run import check, launch
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.emulator import EmulationError
+from tilescale.compiler.ir.operations import name_of
+from tilescale.compiler.passes import pipeline
+from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.errors import TileError
+
+
+def spread(stages: int, world: int, late: bool = True, tokens: int = 23, wide: int = 64) -> Any:
+    """Each token's row goes to the ranks that have a slot for it, as experts' tokens do."""
+
+    @T.prim_func
+    def spread_rows(
+        X: T.Tensor((tokens, wide), "float32"),
+        slots: T.Tensor((tokens, world), "int32"),
+        rows: T.SymmTensor((world * tokens, wide), "float32"),
+    ):
+        with T.Kernel(2, threads=64) as b, T.Scale("device") as (rank, n), T.Scale("warp") as (w, of):
+            x = T.alloc_shared((wide,), "float32")
+            for r in T.Pipelined(T.ceildiv(tokens - w * 2 - b, of * 2), num_stages=stages):
+                i = w * 2 + b + r * of * 2
+                T.copy(X[i, 0:wide], x)
+                for hop in T.serial(1, n + 1):
+                    d = (rank + hop) % n
+                    if slots[i, d] >= 0:
+                        T.copy(
+                            x,
+                            rows[rank * tokens + slots[i, d], 0:wide],
+                            dst=d,
+                            prefer_instruction="tma",
+                            blocking=not late,
+                        )
+
+    return spread_rows
+
+
+def told(world: int, late: bool = True, before: bool = True) -> Any:
+    """A warp's rows, one behind the other from the same tile, then a signal that tells of them."""
+
+    @T.prim_func
+    def told_of_rows(
+        X: T.Tensor((8, 32), "float32"),
+        rows: T.SymmTensor((world, 8, 32), "float32"),
+        here: T.Signal((world,)),
+        Y: T.Tensor((world, 8, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=64), T.Scale("device") as (rank, n):
+            with T.Scale("warp") as (w, of):
+                x = T.alloc_shared((32,), "float32")
+                for i in T.serial(w, 8, step=of):
+                    T.copy(X[i, 0:32], x)
+                    T.copy(
+                        x,
+                        rows[rank, i, 0:32],
+                        dst=(rank + 1) % n,
+                        prefer_instruction="tma",
+                        blocking=not late,
+                    )
+                T.signal(here[rank], dst=(rank + 1) % n)
+            source = (rank + n - 1) % n
+            T.wait(here[source], 2)
+            if before:
+                T.copy(rows[source, 0:8, 0:32], Y[source, 0:8, 0:32])
+
+    return told_of_rows
+
+
+def of_tokens(world: int, tokens: int = 23, wide: int = 64) -> list[dict[str, Any]]:
+    made = []
+    for rank in range(world):
+        draw = np.random.default_rng(rank)
+        goes = draw.random((tokens, world)) < 0.7
+        slots = np.where(goes, goes.cumsum(0) - 1, -1).astype(np.int32)
+        made.append({"X": data((tokens, wide), "float32", rank), "slots": slots})
+    return made
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 3])
+def test_rows_of_a_ring(world: int, stages: int) -> None:
+    kernel, args = spread(stages, world), of_tokens(world)
+    given = {name: [a[name] for a in args] for name in args[0]}
+    report = check(
+        kernel, world, given, level="both", seeds=2, depth=stages, roles=("all",), ahead=stages > 1
+    )
+    assert report, report
+    got = launch(kernel, world, given).arrays
+    for d in range(world):
+        for source, a in enumerate(args):
+            there = a["slots"][:, d] >= 0
+            rows = got[d]["rows"][source * 23 : source * 23 + there.sum()]
+            assert (rows == a["X"][there]).all()
+    agree_on_ranks(kernel, [{**a, "rows": empty((world * 23, 64), "float32")} for a in args])
+
+
+def test_how_they_are_printed() -> None:
+    """From a ring a round's rows are a group, awaited a round later; else their reads are where they
+    stand."""
+    text = printed(spread(3, 2))
+    assert text.count("ts::ROWS_BEGUN") == 1 and text.count("ts::bulk_commit()") == 1
+    assert text.count("ts::bulk_wait_read<1>()") == 2 and text.count("ts::rows_complete()") == 1
+    assert text.index("ts::bulk_commit()") < text.rindex("ts::bulk_wait_read<1>()")
+    text = printed(told(2))
+    assert text.count("ts::ROWS_READ") == 1 and text.count("ts::rows_complete()") == 2
+    assert "rows_complete" not in printed(told(2, late=False))
+
+
+def printed(kernel: Any) -> str:
+    return print_kernel(lowered(kernel).kernel).text
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_signal_tells_of_them(world: int) -> None:
+    args = [
+        {
+            "X": data((8, 32), "float32", r),
+            "rows": empty((world, 8, 32), "float32"),
+            "here": np.zeros(world, np.int64),
+            "Y": empty((world, 8, 32), "float32"),
+        }
+        for r in range(world)
+    ]
+    report = check(told(world), world, {"X": [a["X"] for a in args]}, seeds=3)
+    assert report, report
+    agree_on_ranks(told(world), args)
+
+
+@T.prim_func
+def twice(X: T.Tensor((2, 32), "float32"), rows: T.SymmTensor((32,), "float32")):
+    """Which of the two is there in the end?"""
+    with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+        x = T.alloc_shared((32,), "float32")
+        for i in T.serial(2):
+            T.copy(X[i, 0:32], x)
+            T.copy(x, rows, dst=(rank + 1) % n, prefer_instruction="tma", blocking=False)
+
+
+@T.prim_func
+def looks(X: T.Tensor((32,), "float32"), rows: T.SymmTensor((32,), "float32"), Y: T.Tensor((32,), "float32")):
+    """A rank reads what it put to itself, too early."""
+    with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+        x = T.alloc_shared((32,), "float32")
+        T.copy(X, x)
+        T.copy(x, rows, dst=rank, prefer_instruction="tma", blocking=False)
+        T.copy(rows, Y)
+
+
+@pytest.mark.parametrize("kernel", [twice, looks])
+def test_what_comes_behind_them_is_unordered(kernel: Any) -> None:
+    report = check(kernel, 2, seeds=2)
+    assert [f.kind for f in report.findings] == ["race"], report
+    assert "goes on beside its executor" in str(report) and "blocking=True of that copy" in str(report)
+
+
+def test_a_barrier_between_them_is_an_order() -> None:
+    @T.prim_func
+    def once_more(X: T.Tensor((2, 32), "float32"), rows: T.SymmTensor((32,), "float32")):
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+            x = T.alloc_shared((32,), "float32")
+            for i in T.serial(2):
+                T.copy(X[i, 0:32], x)
+                T.copy(x, rows, dst=(rank + 1) % n, prefer_instruction="tma", blocking=False)
+                T.barrier()
+
+    report = check(once_more, 2, seeds=2)
+    assert report, report
+    args = [{"X": data((2, 32), "float32", r), "rows": empty((32,), "float32")} for r in range(2)]
+    agree_on_ranks(once_more, args)
+
+
+def test_where_threads_copy_they_are_done_where_they_stand() -> None:
+    """A row that is no multiple of 16 bytes."""
+
+    @T.prim_func
+    def narrow(X: T.Tensor((30,), "float32"), rows: T.SymmTensor((30,), "float32")):
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+            x = T.alloc_shared((30,), "float32")
+            T.copy(X, x)
+            T.copy(x, rows, dst=(rank + 1) % n, prefer_instruction="tma", blocking=False)
+
+    made = lowered(narrow)
+    assert "ts::rows_complete" not in printed(narrow)
+    assert any("by threads, not by TMA" in str(n) for n in made.program.notes)
+    agree_on_ranks(
+        narrow, [{"X": data((30,), "float32", r), "rows": empty((30,), "float32")} for r in range(2)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ("await_rows", "shared memory is written while a store"),
+        ("sync", "race|fence.proxy.async|store"),
+        ("rows_group", "shared memory is written while a store"),
+    ],
+)
+def test_faults_of_rings_are_found(lost: str, said: str) -> None:
+    """On the emulated GPU, where one kind of statement is missing."""
+
+    def without(s: Any) -> Any:
+        return tirx.Evaluate(tirx.IntImm("int32", 0)) if name_of(s) == lost else s
+
+    program, _ = pipeline.run(spread(2, 2).trace(), target("sm_90a"))
+    program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, without)))
+    args = [{**a, "rows": empty((2 * 23, 64), "float32")} for a in of_tokens(2)]
+    with pytest.raises(EmulationError, match=said):
+        for seed in range(4):
+            emulator.run_ranks(Lowering(program).run(), program, args, seed)
+
+
+def test_rows_that_nobody_awaits_before_a_signal_are_found() -> None:
+    def without(s: Any) -> Any:
+        return tirx.Evaluate(tirx.IntImm("int32", 0)) if name_of(s) == "await_rows" else s
+
+    program, _ = pipeline.run(told(2).trace(), target("sm_90a"))
+    program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, without)))
+    args = [
+        {
+            "X": data((8, 32), "float32", r),
+            "rows": empty((2, 8, 32), "float32"),
+            "here": np.zeros(2, np.int64),
+            "Y": empty((2, 8, 32), "float32"),
+        }
+        for r in range(2)
+    ]
+    with pytest.raises(EmulationError, match="race in rows"):
+        for seed in range(4):
+            emulator.run_ranks(Lowering(program).run(), program, args, seed)
+
+
+def test_what_is_refused() -> None:
+    def of(**words: Any) -> None:
+        @T.prim_func
+        def kernel(X: T.SymmTensor((32,), "float32"), s: T.Signal((1,))):
+            with T.Kernel(1, threads=32), T.Scale("device") as (rank, n):
+                x = T.alloc_shared((32,), "float32")
+                T.clear(x)
+                given = {k: (s[0] if k == "signal" else v) for k, v in words.items()}
+                T.copy(x, X, prefer_instruction="tma", blocking=False, **given)
+
+        kernel.trace()
+
+    for words, expected in (
+        ({}, "a put to another rank"),
+        ({"dst": 0, "disable_tma": True}, "neither disable_tma="),
+        ({"dst": 0, "signal": 1}, "a signal of its own behind it"),
+        ({"dst": 0, "op": "add"}, "the block's own threads"),
+    ):
+        with pytest.raises(TileError) as refused:
+            of(**words)
+        assert expected in str(refused.value), (words, str(refused.value))
