@@ -10,7 +10,6 @@ from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
-
 #: of copies that go on beside their executor: their tile has been read where they stand, or where the stage
 #: of a ring that it is is filled anew
 READ, RING = "read", "ring"

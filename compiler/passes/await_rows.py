@@ -1,6 +1,7 @@
 """Where copies to other ranks end that TMA makes beside their executor (``T.copy(tile, B[…], dst=rank,
-prefer_instruction="tma", blocking=False)``): in front of whatever others may hear of them by, at the end of the
-T.Scale whose executors make them, and at the kernel's end. There stands ``ts.await_rows`` from here on."""
+prefer_instruction="tma", blocking=False)``): in front of whatever others may hear of them by, at the end of
+the T.Scale whose executors make them, and at the kernel's end. There stands ``ts.await_rows`` from here
+on."""
 
 from __future__ import annotations
 

@@ -181,10 +181,10 @@ class _Draft:
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
         if pipeline is not None:
-            why = self._below(pipeline, narrow)
-            if why is None:
+            kept = self._below(pipeline, narrow)
+            if kept is None:
                 return self._ring(pipeline)
-            self.plan.kept.append(why)
+            self.plan.kept.append(kept)
         elif self.wanted != IN_ORDER:
             why = (
                 "no copy at the head of the loop fills the whole of a shared tile that only the "
@@ -242,8 +242,8 @@ class _Draft:
         # A stage is filled again where TMA has read it: behind this round's copies, so that these are under
         # way meanwhile. Who issued them waits for the round before's, for all that fill.
         owner = self._scales(p.loop)[-1]
-        why = f"ring {number}: TMA has read the stage of the round before"
-        fill = [peer_rows.awaited(owner, span, 1, False), fence(owner, why, span), *fill]
+        read_by_tma = f"ring {number}: TMA has read the stage of the round before"
+        fill = [peer_rows.awaited(owner, span, 1, False), fence(owner, read_by_tma, span), *fill]
         compute = [*put[:-2], peer_rows.grouped(owner, span), *put[-2:]]
         return prefetch.prefetched(p.loop, before, fill, awaited, compute, ring.depth, behind=True)
 
@@ -644,7 +644,7 @@ def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
     """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are
     read, at the head of the kernel, or of the T.Scale whose executors have rings of their own (a tile may be
     allocated in the very loop that fills it)."""
-    plan, heads = draft.plan, []
+    plan, heads = draft.plan, list[Any]()
     own: dict[int, list[Any]] = {ring.number: [] for ring in plan.rings if ring.below}
     for counter, ring in draft.counters:
         head = own.get(ring.number, heads)

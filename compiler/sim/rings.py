@@ -1,11 +1,11 @@
 """Rings of stages while a scheduled program runs: tokens as counters, copies in flight, and what to say where
 an order is missing.
 
-A ring belongs to a block, or to one executor of a T.Scale below it. ``commit`` of round n makes stage n % depth full when all copies issued into the
-ring before it are complete; ``wait`` of round n awaits that; ``release`` of round n makes the stage empty;
-``acquire`` of round n awaits the release of round n - depth. A stage is filled between acquire and commit of
-its round, and read between wait and release: an access elsewhere is reported whether or not other order saves
-it, since that is where a target synchronises.
+A ring belongs to a block, or to one executor of a T.Scale below it. ``commit`` of round n makes stage n %
+depth full when all copies issued into the ring before it are complete; ``wait`` of round n awaits that;
+``release`` of round n makes the stage empty; ``acquire`` of round n awaits the release of round n - depth. A
+stage is filled between acquire and commit of its round, and read between wait and release: an access
+elsewhere is reported whether or not other order saves it, since that is where a target synchronises.
 
 An asynchronous copy is performed by an *engine*, which has a clock of its own: it begins behind what its
 issuer did before, and only who awaited its round comes behind it. Nothing orders it against its issuer's

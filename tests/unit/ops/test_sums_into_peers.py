@@ -185,7 +185,7 @@ BODIES = {
     'op="add" of a copy within one rank': lambda A, S, s: T.copy(A, S, op="add"),
     'op="add" of a copy from another rank': lambda A, S, s: T.copy(S, A, src=0, op="add"),
     "op='max' of T.copy": lambda A, S, s: T.copy(A, S, dst=0, op="max"),
-    "prefer_instruction='tma' of a non-blocking copy": lambda A, S, s: T.copy(
+    "signal= of a non-blocking copy by TMA": lambda A, S, s: T.copy(
         A[0:4], S[0:4], dst=0, signal=s[0], blocking=False, prefer_instruction="tma"
     ),
     'op="add" of a non-blocking copy': lambda A, S, s: T.copy(
