@@ -11,7 +11,7 @@ import pytest
 from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.compiler.checks.run import check, launch
-from tilescale.ops.ranks import dispatch_gemm, exchange_kernels, expert_kernels, gemm_combine
+from tilescale.ops.ranks import dispatch_gemm, exchange_kernels, expert_kernels, experts, gemm_combine
 from tilescale.packets import length
 
 WORLD, E, K, H, BLOCKS = 2, 6, 2, 24, 2
@@ -194,12 +194,20 @@ def test_dispatch_gemm(gate: str, trans_b: bool):
 
 
 @pytest.mark.parametrize(
-    ("scales", "steps", "cut", "remote"), [(0, 1, 2, ""), (3, 2, 1, ""), (3, 2, 1, "nvshmem")]
+    ("scales", "steps", "cut", "stages", "remote"),
+    [
+        (0, 1, 2, 0, ""),
+        (3, 2, 1, 0, ""),
+        (3, 2, 1, 0, "nvshmem"),
+        (3, 1, 1, 2, ""),
+        (0, 1, 2, 3, ""),
+        (3, 1, 2, 2, "nvshmem"),
+    ],
 )
-def test_dispatch(scales: int, steps: int, cut: int, remote: str):
+def test_dispatch(scales: int, steps: int, cut: int, stages: int, remote: str):
     kernel = expert_kernels.dispatch(
-        H=H, K=K, E=E, S=scales, world=WORLD, wide=16, steps=steps, cut=cut, blocks=BLOCKS, threads=64,
-        dtype="bfloat16",
+        H=H, K=K, E=E, S=scales, world=WORLD, wide=H // cut if stages else 16, steps=steps, cut=cut,
+        stages=stages, blocks=BLOCKS, threads=64, dtype="bfloat16",
     )  # fmt: skip
     agree_on_ranks(
         kernel,
@@ -303,11 +311,36 @@ def test_gemm_combine(columns: int, trans_b: bool, weighted: bool, monkeypatch: 
     assert "ts::tma_store(Y_map" in code and "ts::tma_load(&a[" in code
 
 
+def test_rows_go_through_rings_at_full_size():
+    """Parts of 16 KB at most, of as many warps as have rings in shared memory."""
+    assert experts.ring(1792, 8, 3) == (experts.Cut(1792, 1, 1), 4)
+    assert experts.ring(16384 // 4, 8, 3) == (experts.Cut(2048, 1, 2), 4)
+    assert experts.ring(12, 2, 3) == (experts.Cut(12, 1, 1), 16)
+    kernel = expert_kernels.dispatch(
+        H=1792, K=8, E=256, S=0, world=4, wide=1792, steps=1, cut=1, stages=3, blocks=32, threads=128,
+        dtype="int64",
+    )  # fmt: skip
+    code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    assert "ts::store_run<32, ts::ROWS_BEGUN>(" in code and "ts::cp_async<16>(&x[" in code
+    assert code.count("ts::rows_complete()") == 1
+
+
 def test_rows_move_in_vectors_at_full_size():
     made = {
         "X": expert_kernels.dispatch(
-            H=3584, K=8, E=256, S=0, world=4, wide=896, steps=4, cut=1, blocks=32, threads=256, dtype="int32"
-        ),
+            H=3584,
+            K=8,
+            E=256,
+            S=0,
+            world=4,
+            wide=896,
+            steps=4,
+            cut=1,
+            stages=0,
+            blocks=32,
+            threads=256,
+            dtype="int32",
+        ),  # fmt: skip
         "Y": expert_kernels.combine(
             H=7168,
             K=8,

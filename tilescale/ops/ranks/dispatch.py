@@ -18,7 +18,7 @@ from tilescale.ops import host
 from tilescale.ops.case import Case, Expected
 from tilescale.ops.ranks import expert_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
-from tilescale.ops.ranks.experts import Dispatched, exchanged, is_sent
+from tilescale.ops.ranks.experts import STAGES, Dispatched, exchanged, is_sent
 from tilescale.ops.ranks.groups import Group, number_of, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
@@ -39,6 +39,7 @@ def moe_dispatch(
     slot: int = 0,
     group: Group = None,
     blocks: int | None = None,
+    stages: int = 0,
 ) -> Dispatched:
     """Sends each of this rank's tokens to the ranks of its experts, once to each. Drop-free. Collective.
 
@@ -56,23 +57,27 @@ def moe_dispatch(
             on all ranks.
         group: who takes part, see `groups.team_of`; all ranks without.
         blocks: multiprocessors that the kernel keeps at most.
+        stages: 0: threads move rows. More, 8 at most: TMA puts them from rings of so many rows, or parts of
+            rows, of each warp's; where rows are no multiples of 16 bytes threads do.
 
     Raises:
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
     """
+    if (stages := number_of(stages, "stages")) > STAGES:
+        raise TileValueError(f"stages={stages}", expected=f"{STAGES} at most")
     if like is not None:
         if not (experts is weights is num_experts is tokens is group is None) or slot:
             raise TileValueError("moe_dispatch with like= and a choice of experts", expected="one of the two")
         is_sent(like, "like of moe_dispatch")
         fits(x, like.experts, like.weights, scales, like.tokens)
-        return _sent(x.contiguous(), scales, like, blocks)
+        return _sent(x.contiguous(), scales, like, blocks, stages)
     if experts is None or num_experts is None:
         raise TileValueError("moe_dispatch without experts", expected="experts and num_experts, or like=")
     most = x.shape[0] if tokens is None else number_of(tokens, "tokens")
     weights = torch.ones_like(experts, dtype=torch.float32) if weights is None else weights
     fits(x, experts, weights, scales, most)
     where = planned(experts, weights, num_experts, most, slot, group, blocks)
-    return _sent(x.contiguous(), scales, where, blocks)
+    return _sent(x.contiguous(), scales, where, blocks, stages)
 
 
 def planned(
@@ -178,7 +183,9 @@ def _memory(space: Any, like: torch.Tensor, place: str, R: int, P: int, K: int, 
     return space.tensors(like, ((R, 2, K), torch.int32), ((P,), torch.int32), *more, apart=place)
 
 
-def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, blocks: int | None) -> Dispatched:
+def _sent(
+    x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, blocks: int | None, stages: int = 0
+) -> Dispatched:
     """``where`` with the rows of x, which went there."""
     team, K, S = where.team, where.experts.shape[1], 0 if scales is None else scales.shape[1]
     (_, H), W, E, most = x.shape, team.size, where.num_experts, where.tokens
@@ -193,7 +200,10 @@ def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, block
         """The kernel, and what it takes the rows as."""
         kind, _ = flat.words(H * x.element_size())
         wide, units = H * x.element_size() // kind.itemsize, flat.multiprocessors(x.device, blocks)
-        how = experts.cut(wide, kind.itemsize, most, THREADS // 32 * units, experts.MOVED)
+        warps = THREADS // 32
+        how = experts.cut(wide, kind.itemsize, most, warps * units, experts.MOVED)
+        if stages:
+            how, warps = experts.ring(wide, kind.itemsize, stages)
         what = {
             "H": wide,
             "K": K,
@@ -203,14 +213,15 @@ def _sent(x: torch.Tensor, scales: torch.Tensor | None, where: Dispatched, block
             "wide": how.wide,
             "steps": how.steps,
             "cut": how.cut,
-            "blocks": max(1, min(units, -(-how.cut * most // (THREADS // 32)))),
-            "threads": THREADS,
+            "stages": stages,
+            "blocks": max(1, min(units, -(-how.cut * most // warps))),
+            "threads": 32 * warps,
             "dtype": host.dtype_of(kind),
         }
         return host.kernel(expert_kernels.dispatch, host.target_of(x.device), **what), kind
 
     if most:
-        key = ("moe_dispatch", x.device, x.dtype, H, K, E, S, most, blocks)
+        key = ("moe_dispatch", x.device, x.dtype, H, K, E, S, most, blocks, stages)
         kernel, kind = space.plans.of(key, prepared)
         args = (where.experts, where.weights, where.pairs, where.slots, where.begins, where.sizes)
         kernel(flat.aligned(x).view(kind), z, *args, rows.view(kind), marks, meta, index)
@@ -288,17 +299,25 @@ def pick(world: int, units: int = 132, **shape: Any) -> Pick:
     return Pick("kernel", min(units, -(-shape["tokens"] // 4)))
 
 
+#: small cases of rings: several rounds of a warp, rows in parts, rows that TMA cannot put, one token
+RINGS: tuple[dict[str, Any], ...] = (
+    {"tokens": 70, "hidden": 24, "topk": 2, "experts": 8, "blocks": 1, "stages": 3},
+    {"tokens": 9, "hidden": 10_000, "topk": 2, "experts": 4, "blocks": 1, "stages": 2, "uneven": True},
+    {"tokens": 12, "hidden": 10, "topk": 2, "experts": 5, "choice": "drop", "stages": 4},
+    {"tokens": 1, "hidden": 64, "topk": 1, "experts": 5, "stages": 3},
+)
+
 OP = RankOp(
     name="moe_dispatch",
     run=pairs_that_came,
     draw=experts.draw,
     reference=reference,
     pick=pick,
-    ways=lambda **_: {"kernel": {}},
-    base=lambda **_: {"blocks": None},
-    knobs=lambda **_: (flat.BLOCKS,),
+    ways=lambda **_: {"kernel": {}, "rings": {"stages": 3}},
+    base=lambda **_: {"blocks": None, "stages": 0},
+    knobs=lambda **_: (tuple({"stages": n} for n in (0, 3, 4)), flat.BLOCKS),
     cases=(
-        *(Case(shape, small=True) for shape in experts.SMALL),
+        *(Case(shape, small=True) for shape in (*RINGS[:2], *experts.SMALL, *RINGS[2:])),
         *(Case(shape, bar=1.0) for shape in experts.MEASURED),
     ),
     peers={"library": by_library},

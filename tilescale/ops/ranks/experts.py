@@ -22,6 +22,8 @@ from tilescale.ops.ranks.groups import share
 LINE = 512
 #: lines that a warp which moves a row reads at a time
 MOVED = 16
+#: bytes of a stage of a warp's ring at most, of all rings of a block, and stages at most
+STAGE, ROOM, STAGES = 16 << 10, 200 << 10, 8
 #: where a workspace keeps what came, with the number of its slot behind
 PLACE = "experts"
 
@@ -140,6 +142,17 @@ def cut(columns: int, itemsize: int, rows: int, warps: int, lines: int) -> Cut:
     steps = -(-piece // (lines * LINE))
     wide = min(size, -(-piece // (steps * LINE)) * LINE)
     return Cut(wide // itemsize, steps, -(-size // (steps * wide)))
+
+
+@functools.cache
+def ring(columns: int, itemsize: int, stages: int) -> tuple[Cut, int]:
+    """The parts of rows that lie in a stage of a warp's ring, `STAGE` bytes at most, and how many warps of a
+    block have such rings: as many as shared memory has room for, fours up to 16."""
+    each = max(1, 16 // itemsize)
+    parts = -(-columns * itemsize // STAGE)
+    wide = -(-columns // (parts * each)) * each
+    warps = ROOM // (stages * wide * itemsize)
+    return Cut(min(wide, columns), 1, -(-columns // wide)), max(1, min(16, warps // 4 * 4 or warps))
 
 
 def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:
