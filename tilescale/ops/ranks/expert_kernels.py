@@ -480,20 +480,8 @@ def dispatch(
                         if cut == 1 or unit % cut == 0:
                             for hop in T.serial(1, n + 1):
                                 d = (rank + hop) % n
-                                told_of(
-                                    Z,
-                                    z,
-                                    ids,
-                                    weights,
-                                    pairs,
-                                    slots,
-                                    begins,
-                                    marks,
-                                    meta,
-                                    mark,
-                                    unit // cut,
-                                    d,
-                                )
+                                i = unit // cut
+                                told_of(Z, z, ids, weights, pairs, slots, begins, marks, meta, mark, i, d)
                 if few:
                     for unit in T.serial(w * blocks + b, t * world, step=of * blocks):
                         i, d = unit // world, (rank + 1 + unit % world) % world
