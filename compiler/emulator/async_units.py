@@ -264,13 +264,16 @@ class AsyncUnits:
         for s in self.stores.get(issuer, []):
             s.committed = s.committed or number
 
-    def await_stores(self, issuer: int, pending: int, complete: bool) -> None:
-        """The stores of all but the last ``pending`` groups of a thread have read what they store. What they
-        write is there only where they are to be ``complete``, or at the block's end."""
+    def await_stores(self, b: Any, issuer: int, pending: int, complete: bool) -> None:
+        """The stores of all but the last ``pending`` groups of a thread have read what they store: it alone
+        knows, so that is a read of its own. What they write is there only where they are to be ``complete``,
+        or at the block's end."""
         last = self.committed.get(issuer, 0) - pending
         for s in [s for s in self.stores.get(issuer, []) if 0 < s.committed <= last]:
             if not s.read and not np.array_equal(self.arena.data[s.cells], s.seen):
                 raise EmulationError("shared memory was written while a store was reading it")
+            if not s.read:
+                b.touch(self.arena, s.cells, np.full(s.cells.shape, issuer), False)
             s.read = True
             if complete:
                 s.land()
@@ -522,7 +525,7 @@ def bulk_commit(b: Any, m: Any) -> None:
 def bulk_wait(pending: int, complete: bool) -> Callable[..., None]:
     def run(b: Any, m: Any) -> None:
         for who in np.flatnonzero(m):
-            b.units.await_stores(int(who), pending, complete)
+            b.units.await_stores(b, int(who), pending, complete)
 
     return run
 

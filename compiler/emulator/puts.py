@@ -92,7 +92,7 @@ def _by_tma(threads: int, ends: str, adds: bool) -> Callable[..., None]:
         for who in started if ends != "ts::ROWS_BEGUN" else ():
             b.world.until(lambda: True)  # others may come in between
             b.units.commit_stores(who)
-            b.units.await_stores(who, 0, ends != "ts::ROWS_READ")
+            b.units.await_stores(b, who, 0, ends != "ts::ROWS_READ")
 
     return run
 

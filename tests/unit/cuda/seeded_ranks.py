@@ -12,6 +12,7 @@ import numpy as np
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import data, empty, same
+from tests.unit.cuda.row_kernels import of_tokens, of_told, spread, told
 from tests.unit.ops.test_sums_into_peers import by_tma, tiles
 from tilescale.compiler import emulator
 from tilescale.compiler.checks.run import launch
@@ -22,6 +23,8 @@ from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
+#: what orders statements, or awaits what runs beside them
+WAITED = ("wait", "proxy_fence", "sync", "await_rows", "rows_group")
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 S = 64
 
@@ -225,12 +228,18 @@ def _scatters(world: int) -> list[dict[str, Any]]:
     ]
 
 
+def _spreads(world: int) -> list[dict[str, Any]]:
+    return [{**a, "rows": empty((world * 13, 64), "float32")} for a in of_tokens(world, 13)]
+
+
 CASES = (
     Case("gathered", lambda: gathered(3), lambda: gathers(3)),
     Case("pulled", lambda: pulled(3), lambda: gathers(3)),
     Case("relayed", lambda: relayed(3), lambda: gathers(3)),
     Case("scattered", lambda: scattered(3), lambda: _scatters(3)),
     Case("added", lambda: by_tma("float32", "float16", place=8), lambda: tiles("float32", "float16")),
+    Case("spread", lambda: spread(3, 3, tokens=13), lambda: _spreads(3)),
+    Case("told", lambda: told(3), lambda: of_told(3)),
 )
 
 
@@ -285,8 +294,10 @@ def _with(body: Any, old: Any, new: Any) -> Any:
 
 def _edits(s: Any, role: str) -> Iterator[tuple[str, Any]]:
     name = name_of(s)
-    if name in ("wait", "proxy_fence", "sync", "signal", "barrier", "remote_put", "peer_rows"):
+    if name in (*WAITED, "signal", "barrier", "remote_put", "peer_rows"):
         yield "gone", NOTHING
+    if name == "await_rows" and int(s.value.attrs["pending"]):
+        yield "for one less", _again(s, {}, pending=2)
     if name == "peer_rows":
         tile, to, rank = s.value.args
         yield "of another rank", _again(s, {2: (rank + 1) % 3})
@@ -294,9 +305,13 @@ def _edits(s: Any, role: str) -> Iterator[tuple[str, Any]]:
         yield "to elsewhere", _again(s, {1: tirx.BufferRegion(to.source, [down, *to.region[1:]])})
         short = {}
         for k, r in ((0, tile), (1, to)):
-            rows = ir.Range.from_min_extent(r.region[0].min, r.region[0].extent - 1)
-            short[k] = tirx.BufferRegion(r.source, [rows, *r.region[1:]])
-        yield "without its last row", _again(s, short)
+            *first, last = r.region
+            if first and int(first[0].extent) > 1:
+                first[0] = ir.Range.from_min_extent(first[0].min, first[0].extent - 1)
+            else:  # 16 bytes
+                last = ir.Range.from_min_extent(last.min, last.extent - 4)
+            short[k] = tirx.BufferRegion(r.source, [*first, last])
+        yield "without its end", _again(s, short)
     if name == "wait":
         yield "for one less", _again(s, {1: s.value.args[1] - 1})
         yield "for one more", _again(s, {1: s.value.args[1] + 1})
@@ -317,10 +332,12 @@ def _edits(s: Any, role: str) -> Iterator[tuple[str, Any]]:
         yield "without its last row", _again(s, short)
 
 
-def _again(s: Any, other: dict[int, Any]) -> Any:
+def _again(s: Any, other: dict[int, Any], **words: Any) -> Any:
     c = s.value
     args = [other.get(k, a) for k, a in enumerate(c.args)]
-    return tirx.Evaluate(ir.Call(c.op, args, attrs=dict(c.attrs), ret_ty=c.ty, span=c.span), s.span)
+    return tirx.Evaluate(
+        ir.Call(c.op, args, attrs={**dict(c.attrs), **words}, ret_ty=c.ty, span=c.span), s.span
+    )
 
 
 #: faults that change nothing, and why
@@ -331,6 +348,7 @@ HARMLESS = {
         "scattered",
         "communicator: sync",
     ): "looks at entries have a barrier of their own; the third put needs none",
+    ("told", "all: await_rows gone", "statement 7"): "in front of the signal all have been awaited",
     ("scattered", "consumer: sync gone", "statement 13"): "nothing was stored before that tile was written",
 }
 
