@@ -9,6 +9,7 @@ import pytest
 
 import tilescale
 from tests.gpu.gemms import gemm
+from tests.unit.passes.test_rings_below import rows
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -58,3 +59,17 @@ def test_products(shape: tuple[int, int, int], options: dict[str, Any], size: in
         made(a, b, again)
         different += (again != c).any()
     assert different.item() == 0
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+@pytest.mark.parametrize("scale", ["warp", "warpgroup"])
+def test_rings_of_parts_of_a_block(scale: str, stages: int):
+    """Each warp's own rows, of more rounds than there are stages, some warps with none."""
+    x = torch.randn(2001, 256, device="cuda")
+    made = tilescale.compile(rows(scale, stages, 256, blocks=16, wide=256), target="cuda")
+    assert "ts::cp_async<16>" in made.get_kernel_source("cuda")
+    want = 2 * x + x.flip(1)
+    for _ in range(100):
+        y = torch.full_like(x, float("nan"))
+        made(x, y)
+        assert torch.equal(y, want)
