@@ -226,16 +226,20 @@ def product(scale: str, rows: int, stages: int = 3, ring: bool = False) -> Any:
 @pytest.mark.parametrize(
     "scale, rows, ring", [("warp", 16, False), ("warpgroup", 64, False), ("warp", 32, True)]
 )
-def test_a_pipelined_loop_below_the_block_copies_in_turn_and_says_so(scale: str, rows: int, ring: bool):
+def test_a_pipelined_loop_below_the_block_copies_ahead_or_says_why_not(scale: str, rows: int, ring: bool):
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 4, shape).astype(np.float16) for shape in ((128, 128), (128, 64)))
     want = a.astype(np.float32) @ b.astype(np.float32) + (a[:, :64] + a[:, 64:] if ring else 0)
     kernel = product(scale, rows, ring=ring)
     everywhere(kernel, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)}, {"C": want})
-    for arch in ("sm_90a", "sm_80"):
-        notes = gpu_schedule(replace(tile_level(kernel), target=target(arch))).notes
-        assert any("copies in turn, not ahead (line" in n and BELOW in n for n in notes), notes
-    level = gpu_schedule(replace(tile_level(kernel), target=target("sm_80")))
+    own = [("ahead", 1, 3)]
+    for arch, of_block in (("sm_90a", "roles"), ("sm_80", "ahead")):
+        level = gpu_schedule(replace(tile_level(kernel), target=target(arch)))
+        rings = [(r.form, r.below, r.depth) for r in level.schedule.rings]
+        alone = ring and of_block == "roles"  # a producer fills rings of the block, and no others
+        assert rings == ([(of_block, 0, 2)] if ring else []) + ([] if alone else own)
+        said = [n for n in level.notes if "copies in turn, not ahead (line" in n and BELOW in n]
+        assert len(said) == alone, level.notes
     found = launch(level, 1, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)})
     assert not found.report.findings and np.array_equal(found.arrays[0]["C"], want)
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ void rows_complete() {
   }                                                                                                                            \
   template <int threads, int ends = ROWS_COMPLETE, typename T>                                                                 \
   __device__ __forceinline__ void run_name(T* to, const T* from, int count, int thread) {                                      \
-    rows_name<threads, ends>(to, from, 1, count, 0, 0, thread);                                                                      \
+    rows_name<threads, ends>(to, from, 1, count, 0, 0, thread);                                                                \
   }
 #define TS_ADD_ROWS(dtype, kind)                                                                                               \
   TS_PEER_ROWS(add_rows_##dtype, add_run_##dtype, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add." kind)
