@@ -37,7 +37,7 @@ def gathering(how: Any, x: Any, w: Any) -> tuple[Callable[[], Any], Any]:
     c, none = x.new_full((M, N), float("nan")), x.new_empty(1)
     everyone.copy_(x) if how.pull else everyone.fill_(float("nan"))
     given = gemms.checked("a product", x, w, None, "", c, None)
-    constants = gemms.constants(how, given, c, None, "", world, M=M, K=K)
+    constants = gemms.constants(how, given, None, "", world, M=M, K=K)
     if constants.pop("pull"):
         return partial(host.launch, gather_gemm.pull_gemm, (everyone, w, none, here, c), **constants), c
     return partial(host.launch, gather_gemm.gather_gemm, (x, everyone, w, none, here, c), **constants), c

@@ -43,7 +43,7 @@ def scattering(how: Any, x: torch.Tensor, w: torch.Tensor) -> tuple[Callable[[],
     c, none = x.new_full((each, N), float("nan")), x.new_empty(1)
     parts, arrived = comm.empty(shape, x.dtype), comm.signals((count,))
     given = gemms.checked("a product", x, w, None, "", None, None)
-    constants = gemms.constants(how, given, c, None, "", WORLD, M=M, K=K, align=1)
+    constants = gemms.constants(how, given, None, "", WORLD, M=M, K=K, align=1)
     args = (x, w, none, x.new_empty(shape), parts, arrived, c)
     return partial(host.launch, gemm_scatter.gemm_scatter, args, **constants), c
 
@@ -57,7 +57,7 @@ def reducing(how: Any, x: torch.Tensor, w: torch.Tensor) -> tuple[Callable[[], A
     c, none = x.new_full((M, N), float("nan")), x.new_empty(1)
     parts, sums = comm.empty(shape, x.dtype), comm.empty((*others, *finished), x.dtype)
     given = gemms.checked("a product", x, w, None, "", None, None)
-    constants = gemms.constants(how, given, c, None, "", WORLD, M=M, K=K, align=1)
+    constants = gemms.constants(how, given, None, "", WORLD, M=M, K=K, align=1)
     arrived, done = comm.signals((count,)), comm.signals(others)
     args = (x, w, none, x.new_empty(shape), parts, x.new_empty(1, count, *finished), sums, arrived, done, c)
     return partial(host.launch, gemm_reduce.gemm_reduce, args, **constants), c
