@@ -62,10 +62,13 @@ class Var(Generic[T]):
             ) from None
 
 
-def texts(*variables: Var) -> tuple[bytes | None, ...]:
+def texts(*variables: Var) -> tuple[bytes | str | None, ...]:
     """What the environment says of variables now, as a key of what was made of it. By the table behind
-    ``os.environ``, which takes a microsecond and an exception to say that a variable is not there."""
-    said = os.environ._data  # type: ignore[attr-defined]
+    ``os.environ``, where there is one: itself it takes a microsecond and an exception to say that a variable
+    is not there."""
+    said = getattr(os.environ, "_data", None)
+    if said is None:
+        return tuple([os.environ.get(v.name) for v in variables])
     return tuple([said.get(v.key) for v in variables])
 
 
