@@ -33,6 +33,8 @@ class Log:
     """Of one launch of several ranks, or of several launches one behind another."""
 
     events: list[Logged] = field(default_factory=list)
+    #: of loops that threads are in: bytes by rank, and when the first of their copies began
+    joined: dict[tuple[int, int, int], dict[Any, int]] = field(default_factory=dict)
 
 
 class _Clock:
@@ -61,7 +63,42 @@ def _span(
         log.events.append(Logged(b.task.rank, b.task.block, who, where, since, _CLOCK.time(), with_, much))
 
 
+def _joins(
+    b: Block, m: Any, log: Log | None, slots: Pointer, joined: Pointer, site: Any, thread: Any, peer: Any,
+    amount: Any,
+) -> None:  # fmt: skip
+    """Copies of threads are added to those of their loop."""
+    held = log.joined if log is not None and b.task is not None else None
+    if held is None:
+        raise EmulationError("an instrumented kernel runs as ranks, with a log (run_ranks(…, log=Log()))")
+    for t in np.flatnonzero(m):
+        where, who, far, much = (int(np.broadcast_to(x, m.shape)[t]) for x in (site, thread, peer, amount))
+        if who != t:
+            raise EmulationError(f"thread {t} logs as thread {who}")
+        mine = held.setdefault((id(b), who, where), {"began": _CLOCK.time()})
+        mine[far] = mine.get(far, 0) + much
+
+
+def _joined(
+    b: Block, m: Any, log: Log | None, slots: Pointer, joined: Pointer, site: Any, thread: Any
+) -> None:
+    """Each rank's of them become a span."""
+    assert log is not None and b.task is not None
+    for t in np.flatnonzero(m):
+        where, who = (int(np.broadcast_to(x, m.shape)[t]) for x in (site, thread))
+        if who != t:
+            raise EmulationError(f"thread {t} logs as thread {who}")
+        mine = log.joined.pop((id(b), who, where), {})
+        began = mine.pop("began", 0)
+        for far, much in mine.items():
+            if much > 0:
+                made = Logged(b.task.rank, b.task.block, who, where, began, _CLOCK.time(), far, much)
+                log.events.append(made)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::log_time": lambda b, m: np.full(m.shape, _CLOCK.time(), np.int64),
     "ts::log_span": _span,
+    "ts::log_joins": _joins,
+    "ts::log_joined": _joined,
 }

@@ -4,6 +4,10 @@ ended (include/ts/trace.cuh).
 A span is logged by one thread: the one that acts where one acts for all, else the first of those that run the
 statement. What others of them still do behind its part lies outside of the span.
 
+Copies between ranks that a part of a block makes in a loop are joined: one span for each loop, statement and
+rank, from when the first of them is made to the loop's end, with the bytes of all: a warp's row takes less
+time than to log it.
+
 Of loops only those are logged that products, or copies into rings, stand in directly: one span a loop, with
 the time for which its rounds waited for stages. A span a round would be a branch among products in flight,
 each of which ptxas would then await at once.
@@ -11,6 +15,7 @@ each of which ptxas would then await at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.gpu.build import at, call
@@ -21,6 +26,8 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 
+#: executors whose copies in a loop are joined, and ranks of which bytes are (include/ts/trace.cuh)
+PARTS, JOINED = ("warpgroup", "warp"), 64
 #: copies that fill rings
 _LOADS = ("ts.tma_load", "ts.cp_async")
 #: what may stand between a loop and the wait for its last products
@@ -77,10 +84,49 @@ class Logs(State):
         """``body`` between two looks at the clock, in instrumented kernels. alone: one thread runs it."""
         if not self.instrument or self.loop is not None:
             return body
+        if self.joins is not None and peer is not None and not alone:
+            return sequence([body, self._recorded(self._joining(site, peer, amount))])
         began, look = self.began()
         done = self.logs(began, site, peer, amount)
-        test = None if alone else self.recorder()
-        return sequence([look, body, done if test is None else tirx.IfThenElse(test, done, None)])
+        return sequence([look, body, done if alone else self._recorded(done)])
+
+    def _recorded(self, done: Any) -> Any:
+        """A statement that one of several threads runs."""
+        test = self.recorder()
+        return done if test is None else tirx.IfThenElse(test, done, None)
+
+    # -- copies in loops
+    # ---------------------------------------------------------------------------------------------------
+    def _joining(self, site: Any, peer: Any, amount: Any) -> Any:
+        """The statement that adds a copy to those of its loop."""
+        assert self.joins is not None
+        number = int(site)
+        self.joins.add(number)
+        self._own(f"joined{number}", JOINED + 1)
+        far = widened(self.scalar(peer), "int32")
+        return call("log_joins", *self._log_of(number), site, self.tid, far, widened(amount, "int64"))
+
+    def _log_of(self, number: int) -> tuple[Any, ...]:
+        """The launch's log, the thread's own slots in it, and a statement's joined copies."""
+        zero = tirx.IntImm("int32", 0)
+        return (
+            self.of_launch("log"),
+            at(self._own("log_slots", 2), zero),
+            at(self.logged[f"joined{number}"], zero),
+        )
+
+    def joined(self, lower: Callable[[], Any]) -> Any:
+        """A loop as ``lower`` makes it, whose copies between ranks are joined where they are those of a part
+        of a block; loops inside are joined with it."""
+        if not self.instrument or self.joins is not None or self.executor.name not in PARTS:
+            return lower()
+        self.joins = set()
+        made, sites = lower(), self.joins
+        self.joins = None
+        ends = [
+            call("log_joined", *self._log_of(n), tirx.IntImm("int32", n), self.tid) for n in sorted(sites)
+        ]
+        return sequence([made, self._recorded(sequence(ends))]) if ends else made
 
     def crossing(self, region: Any, shape: Any, nbytes: int) -> Any:
         """The bytes of a region that lie inside its tensor, of ``nbytes`` an element: what is outside never

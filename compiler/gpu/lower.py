@@ -450,6 +450,9 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         return tirx.While(self.scalar(s.condition), self.stmt(s.body), s.span)
 
     def _s_For(self, s: Any) -> Any:
+        return self.joined(lambda: self._for(s))
+
+    def _for(self, s: Any) -> Any:
         extent = self.extent(s.extent)
         var = tirx.Var(s.loop_var.name, str(s.loop_var.ty))
         self.variables[s.loop_var] = var

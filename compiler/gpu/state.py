@@ -62,6 +62,8 @@ class State:
         #: registers that a thread logs by, and whether what is being lowered is inside a loop that is logged
         self.logged: dict[str, Any] = {}
         self.in_span = False
+        #: the sites of copies that the loop joins which is being lowered; None: it joins none
+        self.joins: set[int] | None = None
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
         self.places: dict[Any, Place] = {}

@@ -11,6 +11,7 @@ import pytest
 
 from tests.trace_events import validated
 from tests.unit.cuda.emulated import empty
+from tests.unit.cuda.row_kernels import of_tokens, spread
 from tests.unit.cuda.test_communicator import arguments, pushed
 from tests.unit.cuda.test_emulated_ranks import SMALL, example, f32, zeros
 from tilescale.compiler import driver, emulator
@@ -26,6 +27,7 @@ from tilescale.launch.trace import merged
 from tilescale.native import build
 from tilescale.native.events import Event, _index, _spans
 from tilescale.native.gpu_log import GpuLog, Sample, Span
+from tilescale.ops.ranks import expert_kernels
 from tilescale.packets import length
 
 #: what the traced kernels are called in the runtime's table
@@ -200,3 +202,30 @@ def test_instrumented_kernels_compile_and_keep_products_in_flight(arch: str):
     code = print_kernel(lowered(kernel, arch)[0])
     made = toolchain.compile_cubin(code, arch)
     assert not made.serialised and b"ts_clock" in made.code
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_copies_of_warps_in_a_loop_are_one_span_a_rank(stages: int):
+    """Of each warp and rank one, with the bytes of all its rows; by threads and by TMA from a ring."""
+    args = [{**a, "rows": empty((3 * 23, 64), "float32")} for a in of_tokens(3)]
+    timeline = timeline_of(log_of(spread(stages, 3), args))
+    for rank, a in enumerate(args):
+        goes = a["slots"] >= 0  # token i is that of warp i // 2 % 2 of block i % 2
+        want = sorted(
+            (d, 256 * int(goes[w::4, d].sum())) for w in range(4) for d in range(3) if goes[w::4, d].any()
+        )
+        copies = [s for s in timeline.slices if s.kind == "copy" and s.rank == rank]
+        assert sorted((s.more.get("peer", rank), s.more["bytes"]) for s in copies) == want
+        assert all(s.start < s.end for s in copies)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("stages", [0, 3])
+def test_a_dispatch_that_logs_compiles(stages: int):
+    kernel = expert_kernels.dispatch(
+        H=896, K=8, E=64, S=0, world=4, wide=896 if stages else 448, steps=1 if stages else 2, cut=1,
+        stages=stages, blocks=32, threads=128, dtype="int64",
+    )  # fmt: skip
+    text = print_kernel(lowered(kernel)[0]).text
+    assert text.count("ts::log_joined(") >= 2 and "ts::log_joins(" in text
+    toolchain.compile_cubin(print_kernel(lowered(kernel)[0]), "sm_90a")

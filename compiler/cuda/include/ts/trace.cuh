@@ -54,6 +54,24 @@ __device__ __forceinline__ void log_span(const Log& log, int64_t* own, int64_t b
   e->place = log.team << 16 | multiprocessor;
 }
 
+// Copies of one statement in a loop, joined: bytes for each of so many ranks, and behind them when the first was made.
+constexpr int JOINED = 64;
+
+__device__ __forceinline__ void log_joins(const Log& log, int64_t* own, int64_t* joined, int site, int thread, int peer, int64_t amount) {
+  if (peer < 0 || peer >= JOINED) return log_span(log, own, log_time(), site, thread, peer, amount);
+  if (joined[JOINED] == 0) joined[JOINED] = log_time();
+  joined[peer] += amount;
+}
+
+// Logs them: one span for each rank that bytes went to or came from.
+__device__ __forceinline__ void log_joined(const Log& log, int64_t* own, int64_t* joined, int site, int thread) {
+  for (int peer = 0; peer < JOINED; ++peer) {
+    if (joined[peer] > 0) log_span(log, own, joined[JOINED], site, thread, peer, joined[peer]);
+    joined[peer] = 0;
+  }
+  joined[JOINED] = 0;
+}
+
 // Answers the host, which compares its clock with this GPU's: round k begins when the host has written k, and ends when it sees k come back
 // beside the time.
 //
