@@ -15,7 +15,7 @@ import tilescale.ops
 from tests.ranks.harness import RanksFailed, run_ranks
 from tests.unit.ops.rank_cases import nothing_left, right, run
 from tilescale import comm
-from tilescale.errors import LaunchError, TileError
+from tilescale.errors import CommError, LaunchError, TileError
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
 from tilescale.ops.ranks import flat, gemm_reduce, gemm_scatter, reduce
@@ -372,13 +372,16 @@ def failure(what: str) -> str:
     """What a call says whose numbers only the device sees."""
     comm.init()
     x, ids = torch.ones(4, 8), torch.zeros(4, 1, dtype=torch.int32)
-    with pytest.raises(LaunchError) as failed:
+    with pytest.raises((LaunchError, CommError)) as failed:  # who comes late learns it from the others
         if what == "size":
             tilescale.ops.all_to_all(x, torch.tensor([-1, 3]), rows=8)
         elif what == "sizes":
             tilescale.ops.all_to_all(x, torch.tensor([3, 2]), rows=10, how="kernel")
+        elif what == "wide size":
+            tilescale.ops.all_to_all(x, torch.tensor([(1 << 32) + 1, 2]), rows=10)
         else:  # on three ranks expert 4 of 4 would be the first one of a rank that has none
-            tilescale.ops.moe_dispatch(x, ids + 4, num_experts=4)
+            more = {"expert": 4, "wide expert": 1 << 32, "none": -2}[what]
+            tilescale.ops.moe_dispatch(x, ids.long() + more, num_experts=4)
     return str(failed.value)
 
 
@@ -387,7 +390,10 @@ def failure(what: str) -> str:
     [
         ("size", 2, "a size is negative"),
         ("sizes", 2, "sizes are of more rows than there are"),
-        ("expert", 3, "an expert's number is as large as num_experts"),
+        ("wide size", 2, "or of more rows than there are"),
+        ("expert", 3, "an expert's number is num_experts or larger"),
+        ("wide expert", 3, "an expert's number is num_experts or larger"),
+        ("none", 3, "or less than -1"),
     ],
 )
 def test_numbers_that_there_are_not_end_the_launch(what: str, ranks: int, said: str):

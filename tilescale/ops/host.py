@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _STRIDED = torch.strided
+INT32 = -(1 << 31), (1 << 31) - 1
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,6 +118,14 @@ def has_clusters(device: torch.device) -> bool:
 
 def dtype_name(tensor: torch.Tensor) -> str:
     return dtype_of(tensor.dtype)
+
+
+def narrowed(numbers: torch.Tensor) -> torch.Tensor:
+    """Integers as int32, contiguous. What int32 does not hold becomes its least or its greatest number, which
+    kernels refuse, and not another one."""
+    if numbers.dtype == torch.int64:
+        numbers = numbers.clamp(*INT32)
+    return numbers.to(torch.int32).contiguous()
 
 
 @functools.cache

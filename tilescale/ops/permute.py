@@ -85,7 +85,7 @@ def places(chosen: torch.Tensor, num_experts: int) -> Permuted:
         )
     if chosen.dtype not in (torch.int32, torch.int64):
         raise TileTypeError(f"experts of {host.dtype_name(chosen)}", expected="int32 or int64")
-    (t, K), ids = chosen.shape, chosen.to(torch.int32).contiguous()
+    (t, K), ids = chosen.shape, host.narrowed(chosen)
     made = Permuted(ids.new_empty(num_experts), ids.new_empty(t * K), ids.new_empty((t, K)))
     if not t:
         made.sizes.zero_()

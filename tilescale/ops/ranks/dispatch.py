@@ -94,7 +94,7 @@ def planned(
         TileTypeError, TileValueError: no experts, or a slot that there is not.
     """
     num_experts, slot = number_of(num_experts, "num_experts", least=1), number_of(slot, "slot")
-    ids, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
+    ids, weights = host.narrowed(experts), weights.contiguous()
     return _planned(ids, weights, num_experts, tokens, team_of(group), slot, blocks, out, known)
 
 

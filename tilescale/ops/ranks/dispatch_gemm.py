@@ -210,7 +210,7 @@ def dispatch_grouped_matmul(
             f"gate={gate!r} of {N} columns", expected="an even number of them, " + ", ".join(map(repr, GATES))
         )
     c = host.result(out, (P, N // 2 if gate else N), x.dtype, x)
-    ids, weights = experts.to(torch.int32).contiguous(), weights.contiguous()
+    ids, weights = host.narrowed(experts), weights.contiguous()
     how = config or _configured(team, x, w, P, gate)
     if not how.fused or most == 0:
         sent = dispatch.moe_dispatch(

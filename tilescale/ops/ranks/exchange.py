@@ -95,7 +95,7 @@ def all_to_all(
             expected='"kernel", or "packets" of rows of whole words of 4 bytes',
         )
     got = torch.empty(team.size, dtype=torch.int32, device=x.device)
-    exchanged(x, sizes.to(torch.int32), c, got, inner, team, way, blocks)
+    exchanged(x, host.narrowed(sizes), c, got, inner, team, way, blocks)
     return c, got
 
 

@@ -24,7 +24,9 @@ def places(sizes, box, got, b, rank, every, first, there, here, own, most):
     for j in T.Parallel(C):
         mine[j] = 0
         if j < W:
-            T.device_assert(sizes[j] >= 0, "a size is negative")
+            # each, so that no sum of them is beyond 32 bits
+            fits = (sizes[j] >= 0) & (sizes[j] <= own)
+            T.device_assert(fits, "a size is negative, or of more rows than there are")
             mine[j] = sizes[j]
     if b == 0:
         T.put_packets(mine, box[rank, 0:C])

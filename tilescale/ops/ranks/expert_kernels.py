@@ -208,7 +208,7 @@ def plan(K: int, E: int, world: int, chunk: int, blocks: int, threads: int, high
                 if high:
                     counted(mine, chosen)
             # once a block: an assertion in the loop takes registers that spill
-            T.device_assert(beyond[0] == 0, "an expert's number is as large as num_experts, or larger")
+            T.device_assert(beyond[0] == 0, "an expert's number is num_experts or larger, or less than -1")
             T.copy(mine, counts[b, 0:C])
             with T.Scale("grid"):
                 T.barrier()  # releases what this block counted, acquires what the others did
@@ -372,9 +372,9 @@ def take(ids: Any, low: Any, t: Any, chosen: Any):
 
 @T.macro
 def tally(chosen: Any, E: int, mine: Any, beyond: Any):
-    """Counts each of E experts in ``mine``, and says in ``beyond`` whether there are others."""
+    """Counts each of E experts in ``mine``, and says in ``beyond`` whether there are others. −1 is none."""
     for i, k in T.Parallel(*chosen.shape):
-        if chosen[i, k] >= E:
+        if (chosen[i, k] >= E) | (chosen[i, k] < -1):
             T.atomic_max(beyond[0], 1)
         elif chosen[i, k] >= 0:
             T.atomic_add(mine[chosen[i, k]], 1)

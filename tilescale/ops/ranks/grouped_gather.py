@@ -93,7 +93,7 @@ def all_gather_grouped_matmul(
         )
     M = total(rows, m, team, "x")
     tokens = all_gather(x, group=team, rows=M, blocks=blocks)
-    both = torch.cat([experts.to(torch.int32), weights.view(torch.int32)], 1)
+    both = torch.cat([host.narrowed(experts), weights.view(torch.int32)], 1)
     chosen, shares = all_gather(both, group=team, rows=M, blocks=blocks).chunk(2, 1)
     by_expert, where = moe_permute(tokens, chosen, num_experts=w.shape[0])
     there = GatheredTokens(
