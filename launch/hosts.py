@@ -37,7 +37,8 @@ def read(path: Path) -> list[Host]:
     """The nodes that a hosts file names: `HOST slots=N` a line, `#` begins a comment, a host that comes twice
     is two nodes. Raises CommError, naming the line."""
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    whole = path.read_text(encoding="utf-8", errors="replace")  # a line that is no text is refused below
+    for number, line in enumerate(whole.splitlines(), 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue

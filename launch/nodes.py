@@ -251,4 +251,7 @@ def endpoint(text: str) -> tuple[str, int]:
         raise TileError(
             f"{text!r} is no HOST:PORT", hint=f"--rendezvous {host or text}:{bootstrap.FIRST_PORT}"
         )
+    if host.startswith("["):
+        expected = "HOST:PORT with a host's name, or an address of IPv4"
+        raise TileError(f"{text!r} is an address of IPv6", expected=expected)
     return host, int(port)

@@ -150,9 +150,11 @@ def test_hosts_that_cannot_be_reached(jobs: Jobs, shift: Path, tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize("text", ["", "n1", "n1 slots=0", "n1 slots=2 x", "-oProxyCommand=x slots=1"])
-def test_hosts_files_are_checked(tmp_path: Path, text: str):
-    (tmp_path / "hosts").write_text(text)
+@pytest.mark.parametrize(
+    "text", [b"", b"n1", b"n1 slots=0", b"n1 slots=2 x", b"-oProxyCommand=x slots=1", b"n\xff slots=1"]
+)
+def test_hosts_files_are_checked(tmp_path: Path, text: bytes):
+    (tmp_path / "hosts").write_bytes(text)
     with pytest.raises(CommError, match="slots="):
         hosts.read(tmp_path / "hosts")
 
@@ -314,7 +316,7 @@ def test_nodes_that_do_not_fit_are_refused(jobs: Jobs, shift: Path, port: int):
     assert code == 1 and "it was started with --nnodes 3, others with --nnodes 2" in err, err
 
 
-@pytest.mark.parametrize("text", ["host", ":1", "host:0", "host:x", "host:70000"])
+@pytest.mark.parametrize("text", ["host", ":1", "host:0", "host:x", "host:70000", "[::1]:2000"])
 def test_endpoints_are_checked(text: str):
     with pytest.raises(TileError, match="HOST:PORT"):
         nodes.endpoint(text)
