@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 
 from tilescale import comm
-from tilescale.errors import TileError
+from tilescale.errors import TileError, TileValueError
 from tilescale.launch import held_out
 from tilescale.ops import host, load_ranks
 from tilescale.ops.case import as_tuple, copied
@@ -45,6 +45,19 @@ def different(ours: Any, theirs: Any) -> float:
     scale = theirs.double().abs().max().clamp_min(1e-30)
     worst = float((ours.double() - theirs.double()).abs().max() / scale)
     return worst if worst == worst else float("inf")
+
+
+def fits(op: RankOp, shape: dict[str, Any]) -> None:
+    """Refuses a word of a shape that is of another kind than those of the operation's own cases.
+
+    Raises:
+        TileValueError: a text where they have numbers, say.
+    """
+    for name, value in shape.items():
+        known = {type(c.shape[name]) for c in op.cases if c.shape.get(name) is not None}
+        if known and type(value) not in known:
+            kinds = " or ".join(sorted(k.__name__ for k in known))
+            raise TileValueError(f"{name}={value} of {op.name} is no {kinds}")
 
 
 def variants(
@@ -100,6 +113,7 @@ def tune(
 
 def one(op: RankOp, shape: dict[str, Any], plan: dict[str, Any], group: Any) -> dict[str, Any]:
     """A case's figures, alike on all ranks."""
+    fits(op, shape)
     rank, world, device = comm.rank(), comm.world_size(), plan["device"]
     draw = {"rank": rank, "world": world, "device": device}
     first = op.draw(**shape, **draw, seed=0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.runtime import with_runtime
+from tilescale.errors import TileValueError
 from tilescale.launch import bench, bench_ranks, held_out
 from tilescale.ops import RANK_MODULES, load_ranks
 
@@ -74,6 +75,13 @@ def test_what_tuning_finds_is_kept_for_later(clean_env: dict[str, str], tmp_path
 def test_a_shape_that_an_operation_does_not_have_is_told(clean_env: dict[str, str]):
     done = run(clean_env, "-n", "1", "--device", "cpu", "--shape", "rows=3", "all_reduce")
     assert done.returncode == 1 and "rows" in done.stdout
+
+
+def test_a_words_kind_is_that_of_the_cases():
+    op = load_ranks("ranks.gather_gemm")
+    bench_ranks.fits(op, {"M": 7, "N": 8, "K": 9, "dtype": "float16", "bias": True})
+    with pytest.raises(TileValueError, match="M=abc of all_gather_matmul is no int"):
+        bench_ranks.fits(op, {"M": "abc", "N": 8, "K": 9})
 
 
 @pytest.mark.parametrize(
