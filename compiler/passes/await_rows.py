@@ -16,7 +16,7 @@ from tilescale.compiler.passes.roles import BELOW, releases
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 #: what tells the block's other threads, who may tell others
-MEETINGS = ("sync_threads", "arrive_threads", "mbarrier_arrive")
+MEETINGS = ("sync_threads", "arrive_threads", "block_vote", "mbarrier_arrive", "thread_copies_arrive")
 
 
 def await_rows(program: TileProgram) -> TileProgram:
@@ -39,7 +39,7 @@ def _visit(s: Any, own: str) -> Any:
         return sequence([_visit(x, own) for x in s.seq])
     if isinstance(s, tirx.AttrStmt):
         return _scope(s, own)
-    if isinstance(s, tirx.For):
+    if isinstance(s, tirx.For) and s.kind not in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
         return tirx.For(
             s.loop_var,
             s.min,

@@ -160,6 +160,8 @@ class _Walk:
             if op.name == "peer_rows" and plan is not None and c.args[0].source in plan.ring_of
         }
         self.pending: list[Touch] = []
+        #: what rows touch that go to other ranks beside their executor
+        self.late: list[Touch] = []
         self.engines = _has_engines(program)
         #: what engines touch outside rings
         self.taken: set[Any] = set()
@@ -279,7 +281,15 @@ class _Walk:
             put = ring in self.put
             self.pending = self._behind(put)
             return sequence([s, fence(ex.name, where, s.span, put)])
-        before = self.in_front(self.touches(s, ex), ex)
+        if name == "await_rows" and int(s.value.attrs["complete"]):
+            # Each thread waited for the rows that it began: only a barrier behind that says to the others,
+            # one of whom may tell of them, that all are complete.
+            self.pending = _union(self.pending, self.late)
+            return s
+        touches = self.touches(s, ex)
+        if name == "peer_rows" and "late" in s.value.attrs:
+            self.late = _union(self.late, [t for t in touches if t.mode != "read"])
+        before = self.in_front(touches, ex)
         return sequence([*before, s]) if before else s
 
     def in_front(self, touches: list[Touch], ex: Executor, whole: bool = False) -> list[Any]:

@@ -79,7 +79,8 @@ def waits(stmt: Any) -> bool:
 def releases(stmt: Any) -> bool:
     """Whether others may go on behind a statement who waited for it."""
     return any(
-        c.op.name == "ts.atomic" or REGISTRY[c.op.name].signals(c) or synchronizes(c) for c in calls(stmt)
+        c.op.name in ("ts.atomic", "ts.remote_atomic") or REGISTRY[c.op.name].signals(c) or synchronizes(c)
+        for c in calls(stmt)
     )
 
 

@@ -39,7 +39,7 @@ from typing import Any
 
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir import spec
-from tilescale.compiler.ir.buffers import buffer_uses
+from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES
@@ -64,6 +64,8 @@ BELOW = reason(
     "the loop runs once for each executor below the block, and a producer fills rings of blocks alone",
     "T.Pipelined outside of the T.Scale, which stands in the loop around what each executor does in a round",
 )
+#: behind which an executor below the block knows what others of the block did
+MEETINGS = ("ts.sync_threads", "ts.block_vote", "ts.mbarrier_wait_parity")
 #: scales below the block whose executors have rings of their own, where copies run ahead
 OWNERS = ("warpgroup", "warp")
 
@@ -197,7 +199,20 @@ class _Draft:
         """Why the executors of the T.Scale around a loop have no rings of their own; None where they have."""
         if self.wanted != AHEAD or scales[-1] not in OWNERS:
             return Kept(loc_of(p.loop.span), BELOW)
+        if (told := self._told(p)) is not None:
+            why = f"another part of the block may write {told.name} before the two meet in the loop"
+            return Kept(loc_of(p.loop.span), why)
         return self._unfit(p, Ring(-1, min(self.depth, int(p.loop.annotations["ts.num_stages"])), [], AHEAD))
+
+    def _told(self, p: Pipeline) -> Any:
+        """A tensor that a loop copies, and that others of the block may have written when its executor
+        meets them there; None where there is none."""
+        if not any(c.op.name in MEETINGS for c in splitting.calls(p.loop.body)):
+            return None
+        copies = [p.stmts[k].value.args[0].source for k in p.fills.values()]
+        sources = [splitting.root(self.program.func.body, b) for b in copies]
+        written = written_buffers(self.program)
+        return next((b for b in sources if b in written), None)
 
     def _scales(self, loop: Any) -> tuple[str, ...]:
         """The scales below the block around a loop."""

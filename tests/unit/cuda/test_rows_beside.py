@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilescale.language as T
@@ -62,6 +63,97 @@ def test_a_signal_tells_of_them(world: int) -> None:
     report = check(told(world), world, {"X": [a["X"] for a in args]}, seeds=3)
     assert report, report
     agree_on_ranks(told(world), args)
+
+
+def tells(way: str) -> Any:
+    """Warps put rows, and one of them tells of all, since the others met it; or the block does."""
+
+    @T.prim_func
+    def told_by(
+        X: T.Tensor((2, 32), "float32"),
+        rows: T.SymmTensor((2, 32), "float32"),
+        C: T.SymmTensor((1,), "int32"),
+        here: T.Signal((2,)),
+        Y: T.Tensor((2, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=64), T.Scale("device") as (rank, n):
+            there = (rank + 1) % n
+            if way == "block":
+                x = T.alloc_shared((2, 32), "float32")
+                T.copy(X, x)
+                T.copy(x, rows, dst=there, prefer_instruction="tma", blocking=False)
+                T.wait(here[1], 0)  # behind its barrier nothing that the threads did is left to be told of
+                T.signal(here[0], dst=there)
+            else:
+                with T.Scale("warp") as (w, _):
+                    y, seen = T.alloc_shared((32,), "float32"), T.alloc_var("int32")
+                    T.copy(X[w, 0:32], y)
+                    T.copy(y, rows[w, 0:32], dst=there, prefer_instruction="tma", blocking=False)
+                    if way == "vote":
+                        with T.Scale("thread") as (lane, _):
+                            T.syncthreads_count(lane >= 0)
+                    else:
+                        T.atomic_add(C[0], 1, dst=rank)
+                    if w == 1:
+                        seen = 0
+                        while way == "atomic" and seen < 2:
+                            seen = T.atomic_load(C[0], src=rank)
+                        T.signal(here[0], dst=there)
+            T.wait(here[0], 1)
+            T.copy(rows, Y)
+
+    return told_by
+
+
+@pytest.mark.parametrize("way", ["block", "vote", "atomic"])
+def test_whoever_tells_of_them_comes_behind_them(way: str) -> None:
+    given = [
+        {
+            "X": data((2, 32), "float32", r),
+            "rows": empty((2, 32), "float32"),
+            "C": np.zeros(1, np.int32),
+            "here": np.zeros(2, np.int64),
+            "Y": empty((2, 32), "float32"),
+        }
+        for r in range(2)
+    ]
+    report = check(tells(way), 2, {name: [a[name] for a in given] for name in given[0]}, seeds=3)
+    assert report, report
+    agree_on_ranks(tells(way), given)
+
+
+def test_threads_that_update_a_tensor_each_for_itself_meet_behind_the_rows() -> None:
+    """Only some of a warp's threads began rows: the update of another one tells of them, too."""
+
+    @T.prim_func
+    def counted(
+        X: T.Tensor((4, 32), "float32"),
+        rows: T.SymmTensor((4, 32), "float32"),
+        C: T.Tensor((32,), "int32"),
+        Y: T.Tensor((4, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=64), T.Scale("device") as (rank, n), T.Scale("warp") as (w, _):
+            x = T.alloc_shared((2, 32), "float32")
+            T.copy(X[2 * w, 0], x)
+            T.copy(x, rows[2 * w : 2 * w + 2, 0:32], dst=rank, prefer_instruction="tma", blocking=False)
+            for i in T.Parallel(32):
+                T.atomic_add(C[i], 1)
+            T.copy(rows[2 * w : 2 * w + 2, 0:32], Y[2 * w : 2 * w + 2, 0:32])
+
+    text = printed(counted)
+    put, update = text.index("ts::ROWS_READ"), text.index("publishing_add")
+    ended = text.index("ts::rows_complete()", put)
+    assert put < ended < text.index("__syncwarp()", ended) < update
+    args = [
+        {
+            "X": data((4, 32), "float32", r),
+            "rows": empty((4, 32), "float32"),
+            "C": np.zeros(32, np.int32),
+            "Y": empty((4, 32), "float32"),
+        }
+        for r in range(2)
+    ]
+    agree_on_ranks(counted, args)
 
 
 @T.prim_func

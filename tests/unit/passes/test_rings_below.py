@@ -86,3 +86,35 @@ def test_fewer_stages_where_all_warps_have_no_room() -> None:
     """A row of 48 KB for each of four warps fits once."""
     program = lowered(rows("warp", 4, wide=12 * 1024)).program
     assert not program.schedule.rings or program.schedule.rings[0].depth < 4
+
+
+def handed_over(stages: int) -> Any:
+    """A warp copies what another one has written, as a barrier of the two says round by round."""
+
+    @T.prim_func
+    def handed(X: T.Tensor((8, 64), "float32"), Y: T.Tensor((8, 64), "float32")):
+        with T.Kernel(1, threads=64), T.Scale("warp") as (w, _):
+            if w == 0:
+                for r in T.serial(8):
+                    for j in T.Parallel(64):
+                        X[r, j] = 2 * X[r, j] + r
+                    T.sync_threads(3, 64)
+            else:
+                x = T.alloc_shared((64,), "float32")
+                for r in T.Pipelined(8, num_stages=stages):
+                    T.sync_threads(3, 64)
+                    T.copy(X[r, 0:64], x)
+                    for j in T.Parallel(64):
+                        Y[r, j] = x[63 - j]
+
+    return handed
+
+
+def test_copies_do_not_overtake_a_barrier_with_those_who_write_what_they_copy() -> None:
+    kernel, args = handed_over(3), {"X": data((8, 64), "float32"), "Y": empty((8, 64), "float32")}
+    report = check(kernel, 1, args, level="both", seeds=2, depth=3, roles=("all",), ahead=True)
+    assert report, report
+    for arch in ("sm_90a", "sm_80"):
+        agree(kernel, args, arch=arch)
+        said = [str(n) for n in lowered(kernel, arch).program.notes]
+        assert any("may write X before the two meet in the loop" in n for n in said), said
