@@ -13,6 +13,7 @@ from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.emulator.maps import Row
 from tilescale.compiler.emulator.memory import Block, Pointer, Several, load, store
 from tilescale.compiler.emulator.ranks import scalar
+from tilescale.compiler.ir.scales import WARPGROUP
 
 #: what the communicator does to other ranks' memory
 PUTS = {"ts::put_run", "ts::put_rows", "ts::put_zeros"}
@@ -71,7 +72,8 @@ def _by_tma(threads: int, ends: str, adds: bool) -> Callable[..., None]:
     ) -> None:
         lanes = np.flatnonzero(m)
         number, *sizes = (np.broadcast_to(x, m.shape) for x in (thread, rows, count, to_pitch, from_pitch))
-        if len(lanes) % threads or (number[lanes].reshape(-1, threads) != np.arange(threads)).any():
+        # the consumers of a block with roles come here warpgroup by warpgroup
+        if len(lanes) % min(threads, WARPGROUP) or (number[lanes] != lanes % threads).any():
             raise EmulationError(f"rows of {threads} threads are copied by {len(lanes)}")
         starts = [np.broadcast_to(p.index, m.shape) for p in (to, from_)]
         arena, size = from_.memory.arena, from_.memory.size

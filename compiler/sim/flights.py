@@ -94,10 +94,13 @@ class Queue:
     number: int = -1
     groups: int = 0
     flying: list[Flight] = field(default_factory=list)
+    #: whose it is
+    of: Executor | None = None
 
 
 def queue(ex: Executor, kind: str) -> Queue:
     made: Queue = ex.block.flights.setdefault((ex.number, kind), Queue())
+    made.of = ex
     return made
 
 
@@ -154,7 +157,10 @@ def start(
 def wait(ex: Executor, kind: str, pending: int = 0, complete: bool = False) -> None:
     """All but the youngest ``pending`` operations are complete; the executor comes behind them. ``complete``:
     behind what stores write too, of those awaited before as well."""
-    q = queue(ex, kind)
+    _awaited(ex, queue(ex, kind), pending, complete)
+
+
+def _awaited(ex: Executor, q: Queue, pending: int, complete: bool) -> None:
     while len(q.flying) > pending:
         f = q.flying.pop(0)
         f.move()
@@ -173,12 +179,16 @@ def grouped(ex: Executor) -> None:
 
 def landed(ex: Executor, pending: int, complete: bool) -> None:
     """All rows but those of the last ``pending`` groups have read their stages; with ``complete`` all copies
-    of the executor by TMA have landed."""
+    of the executor by TMA have landed, those of its roles, which have ended, among them."""
     rows = queue(ex, ROW)
     late = sum(f.group >= rows.groups - pending for f in rows.flying)
     wait(ex, ROW, late, complete)
     if complete:
         wait(ex, COPY, 0, complete)
+        for (_, kind), q in ex.block.flights.items():
+            roles = q.of is not None and q.of.parent is ex and q.of.path[-1][1] is None
+            if kind in (ROW, COPY) and roles:
+                _awaited(ex, q, 0, complete)
 
 
 def released(ex: Executor, ring: Ring, n: int, site: Site) -> None:

@@ -272,3 +272,63 @@ def test_what_is_refused() -> None:
         with pytest.raises(TileError) as refused:
             of(**words)
         assert expected in str(refused.value), (words, str(refused.value))
+
+
+def test_roles_of_a_block_that_end_leave_them_to_the_block() -> None:
+    """On the simulator, where a producer and a consumer go through the loop, and the block goes on."""
+
+    @T.prim_func
+    def ring(
+        X: T.Tensor((32, 64), "float32"),
+        rows: T.SymmTensor((32, 64), "float32"),
+        Y: T.Tensor((32, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128), T.Scale("device") as (rank, n):
+            x = T.alloc_shared((16, 64), "float32")
+            for r in T.Pipelined(2, num_stages=2):
+                T.copy(X[r * 16, 0], x)
+                to = rows[r * 16 : r * 16 + 16, 0:64]
+                T.copy(x, to, dst=(rank + 1) % n, prefer_instruction="tma", blocking=False)
+            T.barrier()
+            T.copy(rows, Y)
+
+    report = check(ring, 2, {"X": [data((32, 64), "float32", r) for r in range(2)]}, level="both", seeds=2)
+    assert report, report
+
+
+def test_a_result_that_two_warpgroups_have_computed() -> None:
+    """Rows of a block with a producer, whose consumers meet in front of the signal."""
+
+    @T.prim_func
+    def product(
+        A: T.Tensor((128, 128), "float16"),
+        B: T.Tensor((128, 64), "float16"),
+        C: T.SymmTensor((128, 64), "float32"),
+        here: T.Signal((1,)),
+        Y: T.Tensor((128, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=256), T.Scale("device") as (rank, n):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c, there = T.alloc_fragment((128, 64), "float32"), (rank + 1) % n
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C, dst=there, prefer_instruction="tma", blocking=False)
+            T.signal(here[0], dst=there)
+            T.wait(here[0], 1)
+            T.copy(C, Y)
+
+    assert lowered(product).program.schedule.roles == ["producer", "consumer"]
+    args = [
+        {
+            "A": data((128, 128), "float16", r),
+            "B": data((128, 64), "float16", r + 2),
+            "C": empty((128, 64), "float32"),
+            "here": np.zeros(1, np.int64),
+            "Y": empty((128, 64), "float32"),
+        }
+        for r in range(2)
+    ]
+    agree_on_ranks(product, args)
