@@ -49,8 +49,10 @@ from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.ops import peer_rows
 from tilescale.compiler.ops.copy import filling
 from tilescale.compiler.ops.fence import fence
+from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.await_rows import MEETINGS as TELLING
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
@@ -64,8 +66,8 @@ BELOW = reason(
     "the loop runs once for each executor below the block, and a producer fills rings of blocks alone",
     "T.Pipelined outside of the T.Scale, which stands in the loop around what each executor does in a round",
 )
-#: behind which an executor below the block knows what others of the block did
-MEETINGS = ("ts.sync_threads", "ts.block_vote", "ts.mbarrier_wait_parity")
+#: by which an executor below the block knows what others of the block did, or they what it did
+MEETINGS = tuple(f"ts.{name}" for name in (*TELLING, "mbarrier_wait_parity"))
 #: scales below the block whose executors have rings of their own, where copies run ahead
 OWNERS = ("warpgroup", "warp")
 
@@ -199,20 +201,23 @@ class _Draft:
         """Why the executors of the T.Scale around a loop have no rings of their own; None where they have."""
         if self.wanted != AHEAD or scales[-1] not in OWNERS:
             return Kept(loc_of(p.loop.span), BELOW)
-        if (told := self._told(p)) is not None:
-            why = f"another part of the block may write {told.name} before the two meet in the loop"
+        if (why := self._meets(p)) is not None:
             return Kept(loc_of(p.loop.span), why)
         return self._unfit(p, Ring(-1, min(self.depth, int(p.loop.annotations["ts.num_stages"])), [], AHEAD))
 
-    def _told(self, p: Pipeline) -> Any:
-        """A tensor that a loop copies, and that others of the block may have written when its executor
-        meets them there; None where there is none."""
-        if not any(c.op.name in MEETINGS for c in splitting.calls(p.loop.body)):
+    def _meets(self, p: Pipeline) -> str | None:
+        """Why copies must not run ahead of where a loop's executor meets others of the block; None where they
+        may, or it meets none."""
+        met = [c for c in splitting.calls(p.loop.body) if c.op.name in MEETINGS]
+        if all(c.op.name == "ts.sync_threads" and int(c.attrs["barrier"]) == OF_WARPS for c in met):
             return None
+        if splitting.waits(p.loop.body):
+            return "the copies wait for others, who may wait for whom they meet in the loop"
         copies = [p.stmts[k].value.args[0].source for k in p.fills.values()]
         sources = [splitting.root(self.program.func.body, b) for b in copies]
         written = written_buffers(self.program)
-        return next((b for b in sources if b in written), None)
+        changed = next((b.name for b in sources if b in written), None)
+        return changed and f"another part of the block may write {changed} before the two meet in the loop"
 
     def _scales(self, loop: Any) -> tuple[str, ...]:
         """The scales below the block around a loop."""

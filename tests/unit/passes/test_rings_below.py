@@ -118,3 +118,44 @@ def test_copies_do_not_overtake_a_barrier_with_those_who_write_what_they_copy() 
         agree(kernel, args, arch=arch)
         said = [str(n) for n in lowered(kernel, arch).program.notes]
         assert any("may write X before the two meet in the loop" in n for n in said), said
+
+
+def test_copies_that_wait_do_not_wait_ahead_of_a_barrier() -> None:
+    """Who signals the next round comes to the barrier of this one before."""
+
+    @T.prim_func
+    def paced(X: T.Tensor((8, 64), "float32"), Y: T.Tensor((8, 64), "float32"), here: T.Signal((1,))):
+        with T.Kernel(1, threads=64), T.Scale("device"), T.Scale("warp") as (w, _):
+            if w == 0:
+                for _r in T.serial(8):
+                    T.signal(here[0])
+                    T.sync_threads(1, 64)
+            else:
+                x = T.alloc_shared((64,), "float32")
+                for r in T.Pipelined(8, num_stages=3):
+                    T.wait(here[0], r + 1)
+                    T.copy(X[r, 0:64], x)
+                    for j in T.Parallel(64):
+                        Y[r, j] = x[63 - j]
+                    T.sync_threads(1, 64)
+
+    args = {"X": data((8, 64), "float32")}
+    report = check(paced, 1, args, level="both", seeds=2, depth=3, roles=("all",), ahead=True)
+    assert report, report
+    agree(paced, {**args, "Y": empty((8, 64), "float32"), "here": np.zeros(1, np.int64)})
+
+
+def test_a_barrier_of_a_warps_lanes_is_none_with_others() -> None:
+    @T.prim_func
+    def kernel(X: T.Tensor((16, 32), "float32")):
+        with T.Kernel(1, threads=64), T.Scale("warp") as (w, _):
+            x, y = T.alloc_shared((32,), "float32"), T.alloc_shared((32,), "float32")
+            for r in T.Pipelined(4, num_stages=2):
+                T.copy(X[2 * r + w, 0:32], x)
+                with T.Scale("thread") as (lane, _):
+                    y[lane] = x[lane]
+                    T.sync_warp()
+            T.copy(y, X[8 + w, 0:32])
+
+    made = schedule(tile_level(kernel), depth=2, ahead=True)
+    assert [r.form for r in made.schedule.rings] == [AHEAD]
