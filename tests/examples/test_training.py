@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch._dynamo  # these once here, not in each of the forked ranks
+import torch.distributed.checkpoint
+import torch.distributed.tensor  # noqa: F401
 
 import tilescale.compiler.driver
-import tilescale.nn  # noqa: F401  # once here, not in each of the forked ranks
+import tilescale.nn  # noqa: F401
 from tests.examples.test_examples import EXAMPLES, load
 from tests.ranks.harness import RanksFailed, run_ranks
 from tests.ranks.nn_checks import on_mesh, port

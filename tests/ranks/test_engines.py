@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor  # assert_close imports it: once here, not in each of the forked ranks
 
 import tilescale
 from tests.ranks.harness import RanksFailed, run_ranks

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist  # once here, not in each of the forked ranks
+import torch._dynamo  # torch.nn.attention.bias imports it: both once here, not in each of the forked ranks
+import torch.distributed as dist
 
 import tilescale.ops
 from tests.ranks.harness import RanksFailed, run_ranks
