@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,19 @@ def ring_depth(depth: int) -> Iterator[None]:
         yield
     finally:
         pipeline.PASSES = before
+
+
+def instead_of_kernels(monkeypatch: pytest.MonkeyPatch, launch: Callable[..., None]) -> None:
+    """``launch(factory, args, **constants)`` in the place of every launch of the library's own kernels, also
+    of calls whose kernels were taken before."""
+    from tilescale.ops import host
+    from tilescale.ops.prepared import Plans
+
+    def kernel(factory: Callable[..., Any], target: str, **constants: Any) -> Callable[..., None]:
+        return lambda *args: launch(factory, args, **constants)
+
+    monkeypatch.setattr(host, "kernel", kernel)
+    monkeypatch.setattr(Plans, "of", lambda self, key, make: make())
 
 
 def scheduled(prim: Any, depth: int = 1) -> Any:

@@ -42,4 +42,4 @@ def test_numbers(test: Any, monkeypatch: pytest.MonkeyPatch):
 )
 def test_pipelined_loops(scale: str, rows: int, ring: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tiles, "agree", device.agree)
-    tiles.test_a_pipelined_loop_below_the_block_copies_in_turn_and_says_so(scale, rows, ring)
+    tiles.test_a_pipelined_loop_below_the_block_copies_ahead_or_says_why_not(scale, rows, ring)

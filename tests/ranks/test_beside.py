@@ -6,7 +6,7 @@ pool for each stream asks for."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from tilescale import comm
 from tilescale.nn import mixture
 from tilescale.nn.beside import Beside
 from tilescale.ops import host
+from tilescale.ops.prepared import Plans
 
 OWN, CALLERS = 0, 1
 #: of a kernel's arguments those from here on are written
@@ -104,15 +105,19 @@ class Order(TorchDispatchMode):
             self.book(str(func), reads, [t for n in into for t in tensors[n]] + new)
         return made
 
-    def launch(self, factory: Any, args: tuple[Any, ...], /, **constants: Any) -> None:
+    def kernel(self, factory: Any, target: str, /, **constants: Any) -> Callable[..., None]:
+        """What is called in the place of a kernel of the library's."""
+        return lambda *args: self.launch(factory, target, args, **constants)
+
+    def launch(self, factory: Any, target: str, args: tuple[Any, ...], /, **constants: Any) -> None:
         first = WRITTEN.get(factory.__name__, len(args) - (3 if factory.__name__ == "gradients" else 1))
         lists = [[a for a in part if isinstance(a, Tensor)] for part in (args[:first], args[first:])]
         self.book(factory.__name__, *lists)
         with torch._C._DisableTorchDispatch():
-            launch(factory, args, **constants)
+            kernel(factory, target, **constants)(*args)
 
 
-launch = host.launch
+kernel = host.kernel
 
 
 class Booked(Beside):
@@ -186,6 +191,7 @@ def looked(
     comm.init()
     wrong: set[str] = set()
     mixture.Beside, Booked.without = Booked, without
+    Plans.of = lambda self, key, make: make()  # each call takes its kernels anew
     forward, backward = mixture.moe_experts.function, mixture.moe_experts_backward.function
     for kind in kinds:
         for chunks in counts:
@@ -200,7 +206,7 @@ def looked(
             inputs = (x, chosen.int(), weights, up, down)
             rest = (3 * comm.world_size(), 16, "silu", names, given["small"], given["exact"], chunks)
             order = Booked.order = Order()
-            host.launch = order.launch
+            host.kernel = order.kernel
             try:
                 with order:
                     y, *kept = forward(*inputs, *rest, given["keep"], given["whole"])
@@ -208,7 +214,7 @@ def looked(
                     del y, kept, grads
                     order.swept("the end")
             finally:
-                host.launch = launch
+                host.kernel = kernel
             wrong |= {f"{kind} {chunks}: {w}" for w in order.wrong}
     return sorted(wrong)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.gpu.gemms import gemm
 from tests.gpu.ranks import module
+from tests.kernels import instead_of_kernels
 from tilescale.compiler.advice import Advice
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
@@ -90,7 +91,7 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
     def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:
         made.setdefault((factory, str(constants)), factory(**constants))
 
-    monkeypatch.setattr(host, "launch", launch)
+    instead_of_kernels(monkeypatch, launch)
     monkeypatch.setattr(host, "shared_memory", lambda device: target(arch).shared_bytes)
     monkeypatch.setattr(host, "has_clusters", lambda device: arch == "sm_90a")
     with nullcontext() if case.small else FakeTensorMode():  # tensors without memory: a benchmark's are large

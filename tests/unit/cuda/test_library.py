@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels import instead_of_kernels
 from tests.unit.cuda.emulated import run
 from tilescale.arrays import as_numpy
 from tilescale.ops import MODULES, host, load
@@ -61,7 +62,7 @@ def emulated(arch: str) -> Callable[..., None]:
     ],
 )
 def test_on_emulated_threads(op: Op, case: Case, arch: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(host, "launch", emulated(arch))
+    instead_of_kernels(monkeypatch, emulated(arch))
     monkeypatch.setattr(host, "has_clusters", lambda device: arch == "sm_90a")
     arguments = op.draw(**case.shape)
     for k, (g, w) in enumerate(zip(as_tuple(op.run(**arguments)), op.reference(**arguments), strict=True)):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tilescale.ops
+from tests.kernels import instead_of_kernels
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import HOME, MODULES, RANK_MODULES, load, w4a16
 from tilescale.ops import rows as cuts
@@ -311,10 +312,10 @@ def test_packed_keys_are_tokens(
     tokens: int, tile: tuple[int, ...], kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ):
     """As many as the queries' tokens: the queries' own. Others may all be one sequence's."""
-    from tilescale.ops import attention, host
+    from tilescale.ops import attention
 
     taken: list[attention.Tile] = []
-    monkeypatch.setattr(host, "launch", lambda factory, args, **constants: taken.append(constants["tile"]))
+    instead_of_kernels(monkeypatch, lambda factory, args, **constants: taken.append(constants["tile"]))
     starts, k = (
         torch.tensor([0, 50, 100, 150], dtype=torch.int32),
         torch.zeros(tokens, kv_heads, 16, dtype=torch.bfloat16),

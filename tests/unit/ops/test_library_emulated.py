@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels import instead_of_kernels
 from tests.unit.cuda.emulated import run
-from tilescale.ops import host, load
+from tilescale.ops import load
 from tilescale.ops.case import as_tuple, worst
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -81,7 +82,7 @@ def emulated(factory: Any, args: tuple[Any, ...], /, **constants: Any) -> None:
 
 @pytest.mark.parametrize("module, shape", CASES, ids=str)
 def test_on_the_emulator(module: str, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(host, "launch", emulated)
+    instead_of_kernels(monkeypatch, emulated)
     op = load(module)
     arguments = op.draw(**shape)
     for k, (g, w) in enumerate(zip(as_tuple(op.run(**arguments)), op.reference(**arguments), strict=True)):
@@ -91,7 +92,7 @@ def test_on_the_emulator(module: str, shape: dict[str, Any], monkeypatch: pytest
 def test_scores_that_rise_from_tile_to_tile(monkeypatch: pytest.MonkeyPatch):
     """What latent attention summed before has to shrink by more than the slack, in either half and in some
     rows alone."""
-    monkeypatch.setattr(host, "launch", emulated)
+    instead_of_kernels(monkeypatch, emulated)
     op = load("latent_attention")
     arguments = op.draw(batch=1, heads=64, context=400, latent=64, rope=64)
     steps = torch.tensor([1.0, 4.0, 4.5, 9.0, 9.0, 16.0, 24.0])

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import tilescale.ops
+from tests.kernels import instead_of_kernels
 from tests.unit.cuda.emulated import data
 from tilescale.compiler.checks.run import check
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileValueError
-from tilescale.ops import gemm, host
+from tilescale.ops import gemm
 from tilescale.ops.gemm_kernels import streamed
 
 TILE = {"BM": 64, "BN": 64, "BK": 32, "stages": 2, "threads": 128, "panel": 2}
@@ -91,8 +92,8 @@ def test_shares_of_all_kinds(M: int, N: int, K: int, blocks: int, monkeypatch: p
 
 def test_one_kernel_serves_a_class_of_rows(monkeypatch: pytest.MonkeyPatch):
     made: set[str] = set()
-    monkeypatch.setattr(
-        host, "launch", lambda factory, args, /, **constants: made.add(f"{factory.__name__} {constants}")
+    instead_of_kernels(
+        monkeypatch, lambda factory, args, /, **constants: made.add(f"{factory.__name__} {constants}")
     )
 
     def kernels(rows: tuple[int, ...], trans_a: bool = False) -> int:

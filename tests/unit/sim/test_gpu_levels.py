@@ -12,6 +12,7 @@ import torch
 
 import tilescale.language as T
 from tests.gpu.gemms import gemm
+from tests.kernels import instead_of_kernels
 from tests.unit.cuda.corpus import example
 from tests.unit.cuda.emulated import data
 from tests.unit.cuda.test_hopper import CASES, arguments
@@ -24,7 +25,7 @@ from tilescale.compiler.ops.tma import tma_store
 from tilescale.compiler.ops.wgmma import FREE, wgmma
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.tvm_compat import structural_map, tirx
-from tilescale.ops import MODULES, host, load
+from tilescale.ops import MODULES, load
 from tilescale.ops.case import Case, Op
 
 #: small cases of each operation that are run
@@ -109,7 +110,7 @@ def test_operations(op: Op, case: Case, arch: str, monkeypatch: pytest.MonkeyPat
             if isinstance(tensor, torch.Tensor) and tensor.dim():
                 as_numpy(tensor)[...] = left[name].reshape(tuple(tensor.shape))
 
-    monkeypatch.setattr(host, "launch", both)
+    instead_of_kernels(monkeypatch, both)
     op.run(**op.draw(**case.shape))
 
 
