@@ -85,7 +85,7 @@ class Shadow:
         there = last[key]
         if half not in ("write", "store") and not self.whole:
             # Here and below zeros are counted, which takes NumPy a third of any() and all() on small tiles.
-            if np.count_nonzero(there) < there.size:
+            if there == UNWRITTEN if type(there) is np.int32 else np.count_nonzero(there) < there.size:
                 event_of_read = event or self.events.add(ex, site, mode, key)
                 ex.machine.read_early(ex, storage, site, event_of_read, np.asarray(there) == UNWRITTEN)
             elif 8 * there.size >= self.last.size:  # else looking costs more than it saves
@@ -129,10 +129,14 @@ class Shadow:
 
     def _unordered(self, ex: Executor, ids: Any) -> Any:
         """Where events do not happen before the executor's next step; None where all do."""
-        if not ids.size:
+        if type(ids) is np.int32:  # of one cell, as most accesses by scalar code are
+            first, alike = ids.item(), True
+        elif ids.size:
+            first = ids.item(0)
+            alike = ids.size == 1 or np.count_nonzero(ids == first) == ids.size
+        else:
             return None
-        first = ids.item(0)
-        if ids.size == 1 or np.count_nonzero(ids == first) == ids.size:
+        if alike:
             # What no kernel did (`UNWRITTEN`, `HOST`) happens before everything.
             if first <= HOST or self.events.clock.item(first) <= ex.vc.item(self.events.who.item(first)):
                 return None

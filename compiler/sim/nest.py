@@ -173,7 +173,7 @@ def _scatter(ex: Any, storage: Storage, key: tuple[Any, ...], value: Any, site: 
     if tested:
         _meet(ex, storage, active, chosen, "write", site)
     if numerics.is_vector(value):
-        value = np.broadcast_to(value, ex.lanes)
+        value = _spread(value, ex.lanes)
         value = value if active is None else value[active]
     storage.data[chosen] = value
 

@@ -321,14 +321,19 @@ class Preparation(Expressions):
 
     def _seen(self, node: Any) -> bool:
         found: list[Any] = []
-        structural_walk(node, (ir.Call, lambda c: found.append(c) if c.op.name == "ts.test" else None))
 
         def look(buffer: Any) -> None:
             if buffer in self.contended:
                 found.append(buffer)
 
-        structural_walk(node, ((ir.TensorRegion, ir.TensorLoad), lambda n: look(n.source)))
-        structural_walk(node, (tirx.BufferStore, lambda n: look(n.buffer)))
+        structural_walk(
+            node,
+            (
+                (ir.Call, lambda c: found.append(c) if c.op.name == "ts.test" else None),
+                ((ir.TensorRegion, ir.TensorLoad), lambda n: look(n.source)),
+                (tirx.BufferStore, lambda n: look(n.buffer)),
+            ),
+        )
         return bool(found)
 
     def _s_SeqStmt(self, s: Any) -> Step:

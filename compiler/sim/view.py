@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tilescale.compiler.ir.contexts import Site
 from tilescale.compiler.sim import nest
 from tilescale.compiler.sim.counters import Counter, Counters
 from tilescale.compiler.sim.memory import Storage, describe
+from tilescale.compiler.tvm_compat import tirx
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
@@ -40,8 +41,7 @@ class BufferInfo:
     loc: Any = None
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A region at its place: what of it lies inside, as slices of the storage and (None: all of it) of the
     region, and its shape."""
 
@@ -73,6 +73,8 @@ class View:
         self.dtype, self.reach, self.site = self.info.dtype, reach, site
         self.mins = [cx.scalar(r.min) for r in region.region]
         self.extents = [cx.scalar(r.extent) for r in region.region]
+        constant = all(isinstance(r.extent, tirx.IntImm) for r in region.region)
+        self.shape = tuple([int(r.extent) for r in region.region]) if constant else None
 
     def storage(self, ex: Any, owner: int | None) -> Any:
         """The executor's own memory, or that of rank (block of the cluster) ``owner``."""
@@ -103,7 +105,7 @@ class View:
     ) -> tuple[tuple[slice, ...], tuple[slice, ...] | None, tuple[int, ...]]:
         """What of the region lies inside, as slices of the storage and (None: all of it) of the region, and
         the region's shape."""
-        shape = tuple([n(ex) for n in self.extents])
+        shape = tuple([n(ex) for n in self.extents]) if self.shape is None else self.shape
         index = self.index(ex)
         key = []
         for low, extent, n in zip(index, shape, storage.shape, strict=True):
