@@ -102,7 +102,7 @@ class Copies:
         b.touch(arena, cells, np.broadcast_to(who[:, None], cells.shape), True)
         arena.data[cells] = b.draw.integers(0, 256, cells.shape, np.uint8)
         groups = self._groups(m)[who]
-        whole = Part(int(groups[0]) if len(who) else 0, who, cells, read(), read)
+        whole = Part(0, who, cells, read(), read)
         for group in np.unique(groups):
             some = np.flatnonzero(groups == group)
             part = whole if len(some) == len(who) else whole.of(some)

@@ -3,7 +3,7 @@ of all ranks alike: what is logged later happened later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,19 +48,34 @@ class _Clock:
 _CLOCK = _Clock()
 
 
+def _logging(b: Block, log: Log | None) -> Log:
+    if log is None or b.task is None:
+        raise EmulationError("an instrumented kernel runs as ranks, with a log (run_ranks(…, log=Log()))")
+    return log
+
+
+def _each(m: Any, thread: Any, *told: Any) -> Iterator[tuple[int, ...]]:
+    """Of each thread that logs, its number and what it says."""
+    for t in np.flatnonzero(m):
+        who, *numbers = (int(np.broadcast_to(x, m.shape)[t]) for x in (thread, *told))
+        if who != t:
+            raise EmulationError(f"thread {t} logs as thread {who}")
+        yield who, *numbers
+
+
+def _logged(b: Block, log: Log, *told: int) -> None:
+    assert b.task is not None
+    who, where, since, far, much = told
+    log.events.append(Logged(b.task.rank, b.task.block, who, where, since, _CLOCK.time(), far, much))
+
+
 def _span(
     b: Block, m: Any, log: Log | None, slots: Pointer, began: Any, site: Any, thread: Any, peer: Any,
     amount: Any,
 ) -> None:  # fmt: skip
-    if log is None or b.task is None:
-        raise EmulationError("an instrumented kernel runs as ranks, with a log (run_ranks(…, log=Log()))")
-    for t in np.flatnonzero(m):
-        since, where, who, with_, much = (
-            int(np.broadcast_to(x, m.shape)[t]) for x in (began, site, thread, peer, amount)
-        )
-        if who != t:
-            raise EmulationError(f"thread {t} logs as thread {who}")
-        log.events.append(Logged(b.task.rank, b.task.block, who, where, since, _CLOCK.time(), with_, much))
+    log = _logging(b, log)
+    for told in _each(m, thread, site, began, peer, amount):
+        _logged(b, log, *told)
 
 
 def _joins(
@@ -68,13 +83,8 @@ def _joins(
     amount: Any,
 ) -> None:  # fmt: skip
     """Copies of threads are added to those of their loop."""
-    held = log.joined if log is not None and b.task is not None else None
-    if held is None:
-        raise EmulationError("an instrumented kernel runs as ranks, with a log (run_ranks(…, log=Log()))")
-    for t in np.flatnonzero(m):
-        where, who, far, much = (int(np.broadcast_to(x, m.shape)[t]) for x in (site, thread, peer, amount))
-        if who != t:
-            raise EmulationError(f"thread {t} logs as thread {who}")
+    held = _logging(b, log).joined
+    for who, where, far, much in _each(m, thread, site, peer, amount):
         mine = held.setdefault((id(b), who, where), {"began": _CLOCK.time()})
         mine[far] = mine.get(far, 0) + much
 
@@ -83,17 +93,13 @@ def _joined(
     b: Block, m: Any, log: Log | None, slots: Pointer, joined: Pointer, site: Any, thread: Any
 ) -> None:
     """Each rank's of them become a span."""
-    assert log is not None and b.task is not None
-    for t in np.flatnonzero(m):
-        where, who = (int(np.broadcast_to(x, m.shape)[t]) for x in (site, thread))
-        if who != t:
-            raise EmulationError(f"thread {t} logs as thread {who}")
+    log = _logging(b, log)
+    for who, where in _each(m, thread, site):
         mine = log.joined.pop((id(b), who, where), {})
         began = mine.pop("began", 0)
         for far, much in mine.items():
             if much > 0:
-                made = Logged(b.task.rank, b.task.block, who, where, began, _CLOCK.time(), far, much)
-                log.events.append(made)
+                _logged(b, log, who, where, began, far, much)
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -9,10 +9,9 @@ from typing import Any
 
 from tilescale.compiler.ir.operations import name_of, operations
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.peer_rows import awaited
-from tilescale.compiler.passes.roles import BELOW, releases
+from tilescale.compiler.passes.roles import below, releases
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 #: what tells the block's other threads, who may tell others
@@ -63,11 +62,11 @@ def _visit(s: Any, own: str) -> Any:
 
 
 def _scope(s: Any, own: str) -> Any:
-    name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
+    name = below(s)
     innermost = s.attr_key == "thread_extent" and not (
         isinstance(s.body, tirx.AttrStmt) and s.body.attr_key == "thread_extent"
     )
-    if name not in BELOW and not innermost:
+    if not name and not innermost:
         return tirx.AttrStmt(s.node, s.attr_key, s.value, _visit(s.body, own), s.span)
     mine = (name or "block") if _has(s.body) else ""
     inner = _visit(s.body, mine)
@@ -79,7 +78,7 @@ def _scope(s: Any, own: str) -> Any:
 
 def _has(s: Any) -> bool:
     """Whether a statement has such copies of its own executors, not of parts of them."""
-    if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
+    if below(s):
         return False
     if isinstance(s, tirx.SeqStmt):
         return any(_has(x) for x in s.seq)

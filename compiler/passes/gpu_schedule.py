@@ -21,7 +21,7 @@ from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import bound_in
 from tilescale.compiler.ir.operations import REGISTRY, effects_of
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import SCALES, WARPGROUP
+from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
@@ -32,7 +32,7 @@ from tilescale.compiler.passes.allocate_shared import placed
 from tilescale.compiler.passes.cp_async_rings import copies_ahead
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.room import BESIDE, WHOLE, tile_bytes
-from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
+from tilescale.compiler.passes.schedule import BELOW, ROLES, below_the_block, schedule
 from tilescale.compiler.passes.select_wgmma import ROWS, is_narrow, unfit_parts, unfit_product
 from tilescale.compiler.passes.stage_operands import stage_operands
 from tilescale.compiler.passes.tma_stores import staged_bytes
@@ -149,15 +149,11 @@ def sees_threads(program: TileProgram) -> bool:
     )
 
 
-def _scale(s: Any) -> str:
-    return SCALES[int(s.value.value)]
-
-
 def _below(body: Any) -> list[Any]:
     """Every T.Scale whose executors are parts of a block."""
     found: list[Any] = []
-    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" else None))
-    return [s for s in found if _scale(s) in splitting.BELOW]
+    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if splitting.below(s) else None))
+    return found
 
 
 def _threads_hint(threads: int) -> str:
@@ -173,9 +169,7 @@ def _place(loc: Any) -> str:
 
 def _stages(body: Any) -> tuple[int, int]:
     """The most stages that a loop of the block asks for, and one of warps or other parts of it."""
-    inside: set[Any] = set()
-    for scale in _below(body):
-        structural_walk(scale.body, (tirx.For, lambda f: inside.add(f.loop_var)))
+    inside = below_the_block(body)
     stages: dict[bool, list[int]] = {True: [0], False: [0]}
 
     def look(f: Any) -> None:
@@ -277,7 +271,7 @@ def _check_place(program: TileProgram) -> None:
     """One region, the whole kernel: what stands around it is variables alone."""
     body = program.func.body
     while isinstance(body, tirx.AttrStmt) and body.attr_key != "ts.role":
-        if body.attr_key == "ts.scale" and _scale(body) in splitting.BELOW:
+        if splitting.below(body):
             raise Unfit("its loops stand inside a T.Scale", body)
         body = body.body
     stmts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
@@ -334,7 +328,7 @@ def _check_readers(program: TileProgram) -> None:
     )
     if views:
         raise Unfit("a tile of a ring is viewed", views[0])
-    scaled = [s for s in _below(program.func.body) if _scale(s) != "thread"]
+    scaled = [s for s in _below(program.func.body) if splitting.below(s) != "thread"]
     for s in scaled:
         structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
         if views or any(a.region.source in rings for c in splitting.calls(s) for a in effects_of(c)):

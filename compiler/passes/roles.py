@@ -59,6 +59,12 @@ class Unfit(Exception):
         self.span = span
 
 
+def below(s: Any) -> str:
+    """The scale below the block that a statement opens; "" for any other."""
+    scale = SCALES[int(s.value.value)] if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" else ""
+    return scale if scale in BELOW else ""
+
+
 # ---- what a statement does
 
 
@@ -413,7 +419,7 @@ class _Cutter:
             return s if s.buffer in part.needed and s.buffer.ty.storage_scope == "local.var" else None
         if isinstance(s, tirx.Evaluate):
             return s if name_of(s) and self._takes(s.value, part.role) else None
-        if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
+        if below(s):
             if waits(s):
                 raise Unfit(
                     "an executor below the block waits here, which may guard copies behind it", s.span

@@ -42,7 +42,6 @@ from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.tokens import token
@@ -168,7 +167,7 @@ class _Draft:
         self.uses = buffer_uses(program.func.body)
         self.views: set[Any] = set()
         structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.views.add(s.buffer)))
-        self.narrow = _below_the_block(program.func.body)
+        self.narrow = below_the_block(program.func.body)
         self.program = program
         self.counters: list[tuple[Any, Ring]] = []
         self.staged: dict[Any, Any] = {}
@@ -640,24 +639,18 @@ def _asynchronous(stmt: Any, p: Pipeline, ring: Ring) -> Any:
     return tirx.Evaluate(filling(FILLED_BY[ring.form], stmt.value, ring.number), stmt.span)
 
 
-def _below_the_block(body: Any) -> dict[Any, tuple[str, ...]]:
+def below_the_block(body: Any) -> dict[Any, tuple[str, ...]]:
     """The variables of loops inside scales below the block, and these scales, the outermost first."""
     found: dict[Any, tuple[str, ...]] = {}
 
     def look(s: Any) -> None:
-        if scale := _narrow(s):
+        if scale := splitting.below(s):
             inside: list[Any] = []
             structural_walk(s.body, (tirx.For, lambda f: inside.append(f.loop_var)))
             found.update({v: (scale, *found.get(v, ())) for v in inside})
 
     structural_walk(body, (tirx.AttrStmt, look))
     return found
-
-
-def _narrow(s: Any) -> str:
-    """The scale below the block that a statement opens; "" for any other."""
-    scale = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
-    return scale if scale in splitting.BELOW else ""
 
 
 def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
@@ -697,7 +690,7 @@ def _finished(program: TileProgram, body: Any, draft: _Draft) -> TileProgram:
         )
         if heads and innermost:
             inner = tirx.SeqStmt([*heads, inner])
-        if _narrow(s):  # the innermost scale around a ring comes first
+        if splitting.below(s):  # the innermost scale around a ring comes first
             mine = [own.pop(n, []) for n in _rings_in(inner) if own]
             inner = sequence([*(x for head in mine for x in head), inner])
         return s if inner is s.body else tirx.AttrStmt(s.node, s.attr_key, s.value, inner, s.span)

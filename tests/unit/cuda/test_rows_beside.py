@@ -227,28 +227,26 @@ def test_where_threads_copy_they_are_done_where_they_stand() -> None:
 )
 def test_faults_of_rings_are_found(lost: str, said: str) -> None:
     """On the emulated GPU, where one kind of statement is missing."""
+    args = [{**a, "rows": empty((2 * 23, 64), "float32")} for a in of_tokens(2)]
+    with pytest.raises(EmulationError, match=said):
+        run_lacking(lost, spread(2, 2), args)
+
+
+def test_rows_that_nobody_awaits_before_a_signal_are_found() -> None:
+    with pytest.raises(EmulationError, match="race in rows"):
+        run_lacking("await_rows", told(2), of_told(2))
+
+
+def run_lacking(lost: str, kernel: Any, args: list[dict[str, Any]]) -> None:
+    """A launch of a kernel without its statements of one kind, under several orders."""
 
     def without(s: Any) -> Any:
         return tirx.Evaluate(tirx.IntImm("int32", 0)) if name_of(s) == lost else s
 
-    program, _ = pipeline.run(spread(2, 2).trace(), target("sm_90a"))
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, without)))
-    args = [{**a, "rows": empty((2 * 23, 64), "float32")} for a in of_tokens(2)]
-    with pytest.raises(EmulationError, match=said):
-        for seed in range(4):
-            emulator.run_ranks(Lowering(program).run(), program, args, seed)
-
-
-def test_rows_that_nobody_awaits_before_a_signal_are_found() -> None:
-    def without(s: Any) -> Any:
-        return tirx.Evaluate(tirx.IntImm("int32", 0)) if name_of(s) == "await_rows" else s
-
-    program, _ = pipeline.run(told(2).trace(), target("sm_90a"))
-    program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, without)))
-    args = of_told(2)
-    with pytest.raises(EmulationError, match="race in rows"):
-        for seed in range(4):
-            emulator.run_ranks(Lowering(program).run(), program, args, seed)
+    for seed in range(4):
+        emulator.run_ranks(Lowering(program).run(), program, args, seed)
 
 
 def test_what_is_refused() -> None:

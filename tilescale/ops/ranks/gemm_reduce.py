@@ -27,10 +27,10 @@ from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemm_scatter import RAGGED, SMALL, Config, draw
 from tilescale.ops.ranks.gemms import (
     add_parts,
+    added_up,
     alone,
     alone_there,
     biased,
-    called,
     checked,
     chosen,
     configured,
@@ -55,8 +55,8 @@ from tilescale.ops.ranks.gemms import (
     turn,
     worthwhile,
 )
-from tilescale.ops.ranks.groups import Group, number_of, share, team_of
-from tilescale.ops.ranks.workspace import Workspace, workspace
+from tilescale.ops.ranks.groups import Group, share, team_of
+from tilescale.ops.ranks.workspace import Workspace
 
 
 @functools.cache
@@ -203,14 +203,7 @@ def matmul_all_reduce(
             way = reduce.choose(size, team.size, "rank", False, host.units(x.device))
             reduce.reduced(own_part, c, team, way, bias, activation)
         return c
-    space, inner = workspace(team), inner if inner is None else number_of(inner, "inner", least=1)
-    key = (
-        called("matmul_all_reduce", x, w, bias, out, activation, inner, out_dtype) if config is None else None
-    )
-    plan = space.plans.of(key, lambda: _plan(team, x, w, bias, activation, inner, out, out_dtype, config))
-    c = plan.result(out, x)
-    plan.run(space, x, w, bias, c)
-    return c
+    return added_up("matmul_all_reduce", _plan, team, x, w, bias, activation, inner, out, out_dtype, config)
 
 
 def _plan(

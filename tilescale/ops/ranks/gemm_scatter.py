@@ -25,11 +25,11 @@ from tilescale.ops.ranks import fp8, scatter
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemms import (
     add_parts,
+    added_up,
     alone,
     alone_there,
     bias_of,
     biased,
-    called,
     checked,
     chosen,
     configured,
@@ -55,8 +55,8 @@ from tilescale.ops.ranks.gemms import (
     turn,
     worthwhile,
 )
-from tilescale.ops.ranks.groups import Group, number_of, rows_of, share, team_of
-from tilescale.ops.ranks.workspace import Workspace, workspace
+from tilescale.ops.ranks.groups import Group, rows_of, share, team_of
+from tilescale.ops.ranks.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -204,16 +204,9 @@ def matmul_reduce_scatter(
         if M:
             scatter.scattered(own_part, c, M, team, bias, activation)
         return c
-    space, inner = workspace(team), inner if inner is None else number_of(inner, "inner", least=1)
-    key = (
-        called("matmul_reduce_scatter", x, w, bias, out, activation, inner, out_dtype)
-        if config is None
-        else None
+    return added_up(
+        "matmul_reduce_scatter", _plan, team, x, w, bias, activation, inner, out, out_dtype, config
     )
-    plan = space.plans.of(key, lambda: _plan(team, x, w, bias, activation, inner, out, out_dtype, config))
-    c = plan.result(out, x)
-    plan.run(space, x, w, bias, c)
-    return c
 
 
 def _plan(

@@ -17,10 +17,11 @@ from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
-from tilescale.ops.prepared import signature
+from tilescale.ops.prepared import Plan, signature
 from tilescale.ops.ranks import picks
 from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import number_of, rows_of, share
+from tilescale.ops.ranks.workspace import workspace
 
 #: where K · N · M of a rank's product is less, the two steps are taken apart: kernels for few rows, and for
 #: shares of k, are faster than one that overlaps
@@ -109,6 +110,20 @@ def called(
 ) -> tuple[Any, ...]:  # fmt: skip
     """What a call of a product is known by."""
     return operation, signature(x), signature(w), signature(bias), signature(out), *said
+
+
+def added_up(
+    what: str, plan: Callable[..., Plan], team: Team, x: torch.Tensor, w: torch.Tensor,
+    bias: torch.Tensor | None, activation: str, inner: int | None, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None, config: Any,
+) -> torch.Tensor:  # fmt: skip
+    """A product whose parts ranks add, as ``plan`` prepares it, of these arguments from ``team`` on."""
+    space, inner = workspace(team), inner if inner is None else number_of(inner, "inner", least=1)
+    key = called(what, x, w, bias, out, activation, inner, out_dtype) if config is None else None
+    made = space.plans.of(key, lambda: plan(team, x, w, bias, activation, inner, out, out_dtype, config))
+    c = made.result(out, x)
+    made.run(space, x, w, bias, c)
+    return c
 
 
 def nothing(space: Any, x: Any, w: Any, bias: Any, c: Any) -> None:

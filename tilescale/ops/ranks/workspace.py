@@ -158,8 +158,7 @@ class Workspace:
     def _grown(self, name: str, count: int, dtype: torch.dtype | None) -> Any:
         """A larger piece; the old one is dropped first, so that the heap has room for both only where a graph
         needs both."""
-        team = self._team()
-        assert team is not None
+        team = self.team
         _refuse_capture()
         for key in [k for k in self._numbers if k[0] == name]:
             del self._numbers[key]
