@@ -25,6 +25,7 @@ from tilescale.compiler.gpu.ranks import Ranks
 from tilescale.compiler.gpu.scalars import Scalars
 from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
+from tilescale.compiler.ir.holders import holders
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.numbers import constant
@@ -135,7 +136,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
                 self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span
             )
             self.head.append(declared)
-            self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
+            self.places[b] = InShared(tile, layout, shape, self._executors_own(b, layout), b.name)
             if b.ty.storage_scope == "shared.signal":
                 self.zeroed.append((tile, self.program.arena[b][1] // 8))
             return NOTHING
@@ -148,9 +149,10 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
         self.places[b] = Registers(buf, layout, shape, b.name)
         return tirx.AllocBuffer(buf, {}, s.span)
 
-    def _executors_own(self, layout: Any) -> Any:
-        """Elements in front of this executor's own copy of a tile."""
-        if self.executor.count == 1:
+    def _executors_own(self, buffer: Any, layout: Any) -> Any:
+        """Elements in front of this executor's own copy of a tile, of those who hold one."""
+        who = holders(self.program)[buffer]
+        if len(who) == 1:
             return None
         align = max(16, layout.alignment)
         each = -(-layout.bytes // align) * align * 8 // layout.bits
@@ -159,7 +161,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             index = self.tid if width == self.threads else self.tid % width
             flat = flat * n + index // WIDTHS[scale]
             width = WIDTHS[scale]
-        return flat * each
+        return (flat - who.start) * each if who.start else flat * each
 
     def _s_DeclBuffer(self, s: Any) -> Any:
         """T.view: the same memory under another shape or dtype; T.make_tensor: that at an address."""
@@ -228,6 +230,8 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
                     loc=loc_of(getattr(node, "span", None)) or self.here,
                     expected=f"0 ≤ index < {size}",
                 )
+            if self.is_stage(indices[axis]):
+                continue
             high = size if not isinstance(size, int) else tirx.IntImm(str(i.ty), size)
             for test in (i >= tirx.IntImm(str(i.ty), 0), i < high):
                 if not self.proven(test):

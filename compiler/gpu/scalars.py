@@ -29,12 +29,7 @@ class Scalars(State):
             return e
         if kind in BINARY:
             a, b = self.scalar(e.a), self.scalar(e.b)
-            if (
-                kind == "FloorMod"
-                and isinstance(e.a, ir.TensorLoad)
-                and e.a.source in self.rounds
-                and int(e.b) & (int(e.b) - 1)
-            ):
+            if self.is_stage(e) and int(e.b) & (int(e.b) - 1):
                 # A ring's rounds are counted from zero, which the printer does not know.
                 return tirx.truncmod(a, b)
             return type(e)(a, b)
@@ -51,6 +46,10 @@ class Scalars(State):
         if isinstance(e, ir.Call):
             return self._call(e)
         raise InternalError(f"no lowering for the expression {kind}: {e}")
+
+    def is_stage(self, e: Any) -> bool:
+        """Whether an expression is the stage of a ring, of which its tiles have each."""
+        return isinstance(e, tirx.FloorMod) and isinstance(e.a, ir.TensorLoad) and e.a.source in self.rounds
 
     def _chosen(self, condition: Any, yes: Any, no: Any) -> Any:
         """Only the chosen side is evaluated, so what the condition says holds in it."""

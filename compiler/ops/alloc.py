@@ -71,7 +71,8 @@ def _check_scope(what: str, scope: str, *known: str) -> None:
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") -> Buffer:
     """A tile in the block's shared memory, seen by all its executors; contents undefined. Inside ``T.Scale``
     each executor has a tile of its own, seen by those below it: what warps or warpgroups share is allocated
-    in front of it."""
+    in front of it. A tile that some of them alone come to, as ``if w < 4:`` says of their index, takes memory
+    for these."""
     _check_scope("alloc_shared", scope, "shared", "shared.dyn")
     return _allocate(shape, dtype, "shared", "alloc_shared")
 

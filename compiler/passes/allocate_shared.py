@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale.compiler.ir.holders import holders
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
@@ -66,6 +67,7 @@ class _Lifetimes:
             tuple[int, list[Any]]
         ] = []  # loops and scales around: their start, the tiles used inside
         self.inside: dict[Any, int] = {}  # how many of them are around a tile's allocation
+        self.holders = holders(program)
         self.visit(program.func.body, Executor("block", program.launch.threads))
 
     def visit(self, s: Any, ex: Executor) -> None:
@@ -88,28 +90,28 @@ class _Lifetimes:
             if s.else_case is not None:
                 self.visit(s.else_case, ex)
         elif isinstance(s, tirx.AllocBuffer):
-            self.allocate(s, ex)
+            self.allocate(s)
         elif isinstance(s, tirx.DeclBuffer):
             self.bases[s.buffer] = s.data.args[0]
             self.uses(s)
         else:
             self.uses(s)
 
-    def allocate(self, s: Any, ex: Executor) -> None:
+    def allocate(self, s: Any) -> None:
         if not s.buffer.ty.storage_scope.startswith("shared"):
             return
         nbytes, align = self.size(s.buffer)
         staged = self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1
         align = max(ALIGN, align)
-        each = -(-nbytes // align) * align
-        self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
+        total = -(-nbytes // align) * align * len(self.holders[s.buffer])
+        self.tiles[s.buffer] = Resident(s.buffer, total, align, s.span)
         self.inside[s.buffer] = len(self.open)
         if staged:  # the producer runs ahead of the text, across tiles
             self.tiles[s.buffer].touches(0, 0 if self.ends else 1 << 30)
             self.inside[s.buffer] = 0
             self.tiles[s.buffer].align = max(align, TMA_ALIGN)
         # others may reach a signal from the first statement to the last
-        if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
+        if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or total <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
 
     def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:

@@ -13,11 +13,9 @@ import functools
 from math import prod
 from typing import Any
 
+from tilescale.compiler.ir.holders import holders
 from tilescale.compiler.ir.operations import effects_of, operations
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import Executor
-from tilescale.compiler.ir.walks import walk
-from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import canonical
 
@@ -88,14 +86,10 @@ def reaches_ranks(body: Any) -> bool:
 def shared_bytes(program: TileProgram) -> int:
     """Shared memory of one block."""
     total = 0
-    for s, executor in walk(program.func.body, Executor("block", program.launch.threads)):
-        if isinstance(s, tirx.AllocBuffer) and s.buffer.ty.storage_scope.startswith("shared"):
-            ty = s.buffer.ty
-            total += (
-                prod(int(e) for e in ty.shape)
-                * canonical(str(getattr(ty.dtype, "dtype", ty.dtype))).bytes
-                * executor.count
-            )
+    for buffer, who in holders(program).items():
+        ty = buffer.ty
+        each = canonical(str(getattr(ty.dtype, "dtype", ty.dtype))).bytes
+        total += prod(int(e) for e in ty.shape) * each * len(who)
     return total
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from tilescale.compiler.ir.holders import holders
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import Executor
-from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import bits_of
-from tilescale.compiler.tvm_compat import tirx
 
 #: bytes that swizzled tiles are aligned to, and take in whole
 WHOLE = 1024
@@ -21,9 +19,8 @@ def tile_bytes(program: TileProgram) -> dict[Any, int]:
     """The bytes of each tile in shared memory, of all executors that have one, in units of ``WHOLE``; rows of
     numbers in less."""
     sizes: dict[Any, int] = {}
-    for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
-        if isinstance(s, tirx.AllocBuffer) and s.buffer.ty.storage_scope.startswith("shared"):
-            shape = [int(e) for e in s.buffer.ty.shape]
-            unit = WHOLE if len(shape) > 1 else 128
-            sizes[s.buffer] = -(-prod(shape) * bits_of(s.buffer) // 8 // unit) * unit * ex.count
+    for buffer, who in holders(program).items():
+        shape = [int(e) for e in buffer.ty.shape]
+        unit = WHOLE if len(shape) > 1 else 128
+        sizes[buffer] = -(-prod(shape) * bits_of(buffer) // 8 // unit) * unit * len(who)
     return sizes

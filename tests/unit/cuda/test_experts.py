@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
+from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty, lowered
 from tilescale.compiler import driver
 from tilescale.compiler.checks.run import check, launch
-from tilescale.ops.ranks import dispatch_gemm, exchange_kernels, expert_kernels, experts, gemm_combine
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.ops.ranks import (
+    combine,
+    dispatch_gemm,
+    exchange_kernels,
+    expert_kernels,
+    experts,
+    gemm_combine,
+)
 from tilescale.packets import length
 
 WORLD, E, K, H, BLOCKS = 2, 6, 2, 24, 2
@@ -251,13 +259,21 @@ def test_choices(rank: int, S: int):
 
 
 @pytest.mark.parametrize(
-    ("weighted", "steps", "cut", "givers", "remote"),
-    [(True, 2, 1, 0, ""), (False, 1, 2, 0, ""), (True, 2, 1, 1, ""), (True, 2, 1, 1, "nvshmem")],
+    ("weighted", "steps", "cut", "givers", "stages", "remote"),
+    [
+        (True, 2, 1, 0, 0, ""),
+        (False, 1, 2, 0, 0, ""),
+        (True, 2, 1, 1, 0, ""),
+        (True, 2, 1, 1, 0, "nvshmem"),
+        (True, 2, 1, 1, 2, ""),
+        (False, 1, 2, 1, 3, ""),
+        (True, 2, 1, 1, 2, "nvshmem"),
+    ],
 )
-def test_combine(weighted: bool, steps: int, cut: int, givers: int, remote: str):
+def test_combine(weighted: bool, steps: int, cut: int, givers: int, stages: int, remote: str):
     kernel = expert_kernels.combine(
-        H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, givers=givers, blocks=BLOCKS, threads=64,
-        dtype="bfloat16", weighted=weighted,
+        H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, givers=givers, stages=stages,
+        blocks=BLOCKS, threads=64, dtype="bfloat16", weighted=weighted,
     )  # fmt: skip
     q = max(TOKENS)
     agree_on_ranks(
@@ -349,6 +365,7 @@ def test_rows_move_in_vectors_at_full_size():
             steps=14,
             cut=1,
             givers=8,
+            stages=0,
             blocks=32,
             threads=512,
             dtype="bfloat16",
@@ -359,6 +376,21 @@ def test_rows_move_in_vectors_at_full_size():
         code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
         assert f"*(const uint4*)&{name}[" in code and "_there[" in code
         assert "*(uint4*)&rows_there[" in code or "*(uint4*)&back_there[" in code
+
+
+def test_rings_of_half_a_blocks_warps_at_full_size():
+    """Four pairs' rows a stage, of three, and a tile that TMA puts from, of eight warps and not of all 16."""
+    how = experts.cut(7168, 2, 1, 1, combine.lines(K=8, stages=3, givers=8))
+    kernel = expert_kernels.combine(
+        H=7168, K=8, world=4, wide=how.wide, steps=how.steps, cut=how.cut, givers=8, stages=3, blocks=32,
+        threads=512, dtype="bfloat16", weighted=True,
+    )  # fmt: skip
+    made = lowered(kernel)
+    assert made.program.arena_bytes == 8 * (3 * 4 + 1) * how.wide * 2
+    assert any("by TMA, 1024 elements at a time" in str(n) for n in made.program.notes)
+    code = print_kernel(made.kernel).text
+    assert "ts::store_run<32, ts::ROWS_" in code and "ts::cp_async<16>(&near_3[" in code
+    assert "ring0_read % 3 >= 0" not in code
 
 
 @pytest.mark.parametrize(("columns", "remote"), [(24, ""), (7, ""), (7, "nvshmem")])

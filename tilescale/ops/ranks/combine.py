@@ -21,8 +21,8 @@ from tilescale.ops.case import ROUNDING, Case, Expected, expected, summed
 from tilescale.ops.ranks import expert_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
 from tilescale.ops.ranks.dispatch import moe_dispatch, of_pairs
-from tilescale.ops.ranks.experts import Dispatched, exchanged, is_sent
-from tilescale.ops.ranks.groups import Group, share
+from tilescale.ops.ranks.experts import STAGES, Dispatched, exchanged, is_sent
+from tilescale.ops.ranks.groups import Group, number_of, share
 from tilescale.ops.ranks.workspace import workspace
 
 #: of a block, and lines that each of its warps reads of each of `NEAR` rows at once: 128 registers a thread
@@ -37,6 +37,7 @@ def moe_combine(
     weighted: bool = True,
     out: torch.Tensor | None = None,
     blocks: int | None = None,
+    stages: int = 0,
 ) -> torch.Tensor:
     """Of each of this rank's tokens the sum of its experts' rows, times their weights. Collective among the
     ranks of the dispatch.
@@ -49,6 +50,9 @@ def moe_combine(
         weighted: False: the weights are all one.
         out: (t, H), contiguous, takes the result.
         blocks: multiprocessors that the kernel keeps at most.
+        stages: 0: threads read rows, and put their sums. More, 8 at most: rows go through rings of so many,
+            of each warp that puts, and TMA puts the sums; where tokens are few, or rows no multiples of 16
+            bytes, threads do.
 
     Returns:
         (t, H) of y's dtype, added in float32 (float64 of float64). A rank's part that crosses to another is
@@ -57,6 +61,8 @@ def moe_combine(
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
+    if (stages := number_of(stages, "stages")) > STAGES:
+        raise TileValueError(f"stages={stages}", expected=f"{STAGES} at most")
     is_sent(sent, "sent of moe_combine")
     P, (t, K), team = len(sent.index), sent.experts.shape, sent.team
     if y.dim() != 2 or y.shape[0] != P or y.shape[1] == 0:
@@ -81,6 +87,9 @@ def moe_combine(
         """The kernel, and how many parts of rows each rank gives back."""
         units = flat.multiprocessors(y.device, blocks)
         how, givers = shared_out(H, y.element_size(), sent.tokens, W, units)
+        rings = stages if givers else 0
+        if rings:
+            how = experts.cut(H, y.element_size(), 1, 1, lines(K, rings, givers))
         parts = sent.tokens * how.cut
         what = {
             "H": H,
@@ -90,6 +99,7 @@ def moe_combine(
             "steps": how.steps,
             "cut": how.cut,
             "givers": givers,
+            "stages": rings,
             "blocks": max(1, min(units, -(-parts * max(1, W - 1) // (THREADS // 32)))),
             "threads": THREADS,
             "dtype": host.dtype_name(y),
@@ -97,7 +107,7 @@ def moe_combine(
         }
         return host.kernel(expert_kernels.combine, host.target_of(y.device), **what), parts
 
-    key = ("moe_combine", y.device, y.dtype, H, K, sent.tokens, weighted, blocks)
+    key = ("moe_combine", y.device, y.dtype, H, K, sent.tokens, weighted, blocks, stages)
     kernel, parts = space.plans.of(key, prepared)
     (meta,) = space.tensors(y, (tuple(sent.meta.shape), torch.int32), apart=sent.place)  # it may have moved
     (back,) = space.tensors(y, ((W, sent.tokens, H), y.dtype), what="y")
@@ -112,6 +122,13 @@ def shared_out(H: int, itemsize: int, tokens: int, world: int, units: int) -> tu
     warps, put = THREADS // 32 * units, tokens * max(1, world - 1)
     split = world > 1 and put > warps
     return experts.cut(H, itemsize, put, warps, LINES), THREADS // 64 if split else 0
+
+
+def lines(K: int, stages: int, givers: int) -> int:
+    """How many lines of rows a ring's stage holds, of each of as many pairs as have a place there, beside the
+    tile that TMA puts from."""
+    tiles = stages * min(K, expert_kernels.STAGED) + 1
+    return max(1, min(LINES, experts.ROOM // (givers * tiles * experts.LINE)))
 
 
 def latest(sent: Dispatched) -> None:
@@ -142,10 +159,14 @@ def factor(expert: torch.Tensor) -> torch.Tensor:
 
 
 def there_and_back(
-    out: torch.Tensor | None = None, group: Group = None, blocks: int | None = None, **drawn: Any
+    out: torch.Tensor | None = None,
+    group: Group = None,
+    blocks: int | None = None,
+    stages: int = 0,
+    **drawn: Any,
 ) -> torch.Tensor:
     """What tests compare."""
-    return moe_combine(*answered(**drawn, group=group), out=out, blocks=blocks)
+    return moe_combine(*answered(**drawn, group=group), out=out, blocks=blocks, stages=stages)
 
 
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
@@ -179,13 +200,13 @@ def last_made(team: Team) -> Dispatched:
 
 
 def timed(
-    out: torch.Tensor | None = None, blocks: int | None = None, **drawn: Any
+    out: torch.Tensor | None = None, blocks: int | None = None, stages: int = 0, **drawn: Any
 ) -> Callable[[], torch.Tensor]:
     """The call that is timed, its dispatch and experts made before. A combine needs the group's latest
     dispatch, so that of the last set serves all of them: each moves its own rows, to the same places."""
     y, sent = answered(**drawn)
     made_last(sent)
-    return lambda: moe_combine(y, last_made(sent.team), out=out, blocks=blocks)
+    return lambda: moe_combine(y, last_made(sent.team), out=out, blocks=blocks, stages=stages)
 
 
 def by_library(
@@ -220,17 +241,24 @@ def pick(world: int, units: int = 132, **shape: Any) -> Pick:
     return Pick("kernel", min(units, -(-shape["tokens"] // 4)))
 
 
+#: small cases of rings: more pairs of a row than have a place in a stage, parts of rows, ranks of many rows
+RINGS: tuple[dict[str, Any], ...] = (
+    {"tokens": 70, "hidden": 24, "topk": 6, "experts": 8, "blocks": 1, "stages": 3},
+    {"tokens": 40, "hidden": 2_500, "topk": 2, "experts": 4, "blocks": 1, "stages": 2, "uneven": True},
+    {"tokens": 90, "hidden": 10, "topk": 3, "experts": 5, "choice": "drop", "blocks": 1, "stages": 4},
+)
+
 OP = RankOp(
     name="moe_combine",
     run=there_and_back,
     draw=experts.draw,
     reference=reference,
     pick=pick,
-    ways=lambda **_: {"kernel": {}},
-    base=lambda **_: {"blocks": None},
-    knobs=lambda **_: (flat.BLOCKS,),
+    ways=lambda **_: {"kernel": {}, "rings": {"stages": 3}},
+    base=lambda **_: {"blocks": None, "stages": 0},
+    knobs=lambda **_: (tuple({"stages": n} for n in (0, 2, 3)), flat.BLOCKS),
     cases=(
-        *(Case(shape, small=True) for shape in experts.SMALL),
+        *(Case(shape, small=True) for shape in (*RINGS, *experts.SMALL)),
         *(Case(shape, bar=1.0) for shape in experts.MEASURED),
     ),
     peers={"library": by_library},

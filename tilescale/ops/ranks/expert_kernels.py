@@ -21,6 +21,12 @@ from tilescale.ops.ranks.flat_kernels import added_as
 #: rank
 NEAR = 3
 
+#: rows of pairs that lie in a stage of a warp's ring: few tokens have more experts on a rank
+STAGED = 4
+
+#: how rows leave from rings: TMA puts them, and their warps go on
+AWAY: dict[str, Any] = {"prefer_instruction": "tma", "blocking": False}
+
 #: what a rank says that has no room for the pairs that come
 TOO_MANY = (
     "more pairs come than there is room for: a token names an expert twice, or ranks have different numbers "
@@ -445,8 +451,7 @@ def dispatch(
             d = (rank + hop) % n
             slot = slots[i, d]
             if slot >= 0:
-                to = rows[begins[d] + slot, part * wide]
-                T.copy(x, to, dst=d, prefer_instruction="tma", blocking=False)
+                T.copy(x, rows[begins[d] + slot, part * wide], dst=d, **AWAY)
 
     @T.prim_func
     def moe_dispatch(
@@ -578,8 +583,23 @@ def looking(K: int) -> Any:
     return look
 
 
+def pair_added(wide: int, weighted: bool) -> Any:
+    """A macro that adds a pair's row."""
+
+    @T.macro
+    def plus(part, weight, acc):
+        """acc += w · part"""
+        factor = T.cast(weight, acc.dtype)
+        for j in T.Parallel(wide):
+            x = T.cast(part[j], acc.dtype)
+            acc[j] += factor * x if weighted else x
+
+    return plus
+
+
 def adding(K: int, wide: int, weighted: bool) -> Any:
     """A macro that adds up rows of pairs."""
+    plus = pair_added(wide, weighted)
 
     @T.macro
     def add(Y, at, parts, place, weight, acc):
@@ -591,10 +611,7 @@ def adding(K: int, wide: int, weighted: bool) -> Any:
                     T.copy(Y[place[k], at], parts[k - first])
             for k in near:
                 if place[k] >= 0:
-                    factor = T.cast(weight[k], acc.dtype)
-                    for j in T.Parallel(wide):
-                        x = T.cast(parts[k - first][j], acc.dtype)
-                        acc[j] += factor * x if weighted else x
+                    plus(parts[k - first], weight[k], acc)
 
     return add
 
@@ -631,14 +648,58 @@ def sums(
 
 
 def bringing(
-    K: int, world: int, wide: int, steps: int, cut: int, group: int, givers: int, dtype: str, weighted: bool
-) -> Any:
+    K: int, world: int, wide: int, steps: int, cut: int, group: int, givers: int, dtype: str, weighted: bool,
+    stages: int = 0,
+) -> Any:  # fmt: skip
     """What brings rows back, as `combine` says, by ``blocks`` blocks of which this is number ``block``: a
     macro over the columns from ``column`` on, ``cut`` parts of ``steps`` times ``wide``, whose signals are
     those from ``counter`` on, one for ``group`` rows or a part of them. ``givers``: so many warps of a block
-    put, the others take; 0: all put, then take."""
-    look, add = looking(K), adding(K, wide, weighted)
-    others = max(1, world - 1)
+    put, the others take; 0: all put, then take. ``stages``: those who put, of one row at a time, have rings
+    of so many."""
+    look, plus = looking(K), pair_added(wide, weighted)
+    add, others, staged = adding(K, wide, weighted), max(1, world - 1), min(STAGED, K)
+
+    @T.macro
+    def told(starts, arrived, item, counter, rank):
+        """Releases a part of a row, if its owner has that row."""
+        unit, owner = item // others, (rank + 1 + item % others) % world
+        if unit // cut < starts[owner + 1] - starts[owner]:
+            T.signal(arrived[rank, counter + unit], dst=owner)
+
+    @T.macro
+    def sent(Y, meta, starts, back, arrived, held, first, stop, many, column, counter, rank):
+        """What `give` does, through a ring of each warp's: copies of pairs' rows run ahead of their sum, and
+        TMA puts that from a tile of the warp's."""
+        place, weight, parts, acc = held
+        near = [T.alloc_shared((wide,), dtype) for _ in range(staged)]
+        done = T.alloc_shared((wide,), dtype)
+        rounds = T.max(0, T.ceildiv(stop * (world - 1) - first, many)) * steps
+        for r in T.Pipelined(rounds, num_stages=stages):
+            item, h = first + r // steps * many, r % steps
+            unit, owner = item // others, (rank + 1 + item % others) % world
+            row = starts[owner] + unit // cut
+            there = row < starts[owner + 1]
+            at = column + (unit % cut * steps + h) * wide
+            for k in range(staged):  # no row is number -1: nothing is read of it
+                T.copy(Y[T.if_then_else(there, meta[row, 0, k], -1), at], near[k])
+            if (r >= steps) & (h == 0):
+                # the row before this one has had a round's time to arrive
+                told(starts, arrived, item - many, counter, rank)
+            if there:
+                if h == 0:
+                    look(meta, row, place, weight)
+                T.clear(acc)
+                for k in range(staged):
+                    if place[k] >= 0:
+                        plus(near[k], weight[k], acc)
+                for k in range(staged, K):
+                    if place[k] >= 0:
+                        T.copy(Y[place[k], at], parts[0])
+                        plus(parts[0], weight[k], acc)
+                T.copy(acc, done)
+                T.copy(done, back[rank, unit // cut, at], dst=owner, **AWAY)
+        if rounds > 0:
+            told(starts, arrived, first + (rounds // steps - 1) * many, counter, rank)
 
     @T.macro
     def give(Y, meta, starts, back, arrived, held, first, stop, many, column, counter, rank):
@@ -678,7 +739,8 @@ def bringing(
             if givers == 0 or w < givers:
                 held, many = (place, weight, parts, acc), (givers if givers else of) * blocks
                 first = w * blocks + block
-                give(Y, meta, starts, back, arrived, held, first, units, many, column, counter, rank)
+                put = sent if stages else give
+                put(Y, meta, starts, back, arrived, held, first, units, many, column, counter, rank)
             if w >= givers:
                 takes = of - givers
                 for unit in T.serial(
@@ -722,6 +784,7 @@ def combine(
     steps: int,
     cut: int,
     givers: int,
+    stages: int,
     blocks: int,
     threads: int,
     dtype: str,
@@ -734,13 +797,14 @@ def combine(
     A warp's unit is a row, or one of its ``cut`` parts. ``givers`` warps of each block add up units of other
     ranks' rows, put them into ``back`` (world, q, H) there and signal once each. The others add what comes of
     units of the own tokens: of the own rank's experts, without rounding them in between, and of other ranks.
-    With 0 givers all do one, then the other: then there is less to do than warps.
+    With 0 givers all do one, then the other: then there is less to do than warps. With ``stages`` givers have
+    rings of so many, which copies of pairs' rows fill ahead.
 
     Nobody waits for ever: whoever puts waits for nobody, and puts all before it takes anything. All blocks
     are resident.
     """
     t, R, P, q, u = (T.dynamic(x) for x in ("t", "R", "P", "q", "u"))
-    bring = bringing(K, world, wide, steps, cut, 1, givers, dtype, weighted)
+    bring = bringing(K, world, wide, steps, cut, 1, givers, dtype, weighted, stages)
 
     @T.prim_func
     def moe_combine(

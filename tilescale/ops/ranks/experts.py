@@ -23,7 +23,7 @@ LINE = 512
 #: lines that a warp which moves a row reads at a time
 MOVED = 16
 #: bytes of a stage of a warp's ring at most, of all rings of a block, and stages at most
-STAGE, ROOM, STAGES = 16 << 10, 200 << 10, 8
+STAGE, ROOM, STAGES = 16 << 10, 216 << 10, 8
 #: where a workspace keeps what came, with the number of its slot behind
 PLACE = "experts"
 
