@@ -2,7 +2,7 @@
 
     TILESCALE_TARGET=cuda tilescale launch -n 4 -m tests.bench.bench_experts blocks=32
 
-``combine=8,512,2`` sets `expert_kernels.NEAR` and combine's threads and lines otherwise, ``only=combine`` times
+``combine=8,512,2`` sets `combine_kernels.NEAR` and combine's threads and lines otherwise, ``only=combine`` times
 one of them. All ranks' blocks have to fit on the GPU together, by MPS, since they wait for each other: `blocks` is a rank's.
 "dispatch again" is what `like=` does, a dispatch without its plan. Graphs, ranks aligned on the device, the
 median of the slowest rank's replays; bytes are those of the rows that leave a rank, for other ranks.
@@ -18,7 +18,7 @@ import torch
 from tests.bench.record import record
 from tilescale import comm
 from tilescale.ops import moe_combine, moe_dispatch, moe_route
-from tilescale.ops.ranks import combine, expert_kernels, experts, measure
+from tilescale.ops.ranks import combine, combine_kernels, experts, measure
 from tilescale.ops.ranks.dispatch import of_pairs
 from tilescale.ops.ranks.workspace import release
 
@@ -61,7 +61,7 @@ def one(shape: dict[str, Any], blocks: int, only: str, group: Any) -> dict[str, 
 def main() -> int:
     words = dict(w.split("=") for w in sys.argv[1:])
     if "combine" in words:
-        expert_kernels.NEAR, combine.THREADS, combine.LINES = map(int, words["combine"].split(","))
+        combine_kernels.NEAR, combine.THREADS, combine.LINES = map(int, words["combine"].split(","))
     comm.init()
     torch.distributed.init_process_group("gloo", rank=comm.rank(), world_size=comm.world_size())
     blocks, group = int(words.get("blocks", "32")), torch.distributed.group.WORLD

@@ -17,7 +17,7 @@ import torch
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, summed
-from tilescale.ops.ranks import expert_kernels, experts, flat
+from tilescale.ops.ranks import combine_kernels, expert_kernels, experts, flat
 
 #: of a block
 THREADS = 256
@@ -143,7 +143,7 @@ def moe_unpermute(
     given = where.pairs.new_empty((t, K), dtype=torch.float32) if weights is None else weights.contiguous()
     args = (y, where.pairs, given, landing.view(t, H))
     host.launch(
-        expert_kernels.sums, args, H=H, K=K, dtype=host.dtype_name(y), weighted=weights is not None, **what
+        combine_kernels.sums, args, H=H, K=K, dtype=host.dtype_name(y), weighted=weights is not None, **what
     )
     flat.landed(landing, c)
     return c

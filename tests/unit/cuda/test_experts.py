@@ -14,6 +14,7 @@ from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.ops.ranks import (
     combine,
+    combine_kernels,
     dispatch_gemm,
     exchange_kernels,
     expert_kernels,
@@ -271,7 +272,7 @@ def test_choices(rank: int, S: int):
     ],
 )
 def test_combine(weighted: bool, steps: int, cut: int, givers: int, stages: int, remote: str):
-    kernel = expert_kernels.combine(
+    kernel = combine_kernels.combine(
         H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, givers=givers, stages=stages,
         blocks=BLOCKS, threads=64, dtype="bfloat16", weighted=weighted,
     )  # fmt: skip
@@ -357,7 +358,7 @@ def test_rows_move_in_vectors_at_full_size():
             threads=256,
             dtype="int32",
         ),  # fmt: skip
-        "Y": expert_kernels.combine(
+        "Y": combine_kernels.combine(
             H=7168,
             K=8,
             world=4,
@@ -381,7 +382,7 @@ def test_rows_move_in_vectors_at_full_size():
 def test_rings_of_half_a_blocks_warps_at_full_size():
     """Four pairs' rows a stage, of three, and a tile that TMA puts from, of eight warps and not of all 16."""
     how = experts.cut(7168, 2, 1, 1, combine.lines(K=8, stages=3, givers=8))
-    kernel = expert_kernels.combine(
+    kernel = combine_kernels.combine(
         H=7168, K=8, world=4, wide=how.wide, steps=how.steps, cut=how.cut, givers=8, stages=3, blocks=32,
         threads=512, dtype="bfloat16", weighted=True,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from tests.unit.cuda.corpus import printed
 from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty
 from tilescale.compiler import driver
 from tilescale.compiler.cuda import toolchain
-from tilescale.ops.ranks import expert_kernels
+from tilescale.ops.ranks import combine_kernels
 
 
 def moved(n: int, size: int, threads: int, dtype: str, rows: int = 1) -> Any:
@@ -72,7 +72,7 @@ def test_rows_to_another_rank_are_stored_in_vectors(givers: int):
     """The address in another rank's memory is one value, whatever rank is asked for: where it was one of two,
     nvcc cut 16 bytes into words."""
 
-    kernel = expert_kernels.combine(1024, 2, 2, 512, 2, 1, givers, 0, 8, 512, "bfloat16", True)
+    kernel = combine_kernels.combine(1024, 2, 2, 512, 2, 1, givers, 0, 8, 512, "bfloat16", True)
     text = sass.disassembled(toolchain.compile_cubin(printed(kernel, "sm_90a"), "sm_90a").code)
     assert text.count("STG.E.128") == 4, text  # of both lines, to the other rank and to C
     assert not re.search(r" STG\.E (?!64)", text), text

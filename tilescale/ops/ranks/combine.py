@@ -18,7 +18,7 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import ROUNDING, Case, Expected, expected, summed
-from tilescale.ops.ranks import expert_kernels, experts, flat
+from tilescale.ops.ranks import combine_kernels, experts, flat
 from tilescale.ops.ranks.case import Pick, RankOp
 from tilescale.ops.ranks.dispatch import moe_dispatch, of_pairs
 from tilescale.ops.ranks.experts import STAGES, Dispatched, exchanged, is_sent
@@ -105,7 +105,7 @@ def moe_combine(
             "dtype": host.dtype_name(y),
             "weighted": weighted,
         }
-        return host.kernel(expert_kernels.combine, host.target_of(y.device), **what), parts
+        return host.kernel(combine_kernels.combine, host.target_of(y.device), **what), parts
 
     key = ("moe_combine", y.device, y.dtype, H, K, sent.tokens, weighted, blocks, stages)
     kernel, parts = space.plans.of(key, prepared)
@@ -127,7 +127,7 @@ def shared_out(H: int, itemsize: int, tokens: int, world: int, units: int) -> tu
 def lines(K: int, stages: int, givers: int) -> int:
     """How many lines of rows a ring's stage holds, of each of as many pairs as have a place there, beside the
     tile that TMA puts from."""
-    tiles = stages * min(K, expert_kernels.STAGED) + 1
+    tiles = stages * min(K, combine_kernels.STAGED) + 1
     return max(1, min(LINES, experts.ROOM // (givers * tiles * experts.LINE)))
 
 

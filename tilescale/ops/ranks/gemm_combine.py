@@ -25,7 +25,7 @@ from tilescale.ops.gemm_kernels import ceil_div, panelled
 from tilescale.ops.ranks import combine, dispatch, flat, picks
 from tilescale.ops.ranks import experts as of_ranks
 from tilescale.ops.ranks.case import RankOp
-from tilescale.ops.ranks.expert_kernels import bringing
+from tilescale.ops.ranks.combine_kernels import bringing
 from tilescale.ops.ranks.experts import Dispatched, is_sent
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.ranks.workspace import workspace
@@ -73,7 +73,7 @@ def gemm_combine(
     panel: int, blocks: int, columns: int, movers: int, step: int, group: int, dtype: str, trans_b: bool,
     weighted: bool,
 ) -> Any:  # fmt: skip
-    """C (t, H): what `expert_kernels.combine` makes of Y (P, H), which gets the products of A's rows (P, K)
+    """C (t, H): what `combine_kernels.combine` makes of Y (P, H), which gets the products of A's rows (P, K)
     with their experts' B (local, K, H), or (local, H, K), as `grouped.grouped` makes them.
 
     ``done`` counts each panel's tiles. A block counts a tile behind the products of its next one, when it has
@@ -85,7 +85,7 @@ def gemm_combine(
 
     Nobody waits for ever. Blocks that multiply wait for nobody until they are through. The others take panels
     in the order in which they are computed, on all ranks. Within a panel half of their warps put, which wait
-    for nobody (`expert_kernels.combine`); all blocks are resident.
+    for nobody (`combine_kernels.combine`); all blocks are resident.
     """
     local, wide, makers = ceil_div(E, world), ceil_div(H, BN), blocks - movers
     panels, part = ceil_div(wide, columns), columns * BN
