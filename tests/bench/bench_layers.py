@@ -10,9 +10,10 @@ the experts sends pairs by NCCL's all-to-all and multiplies by torch._grouped_mm
 Steps take turns. A figure is the median of the slowest rank's steps, each from a meeting of all ranks on. The
 peak of memory is what torch allocated in such a step, without symmetric memory, which is told beside it.
 
-``llama``, ``moe``, ``model``: that alone. ``small``: shapes for a look, also without a GPU. ``chunks=0,1,2``:
-experts also in so many chunks, 0 being one after another on one stream. ``graph``: the model's step of ours also
-in a CUDA graph, and with its blocks in graphs of their own; ``compiled``: with its blocks compiled, too.
+``llama``, ``moe``, ``model``: that alone. ``small``: shapes for a look, also without a GPU. Experts are also
+timed with memory for the pairs that come, for whose number the host waits, as the peer does ("exact"), and, with
+``chunks=0,1,2``, in so many chunks, 0 being one after another on one stream. ``graph``: the model's step of ours
+also in a CUDA graph, and with its blocks in graphs of their own; ``compiled``: with its blocks compiled, too.
 ``timeline``: rank 0 tells which kernels ran in a step of each, when and on which stream.
 """
 
@@ -451,17 +452,19 @@ def compare(steps: dict[str, Step]) -> None:
         raise SystemExit("the blocks differ")
 
 
-class InChunks(nn.Module):
-    """A layer of experts in so many chunks; the parameters are the layer's."""
+class Otherwise(nn.Module):
+    """A layer of experts whose attributes are others; the parameters are the layer's."""
 
-    def __init__(self, layer: tsnn.ExpertParallelMoE, chunks: int):
+    def __init__(self, layer: tsnn.ExpertParallelMoE, **others: Any):
         super().__init__()
-        self.layer, self.chunks = layer, chunks
+        self.layer, self.others = layer, others
 
     def forward(self, x: Tensor) -> Tensor:
-        kept, self.layer.chunks = self.layer.chunks, self.chunks
-        y: Tensor = self.layer(x)
-        self.layer.chunks = kept
+        with contextlib.ExitStack() as kept:
+            for name, value in self.others.items():
+                kept.callback(setattr, self.layer, name, getattr(self.layer, name))
+                setattr(self.layer, name, value)
+            y: Tensor = self.layer(x)
         return y
 
 
@@ -475,7 +478,8 @@ def moe(shape: dict[str, int], mesh: Any, like: dict[str, Any], rounds: int) -> 
     counts = next((w[7:].split(",") for w in sys.argv if w.startswith("chunks=")), [])
     steps = {
         "ours": Step(layer, x),
-        **{f"{n} chunks": Step(InChunks(layer, int(n)), x.clone()) for n in counts},
+        "exact": Step(Otherwise(layer, exact=True, chunks=0), x.clone()),
+        **{f"{n} chunks": Step(Otherwise(layer, chunks=int(n)), x.clone()) for n in counts},
         "torch": Step(Experts(shape, mesh.get_group(), like), torch.randn(shape["tokens"], features, **like)),
     }
     found = measure(steps, rounds)
