@@ -91,18 +91,16 @@ def test_inputs_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
         made.get_profiler(m=4).do_bench()
 
 
-def test_times():
+def test_times(monkeypatch: pytest.MonkeyPatch):
+    """In milliseconds; how long the machine takes at most is its own affair."""
     profiler = kernel(out_idx=-1).get_profiler(m=8)
-    median = profiler.do_bench(warmup=1, rep=5)
     samples = profiler.do_bench(warmup=1, rep=5, return_mode="all")
-    assert 1e-4 < median < 50 and len(samples) >= 3
-    low, high = (profiler.do_bench(warmup=1, rep=5, return_mode=mode) for mode in ("min", "max"))
-    assert low <= high
-    slow = profiler.do_bench(lambda a, n, f: time.sleep(0.003), warmup=0, rep=10)
-    assert (
-        3 <= slow < 30
-        and 3 <= profiler.do_bench(lambda: time.sleep(0.003), warmup=0, rep=10, return_mode="mean") < 30
-    )
+    assert profiler.do_bench(warmup=1, rep=5) > 1e-4 and len(samples) >= 3 and min(samples) > 1e-4
+    assert profiler.do_bench(lambda a, n, f: time.sleep(0.003), warmup=0, rep=10) >= 3
+    assert profiler.do_bench(lambda: time.sleep(0.003), warmup=0, rep=10, return_mode="min") >= 3
+    monkeypatch.setattr("tilescale.profiler.measure", lambda *_, **__: [4.0, 1.0, 2.0, 9.0])
+    for mode, want in {"median": 3.0, "mean": 4.0, "min": 1.0, "max": 9.0}.items():
+        assert profiler.do_bench(return_mode=mode) == want
     with refused(TileValueError, "return_mode='best'", expected="median, mean, min, max, all"):
         profiler.do_bench(return_mode="best")
 
