@@ -469,11 +469,9 @@ def test_unordered_launches_do_not_wait_for_anybody() -> None:
     def work() -> float:
         comm.init()
         f, x = kernel(source, [P(SYMM, F32, [1], True)], flags=DEVICE | UNORDERED), comm.zeros(1)
-        start = time.monotonic()
-        if comm.rank() == 0:
+        if comm.rank() == 0:  # nobody else launches, so who waited would wait for ever
             f(x)
             f(x)
-            assert time.monotonic() - start < 0.2
         comm.barrier()
         return x[0].item()
 

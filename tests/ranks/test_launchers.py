@@ -124,7 +124,7 @@ def test_a_job_under_mpiexec_ends_as_a_whole(
     done = subprocess.run(
         command, env=clean_env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 50
     assert done.returncode == code, done.stderr
     assert ("ZeroDivisionError" in done.stderr) == ("1 / 0" in fate)
 
@@ -145,7 +145,7 @@ def test_a_rank_that_never_calls_init_is_noticed(
     command += [sys.executable] if launcher == "mpiexec" else ["--standalone"]
     begin = time.monotonic()
     done = subprocess.run([*command, str(script)], env=clean_env, capture_output=True, text=True, timeout=100)
-    assert time.monotonic() - begin < 40  # TILESCALE_WAIT_TIMEOUT is 120 s
+    assert time.monotonic() - begin < 80  # TILESCALE_WAIT_TIMEOUT is 120 s
     assert (
         done.returncode == 1 and "rank 0: in init(): rank 1 has ended without a call of init()" in done.stderr
     ), done.stderr

@@ -270,7 +270,7 @@ def test_a_killed_rank_of_node_1_ends_node_0(jobs: Jobs, tmp_path: Path, port: i
     started = wait_started(tmp_path)
     begin = time.monotonic()
     (code, _, err), (other_code, _, other_err) = jobs.end()
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 40  # TILESCALE_WAIT_TIMEOUT is 120 s
     why, host = "rank 3 was killed by signal 9 (SIGKILL)", socket.gethostname()
     assert (code, other_code) == (137, 137), (err, other_err)
     assert err.splitlines()[-1].startswith(f"tilescale: node 1 ({host}): {why}"), err
@@ -292,7 +292,7 @@ def test_a_killed_launcher_ends_the_other_node(jobs: Jobs, tmp_path: Path, port:
     begin = time.monotonic()
     jobs.running[number].send_signal(signal.SIGKILL)
     found = jobs.end()
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 40  # TILESCALE_WAIT_TIMEOUT is 120 s
     code, _, err = found[1 - number]
     # With its launcher the hub is ended: it may still say so, or the line to it ends.
     said = ["the launcher of node 0 is gone"] * (number == 0) + [

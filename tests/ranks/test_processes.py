@@ -23,7 +23,7 @@ def test_ranks_of_a_process_with_a_watchdog() -> None:
     ever."""
     faulthandler.dump_traceback_later(60, file=sys.__stderr__)
     try:
-        assert run_ranks(2, os.environ.get, "RANK", timeout=10) == ["0", "1"]
+        assert run_ranks(2, os.environ.get, "RANK", timeout=60) == ["0", "1"]
     finally:
         faulthandler.cancel_dump_traceback_later()
 

@@ -343,10 +343,9 @@ def test_a_file_is_read_once_for_all_its_kernels(write: Any, monkeypatch: pytest
     write("".join(kernel(f"k{n}", n) for n in range(50)))
     module = write.load()
     assert len(reads) == 1
-    start = time.perf_counter()
     for n in range(50):
         T.prim_func(getattr(module, f"k{n}").func)
-    assert time.perf_counter() - start < 0.25 and len(reads) == 1
+    assert len(reads) == 1
 
 
 def test_decorating_brings_neither_torch_nor_tvm(tmp_path: Path, clean_env: dict[str, str]):
