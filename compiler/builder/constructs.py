@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.integers import fits
 from tilescale.compiler.builder.values import Scalar, as_expr, binary, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.statements import sequence
@@ -166,7 +167,7 @@ class LoopNest:
         )
         variables = []
         for name, (low, high, _) in zip(names, self.ranges, strict=True):
-            wide = any(is_expr(x) and str(x.ty) == "int64" for x in (low, high))
+            wide = any(str(x.ty) == "int64" if is_expr(x) else not fits(x, "int32") for x in (low, high))
             variables.append(tirx.Var(b.unique(name), "int64" if wide else "int32"))
         span = b.span(self.loc)
         frame = b.push(self.kind, device=True)

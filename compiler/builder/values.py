@@ -69,6 +69,13 @@ def const(value: Any, dt: str) -> Any:
         raise _too_large(value, dt)
     if dt.startswith("uint") and value < 0:
         value %= 1 << int(dt[4:])
+    if dt == "int32" and isinstance(value, int) and not fits(value, dt):
+        raise TileValueError(
+            f"{value} is no value of int32",
+            loc=source.current(),
+            expected="-2147483648 to 2147483647",
+            hint=f"T.int64({value})",
+        )
     return tirx.const(value, dt)
 
 
@@ -100,7 +107,7 @@ def index_expr(value: Any) -> Any:
         raise TileTypeError(
             f"an index must be an integer, not {e}", loc=source.current(), hint='T.cast(…, "int32")'
         )
-    return const(e, "int32") if isinstance(e, int) else e
+    return const(e, "int32" if fits(e, "int32") else "int64") if isinstance(e, int) else e
 
 
 def dtype_of(value: Any) -> dtype:

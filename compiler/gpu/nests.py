@@ -16,12 +16,13 @@ from tilescale.compiler.gpu.state import State
 from tilescale.compiler.gpu.vectors import Plan, plan
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, idle, match, seen_by
 from tilescale.compiler.layout.spread import replicated
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
-from tilescale.errors import InternalError
+from tilescale.errors import InternalError, TileValueError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops
 UNROLLED = 16
@@ -46,7 +47,19 @@ class NestLowering(State):
     only: bool = False
 
     def nest(self, nest: Nest) -> Any:
-        """A nest as thread IR."""
+        """A nest as thread IR.
+
+        Raises:
+            TileValueError: more iterations than 32 bits count.
+        """
+        known = [n for n in map(constant, nest.extents) if n is not None]
+        if len(known) == len(nest.extents) and prod(known) >= 1 << 31:
+            raise TileValueError(
+                f"{nest.what} of {prod(known)} elements by one executor",
+                loc=self.here,
+                expected="fewer than 2147483648",
+                hint="T.Kernel with more blocks, each of which takes a part",
+            )
         loop, bad = choose(nest, self.layouts, self.executor.threads)
         if bad:
             raise InternalError(f"{bad[0][0].buffer.name} does not fit the loop: {bad[0][1]}", loc=self.here)

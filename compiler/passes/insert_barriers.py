@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, s
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
+#: iterations of a nest beyond which nobody counts who touches what: nests of tiles have fewer
+KNOWN = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -634,7 +636,7 @@ def owners_of(
 ) -> Owners | None:
     """Who touches what by an access of a nest; None where that is not known before the kernel runs.
     ``analyzer``: knows variables. ``by``: who does it for whom, where that is somebody else (`stored_by`)."""
-    if loop is None or not a.indices:
+    if loop is None or not a.indices or prod(loop.extents) > KNOWN:
         return None
     values, inside = loop.values
     env = dict(zip(loop.vars, values, strict=True))
