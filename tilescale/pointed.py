@@ -49,10 +49,17 @@ def address_in(kernel: Pointers, k: int, args: Sequence[Any], address: Callable[
         )
     if is_tensor(value):
         _judge(kernel, k, value, args)
+    if not 0 <= at < 1 << 64:
+        raise TileValueError(
+            f"{kernel.name}: {p['name']} is {at}, which is no address",
+            loc=place(p["loc"]),
+            expected="what a tensor's data_ptr() gives: 64 bits without a sign",
+        )
+    word = numpy.array([at], numpy.uint64).view(numpy.int64)
     if not kernel.device.gpu:
-        return numpy.array([at], numpy.int64)
+        return word
     torch = sys.modules["torch"]
-    return torch.tensor([at], dtype=torch.int64, device="cuda")
+    return torch.from_numpy(word).to("cuda")
 
 
 def _judge(kernel: Pointers, k: int, value: Any, args: Sequence[Any]) -> None:

@@ -99,6 +99,7 @@ def test_refusals(ranks: Any):
         "num_experts=0",
         "gate='tanh'",
         "float16",
-        "fewer movers",
+        "movers=3 of blocks=3",
+        "step=48 of panels of columns * BN = 1 * 64 columns",
     ):
         assert part in told, told

@@ -89,6 +89,9 @@ def test_one_tensor_by_itself(strided: bool):
         assert torch.equal(b[:11], a * 2) and not b[11].any()
     with refused(TileTypeError, "kernel takes an address, not str"):
         made("a", a, 11, 9)
+    for number in (-1, 1 << 64):
+        with refused(TileValueError, f"kernel: a is {number}, which is no address"):
+            made(number, a, 11, 9)
     text = lower(scaled(strided), "cuda:sm_90a").kernel_source
     assert "float* const A = (float*)a[0];" in text and "< m" in text
 

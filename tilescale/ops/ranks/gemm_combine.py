@@ -190,8 +190,16 @@ def grouped_matmul_combine(
         )
     (_, K, H), W, space = w.shape, team.size, workspace(team)
     how = config or _configured(sent, w)
-    if how.fused and (not 0 < how.movers < how.blocks or how.columns * how.BN % how.step):
-        raise TileValueError(f"{how}", expected="fewer movers than blocks, and panels of whole steps")
+    if how.fused and not 0 < how.movers < how.blocks:
+        raise TileValueError(
+            f"movers={how.movers} of blocks={how.blocks}",
+            expected="one at least, and fewer than blocks: the others multiply",
+        )
+    if how.fused and how.columns * how.BN % how.step:
+        raise TileValueError(
+            f"step={how.step} of panels of columns * BN = {how.columns} * {how.BN} columns",
+            expected="panels of whole steps",
+        )
     if not how.fused or sent.tokens == 0 or P == 0:
         made = grouped.grouped_matmul(y, w, sent.sizes)
         return combine.moe_combine(made, sent, weighted=weighted, out=out)
