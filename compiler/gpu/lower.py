@@ -25,7 +25,6 @@ from tilescale.compiler.gpu.ranks import Ranks
 from tilescale.compiler.gpu.scalars import Scalars
 from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
-from tilescale.compiler.ir.holders import holders
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.numbers import constant
@@ -151,7 +150,7 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
 
     def _executors_own(self, buffer: Any, layout: Any) -> Any:
         """Elements in front of this executor's own copy of a tile, of those who hold one."""
-        who = holders(self.program)[buffer]
+        who = self.program.holders[buffer]
         if len(who) == 1:
             return None
         align = max(16, layout.alignment)

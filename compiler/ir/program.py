@@ -78,6 +78,8 @@ class TileProgram:
     #: on GPUs: each tile's offset and size in the block's shared memory, in bytes, and how much that is
     arena: dict[Any, tuple[int, int]] = field(default_factory=dict)
     arena_bytes: int = 0
+    #: the executors that these places are for (ir/holders.py), as the text had it when they were given
+    holders: dict[Any, range] = field(default_factory=dict)
     #: whether more stages may be had by letting tiles share bytes with rings that have ended (GPUs)
     sharing: bool = True
     #: mechanisms that make some kernels faster: those that are left out, and those that this kernel has

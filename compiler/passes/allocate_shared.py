@@ -156,7 +156,7 @@ class _Lifetimes:
 
 
 def allocate_shared(program: TileProgram) -> TileProgram:
-    """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
+    """The program with ``arena`` (tile → byte offset and bytes), ``arena_bytes`` and ``holders``.
 
     Raises:
         NoRoom: more than a block may have; the text is a table of who uses what.
@@ -173,7 +173,7 @@ def allocate_shared(program: TileProgram) -> TileProgram:
     if roles and total + barriers > limit:
         tiles, total = placed(program, size, ends=True)
     program.arena = {t.buffer: (t.offset, t.bytes) for t in tiles}
-    program.arena_bytes = total
+    program.arena_bytes, program.holders = total, holders(program)
     if roles:
         program.arena_bytes += -program.arena_bytes % 8
         for ring in plan.rings:  # full and empty, a word of 8 bytes for each stage
