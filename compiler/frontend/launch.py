@@ -342,12 +342,15 @@ class Scale:
             var = tirx.Var(b.unique(name), "int32")
             b.emit(tirx.Bind(var, ir.Call(op, [ir.StringImm(self.name)], ret_ty=ir.PrimType("int32")), span))
             values.append(var)
+        if self.name != "device":
+            b.executors.add(values[0])
         if not axes:
             return tuple(values)
         index, along = values[0], []  # blocks of a cluster are counted along x first
         for axis, extent in zip(axes, self._dims(len(axes)) or (), strict=True):
             own = tirx.Var(b.unique(axis), "int32")
             b.emit(tirx.Bind(own, tirx.floormod(index, tirx.IntImm("int32", extent)), span))
+            b.executors.add(own)
             index = tirx.floordiv(index, tirx.IntImm("int32", extent))
             along.append(own)
         return tuple(along), values[1]
