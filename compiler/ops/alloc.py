@@ -14,7 +14,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.program import Param
 from tilescale.compiler.tvm_compat import is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
-from tilescale.language.annotations import TensorSpec
+from tilescale.language.annotations import TensorSpec, packed
 from tilescale.language.dtypes import Narrow, canonical, held
 from tilescale.language.symbolic import SymExpr, settle
 from tilescale.language.vectors import Vector, named_vector
@@ -182,7 +182,8 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> B
         )
     name = f"workspace{len(b.workspaces)}"
     extents = tuple(settle(e) for e in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    spec = TensorSpec("tensor", extents, canonical(dtype))
+    dt = canonical(dtype)
+    spec = packed("tensor", extents, dt) if isinstance(dt, Narrow) else TensorSpec("tensor", extents, dt)
     made: Buffer = b.make_tensor(name, spec, source.current())
     b.workspaces[name] = Param(name, spec, made.var, source.current(), output=True)
     return made

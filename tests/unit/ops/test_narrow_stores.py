@@ -215,6 +215,23 @@ def test_extents_of_a_call(n: int, target: str):
     assert torch.equal(wide[:, :-1].int(), x[:, 1:]) and (wide[:, -1] == 7).all()
 
 
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+def test_between_launches(target: str):
+    @T.prim_func
+    def kernel(X: T.Tensor((16,), "int32"), Y: T.Tensor((16,), "int32")):
+        kept = T.alloc_global((16,), "int4")
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(16):
+                kept[i] = X[i]
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(8):
+                Y[bx * 8 + i] = kept[bx * 8 + i] * 3
+
+    x, y = torch.arange(16, dtype=torch.int32) - 8, torch.zeros(16, dtype=torch.int32)
+    tilescale.compile(kernel, target=target)(x, y)
+    assert torch.equal(y, x * 3)
+
+
 def found(act: Any) -> Any:
     """What the simulator says of two who write the halves of one byte, as memory tells them."""
 
