@@ -543,6 +543,8 @@ class Buffer(_Tile):
         self.safe: Any = None
         #: of a box of packets: they have no marks
         self.dense = False
+        #: of barriers: other blocks of the cluster may arrive there
+        self.among = False
 
     @property
     def data(self) -> Memory:

@@ -47,6 +47,9 @@ class Barrier:
     phases: int = 0
     coming: Any = None
     over: Any = None
+    #: the same of arrivals that release at the scope of the cluster, which a wait at that scope acquires
+    coming_far: Any = None
+    over_far: Any = None
     #: the same of what several ranks' blocks know (`ranks`): of all phases that ended
     told: Any = None
     heard: Any = None
@@ -56,6 +59,7 @@ class Barrier:
             self.phases += 1
             self.pending = self.count
             self.over, self.coming = self.coming, None
+            self.over_far, self.coming_far = self.coming_far, None
             self.heard = self.told
 
     def tell(self, clock: Any) -> None:
@@ -65,6 +69,9 @@ class Barrier:
     def release(self, handed: Any) -> None:
         if handed is not None:
             self.coming = handed if self.coming is None else np.maximum(self.coming, handed)
+
+    def release_far(self, handed: Any) -> None:
+        self.coming_far = handed if self.coming_far is None else np.maximum(self.coming_far, handed)
 
 
 @dataclass

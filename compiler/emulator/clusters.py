@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.async_units import arrived, byte, one, synced, usable
+from tilescale.compiler.emulator.async_units import arrived, barrier_wait, byte, one, synced, usable
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.signals import OPS
@@ -33,6 +33,25 @@ def barrier_arrive_blocks(blocks: int) -> Callable[..., None]:
                 arrived(usable(b, m, b.units.peer(int(rank[w * WARP + lane])).barrier(at)), b)
 
     return run
+
+
+def barrier_arrive_at(b: Any, m: Any, where: Any, rank: Any) -> None:
+    """One arrival of each thread at the barrier of another block, with release at the cluster's scope."""
+    made = usable(b, m, b.units.peer(int(one(m, rank))).barrier(byte(m, where)))
+    made.release_far(b.clocks.release(np.flatnonzero(m) + b.first))
+    made.pending -= int(m.sum())
+    if made.pending < 0:
+        raise EmulationError("more arrivals than a phase expects")
+    made.settle()
+    b.units.yields()
+
+
+def barrier_wait_cluster(b: Any, m: Any, where: Any, parity: Any) -> None:
+    """A wait that also acquires what other blocks' arrivals released."""
+    made = b.units.barrier(byte(m, where))
+    barrier_wait(b, m, where, parity)
+    if made.over_far is not None:
+        b.clocks.acquire(np.flatnonzero(m) + b.first, made.over_far)
 
 
 def cluster_sync(b: Any, m: Any) -> None:
@@ -144,7 +163,8 @@ def find(name: str) -> Callable[..., Any] | None:
     ones: dict[str, Callable[..., Any]] = {
         "ts::shared_wait": shared_wait, "ts::shared_test": shared_test, "ts::cluster_sync": cluster_sync,
         "ts::cluster_arrive": cluster_arrive, "ts::cluster_arrive_relaxed": cluster_arrive,
-        "ts::cluster_wait": cluster_wait,
+        "ts::cluster_wait": cluster_wait, "ts::mbarrier_arrive_at": barrier_arrive_at,
+        "ts::mbarrier_wait_cluster": barrier_wait_cluster,
         "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_begins": cluster_sync,
     }  # fmt: skip
     return ones.get(plain)

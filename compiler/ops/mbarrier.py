@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Region, convert
+from tilescale.compiler.builder.values import Region, as_expr, convert, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import element, emit, is_tile, region, require_same_shape
 from tilescale.compiler.tvm_compat import tirx
@@ -36,6 +37,22 @@ def alloc_barrier(arrive_count: Any = 1) -> Any:
     Raises:
         TileValueError: a count that is no positive int. TileSyntaxError: inside T.Scale below the block.
     """
+    return _alloc(arrive_count, "alloc_barrier")
+
+
+def alloc_cluster_barrier(arrive_count: Any = 1) -> Any:
+    """:func:`alloc_barrier`, at which threads of all blocks of the cluster may arrive: each block has its
+    own, for which its threads wait.
+
+    Raises:
+        As `alloc_barrier`.
+    """
+    made = _alloc(arrive_count, "alloc_cluster_barrier", {"ts.cluster": True})
+    made.among = True
+    return made
+
+
+def _alloc(arrive_count: Any, word: str, notes: dict[str, Any] | None = None) -> Any:
     from tilescale.compiler.ops.alloc import _allocate
 
     counts = list(arrive_count) if isinstance(arrive_count, (list, tuple)) else [arrive_count]
@@ -43,18 +60,18 @@ def alloc_barrier(arrive_count: Any = 1) -> Any:
         not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 20 for n in counts
     ):
         raise TileValueError(
-            f"T.alloc_barrier({arrive_count!r})",
+            f"T.{word}({arrive_count!r})",
             loc=source.current(),
             expected="a number of threads, or a list of them",
         )
     b = bld.current()
     if b.launch is not None and b.executor != "block":
         raise TileSyntaxError(
-            "T.alloc_barrier inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale"
+            f"T.{word} inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale"
         )
-    buffer = _allocate((len(counts),), "uint64", SCOPE, "alloc_barrier")
+    buffer = _allocate((len(counts),), "uint64", SCOPE, word)
     buffer.kind = "barrier"
-    b.bodies[-1][-1] = tirx.AllocBuffer(buffer.var, {"ts.counts": counts}, b.span())
+    b.bodies[-1][-1] = tirx.AllocBuffer(buffer.var, {"ts.counts": counts, **(notes or {})}, b.span())
     return buffer
 
 
@@ -87,11 +104,45 @@ def _either(barrier: Any, mbarrier: Any, what: str) -> Any:
     return mbarrier if barrier is None else barrier
 
 
-def mbarrier_arrive(barrier: Any = None, *, mbarrier: Any = None) -> None:
-    """All threads of the executor arrive (release). ``mbarrier`` is TileLang's word for ``barrier``."""
+def mbarrier_arrive(barrier: Any = None, cta_id: Any = None, *, mbarrier: Any = None) -> None:
+    """All threads of the executor arrive (release). ``cta_id``: at the barrier of that block of the cluster,
+    by its rank, x first (`T.block_rank_in_cluster`). ``mbarrier`` is TileLang's word for ``barrier``.
+
+    Raises:
+        TileTypeError: another block's barrier that is none of T.alloc_cluster_barrier. TileValueError: a
+            block that the cluster does not have.
+    """
     barrier = _either(barrier, mbarrier, "T.mbarrier_arrive")
     _outside_parallel("T.mbarrier_arrive")
-    emit("mbarrier_arrive", [barrier_of(barrier, "T.mbarrier_arrive").ir()])
+    at = barrier_of(barrier, "T.mbarrier_arrive")
+    if cta_id is None:
+        emit("mbarrier_arrive", [at.ir()])
+        return
+    if not at.buffer.among:
+        raise TileTypeError(
+            f"T.mbarrier_arrive at {at.name} of another block",
+            loc=source.current(),
+            expected="a barrier of T.alloc_cluster_barrier",
+        )
+    emit("mbarrier_arrive", [at.ir(), _block(cta_id)], {"reach": "cta_cluster"})
+
+
+def _block(cta_id: Any) -> Any:
+    """The rank of a block of the cluster, as an operand.
+
+    Raises:
+        TileTypeError: no integer. TileValueError: a constant that is no rank.
+    """
+    launch = bld.current().launch
+    x, y, z = (*(launch.cluster if launch is not None else ()), 1, 1, 1)[:3]
+    e, count = index_expr(cta_id), x * y * z
+    if (known := constant(e)) is not None and not 0 <= known < count:
+        raise TileValueError(
+            f"cta_id={known} of T.mbarrier_arrive, in a cluster of {count}",
+            loc=source.current(),
+            expected=f"0 ≤ cta_id < {count}" if count > 1 else "a launch with cluster_dims=",
+        )
+    return as_expr(e, "int32")
 
 
 def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
@@ -209,12 +260,18 @@ class MBarrierArrive(_Expert):
     name = "mbarrier_arrive"
     waits = True
 
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "update", call.args[1] if len(call.args) > 1 else None)]
+
     def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         find, site = mbarriers.finder(call.args[0], cx), cx.site(call, "T.mbarrier_arrive")
         threads = mbarriers.threads(call, cx)
-        return lambda ex: mbarriers.arrive(ex, find(ex), threads, site)
+        if len(call.args) == 1:
+            return lambda ex: mbarriers.arrive(ex, find(ex), threads, site)
+        block = cx.scalar(call.args[1])
+        return lambda ex: mbarriers.arrive_elsewhere(ex, find, int(block(ex)), threads, site)
 
 
 @register

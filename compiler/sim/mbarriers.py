@@ -72,16 +72,16 @@ def threads(call: Any, cx: SimContext) -> int:
     return WIDTHS.get(str(call.attrs["executor"]), cx.program.launch.threads)
 
 
-def finder(region: Any, cx: SimContext) -> Callable[[Any], MBarrier]:
-    """The barrier that a region names, for the executor that asks."""
+def finder(region: Any, cx: SimContext) -> Callable[..., MBarrier]:
+    """The barrier that a region names, for the executor that asks: of its block, or of ``block``."""
     slot, index, name = cx.slots[region.source], cx.scalar(region.region[0].min), region.source.name
     counts = cx.barrier_counts[region.source]
 
-    def find(ex: Any) -> MBarrier:
-        k = int(index(ex))
-        made: MBarrier | None = ex.block.mbarriers.get((slot, k))
+    def find(ex: Any, block: Any = None) -> MBarrier:
+        k, of = int(index(ex)), (block or ex.block).mbarriers
+        made: MBarrier | None = of.get((slot, k))
         if made is None:
-            made = ex.block.mbarriers[slot, k] = MBarrier(f"{name}[{k}]", counts[k], counts[k])
+            made = of[slot, k] = MBarrier(f"{name}[{k}]", counts[k], counts[k])
         return made
 
     return find
@@ -100,6 +100,15 @@ def arrive(ex: Any, barrier: MBarrier, count: int, site: Site) -> Generator[str,
         barrier.pending = 0
     barrier.release(ex, site)
     barrier.settle(ex)
+
+
+def arrive_elsewhere(
+    ex: Any, find: Callable[..., MBarrier], rank: int, count: int, site: Site
+) -> Generator[str, None, None]:
+    """An arrival at the barrier of another block of the cluster."""
+    machine = ex.machine
+    if machine.reaches(ex, rank, "cta_cluster", site):
+        yield from arrive(ex, find(ex, machine.clustered(ex, rank)), count, site)
 
 
 def expect(ex: Any, barrier: MBarrier, count: int) -> None:

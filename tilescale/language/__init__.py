@@ -82,8 +82,8 @@ _EXPORTS: dict[str, str] = {
     "ops.warp_reduce": "warp_reduce_sum warp_reduce_max warp_reduce_min warp_reduce_bitand warp_reduce_bitor",
     "ops.vote": "any_sync all_sync ballot_sync ballot activemask tvm_warp_activemask match_any_sync "
     "match_all_sync syncthreads_count syncthreads_and syncthreads_or",
-    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_arrive_expect_tx mbarrier_expect_tx "
-    "mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
+    "ops.mbarrier": "alloc_barrier alloc_cluster_barrier mbarrier_arrive mbarrier_arrive_expect_tx "
+    "mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait "
     "get_thread_binding thread_binding "

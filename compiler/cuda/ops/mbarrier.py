@@ -1,7 +1,19 @@
 """Expert primitives as thread IR: what the author wrote is what is printed. Order: arrivals release and waits
 acquire in each thread that makes them (mbarrier.arrive and try_wait, default semantics, scope of the block);
 TMA's writes are complete, and visible to who waited, when their bytes are counted (complete_tx). A proxy
-fence stands where the author put it."""
+fence stands where the author put it.
+
+Another block of the cluster. An arrival at its barrier releases at the scope of the cluster
+(``mbarrier.arrive.release.cluster.shared::cluster``), and threads wait for a barrier of
+T.alloc_cluster_barrier with acquire at that scope (``mbarrier.try_wait.acquire.cluster``): releases and
+acquires synchronize where the scope of each includes the other's thread (PTX ISA 9.0, "Parallel
+Synchronization and Communication Instructions: mbarrier"; "Memory Consistency Model", "Morally strong
+operations" and "Release and Acquire Patterns"). So what a thread wrote before it arrived, into memory of
+either block or of the GPU, is there for who has waited. Arrivals at the own block's barrier release at the
+scope of the block: none but its threads wait for it. What they have acquired of other blocks they hand on, as
+causality order is transitive. Blocks begin and end with their cluster (`cuda/clusters.py`), so that a barrier
+is initialised when others arrive, and still there.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +60,9 @@ def barrier_at(cx: CudaLowering, region: Any, node: Any) -> Any:
 @lowers("cuda", "mbarrier_arrive")
 def mbarrier_arrive(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_arrive")
+    if len(node.args) > 1:
+        block = widened(cx.scalar(node.args[1]), "int32")
+        return call("mbarrier_arrive_at", barrier_at(cx, node.args[0], node), block, span=node.span)
     return call("mbarrier_arrive", barrier_at(cx, node.args[0], node), span=node.span)
 
 
@@ -62,7 +77,8 @@ def mbarrier_expect_tx(node: Any, cx: CudaLowering) -> Any:
 def mbarrier_wait_parity(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_wait_parity")
     parity = widened(cx.scalar(node.args[1]), "int32")
-    return call("mbarrier_wait", barrier_at(cx, node.args[0], node), parity, span=node.span)
+    name = "mbarrier_wait_cluster" if node.args[0].source in cx.among_blocks else "mbarrier_wait"
+    return call(name, barrier_at(cx, node.args[0], node), parity, span=node.span)
 
 
 @lowers("cuda", "tma_copy")

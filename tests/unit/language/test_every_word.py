@@ -621,6 +621,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "alloc_signal": ("s = T.alloc_signal((2,))", {"shape": "s = T.alloc_signal((4,))"}),
+    "alloc_cluster_barrier": (
+        "m = T.alloc_cluster_barrier(128)",
+        {"arrive_count": "m = T.alloc_cluster_barrier([128, 1])"},
+    ),
     "alloc_barrier": ("m = T.alloc_barrier(128)", {"arrive_count": "m = T.alloc_barrier([128, 1])"}),
     "make_tensor": (
         "v = T.make_tensor(Q[0], (64, 64), 'float32')\nv[0, 0] = x",
@@ -843,7 +847,11 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "mbarrier_arrive": (
         "T.mbarrier_arrive(m)",
-        {"barrier": "T.mbarrier_arrive(ms[1])", "mbarrier": "T.mbarrier_arrive(mbarrier=ms[1])"},
+        {
+            "barrier": "T.mbarrier_arrive(ms[1])",
+            "cta_id": "far = T.alloc_cluster_barrier(128)\nT.mbarrier_arrive(far, 0)",
+            "mbarrier": "T.mbarrier_arrive(mbarrier=ms[1])",
+        },
     ),
     "barrier_arrive": ("T.barrier_arrive(m)", {"barrier": "T.barrier_arrive(ms[1])"}),
     "mbarrier_expect_tx": (
