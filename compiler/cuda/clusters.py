@@ -100,7 +100,12 @@ _OF_CLUSTERS = (
     "ts.cluster_arrive",
     "ts.cluster_wait",
     "ts.mbarrier_arrive",
+    "ts.tma_copy",
 )
+
+
+#: operation → with how many operands it touches memory of another block
+_ELSEWHERE = {"ts.remote_copy": 0, "ts.signal": 3, "ts.mbarrier_arrive": 2, "ts.tma_copy": 4}
 
 
 def cluster_operations(body: Any) -> list[Any]:
@@ -121,7 +126,7 @@ def reaches_blocks(body: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        elsewhere = {"ts.remote_copy": 0, "ts.signal": 3, "ts.mbarrier_arrive": 2}.get(call.op.name)
+        elsewhere = _ELSEWHERE.get(call.op.name)
         if elsewhere is not None and len(call.args) >= elsewhere:
             if str(call.attrs["reach"]) == "cta_cluster":
                 found.append(call)

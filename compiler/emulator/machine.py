@@ -202,6 +202,7 @@ class Emulator:
             cluster.append(async_units.AsyncUnits(order, cluster))
             b = Block(n, dict(values), dict(memory), moments, rank * n, order.draw, cluster[-1], clocks)
             b.wave = self.kernel.wave
+            b.by_hand = told and not any(n.startswith("ts::mbarrier_arrive_blocks") for n in self.called)
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
                 b.values[var] = (

@@ -571,23 +571,6 @@ def ClusterKernel(*grid: Any, cluster_dims: Any, threads: Any = None, prelude: s
     return Kernel(*grid, cluster_dims=cluster_dims, threads=threads, prelude=prelude)
 
 
-def block_rank_in_cluster() -> Any:
-    """The block's number within its cluster, x first; 0 where clusters are of one block.
-
-    Raises:
-        TileSyntaxError: outside T.Kernel.
-    """
-    launch, rank, stride = bld.current().launch, None, 1
-    if launch is None:
-        raise TileSyntaxError("T.block_rank_in_cluster stands outside T.Kernel", loc=source.current())
-    for block, extent in zip(launch.block_vars, launch.cluster, strict=False):
-        if extent > 1:
-            place = tirx.floormod(block, as_expr(extent)) * as_expr(stride)
-            rank = place if rank is None else rank + place
-        stride *= extent
-    return as_expr(0) if rank is None else rank
-
-
 def get_rank() -> Any:
     """This rank within the launch's team: an int32 device value."""
     return ir.Call("ts.scale_index", [ir.StringImm("device")], ret_ty=ir.PrimType("int32"))

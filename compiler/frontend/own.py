@@ -344,7 +344,8 @@ class _Own:
         if not isinstance(s, tirx.Evaluate):
             return False
         op = find(s.value)
-        if op is None or under and _name(s.value) in _PHASES:
+        alone = under or self.own(s)
+        if op is None or alone and _name(s.value) in _PHASES or "alone" in (s.value.attrs or {}):
             return False
         own = [a for a in effects_of(s.value) if a.region.source in self.held]
         return not own and not op.in_iterations and not op.by_thread

@@ -19,6 +19,7 @@ import numpy as np
 from tilescale.compiler.findings import Finding, Fix
 from tilescale.compiler.ir.contexts import RegionView, SimContext, Site
 from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
+from tilescale.compiler.ops.mbarrier import leading, mask_of
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.diagnose import Race
@@ -211,11 +212,16 @@ def copy(call: Any, cx: SimContext) -> Any:
     site, kind = cx.site(call, "T.tma_copy"), str(call.attrs["reduce"])
     find = finder(call.args[2], cx) if len(call.args) > 2 else None
     combine = {"add": np.add, "min": np.minimum, "max": np.maximum}.get(kind)
+    mask = mask_of(call)
+    rank = cx.scalar(call.args[3]) if mask else None
 
     if find is not None:
         cx.filling(call.args[1])
 
     def run(ex: Any) -> Generator[str, None, None]:
+        others = () if rank is None else shared_with(mask, int(rank(ex)))
+        if others is None:  # another block copies for this one
+            return
         storage, key = _place(dst if find is not None else src, ex)
         if find is None:
             _store(ex, storage, key, site)
@@ -225,24 +231,46 @@ def copy(call: Any, cx: SimContext) -> Any:
         if combine is not None:
             values = combine(dst.read(ex, None), values).astype(values.dtype)
         dst.write(ex, values, None)
+        for block in others:
+            storage, key = _place(dst, ex, block)
+            _filled(ex, storage, key, site)
+            storage.record(ex, key, "write", site)
+            dst.placed(ex, block).write(values)
         if find is None:
             return
         yield "signal"
-        barrier = find(ex)
-        barrier.bytes -= int(values.size) * values.dtype.itemsize
-        if barrier.bytes < 0:
-            text = f"{barrier.name} gets {-barrier.bytes} bytes more than were announced"
-            ex.machine.report.add(Finding("schedule", text, ex.where(site)))
-            barrier.bytes = 0
-        barrier.release(ex, site)
-        barrier.settle(ex)
+        size = int(values.size) * values.dtype.itemsize
+        _complete(ex, find(ex), size, site, own=True)
+        for block in others:
+            _complete(ex, find(ex, ex.machine.clustered(ex, block)), size, site, own=False)
 
     return run
 
 
-def _place(view: RegionView, ex: Any) -> tuple[Any, Any]:
-    """The memory that a region lies in, and what indexes it there."""
-    storage = view.storage(ex, None)
+def shared_with(mask: int, rank: int) -> tuple[int, ...] | None:
+    """The other blocks that a block's copy goes to; None where it makes none."""
+    if not mask >> rank & 1:
+        return ()
+    if rank != leading(mask):
+        return None
+    return tuple(k for k in range(mask.bit_length()) if mask >> k & 1 and k != rank)
+
+
+def _complete(ex: Any, barrier: MBarrier, size: int, site: Site, own: bool) -> None:
+    """Bytes have come. What another block sent may come before its own has announced it, though not once the
+    phase expects no arrival."""
+    barrier.bytes -= size
+    if barrier.bytes < 0 and (own or not barrier.pending):
+        text = f"{barrier.name} gets {-barrier.bytes} bytes more than were announced"
+        ex.machine.report.add(Finding("schedule", text, ex.where(site)))
+        barrier.bytes = 0
+    barrier.release(ex, site)
+    barrier.settle(ex)
+
+
+def _place(view: RegionView, ex: Any, block: int | None = None) -> tuple[Any, Any]:
+    """The memory that a region lies in, this block's or another one's, and what indexes it there."""
+    storage = view.storage(ex, block)
     return storage, view.cut(ex, storage)[0]
 
 

@@ -34,7 +34,7 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_min_blocks_per_sm annotate_layout "
     "annotate_l2_hit_ratio annotate_safe_value "
-    "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
+    "get_rank get_world_size get_block_binding ClusterKernel",
     "frontend.extents": "get_block_bindings get_block_extent get_block_extents get_thread_bindings "
     "get_thread_extent get_thread_extents",
     "frontend.tvm_forms": "While let loop_break",
@@ -70,7 +70,7 @@ _EXPORTS: dict[str, str] = {
     "ops.assertion": "assume device_assert",
     "ops.pointer": "make_tensor make_tensor_from_addr",
     "ops.sync": "barrier sync_grid sync_global cluster_sync signal wait",
-    "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait",
+    "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait block_rank_in_cluster",
     "ops.dependent": "pdl_sync pdl_trigger",
     "ops.test": "test",
     "ops.put": "put",

@@ -836,6 +836,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "dst": "T.tma_copy(A, b, barrier=m)",
             "barrier": "T.tma_copy(A, a)",
             "reduce": "T.tma_copy(A, a, barrier=m, reduce='add')",
+            "cluster_mask": "with T.ClusterKernel(2, threads=128, cluster_dims=2):\n"
+            "    a, m = T.alloc_shared((64, 64), 'float32'), T.alloc_barrier(128)\n"
+            "    T.tma_copy(A, a, barrier=m, cluster_mask=3)",
+            "leader_scope_threads": "T.tma_copy(A, a, barrier=m, leader_scope_threads=32)",
         },
     ),
     "tma_store_wait": (

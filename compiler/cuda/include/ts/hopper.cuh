@@ -98,6 +98,12 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_
                : "memory");
 }
 // The same box into each block of the cluster that `blocks` has a bit for, at the same place; each one's `barrier` counts the bytes.
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x) {
+  asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x)
+               : "memory");
+}
 __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(
                    shared_address(to)),
