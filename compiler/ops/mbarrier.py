@@ -17,6 +17,7 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Region, as_expr, binary, compare, convert, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
+from tilescale.compiler.ir.multicast import leading, mask_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import WARP, WARPGROUP, WIDTHS
@@ -330,16 +331,6 @@ def tma_store_wait(count: int = 0, read: bool = False) -> None:
     """All but the last ``count`` groups of stores are complete; with ``read`` they have read their tiles."""
     require_bools(read=read)
     emit("tma_store_wait", [], {"count": int(count), "read": int(bool(read))})
-
-
-def mask_of(call: Any) -> int:
-    """The blocks that a copy by TMA is shared by; 0 where each copies for itself."""
-    return int(call.attrs["cluster_mask"]) if "cluster_mask" in call.attrs else 0
-
-
-def leading(mask: int) -> int:
-    """The rank of the block that copies for the others of a mask."""
-    return (mask & -mask).bit_length() - 1
 
 
 def issues(call: Any) -> Any:

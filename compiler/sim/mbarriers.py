@@ -18,8 +18,8 @@ import numpy as np
 
 from tilescale.compiler.findings import Finding, Fix
 from tilescale.compiler.ir.contexts import RegionView, SimContext, Site
+from tilescale.compiler.ir.multicast import mask_of, others
 from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
-from tilescale.compiler.ops.mbarrier import leading, mask_of
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.diagnose import Race
@@ -219,8 +219,8 @@ def copy(call: Any, cx: SimContext) -> Any:
         cx.filling(call.args[1])
 
     def run(ex: Any) -> Generator[str, None, None]:
-        others = () if rank is None else shared_with(mask, int(rank(ex)))
-        if others is None:  # another block copies for this one
+        more = () if rank is None else others(mask, int(rank(ex)))
+        if more is None:  # another block copies for this one
             return
         storage, key = _place(dst if find is not None else src, ex)
         if find is None:
@@ -231,7 +231,7 @@ def copy(call: Any, cx: SimContext) -> Any:
         if combine is not None:
             values = combine(dst.read(ex, None), values).astype(values.dtype)
         dst.write(ex, values, None)
-        for block in others:
+        for block in more:
             storage, key = _place(dst, ex, block)
             _filled(ex, storage, key, site)
             storage.record(ex, key, "write", site)
@@ -241,19 +241,10 @@ def copy(call: Any, cx: SimContext) -> Any:
         yield "signal"
         size = int(values.size) * values.dtype.itemsize
         _complete(ex, find(ex), size, site, own=True)
-        for block in others:
+        for block in more:
             _complete(ex, find(ex, ex.machine.clustered(ex, block)), size, site, own=False)
 
     return run
-
-
-def shared_with(mask: int, rank: int) -> tuple[int, ...] | None:
-    """The other blocks that a block's copy goes to; None where it makes none."""
-    if not mask >> rank & 1:
-        return ()
-    if rank != leading(mask):
-        return None
-    return tuple(k for k in range(mask.bit_length()) if mask >> k & 1 and k != rank)
 
 
 def _complete(ex: Any, barrier: MBarrier, size: int, site: Site, own: bool) -> None:

@@ -24,13 +24,13 @@ from tilescale.compiler.cuda.ops import tma
 from tilescale.compiler.gpu.build import at, call
 from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.multicast import leading, mask_of
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
-from tilescale.compiler.ops.mbarrier import leading, mask_of
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileValueError
 

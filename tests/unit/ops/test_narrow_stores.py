@@ -17,6 +17,7 @@ from tests.unit.cuda.test_hopper import lowered
 from tests.unit.ops.test_narrow import GRID, codes_of
 from tilescale.compiler.checks.run import check
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.static import check as prove
 from tilescale.errors import TileTypeError
 
 DTYPES = ["int4", "uint4", "float4_e2m1fn"]
@@ -416,3 +417,16 @@ def test_whole_numbers_of_a_promise():
     run(kernel)(np.arange(8, dtype=np.int32), a)
     np.testing.assert_array_equal(a[0, 4:8], [0x10, 0x32, 0x54, 0x76])
     assert a[0, 0] == 1
+
+
+def test_bytes_are_proven_inside():
+    """The extents of a packed tensor are those of its bytes."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 64), "int4"), B: T.Tensor((4, 2), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.serial(4):
+                A[i, 40] = 1
+                B[i, 1] = A[i, 63]
+
+    assert "proven inside: 4 of 4" in str(prove(kernel))
