@@ -7,6 +7,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.integers import range_of
+from tilescale.compiler.builder.lanes import VectorTile
 from tilescale.compiler.builder.values import Buffer, as_expr, index_expr, to_expr
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
@@ -462,6 +463,12 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     before = b.launch.hints.get("layouts", {}) if b.launch is not None else {}
     made = dict(before)
     for tile, given in layouts.items():
+        if isinstance(tile, VectorTile):
+            raise TileTypeError(
+                f"T.annotate_layout of {tile.name}, of {tile.dtype}",
+                loc=loc,
+                expected=f"a tile of scalars: {tile.of.dtype} with a last axis of {tile.count}",
+            )
         if isinstance(tile, Buffer) and tile.scope == "global" and isinstance(given, Layout):
             placed.put(tile, given)
             continue
@@ -530,7 +537,7 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
     """
     _require_tensors("annotate_safe_value", values)
     for tensor, value in values.items():
-        if tensor.kind not in ("tensor", "symm") or tensor.packed:
+        if tensor.kind not in ("tensor", "symm") or tensor.packed or isinstance(tensor, VectorTile):
             raise TileTypeError(
                 f"T.annotate_safe_value of {tensor.name}",
                 loc=source.current(),

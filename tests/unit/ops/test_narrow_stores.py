@@ -16,6 +16,7 @@ from tests.unit.cuda.emulated import agree
 from tests.unit.cuda.test_hopper import lowered
 from tests.unit.ops.test_narrow import GRID, codes_of
 from tilescale.compiler.checks.run import check
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.static import check as prove
 from tilescale.errors import TileTypeError
@@ -430,3 +431,61 @@ def test_bytes_are_proven_inside():
                 B[i, 1] = A[i, 63]
 
     assert "proven inside: 4 of 4" in str(prove(kernel))
+
+
+def drawn(rng: Any) -> tuple[Any, dict[tuple[int, int], set[tuple[int, int]]], dict[tuple[int, int], int]]:
+    """A nest whose places are drawn; who stores each number, and what comes to lie there."""
+    rows, columns, inner, second = (int(rng.integers(1, n)) for n in (6, 9, 4, 4))
+    a, b, k = (int(x) for x in rng.choice([0, 1, -1, 2, 3, 4, 6, 8], 3))
+    row, base = int(rng.integers(0, 2)), 64 + int(rng.integers(0, 4))
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 256), "uint4")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(rows, columns):
+                for q in T.serial(inner):
+                    A[i * row, a * i + b * j + k * q + base] = (i * 5 + j * 3 + q) % 16
+                A[i * row, a * i + b * j + base + second] = (i + j) % 16
+
+    who: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    values: dict[tuple[int, int], int] = {}
+    for i in range(rows):
+        for j in range(columns):
+            at = a * i + b * j + base
+            stores = [(at + k * q, (i * 5 + j * 3 + q) % 16) for q in range(inner)]
+            for place, value in [*stores, (at + second, (i + j) % 16)]:
+                who.setdefault((i * row, place), set()).add((i, j))
+                values[i * row, place] = value
+    return kernel, who, values
+
+
+def test_drawn_nests():
+    """Where no two iterations store one number, those that are accepted share no byte either."""
+    rng, taken, refusals = np.random.default_rng(7), 0, 0
+    while taken < 25:
+        kernel, who, values = drawn(rng)
+        try:
+            kernel.trace()
+        except TileTypeError as error:
+            assert "share bytes of A" in str(error)
+            refusals += 1
+            continue
+        if any(len(iterations) > 1 for iterations in who.values()):
+            continue
+        taken += 1
+        old = np.full((8, 128), 0xAB, np.uint8)
+        assert (report := check(kernel, 1, {"A": old}, seeds=1)), report
+        want = np.tile(np.array([0xB, 0xA]), (8, 128))
+        for place, value in values.items():
+            want[place] = value
+        made = old.copy()
+        run(kernel)(made)
+        np.testing.assert_array_equal(made, want[:, ::2] | want[:, 1::2] << 4)
+    assert refusals > 10
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+def test_nvcc_takes_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
+    for way in (of_a_fragment, some, runs):
+        toolchain.compile_cubin(print_kernel(lowered(stored(way, "float4_e2m1fn"))[0]), "sm_90a")
