@@ -175,7 +175,8 @@ class _Nest:
 
     def __init__(self, extents: dict[Any, Any], body: Any, word: str):
         self.extents, self.body, self.word = extents, body, word
-        self.names = {**bld.current().definitions, **bound_in(body)}
+        self.own = bound_in(body)
+        self.names = {**bld.current().definitions, **self.own}
         self.inner: dict[Any, int | None] = {}
         structural_walk(body, (tirx.For, lambda s: self.inner.__setitem__(s.loop_var, constant(s.extent))))
         self.stores = [_Store(s, tuple(map(self._index, s.indices))) for s in within(body)]
@@ -184,7 +185,8 @@ class _Nest:
         spelt, counted = spelt_out(e, self.names), [*self.extents, *self.inner]
         used = variables(spelt)
         of = frozenset(used & {None, *counted})
-        parts = list(sym.detect_linear_equation(spelt, counted)) if None not in of else []
+        summed = None not in of and not used & set(self.own)  # a long chain of names is not spelt out
+        parts = list(sym.detect_linear_equation(spelt, counted)) if summed else []
         if len(parts) != len(counted) + 1 or variables(parts[-1]) & {None, *counted}:
             return _Index(None, spelt, of)
         numbers = [constant(simplify(p)) for p in parts[:-1]]
@@ -251,11 +253,12 @@ class _Nest:
 
     def _alone(self, index: _Index, axis: int, of: list[_Store], pair: Any) -> set[Any]:
         """The variables that an axis tells apart by itself; none where it tells of more than one, unless the
-        author names rows by what memory holds: those are as different as the numbers have to be."""
+        author names rows by what memory holds: those are as different as the numbers have to be, and the
+        simulator sees whether they are."""
         own = {v for v in index.of if v in self.extents}
         if index.parts is None:
-            sums = all(s.indices[-1].parts is not None for s in of)
-            return own if axis < len(of[0].indices) - 1 and sums else set()
+            rows = axis < len(of[0].indices) - 1 and None in index.of
+            return own if rows and all(s.indices[-1].parts is not None for s in of) else set()
         if len(index.parts) != 1 or not own:
             return set()
         (v,) = own
@@ -309,7 +312,8 @@ class _Nest:
             loc=loc_of(s.node.span),
             expected=f"both {tensor.dtype} numbers of a byte in neighbouring iterations of one of its loops: "
             "a column that is an even number plus that loop's index",
-            hint=f"for j in T.serial(…) inside of it, or T.copy of a tile of T.{tensor.dtype}",
+            hint='for j in T.serial(…) inside of it, T.Scale("thread") with a row for each thread, or T.copy '
+            f"of a tile of T.{tensor.dtype}",
         )
 
 

@@ -217,6 +217,26 @@ def test_extents_of_a_call(n: int, target: str):
     assert torch.equal(wide[:, :-1].int(), x[:, 1:]) and (wide[:, -1] == 7).all()
 
 
+def test_rows_that_memory_names():
+    @T.prim_func
+    def kernel(at: T.Tensor((8,), "int32"), X: T.Tensor((8, 64), "int32"), A: T.Tensor((16, 64), "uint4")):
+        with T.Kernel(2, threads=32) as bx:
+            for i, j in T.Parallel(8, 32):
+                row = at[i]
+                A[row, bx * 32 + j] = X[i, bx * 32 + j]
+
+    rng = np.random.default_rng(3)
+    at, x = rng.permutation(16)[:8].astype(np.int32), rng.integers(0, 16, (8, 64)).astype(np.int32)
+    want = np.full((16, 32), 0x5A, np.uint8)
+    given = {"at": at, "X": x, "A": want.copy()}
+    want[at] = x[:, ::2] | x[:, 1::2] << 4
+    np.testing.assert_array_equal(agree(kernel, given, exact=True)["A"], want)
+    assert (report := check(kernel, 1, given, seeds=2)), report
+    made = given["A"].copy()
+    run(kernel)(at, x, made)
+    np.testing.assert_array_equal(made, want)
+
+
 @pytest.mark.parametrize("target", ["cpu", "sim"])
 def test_between_launches(target: str):
     @T.prim_func
@@ -341,6 +361,32 @@ def halves(A, bx, n):
 
 
 @T.macro
+def two_to_a_row(A, bx, n):
+    for i, j in T.Parallel(8, 16):
+        if i % 2 == 0:
+            A[i // 2, 2 * j] = 1
+        else:
+            A[i // 2, 2 * j + 1] = 2
+
+
+@T.macro
+def by_many_names(A, bx, n):
+    """A column whose parts are named so often that nobody spells it out."""
+    for i, j in T.Parallel(8, 16):
+        a = j + i
+        b = a + 2
+        c = b + 2
+        d = c + 2
+        e = d + 2
+        f = e + 2
+        g = f + 2
+        h = g + 2
+        k = h + 2
+        p = k + 2
+        A[0, p] = 1
+
+
+@T.macro
 def of_a_block(A, bx, n):
     A[0, bx] = 1
 
@@ -384,6 +430,8 @@ def laid_out(A, bx, n):
         (rows_of_three, "share bytes of A: A[0, i * 3 + j]", "neighbouring iterations"),
         (long_runs, "share bytes of A", "neighbouring iterations"),
         (halves, "share bytes of A", "neighbouring iterations"),
+        (two_to_a_row, "share bytes of A", "neighbouring iterations"),
+        (by_many_names, "share bytes of A", "neighbouring iterations"),
         (of_a_block, "depends on bx", "both int4 numbers of a byte by one of them"),
         (of_a_thread, "depends on thread", "both int4 numbers of a byte by one of them"),
         (of_a_scale, "depends on t", "both int4 numbers of a byte by one of them"),
