@@ -114,6 +114,62 @@ def test_a_thread_s_own_arrival():
     assert got["D"].tolist() == [2, 1, 4, 3]
 
 
+def by_one(scale: str, what: str) -> Any:
+    """One thread, or a warp, tells of what all threads of its block wrote (``what``: told), or hears for all of
+    them (heard)."""
+    alone = what == "told"
+
+    @T.prim_func
+    def kernel(C: T.Tensor((4, 2, 64), "int32")):
+        with T.ClusterKernel(4, threads=64, cluster_dims=2) as bx:
+            rank = T.block_rank_in_cluster()
+            rows, own = T.alloc_shared((2, 64), "int32"), T.alloc_shared((1, 64), "int32")
+            count = {"thread": 2, "warp": 64}[scale] if alone else 128
+            full = T.alloc_cluster_barrier(count)
+            for i in T.Parallel(64):
+                own[0, 63 - i] = bx * 100 + 63 - i
+            with T.Scale("cta_cluster"):
+                T.copy(own, rows[rank : rank + 1, :], dst=0)
+                T.copy(own, rows[rank : rank + 1, :], dst=1)
+            if not alone:
+                T.sync_threads()
+            for block in T.serial(2):
+                if alone and scale == "thread":
+                    if T.get_thread_binding() == 0:
+                        T.mbarrier_arrive(full, block)
+                elif alone:
+                    with T.Scale("warp") as (w, n):
+                        if w == 1:
+                            T.mbarrier_arrive(full, block)
+                else:
+                    T.mbarrier_arrive(full, block)
+            if alone:
+                T.mbarrier_wait_parity(full, 0)
+            elif scale == "thread":
+                if T.get_thread_binding() == 0:
+                    T.mbarrier_wait_parity(full, 0)
+            else:
+                with T.Scale("warp") as (w, n):
+                    if w == 1:
+                        T.mbarrier_wait_parity(full, 0)
+            T.copy(rows, C[bx, :, :])
+
+    return kernel
+
+
+@pytest.mark.parametrize("what", ["told", "heard"])
+@pytest.mark.parametrize("scale", ["thread", "warp"])
+def test_one_for_all_threads(scale: str, what: str):
+    """The others' writes come before its arrival, and their reads behind its wait, by barriers of the block."""
+    kernel, given = by_one(scale, what), {"C": empty((4, 2, 64), "int32")}
+    for seed in range(4):
+        got = agree(kernel, given, exact=True, seed=seed)
+    np.testing.assert_array_equal(got["C"][:, :, 5], [[5, 105], [5, 105], [205, 305], [205, 305]])
+    assert (report := kernel.check(args=given, seeds=3)), report
+    text = printed(kernel)
+    assert ("tells of what all threads did" if what == "told" else "behind T.mbarrier_wait_parity") in text
+
+
 def test_the_text():
     text = printed(gathered())
     assert "ts::mbarrier_arrive_at(&full[0], 0);" in text and "ts::mbarrier_wait_cluster(&full[0]," in text
