@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tilescale.compiler.builder import halves
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.integers import fits
 from tilescale.compiler.builder.values import Scalar, as_expr, binary, to_expr
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import is_expr, tirx
 from tilescale.errors import TileSyntaxError
@@ -169,6 +171,11 @@ class LoopNest:
         for name, (low, high, _) in zip(names, self.ranges, strict=True):
             wide = any(str(x.ty) == "int64" if is_expr(x) else not fits(x, "int32") for x in (low, high))
             variables.append(tirx.Var(b.unique(name), "int64" if wide else "int32"))
+        for v, (low, _, step) in zip(variables, self.ranges, strict=True):
+            if constant(low) != 0 or constant(step) != 1:
+                b.counted[v] = tirx.Var(f"{v.name}_n", v.ty) * as_expr(step, str(v.ty)) + as_expr(
+                    low, str(v.ty)
+                )
         span = b.span(self.loc)
         frame = b.push(self.kind, device=True)
         frame.nest = (variables, self.ranges) if self.kind == "parallel" else None
@@ -183,7 +190,7 @@ class LoopNest:
             self._check_names(targets, len(value) if isinstance(value, tuple) else 1)
             yield value
         b.pop(frame)
-        b.emit(self._stmt(variables, sequence(body), span))
+        b.emit(self._stmt(*self._by_bytes(variables, sequence(body)), span))
         for act in frame.after:
             act()
 
@@ -205,15 +212,28 @@ class LoopNest:
                 hint=f"for {', '.join(names)} in {what}(…):",
             )
 
-    def _stmt(self, variables: list[Any], body: Any, span: Any) -> Any:
+    def _by_bytes(self, variables: list[Any], body: Any) -> tuple[str, list[Any], list[Any], Any]:
+        """The loop's kind, variables, ranges and body, those of a complete nest with stores of bytes for
+        those of 4-bit numbers. A loop inside of a nest that has such stores goes in order: its iterations may
+        share bytes, and one thread, or lane, runs all of them."""
+        kind, ranges = self.kind, self.ranges
+        if kind not in halves.NESTS or not halves.within(body):
+            return kind, variables, ranges, body
+        if any(f.kind in halves.NESTS for f in bld.current().frames):
+            return "serial", variables, ranges, body
+        return kind, *halves.of_nest(variables, ranges, body, self.word, "ts.layout" in self.annotations)
+
+    def _stmt(
+        self, kind: str, variables: list[Any], ranges: list[tuple[Any, Any, Any]], body: Any, span: Any
+    ) -> Any:
         kinds = {
             "parallel": tirx.ForKind.PARALLEL,
             "unroll": tirx.ForKind.UNROLLED,
             "vectorized": tirx.ForKind.VECTORIZED,
         }
-        kind = kinds.get(self.kind, tirx.ForKind.SERIAL)
+        how = kinds.get(kind, tirx.ForKind.SERIAL)
         for depth in reversed(range(len(variables))):
-            low, high, step = self.ranges[depth]
+            low, high, step = ranges[depth]
             v = variables[depth]
             zero = tirx.const(0, str(v.ty))
             if isinstance(step, int) and step == 1 and isinstance(low, int) and low == 0:
@@ -223,8 +243,8 @@ class LoopNest:
                 inner = sequence([tirx.Bind(v, counter * step + low, span), body])
                 extent = binary("//", binary("+", binary("-", high, low), binary("-", step, 1)), step)
                 start, v = zero, counter
-            notes = {"ts.kind": self.kind, **self.annotations} if depth == 0 else {}
-            if self.kind == "parallel":
+            notes = {"ts.kind": kind, **(self.annotations if kind == self.kind else {})} if depth == 0 else {}
+            if kind == "parallel":
                 notes["ts.depth"] = len(variables) - depth
-            body = tirx.For(v, start, as_expr(extent, str(v.ty)), kind, inner, annotations=notes, span=span)
+            body = tirx.For(v, start, as_expr(extent, str(v.ty)), how, inner, annotations=notes, span=span)
         return body

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilescale.compiler.builder.held import held
-from tilescale.compiler.builder.values import Buffer, binary, index_expr
+from tilescale.compiler.builder.values import Buffer, Region, binary, const, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.errors import TileTypeError, TileValueError
@@ -34,6 +35,101 @@ class Lanes:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = __iter__ = _refuse
     __hash__ = object.__hash__
+
+
+class LanesOf(Lanes):
+    """An element of a tensor or a tile of vectors: its lanes as they are now, and where they lie, as the base
+    of a tile (T.copy)."""
+
+    def __init__(self, tile: VectorTile, indices: list[Any]):
+        self.tile, self.indices = tile, indices
+        places = [(*indices, k) for k in range(tile.count)]
+        super().__init__(tile.of.dtype, [held(tile.of[at], "lane") for at in places])
+
+
+class VectorTile(Buffer):
+    """A tensor or a tile of vectors: ``of`` has their lanes, as its last axis."""
+
+    def __init__(self, of: Buffer, vector: Any):
+        self.of, self.count = of, vector.count
+        super().__init__(of.var, of.name, of.shape[:-1], of.dtype, of.scope, of.kind)
+        self.dtype = vector
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self.of.name = value
+
+    def whole(self) -> Region:
+        return replace(self.of.whole(), buffer=self)
+
+    def _lanes_of(self, index: Any) -> tuple[Any, ...] | None:
+        """The indices of one vector; None of a part.
+
+        Raises:
+            TileTypeError: several vectors by T.Ramp.
+        """
+        items = index if isinstance(index, tuple) else (index,)
+        self._check_count(items)
+        if any(isinstance(i, Ramp) for i in items):
+            raise TileTypeError(
+                f"T.Ramp as an index of {self.name}, of {self.dtype}",
+                loc=source.current(),
+                expected="one vector: an index on each axis",
+            )
+        whole = len(items) == self.ndim and not any(isinstance(i, slice) or i is Ellipsis for i in items)
+        return items if whole else None
+
+    def __getitem__(self, index: Any) -> Any:
+        items = self._lanes_of(index)
+        if items is None:
+            part = index if isinstance(index, tuple) else (index,)
+            part = part if any(i is Ellipsis for i in part) else (*part, ...)
+            lanes = (*part, slice(None))
+            return replace(self.of[lanes], buffer=self)
+        return LanesOf(self, [held(index_expr(i), "at") for i in items])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        items = self._lanes_of(index)
+        if items is None:
+            super().__setitem__(index, value)
+            return
+        made = value.lanes() if hasattr(value, "lanes") else value
+        if not isinstance(made, Lanes) or made.dtype != self.of.dtype or len(made.values) != self.count:
+            raise TileTypeError(
+                f"{value} is assigned to an element of {self.name}",
+                loc=source.current(),
+                expected=f"a vector, {self.dtype!r}",
+                hint=f"{self.dtype!r}(…) of its lanes' values, or of one value for all",
+            )
+        at = [held(index_expr(i), "at") for i in items]
+        for k, one in enumerate(made.values):
+            self.of.store((*at, k), one)
+
+
+def scalars(value: Any, alone: bool) -> Any:
+    """An operand of vectors as one of scalars: a tensor, a tile, a part of one, or the element that a tile
+    begins at (``alone``: that is meant itself); anything else as it is."""
+    if isinstance(value, VectorTile):
+        return value.of
+    if isinstance(value, Region) and isinstance(value.buffer, VectorTile):
+        return replace(value, buffer=value.buffer.of)
+    if not isinstance(value, LanesOf):
+        return value
+    of, at = value.tile.of, (*value.indices, const(0, "int32"))
+    extents = (*(1 for _ in value.indices), value.tile.count)
+    return Region(of, at, extents, (*(True for _ in value.indices), False)) if alone else of.read(list(at))
+
+
+def vector_of(value: Any) -> Any:
+    """The vectors that an operand is of; None of scalars."""
+    if isinstance(value, LanesOf):
+        return value.tile.dtype
+    held_by = value.buffer if isinstance(value, Region) else value
+    return held_by.dtype if isinstance(held_by, VectorTile) else None
 
 
 class Ramp:

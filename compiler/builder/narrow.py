@@ -74,14 +74,6 @@ def refuse_part(part: Region) -> NoReturn:
     )
 
 
-def refuse_store(tensor: Buffer) -> NoReturn:
-    raise TileTypeError(
-        f"an element of {tensor.name} is stored, and shares a byte with its neighbour",
-        loc=source.current(),
-        expected=f"T.copy of a tile of T.{tensor.dtype}, with an even number of columns",
-    )
-
-
 def dtype_of_tensor(buffer: Buffer) -> Narrow:
     """The dtype of a tensor, or a tile, of 4-bit numbers."""
     assert isinstance(buffer.dtype, Narrow)

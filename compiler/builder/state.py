@@ -85,6 +85,9 @@ class Builder:
         self.multiples: dict[str, int] = {}
         self.origins: dict[Any, Any] = {}
         self.definitions: dict[Any, Any] = {}
+        #: names that say which executor it is (T.Scale); of a loop's variable, what it counts from and by
+        self.executors: set[Any] = set()
+        self.counted: dict[Any, Any] = {}
         self.unnamed: set[Any] = set()
         self.renames: dict[Any, str] = {}
         #: what an eager kernel's trace knows of its arguments (frontend/trace.py); None in a @T.prim_func

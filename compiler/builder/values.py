@@ -550,6 +550,8 @@ class Buffer(_Tile):
         self.safe: Any = None
         #: of a box of packets: they have no marks
         self.dense = False
+        #: of barriers: other blocks of the cluster may arrive there
+        self.among = False
 
     @property
     def data(self) -> Memory:
@@ -687,7 +689,8 @@ class Buffer(_Tile):
             self.flat.store((self.place(indices),), value)
             return
         if self.packed:
-            _narrow().refuse_store(self)
+            _halves().store(self, indices, value)
+            return
         b.emit(tirx.BufferStore(self.var, value if exact else convert(value, self.dtype), indices, b.span()))
 
     def __repr__(self) -> str:
@@ -720,6 +723,13 @@ def _narrow() -> Any:
     from tilescale.compiler.builder import narrow
 
     return narrow
+
+
+def _halves() -> Any:
+    """What stores 4-bit numbers one by one; it needs this module."""
+    from tilescale.compiler.builder import halves
+
+    return halves
 
 
 def _lanes() -> Any:

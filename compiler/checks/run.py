@@ -30,6 +30,7 @@ from tilescale.compiler.sim.prepare import Prepared, prepare
 from tilescale.compiler.sim.record import Recorder
 from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.dtypes import Narrow
 from tilescale.language.symbolic import Sym, SymExpr, replaced, settle, shown
 from tilescale.packets import HEAD, each, length
 
@@ -624,9 +625,10 @@ class Memory:
             if fresh:
                 shadow.last[:] = HOST
                 shadow.last.reshape(*array.shape, info.cells)[mask] = UNWRITTEN
-            self.slots[slot] = self.named[p.name] = Storage(
-                p.name, info.dtype, array, shadow, scope=info.scope, owner=owner
-            )
+            storage = Storage(p.name, info.dtype, array, shadow, scope=info.scope, owner=owner)
+            if isinstance(p.spec.of, Narrow):
+                storage.shared = f", counted in bytes of two {p.spec.of} numbers,"
+            self.slots[slot] = self.named[p.name] = storage
 
     def results(self) -> dict[str, Any]:
         """The arrays as the launch left them; counters at their last values."""

@@ -99,7 +99,13 @@ _OF_CLUSTERS = (
     "ts.barrier",
     "ts.cluster_arrive",
     "ts.cluster_wait",
+    "ts.mbarrier_arrive",
+    "ts.tma_copy",
 )
+
+
+#: operation → with how many operands it touches memory of another block
+_ELSEWHERE = {"ts.remote_copy": 0, "ts.signal": 3, "ts.mbarrier_arrive": 2, "ts.tma_copy": 4}
 
 
 def cluster_operations(body: Any) -> list[Any]:
@@ -120,7 +126,8 @@ def reaches_blocks(body: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if call.op.name == "ts.remote_copy" or call.op.name == "ts.signal" and len(call.args) > 2:
+        elsewhere = _ELSEWHERE.get(call.op.name)
+        if elsewhere is not None and len(call.args) >= elsewhere:
             if str(call.attrs["reach"]) == "cta_cluster":
                 found.append(call)
 

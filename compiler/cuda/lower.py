@@ -49,6 +49,8 @@ class Lowering(Clusters, Apart, MatrixStores):
         self.asked: list[Any] = []
         #: the author's barriers, with the arrivals that each expects
         self.by_hand: list[tuple[Any, list[int]]] = []
+        #: those of them at which other blocks of the cluster may arrive
+        self.among_blocks: set[Any] = set()
         #: whether registers are moved by hand, which takes a bound on blocks
         self.one_block = False
         #: the number of the consumer's warpgroup, where something asks for it
@@ -95,6 +97,8 @@ class Lowering(Clusters, Apart, MatrixStores):
         made = super()._s_AllocBuffer(s)
         if b.ty.storage_scope == "shared.barrier":
             self.by_hand.append((self.places[b].buf, [int(n) for n in s.annotations["ts.counts"]]))
+            if "ts.cluster" in s.annotations:
+                self.among_blocks.add(b)
         return made
 
     def holder(self) -> Any:

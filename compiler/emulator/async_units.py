@@ -47,6 +47,9 @@ class Barrier:
     phases: int = 0
     coming: Any = None
     over: Any = None
+    #: the same of arrivals that release at the scope of the cluster, which a wait at that scope acquires
+    coming_far: Any = None
+    over_far: Any = None
     #: the same of what several ranks' blocks know (`ranks`): of all phases that ended
     told: Any = None
     heard: Any = None
@@ -56,6 +59,7 @@ class Barrier:
             self.phases += 1
             self.pending = self.count
             self.over, self.coming = self.coming, None
+            self.over_far, self.coming_far = self.coming_far, None
             self.heard = self.told
 
     def tell(self, clock: Any) -> None:
@@ -65,6 +69,9 @@ class Barrier:
     def release(self, handed: Any) -> None:
         if handed is not None:
             self.coming = handed if self.coming is None else np.maximum(self.coming, handed)
+
+    def release_far(self, handed: Any) -> None:
+        self.coming_far = handed if self.coming_far is None else np.maximum(self.coming_far, handed)
 
 
 @dataclass
@@ -414,23 +421,33 @@ def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
 
 
 def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
-    made, p = usable(b, m, b.units.barrier(byte(m, where))), int(one(m, parity))
-    b.units.yields(lambda: made.phases & 1 != p)
-    if b.clocks is not None and made.over is not None:
-        b.clocks.acquire(np.flatnonzero(m) + b.first, made.over)
-    if b.world is not None and made.heard is not None:
-        b.world.hear(b, np.flatnonzero(m), made.heard)
+    for some, at in apart(m, where):
+        made, p = usable(b, some, b.units.barrier(at)), int(one(some, parity))
+        b.units.yields(lambda made=made, p=p: made.phases & 1 != p)
+        if b.clocks is not None and made.over is not None:
+            b.clocks.acquire(np.flatnonzero(some) + b.first, made.over)
+        if b.world is not None and made.heard is not None:
+            b.world.hear(b, np.flatnonzero(some), made.heard)
 
 
 def barrier_arrive(b: Any, m: Any, where: Any) -> None:
     """One arrival of each thread."""
-    made = b.units.barrier(byte(m, where))
-    made.release(b.clocks.release(np.flatnonzero(m) + b.first))
-    made.pending -= int(m.sum())
-    if made.pending < 0:
-        raise EmulationError("more arrivals than a phase expects")
-    made.settle()
+    for some, at in apart(m, where):
+        made = b.units.barrier(at)
+        made.release(b.clocks.release(np.flatnonzero(some) + b.first))
+        made.pending -= int(some.sum())
+        if made.pending < 0:
+            raise EmulationError("more arrivals than a phase expects")
+        made.settle()
     b.units.yields()
+
+
+def apart(m: Any, pointer: Any) -> list[tuple[Any, int]]:
+    """The threads that name one byte of shared memory, for each that they name."""
+    tile = pointer.memory
+    index = np.broadcast_to(pointer.index, m.shape)
+    found = np.unique(index[m])
+    return [(m & (index == k), int(tile.offset + k * tile.size)) for k in found]
 
 
 def copies_arrive(b: Any, m: Any, where: Any) -> None:
@@ -472,27 +489,37 @@ def arrived(made: Barrier, b: Any) -> None:
 
 
 def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
-    if m.sum() != 1:
-        raise EmulationError(f"{m.sum()} threads make one copy")
+    """Each thread makes its own copy; several that are alike were to be one."""
     b.late_enough(m)
+    seen: set[tuple[int, ...]] = set()
+    for who in map(int, np.flatnonzero(m)):
+        only = np.zeros_like(m)
+        only[who] = True
+        at = [int(one(only, c)) for c in coordinates]
+        if (place := (byte(only, to), *at)) in seen:
+            raise EmulationError(f"{m.sum()} threads make one copy")
+        seen.add(place)
+        _load(b, only, who, byte(only, to), tmap, b.units.barrier(byte(only, where)), at)
+    b.units.yields()
+
+
+def _load(b: Any, m: Any, who: int, to: int, tmap: Any, barrier: Barrier, at: list[int]) -> None:
     looked, own = b.units.arena.looked, slice(b.first // WARP, -(-(b.first + len(m)) // WARP))
-    if looked is not None and looked[own, tmap.cells(byte(m, to))].any():
+    if looked is not None and looked[own, tmap.cells(to)].any():
         raise EmulationError(
             "TMA writes what threads of the block have read, and they have made no proxy fence since"
         )
-    at, handed = [int(one(m, c)) for c in coordinates], None
+    handed = clock = None
     if (
         b.clocks is not None
     ):  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
-        who, arena, cells = np.flatnonzero(m), b.units.arena, tmap.cells(byte(m, to))
-        b.touch(arena, cells, np.full(cells.shape, who[0]), True)
+        arena, cells = b.units.arena, tmap.cells(to)
+        b.touch(arena, cells, np.full(cells.shape, who), True)
         arena.unfenced[cells] = -1
-        handed = b.clocks.release(who + b.first)
-    clock = None
+        handed = b.clocks.release(np.array([who + b.first]))
     if b.world is not None:
-        clock = b.world.loaded(b, int(np.flatnonzero(m)[0]), tmap.memory, tmap.elements(at))
-    b.units.load(byte(m, to), tmap, b.units.barrier(byte(m, where)), at, handed=handed, clock=clock)
-    b.units.yields()
+        clock = b.world.loaded(b, who, tmap.memory, tmap.elements(at))
+    b.units.load(to, tmap, barrier, at, handed=handed, clock=clock)
 
 
 def storing(reduce: str) -> Callable[..., None]:

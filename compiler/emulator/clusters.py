@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.async_units import arrived, byte, one, synced, usable
+from tilescale.compiler.emulator.async_units import apart, arrived, barrier_wait, byte, one, synced, usable
 from tilescale.compiler.emulator.copies import EmulationError
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.signals import OPS
@@ -33,6 +33,29 @@ def barrier_arrive_blocks(blocks: int) -> Callable[..., None]:
                 arrived(usable(b, m, b.units.peer(int(rank[w * WARP + lane])).barrier(at)), b)
 
     return run
+
+
+def barrier_arrive_at(b: Any, m: Any, where: Any, rank: Any) -> None:
+    """One arrival of each thread at the barrier of another block, with release at the cluster's scope."""
+    ranks = np.broadcast_to(rank, m.shape)
+    for some, at in apart(m, where):
+        for peer in np.unique(ranks[some]):
+            these = some & (ranks == peer)
+            made = usable(b, these, b.units.peer(int(peer)).barrier(at))
+            made.release_far(b.clocks.release(np.flatnonzero(these) + b.first))
+            made.pending -= int(these.sum())
+            if made.pending < 0:
+                raise EmulationError("more arrivals than a phase expects")
+            made.settle()
+    b.units.yields()
+
+
+def barrier_wait_cluster(b: Any, m: Any, where: Any, parity: Any) -> None:
+    """A wait that also acquires what other blocks' arrivals released."""
+    barrier_wait(b, m, where, parity)
+    for some, at in apart(m, where):
+        if (far := b.units.barrier(at).over_far) is not None:
+            b.clocks.acquire(np.flatnonzero(some) + b.first, far)
 
 
 def cluster_sync(b: Any, m: Any) -> None:
@@ -130,8 +153,22 @@ def tma_load_multicast(b: Any, m: Any, to: Any, tmap: Any, where: Any, mask: Any
     for rank in range(len(b.units.cluster)):
         if mask >> rank & 1:
             other = b.units.peer(rank)
-            other.load(byte(m, to), tmap, other.barrier(byte(m, where)), at, other is b.units)
+            handed = _wrote(b, m, other, tmap.cells(byte(m, to))) if b.by_hand else None
+            barrier = other.barrier(byte(m, where))
+            other.load(byte(m, to), tmap, barrier, at, other is b.units, handed=handed)
     b.units.yields()
+
+
+def _wrote(b: Any, m: Any, other: Any, cells: Any) -> Any:
+    """A copy that the author's barriers order, as if its thread wrote the box in another block."""
+    arena, who = other.arena, np.flatnonzero(m)
+    if arena.looked is not None and arena.looked[:, cells].any():
+        raise EmulationError(
+            "TMA writes what threads of a block have read, and they have made no proxy fence since"
+        )
+    b.touch(arena, cells, np.full(cells.shape, who[0]), True)
+    arena.unfenced[cells] = -1
+    return b.clocks.release(who + b.first)
 
 
 def find(name: str) -> Callable[..., Any] | None:
@@ -144,7 +181,8 @@ def find(name: str) -> Callable[..., Any] | None:
     ones: dict[str, Callable[..., Any]] = {
         "ts::shared_wait": shared_wait, "ts::shared_test": shared_test, "ts::cluster_sync": cluster_sync,
         "ts::cluster_arrive": cluster_arrive, "ts::cluster_arrive_relaxed": cluster_arrive,
-        "ts::cluster_wait": cluster_wait,
+        "ts::cluster_wait": cluster_wait, "ts::mbarrier_arrive_at": barrier_arrive_at,
+        "ts::mbarrier_wait_cluster": barrier_wait_cluster,
         "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_begins": cluster_sync,
     }  # fmt: skip
     return ones.get(plain)

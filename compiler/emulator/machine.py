@@ -60,6 +60,10 @@ CONSUMERS = 15
 SENDERS = 14
 #: those of warpgroups' turns (`wgmma.TURNS`)
 TURNS = range(8, 14)
+#: instructions by which executors of a block wait for one another as the author says
+BY_HAND = ("ts::mbarrier_arrive", "ts::mbarrier_arrive_at", "ts::named_barrier", "ts::named_barrier_arrive")
+#: waits for a phase of a barrier
+WAITS = ("ts::mbarrier_wait", "ts::mbarrier_wait_cluster")
 Value = Callable[["Block", Any], Any]
 
 
@@ -78,11 +82,7 @@ class Emulator:
         #: whether engines write what they must know nobody reads
         self.watches = any(name.startswith("ts::tma_load") for name in self.called)
         #: whether executors wait for each other by counters, wherever that stands
-        self.waits = any(
-            name.startswith("ts::shared_wait")
-            or name in ("ts::mbarrier_arrive", "ts::named_barrier", "ts::named_barrier_arrive")
-            for name in self.called
-        )
+        self.waits = any(name.startswith("ts::shared_wait") or name in BY_HAND for name in self.called)
 
     def number(self, var: Any) -> int:
         """What stands for a variable while the kernel runs: TVM's variables take long to compare, and each is
@@ -195,17 +195,14 @@ class Emulator:
         n = self.kernel.threads
         everyone = np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[async_units.AsyncUnits] = []
-        told = any(
-            name.startswith("ts::shared_")
-            or name in ("ts::mbarrier_arrive", "ts::named_barrier", "ts::named_barrier_arrive")
-            for name in self.called
-        )
+        told = any(name.startswith("ts::shared_") or name in BY_HAND for name in self.called)
         clocks, moments = Clocks(everyone[:, 4]) if told else None, Moments(everyone)
         made = []
         for rank, at in enumerate(blocks):
             cluster.append(async_units.AsyncUnits(order, cluster))
             b = Block(n, dict(values), dict(memory), moments, rank * n, order.draw, cluster[-1], clocks)
             b.wave = self.kernel.wave
+            b.by_hand = told and not any(n.startswith("ts::mbarrier_arrive_blocks") for n in self.called)
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
                 b.values[var] = (
@@ -636,7 +633,7 @@ def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
 
 def _waits(s: Any) -> bool:
     """Whether a statement waits for a phase of a barrier, or puts what other ranks wait for."""
-    return bool(_called(s) & {"ts::mbarrier_wait", *puts.PUTS})
+    return bool(_called(s) & {*WAITS, *puts.PUTS})
 
 
 def _actor(s: Any) -> int:

@@ -166,6 +166,8 @@ class Block:
     units: Any
     clocks: Clocks | None = None
     split: bool = False
+    #: whether the author's barriers order copies into other blocks, and no ring's
+    by_hand: bool = False
     #: the threads that have not awaited the launches in front yet; None where there are none
     early: Any = None
     failed: list[int] = field(default_factory=list)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.integers import range_of
+from tilescale.compiler.builder.lanes import VectorTile
 from tilescale.compiler.builder.values import Buffer, as_expr, index_expr, to_expr
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
@@ -342,12 +343,15 @@ class Scale:
             var = tirx.Var(b.unique(name), "int32")
             b.emit(tirx.Bind(var, ir.Call(op, [ir.StringImm(self.name)], ret_ty=ir.PrimType("int32")), span))
             values.append(var)
+        if self.name != "device":
+            b.executors.add(values[0])
         if not axes:
             return tuple(values)
         index, along = values[0], []  # blocks of a cluster are counted along x first
         for axis, extent in zip(axes, self._dims(len(axes)) or (), strict=True):
             own = tirx.Var(b.unique(axis), "int32")
             b.emit(tirx.Bind(own, tirx.floormod(index, tirx.IntImm("int32", extent)), span))
+            b.executors.add(own)
             index = tirx.floordiv(index, tirx.IntImm("int32", extent))
             along.append(own)
         return tuple(along), values[1]
@@ -459,6 +463,12 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
     before = b.launch.hints.get("layouts", {}) if b.launch is not None else {}
     made = dict(before)
     for tile, given in layouts.items():
+        if isinstance(tile, VectorTile):
+            raise TileTypeError(
+                f"T.annotate_layout of {tile.name}, of {tile.dtype}",
+                loc=loc,
+                expected=f"a tile of scalars: {tile.of.dtype} with a last axis of {tile.count}",
+            )
         if isinstance(tile, Buffer) and tile.scope == "global" and isinstance(given, Layout):
             placed.put(tile, given)
             continue
@@ -527,7 +537,7 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
     """
     _require_tensors("annotate_safe_value", values)
     for tensor, value in values.items():
-        if tensor.kind not in ("tensor", "symm") or tensor.packed:
+        if tensor.kind not in ("tensor", "symm") or tensor.packed or isinstance(tensor, VectorTile):
             raise TileTypeError(
                 f"T.annotate_safe_value of {tensor.name}",
                 loc=source.current(),
@@ -566,23 +576,6 @@ def get_block_binding(dim: int = 0) -> Any:
 def ClusterKernel(*grid: Any, cluster_dims: Any, threads: Any = None, prelude: str | None = None) -> Kernel:
     """``T.Kernel`` with clusters of blocks, by TileLang's name: a number of blocks along x, or a tuple."""
     return Kernel(*grid, cluster_dims=cluster_dims, threads=threads, prelude=prelude)
-
-
-def block_rank_in_cluster() -> Any:
-    """The block's number within its cluster, x first; 0 where clusters are of one block.
-
-    Raises:
-        TileSyntaxError: outside T.Kernel.
-    """
-    launch, rank, stride = bld.current().launch, None, 1
-    if launch is None:
-        raise TileSyntaxError("T.block_rank_in_cluster stands outside T.Kernel", loc=source.current())
-    for block, extent in zip(launch.block_vars, launch.cluster, strict=False):
-        if extent > 1:
-            place = tirx.floormod(block, as_expr(extent)) * as_expr(stride)
-            rank = place if rank is None else rank + place
-        stride *= extent
-    return as_expr(0) if rank is None else rank
 
 
 def get_rank() -> Any:

@@ -30,6 +30,8 @@ from tilescale.errors import TileSyntaxError
 
 _THREAD = "thread"
 _HELD = ("local", "local.var")
+#: of barriers with phases, what a thread may do alone
+_PHASES = ("ts.mbarrier_arrive", "ts.mbarrier_expect_tx", "ts.mbarrier_wait_parity")
 
 
 def threads_own(body: Any, threads: int, builder: bld.Builder) -> tuple[Any, dict[Any, Any]]:
@@ -313,34 +315,37 @@ class _Own:
             s.loop_var, s.min, s.extent, s.kind, self.block(s.body), annotations=notes, span=s.span
         )
 
-    def together(self, s: Any) -> bool:
+    def together(self, s: Any, under: bool = False) -> bool:
         """Whether a statement, or one in it, is all threads' together; a loop also where a round reads in
-        shared
-        memory what another thread may write there."""
+        shared memory what another thread may write there. ``under``: a condition of a thread's own decides
+        about it, so that arrivals and waits are the thread's."""
         if isinstance(s, tirx.SeqStmt):
-            return any(map(self.together, s.seq))
+            return any(self.together(x, under) for x in s.seq)
         if isinstance(s, tirx.AttrStmt):
-            return s.attr_key == "ts.scale" or self.together(s.body)
+            return s.attr_key == "ts.scale" or self.together(s.body, under)
         if isinstance(s, tirx.For):
             kind = str(s.annotations["ts.kind"]) if s.annotations and "ts.kind" in s.annotations else ""
             if kind == "vectorized":
                 # Each thread has all of the elements that it names by its index. Rounds have no order: none
                 # reads what another one wrote.
-                return self.together(s.body)
+                return self.together(s.body, under)
             if kind in ("parallel", "pipelined") or s.kind == tirx.ForKind.PARALLEL:
                 return True
-            if self.together(s.body):
+            if self.together(s.body, under):
                 return True
             ordered = self.own(s.extent) or _synchronizes(s.body) or "ts.apart" in (s.annotations or {})
             return not ordered and self.conflict([s.body], s.body)
         if isinstance(s, tirx.While):
-            return self.together(s.body)
+            return self.together(s.body, under)
         if isinstance(s, tirx.IfThenElse):
-            return self.together(s.then_case) or (s.else_case is not None and self.together(s.else_case))
+            inner = under or self.own(s.condition)
+            cases = [s.then_case, *([] if s.else_case is None else [s.else_case])]
+            return any(self.together(x, inner) for x in cases)
         if not isinstance(s, tirx.Evaluate):
             return False
         op = find(s.value)
-        if op is None:
+        alone = under or self.own(s)
+        if op is None or alone and _name(s.value) in _PHASES or "alone" in (s.value.attrs or {}):
             return False
         own = [a for a in effects_of(s.value) if a.region.source in self.held]
         return not own and not op.in_iterations and not op.by_thread

@@ -15,6 +15,7 @@ from typing import Any
 from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.held import held
+from tilescale.compiler.builder.lanes import VectorTile
 from tilescale.compiler.builder.values import (
     Buffer,
     Region,
@@ -42,6 +43,7 @@ from tilescale.language.dtypes import Narrow
 from tilescale.language.elsewhere import INSTEAD
 from tilescale.language.funcs import PrimFunc, parameter_loc, takes_fast_math
 from tilescale.language.symbolic import Const, Sym, SymExpr, settle, shown, symbols_of
+from tilescale.language.vectors import Vector
 
 SCOPES = {
     "tensor": "global",
@@ -153,7 +155,7 @@ def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
     )
     buffer = Buffer(var, name, shape, spec.dtype, SCOPES[spec.kind], spec.kind)
     b.buffers[var] = buffer
-    return buffer
+    return VectorTile(buffer, spec.of) if isinstance(spec.of, Vector) else buffer
 
 
 def _strides(name: str, spec: TensorSpec, loc: Loc | None) -> list[Any] | None:

@@ -98,12 +98,22 @@ def _width(cx: NestLowering, nest: Nest, loop: Loop, axis: int, count: int, a: E
     others = [b for b in nest.accesses if b.buffer.same_as(a.buffer) and b.mode != "read"]
     if others and any(not _same(b.indices, a.indices) for b in nest.accesses if b.buffer.same_as(a.buffer)):
         return 1  # an element may be read that another one of the group writes
+    if others and _reread(nest, a.buffer):
+        return 1  # what an iteration has written lies in memory when it reads it again
     if a.mode != "read" and (len(others) > 1 or not _on_top(nest.body, a.node)):
         return 1
     width = min(count, widest, nest.width or widest)
     while width > 1 and not _aligned(cx, nest, axis, count, place, a, width):
         width //= 2
     return width
+
+
+def _reread(nest: Nest, buffer: Any) -> bool:
+    """Whether a nest's body reads a buffer behind a write of it: vectors are read in front of the body and
+    written behind it."""
+    modes = [b.mode for b in nest.accesses if b.buffer.same_as(buffer)]
+    first = next((k for k, mode in enumerate(modes) if mode != "read"), len(modes))
+    return "read" in modes[first:]
 
 
 def _added_at_once(cx: NestLowering, place: Global | InShared, a: Element) -> int:

@@ -24,6 +24,8 @@ class Site:
     what: str
     loc: Any
     number: int
+    #: it reads half a byte to store it again, which need not have been written
+    keeps: bool = False
 
 
 class RegionView(Protocol):

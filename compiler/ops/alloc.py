@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.lanes import VectorTile
 from tilescale.compiler.builder.symbolic import extent_of
 from tilescale.compiler.builder.values import Buffer, Region, Variable, convert
 from tilescale.compiler.ir import source
@@ -14,7 +15,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.program import Param
 from tilescale.compiler.tvm_compat import is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
-from tilescale.language.annotations import TensorSpec
+from tilescale.language.annotations import tensor_of
 from tilescale.language.dtypes import Narrow, canonical, held
 from tilescale.language.symbolic import SymExpr, settle
 from tilescale.language.vectors import Vector, named_vector
@@ -47,13 +48,16 @@ def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
                 f"extent {axis} of T.{what} is {known}", loc=source.current(), expected="a positive extent"
             )
         extents.append(known)
-    dt = canonical(dtype)
+    lanes = named_vector(dtype)
+    if isinstance(lanes, Vector):
+        extents.append(lanes.count)
+    dt = lanes.of if isinstance(lanes, Vector) else canonical(lanes)
     var = tirx.decl_buffer(tuple(extents), str(held(dt)), "tile", scope=scope, data_alignment=64, layout=None)
     buffer = Buffer(var, "tile", tuple(extents), dt, scope)
     b.buffers[var] = buffer
     b.unnamed.add(var)
     b.emit(tirx.AllocBuffer(var, {}, b.span()))
-    return buffer
+    return VectorTile(buffer, lanes) if isinstance(lanes, Vector) else buffer
 
 
 def _check_scope(what: str, scope: str, *known: str) -> None:
@@ -160,7 +164,7 @@ def empty(*shape: Any, dtype: Any = None) -> Buffer:
             hint="a tensor parameter, with out_idx=[…] in @tilescale.jit; or T.alloc_shared / "
             "T.alloc_fragment for scratch",
         )
-    made: Buffer = eager.declare_output(tuple(map(extent_of, extents)), canonical(dtype))
+    made: Buffer = eager.declare_output(tuple(map(extent_of, extents)), dtype)
     return made
 
 
@@ -182,7 +186,7 @@ def alloc_global(shape: Any, dtype: Any = "float32", scope: str = "global") -> B
         )
     name = f"workspace{len(b.workspaces)}"
     extents = tuple(settle(e) for e in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    spec = TensorSpec("tensor", extents, canonical(dtype))
+    spec = tensor_of("tensor", extents, dtype)
     made: Buffer = b.make_tensor(name, spec, source.current())
     b.workspaces[name] = Param(name, spec, made.var, source.current(), output=True)
     return made
@@ -220,6 +224,12 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
             loc=source.current(),
             expected="a whole tile or tensor",
             hint="a view of all of it, and an index into that",
+        )
+    if isinstance(buffer, VectorTile) or isinstance(named_vector(dtype), Vector):
+        raise TileTypeError(
+            f"a view of {buffer.name}, of {buffer.dtype}{'' if dtype is None else f', as {dtype}'}",
+            loc=source.current(),
+            expected="a scalar dtype: vectors lie as a last axis of it",
         )
     if list(buffer.var.ty.strides):
         raise TileTypeError(

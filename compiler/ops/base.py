@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.lanes import LanesOf, VectorTile
 from tilescale.compiler.builder.narrow import Element
 from tilescale.compiler.builder.poison import Poison
 from tilescale.compiler.builder.values import Buffer, Region, Variable, difference
@@ -78,7 +79,7 @@ def unheeded(name: str, annotations: Any) -> None:
 
 def is_tile(value: Any) -> bool:
     """Whether a value names memory: a buffer, a region, or an element that stands for the base of one."""
-    if isinstance(value, (Buffer, Region, Variable, ir.TensorLoad, Element)):
+    if isinstance(value, (Buffer, Region, Variable, ir.TensorLoad, Element, LanesOf)):
         return True
     return isinstance(value, ir.Var) and value in bld.current().origins
 
@@ -91,6 +92,13 @@ def region(value: Any, what: str, like: tuple[Any, ...] | None = None, narrow: b
         TileTypeError: the operand is no memory, or is of 4-bit numbers.
     """
     found = _region(value, what, like)
+    if isinstance(found.buffer, VectorTile):
+        raise TileTypeError(
+            f"{what} is {found.name}, of {found.dtype}",
+            loc=source.current(),
+            expected="T.copy, T.fill and elements of tiles of vectors",
+            hint=f"{found.buffer.of.dtype} with a last axis of {found.buffer.count}",
+        )
     if isinstance(found.dtype, Narrow) and not narrow:
         raise TileTypeError(
             f"{what} is {found.name}, of {found.dtype}",

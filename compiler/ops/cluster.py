@@ -8,11 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.ops.sync import not_in_parallel
+from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError
 
 
@@ -34,6 +36,23 @@ def cluster_arrive_relaxed() -> None:
 def cluster_wait() -> None:
     """Until all blocks of the cluster have come to ``T.cluster_arrive()``. As :func:`cluster_arrive`."""
     _emit("cluster_wait", {})
+
+
+def block_rank_in_cluster() -> Any:
+    """The block's number within its cluster, x first; 0 where clusters are of one block.
+
+    Raises:
+        TileSyntaxError: outside T.Kernel.
+    """
+    launch, rank, stride = bld.current().launch, None, 1
+    if launch is None:
+        raise TileSyntaxError("T.block_rank_in_cluster stands outside T.Kernel", loc=source.current())
+    for block, extent in zip(launch.block_vars, launch.cluster, strict=False):
+        if extent > 1:
+            place = tirx.floormod(block, as_expr(extent)) * as_expr(stride)
+            rank = place if rank is None else rank + place
+        stride *= extent
+    return as_expr(0) if rank is None else rank
 
 
 def _emit(name: str, attrs: dict[str, Any], word: str = "") -> None:

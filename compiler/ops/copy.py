@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.lanes import LanesOf, scalars, vector_of
 from tilescale.compiler.builder.narrow import Element
 from tilescale.compiler.builder.values import Region, as_expr, index_expr
 from tilescale.compiler.ir import source
@@ -104,6 +105,10 @@ def copy(
             f"T.copy takes a source and a destination, not {len(args)} operands", loc=source.current()
         )
     a, b = args
+    if base.of_iterations() and isinstance(a, LanesOf) and isinstance(b, LanesOf):
+        b.tile[tuple(b.indices)] = a  # an element of each: an assignment
+        return
+    a, b = _of_scalars(a, b)
     bases = (ir.TensorLoad, ir.Var, Element)
     like_a = None if isinstance(a, bases) else region(a, "the source", narrow=True).shape
     to = region(b, "the destination", like_a or (), narrow=True)
@@ -271,6 +276,24 @@ def _require_sum(op: str, to: Region, side: str, blocking: bool) -> None:
             expected="the block's own threads, which add what they copy",
             hint="blocking=True",
         )
+
+
+def _of_scalars(a: Any, b: Any) -> tuple[Any, Any]:
+    """The operands of a copy, those of vectors as their lanes.
+
+    Raises:
+        TileTypeError: vectors on one side alone, or of different ones.
+    """
+    of, to = vector_of(a), vector_of(b)
+    if of is not to:
+        raise TileTypeError(
+            f"T.copy of {of or 'scalars'} to {to or 'scalars'}",
+            loc=source.current(),
+            expected="the same vectors on both sides",
+            hint=f"{(of or to).of} with a last axis of {(of or to).count} on both",
+        )
+    alone = isinstance(a, LanesOf) and isinstance(b, LanesOf)
+    return scalars(a, alone), scalars(b, alone)
 
 
 def require_policy(eviction: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.builder.lanes import scalars
 from tilescale.compiler.builder.values import convert
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.operations import Access, TileOp, register
@@ -15,7 +16,7 @@ def fill(buffer: Any, value: Any, annotations: dict[str, Any] | None = None) -> 
     """Stores ``value``, converted to the tile's dtype, into every element; nothing outside a tensor is
     written."""
     unheeded("fill", annotations)
-    target = region(buffer, "the tile to fill", (), narrow=True)
+    target = region(scalars(buffer, alone=True), "the tile to fill", (), narrow=True)
     emit("fill", [target.ir(), convert(value, target.dtype)])
 
 

@@ -10,14 +10,21 @@ filled by ``T.tma_copy``. Names are TileLang's.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Region, convert
+from tilescale.compiler.builder.values import Region, as_expr, binary, compare, convert, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
+from tilescale.compiler.ir.multicast import leading, mask_of
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.scales import WARP, WARPGROUP, WIDTHS
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.base import element, emit, is_tile, region, require_same_shape
+from tilescale.compiler.ops.cluster import block_rank_in_cluster
+from tilescale.compiler.ops.expert import get_thread_binding
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
@@ -36,6 +43,22 @@ def alloc_barrier(arrive_count: Any = 1) -> Any:
     Raises:
         TileValueError: a count that is no positive int. TileSyntaxError: inside T.Scale below the block.
     """
+    return _alloc(arrive_count, "alloc_barrier")
+
+
+def alloc_cluster_barrier(arrive_count: Any = 1) -> Any:
+    """:func:`alloc_barrier`, at which threads of all blocks of the cluster may arrive: each block has its
+    own, for which its threads wait.
+
+    Raises:
+        As `alloc_barrier`.
+    """
+    made = _alloc(arrive_count, "alloc_cluster_barrier", {"ts.cluster": True})
+    made.among = True
+    return made
+
+
+def _alloc(arrive_count: Any, word: str, notes: dict[str, Any] | None = None) -> Any:
     from tilescale.compiler.ops.alloc import _allocate
 
     counts = list(arrive_count) if isinstance(arrive_count, (list, tuple)) else [arrive_count]
@@ -43,18 +66,18 @@ def alloc_barrier(arrive_count: Any = 1) -> Any:
         not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 20 for n in counts
     ):
         raise TileValueError(
-            f"T.alloc_barrier({arrive_count!r})",
+            f"T.{word}({arrive_count!r})",
             loc=source.current(),
             expected="a number of threads, or a list of them",
         )
     b = bld.current()
     if b.launch is not None and b.executor != "block":
         raise TileSyntaxError(
-            "T.alloc_barrier inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale"
+            f"T.{word} inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale"
         )
-    buffer = _allocate((len(counts),), "uint64", SCOPE, "alloc_barrier")
+    buffer = _allocate((len(counts),), "uint64", SCOPE, word)
     buffer.kind = "barrier"
-    b.bodies[-1][-1] = tirx.AllocBuffer(buffer.var, {"ts.counts": counts}, b.span())
+    b.bodies[-1][-1] = tirx.AllocBuffer(buffer.var, {"ts.counts": counts, **(notes or {})}, b.span())
     return buffer
 
 
@@ -87,11 +110,49 @@ def _either(barrier: Any, mbarrier: Any, what: str) -> Any:
     return mbarrier if barrier is None else barrier
 
 
-def mbarrier_arrive(barrier: Any = None, *, mbarrier: Any = None) -> None:
-    """All threads of the executor arrive (release). ``mbarrier`` is TileLang's word for ``barrier``."""
+def mbarrier_arrive(barrier: Any = None, cta_id: Any = None, *, mbarrier: Any = None) -> None:
+    """All threads of the executor arrive (release). ``cta_id``: at the barrier of that block of the cluster,
+    by its rank, x first (`T.block_rank_in_cluster`). ``mbarrier`` is TileLang's word for ``barrier``.
+
+    Raises:
+        TileTypeError: another block's barrier that is none of T.alloc_cluster_barrier. TileValueError: a
+            block that the cluster does not have.
+    """
     barrier = _either(barrier, mbarrier, "T.mbarrier_arrive")
     _outside_parallel("T.mbarrier_arrive")
-    emit("mbarrier_arrive", [barrier_of(barrier, "T.mbarrier_arrive").ir()])
+    at = barrier_of(barrier, "T.mbarrier_arrive")
+    if cta_id is None:
+        emit("mbarrier_arrive", [at.ir()])
+        return
+    if not at.buffer.among:
+        raise TileTypeError(
+            f"T.mbarrier_arrive at {at.name} of another block",
+            loc=source.current(),
+            expected="a barrier of T.alloc_cluster_barrier",
+        )
+    emit("mbarrier_arrive", [at.ir(), _block(cta_id)], {"reach": "cta_cluster"})
+
+
+def _cluster_size() -> int:
+    """The blocks of a cluster."""
+    launch = bld.current().launch
+    return 1 if launch is None else prod(launch.cluster)
+
+
+def _block(cta_id: Any) -> Any:
+    """The rank of a block of the cluster, as an operand.
+
+    Raises:
+        TileTypeError: no integer. TileValueError: a constant that is no rank.
+    """
+    e, count = index_expr(cta_id), _cluster_size()
+    if (known := constant(e)) is not None and not 0 <= known < count:
+        raise TileValueError(
+            f"cta_id={known} of T.mbarrier_arrive, in a cluster of {count}",
+            loc=source.current(),
+            expected=f"0 ≤ cta_id < {count}" if count > 1 else "a launch with cluster_dims=",
+        )
+    return as_expr(e, "int32")
 
 
 def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
@@ -128,7 +189,14 @@ def barrier_wait(barrier: Any, parity: Any = 0) -> None:
     mbarrier_wait_parity(barrier, parity)
 
 
-def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
+def tma_copy(
+    src: Any,
+    dst: Any,
+    barrier: Any = None,
+    reduce: str = "",
+    cluster_mask: int | None = None,
+    leader_scope_threads: int | None = None,
+) -> None:
     """A copy by TMA, issued once for the executor: a box of a tensor into a tile of shared memory, whose
     bytes complete on ``barrier``; or a tile into a tensor, added to what lies there (``reduce``: add, min,
     max) or instead of it, complete where ``T.tma_store_wait`` says so. A tile is a matrix of whole rows, some
@@ -137,9 +205,17 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
     T.mbarrier_expect_tx of the barriers its copies announce their bytes themselves
     (frontend/conditions.py). What lies outside the tensor is read as zero and never written.
 
+    Args:
+        cluster_mask: a bit for each block of the cluster, by rank. The lowest of these blocks issues the copy
+            into the tile of each, and the bytes complete on the barrier of each; the others of them issue
+            nothing. Blocks that are not among them copy for themselves.
+        leader_scope_threads: the first of each so many threads issues a copy, which its index may decide
+            (``tile[warp, :]``), and not one thread of the executor; whole warps.
+
     Raises:
-        TileTypeError: operands that TMA does not connect. TileValueError: shapes that differ, an unknown
-        reduction.
+        TileTypeError: operands that TMA does not connect; a mask of a store. TileValueError: shapes that
+            differ, an unknown reduction, blocks that the cluster does not have, threads that are no warps of
+            the executor.
     """
     _outside_parallel("T.tma_copy")
     loc = source.current()
@@ -179,8 +255,71 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
         raise TileTypeError(
             f"T.tma_copy of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype: TMA converts nothing"
         )
-    extra = [] if barrier is None else [barrier_of(barrier, "barrier=").ir()]
-    emit("tma_copy", [frm.ir(), to.ir(), *extra], {"reduce": reduce})
+    args = [frm.ir(), to.ir(), *([] if barrier is None else [barrier_of(barrier, "barrier=").ir()])]
+    attrs: dict[str, Any] = {"reduce": reduce}
+    if cluster_mask is not None and _blocks_of(cluster_mask, loads) > 1:
+        attrs |= {"cluster_mask": cluster_mask, "reach": "cta_cluster"}
+        args.append(block_rank_in_cluster())
+    leader = None if leader_scope_threads is None else _leader(leader_scope_threads)
+    if leader is None:
+        emit("tma_copy", args, attrs)
+        return
+    b = bld.current()
+    with b.body() as body:
+        emit("tma_copy", args, {**attrs, "alone": True})
+    b.emit(tirx.IfThenElse(leader, sequence(body), None, b.span()))
+
+
+def _blocks_of(mask: Any, loads: bool) -> int:
+    """How many blocks the cluster has, for a mask of some of them.
+
+    Raises:
+        TileTypeError: of a store. TileValueError: no mask of the cluster's blocks.
+    """
+    count = _cluster_size()
+    if not loads:
+        raise TileTypeError(
+            "T.tma_copy into a tensor with cluster_mask=",
+            loc=source.current(),
+            expected="a copy into a tile, which blocks of the cluster share",
+        )
+    if not isinstance(mask, int) or isinstance(mask, bool) or not 0 < mask < 1 << count:
+        raise TileValueError(
+            f"cluster_mask={mask!r} of T.tma_copy, in a cluster of {count}",
+            loc=source.current(),
+            expected=f"a bit for each block that gets the tile, 1 to {(1 << count) - 1:#b}",
+        )
+    return count
+
+
+def _leader(threads: Any) -> Any:
+    """Whether a thread issues for so many; None where one of the executor does.
+
+    Raises:
+        TileValueError: another number than one of whole warps that divides the executor's.
+    """
+    b = bld.current()
+    width = (
+        WARPGROUP if b.by_hand else WIDTHS.get(b.executor, b.launch.threads if b.launch is not None else 1)
+    )
+    if b.executor == "thread":
+        width = b.launch.threads if b.launch is not None else 1
+    fits = isinstance(threads, int) and not isinstance(threads, bool) and threads > 0
+    if not fits or threads % WARP or width % threads:
+        raise TileValueError(
+            f"leader_scope_threads={threads!r} of T.tma_copy, of {width} threads",
+            loc=source.current(),
+            expected=f"a multiple of {WARP} that divides them",
+        )
+    if threads == width and b.executor != "thread":
+        return None
+    if b.executor not in ("block", "thread"):
+        raise TileSyntaxError(
+            f"leader_scope_threads={threads} of T.tma_copy in a {b.executor}",
+            loc=source.current(),
+            hint='T.Scale("warp"), whose copies are issued once for each warp',
+        )
+    return compare("==", binary("%", get_thread_binding(), threads), 0)
 
 
 def tma_store_arrive() -> None:
@@ -192,6 +331,15 @@ def tma_store_wait(count: int = 0, read: bool = False) -> None:
     """All but the last ``count`` groups of stores are complete; with ``read`` they have read their tiles."""
     require_bools(read=read)
     emit("tma_store_wait", [], {"count": int(count), "read": int(bool(read))})
+
+
+def issues(call: Any) -> Any:
+    """Whether the block issues a copy; None where each does."""
+    if not (mask := mask_of(call)):
+        return None
+    rank = call.args[3]
+    others = tirx.EQ(tirx.bitwise_and(tirx.shift_right(as_expr(mask), rank), as_expr(1)), as_expr(0))
+    return tirx.Or(tirx.EQ(rank, as_expr(leading(mask))), others)
 
 
 # ---- operations
@@ -209,12 +357,18 @@ class MBarrierArrive(_Expert):
     name = "mbarrier_arrive"
     waits = True
 
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "update", call.args[1] if len(call.args) > 1 else None)]
+
     def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers
 
         find, site = mbarriers.finder(call.args[0], cx), cx.site(call, "T.mbarrier_arrive")
         threads = mbarriers.threads(call, cx)
-        return lambda ex: mbarriers.arrive(ex, find(ex), threads, site)
+        if len(call.args) == 1:
+            return lambda ex: mbarriers.arrive(ex, find(ex), threads, site)
+        block = cx.scalar(call.args[1])
+        return lambda ex: mbarriers.arrive_elsewhere(ex, find, int(block(ex)), threads, site)
 
 
 @register
@@ -250,14 +404,15 @@ class MBarrierWaitParity(_Expert):
 @register
 class TmaCopy(_Expert):
     name = "tma_copy"
-    attributes = ("reduce",)
+    #: cluster_mask: a call's last argument is the block's rank. alone: the thread that comes here issues it
+    attributes = ("reduce", "cluster_mask?", "alone?")
     waits = True
 
     def effects(self, call: Any) -> list[Access]:
         src, dst = call.args[:2]
-        mode = "update" if str(call.attrs["reduce"]) else "write"
-        made = [Access(src, "read", proxy="async" if len(call.args) == 2 else ""), Access(dst, mode)]
-        return [*made, *(Access(r, "update") for r in call.args[2:])]
+        mode, when = "update" if str(call.attrs["reduce"]) else "write", issues(call)
+        read = Access(src, "read", when=when, proxy="async" if len(call.args) == 2 else "")
+        return [read, Access(dst, mode, when=when), *(Access(r, "update") for r in call.args[2:3])]
 
     def simulate(self, call: Any, cx: SimContext) -> Any:
         from tilescale.compiler.sim import mbarriers

@@ -7,7 +7,8 @@ with those of its next round: its body is walked until the list at its end bring
 only what stands in front of a loop asks for goes there, and not into each round. Conditions are uniform among
 an executor's threads (they compute them from the same values), so a barrier may stand in a branch. Inside
 T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
-what the author wrote, and by a barrier of the block in front of and behind the scale.
+what the author wrote, and by a barrier of the block in front of and behind the scale: there as well where one
+of them tells others of what all threads did, or hears for them (counters, and barriers with phases).
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ class Touch:
     #: engines in front of that
     grouped: bool = False
     fenced: bool = False
+    #: a wait of some of the threads for a phase of a barrier: the others come behind what it is for with a
+    #: barrier alone, whatever they touch. And an access that the author's barriers order but for that
+    heard: bool = False
+    guarded: bool = False
 
     def conflicts(self, other: Touch) -> bool:
         """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of
@@ -146,7 +151,8 @@ class _Walk:
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
-        self.ringed |= _by_hand(program)
+        self.by_hand = _by_hand(program)
+        self.ringed |= self.by_hand
         # A ring that has ended shares its bytes with what comes behind it (passes/allocate_shared.py): who
         # writes there waits until all have read.
         self.ringed -= {a for a in self.ringed for b in self.arena if a is not b and self._overlap(a, b)}
@@ -196,6 +202,8 @@ class _Walk:
         return buffer
 
     def clash(self, a: Touch, b: Touch) -> bool:
+        if a.heard or a.guarded or b.guarded:
+            return a.heard
         if a.synchronized and not b.engine:
             return False
         if a.memory in self.staged and a.memory.same_as(b.memory):
@@ -228,15 +236,25 @@ class _Walk:
             for access in effects_of(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
-                if not in_registers(buffer) and not op.guarded and buffer not in self.ringed:
+                if (
+                    not in_registers(buffer)
+                    and not op.guarded
+                    and (buffer not in self.ringed or buffer in self.by_hand)
+                ):
                     owners = _leaders(buffer, s.value)
                     found.append((buffer, access.mode, owners, f"T.{op.spelling}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
                 found.append((r.buffer, "read", None, "a scalar", False))
-        return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
-                for k, (b, mode, owners, what, engine) in enumerate(found)
-                if not b.ty.storage_scope.endswith(("signal", "barrier", "packets"))]  # fmt: skip
+        by_hand = self.by_hand & self.ringed
+        return [
+            Touch(
+                self.memory(b), mode, owners, what, s, (s, k), engine=engine and b not in by_hand,
+                guarded=b in by_hand and nest is None,
+            )
+            for k, (b, mode, owners, what, engine) in enumerate(found)
+            if not b.ty.storage_scope.endswith(("signal", "barrier", "packets"))
+        ]  # fmt: skip
 
     # -- statements
     # ---------------------------------------------------------------------------------------------------
@@ -310,7 +328,8 @@ class _Walk:
         they did, and behind where they may go on only because of what it acquired."""
         what = find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
         before, behind = self.in_front(self.touches(s, ex), ex, whole=True), []
-        if releases and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
+        told = any(not t.guarded for t in self.pending)
+        if releases and ex.threads > 1 and not before and (told or ex.name != "block"):
             before = [fence(ex.name, f"the {what} tells of what all threads did", s.span)]
             self.pending = self._behind(False)
         if acquires and ex.threads > 1:
@@ -334,6 +353,7 @@ class _Walk:
             and t.memory in self.taken
             or t.memory in self.sent
             for t in self.pending
+            if not t.guarded
         )
         parts = self.program.target.named_barriers and ex.name == "block" and ex.threads > WARPGROUP
         if parts and not whole and all(a.within(b) for a, b in pairs):
@@ -368,7 +388,7 @@ class _Walk:
         there for engines yet."""
         if fenced or not self.engines:
             return []
-        kept = [t for t in self.pending if not t.engine and _is_shared(t.memory)]
+        kept = [t for t in self.pending if not t.engine and not t.guarded and _is_shared(t.memory)]
         return [replace(t, synchronized=True) for t in kept if t.mode != "read" or t.memory in self.sent]
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
@@ -401,7 +421,9 @@ class _Walk:
         crossing = pair is not None and _crosses(*pair)
         before = [fence(ex.name, _reason(*pair), s.span, crossing)] if pair is not None else []
         releases, acquires = _orders(s.body)
-        if releases and not before and self.pending and ex.threads > 1:
+        told = self.pending if _has(s.body, "mbarrier_arrive") else [t for t in self.pending if not t.guarded]
+        releases = releases or _has(s.body, "mbarrier_arrive")
+        if releases and not before and told and ex.threads > 1:
             before = [fence(ex.name, f"a {name} tells of what all threads did", s.span)]
         outer = self._behind(crossing) if before else self.pending
         self.pending = []
@@ -415,7 +437,7 @@ class _Walk:
         # whatever an executor did is unordered to what all threads do behind the scale, though its own
         # threads have synchronized since
         apart = [replace(t, owners=None) for t in every]
-        self.pending = _union(outer, apart)
+        self.pending = _union(outer, [*apart, *_waits(s.body)])
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
 
     def _beside(self, role: str, s: Any) -> Any:
@@ -518,6 +540,27 @@ def _has_engines(program: TileProgram) -> bool:
     return any(a.proxy == "async" for c, op in operations(program.func.body) for a in effects_of(c))
 
 
+def _waits(body: Any) -> list[Touch]:
+    """The waits for phases of barriers in what some of the threads do, as what stands in front of all that
+    the others do behind it."""
+    found: list[Touch] = []
+
+    def look(s: Any) -> None:
+        if name_of(s) == "mbarrier_wait_parity":
+            barrier, what = s.value.args[0].source, "T.mbarrier_wait_parity"
+            found.append(Touch(barrier, "write", None, what, s, (s, -1), engine=True, heard=True))
+
+    structural_walk(body, (tirx.Evaluate, look))
+    return found
+
+
+def _has(body: Any, name: str) -> bool:
+    """Whether an operation stands in a statement."""
+    found: list[Any] = []
+    structural_walk(body, (tirx.Evaluate, lambda s: found.append(s) if name_of(s) == name else None))
+    return bool(found)
+
+
 def _by_hand(program: TileProgram) -> set[Any]:
     """Tiles that T.tma_copy fills: the author's barriers order them."""
     found: set[Any] = set()
@@ -616,6 +659,9 @@ def _reason(first: Touch, second: Touch) -> str:
     loc = loc_of(getattr(first.node, "span", None))
     place = f", line {loc.line}" if loc else ""
     verb = {"read": "reads", "write": "writes", "update": "updates"}
+    if first.heard:
+        waited = f"{first.what}{place}, of some threads"
+        return f"{second.what} {verb[second.mode]} {second.memory.name} behind {waited}"
     name = (
         second.memory.name
         if first.memory.same_as(second.memory)

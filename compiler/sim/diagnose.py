@@ -96,8 +96,8 @@ def race(machine: Machine, found: Race) -> Finding:
     this = _placed(machine, found.event, at)
     that = _placed(machine, found.other, describe(storage.name, their_key))
     text = (
-        f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that "
-        "orders the two"
+        f"this {_DID[mode]} {at}{storage.shared}{owned(storage)}, which {that.who} {_DID[other]} with "
+        "nothing that orders the two"
     )
     if found.too_early:
         text = (

@@ -18,6 +18,7 @@ import numpy as np
 
 from tilescale.compiler.findings import Finding, Fix
 from tilescale.compiler.ir.contexts import RegionView, SimContext, Site
+from tilescale.compiler.ir.multicast import mask_of, others
 from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
 
 if TYPE_CHECKING:
@@ -72,16 +73,16 @@ def threads(call: Any, cx: SimContext) -> int:
     return WIDTHS.get(str(call.attrs["executor"]), cx.program.launch.threads)
 
 
-def finder(region: Any, cx: SimContext) -> Callable[[Any], MBarrier]:
-    """The barrier that a region names, for the executor that asks."""
+def finder(region: Any, cx: SimContext) -> Callable[..., MBarrier]:
+    """The barrier that a region names, for the executor that asks: of its block, or of ``block``."""
     slot, index, name = cx.slots[region.source], cx.scalar(region.region[0].min), region.source.name
     counts = cx.barrier_counts[region.source]
 
-    def find(ex: Any) -> MBarrier:
-        k = int(index(ex))
-        made: MBarrier | None = ex.block.mbarriers.get((slot, k))
+    def find(ex: Any, block: Any = None) -> MBarrier:
+        k, of = int(index(ex)), (block or ex.block).mbarriers
+        made: MBarrier | None = of.get((slot, k))
         if made is None:
-            made = ex.block.mbarriers[slot, k] = MBarrier(f"{name}[{k}]", counts[k], counts[k])
+            made = of[slot, k] = MBarrier(f"{name}[{k}]", counts[k], counts[k])
         return made
 
     return find
@@ -100,6 +101,15 @@ def arrive(ex: Any, barrier: MBarrier, count: int, site: Site) -> Generator[str,
         barrier.pending = 0
     barrier.release(ex, site)
     barrier.settle(ex)
+
+
+def arrive_elsewhere(
+    ex: Any, find: Callable[..., MBarrier], rank: int, count: int, site: Site
+) -> Generator[str, None, None]:
+    """An arrival at the barrier of another block of the cluster."""
+    machine = ex.machine
+    if machine.reaches(ex, rank, "cta_cluster", site):
+        yield from arrive(ex, find(ex, machine.clustered(ex, rank)), count, site)
 
 
 def expect(ex: Any, barrier: MBarrier, count: int) -> None:
@@ -202,11 +212,16 @@ def copy(call: Any, cx: SimContext) -> Any:
     site, kind = cx.site(call, "T.tma_copy"), str(call.attrs["reduce"])
     find = finder(call.args[2], cx) if len(call.args) > 2 else None
     combine = {"add": np.add, "min": np.minimum, "max": np.maximum}.get(kind)
+    mask = mask_of(call)
+    rank = cx.scalar(call.args[3]) if mask else None
 
     if find is not None:
         cx.filling(call.args[1])
 
     def run(ex: Any) -> Generator[str, None, None]:
+        more = () if rank is None else others(mask, int(rank(ex)))
+        if more is None:  # another block copies for this one
+            return
         storage, key = _place(dst if find is not None else src, ex)
         if find is None:
             _store(ex, storage, key, site)
@@ -216,24 +231,37 @@ def copy(call: Any, cx: SimContext) -> Any:
         if combine is not None:
             values = combine(dst.read(ex, None), values).astype(values.dtype)
         dst.write(ex, values, None)
+        for block in more:
+            storage, key = _place(dst, ex, block)
+            _filled(ex, storage, key, site)
+            storage.record(ex, key, "write", site)
+            dst.placed(ex, block).write(values)
         if find is None:
             return
         yield "signal"
-        barrier = find(ex)
-        barrier.bytes -= int(values.size) * values.dtype.itemsize
-        if barrier.bytes < 0:
-            text = f"{barrier.name} gets {-barrier.bytes} bytes more than were announced"
-            ex.machine.report.add(Finding("schedule", text, ex.where(site)))
-            barrier.bytes = 0
-        barrier.release(ex, site)
-        barrier.settle(ex)
+        size = int(values.size) * values.dtype.itemsize
+        _complete(ex, find(ex), size, site, own=True)
+        for block in more:
+            _complete(ex, find(ex, ex.machine.clustered(ex, block)), size, site, own=False)
 
     return run
 
 
-def _place(view: RegionView, ex: Any) -> tuple[Any, Any]:
-    """The memory that a region lies in, and what indexes it there."""
-    storage = view.storage(ex, None)
+def _complete(ex: Any, barrier: MBarrier, size: int, site: Site, own: bool) -> None:
+    """Bytes have come. What another block sent may come before its own has announced it, though not once the
+    phase expects no arrival."""
+    barrier.bytes -= size
+    if barrier.bytes < 0 and (own or not barrier.pending):
+        text = f"{barrier.name} gets {-barrier.bytes} bytes more than were announced"
+        ex.machine.report.add(Finding("schedule", text, ex.where(site)))
+        barrier.bytes = 0
+    barrier.release(ex, site)
+    barrier.settle(ex)
+
+
+def _place(view: RegionView, ex: Any, block: int | None = None) -> tuple[Any, Any]:
+    """The memory that a region lies in, this block's or another one's, and what indexes it there."""
+    storage = view.storage(ex, block)
     return storage, view.cut(ex, storage)[0]
 
 

@@ -83,7 +83,7 @@ class Shadow:
             last[key] = HOST
             return
         there = last[key]
-        if half not in ("write", "store") and not self.whole:
+        if half not in ("write", "store") and not self.whole and not site.keeps:
             # Here and below zeros are counted, which takes NumPy a third of any() and all() on small tiles.
             if there == UNWRITTEN if type(there) is np.int32 else np.count_nonzero(there) < there.size:
                 event_of_read = event or self.events.add(ex, site, mode, key)
@@ -160,6 +160,7 @@ class Storage:
         self.scope, self.owner = scope, owner
         self.shape: tuple[int, ...] = data.shape
         self.ring: Any = None  # the ring whose stages it holds, see rings.py
+        self.shared = ""  # for findings: that an element is a byte of two 4-bit numbers
         self.is_global = scope.startswith("global")
         self.is_common = scope.startswith(("global", "shared"))  # others may see it
         parts = len(shadow.last) // max(1, data.size)

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilescale.compiler.findings import Finding
 from tilescale.compiler.ir.contexts import Site, Value
+from tilescale.compiler.ir.halves import kept_half
 from tilescale.compiler.ir.operations import VOID, find
 from tilescale.compiler.sim import fixes, numerics
 from tilescale.compiler.sim.memory import Storage, describe
@@ -100,6 +101,7 @@ def load(cx: Expressions, e: Any) -> Value:
 def store(cx: Preparation, s: Any) -> Any:
     """``A[i, j] = value``; nothing is written outside a tensor."""
     slot = cx.slots[s.buffer]
+    cx.kept = kept_half(s)
     indices, value = [cx.scalar(i) for i in s.indices], cx.scalar(s.value)
     site, private, tested = cx.site(s, "assignment"), s.buffer in cx.lane_buffers, s.buffer in cx.tested
     _refuse(s.buffer, s.indices, site)
@@ -204,8 +206,8 @@ def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Sit
         region = describe(storage.name, key, bad)
         what = "writes" if mode == "write" else "reads"
         text = (
-            f"an iteration of this T.Parallel loop {what} {region}, which another iteration touches too, "
-            "one of them writing"
+            f"an iteration of this T.Parallel loop {what} {region}{storage.shared}, which another iteration "
+            "touches too, one of them writing"
         )
         hint, fix = (
             "T.serial, an atomic update, or one of T.reduce_*",

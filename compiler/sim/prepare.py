@@ -113,6 +113,7 @@ class Preparation(Expressions):
         self.lane_buffers: set[Any] = set()
         self.contended: set[Any] = set()
         self.tested: set[Any] = set()
+        self.kept: Any = None  # the load by which the store that is made ready keeps half a byte
         self.loops: list[Any] = []
         self.branches: list[
             Any
@@ -202,7 +203,8 @@ class Preparation(Expressions):
 
     def site(self, node: Any, what: str) -> Site:
         """A statement for findings, numbered in program order."""
-        made = Site(what, loc_of(getattr(node, "span", None)) or self.here, len(self.made.sites))
+        keeps = self.kept is not None and self.kept.same_as(node)
+        made = Site(what, loc_of(getattr(node, "span", None)) or self.here, len(self.made.sites), keeps)
         self.made.sites.append(made)
         self.made.loops_of[made.number] = tuple(self.loops)
         if self.role is not None:

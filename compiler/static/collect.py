@@ -183,9 +183,10 @@ class Collector(Reading):
     def _parameters(self, values: dict[str, int]) -> None:
         for p in self.program.params:
             if hasattr(p.spec, "shape"):
-                slots = getattr(p.spec, "slots", None)  # of a box: its IR counts packets
-                each = 1 if slots is None else packets.each(p.spec.of.bits)
-                extents = p.spec.shape if slots is None else (*slots[:-1], slots[-1] // each)
+                extents = p.spec.shape
+                if getattr(p.spec, "kind", "") == "packets":  # its IR counts packets
+                    *outer, last = p.spec.slots
+                    extents = (*outer, last // packets.each(p.spec.of.bits))
                 shape = [self._extent(e) for e in extents]
                 keep = bool(getattr(p.spec, "keep", False))
                 self.memories[p.var] = Memory(p.name, p.var.ty.storage_scope, shape, keep=keep)

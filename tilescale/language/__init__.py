@@ -34,7 +34,7 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_min_blocks_per_sm annotate_layout "
     "annotate_l2_hit_ratio annotate_safe_value "
-    "get_rank get_world_size get_block_binding ClusterKernel block_rank_in_cluster",
+    "get_rank get_world_size get_block_binding ClusterKernel",
     "frontend.extents": "get_block_bindings get_block_extent get_block_extents get_thread_bindings "
     "get_thread_extent get_thread_extents",
     "frontend.tvm_forms": "While let loop_break",
@@ -70,7 +70,7 @@ _EXPORTS: dict[str, str] = {
     "ops.assertion": "assume device_assert",
     "ops.pointer": "make_tensor make_tensor_from_addr",
     "ops.sync": "barrier sync_grid sync_global cluster_sync signal wait",
-    "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait",
+    "ops.cluster": "cluster_arrive cluster_arrive_relaxed cluster_wait block_rank_in_cluster",
     "ops.dependent": "pdl_sync pdl_trigger",
     "ops.test": "test",
     "ops.put": "put",
@@ -82,8 +82,8 @@ _EXPORTS: dict[str, str] = {
     "ops.warp_reduce": "warp_reduce_sum warp_reduce_max warp_reduce_min warp_reduce_bitand warp_reduce_bitor",
     "ops.vote": "any_sync all_sync ballot_sync ballot activemask tvm_warp_activemask match_any_sync "
     "match_all_sync syncthreads_count syncthreads_and syncthreads_or",
-    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_arrive_expect_tx mbarrier_expect_tx "
-    "mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
+    "ops.mbarrier": "alloc_barrier alloc_cluster_barrier mbarrier_arrive mbarrier_arrive_expect_tx "
+    "mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait "
     "get_thread_binding thread_binding "

@@ -10,6 +10,7 @@ from tilescale.errors import TileTypeError
 
 from .booleans import require_bools
 from .dtypes import BITS, Narrow, canonical, dtype
+from .vectors import Vector, named_vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +20,8 @@ class TensorSpec:
 
     ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank), "signal" (int64 counters there) or
     "packets" (a box there, as it lies in memory: see tilescale/packets.py). Of a box, and of a tensor of
-    4-bit numbers, ``slots`` and ``of``: the extents and the dtype that its author sees. ``dense``: of a box,
-    whose packets have no marks.
+    4-bit numbers, ``slots`` and ``of``: the extents and the dtype that its author sees; ``of`` also of a
+    tensor of vectors, whose lanes are the last axis. ``dense``: of a box, whose packets have no marks.
     ``pointer``: one address, for which a call gives a tensor, or a number.
     ``declared``: the same as its author wrote it, where the compiler puts other symbols into the extents.
     """
@@ -42,6 +43,27 @@ class ScalarSpec:
     """A scalar parameter of the given dtype, passed by value at each call."""
 
     dtype: dtype
+
+
+def tensor_of(kind: str, shape: tuple[Any, ...], dt: Any, strides: Any = None) -> TensorSpec:
+    """A tensor of a dtype, of 4-bit numbers, or of vectors.
+
+    Raises:
+        TileTypeError: no dtype; vectors in another rank's memory, or with strides.
+    """
+    known = named_vector(dt)
+    if isinstance(known, Vector):
+        if kind != "tensor" or strides is not None:
+            raise TileTypeError(
+                f"{'a tensor with strides' if strides is not None else f'a {kind}'} of {known}",
+                expected="T.Tensor, whose vectors lie side by side; or "
+                f"{known.of} with a last axis of {known.count}",
+            )
+        return TensorSpec(kind, (*shape, known.count), known.of, of=known)
+    number = canonical(known)
+    if isinstance(number, Narrow):
+        return packed(kind, shape, number, strides)
+    return TensorSpec(kind, shape, number, None if strides is None else _shape(strides))
 
 
 def packed(kind: str, shape: tuple[Any, ...], dt: Narrow, strides: Any = None) -> TensorSpec:
@@ -87,10 +109,7 @@ class _TensorFactory:
             from tilescale.compiler.ops.alloc import view
 
             return view(of, shape, dtype)
-        known = canonical(dtype)
-        if isinstance(known, Narrow):
-            return packed(self._kind, _shape(shape), known, strides)
-        return TensorSpec(self._kind, _shape(shape), known, None if strides is None else _shape(strides))
+        return tensor_of(self._kind, _shape(shape), dtype, strides)
 
     def __getitem__(self, item: Any) -> TensorSpec:
         shape, dtype_ = item if isinstance(item, tuple) and len(item) == 2 else (item, "float32")

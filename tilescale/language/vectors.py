@@ -29,6 +29,9 @@ class Vector:
     def __repr__(self) -> str:
         return f"T.{self.name}"
 
+    def __str__(self) -> str:
+        return self.name
+
 
 VECTORS = {v.name: v for v in (Vector(of, count) for of in ALL if of != "bool" for count in (2, 4, 8, 16))}
 

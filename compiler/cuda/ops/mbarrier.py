@@ -1,16 +1,30 @@
 """Expert primitives as thread IR: what the author wrote is what is printed. Order: arrivals release and waits
 acquire in each thread that makes them (mbarrier.arrive and try_wait, default semantics, scope of the block);
 TMA's writes are complete, and visible to who waited, when their bytes are counted (complete_tx). A proxy
-fence stands where the author put it."""
+fence stands where the author put it.
+
+Another block of the cluster. An arrival at its barrier releases at the scope of the cluster
+(``mbarrier.arrive.release.cluster.shared::cluster``), and threads wait for a barrier of
+T.alloc_cluster_barrier with acquire at that scope (``mbarrier.try_wait.acquire.cluster``): releases and
+acquires synchronize where the scope of each includes the other's thread (PTX ISA 9.0, "Parallel
+Synchronization and Communication Instructions: mbarrier"; "Memory Consistency Model", "Morally strong
+operations" and "Release and Acquire Patterns"). So what a thread wrote before it arrived, into memory of
+either block or of the GPU, is there for who has waited. Arrivals at the own block's barrier release at the
+scope of the block: none but its threads wait for it. What they have acquired of other blocks they hand on, as
+causality order is transitive. Blocks begin and end with their cluster (`cuda/clusters.py`), so that a barrier
+is initialised when others arrive, and still there.
+"""
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops import tma
 from tilescale.compiler.gpu.build import at, call
 from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.multicast import leading, mask_of
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
@@ -24,6 +38,8 @@ if TYPE_CHECKING:
     from tilescale.compiler.cuda.lower import Lowering as CudaLowering
     from tilescale.compiler.gpu.state import State
 
+#: of a box: where it lies in a tile, the tensor map, its coordinates
+_Place = tuple[Any, Any, list[Any]]
 #: bytes that a box begins at a multiple of in shared memory (PTX ISA, "cp.async.bulk.tensor")
 ROW = 128
 
@@ -48,6 +64,9 @@ def barrier_at(cx: CudaLowering, region: Any, node: Any) -> Any:
 @lowers("cuda", "mbarrier_arrive")
 def mbarrier_arrive(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_arrive")
+    if len(node.args) > 1:
+        block = widened(cx.scalar(node.args[1]), "int32")
+        return call("mbarrier_arrive_at", barrier_at(cx, node.args[0], node), block, span=node.span)
     return call("mbarrier_arrive", barrier_at(cx, node.args[0], node), span=node.span)
 
 
@@ -62,7 +81,8 @@ def mbarrier_expect_tx(node: Any, cx: CudaLowering) -> Any:
 def mbarrier_wait_parity(node: Any, cx: CudaLowering) -> Any:
     _hopper(cx, "mbarrier_wait_parity")
     parity = widened(cx.scalar(node.args[1]), "int32")
-    return call("mbarrier_wait", barrier_at(cx, node.args[0], node), parity, span=node.span)
+    name = "mbarrier_wait_cluster" if node.args[0].source in cx.among_blocks else "mbarrier_wait"
+    return call(name, barrier_at(cx, node.args[0], node), parity, span=node.span)
 
 
 @lowers("cuda", "tma_copy")
@@ -109,7 +129,7 @@ class TmaCopy(Lowering["CudaLowering"]):
             )
         barrier = [barrier_at(cx, call.args[2], call)] if loads else []
         if _is_row(tile):
-            return cx.once(self._row(call, cx, tile, tensor, barrier))
+            return self._issued(call, cx, self._row(cx, tile, tensor), barrier)
         rows, cols = tile.region[-2:]
         width = cx.shared_of(tile.source).layout.swizzle * 8 // bits_of(tile.source) or shape[-1]
         first, count = cx.analyzer.simplify(cx.scalar(cols.min)), constant(cols.extent) or 0
@@ -123,18 +143,45 @@ class TmaCopy(Lowering["CudaLowering"]):
             )
         stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
         part = None if count == shape[-1] else (first, count)
-        found = tma.boxes(cx, tile.source, tensor, shape[-2:], stage, columns=part)
-        return cx.once(sequence([self._box(call, *box, barrier) for box in found]))
+        found = list(tma.boxes(cx, tile.source, tensor, shape[-2:], stage, columns=part))
+        return self._issued(call, cx, found, barrier)
 
-    def _box(self, call: Any, place: Any, name: Any, coordinates: list[Any], barrier: list[Any]) -> Any:
+    def _issued(self, call: Any, cx: CudaLowering, found: list[_Place], barrier: list[Any]) -> Any:
+        """The boxes, by one thread. A copy that blocks of the cluster share is the first one's of them, into
+        the same place of all of their shared memory, whose barriers at the same place get the bytes (PTX ISA
+        9.0, "cp.async.bulk.tensor", .multicast::cluster); a block that is not among them makes its own.
+        Order: bytes release TMA's writes in each block as in this one, and who waits for its own barrier
+        acquires them. That a block's tile is free is the author's to say, by an arrival at the first block's
+        barrier; blocks begin and end with their cluster."""
+        mask = mask_of(call)
+        alone = sequence([self._box(call, *box, barrier) for box in found])
+        if not mask:
+            return cx.once(alone)
+        blocks = [*barrier, tirx.IntImm("int32", mask)]
+        into_all = sequence([self._box(call, *box, blocks, "tma_load_multicast") for box in found])
+        rank = cx.scalar(call.args[3])
+        among = tirx.bitwise_and(tirx.shift_right(tirx.IntImm("int32", mask), rank), tirx.IntImm("int32", 1))
+        every = mask == (1 << prod(cx.program.launch.cluster)) - 1
+        apart = None if every else tirx.IfThenElse(tirx.EQ(among, tirx.IntImm("int32", 0)), alone, None)
+        return cx.once(tirx.IfThenElse(tirx.EQ(rank, tirx.IntImm("int32", leading(mask))), into_all, apart))
+
+    def _box(
+        self,
+        call: Any,
+        place: Any,
+        name: Any,
+        coordinates: list[Any],
+        barrier: list[Any],
+        load: str = "tma_load",
+    ) -> Any:
         if barrier:
-            made = tirx.call_extern("void", "ts::tma_load", place, name, *barrier, *coordinates)
+            made = tirx.call_extern("void", f"ts::{load}", place, name, *barrier, *coordinates)
         else:
             function = f"tma_reduce_{call.attrs['reduce']}" if str(call.attrs["reduce"]) else "tma_store"
             made = tirx.call_extern("void", f"ts::{function}", name, place, *coordinates)
         return tirx.Evaluate(made, call.span)
 
-    def _row(self, call: Any, cx: CudaLowering, tile: Any, tensor: Any, barrier: list[Any]) -> Any:
+    def _row(self, cx: CudaLowering, tile: Any, tensor: Any) -> list[_Place]:
         """A whole row of a tile, in boxes of as many numbers as one can have."""
         place, count = cx.shared_of(tile.source), int(tile.source.ty.shape[-1])
         if long_axes(tensor)[-1:] != [len(tensor.region) - 1] or constant(tile.region[-1].extent) != count:
@@ -147,12 +194,11 @@ class TmaCopy(Lowering["CudaLowering"]):
         first = [cx.scalar(r.min) for r in tile.region]
         each = max(n for n in range(1, 257) if count % n == 0 and n * bits_of(tile.source) % (8 * ROW) == 0)
         name = tma.map_of(cx, tensor.source, (*(1 for _ in starts[:-1]), each), 0)
-        out = []
+        out: list[_Place] = []
         for k in range(0, count, each):
             where = at(place.buf, cx.analyzer.simplify(place.flat([*first[:-1], first[-1] + k])))
-            low = [*reversed(starts[:-1])]
-            out.append(self._box(call, where, name, [cx.analyzer.simplify(starts[-1] + k), *low], barrier))
-        return sequence(out)
+            out.append((where, name, [cx.analyzer.simplify(starts[-1] + k), *reversed(starts[:-1])]))
+        return out
 
 
 def _is_row(tile: Any) -> bool:

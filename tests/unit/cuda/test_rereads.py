@@ -79,3 +79,24 @@ def test_memory_that_a_nest_takes_from_and_writes(kernel: Any, arch: str):
     args = {"A": data((64,), "int32", 1), "B": data((128, 64), "int32", 2)}
     for seed in range(3):
         agree(kernel, args, exact=True, arch=arch, seed=seed)
+
+
+@pytest.mark.parametrize("scope", ["global", "shared"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_an_iteration_reads_what_it_has_written(arch: str, scope: str):
+    """Neighbours that could be read as a vector in front of the iterations, and are written by then."""
+
+    @T.prim_func
+    def kernel(X: T.Tensor((64,), "int32"), A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=16):
+            s = T.alloc_shared((64,), "int32")
+            T.fill(s, 7)
+            to = A if scope == "global" else s
+            for i in T.Parallel(64):
+                to[i] = X[i] * 2
+                B[i] = to[i] + 1
+            T.copy(to, A)
+
+    x = data((64,), "int32")
+    got = agree(kernel, {"X": x, "A": x * 0 - 1, "B": x * 0}, exact=True, arch=arch)
+    assert (got["B"] == x * 2 + 1).all()

@@ -621,6 +621,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "alloc_signal": ("s = T.alloc_signal((2,))", {"shape": "s = T.alloc_signal((4,))"}),
+    "alloc_cluster_barrier": (
+        "m = T.alloc_cluster_barrier(128)",
+        {"arrive_count": "m = T.alloc_cluster_barrier([128, 1])"},
+    ),
     "alloc_barrier": ("m = T.alloc_barrier(128)", {"arrive_count": "m = T.alloc_barrier([128, 1])"}),
     "make_tensor": (
         "v = T.make_tensor(Q[0], (64, 64), 'float32')\nv[0, 0] = x",
@@ -832,6 +836,10 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "dst": "T.tma_copy(A, b, barrier=m)",
             "barrier": "T.tma_copy(A, a)",
             "reduce": "T.tma_copy(A, a, barrier=m, reduce='add')",
+            "cluster_mask": "with T.ClusterKernel(2, threads=128, cluster_dims=2):\n"
+            "    a, m = T.alloc_shared((64, 64), 'float32'), T.alloc_barrier(128)\n"
+            "    T.tma_copy(A, a, barrier=m, cluster_mask=3)",
+            "leader_scope_threads": "T.tma_copy(A, a, barrier=m, leader_scope_threads=32)",
         },
     ),
     "tma_store_wait": (
@@ -843,7 +851,11 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "mbarrier_arrive": (
         "T.mbarrier_arrive(m)",
-        {"barrier": "T.mbarrier_arrive(ms[1])", "mbarrier": "T.mbarrier_arrive(mbarrier=ms[1])"},
+        {
+            "barrier": "T.mbarrier_arrive(ms[1])",
+            "cta_id": "far = T.alloc_cluster_barrier(128)\nT.mbarrier_arrive(far, 0)",
+            "mbarrier": "T.mbarrier_arrive(mbarrier=ms[1])",
+        },
     ),
     "barrier_arrive": ("T.barrier_arrive(m)", {"barrier": "T.barrier_arrive(ms[1])"}),
     "mbarrier_expect_tx": (

@@ -210,7 +210,6 @@ def one(act: Any, shape: tuple[int, int] = (8, 16), dtype: Any = "int4") -> Any:
 @pytest.mark.parametrize(
     ("act", "kind", "message", "expected"),
     [
-        (lambda A, t, f, n: A.__setitem__((0, 0), 1), TileTypeError, "shares a byte with its neighbour", "T.copy of a tile"),
         (lambda A, t, f, n: T.reduce_max(t, f, dim=1), TileTypeError, "is t, of int4", "for tiles of 4 bits"),
         (lambda A, t, f, n: T.copy(A[0, n], t), TileTypeError, "which may be odd", "an even number"),
         (lambda A, t, f, n: T.copy(A[0, 1:3], t[0, 0:2]), TileTypeError, "is 1, which may be odd", "an even number"),

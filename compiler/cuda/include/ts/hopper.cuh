@@ -23,6 +23,13 @@ __device__ __forceinline__ void mbarrier_expect(uint64_t* barrier, int bytes) {
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// The same at this barrier of another block of the cluster, for threads of which it releases (PTX ISA, "mbarrier.arrive", "mapa").
+__device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, int block) {
+  asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a]; }" ::"r"(
+                   shared_address(barrier)),
+               "r"(block)
+               : "memory");
+}
 // The phase also waits for `bytes`; this thread arrives behind it.
 __device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
@@ -31,6 +38,13 @@ __device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, int bytes)
 // under way, makes ptxas await each of them (warning C7514).
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
   asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
+                   shared_address(barrier)),
+               "r"(parity)
+               : "memory");
+}
+// The same where threads of other blocks of the cluster have arrived: acquires what they released.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
+  asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
                    shared_address(barrier)),
                "r"(parity)
                : "memory");
@@ -84,6 +98,12 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_
                : "memory");
 }
 // The same box into each block of the cluster that `blocks` has a bit for, at the same place; each one's `barrier` counts the bytes.
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x) {
+  asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x)
+               : "memory");
+}
 __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(
                    shared_address(to)),
