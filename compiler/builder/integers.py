@@ -5,8 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.tvm_compat import hidden, ir, is_expr, sym, tirx
+from tilescale.errors import TileValueError
 
 _INTEGERS = ("int", "uint")
 _FOLDED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "<<": operator.lshift}
@@ -23,6 +25,21 @@ def fits(value: int, dt: str) -> bool:
     value."""
     least, most = range_of(dt)
     return (least or -(most + 1) // 2) <= value <= most
+
+
+def require_int32(value: int) -> None:
+    """
+    Raises:
+        TileValueError: a number that int32 does not hold.
+    """
+    if not fits(value, "int32"):
+        least, most = range_of("int32")
+        raise TileValueError(
+            f"{value} is no value of int32",
+            loc=source.current(),
+            expected=f"{least} to {most}",
+            hint=f"T.int64({value})",
+        )
 
 
 def wrapped(value: int, dt: str) -> Any:

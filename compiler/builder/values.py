@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.integers import converted, fits, folded
+from tilescale.compiler.builder.integers import converted, fits, folded, require_int32
 from tilescale.compiler.builder.poison import Poison
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant, simplify
@@ -69,13 +69,8 @@ def const(value: Any, dt: str) -> Any:
         raise _too_large(value, dt)
     if dt.startswith("uint") and value < 0:
         value %= 1 << int(dt[4:])
-    if dt == "int32" and isinstance(value, int) and not fits(value, dt):
-        raise TileValueError(
-            f"{value} is no value of int32",
-            loc=source.current(),
-            expected="-2147483648 to 2147483647",
-            hint=f"T.int64({value})",
-        )
+    if dt == "int32" and isinstance(value, int):
+        require_int32(value)
     return tirx.const(value, dt)
 
 
