@@ -131,6 +131,8 @@ class Window:
             for rank in machines[0].ranks:
                 machines[0].begin(rank, np.zeros(clocks, np.int64))
             machines[0].run()
+        for machine in machines:
+            machine.close()
         into.runs += 1
         first, last = self.steps[0].number, self.steps[-1].number
         shown = f"launches {first} to {last} overlapped" if last > first else f"launch {first}"

@@ -338,6 +338,7 @@ class Launch:
                 into.add(finding)
         left = list(memories.values())
         seen = None if recorder is None else recorder.finish(machine)
+        machine.close()
         made = Result(
             report,
             [m.results() for m in left],

@@ -202,6 +202,13 @@ class AsyncUnits:
                 raise EmulationError("a block ends while stores read its shared memory")
             s.land()
 
+    def close(self) -> None:
+        """Lets go of what refers to it, when all blocks of the cluster have ended. Python looks for cycles
+        when so many objects have been made, and these are few and large: megabytes a block."""
+        self.cluster.clear()
+        for held in (self.stores, self.groups, self.flights, self.named):
+            held.clear()
+
     # -- barriers
     # -----------------------------------------------------------------------------------------------------
     def barrier(self, at: int) -> Barrier:

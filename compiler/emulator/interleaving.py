@@ -82,6 +82,10 @@ class Interleaving:
                 t.join()
             self.stop, self.roles, self.threads = False, [], []
 
+    def close(self) -> None:
+        """Lets go of the blocks, which refer to it."""
+        self.loads, self.meetings, self.handed = [], {}, {}
+
     def _role(self, r: Role) -> None:
         r.turn.acquire()
         try:
@@ -112,7 +116,11 @@ class Interleaving:
             r.turn.release()
             self.back.acquire()
             if r.error is not None:
-                raise r.error
+                error, r.error = r.error, None
+                try:
+                    raise error
+                finally:
+                    del error  # which refers to this frame
         raise EmulationError("the roles of the block do not end")
 
     def _next(self, ready: list[Role]) -> Role:

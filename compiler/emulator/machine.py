@@ -77,12 +77,12 @@ class Emulator:
         self.kernel, self.names, self.log = kernel, names, log
         self.numbers: dict[Any, int] = {}
         self.thread_vars: dict[str, int] = {}
-        self.body = self.stmt(kernel.func.body)
         self.called = _called(kernel.func.body)
         #: whether engines write what they must know nobody reads
         self.watches = any(name.startswith("ts::tma_load") for name in self.called)
         #: whether executors wait for each other by counters, wherever that stands
         self.waits = any(name.startswith("ts::shared_wait") or name in BY_HAND for name in self.called)
+        self.body = self.stmt(kernel.func.body)
 
     def number(self, var: Any) -> int:
         """What stands for a variable while the kernel runs: TVM's variables take long to compare, and each is
@@ -168,10 +168,16 @@ class Emulator:
                     values[of] = value if value is None else _typed(value, str(var.ty))
             (b,) = self._made([blocks[task.block]], values, memory, world.interleaving)
             b.world, b.task = world, task
-            self._block(b)
+            try:
+                self._block(b)
+            finally:
+                b.units.close()
 
         with np.errstate(all="ignore"):
-            world.interleaving.together([partial(run, t) for t in world.tasks])
+            try:
+                world.interleaving.together([partial(run, t) for t in world.tasks])
+            finally:
+                world.interleaving.close()
 
     def _cluster(
         self,
@@ -182,11 +188,17 @@ class Emulator:
         seed: int,
     ) -> None:
         """Runs the blocks of a cluster, in turns."""
-        made = self._made(blocks, values, memory, interleaving.Interleaving(draw, seed))
-        if len(made) == 1:
-            self._block(made[0])
-        else:
-            made[0].units.interleaving.together([partial(self._block, b) for b in made])
+        order = interleaving.Interleaving(draw, seed)
+        made = self._made(blocks, values, memory, order)
+        try:
+            if len(made) == 1:
+                self._block(made[0])
+            else:
+                order.together([partial(self._block, b) for b in made])
+        finally:
+            for b in made:
+                b.units.close()
+            order.close()
 
     def _made(
         self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], order: Any
@@ -334,11 +346,12 @@ class Emulator:
             int(s.buffer.ty.shape[0]),
         )
         if s.buffer.ty.storage_scope == "shared":
+            watches = self.watches
 
             def arena(b: Block, m: Any) -> None:
                 if b.units.arena is None:
                     b.units.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
-                    b.units.arena.watched = self.watches
+                    b.units.arena.watched = watches
                 b.memory[buf] = b.units.arena
 
             return arena

@@ -109,6 +109,11 @@ class Block:
             self.tiles[slot, place] = made
         return made
 
+    def close(self) -> None:
+        """See `Machine.close`."""
+        for held in (self.tiles, self.owners, self.rings, self.mbarriers, self.flights, self.stores):
+            held.clear()
+
     def own_tile(self, slot: int, ex: Executor, depth: int) -> Any:
         """`tile` as ``ex`` allocates it: a new one where another executor of its place did before, in an
         earlier round of a loop around their T.Scale, whose values are no value of this one's. What a peer put
@@ -493,6 +498,24 @@ class Machine:
                 mbarriers.left(made)
                 packets.left(made)
                 awaited.judge(made)
+
+    def close(self) -> None:
+        """Lets go of executors, blocks and memory, which refer to one another and to this. Else a run's
+        arrays are there until Python looks for cycles. It does so when so many objects have been made, and
+        these are few and large. What is left says who wrote what."""
+        for ex in (*self.ready, *self.blocked):
+            ex.steps, ex.mem, ex.waiting, ex.awaits, ex.takes = None, [], None, None, None
+        for block in self.blocks.values():
+            block.close()
+        for rank in self.ranks:
+            rank.memory, rank.views = {}, {}
+        self.schedule, self.observers, self.launches = Schedule(), (), []
+        self.polling = Polling(False)
+        for held in (self.blocks, self.meetings, self.arrivals, self.exchanges, self.deliveries):
+            held.clear()
+        for said in (self.races, self.early, self.hosts):
+            said.clear()
+        self.ready, self.blocked = [], []
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)

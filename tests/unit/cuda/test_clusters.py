@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
+from tests.leftovers import nothing_left
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler import emulator
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
-from tilescale.compiler.emulator import EmulationError
+from tilescale.compiler.emulator import EmulationError, Emulator
+from tilescale.compiler.emulator.async_units import AsyncUnits
+from tilescale.compiler.emulator.memory import Block, Memory
 from tilescale.compiler.tvm_compat import structural_map, tirx
 from tilescale.errors import TileSyntaxError
 
@@ -366,6 +369,19 @@ def test_faults_are_found(fault: str):
         if any((got[k] != right[k]).any() for k in right):
             return
     pytest.fail("no schedule shows it")
+
+
+def test_a_launch_is_gone_when_it_is_over():
+    """With the memory of its blocks, whether or not it is right."""
+    for name in PROGRAMS:
+        kernel, args = PROGRAMS[name]
+        made, program = lowered(kernel)
+        with nothing_left(Memory, Block, AsyncUnits, Emulator):
+            emulator.run(made, program, args)
+    made, program = lowered(PROGRAMS["signals"][0])
+    broken = edited(made, _without("ts::shared_signal_add", None))
+    with nothing_left(Memory, Block, AsyncUnits, Emulator), pytest.raises(EmulationError):
+        emulator.run(broken, program, PROGRAMS["signals"][1])
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")

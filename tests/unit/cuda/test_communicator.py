@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
+from tests.leftovers import nothing_left
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tests.unit.cuda.seeded_ranks import gathers, relayed, without
 from tilescale.compiler import driver, emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
-from tilescale.compiler.emulator import EmulationError
+from tilescale.compiler.emulator import EmulationError, Emulator
+from tilescale.compiler.emulator.async_units import AsyncUnits
+from tilescale.compiler.emulator.memory import Block, Memory
+from tilescale.compiler.emulator.ranks import Cells, World
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
@@ -236,6 +240,20 @@ def test_the_barrier_in_front_of_its_signal_cannot_go(monkeypatch: pytest.Monkey
     with pytest.raises(EmulationError, match="race in X of rank"):
         for seed in range(16):
             emulator.run_ranks(made, program, args, seed)
+
+
+def test_a_launch_is_gone_when_it_is_over():
+    """With what is known of each element, whether or not it is right."""
+    program, _ = pipeline.run(relayed(3).trace(), target("sm_90a"))
+    broken = program.with_body(
+        structural_map(program.func.body, (tirx.AttrStmt, without("wait", "communicator", [])))
+    )
+    right, wrong = Lowering(program).run(), Lowering(broken).run()
+    with nothing_left(World, Cells, Memory, Block, AsyncUnits, Emulator):
+        emulator.run_ranks(right, program, gathers(3))
+        with pytest.raises(EmulationError):
+            for seed in range(16):
+                emulator.run_ranks(wrong, broken, gathers(3), seed)
 
 
 def either(world: int) -> Any:

@@ -11,7 +11,11 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.kernels import scheduled
+from tests.leftovers import nothing_left
 from tilescale.compiler.checks.run import check, launch
+from tilescale.compiler.sim.counters import Counters
+from tilescale.compiler.sim.machine import Block, Executor, Machine
+from tilescale.compiler.sim.memory import Storage
 from tilescale.compiler.sim.schedule import Adversary
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -331,3 +335,35 @@ def test_the_adversary_chooses_whom_a_look_at_everybody_would_choose():
                 back = away.pop(world.randrange(len(away)))
                 back.intent = "resume"
                 ready.append(back)
+
+
+def test_a_run_is_gone_when_it_is_over():
+    """With all of its memory: whoever knows its machine is let go of, in runs that end, wait for ever or are
+    cut off too."""
+    kinds = (Machine, Block, Executor, Storage, Counters)
+    for program, wait_for in ((gossip(3, 3), 3), (gossip(3, 4), 4)):
+        with nothing_left(*kinds):
+            assert bool(launch(program, 3, args(3), record=True).report) == (wait_for == 3)
+            check(program, 3, args(3), seeds=2)
+    with nothing_left(*kinds):
+        assert check(gossip(2, 2), 2, args(2), schedule="exhaustive").complete
+
+
+def test_a_run_of_roles_and_rings_is_gone_when_it_is_over():
+    @T.prim_func
+    def product(
+        A: T.Tensor((64, 96), "float16"), B: T.Tensor((96, 32), "float16"), C: T.Tensor((64, 32), "float32")
+    ):
+        with T.Kernel(2, threads=128) as block:
+            a, b = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float16")
+            c = T.alloc_fragment((32, 32), "float32")
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(A[block * 32, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[block * 32, 0])
+
+    with nothing_left(Machine, Block, Executor, Storage, Counters):
+        assert check(product, level="both", seeds=2)
+        assert check(product, level="scheduled", arch="sm_90a", seeds=2)
