@@ -239,7 +239,11 @@ class World:
 
     def fence(self, b: Block, threads: Any) -> None:
         """A proxy fence of global memory by each of these threads."""
-        b.task.fenced.update({int(t): self.knowledge(b, int(t)) for t in threads})
+        alike = self._alike(b, threads)
+        known = {thread: self.knowledge(b, thread) for thread in np.unique(alike).tolist()}
+        b.task.fenced.update(
+            {t: known[like] for t, like in zip(threads.tolist(), alike.tolist(), strict=True)}
+        )
 
     def loaded(self, b: Block, thread: int, memory: Memory, cells: Any) -> Any:
         """TMA reads elements of a tensor for a thread; gives what is known behind the barrier that it
@@ -282,13 +286,16 @@ class World:
     def _alike(self, b: Block, threads: Any) -> Any:
         """For each of these threads one of those that know the same: who stands at the same place at the
         same stamp, and heard the same by itself."""
-        heard = [h.threads for h in b.task.acquired if h.actor == b.actor]
+        heard: dict[int, list[int]] = {}
+        for k, h in enumerate(b.task.acquired):
+            for thread in h.threads if h.actor == b.actor else ():
+                heard.setdefault(thread, []).append(k)
+        lanes = np.unique(threads)
+        places, stamps = (np.broadcast_to(of(b, lanes), lanes.shape) for of in (b.task.place, b.task.stamp))
         first: dict[Any, int] = {}
         found = np.zeros(b.threads, np.int64)
-        for thread in np.unique(threads).tolist():
-            at = int(b.task.place(b, thread)), int(b.task.stamp(b, thread))
-            key = (*at, *(thread in who for who in heard))
-            found[thread] = first.setdefault(key, thread)
+        for thread, place, stamp in zip(lanes.tolist(), places.tolist(), stamps.tolist(), strict=True):
+            found[thread] = first.setdefault((place, stamp, *heard.get(thread, ())), thread)
         return found[threads]
 
     def stored(self, b: Block, thread: int, memory: Memory, cells: Any, adds: str = "") -> Callable[[], None]:
