@@ -3,11 +3,12 @@ time limit."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
             if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
                 item.add_marker(pytest.mark.skip(reason="this machine has no GPU"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freed_memory_goes_back() -> Iterator[None]:
+    """To the system, behind each file: glibc keeps what is freed between blocks that are in use. One launch on
+    the simulator leaves more than a gigabyte so."""
+    yield
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 @pytest.fixture
