@@ -204,7 +204,8 @@ def one_sum_by_every_way() -> list[bool]:
 )
 def test_all_ways_to_add_give_the_same_bits(world: int, optimize: int):
     """On four ranks by the code that LLVM has optimised: its vectors might add in another order."""
-    done = run_ranks(world, one_sum_by_every_way, env={"TILESCALE_CPU_OPTIMIZE": str(optimize)})
+    env = {"TILESCALE_CPU_OPTIMIZE": str(optimize)}
+    done = run_ranks(world, one_sum_by_every_way, timeout=180, env=env)
     assert all(all(r) for r in done), done
 
 
