@@ -327,8 +327,8 @@ class _Groups:
         return structural_map(s, (ir.Var, lambda v: new if v.same_as(old) else v))
 
     def renamed(self, s: Any) -> Any:
-        """A statement whose own names, loops and tiles are fresh: several warpgroups may run it. Its tiles stay
-        what they are for the first one that does."""
+        """A statement whose own names, loops and tiles are fresh: several warpgroups may run it. Its tiles
+        stay what they are for the first one that does."""
         names: list[Any] = []
         tiles: list[Any] = []
         structural_walk(s, (tirx.Bind, lambda x: names.append(x.var)))
