@@ -42,6 +42,20 @@ def require_int32(value: int) -> None:
         )
 
 
+def require_64_bits(value: Any) -> None:
+    """
+    Raises:
+        TileValueError: an integer of Python's that no dtype holds.
+    """
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise TileValueError(
+            f"{value} is a number that 64 bits do not hold",
+            loc=source.current(),
+            expected=f"{-(1 << 63)} to {(1 << 64) - 1}",
+            hint=f"float({value}) beside floats",
+        )
+
+
 def wrapped(value: int, dt: str) -> Any:
     """The constant of an integer dtype whose bits are the lower ones of ``value``."""
     least, most = range_of(dt)

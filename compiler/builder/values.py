@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.integers import converted, fits, folded, require_int32
+from tilescale.compiler.builder.integers import converted, fits, folded, require_64_bits, require_int32
 from tilescale.compiler.builder.poison import Poison
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant, simplify
@@ -102,7 +102,11 @@ def index_expr(value: Any) -> Any:
         raise TileTypeError(
             f"an index must be an integer, not {e}", loc=source.current(), hint='T.cast(…, "int32")'
         )
-    return const(e, "int32" if fits(e, "int32") else "int64") if isinstance(e, int) else e
+    if not isinstance(e, int):
+        return e
+    if not fits(e, "int64"):
+        raise TileValueError(f"an index of {e}", loc=source.current(), expected="a number that int64 holds")
+    return const(e, "int32" if fits(e, "int32") else "int64")
 
 
 def dtype_of(value: Any) -> dtype:
@@ -151,6 +155,8 @@ def binary(op: str, a: Any, b: Any) -> Any:
     a, b = to_expr(a), to_expr(b)
     if not is_expr(a) and not is_expr(b):
         return BINARY[op](a, b)
+    require_64_bits(a)
+    require_64_bits(b)
     if op in ("&", "|", "^"):
         return _operate(op, a, b)
     # True counts as one, as in Python.
@@ -257,6 +263,8 @@ def compare(op: str, a: Any, b: Any) -> Any:
     a, b = to_expr(a), to_expr(b)
     if not is_expr(a) and not is_expr(b):
         return COMPARE[op](a, b)
+    require_64_bits(a)
+    require_64_bits(b)
     result = COMPARE[op](a, b)  # TVM's operators bring both sides to one dtype
     return result.asobject() if hasattr(result, "asobject") else result
 

@@ -10,6 +10,7 @@ touches become its own. Between warpgroups the author's barriers order, as in an
 
 from __future__ import annotations
 
+from copy import copy
 from importlib import import_module
 from typing import Any
 
@@ -94,6 +95,21 @@ def _parts(s: Any) -> list[Any]:
     return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
 
 
+def _allocated(parts: list[Any]) -> list[Any]:
+    """The allocations of all threads between T.ws, in loops and conditions too."""
+    found: list[Any] = []
+    for p in parts:
+        if isinstance(p, tirx.AllocBuffer):
+            found.append(p)
+        elif isinstance(p, tirx.SeqStmt):
+            found += _allocated(list(p.seq))
+        elif isinstance(p, tirx.For):
+            found += _allocated([p.body])
+        elif isinstance(p, tirx.IfThenElse):
+            found += _allocated([x for x in (p.then_case, p.else_case) if x is not None])
+    return found
+
+
 def _touched(s: Any) -> set[Any]:
     found: set[Any] = set()
     structural_walk(s, (ir.TensorLoad, lambda e: found.add(e.source)))
@@ -153,6 +169,7 @@ class _Groups:
         self.threads, self.builder = threads, builder
         self.members: list[int] = []  # warpgroups that have a T.ws
         self.barrier = 1  # at which all of them meet
+        self.taken: set[Any] = set()  # the tiles of T.ws that a warpgroup has
 
     def kernel(self, s: Any) -> Any:
         """Down to the statements of the launch."""
@@ -172,7 +189,8 @@ class _Groups:
         held = {b for parts in made.values() for p in parts for b in _touched(p) if _is_held(b)}
         written = {b for parts in made.values() for p in parts for b in _written(p)}
         before, behind = (set().union(*map(_touched, x), set()) for x in (front, tail))
-        allocated = [p for p in [*front, *middle] if isinstance(p, tirx.AllocBuffer)]
+        between = _allocated(middle)
+        allocated = [*(p for p in front if isinstance(p, tirx.AllocBuffer)), *between]
         # what the warpgroups only read is all threads' alike; of what they set each goes on with its own
         own = [p for p in allocated if p.buffer in held and p.buffer not in before | behind]
         begun = [p for p in allocated if p.buffer in held & written and p.buffer in before | behind]
@@ -185,7 +203,7 @@ class _Groups:
                     expected="registers of T.ws alone, or a tile in shared memory",
                 )
         shared = [p for p in front if p not in own]
-        shared += [p for p in middle if isinstance(p, tirx.AllocBuffer) and p not in own]
+        shared += [p for p in between if p not in own]
         copies, mine = self.copied(begun)
         which = tirx.Var(self.builder.unique("warpgroup"), "int32")
         index = ir.Call("ts.scale_index", [ir.StringImm("warpgroup")], ret_ty=ir.PrimType("int32"))
@@ -309,9 +327,34 @@ class _Groups:
         return structural_map(s, (ir.Var, lambda v: new if v.same_as(old) else v))
 
     def renamed(self, s: Any) -> Any:
-        """A statement whose own names and loops are fresh: several warpgroups may run it."""
+        """A statement whose own names, loops and tiles are fresh: several warpgroups may run it. Its tiles
+        stay what they are for the first one that does."""
         names: list[Any] = []
+        tiles: list[Any] = []
         structural_walk(s, (tirx.Bind, lambda x: names.append(x.var)))
         structural_walk(s, (tirx.For, lambda x: names.append(x.loop_var)))
+        structural_walk(s, ((tirx.AllocBuffer, tirx.DeclBuffer), lambda x: tiles.append(x.buffer)))
         fresh = {v: tirx.Var(self.builder.unique(v.name), str(v.ty)) for v in names}
+        fresh |= {b: self.another(b) for b in tiles if b in self.taken}
+        self.taken.update(tiles)
         return structural_map(s, (ir.Var, lambda v: fresh.get(v, v)))
+
+    def another(self, tile: Any) -> Any:
+        """A tile like one that another warpgroup has, under a name of its own, with its layout."""
+        name = self.builder.unique(self.builder.renames.get(tile, tile.name))
+        made = tirx.decl_buffer(
+            tuple(tile.ty.shape),
+            str(tile.ty.dtype),
+            name,
+            scope=tile.ty.storage_scope,
+            data_alignment=64,
+            layout=None,
+        )
+        launch = self.builder.launch
+        layouts = launch.hints.get("layouts", {}) if launch is not None else {}
+        for b, given in list(layouts.items()):
+            if b.var.same_as(tile):
+                like = copy(b)
+                like.var = made
+                layouts[like] = given
+        return made

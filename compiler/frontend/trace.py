@@ -133,6 +133,8 @@ def _extent(value: Any, what: str, loc: Loc | None) -> Any:
         )
     if known <= 0:
         raise TileValueError(f"{what} is {known}", loc=loc, expected="a positive extent")
+    if known >= 1 << 63:
+        raise TileValueError(f"{what} is {known}", loc=loc, expected="a number that int64 holds")
     return known
 
 
@@ -511,6 +513,12 @@ class translated:
         ):
             own: Any = type(error)
             raise _placed(own)(f"{own.__name__}: {message}", loc=loc).with_traceback(tb) from error
+        if "ffi.BigInt" in message or "exceeds range of int" in message:
+            raise TileValueError(
+                "an integer that no dtype holds",
+                loc=loc,
+                expected=f"{-(1 << 63)} to {(1 << 63) - 1}",
+            ) from error
         if isinstance(error, AttributeError) and (said := _no_attribute(error)) is not None:
             raise TileTypeError(said[0], loc=loc, expected=said[1], hint=said[2]) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):

@@ -173,11 +173,8 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             if held.layout.swizzle:
                 raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
             layout = strided(shape, BITS[dtype])
-            root = next(
-                v
-                for v in self.program.arena
-                if self.places.get(v) is held or self.places.get(v, held).buf is held.buf
-            )
+            base = s.data.args[0]
+            root = self.roots[b] = self.roots.get(base, base)  # a view of a view is one of the tile
             tile, declared = placed(
                 self.arena,
                 b.name,

@@ -213,13 +213,17 @@ class NestLowering(State):
         self.widths[nest.node] = max((m.width * bits_of(m.element.buffer) // 8 for m in outside), default=0)
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
 
-        def make() -> Any:
+        def moved() -> Any:
             there = None if test is None else self.scalar(test)
-            moved = (self._direct if vectors.direct else self._group)(nest, vectors, group)
-            return moved if there is None else tirx.IfThenElse(there, moved, None)
+            made = (self._direct if vectors.direct else self._group)(nest, vectors, group)
+            return made if there is None else tirx.IfThenElse(there, made, None)
+
+        def make() -> Any:
+            return self._by_holder(moved) if _rereads_copies(nest, loop) else moved()
 
         around = list(zip(counters, extents, strict=True))[: None if chunks > 1 else -1]
-        if test is None and vectors.direct and self._between_memories(nest):
+        apart = test is None and not _rereads_copies(nest, loop)
+        if apart and vectors.direct and self._between_memories(nest):
             together = self._together(nest, loop, vectors, starts, around, group)
             if together is not None:
                 return sequence([*binds, self.by_those(loop, together)])
@@ -489,12 +493,15 @@ class NestLowering(State):
     def _body(self, nest: Nest) -> Any:
         """The body of an iteration; by one of the threads that hold it where it may run only once, or where
         the others would read what it writes."""
-        copied = self.loop is not None and self.loop.fragment.copies != (0,)
-        if not nest.alone and not (nest.rereads and copied):
+        if not nest.alone and not _rereads_copies(nest, self.loop):
             return self.stmt(nest.body)
+        return self._by_holder(lambda: self.stmt(nest.body))
+
+    def _by_holder(self, make: Callable[[], Any]) -> Any:
+        """What is made, by one of the threads that hold the current iteration."""
         test = self.holder()
         outer, self.only = self.only, True
-        body = self.stmt(nest.body)
+        body = make()
         self.only = outer
         return body if test is None else tirx.IfThenElse(test, body, None)
 
@@ -597,6 +604,12 @@ class NestLowering(State):
                     tirx.EQ(thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last), 0)
                 )
         return all_of(tests) if tests else None
+
+
+def _rereads_copies(nest: Nest, loop: Loop | None) -> bool:
+    """Whether several threads hold an iteration of a nest that writes memory which it reads: all but one of
+    them would read what that one writes meanwhile."""
+    return nest.rereads and loop is not None and loop.fragment.copies != (0,)
 
 
 def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:

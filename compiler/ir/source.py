@@ -41,6 +41,8 @@ def is_ours(filename: str) -> bool:
     if filename.startswith(("<frozen", "<string", "<__array")):
         # Of `python -c`, whose functions are called <string> as what Python makes itself.
         return not source_text.is_known(filename)
+    if filename.endswith((".h", ".cc", ".pyx", ".pxi")):  # TVM's errors bring the frames of its C++ with them
+        return True
     if filename.startswith(OURS):
         return not filename.startswith(_KERNELS)
     return filename.startswith(_STDLIB) and "-packages/" not in filename

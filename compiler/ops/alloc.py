@@ -51,6 +51,12 @@ def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
     lanes = named_vector(dtype)
     if isinstance(lanes, Vector):
         extents.append(lanes.count)
+    if prod(extents) >= 1 << 31:
+        raise TileValueError(
+            f"T.{what} of {prod(extents)} elements",
+            loc=source.current(),
+            expected="fewer than 2147483648: a tile that fits a block's memory",
+        )
     dt = lanes.of if isinstance(lanes, Vector) else canonical(lanes)
     var = tirx.decl_buffer(tuple(extents), str(held(dt)), "tile", scope=scope, data_alignment=64, layout=None)
     buffer = Buffer(var, "tile", tuple(extents), dt, scope)

@@ -220,11 +220,11 @@ def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Sit
 
 
 @functools.lru_cache(maxsize=1024)
-def _grid(lanes: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Of a nest with so many iterations: its variables' values and the indices of its lanes, each along an
-    axis of its own. Nobody writes into them."""
+def _grid(lanes: tuple[int, ...], dtypes: tuple[str, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Of a nest with so many iterations: its variables' values, of ``dtypes``, and the indices of its lanes,
+    each along an axis of its own. Nobody writes into them."""
     index = tuple(np.ogrid[tuple(slice(n) for n in lanes)])
-    values = tuple(i.astype(np.int32) for i in index)
+    values = tuple(i.astype(dt) for i, dt in zip(index, dtypes, strict=True))
     for array in (*index, *values):
         array.flags.writeable = False
     return values, index
@@ -237,7 +237,7 @@ def parallel(cx: Preparation, s: Any) -> Step:
     while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
         loops.append(loops[-1].body)
     body = loops[-1].body
-    variables = [cx.slot(x.loop_var) for x in loops]
+    variables, dtypes = [cx.slot(x.loop_var) for x in loops], tuple(str(x.loop_var.ty) for x in loops)
     extents = [cx.scalar(x.extent) for x in loops]
     if _diverges(body, {x.loop_var for x in loops}):
         return _one_by_one(cx, variables, extents, body)
@@ -251,7 +251,7 @@ def parallel(cx: Preparation, s: Any) -> Step:
         lanes = tuple(n(ex) for n in extents)
         if min(lanes) <= 0:
             return
-        values, ex.lane_index = _grid(lanes)
+        values, ex.lane_index = _grid(lanes, dtypes)
         for slot, value in zip(variables, values, strict=True):
             ex.v[slot] = value
         ex.lanes = lanes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilescale.language as T
@@ -100,3 +101,40 @@ def test_an_iteration_reads_what_it_has_written(arch: str, scope: str):
     x = data((64,), "int32")
     got = agree(kernel, {"X": x, "A": x * 0 - 1, "B": x * 0}, exact=True, arch=arch)
     assert (got["B"] == x * 2 + 1).all()
+
+
+def narrow(what: str, dtype: str, n: int) -> Any:
+    """A nest of fewer groups of neighbours than threads, each of which several of them hold."""
+
+    @T.prim_func
+    def kernel(X: T.Tensor((n,), dtype), Y: T.Tensor((n,), dtype)):
+        with T.Kernel(1, threads=64):
+            if what == "tensor":
+                for j in T.Parallel(n):
+                    X[j] = X[j] + 1
+            elif what == "part":
+                for j in T.Parallel(n // 2):
+                    X[j] = X[j + n // 2]
+            elif what == "condition":
+                for j in T.Parallel(n):
+                    if X[j] > 3:
+                        X[j] = 2
+            else:
+                s, f = T.alloc_shared((n,), dtype), T.alloc_fragment((n,), dtype)
+                T.copy(X, s)
+                for j in T.Parallel(n):
+                    f[j] = s[j] + 1
+                    s[j] = f[j] * 2
+                for j in T.Parallel(n):
+                    Y[n - 1 - j] = f[j] + s[j]
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+@pytest.mark.parametrize("what", ["tensor", "part", "condition", "fragment"])
+def test_nobody_else_reads_what_the_one_who_writes_it_writes(what: str, dtype: str):
+    kernel = narrow(what, dtype, 32)
+    given = {"X": np.arange(32, dtype=dtype) % 7, "Y": np.zeros(32, dtype)}
+    for seed in range(3):
+        agree(kernel, given, exact=True, seed=seed)

@@ -242,3 +242,57 @@ def test_conditions_that_cut_warpgroups(threads: int, first: int, target: str):
 def test_branches_that_differ_by_who_runs_them(what: str):
     with pytest.raises(TileSyntaxError):
         cut(96, 32, what).trace()
+
+
+def with_tiles_of_its_own(what: str) -> Any:
+    """Warpgroups 0 and 2 add up what they make in memory of T.ws, 1 reverses a row in memory of a loop
+    around it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), "float32"), B: T.Tensor((2, 256), "float32")):
+        with T.Kernel(1, threads=384):
+            for r in T.serial(2):
+                u = T.alloc_shared((256,), "float32")
+                with T.ws(0, 2):
+                    x = T.alloc_fragment((256,), "float32")
+                    if what == "variable":
+                        v = T.alloc_var("float32", 1.0)
+                        v = v + r
+                        T.fill(x, v)
+                    elif what == "view":
+                        y = T.alloc_shared((4, 64), "float32")
+                        T.fill(y, r + 1)
+                        T.copy(T.view(y, (256,)), x)
+                    else:
+                        T.fill(x, r + 1)
+                    for j in T.Parallel(256):
+                        T.atomic_add(B[0, j], x[j] * A[j])
+                with T.ws(1):
+                    T.copy(A, u)
+                    for j in T.Parallel(256):
+                        B[1, j] = u[255 - j] + r
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", ["sim", "sm_90a"])
+@pytest.mark.parametrize("what", ["fragment", "variable", "view"])
+def test_what_warpgroups_allocate_is_each_ones_own(what: str, target: str):
+    a = RNG.integers(0, 9, 256).astype("float32")
+    out = run(with_tiles_of_its_own(what), {"A": a, "B": np.zeros((2, 256), "float32")}, target)["B"]
+    np.testing.assert_array_equal(out, [6 * a, a[::-1] + 1])
+
+
+def test_a_tile_of_several_warpgroups_has_its_layout_in_each():
+    @T.prim_func
+    def kernel(B: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=384), T.ws(0, 2):
+            x = T.alloc_fragment((256,), "float32")
+            T.annotate_layout({x: T.Fragment((256,), lambda i: (i % 128, i // 128))})
+            T.fill(x, 2)
+            for j in T.Parallel(256):
+                T.atomic_add(B[j], x[j])
+
+    assert len(kernel.trace().hints["layouts"]) == 2
+    out = run(kernel, {"B": np.zeros(256, "float32")}, "sm_90a")["B"]
+    np.testing.assert_array_equal(out, np.full(256, 4))

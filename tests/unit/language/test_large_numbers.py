@@ -95,3 +95,76 @@ def test_a_constant_that_its_dtype_does_not_hold_is_refused_with_its_line() -> N
     with pytest.raises(TileError) as refused:
         kernel.trace()
     assert "test_large_numbers.py" in str(refused.value) and str(FAR) in str(refused.value)
+
+
+def test_a_nest_from_a_large_number_on():
+    @T.prim_func
+    def kernel(B: T.Tensor((8,), "int64")):
+        with T.Kernel(1, threads=32):
+            for i in T.vectorized(FAR, FAR + 8):
+                B[i - FAR] = i
+
+    got = agree(kernel, {"B": empty((8,), "int64")})
+    np.testing.assert_array_equal(got["B"], FAR + np.arange(8))
+
+
+BEYOND = 1 << 64
+
+
+def beyond(what: str) -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int64"), B: T.Tensor((8,), "int64")):
+        with T.Kernel(1, threads=32):
+            if what == "sum":
+                B[0] = A[0] + BEYOND
+            elif what == "comparison":
+                if A[0] < BEYOND:
+                    B[0] = 1
+            elif what == "quotient":
+                B[0] = A[0] // BEYOND
+            elif what == "greatest":
+                B[0] = T.max(A[0], BEYOND)
+            elif what == "rounded up":
+                B[0] = T.ceildiv(A[0], BEYOND)
+            elif what == "float":
+                B[0] = T.cast(T.cast(A[0], "float32") * BEYOND, "int64")
+            elif what == "index":
+                B[BEYOND] = 1
+            elif what == "slice":
+                T.copy(A[BEYOND : BEYOND + 8], B)
+            elif what == "tile":
+                T.clear(T.alloc_shared((1 << 40,), "int8"))
+            elif what == "registers":
+                T.clear(T.alloc_fragment((1 << 20, 1 << 20), "int8"))
+            elif what == "serial":
+                for _ in T.serial(BEYOND - 1, BEYOND):
+                    B[0] = 1
+            elif what == "pipelined":
+                for _ in T.Pipelined(BEYOND):
+                    B[0] = 1
+            else:
+                for i in T.Parallel(BEYOND):
+                    B[i] = 1
+
+    return kernel
+
+
+WHATS = ["sum", "comparison", "quotient", "greatest", "rounded up", "float", "index", "slice", "tile"]
+
+
+@pytest.mark.parametrize("what", [*WHATS, "registers", "serial", "pipelined", "nest"])
+def test_what_no_dtype_holds_is_refused_with_its_line(what: str):
+    with pytest.raises(TileValueError) as refused:
+        beyond(what).trace()
+    said = str(refused.value)
+    assert "test_large_numbers.py" in said and "Check failed" not in said and "ffi" not in said
+
+
+def test_a_tensor_that_no_dtype_counts_is_refused():
+    @T.prim_func
+    def kernel(B: T.Tensor((BEYOND,), "int8")):
+        with T.Kernel(1, threads=32):
+            B[0] = 1
+
+    with pytest.raises(TileValueError, match=f"extent 0 of B is {BEYOND}"):
+        kernel.trace()

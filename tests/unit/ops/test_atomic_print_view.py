@@ -361,3 +361,24 @@ def test_reinterpret_and_bits():
     assert c[2].equal(h.view(torch.int16).int() & 0x7FFF) and d.equal(-a)
     with refused(TileSyntaxError, "called outside a kernel"):
         T.print(3)
+
+
+def test_a_view_of_a_view_of_shared_memory():
+    """By warps that have a tile, and under another dtype and back."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 256), "float32"), B: T.Tensor((4, 256), "float32")):
+        with T.Kernel(1, threads=128), T.Scale("warp") as (w, _):
+            x, y = T.alloc_shared((256,), "float32"), T.alloc_shared((256,), "float32")
+            if w > 1:
+                halves = T.view(T.view(x, (16, 16)), (64, 8), "float16")
+                again = T.view(halves, (64, 4), "float32")
+                for i, j in T.Parallel(64, 4):
+                    again[i, j] = A[w, i * 4 + j]
+                T.copy(x, B[w, 0:256])
+            else:
+                T.copy(A[w, 0:256], y)
+                T.copy(y, B[w, 0:256])
+
+    got = agree(kernel, {"A": data((4, 256), "float32"), "B": empty((4, 256), "float32")}, exact=True)
+    assert (got["B"] == data((4, 256), "float32")).all()
