@@ -260,18 +260,24 @@ def test_choices(rank: int, S: int):
 
 
 @pytest.mark.parametrize(
-    ("weighted", "steps", "cut", "givers", "stages", "remote"),
+    ("weighted", "steps", "cut", "givers", "stages", "staged", "remote"),
     [
-        (True, 2, 1, 0, 0, ""),
-        (False, 1, 2, 0, 0, ""),
-        (True, 2, 1, 1, 0, ""),
-        (True, 2, 1, 1, 0, "nvshmem"),
-        (True, 2, 1, 1, 2, ""),
-        (False, 1, 2, 1, 3, ""),
-        (True, 2, 1, 1, 2, "nvshmem"),
+        (True, 2, 1, 0, 0, 0, ""),
+        (False, 1, 2, 0, 0, 0, ""),
+        (True, 2, 1, 1, 0, 0, ""),
+        (True, 2, 1, 1, 0, 0, "nvshmem"),
+        (True, 2, 1, 1, 2, 4, ""),
+        (True, 2, 1, 1, 2, 1, ""),
+        (False, 1, 2, 1, 3, 4, ""),
+        (True, 2, 1, 1, 2, 4, "nvshmem"),
     ],
 )
-def test_combine(weighted: bool, steps: int, cut: int, givers: int, stages: int, remote: str):
+def test_combine(
+    weighted: bool, steps: int, cut: int, givers: int, stages: int, staged: int, remote: str,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    """``staged``: so many pairs have a place in a stage; a row has up to two here."""
+    monkeypatch.setattr(combine_kernels, "STAGED", staged)
     kernel = combine_kernels.combine(
         H=H, K=K, world=WORLD, wide=16, steps=steps, cut=cut, givers=givers, stages=stages,
         blocks=BLOCKS, threads=64, dtype="bfloat16", weighted=weighted,

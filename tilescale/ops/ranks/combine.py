@@ -241,11 +241,11 @@ def pick(world: int, units: int = 132, **shape: Any) -> Pick:
     return Pick("kernel", min(units, -(-shape["tokens"] // 4)))
 
 
-#: small cases of rings: more pairs of a row than have a place in a stage, parts of rows, ranks of many rows
+#: small cases of rings: several rounds of a warp, rows in parts, ranks that get little
 RINGS: tuple[dict[str, Any], ...] = (
-    {"tokens": 70, "hidden": 24, "topk": 6, "experts": 8, "blocks": 1, "stages": 3},
-    {"tokens": 40, "hidden": 2_500, "topk": 2, "experts": 4, "blocks": 1, "stages": 2, "uneven": True},
-    {"tokens": 90, "hidden": 10, "topk": 3, "experts": 5, "choice": "drop", "blocks": 1, "stages": 4},
+    {"tokens": 19, "hidden": 24, "topk": 2, "experts": 8, "blocks": 1, "stages": 3},
+    {"tokens": 18, "hidden": 1_100, "topk": 2, "experts": 4, "blocks": 1, "stages": 2, "uneven": True},
+    {"tokens": 21, "hidden": 10, "topk": 2, "experts": 5, "choice": "drop", "blocks": 1, "stages": 4},
 )
 
 OP = RankOp(
