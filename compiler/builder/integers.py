@@ -1,4 +1,4 @@
-"""Integers of a dtype: which numbers it holds, and what becomes of others."""
+"""Numbers of a dtype, integers above all: which it holds, and what becomes of others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.tvm_compat import hidden, ir, is_expr, sym, tirx
 from tilescale.errors import TileValueError
+from tilescale.language.dtypes import GREATEST
 
 _INTEGERS = ("int", "uint")
 _FOLDED = {"+": operator.add, "-": operator.sub, "*": operator.mul, "<<": operator.lshift}
@@ -27,12 +28,13 @@ def fits(value: int, dt: str) -> bool:
     return (least or -(most + 1) // 2) <= value <= most
 
 
-def require_int32(value: int) -> None:
-    """
+def in_int32(value: Any) -> Any:
+    """``value``.
+
     Raises:
         TileValueError: a number that int32 does not hold.
     """
-    if not fits(value, "int32"):
+    if isinstance(value, int) and not fits(value, "int32"):
         least, most = range_of("int32")
         raise TileValueError(
             f"{value} is no value of int32",
@@ -40,20 +42,45 @@ def require_int32(value: int) -> None:
             expected=f"{least} to {most}",
             hint=f"T.int64({value})",
         )
+    return value
 
 
-def require_64_bits(value: Any) -> None:
+def require_64_bits(*values: Any) -> None:
     """
     Raises:
         TileValueError: an integer of Python's that no dtype holds.
     """
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+    for value in values:
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise TileValueError(
+                f"{value} is a number that 64 bits do not hold",
+                loc=source.current(),
+                expected=f"{-(1 << 63)} to {(1 << 64) - 1}",
+                hint=f"float({value}) beside floats",
+            )
+
+
+def too_large(value: Any, dt: str) -> TileValueError:
+    """What is wrong with a float that its dtype does not hold."""
+    return TileValueError(
+        f"{value} is no value of {dt}",
+        loc=source.current(),
+        expected=f"at most {GREATEST[dt]:.6g} in magnitude",
+        hint=f'T.max_value("{dt}"), or T.infinity("{dt}") where the dtype has one',
+    )
+
+
+def index_constant(value: int) -> Any:
+    """An index as a constant of 32 bits, or of 64 where it takes them.
+
+    Raises:
+        TileValueError: it takes more.
+    """
+    if not fits(value, "int64"):
         raise TileValueError(
-            f"{value} is a number that 64 bits do not hold",
-            loc=source.current(),
-            expected=f"{-(1 << 63)} to {(1 << 64) - 1}",
-            hint=f"float({value}) beside floats",
+            f"an index of {value}", loc=source.current(), expected="a number that int64 holds"
         )
+    return tirx.const(value, "int32" if fits(value, "int32") else "int64")
 
 
 def wrapped(value: int, dt: str) -> Any:

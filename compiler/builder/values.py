@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.integers import converted, fits, folded, require_64_bits, require_int32
+from tilescale.compiler.builder.integers import (
+    converted,
+    fits,
+    folded,
+    in_int32,
+    index_constant,
+    require_64_bits,
+    too_large,
+)
 from tilescale.compiler.builder.poison import Poison
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant, simplify
@@ -66,21 +74,10 @@ def const(value: Any, dt: str) -> Any:
     """
     dt = str(dt)
     if dt in GREATEST and GREATEST[dt] < abs(value) < float("inf"):
-        raise _too_large(value, dt)
+        raise too_large(value, dt)
     if dt.startswith("uint") and value < 0:
         value %= 1 << int(dt[4:])
-    if dt == "int32" and isinstance(value, int):
-        require_int32(value)
-    return tirx.const(value, dt)
-
-
-def _too_large(value: Any, dt: str) -> TileValueError:
-    return TileValueError(
-        f"{value} is no value of {dt}",
-        loc=source.current(),
-        expected=f"at most {GREATEST[dt]:.6g} in magnitude",
-        hint=f'T.max_value("{dt}"), or T.infinity("{dt}") where the dtype has one',
-    )
+    return tirx.const(in_int32(value) if dt == "int32" else value, dt)
 
 
 def as_expr(value: Any, dt: str = "int32", what: str = "value") -> Any:
@@ -102,11 +99,7 @@ def index_expr(value: Any) -> Any:
         raise TileTypeError(
             f"an index must be an integer, not {e}", loc=source.current(), hint='T.cast(…, "int32")'
         )
-    if not isinstance(e, int):
-        return e
-    if not fits(e, "int64"):
-        raise TileValueError(f"an index of {e}", loc=source.current(), expected="a number that int64 holds")
-    return const(e, "int32" if fits(e, "int32") else "int64")
+    return index_constant(e) if isinstance(e, int) else e
 
 
 def dtype_of(value: Any) -> dtype:
@@ -155,8 +148,7 @@ def binary(op: str, a: Any, b: Any) -> Any:
     a, b = to_expr(a), to_expr(b)
     if not is_expr(a) and not is_expr(b):
         return BINARY[op](a, b)
-    require_64_bits(a)
-    require_64_bits(b)
+    require_64_bits(a, b)
     if op in ("&", "|", "^"):
         return _operate(op, a, b)
     # True counts as one, as in Python.
@@ -263,8 +255,7 @@ def compare(op: str, a: Any, b: Any) -> Any:
     a, b = to_expr(a), to_expr(b)
     if not is_expr(a) and not is_expr(b):
         return COMPARE[op](a, b)
-    require_64_bits(a)
-    require_64_bits(b)
+    require_64_bits(a, b)
     result = COMPARE[op](a, b)  # TVM's operators bring both sides to one dtype
     return result.asobject() if hasattr(result, "asobject") else result
 
@@ -758,7 +749,7 @@ def convert(value: Any, dt: str) -> Any:
     if isinstance(e, (bool, int, float)):
         if dt.startswith("float8"):
             if GREATEST[dt] < abs(e) < float("inf"):
-                raise _too_large(e, dt)
+                raise too_large(e, dt)
             return tirx.Cast(ir.PrimType(dt), const(float(e), "float32"))
         if "int" in dt and isinstance(e, float) and not e.is_integer():
             raise TileTypeError(f"{e} is stored as {dt}", loc=source.current(), hint=f'T.cast({e}, "{dt}")')
