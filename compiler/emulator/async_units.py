@@ -62,6 +62,12 @@ class Barrier:
             self.over_far, self.coming_far = self.coming_far, None
             self.heard = self.told
 
+    def arrive(self, count: int = 1) -> None:
+        self.pending -= count
+        if self.pending < 0:
+            raise EmulationError("more arrivals than a phase expects")
+        self.settle()
+
     def tell(self, clock: Any) -> None:
         if clock is not None:
             self.told = clock if self.told is None else np.maximum(self.told, clock)
@@ -419,11 +425,8 @@ def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads expect a stage's bytes")
     made = usable(b, m, b.units.barrier(byte(m, where)))
-    made.pending -= 1
     made.bytes += int(one(m, count))
-    if made.pending < 0:
-        raise EmulationError("more arrivals than a phase expects")
-    made.settle()
+    made.arrive()
     b.units.yields()
 
 
@@ -442,10 +445,7 @@ def barrier_arrive(b: Any, m: Any, where: Any) -> None:
     for some, at in apart(m, where):
         made = b.units.barrier(at)
         made.release(b.clocks.release(np.flatnonzero(some) + b.first))
-        made.pending -= int(some.sum())
-        if made.pending < 0:
-            raise EmulationError("more arrivals than a phase expects")
-        made.settle()
+        made.arrive(int(some.sum()))
     b.units.yields()
 
 
@@ -488,10 +488,7 @@ def synced(b: Any, warps: Any) -> None:
 
 
 def arrived(made: Barrier, b: Any) -> None:
-    made.pending -= 1
-    if made.pending < 0:
-        raise EmulationError("more arrivals than a phase expects")
-    made.settle()
+    made.arrive()
     b.units.yields()
 
 

@@ -43,10 +43,7 @@ def barrier_arrive_at(b: Any, m: Any, where: Any, rank: Any) -> None:
             these = some & (ranks == peer)
             made = usable(b, these, b.units.peer(int(peer)).barrier(at))
             made.release_far(b.clocks.release(np.flatnonzero(these) + b.first))
-            made.pending -= int(these.sum())
-            if made.pending < 0:
-                raise EmulationError("more arrivals than a phase expects")
-            made.settle()
+            made.arrive(int(these.sum()))
     b.units.yields()
 
 

@@ -173,14 +173,12 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             if held.layout.swizzle:
                 raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
             layout = strided(shape, BITS[dtype])
-            base = s.data.args[0]
-            root = self.roots[b] = self.roots.get(base, base)  # a view of a view is one of the tile
             tile, declared = placed(
                 self.arena,
                 b.name,
                 dtype,
                 layout.bytes * 8 // layout.bits,
-                self.program.arena[root][0],
+                self.program.arena[self.beliefs.bases[b]][0],
                 s.span,
             )
             self.head.append(declared)

@@ -218,12 +218,13 @@ class NestLowering(State):
             made = (self._direct if vectors.direct else self._group)(nest, vectors, group)
             return made if there is None else tirx.IfThenElse(there, made, None)
 
+        copied = _rereads_copies(nest, loop)
+
         def make() -> Any:
-            return self._by_holder(moved) if _rereads_copies(nest, loop) else moved()
+            return self._by_holder(moved) if copied else moved()
 
         around = list(zip(counters, extents, strict=True))[: None if chunks > 1 else -1]
-        apart = test is None and not _rereads_copies(nest, loop)
-        if apart and vectors.direct and self._between_memories(nest):
+        if test is None and not copied and vectors.direct and self._between_memories(nest):
             together = self._together(nest, loop, vectors, starts, around, group)
             if together is not None:
                 return sequence([*binds, self.by_those(loop, together)])

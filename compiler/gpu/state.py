@@ -67,8 +67,6 @@ class State:
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
         self.places: dict[Any, Place] = {}
-        #: views of tiles in shared memory → the tile
-        self.roots: dict[Any, Any] = {}
         self.layouts: dict[Any, Any] = program.layouts
         self.params: list[tuple[Any, Source]] = []
         self.head: list[Any] = []

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tilescale.compiler.ir.buffers import bases
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -35,7 +36,7 @@ def holders(program: TileProgram) -> dict[Any, range]:
 
 @functools.lru_cache(maxsize=64)
 def _found(body: Any, threads: int) -> dict[Any, range]:
-    walk = _Walk()
+    walk = _Walk(body)
     walk.stmt(body, Executor("block", threads), range(1))
     return {
         buffer: walk.used.get(buffer, everyone) if len(ex.outer) == 1 else everyone
@@ -48,10 +49,10 @@ class _Walk:
     """One walk through a program. ``here``: the executors of the outermost scale that may come to a
     statement; those of scales inside it are not told apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: Any) -> None:
         self.owner: dict[Any, Executor] = {}
         self.used: dict[Any, range] = {}
-        self.bases: dict[Any, Any] = {}
+        self.bases = bases(body)
         self.indices: list[Any] = []
 
     def stmt(self, s: Any, ex: Executor, here: range) -> None:
@@ -74,9 +75,6 @@ class _Walk:
         elif isinstance(s, tirx.AllocBuffer):
             if s.buffer.ty.storage_scope.startswith("shared"):
                 self.owner[s.buffer] = ex
-        elif isinstance(s, tirx.DeclBuffer):
-            self.bases[s.buffer] = s.data.args[0]
-            self._uses(s, here)
         else:
             if isinstance(s, tirx.Bind) and len(ex.outer) == 1 and _is_index(s.value, ex.name):
                 self.indices.append(s.var)
@@ -105,8 +103,7 @@ class _Walk:
             return
 
         def note(buffer: Any) -> None:
-            while buffer in self.bases:
-                buffer = self.bases[buffer]
+            buffer = self.bases.get(buffer, buffer)
             had = self.used.get(buffer, here)
             self.used[buffer] = range(min(had.start, here.start), max(had.stop, here.stop))
 

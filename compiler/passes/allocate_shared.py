@@ -20,7 +20,7 @@ from typing import Any
 
 from tilescale.compiler.ir.holders import holders
 from tilescale.compiler.ir.program import TileProgram
-from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
@@ -68,27 +68,27 @@ class _Lifetimes:
         ] = []  # loops and scales around: their start, the tiles used inside
         self.inside: dict[Any, int] = {}  # how many of them are around a tile's allocation
         self.holders = holders(program)
-        self.visit(program.func.body, Executor("block", program.launch.threads))
+        self.visit(program.func.body)
 
-    def visit(self, s: Any, ex: Executor) -> None:
+    def visit(self, s: Any) -> None:
         if isinstance(s, tirx.SeqStmt):
             for inner in s.seq:
-                self.visit(inner, ex)
+                self.visit(inner)
         elif isinstance(s, tirx.AttrStmt):
             name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
             if name in WIDTHS:
-                self.scope(s.body, ex.within(name), scale=True)
+                self.scope(s.body, scale=True)
             else:
-                self.visit(s.body, ex)
+                self.visit(s.body)
         elif isinstance(s, (tirx.For, tirx.While)):
             self.uses(s.extent if isinstance(s, tirx.For) else s.condition)
-            self.scope(s.body, ex)
+            self.scope(s.body)
             self.uses(s.extent if isinstance(s, tirx.For) else s.condition)
         elif isinstance(s, tirx.IfThenElse):
             self.uses(s.condition)
-            self.visit(s.then_case, ex)
+            self.visit(s.then_case)
             if s.else_case is not None:
-                self.visit(s.else_case, ex)
+                self.visit(s.else_case)
         elif isinstance(s, tirx.AllocBuffer):
             self.allocate(s)
         elif isinstance(s, tirx.DeclBuffer):
@@ -114,13 +114,13 @@ class _Lifetimes:
         if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or total <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
 
-    def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:
+    def scope(self, body: Any, scale: bool = False) -> None:
         """A loop's or a scale's body: what it uses and did not allocate lives through all of it; in a scale
         all that it uses."""
         start = self.clock
         used: list[Any] = []
         self.open.append((start, used))
-        self.visit(body, ex)
+        self.visit(body)
         self.open.pop()
         for b in used:
             if scale or self.inside[b] <= len(self.open):

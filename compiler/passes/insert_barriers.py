@@ -421,8 +421,9 @@ class _Walk:
         crossing = pair is not None and _crosses(*pair)
         before = [fence(ex.name, _reason(*pair), s.span, crossing)] if pair is not None else []
         releases, acquires = _orders(s.body)
-        told = self.pending if _has(s.body, "mbarrier_arrive") else [t for t in self.pending if not t.guarded]
-        releases = releases or _has(s.body, "mbarrier_arrive")
+        arrives = any(op.name == "mbarrier_arrive" for _, op in operations(s.body))
+        told = self.pending if arrives else [t for t in self.pending if not t.guarded]
+        releases = releases or arrives
         if releases and not before and told and ex.threads > 1:
             before = [fence(ex.name, f"a {name} tells of what all threads did", s.span)]
         outer = self._behind(crossing) if before else self.pending
@@ -552,13 +553,6 @@ def _waits(body: Any) -> list[Touch]:
 
     structural_walk(body, (tirx.Evaluate, look))
     return found
-
-
-def _has(body: Any, name: str) -> bool:
-    """Whether an operation stands in a statement."""
-    found: list[Any] = []
-    structural_walk(body, (tirx.Evaluate, lambda s: found.append(s) if name_of(s) == name else None))
-    return bool(found)
 
 
 def _by_hand(program: TileProgram) -> set[Any]:
