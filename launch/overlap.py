@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.timeline import Slice, Timeline
@@ -20,8 +20,9 @@ WAITS = ("wait", "barrier", "get_packets")
 
 @dataclass
 class Activity:
-    """One rank's time in one launch, or in several: intervals in µs, one entry for each slice, of all its
-    blocks. Products are without the waits that lie inside of them."""
+    """One rank's time in one launch, or in several: intervals in µs, of all its blocks. Products are one
+    entry for each slice, without the waits that lie inside of them; copies and waits of one block's threads
+    at the same time are one."""
 
     products: list[Interval] = field(default_factory=list)
     copies: list[Interval] = field(default_factory=list)
@@ -150,13 +151,16 @@ def activities(timeline: Timeline, window: Interval | None = None) -> dict[int, 
     low, high = window or (float("-inf"), float("inf"))
     found: dict[int, Activity] = defaultdict(Activity)
     waits: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    of_block: dict[str, dict[tuple[int, Any], list[Interval]]] = {
+        "copies": defaultdict(list), "waits": defaultdict(list)
+    }  # fmt: skip
     for s in timeline.slices:
         if not low <= s.start < high:
             continue
         own = found[s.rank]
         if s.kind in WAITS:
             waits[s.rank, s.thread].append((s.start, s.end))
-            own.waits.append((s.start, s.end))
+            of_block["waits"][_block(s)].append((s.start, s.end))
         elif s.kind == "kernel":
             own.blocks.append((s.start, s.end))
     merged = {lane: union(times) for lane, times in waits.items()}
@@ -166,8 +170,16 @@ def activities(timeline: Timeline, window: Interval | None = None) -> dict[int, 
             found[s.rank].stalled += s.more.get("waited for stages", 0.0)
     for s, interval in under_way(timeline):
         if low <= s.start < high:
-            found[s.rank].copies.append(interval)
+            of_block["copies"][_block(s)].append(interval)
+    for what, blocks in of_block.items():
+        for (rank, _), times in blocks.items():
+            getattr(found[rank], what).extend(union(times))
     return dict(sorted(found.items()))
+
+
+def _block(s: Slice) -> tuple[int, Any]:
+    """Whose slice it is: a block of a rank; a log without blocks has threads."""
+    return s.rank, s.more.get("block", ("thread", s.thread))
 
 
 def launches(timeline: Timeline) -> list[Interval]:

@@ -134,7 +134,7 @@ def _of(timeline: Timeline, window: Interval) -> Timeline:
 
 def _rank(rank: int, own: overlap.Activity, window: Interval, y: int, hidden: float | None) -> list[str]:
     out = [_text(8, y + 17, f"rank {rank}", size=13)]
-    most = float(len(own.blocks))
+    most = max(density(own.blocks, window), default=0.0)  # launches follow each other: blocks at once
     for name, colour in LANES:
         level = density(getattr(own, name), window)
         top = most or max(level, default=0.0) or 1.0  # a log without blocks: of the most that it has at once

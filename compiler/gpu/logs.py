@@ -6,7 +6,8 @@ statement. What others of them still do behind its part lies outside of the span
 
 Copies between ranks that a part of a block makes in a loop are joined: one span for each loop, statement and
 rank, from when the first of them is made to the loop's end, with the bytes of all: a warp's row takes less
-time than to log it.
+time than to log it. Those of single threads in a loop are not logged: a block has hundreds of them, of a few
+bytes each (a dispatch of 2,048 tokens took ten times as long on an H200).
 
 Of loops only those are logged that products, or copies into rings, stand in directly: one span a loop, with
 the time for which its rounds waited for stages. A span a round would be a branch among products in flight,
@@ -84,6 +85,8 @@ class Logs(State):
         """``body`` between two looks at the clock, in instrumented kernels. alone: one thread runs it."""
         if not self.instrument or self.loop is not None:
             return body
+        if self.by_threads and self.sites[int(site)].startswith("copy|"):
+            return body
         if self.joins is not None and peer is not None and not alone:
             return sequence([body, self._recorded(self._joining(site, peer, amount))])
         began, look = self.began()
@@ -117,7 +120,13 @@ class Logs(State):
 
     def joined(self, lower: Callable[[], Any]) -> Any:
         """A loop as ``lower`` makes it, whose copies between ranks are joined where they are those of a part
-        of a block; loops inside are joined with it."""
+        of a block, and left out where they are those of single threads; loops inside are joined with it."""
+        if self.instrument and self.executor.name == "thread" and not self.by_threads:
+            self.by_threads = True
+            try:
+                return lower()
+            finally:
+                self.by_threads = False
         if not self.instrument or self.joins is not None or self.executor.name not in PARTS:
             return lower()
         self.joins = set()

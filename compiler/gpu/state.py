@@ -64,6 +64,8 @@ class State:
         self.in_span = False
         #: the sites of copies that the loop joins which is being lowered; None: it joins none
         self.joins: set[int] | None = None
+        #: a loop of single threads is being lowered
+        self.by_threads = False
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
         self.places: dict[Any, Place] = {}

@@ -55,6 +55,28 @@ def test_shares_and_overlap():
     assert (second.products, second.copies, second.waits, second.overlap) == (0, 10, 100, 0)
 
 
+def test_threads_of_a_block_that_copy_or_wait_at_once_count_once():
+    """Warps have rows of their own: a block is in copies while any of them is; two blocks are two."""
+    timeline = Timeline("k", Traffic(2), "µs")
+    for block in range(2):
+        timeline.slices.append(slice_("kernel", 0, 8 * block, 0, 100, block=block))
+        for warp in range(8):
+            more = {"peer": 1, "bytes": 1, "direction": "put", "block": block}
+            timeline.slices.append(slice_("copy", 0, 8 * block + warp, 10 + warp, 50 + warp, **more))
+            timeline.slices.append(slice_("wait", 0, 8 * block + warp, 60, 80, block=block))
+    (own,) = overlap.shares(timeline)
+    assert (own.copies, own.waits) == (pytest.approx(47), pytest.approx(20))
+
+
+def test_heights_are_of_the_blocks_at_once_not_of_all_launches():
+    timeline = Timeline("k", Traffic(1), "µs")
+    for launch in range(4):
+        timeline.slices.append(slice_("kernel", 0, 0, 100 * launch, 100 * launch + 100))
+        timeline.slices.append(slice_("gemm", 0, 0, 100 * launch, 100 * launch + 100))
+    drawn = picture._rank(0, overlap.activities(timeline)[0], (0, 400), 0, None)
+    assert f"M{picture.LEFT} {picture.HIGH - 2}v{-(picture.HIGH - 4)}h" in "".join(drawn)
+
+
 def test_links_count_bytes_over_the_time_of_copies():
     """A put lasts until its signal is out; a pull's bytes go from the rank that is read."""
     (link,) = overlap.links(two_ranks())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilescale.language as T
 from tests.trace_events import validated
 from tests.unit.cuda.emulated import empty
 from tests.unit.cuda.row_kernels import of_tokens, spread
@@ -217,6 +218,25 @@ def test_copies_of_warps_in_a_loop_are_one_span_a_rank(stages: int):
         copies = [s for s in timeline.slices if s.kind == "copy" and s.rank == rank]
         assert sorted((s.more.get("peer", rank), s.more["bytes"]) for s in copies) == want
         assert all(s.start < s.end for s in copies)
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_puts_of_single_threads_in_a_loop_are_not_logged(looped: bool):
+    """Outside of loops each is a slice."""
+
+    @T.prim_func
+    def told(index: T.SymmTensor((96,), "int32")):
+        with T.Kernel(1, threads=32), T.Scale("device") as (rank, n), T.Scale("thread") as (i, of):
+            if looped:
+                for u in T.serial(i, 96, step=of):
+                    T.put(u + 100 * rank, index[u], dst=(rank + 1) % n)
+            else:
+                T.put(i + 100 * rank, index[i], dst=(rank + 1) % n)
+
+    args = [{"index": empty((96,), "int32")} for _ in range(2)]
+    timeline = timeline_of(log_of(told, args))
+    for rank in range(2):
+        assert kinds(timeline, rank)["copy"] == (0 if looped else 32)
 
 
 @needs_nvcc
