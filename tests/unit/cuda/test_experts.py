@@ -216,7 +216,7 @@ def test_dispatch_gemm(gate: str, trans_b: bool):
 def test_dispatch(scales: int, steps: int, cut: int, stages: int, remote: str):
     kernel = expert_kernels.dispatch(
         H=H, K=K, E=E, S=scales, world=WORLD, wide=H // cut if stages else 16, steps=steps, cut=cut,
-        stages=stages, blocks=BLOCKS, threads=64, dtype="bfloat16",
+        movers=2, stages=stages, blocks=BLOCKS, threads=96, dtype="bfloat16",
     )  # fmt: skip
     agree_on_ranks(
         kernel,
@@ -340,8 +340,8 @@ def test_rows_go_through_rings_at_full_size():
     assert experts.ring(16384 // 4, 8, 3) == (experts.Cut(2048, 1, 2), 4)
     assert experts.ring(12, 2, 3) == (experts.Cut(12, 1, 1), 16)
     kernel = expert_kernels.dispatch(
-        H=1792, K=8, E=256, S=0, world=4, wide=1792, steps=1, cut=1, stages=3, blocks=32, threads=128,
-        dtype="int64",
+        H=1792, K=8, E=256, S=0, world=4, wide=1792, steps=1, cut=1, movers=4, stages=3, blocks=32,
+        threads=384, dtype="int64",
     )  # fmt: skip
     code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
     assert "ts::store_run<32, ts::ROWS_BEGUN>(" in code and "ts::cp_async<16>(&x[" in code
@@ -359,9 +359,10 @@ def test_rows_move_in_vectors_at_full_size():
             wide=896,
             steps=4,
             cut=1,
+            movers=8,
             stages=0,
             blocks=32,
-            threads=256,
+            threads=512,
             dtype="int32",
         ),  # fmt: skip
         "Y": combine_kernels.combine(

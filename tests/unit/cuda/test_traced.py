@@ -244,7 +244,7 @@ def test_puts_of_single_threads_in_a_loop_are_not_logged(looped: bool):
 def test_a_dispatch_that_logs_compiles(stages: int):
     kernel = expert_kernels.dispatch(
         H=896, K=8, E=64, S=0, world=4, wide=896 if stages else 448, steps=1 if stages else 2, cut=1,
-        stages=stages, blocks=32, threads=128, dtype="int64",
+        movers=4, stages=stages, blocks=32, threads=256, dtype="int64",
     )  # fmt: skip
     text = print_kernel(lowered(kernel)[0]).text
     assert text.count("ts::log_joined(") >= 2 and "ts::log_joins(" in text

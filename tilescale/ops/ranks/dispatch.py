@@ -22,8 +22,8 @@ from tilescale.ops.ranks.experts import STAGES, Dispatched, exchanged, is_sent
 from tilescale.ops.ranks.groups import Group, number_of, share, team_of
 from tilescale.ops.ranks.workspace import workspace
 
-#: of a block
-THREADS = 256
+#: warps of a block that move rows through registers, and those that tell of them
+MOVERS, TELLERS = 8, 8
 
 
 @host.checked
@@ -200,7 +200,7 @@ def _sent(
         """The kernel, and what it takes the rows as."""
         kind, _ = flat.words(H * x.element_size())
         wide, units = H * x.element_size() // kind.itemsize, flat.multiprocessors(x.device, blocks)
-        warps = THREADS // 32
+        warps = MOVERS
         how = experts.cut(wide, kind.itemsize, most, warps * units, experts.MOVED)
         if stages:
             how, warps = experts.ring(wide, kind.itemsize, stages)
@@ -213,9 +213,10 @@ def _sent(
             "wide": how.wide,
             "steps": how.steps,
             "cut": how.cut,
+            "movers": warps,
             "stages": stages,
             "blocks": max(1, min(units, -(-how.cut * most // warps))),
-            "threads": 32 * warps,
+            "threads": 32 * (warps + TELLERS),
             "dtype": host.dtype_of(kind),
         }
         return host.kernel(expert_kernels.dispatch, host.target_of(x.device), **what), kind

@@ -387,6 +387,7 @@ def dispatch(
     wide: int,
     steps: int,
     cut: int,
+    movers: int,
     stages: int,
     blocks: int,
     threads: int,
@@ -397,17 +398,16 @@ def dispatch(
     order of its router's choices, −1 behind the last one, and the bits of their ``weights``; ``index`` (P,)
     the row of each pair. Behind the pairs that come here it is 0.
 
-    A warp takes a token, or one of ``cut`` parts of it, reads ``wide`` columns at once and stores them to one
-    rank after another, beginning at the next one, so that no rank is everyone's first. It tells of its row
-    too; of few tokens, where warps have parts of rows, that is work of its own, a warp for each row and rank:
-    128 tokens × 7168 on 4 H200 41.4 → 35.9 µs, 8192 × 2048 would take 352 instead of 330 (2026-11-26). Of
-    pairs threads tell. Nobody waits: the launch ends when everything has arrived.
+    ``movers`` warps of a block take a token each, or one of ``cut`` parts of it, read ``wide`` columns at once
+    and store them to one rank after another, beginning at the next one, so that no rank is everyone's first.
+    The other warps tell of rows, of a row and rank at once, and of pairs. Nobody waits: the launch ends when
+    everything has arrived.
 
-    With ``stages`` rows go through a ring of so many parts of ``wide`` columns that each warp has in shared
+    With ``stages`` rows go through a ring of so many parts of ``wide`` columns that each mover has in shared
     memory, and TMA puts them from there, to all ranks at once and beside the next ones' way in.
     """
     t, R, P, held = (T.dynamic(x) for x in ("t", "R", "P", "held"))
-    local, few = ceil_div(E, world), cut > 1 and not stages
+    local, tellers = ceil_div(E, world), threads // 32 - movers
     marked = marks_of(K, local)
 
     @T.macro
@@ -462,41 +462,34 @@ def dispatch(
     ):
         with T.Kernel(blocks, threads=threads) as b, T.Scale("device") as (rank, n):
             with T.Scale("warp") as (w, of):
-                make = T.alloc_shared if stages else T.alloc_fragment
-                x, z = make((wide,), dtype), T.alloc_fragment((max(S, 1),), "float32")
-                mark = T.alloc_fragment((2, K), "int32")
-                first, step = w * blocks + b, of * blocks
-                units = T.ceildiv(t * cut - first, step)
-                for r in T.Pipelined(units, num_stages=stages) if stages else T.serial(units):
-                    unit = first + r * step
-                    if stages:
-                        stored(X, slots, begins, rows, unit, x, rank, n)
-                    else:
-                        moved(X, slots, begins, rows, unit, x, rank, n)
-                    if not few:
-                        if cut == 1 or unit % cut == 0:
-                            for hop in T.serial(1, n + 1):
-                                d = (rank + hop) % n
-                                i = unit // cut
-                                told_of(Z, z, ids, weights, pairs, slots, begins, marks, meta, mark, i, d)
-                if few:
-                    for unit in T.serial(w * blocks + b, t * world, step=of * blocks):
+                if w < movers:
+                    x = (T.alloc_shared if stages else T.alloc_fragment)((wide,), dtype)
+                    first, step = w * blocks + b, movers * blocks
+                    units = T.ceildiv(t * cut - first, step)
+                    for r in T.Pipelined(units, num_stages=stages) if stages else T.serial(units):
+                        if stages:
+                            stored(X, slots, begins, rows, first + r * step, x, rank, n)
+                        else:
+                            moved(X, slots, begins, rows, first + r * step, x, rank, n)
+                else:
+                    z, mark = T.alloc_fragment((max(S, 1),), "float32"), T.alloc_fragment((2, K), "int32")
+                    for unit in T.serial((w - movers) * blocks + b, t * world, step=tellers * blocks):
                         i, d = unit // world, (rank + 1 + unit % world) % world
                         told_of(Z, z, ids, weights, pairs, slots, begins, marks, meta, mark, i, d)
-            with T.Scale("thread") as (thread, count):
-                for u in T.serial(b * count + thread, t * K, step=blocks * count):
-                    i, k = u // K, u % K
-                    if pairs[i, k] >= 0:
-                        there = ids[i, k] // local
-                        T.put(begins[there] + slots[i, there], index[pairs[i, k]], dst=there)
-            filled = T.alloc_var("int32", 0)
-            for e in T.serial(held):
-                filled = filled + sizes[e]
-            T.device_assert(filled <= P, TOO_MANY)
-            for c in T.serial(b, T.ceildiv(P - filled, 1024), step=blocks):
-                for i in T.Parallel(1024):
-                    if filled + c * 1024 + i < P:
-                        index[filled + c * 1024 + i] = 0
+            with T.Scale("thread") as (thread, of):
+                if thread >= 32 * movers:
+                    filled = T.alloc_var("int32", 0)
+                    for e in T.serial(held):
+                        filled = filled + sizes[e]
+                    T.device_assert(filled <= P, TOO_MANY)
+                    first, step = b * 32 * tellers + thread - 32 * movers, blocks * 32 * tellers
+                    for u in T.serial(first, t * K, step=step):
+                        i, k = u // K, u % K
+                        if pairs[i, k] >= 0:
+                            there = ids[i, k] // local
+                            T.put(begins[there] + slots[i, there], index[pairs[i, k]], dst=there)
+                    for u in T.serial(filled + first, P, step=step):
+                        index[u] = 0
 
     return moe_dispatch
 
