@@ -122,8 +122,9 @@ def test_two_ranks(tmp_path: Path):
     for e in events:
         if e["ph"] == "X" and e["cat"] == "copy" and "peer" in e["args"]:
             sent[e["pid"], e["args"]["peer"]] += e["args"]["bytes"]
-    launches = max(1, sent[0, 1] // (256 * 256 * 4))
-    assert sent == {(0, 1): launches * 256 * 256 * 4, (1, 0): launches * 256 * 256 * 4}, sent
+    part = 256 * 256 * 2  # of bfloat16
+    launches = max(1, sent[0, 1] // part)
+    assert sent == {(0, 1): launches * part, (1, 0): launches * part}, sent
     waits = [
         e for e in events if e["ph"] == "X" and e["cat"] == "wait" and e["name"].startswith("wait here[")
     ]
