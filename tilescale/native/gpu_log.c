@@ -12,7 +12,7 @@
 #include <sched.h>
 #include <string.h>
 
-enum { MAX_DEVICES = 64, TEAMS = 64, ROUNDS = 200, SLOTS = 1 << 20, LATE = -1 };
+enum { MAX_DEVICES = 64, TEAMS = 64, ROUNDS = 200, SLOTS = 1 << 20, HEAD = 128 /* ts::LOG_HEAD */, LATE = -1 };
 enum { CU_STREAM_NON_BLOCKING = 1 };
 #define PROMPT 100000LL /* ns in which a GPU answers that is nobody else's */
 #define PATIENCE 10000000000LL /* ns that the GPU has for all answers: another process may have it for a while */
@@ -23,7 +23,8 @@ typedef struct { int64_t gpu, host, within; } sample;
 
 static struct {
   event* events;
-  uint64_t* taken; /* slots taken, events without one */
+  uint64_t* lost; /* events without a slot */
+  void* taken;    /* how many slots are taken; the GPU's memory */
   rounds* answers;
   void *clock, *stream;
   sample samples[2]; /* the first comparison, the latest */
@@ -79,13 +80,15 @@ int ts_gpu_log_ready(int device, void* library) {
     code = ts_cu.LibraryGetKernel(&logs[device].clock, library, "ts_clock");
     if (!code) code = ts_cu.StreamCreate(&logs[device].stream, CU_STREAM_NON_BLOCKING);
     /* CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP */
-    if (!code) code = ts_cu.MemHostAlloc(&page, 128 + (size_t)SLOTS * sizeof(event), 3);
+    if (!code) code = ts_cu.MemHostAlloc(&page, HEAD + (size_t)SLOTS * sizeof(event), 3);
+    if (!code) code = ts_cu.MemAlloc(&logs[device].taken, sizeof(uint64_t));
+    if (!code) code = ts_cu.MemsetD8Async(logs[device].taken, 0, sizeof(uint64_t), logs[device].stream);
     if (!code) {
-      memset(page, 0, 128 + (size_t)SLOTS * sizeof(event));
-      logs[device].taken = page, logs[device].answers = (rounds*)((char*)page + 64);
-      code = compare(device, &logs[device].samples[0]);
+      memset(page, 0, HEAD + (size_t)SLOTS * sizeof(event));
+      logs[device].lost = page, logs[device].answers = (rounds*)((char*)page + 64);
+      code = compare(device, &logs[device].samples[0]); /* behind the memset in its stream, which it waits for */
     }
-    if (!code) logs[device].nsamples = 1, logs[device].events = (event*)((char*)page + 128);
+    if (!code) logs[device].nsamples = 1, logs[device].events = (event*)((char*)page + HEAD);
   }
   pthread_mutex_unlock(&lock);
   return code ? refused(code) : 0;
@@ -118,23 +121,31 @@ TS_API int32_t ts_gpu_log_rank(int32_t team, int32_t rank) {
   return team >= 0 && team < nteams && rank >= 0 && rank < teams[team].size ? teams[team].members[rank] : rank;
 }
 
-/* Waits for all that a GPU was given, and compares its clock again. */
-static void settle(int device) {
+/* Waits for all that a GPU was given, and compares its clock again. empty: no slot is taken any more. */
+static void settle(int device, int empty) {
   void* context = NULL;
   CUresult code = ts_cu.DevicePrimaryCtxRetain(&context, device);
   if (!code) code = ts_cu.CtxPushCurrent(context);
   if (code) return;
-  if (!ts_cu.CtxSynchronize() && !compare(device, &logs[device].samples[1])) logs[device].nsamples = 2;
+  code = ts_cu.CtxSynchronize();
+  if (!code && empty) code = ts_cu.MemsetD8Async(logs[device].taken, 0, sizeof(uint64_t), logs[device].stream);
+  if (!code && !compare(device, &logs[device].samples[1])) logs[device].nsamples = 2;
   ts_cu.CtxPopCurrent(&context);
+}
+
+/* How many slots may hold events: threads take them in order, and what follows the last that was used is as it was. */
+static int64_t kept_of(int device) {
+  int64_t k = SLOTS;
+  while (k && !logs[device].events[k - 1].end) k--;
+  return k;
 }
 
 /* The log of a GPU, once all that it was given is done, and its clock compared again; null where it has none. kept: slots that may hold
  * events, lost: events without one. samples: two of (GPU's ns, host's ns, ± ns), of which *nsamples are known; one where the GPU has failed. */
 TS_API const event* ts_gpu_events(int32_t device, int64_t* kept, int64_t* lost, int32_t* nsamples, int64_t samples[6]) {
   if (device < 0 || device >= MAX_DEVICES || !logs[device].events) return NULL;
-  settle(device);
-  int64_t taken = (int64_t)__atomic_load_n(&logs[device].taken[0], __ATOMIC_ACQUIRE);
-  *kept = taken < SLOTS ? taken : SLOTS, *lost = (int64_t)logs[device].taken[1], *nsamples = logs[device].nsamples;
+  settle(device, 0);
+  *kept = kept_of(device), *lost = (int64_t)*logs[device].lost, *nsamples = logs[device].nsamples;
   memcpy(samples, logs[device].samples, sizeof logs[device].samples);
   return logs[device].events;
 }
@@ -143,9 +154,8 @@ TS_API const event* ts_gpu_events(int32_t device, int64_t* kept, int64_t* lost, 
 TS_API void ts_gpu_events_clear(void) {
   for (int device = 0; device < MAX_DEVICES; device++) {
     if (!logs[device].events) continue;
-    settle(device);
-    int64_t taken = (int64_t)logs[device].taken[0];
-    memset(logs[device].events, 0, (size_t)(taken < SLOTS ? taken : SLOTS) * sizeof(event));
-    logs[device].taken[0] = logs[device].taken[1] = 0;
+    settle(device, 1);
+    memset(logs[device].events, 0, (size_t)kept_of(device) * sizeof(event));
+    *logs[device].lost = 0;
   }
 }

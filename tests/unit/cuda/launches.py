@@ -429,7 +429,8 @@ def logged(fake: Driver) -> dict[str, Any]:
     events, taken, capacity, kernel, team = struct.unpack("<3q2i", fake.bytes(kinds.index("log")))
     site = next(k for k, line in enumerate(table.sites) if line.startswith("kernel|"))
     ahead = 1_000_000_007
-    words = (ctypes.c_int64 * 16).from_address(taken)
+    slots, lost = ctypes.c_int64.from_address(taken), ctypes.c_int64.from_address(events - 128)
+    assert slots.value == lost.value == 0
     for k, (begin, end) in enumerate([(5000, 9000), (6000, 7024)]):
         record = struct.pack(
             "<3q6i",
@@ -444,7 +445,7 @@ def logged(fake: Driver) -> dict[str, Any]:
             team << 16 | 9,
         )
         ctypes.memmove(events + 48 * k, record, 48)
-    words[0], words[1] = 4, 3  # slots taken, of which two were never used; events that found none
+    slots.value, lost.value = 4, 3  # two of the slots were never used; three events found none
     (log,) = native.gpu_logs()
     # Each reading compares clocks anew, and ``log.within`` says nothing of another reading's times.
     with mock.patch.dict(native.events.__globals__, gpu_logs=lambda: [log]):
@@ -474,6 +475,7 @@ def logged(fake: Driver) -> dict[str, Any]:
         dict(zip(left["fields"], left["events"][0], strict=True))["waited"],
     ]
     native.clear_events()
+    assert slots.value == 0
     return out | {"cleared": [len(native.events()), native.lost_events()]}
 
 

@@ -400,8 +400,8 @@ def dispatch(
 
     ``movers`` warps of a block take a token each, or one of ``cut`` parts of it, read ``wide`` columns at
     once and store them to one rank after another, beginning at the next one, so that no rank is everyone's
-    first. The other warps tell of rows, of a row and rank at once, and of pairs. Nobody waits: the launch ends
-    when everything has arrived.
+    first. The other warps tell of rows, of a row and rank at once, and of pairs. Nobody waits: the launch
+    ends when everything has arrived.
 
     With ``stages`` rows go through a ring of so many parts of ``wide`` columns that each mover has in shared
     memory, and TMA puts them from there, to all ranks at once and beside the next ones' way in.
