@@ -10,6 +10,7 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.cuda.clusters import Clusters
+from tilescale.compiler.cuda.ops.peer_rows import by_lanes, lower_by_lanes
 from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.cuda.rings import Barriers, ended, initialised
 from tilescale.compiler.cuda.stmatrix import MatrixStores
@@ -238,6 +239,9 @@ class Lowering(Clusters, Apart, MatrixStores):
     def _s_For(self, s: Any) -> Any:
         self.wrote = True  # in the round before, for all that is known
         return super()._s_For(s)
+
+    def _for(self, s: Any) -> Any:
+        return lower_by_lanes(s, self) if by_lanes(s, self) else super()._for(s)
 
     def tensor_map(self, wanted: TensorMap, name: str) -> Any:
         """The parameter that is this tensor map."""

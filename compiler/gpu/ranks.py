@@ -104,7 +104,7 @@ class Ranks(Unaddressed):
         launch without entries, is arithmetic; a thread looks for itself (``ts::peer``) where it is ``alone``,
         in an expression or in what no other thread of an executor runs."""
         self.device = True
-        looks = self.program.launch.flagged and (alone or not self._looks_together())
+        looks = self.program.launch.flagged and (alone or not (self.by_lanes or self._looks_together()))
         name = "ts::peer" if looks else "ts::twin"
         return tirx.call_extern(
             "handle", name, self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site
@@ -117,7 +117,7 @@ class Ranks(Unaddressed):
 
         The look is a barrier of the executor, which may stand there: all of its threads come to the access,
         or none (nests have their conditions inside), as for the barriers around signals and waits."""
-        if not self.program.launch.flagged or not self._looks_together():
+        if not self.program.launch.flagged or self.by_lanes or not self._looks_together():
             return []
         self.device = True
         scale = self.executor.name

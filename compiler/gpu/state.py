@@ -64,6 +64,8 @@ class State:
         self.in_span = False
         #: the sites of copies that the loop joins which is being lowered; None: it joins none
         self.joins: set[int] | None = None
+        #: each thread of a warp runs rounds of its own of a loop that puts (cuda/ops/peer_rows.py)
+        self.by_lanes = False
         #: a loop of single threads is being lowered
         self.by_threads = False
         self.analyzer = sym.Analyzer()

@@ -1,6 +1,12 @@
 """How TMA stores rows of a tile in another rank's memory, or adds them (compiler/ops/peer_rows.py): each
 thread starts some of them and awaits those (``ts::store_rows``, ``ts::add_rows_…``, whose header argues who
-sees them)."""
+sees them).
+
+A warp's loop that does nothing but put a tile of a ring to some ranks is shared out: each lane has rounds of
+its own, so that what rounds read of where to put it is read at once, and TMA learns of all copies at once
+(dispatch of 4096 tokens × 7168 on 4 H200: 520 → 507 µs, 2026-11-26). Copies that go on beside their warp have
+no order among themselves anyway. Each lane's copies are of its own groups, and every lane waits for those.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.cuda.ops.remote_put import moved
 from tilescale.compiler.gpu.build import call as do
-from tilescale.compiler.gpu.places import Global
+from tilescale.compiler.gpu.places import Global, widened
 from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.operations import name_of, operations
+from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.shared import Shared, strided
 from tilescale.compiler.ops.peer_rows import READ, RING
+from tilescale.compiler.passes.products import flat
 from tilescale.compiler.tvm_compat import tirx
 
 if TYPE_CHECKING:
@@ -61,6 +71,46 @@ class LowerPeerRows(Lowering["CudaLowering"]):
         ends = ENDS[str(call.attrs["late"])] if "late" in call.attrs else ""
         run, several = (f"{done}_{which}{of}<{cx.executor.threads}{ends}>" for which in ("run", "rows"))
         return moved(call, cx, rows, lambda made: made.done(run, several, cx.thread()))
+
+
+def by_lanes(s: Any, cx: CudaLowering) -> bool:
+    """Whether a loop is one whose rounds lanes of a warp share."""
+    kind = str((s.annotations or {}).get("ts.kind", "serial"))
+    if cx.executor.name != "warp" or cx.role or cx.loop is not None or cx.instrument or kind != "serial":
+        return False
+    return _only_puts(s.body)
+
+
+def _only_puts(s: Any) -> bool:
+    """Names, then a put of a ring's tile, under conditions or not."""
+    *names, last = flat(s) or [s]
+    if not all(isinstance(x, tirx.Bind) and not list(operations(x)) for x in names):
+        return False
+    if isinstance(last, tirx.IfThenElse):
+        return last.else_case is None and not list(operations(last.condition)) and _only_puts(last.then_case)
+    return (
+        name_of(last) == "peer_rows"
+        and str(last.value.attrs.get("late")) == RING
+        and "op" not in last.value.attrs
+    )
+
+
+def lower_by_lanes(s: Any, cx: CudaLowering) -> Any:
+    """The loop, round k by lane k % 32, behind one look of the warp at the entries of all ranks: lanes do not
+    come to the copies together, so that none of them could wait there for the others."""
+    look = cx.look(None, cx.site("copy", "rows", s))
+    extent, dtype = cx.extent(s.extent), str(s.loop_var.ty)
+    var, turn = tirx.Var(s.loop_var.name, dtype), tirx.Var("turn", dtype)
+    count, lane = widened(extent, dtype), widened(cx.thread(), dtype)
+    cx.variables[s.loop_var] = var
+    cx.bind_range(var, extent)
+    outer, cx.executor, cx.by_lanes = cx.executor, cx.executor.within("thread"), True
+    body = cx.stmt(s.body)
+    cx.executor, cx.by_lanes = outer, False
+    body = sequence([tirx.Bind(var, cx.analyzer.simplify(turn * WARP + lane), s.span), body])
+    turns = cx.analyzer.simplify((count - lane + (WARP - 1)) // WARP)
+    zero = tirx.IntImm(dtype, 0)
+    return sequence([*look, tirx.For(turn, zero, turns, tirx.ForKind.SERIAL, body, span=s.span)])
 
 
 def _row_by_row(tile: Any) -> Shared:

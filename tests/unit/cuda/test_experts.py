@@ -344,7 +344,7 @@ def test_rows_go_through_rings_at_full_size():
         threads=384, dtype="int64",
     )  # fmt: skip
     code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
-    assert "ts::store_run<32, ts::ROWS_BEGUN>(" in code and "ts::cp_async<16>(&x[" in code
+    assert "ts::store_run<1, ts::ROWS_BEGUN>(" in code and "ts::cp_async<16>(&x[" in code
     assert code.count("ts::rows_complete()") == 1
 
 

@@ -53,6 +53,48 @@ def test_how_they_are_printed() -> None:
     assert "rows_complete" not in printed(told(2, late=False))
 
 
+def scattered(counted: bool) -> Any:
+    """A row goes to 40 places of other ranks, more than a warp has lanes; ``counted``: each round counts."""
+
+    @T.prim_func
+    def scattered_rows(
+        X: T.Tensor((6, 32), "float32"),
+        rows: T.SymmTensor((6, 40, 32), "float32"),
+        C: T.Tensor((1,), "int32"),
+    ):
+        with T.Kernel(1, threads=64), T.Scale("device") as (rank, n), T.Scale("warp") as (w, of):
+            x = T.alloc_shared((32,), "float32")
+            for r in T.Pipelined(3, num_stages=2):
+                T.copy(X[r * of + w, 0:32], x)
+                for k in T.serial(40):
+                    there = (rank + k) % n
+                    if k % 7 != 3:
+                        T.copy(
+                            x,
+                            rows[r * of + w, k, 0:32],
+                            dst=there,
+                            prefer_instruction="tma",
+                            blocking=False,
+                        )
+                        if counted:
+                            T.atomic_add(C[0], 1)
+
+    return scattered_rows
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_lanes_share_a_loop_that_only_puts(counted: bool) -> None:
+    """Round k is lane k % 32's; a loop that does more is the warp's."""
+    text = printed(scattered(counted))
+    assert ("ts::store_run<1, ts::ROWS_BEGUN>(" in text) == ("ts::enter_all(" in text) == (not counted)
+    assert ("ts::store_run<32, ts::ROWS_BEGUN>(" in text) == counted
+    args = [
+        {"X": data((6, 32), "float32", r), "rows": empty((6, 40, 32), "float32"), "C": np.zeros(1, np.int32)}
+        for r in range(3)
+    ]
+    agree_on_ranks(scattered(counted), args)
+
+
 def printed(kernel: Any) -> str:
     return print_kernel(lowered(kernel).kernel).text
 

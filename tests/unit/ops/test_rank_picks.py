@@ -88,6 +88,40 @@ def test_calls_take_what_is_kept_unless_they_say_otherwise(ranks: Any, choice: A
     assert ranks(2, target="cpu").call(gathered, choice, more) == [(True, {blocks})] * 2
 
 
+def sent(choice: dict[str, Any], more: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Stages and blocks of the kernels of a dispatch and a combine, with a choice kept for both."""
+    comm.init()
+    used, kernel = {}, host.kernel
+
+    def noted(factory: Any, target: str, /, **constants: Any) -> Any:
+        if "stages" in constants:
+            used[factory.__name__] = constants["stages"], constants["blocks"]
+        return kernel(factory, target, **constants)
+
+    team, x = team_of(None), torch.ones(600, 8)
+    picks.found(team, "moe_dispatch", x.device)
+    for name in ("moe_dispatch", "moe_combine"):
+        key = "dtype=float32 experts=4 hidden=8 tokens=600 topk=1"
+        picks._of_team[team][1][name] = {key: choice} if choice else {}
+    ids = torch.arange(600)[:, None] % 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "kernel", noted)
+        there = ops.moe_dispatch(x, ids, num_experts=4, **more)
+        got = ops.moe_combine(there.expanded(), there, **more)
+    assert got.equal(x)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("choice", "more", "stages", "blocks"),
+    [({}, {"blocks": 2}, 0, 2), ({"stages": 2, "blocks": 3}, {}, 2, 3),
+     ({"stages": 2, "blocks": 3}, {"stages": 0}, 0, 3)],
+)  # fmt: skip
+def test_experts_take_what_is_kept(ranks: Any, choice: Any, more: Any, stages: int, blocks: int):
+    want = {"dispatch": (stages, blocks), "combine": (stages, blocks)}
+    assert ranks(2, target="cpu").call(sent, choice, more) == [want] * 2
+
+
 def of_another_version() -> bool:
     """Calls whose kept choices name ways and fields that there are not."""
     comm.init()

@@ -37,7 +37,7 @@ def moe_combine(
     weighted: bool = True,
     out: torch.Tensor | None = None,
     blocks: int | None = None,
-    stages: int = 0,
+    stages: int | None = None,
 ) -> torch.Tensor:
     """Of each of this rank's tokens the sum of its experts' rows, times their weights. Collective among the
     ranks of the dispatch.
@@ -52,7 +52,7 @@ def moe_combine(
         blocks: multiprocessors that the kernel keeps at most.
         stages: 0: threads read rows, and put their sums. More, 8 at most: rows go through rings of so many,
             of each warp that puts, and TMA puts the sums; where tokens are few, or rows no multiples of 16
-            bytes, threads do.
+            bytes, threads do. None: as was measured for the shape, else 0.
 
     Returns:
         (t, H) of y's dtype, added in float32 (float64 of float64). A rank's part that crosses to another is
@@ -61,7 +61,7 @@ def moe_combine(
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
-    if (stages := number_of(stages, "stages")) > STAGES:
+    if stages is not None and (stages := number_of(stages, "stages")) > STAGES:
         raise TileValueError(f"stages={stages}", expected=f"{STAGES} at most")
     is_sent(sent, "sent of moe_combine")
     P, (t, K), team = len(sent.index), sent.experts.shape, sent.team
@@ -85,9 +85,10 @@ def moe_combine(
 
     def prepared() -> tuple[Any, int]:
         """The kernel, and how many parts of rows each rank gives back."""
-        units = flat.multiprocessors(y.device, blocks)
+        bound, asked = experts.kept("moe_combine", y, K, sent.num_experts, sent.tokens, team, blocks, stages)
+        units = flat.multiprocessors(y.device, bound)
         how, givers = shared_out(H, y.element_size(), sent.tokens, W, units)
-        rings = stages if givers else 0
+        rings = asked or 0 if givers else 0
         if rings:
             how = experts.cut(H, y.element_size(), 1, 1, lines(K, rings, givers))
         parts = sent.tokens * how.cut
@@ -162,7 +163,7 @@ def there_and_back(
     out: torch.Tensor | None = None,
     group: Group = None,
     blocks: int | None = None,
-    stages: int = 0,
+    stages: int | None = None,
     **drawn: Any,
 ) -> torch.Tensor:
     """What tests compare."""
@@ -200,7 +201,7 @@ def last_made(team: Team) -> Dispatched:
 
 
 def timed(
-    out: torch.Tensor | None = None, blocks: int | None = None, stages: int = 0, **drawn: Any
+    out: torch.Tensor | None = None, blocks: int | None = None, stages: int | None = None, **drawn: Any
 ) -> Callable[[], torch.Tensor]:
     """The call that is timed, its dispatch and experts made before. A combine needs the group's latest
     dispatch, so that of the last set serves all of them: each moves its own rows, to the same places."""
@@ -254,8 +255,9 @@ OP = RankOp(
     draw=experts.draw,
     reference=reference,
     pick=pick,
-    ways=lambda **_: {"kernel": {}, "rings": {"stages": 3}},
-    base=lambda **_: {"blocks": None, "stages": 0},
+    shape_of=lambda world, **shape: experts.shape_of(**shape),
+    ways=lambda **_: {"kernel": {"stages": 0}, "rings": {"stages": 3}},
+    base=lambda **_: {"blocks": None, "stages": None},
     knobs=lambda **_: (tuple({"stages": n} for n in (0, 2, 3)), flat.BLOCKS),
     cases=(
         *(Case(shape, small=True) for shape in (*RINGS, *experts.SMALL)),

@@ -62,8 +62,8 @@ def moe_dispatch(
         group: who takes part, see `groups.team_of`; all ranks without.
         blocks: multiprocessors that the kernel keeps at most.
         stages: 0: threads move rows. More, 8 at most: TMA puts them from rings of so many rows, or parts of
-            rows, of each warp's; where rows are no multiples of 16 bytes threads do. None: 3 on GPUs with TMA
-            for rows of 8 KB or more, else 0.
+            rows, of each warp's; where rows are no multiples of 16 bytes threads do. None: as was measured
+            for the shape, else 3 on GPUs with TMA for rows of 8 KB or more, else 0.
 
     Raises:
         TileValueError, TileTypeError: shapes, dtypes or groups that do not fit.
@@ -205,9 +205,10 @@ def _sent(
     def prepared() -> tuple[Any, torch.dtype]:
         """The kernel, and what it takes the rows as."""
         kind, _ = flat.words(H * x.element_size())
-        wide, units = H * x.element_size() // kind.itemsize, flat.multiprocessors(x.device, blocks)
+        bound, asked = experts.kept("moe_dispatch", x, K, E, most, team, blocks, stages)
+        wide, units = H * x.element_size() // kind.itemsize, flat.multiprocessors(x.device, bound)
         warps, rings = MOVERS, RINGED if ringed(x.shape[1] * x.element_size(), x.device) else 0
-        rings = rings if stages is None else stages
+        rings = rings if asked is None else asked
         how = experts.cut(wide, kind.itemsize, most, warps * units, experts.MOVED)
         if rings:
             how, warps = experts.ring(wide, kind.itemsize, rings)
@@ -328,6 +329,7 @@ OP = RankOp(
     draw=experts.draw,
     reference=reference,
     pick=pick,
+    shape_of=lambda world, **shape: experts.shape_of(**shape),
     ways=lambda **_: {"threads": {"stages": 0}, "rings": {"stages": RINGED}},
     base=lambda **_: {"blocks": None, "stages": None},
     knobs=lambda **_: (tuple({"stages": n} for n in (0, 3, 4)), flat.BLOCKS),

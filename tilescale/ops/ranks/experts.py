@@ -14,7 +14,7 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import grouped, host
 from tilescale.ops.case import generator, normal, random_like
-from tilescale.ops.ranks import expert_kernels, flat
+from tilescale.ops.ranks import expert_kernels, flat, picks
 from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import share
 
@@ -153,6 +153,29 @@ def ring(columns: int, itemsize: int, stages: int) -> tuple[Cut, int]:
     wide = -(-columns // (parts * each)) * each
     warps = ROOM // (stages * wide * itemsize)
     return Cut(min(wide, columns), 1, -(-columns // wide)), max(1, min(16, warps // 4 * 4 or warps))
+
+
+def shape_of(
+    tokens: int, hidden: int, topk: int, experts: int, dtype: str = "bfloat16", **_: Any
+) -> dict[str, Any]:
+    """What choices of `moe_dispatch` and `moe_combine` are kept by (`picks`)."""
+    return {"tokens": tokens, "hidden": hidden, "topk": topk, "experts": experts, "dtype": dtype}
+
+
+def kept(
+    name: str, x: torch.Tensor, K: int, E: int, tokens: int, team: Team, blocks: int | None,
+    stages: int | None,
+) -> tuple[int | None, int | None]:  # fmt: skip
+    """Blocks and stages of rings as a caller asks for them, else as they were measured, None where neither
+    is so."""
+    if team.size == 1:
+        return blocks, stages
+    of = shape_of(tokens, x.shape[1], K, E, host.dtype_name(x))
+    found = picks.found(team, name, x.device, **of)
+    return (
+        found.get("blocks") if blocks is None else blocks,
+        found.get("stages") if stages is None else stages,
+    )
 
 
 def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:

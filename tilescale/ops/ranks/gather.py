@@ -37,7 +37,7 @@ from tilescale.ops.ranks.groups import (
 from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: bytes of a rank's part, times the other ranks, up to which packets are taken; bytes from which NCCL's
-#: gather is. On 2 H100, 2026-11-24 (docs/history/results/ranks_2_h100.json), 1 MB took 9.3 µs in packets, 15.7
+#: gather is. On 2 H100, 2026-11-24 (ranks_2_h100.json), 1 MB took 9.3 µs in packets, 15.7
 #: without; 512 MB went at 363 GB/s, NCCL's at 270, by engines into symmetric memory at 379. On 4 H200,
 #: 2026-11-26, 1 MB took 22.7 µs in packets, 25.1 without
 TINY, LARGE = 3 << 20, 4 << 30

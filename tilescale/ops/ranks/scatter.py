@@ -29,7 +29,7 @@ from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, sh
 from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: bytes of a rank's result up to which packets are taken, and from which NCCL's is. On 2 H100, 2026-11-24
-#: (docs/history/results/ranks_2_h100.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at 357 GB/s,
+#: (ranks_2_h100.json), 1 MB took 9.4 µs in packets, 16.8 without; 512 MB went at 357 GB/s,
 #: NCCL's at 262. On 4 H200, 2026-11-26, 1 MB took 12.8 µs in packets, 26.0 without
 TINY, LARGE = 1 << 20, 4 << 30
 
