@@ -134,7 +134,11 @@ def train(
     text = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
     by = torch.optim.AdamW(model.parameters(), args.lr, weight_decay=0.01)
     checkpoints, first = Checkpoints(args.folder), comm.rank() == 0
+    if args.resume and args.folder is None:
+        raise SystemExit("--resume: expected --folder DIR, which has the checkpoint")
     losses = checkpoints.load(model, by) if args.resume else []
+    if args.resume and not losses and first:
+        print(f"no checkpoint in {args.folder}: begins at step 0", flush=True)
     begun, began, stopped, board = len(losses), time.perf_counter(), Stopped(), board_of(args.folder)
     bar = tqdm(total=args.steps, initial=begun, disable=not first, unit="step", leave=False)
     for step in range(begun, args.steps):

@@ -778,7 +778,29 @@ def hugging_face(mesh: Any) -> Errors:
     config = MixtralConfig(**sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=None)
     config._experts_implementation = "eager"  # the other takes no float64
     found |= frozen(mesh, MixtralForCausalLM(config))
+    found |= asked_for_more(mesh, LlamaConfig(**sizes), LlamaForCausalLM)
     return found | swapped(mesh, "mixtral", MixtralForCausalLM(config))
+
+
+def asked_for_more(mesh: Any, config: Any, kind: Any) -> Errors:
+    """A forward that is to give what lies between blocks, of which each rank has its rows; a model whose
+    attention makes a mask of every forward."""
+    model, found = kind(config), {}
+    tsnn.parallelize(model, mesh["tp"])
+    words = torch.zeros(1, 4, dtype=torch.int64)
+    for word in ("output_hidden_states", "output_attentions"):
+        found[word] = float(not refused_for(word, lambda word=word: model(words, **{word: True})))
+    config._attn_implementation = "eager"
+    found["eager"] = float(not refused_for("eager", lambda: tsnn.parallelize(kind(config), mesh["tp"])))
+    return found
+
+
+def refused_for(word: str, call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except ValueError as e:
+        return word in str(e)
+    return False
 
 
 def frozen(mesh: Any, model: Any) -> Errors:

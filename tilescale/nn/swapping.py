@@ -183,6 +183,8 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
         return (rows, *args[1:]), kwargs
 
     blocks[0].register_forward_pre_hook(cut, with_kwargs=True)
+    for outer in {model, body}:
+        outer.register_forward_pre_hook(_asks_for_outputs, with_kwargs=True)
     head = getattr(model, "lm_head", None)
     tied = head is not None and any(
         m.weight is head.weight for m in body.modules() if isinstance(m, nn.Embedding)
@@ -195,6 +197,24 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
         _put(model, "lm_head", "lm_head", now, swaps)
     return swaps
 
+
+def _asks_for_outputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuses what would be of this rank's rows, or is not there.
+
+    Raises:
+        TileValueError: a forward that is to give more than its result.
+    """
+    for word in OUTPUTS:
+        if kwargs.get(word):
+            raise TileValueError(
+                f"a parallel {type(module).__name__} with {word}=True",
+                expected="none: between blocks each rank has rows of its own",
+                hint="register_forward_hook gives a block's rows of this rank",
+            )
+
+
+#: words by which a forward gives more than its result
+OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 #: of a block: module's name → the modules with parameters that it has, as one or the other
 _KNOWN: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -229,9 +249,13 @@ def _checked(blocks: nn.ModuleList, norm: nn.Module, config: Any) -> None:
             raise TileTypeError(what, expected=f"{sorted(_KNOWN)} alone")
     if not hasattr(norm, "variance_epsilon"):
         raise TileTypeError(f"norm is {type(norm).__name__}", expected="an RMSNorm")
-    for word in ("attention_dropout", "sliding_window", "router_jitter_noise", "output_router_logits"):
+    for word in ("attention_dropout", "sliding_window", "router_jitter_noise", *OUTPUTS):
         if getattr(config, word, None):
             raise TileValueError(f"{word}={getattr(config, word)}", expected="none: there is none here")
+    if getattr(config, "_attn_implementation", None) == "eager":
+        raise TileValueError(
+            'attn_implementation="eager"', expected='"sdpa": with eager attention every forward has a mask'
+        )
 
 
 def _like(weight: Tensor) -> dict[str, Any]:
