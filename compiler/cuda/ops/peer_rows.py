@@ -82,7 +82,8 @@ def by_lanes(s: Any, cx: CudaLowering) -> bool:
 
 
 def _only_puts(s: Any) -> bool:
-    """Names, then a put of a ring's tile, under conditions or not."""
+    """Names, then a put of a ring's tile, under conditions or not. What lanes have between them (fragments)
+    has been copied to where each can read it, by statements that are no names."""
     *names, last = flat(s) or [s]
     if not all(isinstance(x, tirx.Bind) and not list(operations(x)) for x in names):
         return False

@@ -53,8 +53,9 @@ def test_how_they_are_printed() -> None:
     assert "rows_complete" not in printed(told(2, late=False))
 
 
-def scattered(counted: bool) -> Any:
-    """A row goes to 40 places of other ranks, more than a warp has lanes; ``counted``: each round counts."""
+def scattered(more: str = "") -> Any:
+    """A row goes to 40 places of other ranks, more than a warp has lanes; ``more``: each round counts, or
+    reads of a fragment whether it puts."""
 
     @T.prim_func
     def scattered_rows(
@@ -63,12 +64,14 @@ def scattered(counted: bool) -> Any:
         C: T.Tensor((1,), "int32"),
     ):
         with T.Kernel(1, threads=64), T.Scale("device") as (rank, n), T.Scale("warp") as (w, of):
-            x = T.alloc_shared((32,), "float32")
+            x, goes = T.alloc_shared((32,), "float32"), T.alloc_fragment((40,), "int32")
+            for k in T.Parallel(40):
+                goes[k] = k % 7
             for r in T.Pipelined(3, num_stages=2):
                 T.copy(X[r * of + w, 0:32], x)
                 for k in T.serial(40):
                     there = (rank + k) % n
-                    if k % 7 != 3:
+                    if (goes[k] if more == "fragment" else k % 7) != 3:
                         T.copy(
                             x,
                             rows[r * of + w, k, 0:32],
@@ -76,23 +79,23 @@ def scattered(counted: bool) -> Any:
                             prefer_instruction="tma",
                             blocking=False,
                         )
-                        if counted:
+                        if more == "counts":
                             T.atomic_add(C[0], 1)
 
     return scattered_rows
 
 
-@pytest.mark.parametrize("counted", [False, True])
-def test_lanes_share_a_loop_that_only_puts(counted: bool) -> None:
+@pytest.mark.parametrize("more", ["", "counts", "fragment"])
+def test_lanes_share_a_loop_that_only_puts(more: str) -> None:
     """Round k is lane k % 32's; a loop that does more is the warp's."""
-    text = printed(scattered(counted))
-    assert ("ts::store_run<1, ts::ROWS_BEGUN>(" in text) == ("ts::enter_all(" in text) == (not counted)
-    assert ("ts::store_run<32, ts::ROWS_BEGUN>(" in text) == counted
+    text = printed(scattered(more))
+    assert ("ts::store_run<1, ts::ROWS_BEGUN>(" in text) == ("ts::enter_all(" in text) == (not more)
+    assert ("ts::store_run<32, ts::ROWS_BEGUN>(" in text) == bool(more)
     args = [
         {"X": data((6, 32), "float32", r), "rows": empty((6, 40, 32), "float32"), "C": np.zeros(1, np.int32)}
         for r in range(3)
     ]
-    agree_on_ranks(scattered(counted), args)
+    agree_on_ranks(scattered(more), args)
 
 
 def printed(kernel: Any) -> str:
