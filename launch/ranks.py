@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 
-from tilescale import lifetime
+from tilescale import env, lifetime
 from tilescale.comm import bootstrap
 from tilescale.comm.journal import Journal
 from tilescale.launch import fork, output, processes
@@ -28,7 +28,8 @@ from tilescale.launch.nodes import Link, Node, Start
 from tilescale.launch.program import Program
 from tilescale.launch.watch import Watcher
 
-# Seconds. All ends within five of the cause: LEAVING + GRACE + LEFTOVERS, and what killing takes.
+# Seconds. All ends within five of the cause: LEAVING + GRACE + LEFTOVERS, and what killing takes. Behind a
+# SIGTERM ranks have longer (TILESCALE_STOP_GRACE): whoever sends it may want the work to be kept.
 SETTLE = 0.3  # others that fail for the same reason may still say so
 NOTICED = 1.0  # another node's launcher may still notice why
 LEAVING = (
@@ -139,6 +140,7 @@ class _Job:
         self.stop_at: float | None = None  # when the ranks are to be asked to end
         self.kill_at: float | None = None  # when they are to be killed
         self.stop_signal = signal.SIGTERM
+        self.grace = GRACE
         self.asked = 0  # ranks that were running when all were asked to end
 
     def run(self) -> int:
@@ -302,7 +304,7 @@ class _Job:
                 stream.sink.show_partial(stream.source)
                 stream.since = 0.0
         if self.stop_at is not None and self.stop_at <= now and not self._is_awaited(now):
-            self.stop_at, self.kill_at = None, now + GRACE
+            self.stop_at, self.kill_at = None, now + self.grace
             self.asked = sum(rank.status is None for rank in self.ranks)
             if self.link:
                 self.link.fail(self.code, self._says())
@@ -350,6 +352,8 @@ class _Job:
                     self.stop_at = 0.0
                 else:
                     self.stop_signal = signal.Signals(number)
+                    if number == signal.SIGTERM:
+                        self.grace = env.STOP_GRACE.get()
                     self._fail(128 + number, STOPPERS[self.stop_signal])
         self._look()
         self._bury_orphans()

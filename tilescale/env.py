@@ -175,6 +175,14 @@ WAIT_TIMEOUT: Var[float] = Var(
     "how long a rank waits for a signal, a barrier or another rank before it reports and ends the job; "
     "default 120",
 )
+STOP_GRACE: Var[float] = Var(
+    "TILESCALE_STOP_GRACE",
+    lambda: 30.0,
+    _seconds,
+    "seconds, more than 0",
+    "how long ranks have to end by themselves behind a SIGTERM to `tilescale launch`, so that they may write "
+    "a checkpoint; a second one ends them at once; default 30",
+)
 NUM_THREADS: Var[int | None] = Var(
     "TILESCALE_NUM_THREADS",
     _nothing,
@@ -315,6 +323,7 @@ ALL: tuple[Var, ...] = (
     CACHE_DIR,
     CACHE_SIZE,
     WAIT_TIMEOUT,
+    STOP_GRACE,
     NUM_THREADS,
     HEAP_SIZE,
     HEAP,

@@ -257,6 +257,23 @@ def test_a_signal_to_the_launcher_ends_all(start: Callable[..., Job], number: in
     assert sorted(out.splitlines()) == [f"[{rank}] started" for rank in range(3)]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_ranks_have_time_behind_a_sigterm(start: Callable[..., Job], number: int, code: int):
+    """More than in other ends: what takes three seconds is saved behind SIGTERM alone."""
+    save = (
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), print('saved', flush=True), sys.exit(0)));"
+        "signal.signal(signal.SIGINT, lambda *_: time.sleep(1000));"
+        "pathlib.Path(sys.argv[1], 'ready').touch(); time.sleep(1000)"
+    )
+    job = start(save, 0)
+    job.wait_started()
+    while not (job.folder / "ready").exists():
+        time.sleep(0.01)
+    job.process.send_signal(number)
+    found, out, _ = job.end()
+    assert (found, "[0] saved" in out.splitlines()) == (code, number == signal.SIGTERM)
+
+
 #: the launcher with a grace period in which no test waits for it
 PATIENT = """
 import runpy

@@ -18,6 +18,7 @@ from tilescale.nn import groups, packed, products
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tilescale.nn.operations import call, define, straight
 from tilescale.nn.parameters import Parallel, Woven
+from tilescale.ops.ranks.groups import number_of
 
 
 class SharedHeadsLinear(ColumnParallelLinear):
@@ -111,7 +112,9 @@ class ParallelAttention(Parallel):
             )
         self.context = None if context is None else groups.name_of(context)
         self.context_by, self.layout = context_by, layout
-        kv_heads, head_dim = kv_heads or heads, head_dim or features // heads
+        features, heads = number_of(features, "features"), number_of(heads, "heads", least=1)
+        kv_heads = heads if kv_heads is None else number_of(kv_heads, "kv_heads", least=1)
+        head_dim = number_of(features // heads if head_dim is None else head_dim, "head_dim", least=1)
         if heads % kv_heads or head_dim % 2:
             raise TileValueError(
                 f"{heads} heads of {head_dim}, {kv_heads} of keys",

@@ -193,9 +193,9 @@ def _refuse(scores: str, activation: str, topk: int, experts: int, capacity: flo
         raise TileValueError(f"activation={activation!r}", expected=", ".join(map(repr, GATES)))
     if not 1 <= topk <= experts:
         raise TileValueError(f"topk={topk} of {experts} experts", expected="1 to all of them")
-    if capacity is not None and not capacity > 0:
+    if capacity is not None and not (isinstance(capacity, (int, float)) and 0 < capacity < math.inf):
         raise TileValueError(
-            f"capacity={capacity}", expected="a positive number, or None: nothing is dropped"
+            f"capacity={capacity!r}", expected="a positive number, or None: nothing is dropped"
         )
 
 

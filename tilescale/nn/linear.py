@@ -14,6 +14,7 @@ from tilescale.errors import TileValueError
 from tilescale.nn import products
 from tilescale.nn.operations import call
 from tilescale.nn.parameters import Parallel, cast
+from tilescale.ops.ranks.groups import number_of
 
 
 def flat_rows(x: Tensor, features: int, what: str) -> Tensor:
@@ -56,7 +57,8 @@ class _Linear(Parallel):
         self, in_features: int, out_features: int, bias: bool, group: Any, axis: int, device: Any, dtype: Any
     ):
         super().__init__(group)
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features = number_of(in_features, "in_features")
+        self.out_features = number_of(out_features, "out_features")
         like = {"device": device, "dtype": dtype}
         self.place("weight", (out_features, in_features), axis, like)
         if bias:

@@ -1,0 +1,51 @@
+"""Numbers that a layer cannot have are refused by their names when it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tilescale import comm
+from tilescale import nn as tsnn
+from tilescale.errors import TileError
+
+WRONG: dict[str, Callable[[], Any]] = {
+    "in_features=-1": lambda: tsnn.RowParallelLinear(-1, 8),
+    "out_features=-4": lambda: tsnn.ColumnParallelLinear(8, -4),
+    "out_features=2.5": lambda: tsnn.ColumnParallelLinear(8, 2.5),  # type: ignore[arg-type]
+    "heads=0": lambda: tsnn.ParallelAttention(8, 0),
+    "kv_heads=0": lambda: tsnn.ParallelAttention(8, 2, 0),
+    "head_dim=0": lambda: tsnn.ParallelAttention(8, 16),
+    "capacity=inf": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, capacity=math.inf),
+    "capacity='1.0'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, capacity="1.0"),  # type: ignore[arg-type]
+}
+
+
+def refused() -> list[str]:
+    comm.init()
+    missed = []
+    for word, make in WRONG.items():
+        try:
+            make()
+            missed.append(f"{word}: nothing")
+        except TileError as error:
+            missed += [] if word in str(error) else [f"{word}: {error}"]
+    return missed
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_numbers_that_a_layer_cannot_have(ranks: Any, world: int):
+    assert ranks(world, target="cpu").call(refused) == [[]] * world
+
+
+def test_a_layer_may_have_no_columns(ranks: Any):
+    assert ranks(1, target="cpu").call(of_nothing) == [(3, 0)]
+
+
+def of_nothing() -> tuple[int, ...]:
+    comm.init()
+    return tuple(tsnn.ColumnParallelLinear(4, 0)(torch.ones(3, 4)).shape)
