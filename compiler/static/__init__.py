@@ -95,14 +95,19 @@ def first_refuted(
     return found[0] if found else None
 
 
-def require(program: TileProgram | Traceable, ranks: int | None = None, world: int | None = None) -> None:
+def require(
+    program: TileProgram | Traceable,
+    ranks: int | None = None,
+    world: int | None = None,
+    budget_ms: float = COMPILE_BUDGET,
+) -> None:
     """What a compilation asks: stops it where an obligation is refuted for whatever arguments the kernel is
     called with.
 
     Raises:
         TileValueError: at the statement, with the counterexample.
     """
-    found = first_refuted(program, ranks, world)
+    found = first_refuted(program, ranks, world, budget_ms)
     if found is not None:
         raise found.error()
 
