@@ -4,8 +4,9 @@ sees them).
 
 A warp's loop that does nothing but put a tile of a ring to some ranks is shared out: each lane has rounds of
 its own, so that what rounds read of where to put it is read at once, and TMA learns of all copies at once
-(dispatch of 4096 tokens × 7168 on 4 H200: 520 → 507 µs, 2026-11-26). Copies that go on beside their warp have
-no order among themselves anyway. Each lane's copies are of its own groups, and every lane waits for those.
+(dispatch of 4096 tokens × 7168 on 4 H200: 520 → 507 µs, 2026-11-26, of printed text that was changed by hand;
+as it is printed now no GPU has run it). Copies that go on beside their warp have no order
+among themselves anyway. Each lane's copies are of its own groups, and every lane waits for those.
 """
 
 from __future__ import annotations
