@@ -14,7 +14,7 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import grouped, host
 from tilescale.ops.case import generator, normal, random_like
-from tilescale.ops.ranks import expert_kernels, flat, picks
+from tilescale.ops.ranks import expert_kernels, flat
 from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import share
 
@@ -168,14 +168,9 @@ def kept(
 ) -> tuple[int | None, int | None]:  # fmt: skip
     """Blocks and stages of rings as a caller asks for them, else as they were measured, None where neither
     is so."""
-    if team.size == 1:
-        return blocks, stages
     of = shape_of(tokens, x.shape[1], K, E, host.dtype_name(x))
-    found = picks.found(team, name, x.device, **of)
-    return (
-        found.get("blocks") if blocks is None else blocks,
-        found.get("stages") if stages is None else stages,
-    )
+    found = flat.kept(team, name, x, blocks, **of)
+    return found["blocks"], found.get("stages") if stages is None else stages
 
 
 def planned(tokens: int, K: int, E: int, units: int) -> tuple[int, int]:

@@ -40,15 +40,15 @@ class Cut:
 
 
 def kept(team: Team, operation: str, x: torch.Tensor, blocks: int | None, **shape: Any) -> dict[str, Any]:
-    """What was measured for this shape, with a caller's bound of ``blocks``: words ``how`` and ``blocks``, as
-    far as there are.
+    """What was measured for this shape, with a caller's bound of ``blocks``: words ``how`` and ``blocks``,
+    None where there are none, and what an operation has beside them.
 
     Raises:
         TileTypeError, TileValueError: a bound that is no number of blocks.
     """
     blocks = bound(blocks)
     found = picks.found(team, operation, x.device, **shape) if team.size > 1 else {}
-    return {"how": found.get("how"), "blocks": found.get("blocks") if blocks is None else blocks}
+    return {"how": None, **found, "blocks": found.get("blocks") if blocks is None else blocks}
 
 
 def allowed(kept: dict[str, Any], ways: tuple[str, ...], torch_group: Any) -> str | None:
