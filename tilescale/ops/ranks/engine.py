@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +126,12 @@ def _begin(team: Team, into: torch.Tensor) -> None:
     host.launch(beginning, args, dtype=host.dtype_name(into), axes=into.dim())
 
 
-def cross(steps: Sequence[Copies], team: Team, into: torch.Tensor) -> Iterator[int]:
+def cross(
+    steps: Sequence[Copies],
+    team: Team,
+    into: torch.Tensor,
+    first: Callable[[], Iterable[Any]] | None = None,
+) -> Iterator[int]:
     """Copies into other ranks' memory, ``steps`` one behind another, beside what the caller launches. As many
     steps on all ranks, of which any may be empty. What is returned gives the number of each step in turn:
     behind that, on the caller's stream, what all ranks copied in that step has arrived. It has to be used up,
@@ -141,15 +146,23 @@ def cross(steps: Sequence[Copies], team: Team, into: torch.Tensor) -> Iterator[i
     ended. The stream of copies is awaited whole at the last step, so x may be written behind this call.
 
     Meetings stand on the caller's stream, as all launches of a team do, which would await each other on two
-    of them. A local launch between two meetings does not keep the copies waiting: those go on."""
+    of them. A local launch between two meetings does not keep the copies waiting: those go on.
+
+    ``first``: launches on other streams, which await the caller's, what makes the copies' sources; it is
+    called once behind the first meeting, and gives a `mark` for each copy in turn, and perhaps more: a copy
+    awaits its own. Whoever reads the rest of what it makes awaits those streams (`merged`)."""
     _begin(team, into)
+    marks = list(first()) if first else [None] * sum(map(len, steps))
     if not into.is_cuda:
         return _in_turn(steps, team)
-    beside, arrived = _beside(into.device), []
+    beside, arrived, made = _beside(into.device), [], iter(marks)
     beside.wait_stream(torch.cuda.current_stream(into.device))
     with torch.cuda.stream(beside):
         for copies in steps:
-            _copy(copies)
+            for copy, mark in zip(copies, made, strict=False):
+                if mark is not None:
+                    beside.wait_event(mark)
+                _copy([copy])
             arrived.append(beside.record_event())
     return _behind(arrived, team, into.device, steps)
 
@@ -207,6 +220,11 @@ def lane(number: int, like: torch.Tensor) -> Iterator[None]:
     stream.wait_stream(torch.cuda.current_stream(like.device))
     with torch.cuda.stream(stream):
         yield
+
+
+def mark(like: torch.Tensor) -> Any:
+    """An event behind what the current stream holds, where there are streams."""
+    return torch.cuda.current_stream(like.device).record_event() if like.is_cuda else None
 
 
 def merged(like: torch.Tensor) -> None:

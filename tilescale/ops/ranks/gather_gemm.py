@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,13 +23,12 @@ from tilescale.errors import TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import generator, normal, random_like
-from tilescale.ops.gemm_kernels import ceil_div, finish, panelled
+from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.prepared import Plan
-from tilescale.ops.ranks import engine, fp8
-from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
+from tilescale.ops.ranks import fp8, gemm_engine
+from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gemms import (
-    Operands,
     biased,
     called,
     checked,
@@ -190,13 +189,9 @@ def gather_gemm(
                     low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
                     for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
                         if crossing or owner != rank:
-                            T.copy(X[at * BM, low + k * BK], x)
+                            load(X, W, x, w, at * BM, j * BN, low + k * BK, False, trans_b)
                         else:
-                            T.copy(A[at * BM - first, low + k * BK], x)
-                        if trans_b:
-                            T.copy(W[j * BN, low + k * BK], w)
-                        else:
-                            T.copy(W[low + k * BK, j * BN], w)
+                            load(A, W, x, w, at * BM - first, j * BN, low + k * BK, False, trans_b)
                         T.gemm(x, w, acc, transpose_B=trans_b)
                 finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
 
@@ -265,11 +260,7 @@ def pull_gemm(
                         T.wait(here[above, group], begun(above, rank) * pieces)
                     low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
                     for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
-                        T.copy(X[at * BM, low + k * BK], x)
-                        if trans_b:
-                            T.copy(W[j * BN, low + k * BK], w)
-                        else:
-                            T.copy(W[low + k * BK, j * BN], w)
+                        load(X, W, x, w, at * BM, j * BN, low + k * BK, False, trans_b)
                         T.gemm(x, w, acc, transpose_B=trans_b)
                 finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
 
@@ -389,7 +380,7 @@ def _plan(
         def by_copies(
             space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
         ) -> torch.Tensor:
-            return beside_engines(form.of(x, w), c, M, bias, activation, space.team, whole)
+            return gemm_engine.gathered(form.of(x, w), c, M, bias, activation, space.team, whole)
 
         return Plan(*result, by_copies)
     if not how.fused:
@@ -427,61 +418,6 @@ def _plan(
         return everyone
 
     return Plan(*result, run)
-
-
-def beside_engines(
-    given: Operands,
-    c: torch.Tensor,
-    M: int,
-    bias: torch.Tensor | None,
-    activation: str,
-    team: Team,
-    whole: bool,
-) -> torch.Tensor:
-    """The product c of the own rows while copy engines bring the others', one rank's after another's, and
-    of each rank's when they have come, beside the next one's. Gives all rows, in the group's memory, the own
-    ones where ``whole``.
-
-    The meetings stand on the caller's stream without a product between them, so the products' tails overlap
-    (`engine.lane`): a meeting is one block, which awaits the first free multiprocessor.
-
-    Raises:
-        TileValueError: memory of other ranks that is not addressed.
-    """
-    if not engine.able():
-        raise TileValueError("engine=True with TILESCALE_REMOTE=nvshmem", expected="memory that is addressed")
-    each, world = share(M, team.size), team.size
-    (everyone,) = workspace(team).tensors(given.x, ((each * world, given.K), given.x.dtype))
-
-    def rows(hop: int) -> slice:
-        """Those of the rank so many places in front of this one, of M."""
-        first = min(M, (team.rank - hop) % world * each)
-        return slice(first, min(M, first + each))
-
-    arrived = engine.cross([[put] for put in engine.puts(given.x, everyone, team)], team, everyone)
-    if whole:
-        everyone[rows(0)].copy_(given.x)
-    with engine.lane(0, c):
-        multiplied(given.x, given, c[rows(0)], bias, activation)
-    for step in arrived:
-        of = rows(step + 1)
-        with engine.lane(step + 1, c):
-            multiplied(everyone[of], given, c[of], bias, activation)
-    engine.merged(c)
-    return everyone[:M]
-
-
-def multiplied(
-    x: torch.Tensor, given: Operands, c: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> None:
-    """c = act(x · w + bias), rows that may begin anywhere: kernels write those that begin at 16 bytes."""
-    if not x.shape[0]:
-        return
-    w = given.w.T if given.trans_b else given.w
-    if c.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0:
-        gemm.matmul(x, w, bias, activation, out=c)
-    else:
-        c.copy_(gemm.matmul(x.clone(), w, bias, activation, out_dtype=c.dtype))
 
 
 # ---- what is right, and what it is measured against
@@ -604,30 +540,13 @@ _FEW = {
     "wide": 48,
 }
 
-_CHOSEN = chosen(choose)
-
-
-def ways(world: int, **shape: Any) -> dict[str, dict[str, Any]]:
-    """Those of every product, and by copy engines where they reach the others' memory."""
-    found: dict[str, dict[str, Any]] = _CHOSEN["ways"](world, **shape)
-    if engine.able() and "config" in found["apart"]:
-        found["engine"] = {"config": replace(found["apart"]["config"], engine=True)}
-    return found
-
-
-def pick(*args: Any, kept: Any = None, **shape: Any) -> Pick:
-    picked: Pick = _CHOSEN["pick"](*args, kept=kept, **shape)
-    return Pick("engine", None) if (kept or {}).get("engine") else picked
-
-
 OP = RankOp(
     name="all_gather_matmul",
     run=all_gather_matmul,
     draw=draw,
     reference=reference,
-    **{**_CHOSEN, "ways": ways, "pick": pick},
+    **chosen(choose),
     knobs=knobs(
-        ({"engine": True, "fused": False}, {"engine": False}),
         ({"pull": True}, {"pull": False}),
         tuple({"groups": n} for n in (1, 2, 4)),
         tuple({"high": h} for h in HIGH),

@@ -22,7 +22,7 @@ from tilescale.comm.backend import Team
 from tilescale.ops import host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.prepared import Plan
-from tilescale.ops.ranks import fp8, reduce
+from tilescale.ops.ranks import fp8, gemm_engine, reduce
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemm_scatter import RAGGED, SMALL, Config, draw
 from tilescale.ops.ranks.gemms import (
@@ -31,6 +31,7 @@ from tilescale.ops.ranks.gemms import (
     alone,
     alone_there,
     biased,
+    by_copies,
     checked,
     chosen,
     configured,
@@ -221,6 +222,8 @@ def _plan(
     if world == 1:
         return Plan(*result, alone_there(activation))
     how = counted(config or configured(team, "matmul_all_reduce", choose, M, given, K), Config)
+    if how.engine:
+        return Plan(*result, by_copies(gemm_engine.reduced, given, M, activation))
     if not how.fused:
         way = reduce.choose(M * N * dtype.itemsize, world, "rank", False, host.units(x.device))
         added = 0 if bias is None else N

@@ -21,7 +21,7 @@ from tilescale.comm.backend import Team
 from tilescale.ops import host
 from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
 from tilescale.ops.prepared import Plan
-from tilescale.ops.ranks import fp8, scatter
+from tilescale.ops.ranks import fp8, gemm_engine, scatter
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gemms import (
     add_parts,
@@ -30,6 +30,7 @@ from tilescale.ops.ranks.gemms import (
     alone_there,
     bias_of,
     biased,
+    by_copies,
     checked,
     chosen,
     configured,
@@ -61,7 +62,8 @@ from tilescale.ops.ranks.workspace import Workspace
 
 @dataclass(frozen=True)
 class Config:
-    """How it is computed. ``fused``: in one kernel, or apart. Then: tiles, stages of the ring, threads of a
+    """How it is computed. ``fused``: in one kernel, or apart; ``engine``: apart, where copy engines move the
+    parts of one rank while the next one's are multiplied. Then: tiles, stages of the ring, threads of a
     block, blocks that stay; tiles of a run, which lie in panels of so many rows of tiles, and how many runs
     of other ranks' tiles come in front of the first own one (`gemms.turn`); warps of a block that put."""
 
@@ -75,6 +77,7 @@ class Config:
     panel: int = 4
     run: int = 32
     lead: int = 12
+    engine: bool = False
     warps: int = 2
 
 
@@ -224,6 +227,8 @@ def _plan(
     if world == 1:
         return Plan(*result, alone_there(activation))
     how = counted(config or configured(team, "matmul_reduce_scatter", choose, M, given, K), Config)
+    if how.engine:
+        return Plan(*result, by_copies(gemm_engine.scattered, given, M, activation))
     if not how.fused:
         added = 0 if bias is None else N
         add = scatter.scattering(M, N, dtype, given.out, x.device, team, added, activation)
@@ -343,6 +348,14 @@ SMALL = (
             {"M": 70, "N": 40, "K": 64},
             {"M": 5, "N": 72, "K": 40, "bias": True, "activation": "relu"},
             {"M": 20, "N": 24, "K": 2, "bias": True, "out": "float32"},
+        )
+    ),
+    *(
+        Case({**shape, "engine": True}, small=True)
+        for shape in (
+            {"M": 192, "N": 72, "K": 104, "bias": True, "activation": "relu"},
+            {"M": 77, "N": 41, "K": 33, "dtype": "float16", "out": "float32"},
+            {"M": 2, "N": 30, "K": 2, "trans_b": True},
         )
     ),
 )

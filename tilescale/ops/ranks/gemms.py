@@ -18,7 +18,7 @@ from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.prepared import Plan, signature
-from tilescale.ops.ranks import picks
+from tilescale.ops.ranks import engine, picks
 from tilescale.ops.ranks.case import Pick
 from tilescale.ops.ranks.groups import number_of, rows_of, share
 from tilescale.ops.ranks.workspace import workspace
@@ -139,6 +139,17 @@ def alone_there(activation: str) -> Callable[..., None]:
     return run
 
 
+def by_copies(how: Callable[..., None], given: Operands, M: int, activation: str) -> Callable[..., None]:
+    """What a product does whose parts engines move, as ``how`` says: of a team's memory, x, w, the bias and
+    the result."""
+    form = given._replace(x=None, w=None)  # a plan keeps no tensor alive
+
+    def run(space: Any, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor) -> None:
+        how(form.of(x, w), c, M, bias, activation, space.team)
+
+    return run
+
+
 def configured(
     team: Team, operation: str, choose: Callable[..., Any], M: int, given: Operands, K: int
 ) -> Any:
@@ -175,9 +186,9 @@ def counted(how: Any, kind: type) -> Any:
 
 
 def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
-    """`RankOp.ways`, `pick`, `base`, `asked` and `shape_of` of a product whose steps are one kernel or apart,
-    as ``choose`` says for M, N, K, the world, the dtype and the multiprocessors. ``inner``: K is split over
-    the ranks."""
+    """`RankOp.ways`, `pick`, `base`, `asked` and `shape_of` of a product whose steps are one kernel, apart,
+    or beside copy engines where they reach the others' memory, as ``choose`` says for M, N, K, the world, the
+    dtype and the multiprocessors. ``inner``: K is split over the ranks."""
 
     def choice(world: int, M: int, N: int, K: int, dtype: str, units: int) -> Any:
         return choose(M, N, share(K, world) if inner else K, world, dtype, units)
@@ -189,7 +200,10 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
         if scales:
             return {"apart": {}}
         picked = choice(world, M, N, K, dtype, units)
-        return {w: {"config": replace(picked, fused=w == "fused")} for w in ("fused", "apart")}
+        found = {w: {"config": replace(picked, fused=w == "fused")} for w in ("fused", "apart")}
+        if engine.able():
+            found["engine"] = {"config": replace(picked, fused=False, engine=True)}
+        return found
 
     def pick(
         world: int,
@@ -205,6 +219,8 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
         if scales:
             return Pick("apart", None)
         picked = replace(choice(world, M, N, K, dtype, units), **(kept or {}))
+        if picked.engine:
+            return Pick("engine", None)
         return Pick("fused", picked.blocks) if picked.fused else Pick("apart", None)
 
     def base(
@@ -222,7 +238,8 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
 
 
 def knobs(*more: tuple[dict[str, Any], ...]) -> Callable[..., tuple[tuple[dict[str, Any], ...], ...]]:
-    """`RankOp.knobs` of a product: in one kernel or apart, tiles, rows of tiles in a panel, then ``more``."""
+    """`RankOp.knobs` of a product: in one kernel, apart or beside copy engines, tiles, rows of tiles
+    in a panel, then ``more``."""
 
     def of(world: int, M: int, N: int, units: int = 132, **_: Any) -> tuple[tuple[dict[str, Any], ...], ...]:
         cuts = tuple(
@@ -235,7 +252,10 @@ def knobs(*more: tuple[dict[str, Any], ...]) -> Callable[..., tuple[tuple[dict[s
             }
             for (BM, BN), (_, threads, stages) in gemm.TILES.items()
         )
-        return (({"fused": True}, {"fused": False}), cuts, tuple({"panel": n} for n in (4, 8, 16)), *more)
+        ways = [{"fused": True, "engine": False}, {"fused": False, "engine": False}]
+        if engine.able():
+            ways.append({"fused": False, "engine": True})
+        return (tuple(ways), cuts, tuple({"panel": n} for n in (4, 8, 16)), *more)
 
     return of
 
@@ -416,7 +436,7 @@ def turn(place: Any, count: int, run: int, lead: int, world: int):
     return hop, nth * run + place % run
 
 
-def in_turn(count: int, blocks: int, world: int, soon: bool = False) -> dict[str, int]:
+def in_turn(count: int, blocks: int, world: int, soon: bool = False) -> dict[str, Any]:
     """The fields of a Config that say in which order ``count`` tiles of each rank are taken: runs of up to 32
     that leave few places without a tile, and three waves of others' tiles before the first own one. Of two
     ranks runs of up to 16 and one wave and a half: measured on 2 H100 (4096 × 4096 × 10752 277 → 268 µs).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -210,17 +210,19 @@ def scattering(
 
 def by_engines(
     a: torch.Tensor, c: torch.Tensor, n: int, t: int, team: Team, bias: torch.Tensor | None, activation: str,
-    units: int,
+    units: int, first: Callable[[], Iterable[Any]] | None = None,
 ) -> None:  # fmt: skip
     """c = act(sum of all ranks' a, t numbers, n a rank, + bias), this rank's. Each piece of c is added, in
-    the order of ranks, when everyone's has come, beside the next one's copies."""
+    the order of ranks, when everyone's has come, beside the next one's copies. ``first``: what makes a, the
+    next rank's numbers first, as `engine.cross` has it, on its lanes; then all of c is one piece."""
     world, rank = team.size, team.rank
-    own = flat.aligned(a[min(t, rank * n) :][: c.numel()])
-    inplace = host.share_memory(own, c)
+    mine = a[min(t, rank * n) :][: c.numel()]
+    own = None if first else flat.aligned(mine)  # a copy, perhaps
+    inplace = own is not None and host.share_memory(own, c)
     landing = own if inplace else flat.landing(c)
     cut = flat.cut(n * a.element_size(), a.element_size(), units, world)
     (space,) = workspace(team).tensors(a, ((world * n,), a.dtype))
-    plan = engine.sums(n, cut.P, a.element_size(), world)
+    plan = [(0, n)] if first else engine.sums(n, cut.P, a.element_size(), world)
     owners = [(rank + hop) % world for hop in range(1, world)]
     # of each owner its numbers, and where it has this rank's: behind as many of each rank in front
     given = {o: a[min(t, o * n) : min(t, o * n + n)] for o in owners}
@@ -230,7 +232,10 @@ def by_engines(
     added = 0 if bias is None else bias.numel()
     what = flat.constants(cut, world, a.dtype, c.dtype, added, activation, n, t) | {"inplace": inplace}
     del what["Q"]
-    for low, high in (plan[k] for k in engine.cross(steps, team, space)):
+    for low, high in (plan[k] for k in engine.cross(steps, team, space, first)):
+        if own is None:  # what makes it has been launched
+            engine.merged(a)
+            own = flat.aligned(mine)
         if count := ceil_div(min(high, c.numel()) - low, cut.P) if low < c.numel() else 0:
             more = () if inplace else (landing,)
             host.launch(
