@@ -52,6 +52,8 @@ def ways(op: RankOp, case: Case) -> dict[str, dict[str, Any]]:
     """The ways of a case and what asks for them, the library's left out; its own where it names one."""
     if "how" in case.shape:
         return {str(case.shape["how"]): {}}
+    if case.shape.get("engine"):
+        return {"engine": {}}
     if "scales" in case.shape:
         return {f"scales by {case.shape['scales']}": {}}
     if "BM" in case.shape:
