@@ -3,7 +3,7 @@ waits, how much of its copying ran under products, and how fast each link was.""
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -34,8 +34,10 @@ class Activity:
 
 @dataclass(frozen=True)
 class Share:
-    """Of the time of a rank's blocks, in per cent: what they spent in products, copies and waits (roles of a
-    block work side by side, so the sum may be more than 100). None: the log has no blocks, as on the CPU."""
+    """Of the time of a rank's blocks, in per cent: what they spent in products, copies, waits, and in
+    products that wait for stages of rings (roles of a block work side by side, so the sum may be more than
+    100; a producer may wait for another rank, and a product for that producer). None: the log has no blocks,
+    as on the CPU."""
 
     rank: int
     launches: int
@@ -43,6 +45,7 @@ class Share:
     products: float | None
     copies: float | None
     waits: float | None
+    stalled: float | None
     #: of the time in which a copy was under way: in how much of it the rank had a product under way
     overlap: float | None
     #: and of how many of its blocks, on average
@@ -127,22 +130,23 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def under_way(timeline: Timeline) -> list[tuple[Slice, Interval]]:
-    """Each copy to or from another rank, and from when to when it was under way: until its thread's next
-    signal to the same rank is out, where that is the next that the thread logged. What a signal releases has
-    arrived; a thread's own stores it has only issued."""
-    lanes: dict[tuple[int, int], list[Slice]] = defaultdict(list)
+    """Each copy to or from another rank, and from when to when it was under way. One that puts is, until its
+    block's next signal to the same rank is out, where there is one: what a signal releases has arrived,
+    stores have only been issued. Blocks may have warps that signal for others; a log without blocks has
+    threads."""
+    told: dict[tuple[tuple[int, Any], int], list[Interval]] = defaultdict(list)
     for s in timeline.slices:
-        if s.kind != "kernel":
-            lanes[s.rank, s.thread].append(s)
+        if s.kind == "signal":
+            told[_block(s), s.more.get("peer", s.rank)].append((s.start, s.end))
+    for signals in told.values():
+        signals.sort()
     out = []
-    for lane in lanes.values():
-        lane.sort(key=lambda s: (s.start, -s.duration))
-        for s, behind in zip(lane, [*lane[1:], None], strict=True):
-            if s.kind not in COPIES or s.more.get("peer", s.rank) == s.rank:
-                continue
-            told = behind is not None and behind.kind == "signal"
-            told = told and behind.more.get("peer") == s.more["peer"]  # type: ignore[union-attr]
-            out.append((s, (s.start, behind.end if told and behind else s.end)))
+    for s in timeline.slices:
+        if s.kind not in COPIES or (peer := s.more.get("peer", s.rank)) == s.rank:
+            continue
+        signals = [] if s.more.get("direction") == "pull" else told.get((_block(s), peer), [])
+        k = bisect_left(signals, (s.end,))
+        out.append((s, (s.start, signals[k][1] if k < len(signals) else s.end)))
     return out
 
 
@@ -218,7 +222,8 @@ def shares(timeline: Timeline) -> list[Share]:
                 mean,
                 part(length(own.products) - own.stalled),
                 part(length(own.copies)),
-                part(length(own.waits) + own.stalled),
+                part(length(own.waits)),
+                part(own.stalled),
                 100 * hidden / length(copying) if copying else None,
                 100 * busy / there if there else None,
             )
@@ -244,6 +249,8 @@ def report(timeline: Timeline) -> list[str]:
     for s in shares(timeline):
         parts = ((s.products, "products"), (s.copies, "copies"), (s.waits, "waits"))
         words = [f"{x:.0f} % {what}" for x, what in parts if x is not None]
+        if s.stalled:
+            words.append(f"{s.stalled:.0f} % products that wait for their tiles")
         if s.overlap is not None:
             of = "" if s.meanwhile is None else f" of {s.meanwhile:.0f} % of its blocks"
             words.append(f"{s.overlap:.0f} % of copying under products{of}")

@@ -494,6 +494,23 @@ def _filled(stmt: Any, branches: bool) -> Any:
     return one if one is not None and other is not None and one.same_as(other) else None
 
 
+def _each(body: Any) -> list[Any]:
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _apart(stmt: Any) -> list[Any]:
+    """Of a statement whose two branches fill the same tiles in the same order, one such statement a tile. The
+    condition is of numbers alone, so it is the same each time."""
+    if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
+        return [stmt]
+    pairs, reads = list(zip(_each(stmt.then_case), _each(stmt.else_case), strict=False)), list[Any]()
+    if len(pairs) < 2 or len(_each(stmt.then_case)) != len(_each(stmt.else_case)):
+        return [stmt]
+    structural_walk(stmt.condition, ((ir.Call, ir.TensorLoad), reads.append))
+    made = [tirx.IfThenElse(stmt.condition, one, other, stmt.span) for one, other in pairs]
+    return [stmt] if reads or any(_filled(m, True) is None for m in made) else made
+
+
 def pipeline_of(
     loop: Any,
     uses: dict[Any, int],
@@ -506,7 +523,9 @@ def pipeline_of(
     has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
     own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
     and read, too."""
-    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+    stmts = _each(loop.body)
+    if branches:
+        stmts = [part for s in stmts for part in _apart(s)]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
     for k, s in enumerate(stmts):

@@ -50,7 +50,7 @@ def test_shares_and_overlap():
     first, second = overlap.shares(two_ranks())
     assert (first.launches, first.mean) == (1, 100)
     assert first.products == pytest.approx(35) and first.copies == pytest.approx(30)
-    assert first.waits == pytest.approx(15)
+    assert first.waits == pytest.approx(10) and first.stalled == pytest.approx(5)
     assert first.overlap == pytest.approx(100 * 10 / 30) and first.meanwhile == pytest.approx(100 * 10 / 30)
     assert (second.products, second.copies, second.waits, second.overlap) == (0, 10, 100, 0)
 

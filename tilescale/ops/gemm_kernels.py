@@ -52,6 +52,12 @@ def load(A: Any, B: Any, a: Any, b: Any, row: Any, col: Any, at: Any, trans_a: b
         T.copy(A[at, row], a)
     else:
         T.copy(A[row, at], a)
+    load_b(B, b, col, at, trans_b)
+
+
+@T.macro
+def load_b(B: Any, b: Any, col: Any, at: Any, trans_b: bool):
+    """B's alone."""
     if trans_b:
         T.copy(B[col, at], b)
     else:

@@ -244,6 +244,38 @@ def test_panels_reach_every_block(panel: int, order: str):
     agree(kernel, {"A": empty((30, 100), "int32")})
 
 
+@T.prim_func
+def by_turns(
+    A: T.Tensor((128, 128), "bfloat16"),
+    X: T.Tensor((128, 128), "bfloat16"),
+    W: T.Tensor((128, 64), "bfloat16"),
+    C: T.Tensor((128, 64), "float32"),
+    n: T.int32,
+):
+    with T.Kernel(2, threads=128) as b:
+        a, w = T.alloc_shared((64, 32), "bfloat16"), T.alloc_shared((32, 64), "bfloat16")
+        acc = T.alloc_fragment((64, 64), "float32")
+        T.clear(acc)
+        for k in T.Pipelined(4, num_stages=2):
+            if b < n:
+                T.copy(A[b * 64, k * 32], a)
+                T.copy(W[k * 32, 0], w)
+            else:
+                T.copy(X[b * 64, k * 32], a)
+                T.copy(W[96 - k * 32, 0], w)
+            T.gemm(a, w, acc)
+        T.copy(acc, C[b * 64, 0])
+
+
+def test_branches_that_fill_several_tiles():
+    """One of two copies for each of them: rings, as if each stood in branches of its own."""
+    made, program = lowered(by_turns)
+    assert program.notes == [] and "ts::wgmma_m64" in print_kernel(made).text
+    A, X, W = (data(shape, "bfloat16") for shape in ((128, 128), (128, 128), (128, 64)))
+    for n in (0, 1, 2):
+        agree(by_turns, {"A": A, "X": X, "W": W, "C": empty((128, 64), "float32"), "n": n})
+
+
 def test_two_products_of_one_ring():
     """Both are awaited one round late, as two groups; and a statement between them means that each is awaited
     at once."""

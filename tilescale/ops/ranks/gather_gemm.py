@@ -23,7 +23,7 @@ from tilescale.errors import TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import generator, normal, random_like
-from tilescale.ops.gemm_kernels import ceil_div, finish, load, panelled
+from tilescale.ops.gemm_kernels import ceil_div, finish, load, load_b, panelled
 from tilescale.ops.prepared import Plan
 from tilescale.ops.ranks import fp8, gemm_engine
 from tilescale.ops.ranks.case import Case, Expected, RankOp
@@ -124,8 +124,8 @@ def gather_gemm(
     """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
     not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
-    run = ceil_div(parts, groups)  # pieces along k of a group
-    every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run, groups)
+    run, per = ceil_div(parts, groups), ceil_div(each, high)  # pieces: along k of a group, of a rank's rows
+    every, turn_of = per * run, in_order(per, run, groups)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
     hops = world - 1 + crossing  # a tile with rows of several ranks takes all of them from X
@@ -133,7 +133,6 @@ def gather_gemm(
     def begun(tile: Any) -> Any:
         """Counts the pieces of everyone's rows that begin in a row of tiles."""
         low, stop = tile * BM, T.min(tile * BM + BM, M)
-        per = ceil_div(each, high)
         before = low // each * per + T.ceildiv(low % each, high)
         return stop // each * per + T.ceildiv(stop % each, high) - before
 
@@ -189,9 +188,10 @@ def gather_gemm(
                     low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
                     for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
                         if crossing or owner != rank:
-                            load(X, W, x, w, at * BM, j * BN, low + k * BK, False, trans_b)
+                            T.copy(X[at * BM, low + k * BK], x)
                         else:
-                            load(A, W, x, w, at * BM - first, j * BN, low + k * BK, False, trans_b)
+                            T.copy(A[at * BM - first, low + k * BK], x)
+                        load_b(W, w, j * BN, low + k * BK, trans_b)
                         T.gemm(x, w, acc, transpose_B=trans_b)
                 finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
 
