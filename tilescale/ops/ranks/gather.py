@@ -41,8 +41,9 @@ from tilescale.ops.ranks.workspace import Workspace, workspace
 #: without; 512 MB went at 363 GB/s, NCCL's at 270, by engines into symmetric memory at 379. On 4 H200,
 #: 2026-11-26, 1 MB took 22.7 µs in packets, 25.1 without
 TINY, LARGE = 3 << 20, 4 << 30
-#: bytes from which NCCL's gather is taken where parts are no whole vectors of 16 bytes, which are copied
-#: number by number into the result: of 37 MB it is as fast, of 1.4 GB 1.25 times
+#: bytes from which NCCL's gather is taken where parts are no whole vectors of 16 bytes, which kernels copy
+#: number by number into the result, and engines do not pay: of 37 MB it is as fast. 1.4 GB on 2 H100 took
+#: 10.2 ms by kernels, 11.6 by NCCL, whose parts are padded and moved again, and 4.7 by engines (2026-11-27)
 ODD = 64 << 20
 #: bytes of a part from which a gather that is begun early is left to copy engines
 BESIDE = 4 << 20
@@ -55,10 +56,10 @@ WAYS = ("packets", "kernel", "engine", "library")
 def choose(size: int, distributed: bool, world: int = 2, reached: bool = False) -> str:
     """How ``size`` bytes a rank are gathered: "packets", "kernel", "engine", or "library" where there is one.
     ``reached``: into a result that peers write."""
-    engines = engine.able() and (reached or size % 16 == 0) and by_engines_pays(size, world, reached)
-    if reached and engines:
+    engines, odd = engine.able() and by_engines_pays(size, world, reached), size % 16 > 0
+    if engines and (reached or odd):
         return "engine"
-    if distributed and size >= (LARGE if size % 16 == 0 else ODD):
+    if distributed and size >= (ODD if odd else LARGE):
         return "library"
     if engines:
         return "engine"
