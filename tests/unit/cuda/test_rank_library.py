@@ -96,6 +96,8 @@ def test_gather_gemm(world: int, M: int, groups: int, wide: int, warps: int, bia
         "activation": "relu" if bias else "",
     }
     make = gather_gemm.pull_gemm if pull else gather_gemm.gather_gemm
+    if not pull:
+        cut["abreast"] = groups > 1
     kernel = make(M=M, N=N, K=K, world=world, **cut, **what)
     each = -(-M // world)
     args = [
@@ -120,8 +122,9 @@ def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
         how = vars(gather_gemm.choose(M, N, K, world, "bfloat16")) | {"M": M, "N": N, "K": K, "world": world}
         assert how.pop("fused") and how.pop("pull") == (M > 1024) and not how.pop("engine")
         what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
-        for make in (gather_gemm.gather_gemm, gather_gemm.pull_gemm):
-            kernel = make(**how, **what)
+        abreast = how.pop("abreast")
+        for make, more in ((gather_gemm.gather_gemm, {"abreast": abreast}), (gather_gemm.pull_gemm, {})):
+            kernel = make(**how, **what, **more)
             made = driver.lower(kernel.trace(), "cuda:sm_90a")
             assert not [n for n in made.program.notes if "without" in n or "in turn" in n], made.program.notes
             code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
@@ -424,7 +427,8 @@ def test_warps_beside_the_producer_put_at_full_size(make: Any, M: int, world: in
         "world": world,
     }
     assert how.pop("fused")
-    how = {k: v for k, v in how.items() if k not in ("pull", "engine")}
+    left_out = ("pull", "engine") if make is gather_gemm.gather_gemm else ("pull", "engine", "abreast")
+    how = {k: v for k, v in how.items() if k not in left_out}
     what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": False, "bias": False, "activation": ""}
     more = {} if module is gather_gemm else {"align": 1}
     notes = driver.lower(make(**how, **what, **more).trace(), "cuda:sm_90a").program.notes

@@ -25,14 +25,14 @@ def _on(world: int) -> list[Any]:
     return [
         pytest.param(
             m, c, world, id=f"{load_ranks(m).name}: {c}-{world}",
-            marks=[pytest.mark.slow] if k > (1 if world == 1 else 7) and "engine" not in c.shape else [],
+            marks=[pytest.mark.slow] if k > (1 if world == 1 else 7) and not {"engine", "abreast"} & {*c.shape} else [],
         )
         for m in RANK_MODULES
         for k, c in enumerate(c for c in load_ranks(m).cases if c.small)
     ]  # fmt: skip
 
 
-# the first eight cases of each, alone the first two, and copy engines'; the others under the marker slow
+# the first eight cases of each, alone the first two, and newer ones; the others under the marker slow
 @pytest.mark.parametrize("module, case, world", [*_on(3), *_on(1)])
 def test_meaning(ranks: Any, module: str, case: Case, world: int):
     """Within what rounding explains, the same bits twice, nothing beside the result touched."""

@@ -50,7 +50,9 @@ class Config:
     others' rows while the own ones are multiplied; ``pull``: each rank reads the others' rows, or writes its
     own to them. Then: tiles, stages of the ring, threads of a block, blocks that stay, rows of tiles in a
     panel; ``high`` × ``wide``: numbers of x that one copy moves; ``groups``: of pieces along k, each with a
-    counter of its own; ``warps``: of a block that move them."""
+    counter of its own; ``abreast``: of those that are put tiles of the own rows await the last rank's, too,
+    so that tiles that share columns of w read them at the same time; ``warps``: of a block that move
+    pieces."""
 
     fused: bool = True
     pull: bool = False
@@ -64,13 +66,14 @@ class Config:
     high: int = 64  # divides BM
     wide: int = 512
     groups: int = 1
+    abreast: bool = False
     engine: bool = False
     warps: int = 2
 
 
 #: bytes of x that one copy moves, and where few rows are gathered, so that all blocks have some of the first
 #: group; rows of it that tuning tries
-PIECE, SMALL_PIECE, HIGH = 64 << 10, 4 << 10, (1, 2, 4, 8, 16)
+PIECE, SMALL_PIECE, HIGH = 64 << 10, 8 << 10, (1, 2, 4, 8, 16)
 
 
 @functools.cache
@@ -84,6 +87,11 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     at 8192 × 2560 × 8192, 0.78 at 4096 × 5504 × 4096 and 1.08 at 512 × 14336 × 8192
     (tests/bench/results/gather_alone.json).
 
+    Where tiles of the own rows run ahead of the others by more than the L2 cache holds, each rank's rows read
+    w from memory anew. ``abreast`` keeps them together: on H100 (2026-11-27) 256 × 20416 × 11456 took 316 µs
+    without and 214 with it on two ranks (apart 223), 512 × 28672 × 8192 390 and 351 (360), and 512 × 14336 ×
+    8192 on four 217 and 189 (213), in pieces of 8 KB; in pieces of 4 KB 248 and 195.
+
     Pieces are whole rows, or a group's part of rows: where both sides of a copy are one run of bytes a thread
     has 8 accesses under way, else 4. On 4 H200 that is the difference between 596 and 530 µs at 8192 × 2560 ×
     8192, where the product alone took 513."""
@@ -95,7 +103,7 @@ def choose(M: int, N: int, K: int, world: int, dtype: str, units: int = 132) -> 
     wide = K if groups == 1 else ceil_div(K, groups * cut["BK"]) * cut["BK"]
     most = max(1, (SMALL_PIECE if few else PIECE) * 8 // (wide * BITS[dtype]))
     high = max(h for h in range(1, cut["BM"] + 1) if cut["BM"] % h == 0 and h <= most)
-    return Config(fused, pull, groups=groups, high=high, wide=wide, **cut)
+    return Config(fused, pull, groups=groups, abreast=groups > 1, high=high, wide=wide, **cut)
 
 
 # ---- the kernel
@@ -116,10 +124,17 @@ def in_order(rows: int, run: int, groups: int) -> Callable[[Any, int], tuple[Any
     return of
 
 
+def begun(tile: Any, BM: int, M: int, each: int, high: int) -> Any:
+    """How many pieces of everyone's rows, ``high`` of ``each`` rank's, begin in a row of tiles."""
+    low, stop, per = tile * BM, T.min(tile * BM + BM, M), ceil_div(each, high)
+    before = low // each * per + T.ceildiv(low % each, high)
+    return stop // each * per + T.ceildiv(stop % each, high) - before
+
+
 def gather_gemm(
     M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
-    panel: int, high: int, wide: int, groups: int, warps: int, dtype: str, out: str, trans_b: bool,
-    bias: bool, activation: str,
+    panel: int, high: int, wide: int, groups: int, abreast: bool, warps: int, dtype: str, out: str,
+    trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
     not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends."""
@@ -129,12 +144,6 @@ def gather_gemm(
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
     hops = world - 1 + crossing  # a tile with rows of several ranks takes all of them from X
-
-    def begun(tile: Any) -> Any:
-        """Counts the pieces of everyone's rows that begin in a row of tiles."""
-        low, stop = tile * BM, T.min(tile * BM + BM, M)
-        before = low // each * per + T.ceildiv(low % each, high)
-        return stop // each * per + T.ceildiv(stop % each, high) - before
 
     @T.macro
     def put(A, X, here, rows, row, col, first, dst):
@@ -176,15 +185,18 @@ def gather_gemm(
             acc = T.alloc_fragment((BM, BN), "float32")
             for tile in T.Persistent(tall * ceil_div(N, BN), blocks, b):
                 i, j = panelled(tile, tall, ceil_div(N, BN), panel)
-                at = (T.ceildiv(first, BM) + crossing + i) % tall  # own rows first
+                start = T.ceildiv(first, BM) + crossing
+                at, last = (start + i) % tall, (start + tall - 1) % tall  # own rows first
                 above, owner = T.max(at - 1, 0), at * BM // each
                 T.clear(acc)
                 for group in T.serial(groups):
                     pieces = T.min(run, parts - group * run)
                     if crossing or owner != rank:  # acquires every piece that reaches into these rows
-                        T.wait(here[at, group], begun(at) * pieces)
+                        T.wait(here[at, group], begun(at, BM, M, each, high) * pieces)
                     if crossing:
-                        T.wait(here[above, group], begun(above) * pieces)
+                        T.wait(here[above, group], begun(above, BM, M, each, high) * pieces)
+                    if abreast and not crossing and owner == rank and last * BM // each != rank:
+                        T.wait(here[last, group], begun(last, BM, M, each, high) * pieces)
                     low, stop = group * run * wide, T.min((group + 1) * run * wide, K)
                     for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
                         if crossing or owner != rank:
@@ -395,6 +407,8 @@ def _plan(
         return Plan(*result, apart)
     what = constants(how, given, bias, activation, world, M=M, K=K)
     pull, target, each = what.pop("pull"), host.target_of(x.device), share(M, world)
+    if pull:
+        del what["abreast"]
     kernel = host.kernel(pull_gemm if pull else gather_gemm, target, **what)
     tall, first = ceil_div(M, how.BM), min(M, team.rank * each)
 
@@ -548,7 +562,8 @@ OP = RankOp(
     **chosen(choose),
     knobs=knobs(
         ({"pull": True}, {"pull": False}),
-        tuple({"groups": n} for n in (1, 2, 4)),
+        tuple({"groups": n} for n in (1, 2, 4, 8)),
+        ({"abreast": True}, {"abreast": False}),
         tuple({"high": h} for h in HIGH),
     ),
     cases=(
@@ -562,6 +577,9 @@ OP = RankOp(
                 {"M": 2, "N": 30, "K": 20, "activation": "silu"},
                 {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True},
                 {"M": 128, "N": 72, "K": 130, "wide": 64, "groups": 2},
+                {"M": 192, "N": 72, "K": 130, "wide": 64, "groups": 2, "abreast": True},
+                {"M": 64, "N": 72, "K": 130, "wide": 64, "groups": 2, "abreast": True},
+                {"M": 130, "N": 72, "K": 130, "wide": 64, "groups": 2, "abreast": True},
                 {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "blocks": 132},
                 {"M": 384, "N": 72, "K": 104, "pull": True},
                 {"M": 128, "N": 64, "K": 64, "bias": True, "activation": "gelu", "pull": True},
