@@ -131,22 +131,37 @@ def length(intervals: Iterable[Interval]) -> float:
 
 def under_way(timeline: Timeline) -> list[tuple[Slice, Interval]]:
     """Each copy to or from another rank, and from when to when it was under way. One that puts is, until its
-    block's next signal to the same rank is out, where there is one: what a signal releases has arrived,
-    stores have only been issued. Blocks may have warps that signal for others; a log without blocks has
-    threads."""
+    block's next signal of the same launch to the same rank is out, where there is one: what a signal releases
+    has arrived, stores have only been issued. A block may have warps that signal for others. Of a log without
+    blocks a thread's signal counts that it logged next."""
     told: dict[tuple[tuple[int, Any], int], list[Interval]] = defaultdict(list)
+    runs: dict[tuple[int, Any], list[Interval]] = defaultdict(list)
+    lanes: dict[tuple[int, int], list[float]] = defaultdict(list)
     for s in timeline.slices:
+        if s.kind == "kernel":
+            runs[_block(s)].append((s.start, s.end))
+        else:
+            lanes[s.rank, s.thread].append(s.start)
         if s.kind == "signal":
             told[_block(s), s.more.get("peer", s.rank)].append((s.start, s.end))
-    for signals in told.values():
-        signals.sort()
+    for times in (*told.values(), *runs.values(), *lanes.values()):
+        times.sort()  # type: ignore[attr-defined]
     out = []
     for s in timeline.slices:
         if s.kind not in COPIES or (peer := s.more.get("peer", s.rank)) == s.rank:
             continue
-        signals = [] if s.more.get("direction") == "pull" else told.get((_block(s), peer), [])
-        k = bisect_left(signals, (s.end,))
-        out.append((s, (s.start, signals[k][1] if k < len(signals) else s.end)))
+        end = s.end
+        if s.more.get("direction") != "pull":
+            signals = told.get((_block(s), peer), [])
+            k = bisect_left(signals, (s.end,))
+            if blocks := runs.get(_block(s)):
+                last = blocks[bisect_right(blocks, (s.start, float("inf"))) - 1][1]
+            else:
+                lane = lanes[s.rank, s.thread]
+                last = lane[min(bisect_right(lane, s.start), len(lane) - 1)]
+            if k < len(signals) and signals[k][0] <= last:
+                end = signals[k][1]
+        out.append((s, (s.start, end)))
     return out
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: what is drawn of each rank: the name, and the colour
 LANES = (("products", "#2f7d4f"), ("copies", "#2b6cb0"), ("waits", "#c05621"))
 #: points of time; pixels of one, of a lane, and of what stands beside them
-BINS, STEP, HIGH, LEFT, RIGHT, TOP = 240, 3, 26, 130, 120, 52
+BINS, STEP, HIGH, LEFT, RIGHT, TOP = 240, 3, 26, 130, 120, 62
 #: characters of a kernel's name
 TITLE = 90
 #: ranks and links that are drawn, at most
@@ -153,13 +153,15 @@ def _rank(rank: int, own: overlap.Activity, window: Interval, y: int, hidden: fl
 
 
 def _names(begins: list[tuple[float, str]], window: Interval, y: int) -> list[str]:
-    """Where launches begin, and what they are: names on two lines in turn, since short launches follow each
-    other closely."""
-    out = []
-    for k, (begin, name) in enumerate(begins):
+    """Where launches begin, and what they are: names on three lines, each where there is room, since short
+    launches follow each other closely."""
+    out, ends = [], [0.0] * 3
+    for begin, name in begins:
         x = LEFT + round(BINS * STEP * (begin - window[0]) / (window[1] - window[0] or 1.0))
+        line = next((k for k, end in enumerate(ends) if end <= x), ends.index(min(ends)))
+        ends[line] = x + 6 * len(name) + 4
         out.append(f'<path d="M{x} {TOP - 8}V{y}" stroke="#999999" fill="none" stroke-width="1"/>')
-        out.append(_text(x + 2, TOP - 9 - 10 * (k % 2), name, size=9))
+        out.append(_text(x + 2, TOP - 9 - 10 * line, name, size=9))
     return out
 
 

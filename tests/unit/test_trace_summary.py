@@ -55,6 +55,23 @@ def test_shares_and_overlap():
     assert (second.products, second.copies, second.waits, second.overlap) == (0, 10, 100, 0)
 
 
+def test_a_copy_is_under_way_until_its_block_signals_in_the_same_launch():
+    """Another warp may signal; a later launch's signals say nothing; what is pulled has come when it ends."""
+    timeline = Timeline("k", Traffic(2), "µs")
+    put, pull = ({"peer": 1, "bytes": 8, "direction": way} for way in ("put", "pull"))
+    timeline.slices += [
+        slice_("kernel", 0, 0, 0, 40),
+        slice_("copy", 0, 1, 10, 12, **put),
+        slice_("copy", 0, 2, 10, 13, **pull),
+        slice_("signal", 0, 3, 15, 20, peer=0),
+        slice_("signal", 0, 3, 21, 30, peer=1),
+        slice_("copy", 0, 1, 31, 33, **put),
+        slice_("kernel", 0, 0, 50, 80),
+        slice_("signal", 0, 3, 60, 70, peer=1),
+    ]
+    assert [interval for _, interval in overlap.under_way(timeline)] == [(10, 30), (10, 13), (31, 33)]
+
+
 def test_threads_of_a_block_that_copy_or_wait_at_once_count_once():
     """Warps have rows of their own: a block is in copies while any of them is; two blocks are two."""
     timeline = Timeline("k", Traffic(2), "µs")
