@@ -72,11 +72,13 @@ def compile_program(
     with _lock:
         lowered = lower(program, target, instrument=instrument)
         # Behind the refusals of the passes, which say the same of constants, and before the code.
-        static.require(program, world=world)
+        known = static.require(program, world=world)
         made = backend(target)
         number = _own_fingerprint(program) if fingerprint is None else fingerprint
         artifact = made.describe(lowered, instrument=instrument, fingerprint=number)
         artifact.meta |= made.build(lowered, Path(path))
+        if known.cut_short:
+            artifact.meta["notes"] = [*artifact.meta.get("notes", ()), known.unfinished()]
         if artifact.meta["collective"]:
             artifact.meta["on_ranks"] = {} if world is None else on_ranks(program, world)
         return artifact

@@ -294,7 +294,7 @@ class Check:
                 "static": {
                     "obligations": len(static.items),
                     "kinds": static.counts,
-                    "out_of_time": static.out_of_time,
+                    "cut_short": static.cut_short,
                     **{s: len(static.of(s)) for s in ("proven", "refuted", "unknown")},
                 },
                 "findings": [f.to_dict() for f in findings],

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Call = arguments.Call["SimKernel"]
 LAUNCH = "a launch"
-#: milliseconds for the static checks of a kernel, where launches are checked
-STATIC_BUDGET = 10_000.0
+#: steps for the static checks of a kernel, where launches are checked (compiler/static/prove.Budget)
+STATIC_BUDGET = 2_000_000
 #: steps after which a run of a launch counts as endless
 STEPS = 2_000_000
 
@@ -123,13 +123,18 @@ class Proof:
     values: dict[str, int]
     found: Any
 
-    def __str__(self) -> str:
-        """The table of obligations, and a line for each that is unknown."""
+    @property
+    def whose(self) -> str:
+        """``product on 4 ranks, m = 100``."""
         values = "".join(f", {name} = {value}" for name, value in sorted(self.values.items()))
         count = (
             "any number of ranks" if self.ranks is None else (f"{self.ranks} rank{'s' * (self.ranks != 1)}")
         )
-        parts = [f"{self.label} on {count}{values}:", self.found.table(), self.found.open_questions()]
+        return f"{self.label} on {count}{values}"
+
+    def __str__(self) -> str:
+        """The table of obligations, and a line for each that is unknown."""
+        parts = [f"{self.whose}:", self.found.table(), self.found.open_questions()]
         return "\n".join(part for part in parts if part)
 
 
@@ -148,7 +153,7 @@ class Checking:
         progress: called behind each run.
         record: the timeline of every launch is kept in ``timelines``, its ranks numbered as in the job.
         static: whether kernels are checked statically too, once for each number of ranks and set of integers
-            and extents; a kernel on so many ranks has STATIC_BUDGET milliseconds for all its sets. proofs:
+            and extents; a kernel on so many ranks has STATIC_BUDGET steps for all its sets. proofs:
             what came of it, in the order of the launches.
     """
 
@@ -166,7 +171,7 @@ class Checking:
     timelines: list[Any] = field(default_factory=list)
     static: bool = True
     proofs: list[Proof] = field(default_factory=list)
-    spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
+    spent: dict[tuple[str, int | None], int] = field(default_factory=dict)
     limit: int = STEPS
     windows: Windows | None = None  # of launches that run overlapped
     # What ranks that waited for one another for ever were told.
@@ -198,11 +203,13 @@ class Checking:
         self.seen.add(mark)
         from tilescale.compiler.static import check
 
-        spent = self.spent.get((program.key, count), 0.0)
-        found = check(program.traced, max(STATIC_BUDGET - spent, 0.0), ranks=count, values=values)
-        self.spent[program.key, count] = spent + found.milliseconds
+        spent = self.spent.get((program.key, count), 0)
+        found = check(program.traced, max(STATIC_BUDGET - spent, 0), ranks=count, values=values)
+        self.spent[program.key, count] = spent + found.steps
         self.proofs.append(Proof(kernel.label, count, values, found))
         report.add_static(found)
+        if found.cut_short:
+            self.report.unchecked.add(found.unfinished(self.proofs[-1].whose))
 
     @property
     def obligations(self) -> Any:
@@ -212,7 +219,8 @@ class Checking:
         each = [p.found for p in self.proofs]
         return Obligations(
             [o for found in each for o in found], sum(f.inside for f in each), sum(f.guarded for f in each),
-            sum(f.milliseconds for f in each), any(f.out_of_time for f in each),
+            sum(f.milliseconds for f in each), sum(f.steps for f in each), sum(f.budget for f in each),
+            any(f.cut_short for f in each),
         )  # fmt: skip
 
     def tells(self, error: BaseException) -> bool:

@@ -157,7 +157,10 @@ def check(
     if static:
         from tilescale.compiler.static import check as prove
 
-        report.add_static(prove(programs[0], ranks=ranks, values=made.known))
+        found = prove(programs[0], ranks=ranks, values=made.known)
+        report.add_static(found)
+        if found.cut_short:
+            report.unchecked.add(found.unfinished())
     return report
 
 

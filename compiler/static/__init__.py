@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 
+from tilescale import log
 from tilescale.compiler.findings import Finding
 from tilescale.compiler.ir.program import TileProgram, Traceable
 from tilescale.compiler.passes.pipeline import tile_level
@@ -21,18 +22,19 @@ from tilescale.compiler.static.judge import Judge
 from tilescale.compiler.static.obligations import ALLOWED, REFUTED, Counterexample, Obligation, Obligations
 from tilescale.compiler.static.overlap import overlaps
 from tilescale.compiler.static.parallel import collisions
-from tilescale.compiler.static.prove import Clock, OutOfTime
+from tilescale.compiler.static.prove import Budget, OverBudget
 from tilescale.compiler.static.waits import waits
 
-#: what a compilation may spend, in milliseconds, and what `tilescale check` does
-COMPILE_BUDGET, CHECK_BUDGET = 100.0, 10_000.0
+#: what a compilation may spend, in steps (see prove.Budget), 0.15 s at most; and what `tilescale check` does,
+#: 15 s at most
+COMPILE_BUDGET, CHECK_BUDGET = 20_000, 2_000_000
 #: below so much the solver stays away: importing it alone takes most of a compilation's budget
-SOLVER_BUDGET = 1_000.0
+SOLVER_BUDGET = 200_000
 
 
 def check(
     program: TileProgram | Traceable,
-    budget_ms: float = CHECK_BUDGET,
+    steps: int = CHECK_BUDGET,
     *,
     ranks: int | None = None,
     world: int | None = None,
@@ -42,17 +44,18 @@ def check(
 
     Args:
         program: a ``@T.prim_func`` or a traced program.
-        budget_ms: milliseconds; what is not decided by then is unknown.
+        steps: the budget; what is not decided by then is unknown. Nothing that is found depends on time.
         ranks: how many ranks the kernel runs on; open without. world: the most that it may run on (a team may
             have fewer).
         values: numbers and extents that are known, by the names of parameters and of ``T.dynamic``.
     """
     start = time.perf_counter()
-    clock = Clock(budget_ms)
-    out = Obligations()
+    budget = Budget(steps)
+    made = tile_level(program)
+    out = Obligations(name=made.name)
     try:
-        collector = Collector(tile_level(program), 1 if world == 1 else ranks, world, values or {}, clock)
-        judge = Judge(collector.terms, collector.run(), clock)
+        collector = Collector(made, 1 if world == 1 else ranks, world, values or {}, budget)
+        judge = Judge(collector.terms, collector.run(), budget)
         asked = (
             peers(judge),
             bounds(judge, out),
@@ -64,19 +67,16 @@ def check(
             parts(judge),
         )
         for found in asked:
-            for made in found:
-                out.items.append(made)
-                if len(out.items) % 64 == 0:
-                    clock.check()
-        if judge.open and budget_ms >= SOLVER_BUDGET:
+            out.items.extend(found)
+        if judge.open and steps >= SOLVER_BUDGET:
             from tilescale.compiler.static.solver import attach
 
             attach(judge)
             judge.again()
-    except OutOfTime:
+    except OverBudget:
         pass
     out.milliseconds = (time.perf_counter() - start) * 1e3
-    out.out_of_time = clock.left < 0
+    out.steps, out.budget, out.cut_short = budget.spent, steps, budget.left < 0
     return out
 
 
@@ -84,32 +84,43 @@ def first_refuted(
     program: TileProgram | Traceable,
     ranks: int | None = None,
     world: int | None = None,
-    budget_ms: float = COMPILE_BUDGET,
+    steps: int = COMPILE_BUDGET,
 ) -> Obligation | None:
     """The first obligation that is refuted for whatever arguments the kernel is called with: on ``ranks``
     ranks, or on whatever number up to ``world``. Of what a launch defines as dropped (ALLOWED), `tilescale
-    check` alone tells."""
-    found = [
-        o for o in check(program, budget_ms, ranks=ranks, world=world).of(REFUTED) if o.kind not in ALLOWED
-    ]
-    return found[0] if found else None
+    check` alone tells. Where the budget ends before all is looked at, the log has a warning."""
+    return _first(_asked(program, steps, ranks, world))
+
+
+def _asked(program: TileProgram | Traceable, steps: int, ranks: int | None, world: int | None) -> Obligations:
+    """What a compilation asks, with a warning where it was not asked to the end."""
+    said = check(program, steps, ranks=ranks, world=world)
+    if said.cut_short and _first(said) is None:
+        more = CHECK_BUDGET // COMPILE_BUDGET
+        log.say("warning", f"{said.unfinished()}; `tilescale check` has {more} times as many", once=True)
+    return said
+
+
+def _first(said: Obligations) -> Obligation | None:
+    return next((o for o in said.of(REFUTED) if o.kind not in ALLOWED), None)
 
 
 def require(
     program: TileProgram | Traceable,
     ranks: int | None = None,
     world: int | None = None,
-    budget_ms: float = COMPILE_BUDGET,
-) -> None:
+    steps: int = COMPILE_BUDGET,
+) -> Obligations:
     """What a compilation asks: stops it where an obligation is refuted for whatever arguments the kernel is
-    called with.
+    called with. Gives what is known else.
 
     Raises:
         TileValueError: at the statement, with the counterexample.
     """
-    found = first_refuted(program, ranks, world, budget_ms)
-    if found is not None:
+    said = _asked(program, steps, ranks, world)
+    if (found := _first(said)) is not None:
         raise found.error()
+    return said
 
 
 def static_report(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tilescale.compiler.static.collect import Access, Peer
 from tilescale.compiler.static.judge import Judge, inside
 from tilescale.compiler.static.obligations import PROVEN, Obligation, Obligations
-from tilescale.compiler.static.prove import OutOfTime
+from tilescale.compiler.static.prove import OverBudget
 from tilescale.compiler.static.terms import ONE, Cond, Poly, at_least
 
 
@@ -30,7 +30,7 @@ def _proven(judge: Judge, a: Access) -> bool:
     try:
         prover = judge.prover(a.at.conds)
         return prover.contradiction or prover.holds(inside(a.low, a.extent, a.memory.shape))
-    except OutOfTime:
+    except OverBudget:
         return False
 
 

@@ -19,7 +19,7 @@ from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.static.prove import Clock
+from tilescale.compiler.static.prove import STEP, Budget
 from tilescale.compiler.static.reading import Reading
 from tilescale.compiler.static.terms import FALSE, ONE, ZERO, Cond, Poly, at_least, negation, number
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -148,10 +148,15 @@ class Collector(Reading):
     """One reading of one program."""
 
     def __init__(
-        self, program: TileProgram, ranks: int | None, world: int | None, values: dict[str, int], clock: Clock
+        self,
+        program: TileProgram,
+        ranks: int | None,
+        world: int | None,
+        values: dict[str, int],
+        budget: Budget,
     ):
         super().__init__()
-        self.program, self.found, self.clock = program, Facts(), clock
+        self.program, self.found, self.budget = program, Facts(), budget
         self.memories: dict[Any, Memory] = {}
         t = self.terms
         self.symbols: dict[str, Poly] = {}
@@ -216,8 +221,7 @@ class Collector(Reading):
     # ---------------------------------------------------------------------------------------------
     def place(self, node: Any, what: str) -> Place:
         self.order += 1
-        if self.order % 64 == 0:
-            self.clock.check()
+        self.budget.spend(STEP)
         self.here = loc_of(getattr(node, "span", None)) or self.here
         return Place(
             self.here,

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilescale.compiler.static.prove import Clock, OutOfTime
+from tilescale.compiler.static.prove import Budget, OverBudget
 from tilescale.compiler.static.terms import Cond, Poly, Terms
 
-#: executions after which counting is given up
-LIMIT = 300_000
+#: executions after which counting is given up; as many as one step of the budget is for
+LIMIT, A_STEP = 300_000, 8
 
 
 class TooMany(Exception):
@@ -61,7 +61,7 @@ def each(
     conds: Sequence[Cond],
     outputs: Sequence[Poly],
     env: dict[int, int],
-    clock: Clock,
+    budget: Budget,
     take: Callable[..., Any],
     limit: int = LIMIT,
 ) -> bool:
@@ -71,7 +71,7 @@ def each(
     env: values of the variables that do not vary. Gives whether ``take`` ended it.
 
     Raises:
-        TooMany: more than ``limit`` executions, or a term that has no value. OutOfTime.
+        TooMany: more than ``limit`` executions, or a term that has no value. OverBudget.
     """
     order = sorted(k for k in scope if k not in env)
     source = _Source(terms, env)
@@ -116,7 +116,7 @@ def each(
         if left[0] < 0:
             raise TooMany
         if left[0] % 512 == 0:
-            clock.check()
+            budget.spend(512 // A_STEP)
 
     space: dict[str, Any] = {}
     try:
@@ -126,4 +126,4 @@ def each(
         raise TooMany from None
 
 
-__all__ = ["LIMIT", "OutOfTime", "TooMany", "each"]
+__all__ = ["LIMIT", "OverBudget", "TooMany", "each"]

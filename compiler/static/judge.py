@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tilescale.compiler.static.collect import Access, Facts
 from tilescale.compiler.static.obligations import PROVEN, REFUTED, UNKNOWN, Counterexample, Obligation
-from tilescale.compiler.static.prove import Clock, OutOfTime, Prover
+from tilescale.compiler.static.prove import STEP, Budget, OverBudget, Prover
 from tilescale.compiler.static.refute import Question, certain, in_names, search
 from tilescale.compiler.static.terms import EXECUTION, Cond, Poly, Terms, Unevaluable, at_least
 
@@ -31,7 +31,7 @@ class Judge:
 
     terms: Terms
     facts: Facts
-    clock: Clock
+    budget: Budget
     #: how many corners are tried for a counterexample
     leaves: int = 400
     solve: Callable[[Question], tuple[str, dict[int, int] | None]] | None = None
@@ -48,7 +48,7 @@ class Judge:
     def prover(self, conds: tuple[Cond, ...]) -> Prover:
         """Proofs under the conditions of a path."""
         if conds not in self._provers:
-            self._provers[conds] = Prover(self.terms, conds, self.clock)
+            self._provers[conds] = Prover(self.terms, conds, self.budget)
         return self._provers[conds]
 
     def decide(
@@ -60,7 +60,7 @@ class Judge:
     ) -> Verdict:
         """Whether ``goal`` holds wherever ``conds`` do. ``proven``: a proof of its own, tried instead of the
         prover's. ``scope``: what a counterexample names besides what decides."""
-        self.clock.check()
+        self.budget.spend(STEP)
         if proven is None:
             prover = self.prover(conds)
             if prover.contradiction or prover.holds(goal):
@@ -71,7 +71,7 @@ class Judge:
 
     def counterexample(self, q: Question) -> Verdict:
         """What can be said of a question that has no cheap proof."""
-        env = search(q, self.clock, self.leaves)
+        env = search(q, self.budget, self.leaves)
         if env is None and self.solve is not None:
             answer, env = self.solve(q)
             if answer == "unsat":
@@ -80,7 +80,7 @@ class Judge:
             known = all(self.terms.atoms[k].kind != "opaque" for k in q.relevant)
             return Verdict(UNKNOWN, None, "neither a proof nor a counterexample" if known else IN_MEMORY)
         whole = q.completed(env)
-        if certain(q, env, self.clock) or (self.always is not None and self.always(q)):
+        if certain(q, env, self.budget) or (self.always is not None and self.always(q)):
             return Verdict(REFUTED, whole)
         names = in_names(self.terms, {k: env[k] for k in q.given() if k in env})
         told = ", ".join(f"{name} = {value}" for name, value in names.items())
@@ -121,7 +121,7 @@ class Judge:
         """``work()``, which fills ``made``; unknown where the budget ends in the middle of it."""
         try:
             work()
-        except OutOfTime:
+        except OverBudget:
             made.status, made.reason = UNKNOWN, "the budget was spent"
         if made.status == UNKNOWN:
             self.open.append((made, work))

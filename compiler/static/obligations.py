@@ -83,15 +83,18 @@ class Obligation:
 
 @dataclass
 class Obligations:
-    """All obligations of a program. ``inside``, ``guarded``: accesses of tensors that are proven inside, and
-    those that keep a guard (outside, reads give zero and writes are dropped: no obligation). ``out_of_time``:
-    the budget ended before all were looked at."""
+    """All obligations of the program ``name``. ``inside``, ``guarded``: accesses of tensors that are proven
+    inside, and those that keep a guard (outside, reads give zero and writes are dropped: no obligation).
+    ``steps``: what of ``budget`` was spent; ``cut_short``: it ended before all were looked at."""
 
     items: list[Obligation] = field(default_factory=list)
     inside: int = 0
     guarded: int = 0
     milliseconds: float = 0.0
-    out_of_time: bool = False
+    steps: int = 0
+    budget: int = 0
+    cut_short: bool = False
+    name: str = ""
 
     def __iter__(self) -> Iterator[Obligation]:
         return iter(self.items)
@@ -103,7 +106,9 @@ class Obligations:
             self.inside + other.inside,
             self.guarded + other.guarded,
             self.milliseconds + other.milliseconds,
-            self.out_of_time or other.out_of_time,
+            self.steps + other.steps,
+            self.budget + other.budget,
+            self.cut_short or other.cut_short,
         )
 
     def of(self, status: str) -> list[Obligation]:
@@ -123,8 +128,17 @@ class Obligations:
         """``212 obligations, 210 proven, 2 unknown``."""
         parts = [f"{n} {status}" for status in (PROVEN, REFUTED, UNKNOWN) if (n := len(self.of(status)))]
         count = len(self.items)
-        late = ["not all in time"] if self.out_of_time else []
+        late = ["not all looked at"] if self.cut_short else []
         return ", ".join([f"{count} obligation{'s' * (count != 1)}", *parts, *late])
+
+    def unfinished(self, whose: str = "") -> str:
+        """Where the budget ended too early, a sentence that says so (``whose``: of what instead of the
+        program); else empty."""
+        if not self.cut_short:
+            return ""
+        return (
+            f"{whose or self.name}: the static checks spent their {self.budget} steps and left the rest open"
+        )
 
     def __str__(self) -> str:
         """The table, and a line for each that is refuted or unknown."""

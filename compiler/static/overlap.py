@@ -68,7 +68,7 @@ def _case(judge: Judge, a: Access, b: Access, among: str) -> Verdict:
     goal = Cond("and", parts=tuple(equals(x, y) for x, y in executors))
 
     def proven() -> bool:
-        known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)
+        known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.budget)
         return known.impossible or all(known.same(x, y) for x, y in executors)
 
     named = (*a.at.scope, *t.leaves_of(a.owner), *(k for p, q in executors for k in (*p.atoms, *q.atoms)))

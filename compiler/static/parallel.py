@@ -92,7 +92,7 @@ def _pair(judge: Judge, nest: Nest, a: Access, b: Access) -> Verdict:
     conds.append(inside(one, [ONE] * len(one), a.memory.shape))
 
     def proven() -> bool:
-        known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)
+        known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.budget)
         return known.impossible or all(known.same(x, y) for x, y in lanes)
 
     verdict = judge.decide(

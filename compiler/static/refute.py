@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilescale.compiler.static.prove import Clock, OutOfTime, Prover
+from tilescale.compiler.static.prove import STEP, Budget, OverBudget, Prover
 from tilescale.compiler.static.terms import EXECUTION, Cond, Poly, Terms, Unevaluable, at_least, number
 
 #: values that are tried for what the caller chooses and nothing bounds
@@ -67,7 +67,7 @@ class Question:
         return [k for k in self.relevant if self.terms.atoms[k].role not in EXECUTION]
 
 
-def search(q: Question, clock: Clock, leaves: int = LEAVES) -> dict[int, int] | None:
+def search(q: Question, budget: Budget, leaves: int = LEAVES) -> dict[int, int] | None:
     """A counterexample among the corners; None where none was met."""
     t, order = q.terms, q.relevant
     if any(t.atoms[k].kind == "opaque" or t.atoms[k].role == "unclear" for k in order):
@@ -84,8 +84,7 @@ def search(q: Question, clock: Clock, leaves: int = LEAVES) -> dict[int, int] | 
         left[0] -= 1
         if left[0] < 0:
             return False
-        if left[0] % 64 == 0:
-            clock.check()
+        budget.spend(1)
         try:
             if not all(t.holds(c, env) for c in due.get(depth - 1, ())):
                 return False
@@ -121,7 +120,7 @@ def _candidates(t: Terms, k: int, env: dict[int, int]) -> list[int]:
     ]
 
 
-def certain(q: Question, env: dict[int, int], clock: Clock) -> bool:
+def certain(q: Question, env: dict[int, int], budget: Budget) -> bool:
     """Whether the fault that ``env`` shows is there for all arguments of the kernel: proven for one choice of
     rank, block and iteration as a function of the arguments."""
     t = q.terms
@@ -132,9 +131,9 @@ def certain(q: Question, env: dict[int, int], clock: Clock) -> bool:
         return False
     execution = [k for k in q.relevant if k not in given]
     for choice in _choices(t, execution, env):
-        clock.check()
+        budget.spend(STEP)
         by: dict[int, Poly] = {}
-        prover = Prover(t, (), clock, fuel=200)
+        prover = Prover(t, (), budget, fuel=200)
         inside = True
         for k, pick in zip(execution, choice, strict=True):
             a = t.atoms[k]
@@ -197,4 +196,4 @@ def in_names(t: Terms, env: dict[int, int]) -> dict[str, int]:
     return out
 
 
-__all__ = ["OutOfTime", "Question", "certain", "in_names", "search"]
+__all__ = ["OverBudget", "Question", "certain", "in_names", "search"]

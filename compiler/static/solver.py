@@ -1,7 +1,8 @@
-"""What is left over, asked of Z3 (integers, products and quotients included), with a time limit a question.
+"""What is left over, asked of Z3 (integers, products and quotients included), with a limit a question: of
+Z3's own count of its work, so that its answers do not depend on the machine.
 
 Importing Z3 and its first question take longer than a whole compilation may spend on its checks, so that only
-`tilescale check` and whoever gives a budget of a second come here.
+`tilescale check` and whoever gives a budget of about a second come here.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import Any
 import z3
 
 from tilescale.compiler.static.judge import Judge
-from tilescale.compiler.static.prove import Clock
+from tilescale.compiler.static.prove import STEP, Budget
 from tilescale.compiler.static.refute import Question
 from tilescale.compiler.static.terms import Cond, Poly, Terms
 
-#: milliseconds for one question; the greatest value of an argument that a counterexample may need
-LIMIT, GREATEST = 400, 4096
+#: steps for one question, about 0.4 s; what Z3 counts meanwhile in one step; milliseconds after which it is
+#: stopped all the same, since some of what it does it does not count
+LIMIT, COUNTED, LATEST = 80_000, 25, 20_000
+#: the greatest value of an argument that a counterexample may need
+GREATEST = 4096
 
 
 class _Formula:
@@ -86,28 +90,38 @@ class _Formula:
         return z3.BoolVal(True)
 
 
-def _solver(clock: Clock) -> Any:
-    clock.check()
-    made = z3.Solver()
-    made.set("timeout", max(1, min(LIMIT, int(clock.left * 1e3))))
-    return made
+def _counted(s: Any) -> int:
+    """What Z3 has counted so far of all its work."""
+    found = s.statistics()
+    return int(found.get_key_value("rlimit count")) if "rlimit count" in found.keys() else 0
 
 
-def solve(q: Question, clock: Clock) -> tuple[str, dict[int, int] | None]:
+def _ask(s: Any, budget: Budget) -> Any:
+    budget.spend(STEP)
+    s.set("rlimit", max(1, min(LIMIT, budget.left)) * COUNTED)
+    s.set("timeout", LATEST)
+    before = _counted(s)
+    answer = s.check()
+    # What is over the budget is no reason to throw an answer away: the next question raises OverBudget.
+    budget.left -= (_counted(s) - before) // COUNTED
+    return answer
+
+
+def solve(q: Question, budget: Budget) -> tuple[str, dict[int, int] | None]:
     """``("unsat", None)``: proven. ``("sat", env)``: a counterexample, evaluated. Else ``("unknown",
     None)``."""
     f = _Formula(q)
-    s = _solver(clock)
+    s = z3.Solver()
     s.add(*f.defs, *f.given, *f.conds, z3.Not(f.goal))
-    answer = s.check()
+    answer = _ask(s, budget)
     if answer == z3.unsat:
         return "unsat", None
     if answer != z3.sat:
         return "unknown", None
     small = [z3.And(f.known[k] <= GREATEST, f.known[k] >= -GREATEST) for k in q.given()]
-    s = _solver(clock)
+    s = z3.Solver()
     s.add(*f.defs, *f.given, *f.conds, z3.Not(f.goal), *small)
-    if s.check() != z3.sat:
+    if _ask(s, budget) != z3.sat:
         return "unknown", None
     model = s.model()
     env = {
@@ -118,7 +132,7 @@ def solve(q: Question, clock: Clock) -> tuple[str, dict[int, int] | None]:
     return ("sat", env) if q.fails(env) else ("unknown", None)
 
 
-def always(q: Question, clock: Clock) -> bool:
+def always(q: Question, budget: Budget) -> bool:
     """Whether for all arguments some execution is a counterexample: no arguments are left for which every
     execution is right."""
     atoms = q.terms.atoms
@@ -128,13 +142,13 @@ def always(q: Question, clock: Clock) -> bool:
     f = _Formula(q)
     bound = [f.known[k] for k in q.relevant if k not in given] + f.fresh
     right = z3.Not(z3.And(*f.defs, *f.conds, z3.Not(f.goal)))
-    s = _solver(clock)
+    s = z3.Solver()
     s.add(*f.given)
     s.add(z3.ForAll(bound, right) if bound else right)
-    return bool(s.check() == z3.unsat)
+    return bool(_ask(s, budget) == z3.unsat)
 
 
 def attach(judge: Judge) -> None:
     """Lets a judge ask the solver."""
-    judge.solve = lambda q: solve(q, judge.clock)
-    judge.always = lambda q: always(q, judge.clock)
+    judge.solve = lambda q: solve(q, judge.budget)
+    judge.always = lambda q: always(q, judge.budget)

@@ -177,7 +177,7 @@ def _first_short(
         def add(_: tuple[int, ...], out: tuple[int, ...]) -> None:
             sums[out[:-1]] += out[-1]
 
-        each(t, s.at.scope, s.at.conds, [*home, *s.index, s.amount], env, judge.clock, add)
+        each(t, s.at.scope, s.at.conds, [*home, *s.index, s.amount], env, judge.budget, add)
     found: list[dict[int, int]] = []
     scope = sorted(k for k in w.at.scope if k not in env)
 
@@ -193,7 +193,7 @@ def _first_short(
         w.at.conds,
         [*_home(judge, w.memory.scope, None), *w.index, needed],
         env,
-        judge.clock,
+        judge.budget,
         look,
     )
     return found[0] if found else None

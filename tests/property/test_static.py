@@ -184,7 +184,7 @@ def test_tiles_against_the_simulator(case: dict[str, Any]) -> None:
         program = tile_kernel(case).trace()
     except TileError:
         return  # a constant that is refused as it is traced
-    said = check(program, 2_000)
+    said = check(program, 400_000)
     found = []
     for k in NUMBERS:
         try:
@@ -314,7 +314,7 @@ def test_ranks_against_counting(case: dict[str, Any]) -> None:
         return
     wrong = {n: counted(case, n) for n in RANKS}
     for options, ranks in [({}, RANKS), ({"world": 3}, RANKS[:3]), *(({"ranks": n}, (n,)) for n in RANKS)]:
-        said = check(program, 2_000, **options)
+        said = check(program, 400_000, **options)
         for kind in ("peer", "counter", "wait", "overlap"):
             mine = [o for o in said if o.kind == kind]
             if mine and all(o.status == PROVEN for o in mine):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tilescale import simulator
 from tilescale.launch.cli import commands
 
 HEAD = """
@@ -810,7 +811,14 @@ def test_the_static_checks_are_told_in_the_closing_line_and_in_a_table(check):
 def test_json_has_the_counts_of_the_static_checks(check):
     facts = json.loads(check(2, "ring(8)(a, inbox, got, b)\n", "--json").stdout)["static"]
     assert (facts["obligations"], facts["proven"], facts["refuted"], facts["unknown"]) == (5, 5, 0, 0)
-    assert facts["kinds"]["wait"] == {"proven": 1, "refuted": 0, "unknown": 0} and not facts["out_of_time"]
+    assert facts["kinds"]["wait"] == {"proven": 1, "refuted": 0, "unknown": 0} and not facts["cut_short"]
+
+
+def test_a_budget_of_the_static_checks_that_ends_too_early_is_told(check, monkeypatch):
+    monkeypatch.setattr(simulator, "STATIC_BUDGET", 20)
+    done = check(2, "ring(8)(a, inbox, got, b)\n")
+    told = "ring(N=8, wait=True) on 2 ranks: the static checks spent their 20 steps and left the rest open"
+    assert f"tilescale: {told}\n" in done.stderr and ", not all looked at, " in done.stdout
 
 
 def test_a_fault_that_a_run_met_is_told_once(check):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.ranks.faulty.kernels import CASES
-from tilescale.compiler import driver
-from tilescale.compiler.static import CHECK_BUDGET, COMPILE_BUDGET, check, require, static_report
+from tilescale.compiler import driver, static
+from tilescale.compiler.static import COMPILE_BUDGET, check, require, static_report
+from tilescale.compiler.static.judge import Judge
 from tilescale.compiler.static.obligations import PROVEN, REFUTED, UNKNOWN
 from tilescale.errors import TileValueError
 
@@ -287,7 +289,7 @@ def test_a_rank_that_is_not_there():
         "names a rank that is not there",
         at="T.copy(A, inbox, dst=step(rank, n), signal=got[0])",
     ):
-        require(kernel, budget_ms=CHECK_BUDGET)  # 100 ms were not enough in whole runs of the tests
+        require(kernel)
 
 
 def test_a_kernel_for_two_ranks_is_no_fault_of_three():
@@ -410,8 +412,39 @@ def test_known_arguments_of_the_corpus():
 
 
 def test_a_spent_budget_refutes_nothing():
-    said = check(ring(lambda r, n: r + 1), budget_ms=0)
-    assert said.out_of_time and {o.status for o in said} == {UNKNOWN} and "budget" in said.items[0].reason
+    said = check(ring(lambda r, n: r + 1), steps=0)
+    assert said.cut_short and not said.of(REFUTED) and not said.of(PROVEN)
+
+
+def test_a_pause_of_the_process_changes_nothing_that_is_found(monkeypatch: pytest.MonkeyPatch):
+    """A collection of garbage, say: a budget of time would end by it."""
+    kernel = ring(lambda r, n: r + 1)
+    steps = check(kernel, COMPILE_BUDGET).steps
+    asked, paused = Judge.prover, list[float]()
+
+    def pauses(self: Judge, conds: Any) -> Any:
+        if not paused:
+            paused.append(time.thread_time() + 0.15)
+            while time.thread_time() < paused[0]:
+                pass
+        return asked(self, conds)
+
+    monkeypatch.setattr(Judge, "prover", pauses)
+    said = check(kernel, COMPILE_BUDGET)
+    assert paused and said.of(REFUTED) and not said.cut_short and said.steps == steps
+
+
+def test_a_budget_that_ends_too_early_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    kernel = ring(lambda r, n: (r + 1) % n)
+    told = "main: the static checks spent their 20 steps and left the rest open"
+    require(kernel, steps=20)
+    assert f"warning: {told}; `tilescale check` has 100 times as many" in capfd.readouterr().err
+    monkeypatch.setattr(static.check, "__defaults__", (20,))
+    assert told in kernel.check(ranks=2, args={}, seeds=1).unchecked
+    monkeypatch.setattr(static.require, "__defaults__", (None, None, 20))
+    assert told in run(nest(lambda i, b, k: i)).report().notes
 
 
 def test_a_long_program_keeps_to_the_budget():
@@ -422,8 +455,8 @@ def test_a_long_program_keeps_to_the_budget():
             for i in range(3000):
                 tile[i % S] = A[(i * 7) % S]
 
-    said = check(main.trace(), 30)
-    assert said.out_of_time and not said.of(REFUTED)
+    said = check(main.trace(), 6_000)
+    assert said.cut_short and not said.of(REFUTED)
 
 
 def test_counters_that_are_raised_too():
