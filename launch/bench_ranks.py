@@ -51,11 +51,11 @@ def different(ours: Any, theirs: Any) -> float:
 
 
 def fits(op: RankOp, shape: dict[str, Any]) -> None:
-    """Refuses a shape that lacks words or has unknown ones, and a word that is of another kind than those of
-    the operation's own cases.
+    """Refuses a shape that lacks words or has unknown ones, a word that is of another kind than those of the
+    operation's own cases, and extents of which there is nothing to measure.
 
     Raises:
-        TileValueError: a text where they have numbers, say.
+        TileValueError: a text where they have numbers, say; K=0.
     """
     takes = {n: p for n, p in inspect.signature(op.draw).parameters.items() if n not in DRAWN}
     named = {n for n, p in takes.items() if p.kind is not p.VAR_KEYWORD}
@@ -70,6 +70,12 @@ def fits(op: RankOp, shape: dict[str, Any]) -> None:
         if known and type(value) not in known:
             kinds = " or ".join(sorted(k.__name__ for k in known))
             raise TileValueError(f"{name}={value} of {op.name} is no {kinds}")
+        if type(value) is int:
+            least = min([1, *(n for c in op.cases if type(n := c.shape.get(name)) is int)])  # a root may be 0
+            if value < least:
+                raise TileValueError(
+                    f"{name}={value} of {op.name} is too small", expected=f"at least {least}"
+                )
 
 
 def variants(

@@ -84,6 +84,14 @@ def test_a_words_kind_is_that_of_the_cases():
         bench_ranks.fits(op, {"M": "abc", "N": 8, "K": 9})
 
 
+def test_extents_of_nothing_are_told():
+    with pytest.raises(
+        TileValueError, match="K=0 of all_gather_matmul is too small\\n  expected: at least 1"
+    ):
+        bench_ranks.fits(load_ranks("ranks.gather_gemm"), {"M": 7, "N": 8, "K": 0})
+    bench_ranks.fits(load_ranks("ranks.spread"), {"size": 7, "root": 0})
+
+
 @pytest.mark.parametrize(
     "args, told",
     [
