@@ -577,9 +577,8 @@ class Arguments:
                 expected="an empty box: one that only whole launches have used",
                 hint=another,
             )
-        return Packets(
-            p.name, words, (*outer, last // each(p.spec.of.bits)), (self.rank,), slot, p.spec.dense
-        )
+        count = each(p.spec.of.bits)
+        return Packets(p.name, words, (*outer, last // count), (self.rank,), slot, count, p.spec.dense)
 
     def _extent(self, extent: Any, p: Any) -> int:
         settled = settle(extent)

@@ -16,7 +16,7 @@ import numpy as np
 from tilescale.compiler.findings import Finding, Where
 from tilescale.compiler.ir.contexts import RegionView, Site
 from tilescale.compiler.sim.memory import describe
-from tilescale.packets import DATA, EMPTY, HEAD, SHIFT, words
+from tilescale.packets import EMPTY, HEAD, SHIFT, words
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor, Machine
@@ -27,7 +27,7 @@ BITS = 32
 
 class Packets:
     """A rank's box. ``data``: its words as they lie in memory; ``shape``: of its packets, which have no marks
-    where it is ``dense``."""
+    where it is ``dense``; ``each``: elements of a packet, as which people are told of it."""
 
     scope = "global.packets"
 
@@ -38,9 +38,11 @@ class Packets:
         shape: tuple[int, ...],
         owner: tuple[Any, ...],
         slot: int,
+        each: int,
         dense: bool = False,
     ):
         self.name, self.data, self.shape, self.owner, self.dense = name, data, shape, owner, dense
+        self.each = each
         self.key = (*owner, slot)
         #: machine of a launch → the launch's number; those that have not ended on this rank
         self.numbers: dict[int, int] = {}
@@ -56,6 +58,18 @@ class Packets:
         self.takes: list[Where] = []
         self.taker = np.zeros((2, *shape), np.int32)
         self.waiters: list[Executor] = []
+
+    @property
+    def elements(self) -> tuple[int, ...]:
+        """The shape that its author gave it."""
+        return (*self.shape[:-1], self.shape[-1] * self.each)
+
+    def part(self, key: Any, bad: Any = None) -> str:
+        """The packets that ``key`` names (those where ``bad`` holds), in elements: ``box[0, 8:16]``."""
+        *outer, row = key
+        if bad is not None:
+            bad = np.repeat(bad, self.each, axis=-1)
+        return describe(self.name, (*outer, slice(row.start * self.each, row.stop * self.each)), bad)
 
     def begin(self, machine: Machine) -> None:
         """The rank begins a launch that uses the box."""
@@ -95,12 +109,12 @@ def _place(ex: Executor, box: RegionView, storage: Packets, site: Site) -> Any:
     if part is None:
         return key
     wanted = tuple(slice(low, low + n) for low, n in zip(box.index(ex), shape, strict=True))
-    ex.machine.report_outside(ex, storage.name, storage.shape, site, _shown(storage, wanted))
+    ex.machine.report_outside(ex, storage.name, storage.elements, site, _shown(storage, wanted))
     return None
 
 
 def _shown(box: Packets, key: Any, bad: Any = None) -> str:
-    return f"packets {describe(box.name, key, bad)} (of {DATA} bytes each, of rank {box.owner[0]})"
+    return f"packets {box.part(key, bad)} of rank {box.owner[0]}"
 
 
 def put(ex: Executor, box: RegionView, owner: int, values: Any, site: Site) -> None:
@@ -161,7 +175,7 @@ def get(ex: Executor, box: RegionView, site: Site) -> Generator[str, None, None]
         storage.waiters.append(ex)
         text = _shown(storage, key, missing)
         hint = (
-            f"T.put_packets(…, {describe(storage.name, key, missing)}, dst={ex.rank.number}) by some rank, "
+            f"T.put_packets(…, {storage.part(key, missing)}, dst={ex.rank.number}) by some rank, "
             "in the same launch"
         )
         ex.waiting = Waiting(site, text, hint=hint)
@@ -201,7 +215,7 @@ def left(machine: Machine) -> None:
             if lost.any():
                 whole = tuple(slice(0, n) for n in box.shape)
                 text = f"nobody takes {_shown(box, whole, lost)}, which this puts there"
-                region = describe(box.name, whole, lost)
+                region = box.part(whole, lost)
                 hint = f"T.get_packets({region}, …) on rank {box.owner[0]}, or no put"
                 where = box.puts[int(box.by[number % 2][lost].flat[0]) - 1]
                 machine.report.add(Finding("unawaited", text, where, hint=hint))

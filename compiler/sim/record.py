@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.sim.flights import Put
-from tilescale.compiler.sim.memory import describe
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Arrow, Slice, Timeline, Traffic
 from tilescale.language.dtypes import BITS
@@ -192,8 +191,9 @@ class Recorder(Observer):
         start, nbytes = self._now(ex), 8 * words(box.dense) * math.prod(k.stop - k.start for k in key)
         self.timeline.traffic.add(ex.rank.number, owner, nbytes)
         cost = max(1, -(-nbytes // (LOCAL if owner == ex.rank.number else REMOTE)))
-        name = describe(box.name, key)
-        self._slice(ex, "put_packets", name, site, start, cost, bytes=nbytes, peer=owner, direction="put")
+        self._slice(
+            ex, "put_packets", box.part(key), site, start, cost, bytes=nbytes, peer=owner, direction="put"
+        )
         arrived = self.arrived.setdefault(box.key, np.zeros(box.shape, np.int64))
         arrived[key] = start + cost
 
@@ -203,7 +203,7 @@ class Recorder(Observer):
     def took(self, ex: Executor, box: Packets, key: Any, site: Site) -> None:
         start = self.since.pop(ex.number)
         end = max(start, int(self.arrived[box.key][key].max()))
-        self._slice(ex, "get_packets", describe(box.name, key), site, start, end - start + 1)
+        self._slice(ex, "get_packets", box.part(key), site, start, end - start + 1)
 
     # -- meetings
     # -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from tests.ranks.faulty.case import case
 S = 32
 
 
-@case("deadlock", "ends the wait for packets box", "(of 8 bytes each, of rank 0)")
+@case("deadlock", "ends the wait for packets box[0, 0:32] of rank 0")
 def packets_at_the_own_place(n, bug):
     """Each rank puts its vector to its neighbour, at its own place, and awaits what comes at its own place
     too."""

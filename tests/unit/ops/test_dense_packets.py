@@ -222,10 +222,10 @@ def nobody_puts(rank, n, box, x, y):
 @pytest.mark.parametrize(
     "body, kind, text, hint",
     [
-        (takes_twice, "race", "this takes packets box[1, 0:8] (of 8 bytes each, of rank 0) a second time in one launch: their places are empty again", "one T.get_packets for each packet of box, a dense box"),
-        (puts_twice, "race", "this puts packets box[0, 0:8] (of 8 bytes each, of rank 1) a second time in one launch", "a place of box for each put"),
-        (nobody_takes, "unawaited", "nobody takes packets box[1, 4:8] (of 8 bytes each, of rank 0)", "T.get_packets(box[1, 4:8], …) on rank 0"),
-        (nobody_puts, "deadlock", "ends the wait for packets box[1, 4:8] (of 8 bytes each, of rank 0)", "T.put_packets(…, box[1, 4:8], dst=0)"),
+        (takes_twice, "race", "this takes packets box[1, 0:16] of rank 0 a second time in one launch: their places are empty again", "one T.get_packets for each packet of box, a dense box"),
+        (puts_twice, "race", "this puts packets box[0, 0:16] of rank 1 a second time in one launch", "a place of box for each put"),
+        (nobody_takes, "unawaited", "nobody takes packets box[1, 8:16] of rank 0", "T.get_packets(box[1, 8:16], …) on rank 0"),
+        (nobody_puts, "deadlock", "ends the wait for packets box[1, 8:16] of rank 0", "T.put_packets(…, box[1, 8:16], dst=0)"),
     ],
 )  # fmt: skip
 def test_findings(body: Any, kind: str, text: str, hint: str):

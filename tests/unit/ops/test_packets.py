@@ -170,10 +170,10 @@ def no_place(rank, n, box, x, y):
 @pytest.mark.parametrize(
     "body, kind, text, hint",
     [
-        (nobody_puts, "deadlock", "ends the wait for packets box[1, 4:8] (of 8 bytes each, of rank 0)", "T.put_packets(…, box[1, 4:8], dst=0)"),
-        (puts_twice, "race", "this puts packets box[0, 0:8] (of 8 bytes each, of rank 1) a second time in one launch", "a place of box for each put"),
-        (nobody_gets, "unawaited", "nobody takes packets box[1, 4:8] (of 8 bytes each, of rank 0)", "T.get_packets(box[1, 4:8], …) on rank 0"),
-        (no_place, "out-of-bounds", "box[2, 0:8] (of 8 bytes each, of rank 0) lies outside box, whose shape is (2, 8)", ""),
+        (nobody_puts, "deadlock", "ends the wait for packets box[1, 8:16] of rank 0", "T.put_packets(…, box[1, 8:16], dst=0)"),
+        (puts_twice, "race", "this puts packets box[0, 0:16] of rank 1 a second time in one launch", "a place of box for each put"),
+        (nobody_gets, "unawaited", "nobody takes packets box[1, 8:16] of rank 0", "T.get_packets(box[1, 8:16], …) on rank 0"),
+        (no_place, "out-of-bounds", "box[2, 0:16] of rank 0 lies outside box, whose shape is (2, 16)", ""),
     ],
 )  # fmt: skip
 def test_findings(body: Any, kind: str, text: str, hint: str):
