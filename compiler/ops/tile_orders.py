@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.builder.held import named
 from tilescale.compiler.builder.values import binary
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.tvm_compat import is_expr
 
 
 def product(extents: list[Any]) -> Any:
@@ -49,11 +51,11 @@ def in_groups(number: Any, extents: list[Any], group: tuple[int, int]) -> list[A
         digits = [rows // high, cols // wide, count, high, wide]
         band, part, owner, i, j = row_major(number, digits)
     else:
-        band, rest = _cut(number, _times(high, cols, count))
-        height = _size(high, rows, band)
-        part, rest = _cut(rest, _times(height, wide, count))
-        width = _size(wide, cols, part)
-        owner, rest = _cut(rest, _times(height, width))
+        band, rest = _cut(number, _times(high, cols, count), "band")
+        height = _size(high, rows, band, "height")
+        part, rest = _cut(rest, _times(height, wide, count), "part")
+        width = _size(wide, cols, part, "width")
+        owner, rest = _cut(rest, _times(height, width), "owner")
         i, j = binary("//", rest, width), binary("%", rest, width)
     places = row_major(owner, owners) if owners else []
     return [*places, binary("+", binary("*", band, high), i), binary("+", binary("*", part, wide), j)]
@@ -63,18 +65,23 @@ def _times(*factors: Any) -> Any:
     return product(list(factors))
 
 
-def _cut(number: Any, length: Any) -> tuple[Any, Any]:
+def _named(value: Any, name: str) -> Any:
+    """A device's value under a name: written out, a remainder of remainders costs TVM minutes."""
+    return named(value, name) if is_expr(value) and constant(value) is None else value
+
+
+def _cut(number: Any, length: Any, name: str) -> tuple[Any, Any]:
     """Which interval of a length a number lies in, and where in it."""
-    which = binary("//", number, length)
-    return which, binary("-", number, binary("*", which, length))
+    which = _named(binary("//", number, length), name)
+    return which, _named(binary("-", number, binary("*", which, length)), f"in_{name}")
 
 
-def _size(of_one: int, extent: Any, which: Any) -> Any:
+def _size(of_one: int, extent: Any, which: Any, name: str) -> Any:
     """How many rows (columns) the group of this number has."""
     if isinstance(extent, int) and extent % of_one == 0:
         return of_one
     left = binary("-", extent, binary("*", which, of_one))
-    return min(of_one, left) if isinstance(left, int) else binary("min", of_one, left)
+    return min(of_one, left) if isinstance(left, int) else _named(binary("min", of_one, left), name)
 
 
 def rotated(wave_size: Any, index: Any, total: Any, rotate: Any) -> tuple[Any, Any]:

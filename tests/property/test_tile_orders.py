@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilescale.language as T
-from tests.kernels import refused
+from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler import driver
 from tilescale.compiler.checks.run import launch
@@ -101,6 +101,16 @@ def test_kernels_take_the_tiles_that_numbers_say(order: dict[str, Any], dynamic:
             want[at] = 1 + 100 * b + 10000 * wave
     args = {"seen": np.zeros((3, rows, cols), "int32"), "when": np.zeros(blocks, "int32")}
     assert (launch(kernel, 1, args).arrays[0]["seen"] == want).all()
+
+
+def test_indices_of_groups_that_do_not_fit_are_short():
+    """Written out, they took TVM a minute on the CPU."""
+    kernel = visited(5, 7, 4, group=(2, 4), rotate=3)
+    text = driver.source_text(kernel.trace(), "tile")
+    assert max(map(len, text.splitlines())) < 240, text
+    args = {"seen": np.zeros((3, 5, 7), "int32"), "when": np.zeros(4, "int32")}
+    run(kernel)(**args)
+    assert (args["seen"] % 100 == 1).all() and args["when"].sum() == 3 * 5 * 7
 
 
 def test_where_groups_fit_nothing_is_asked_of_an_index():
