@@ -101,13 +101,13 @@ class _Hosts:
         while any(launcher.poll() is None for launcher in self.launchers) and not self.hub.failure:
             self.hub.step(0.1)
             self._look()
-        end = time.monotonic() + ENDING
+        patience = (self.hub.failure and self.hub.failure.grace) or 0.0
+        end = time.monotonic() + ENDING + patience
         while any(launcher.poll() is None for launcher in self.launchers) and time.monotonic() < end:
             self.hub.step(0.1)
         if self.hub.failure:
-            code, reason = self.hub.failure
-            sys.stderr.write(f"tilescale: {reason}; all nodes were ended\n")
-            return code
+            sys.stderr.write(f"tilescale: {self.hub.failure.reason}; all nodes were ended\n")
+            return self.hub.failure.code
         return 0 if self.hub.over else GONE
 
     def close(self) -> None:
@@ -127,7 +127,11 @@ class _Hosts:
                 self.hub.fail(GONE, f"node {number} ({self.them[number].name}): its launcher {how}")
 
     def _stopped(self, number: int, frame: FrameType | None) -> None:
-        self.hub.fail(128 + number, f"ended by {signal.Signals(number).name}")
+        if self.hub.failure is not None:  # asked twice
+            self.hub.hurry()
+            return
+        grace = env.STOP_GRACE.get() if number == signal.SIGTERM else None
+        self.hub.fail(128 + number, f"ended by {signal.Signals(number).name}", grace)
 
     def _line(self, number: int) -> str:
         """What a shell on the host runs."""

@@ -5,7 +5,9 @@ The hub is a small process of node 0's launcher (or `tilescale launch --hosts` i
 
 - ``hello``: node, nodes, count of its ranks, its hostname and a free port. When all nodes have said it, each
   gets ``start``: the job's name, its first rank, the world's size, and where torch.distributed meets.
-- ``failed``: exit code and reason. The first one goes to all others, who end their ranks for it.
+- ``failed``: exit code, reason, and how long ranks have to end by themselves where that is longer than always
+  (behind a SIGTERM). The first one goes to all others, who end their ranks for it.
+- ``hurry``: somebody has asked twice. All others end their ranks at once, too.
 - ``done``: its ranks have ended well. When all have said it, each gets ``over`` and may go.
 
 A line that ends before ``over`` is a node that is gone: that, too, is a failure of the job.
@@ -20,7 +22,7 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilescale import env, lifetime
 from tilescale.comm import bootstrap, lines
@@ -53,6 +55,14 @@ class Start:
     port: int
 
 
+class Failure(NamedTuple):
+    """Why a job ends. ``grace``: seconds that ranks have to end by themselves; None: as always."""
+
+    code: int
+    reason: str
+    grace: float | None = None
+
+
 class Hub:
     """The meeting point. ``hosts``: the nodes' names as given, where somebody has; else node 0 is reached
     where the hub is."""
@@ -65,7 +75,7 @@ class Hub:
         self.nodes: dict[lines.Line, int] = {}
         self.strangers: list[lines.Line] = []
         self.done: set[int] = set()
-        self.failure: tuple[int, str] | None = None
+        self.failure: Failure | None = None
         self.started = self.over = False
         self.deadline = time.monotonic() + env.WAIT_TIMEOUT.get()
 
@@ -86,13 +96,22 @@ class Hub:
             missing = ", ".join(str(n) for n in range(self.count) if n not in self.hellos)
             self.fail(GONE, f"waited {env.WAIT_TIMEOUT.get():g} s for node {missing}")
 
-    def fail(self, code: int, reason: str, origin: lines.Line | None = None) -> None:
+    def fail(
+        self, code: int, reason: str, grace: float | None = None, origin: lines.Line | None = None
+    ) -> None:
         """Ends the job for this reason on all nodes but the one that said it; the first reason counts."""
         if self.failure is None and not self.over:
-            self.failure = (code, reason)
-            for line in self.nodes:
-                if line is not origin:
-                    line.send({"failed": [code, reason]})
+            self.failure = Failure(code, reason, grace)
+            self._send({"failed": list(self.failure)}, origin)
+
+    def hurry(self, origin: lines.Line | None = None) -> None:
+        """Ends at once what has still time to end."""
+        self._send({"hurry": True}, origin)
+
+    def _send(self, message: dict[str, Any], origin: lines.Line | None) -> None:
+        for line in self.nodes:
+            if line is not origin:
+                line.send(message)
 
     def close(self) -> None:
         """Nobody can come any more, and who is still here sees the end."""
@@ -122,8 +141,10 @@ class Hub:
         node = self.nodes[line]
         if "failed" in message:
             self.done.add(node)  # it ends by itself
-            code, reason = message["failed"]
-            self.fail(int(code), f"node {node}{self._on(node)}: {reason}", origin=line)
+            code, reason, grace = message["failed"]
+            self.fail(int(code), f"node {node}{self._on(node)}: {reason}", grace, origin=line)
+        if "hurry" in message:
+            self.hurry(origin=line)
         if "done" in message:
             self.done.add(node)
             if len(self.done) == self.count and self.failure is None:
@@ -195,9 +216,10 @@ class Link:
         """Collective among the launchers of a job: returns when all nodes have come, with ``start``.
         ``port``: free on this host. Raises CommError where they do not come, or are not of one job."""
         self.node = node
-        #: the failure of another node that ended the job: exit code and reason
-        self.failure: tuple[int, str] | None = None
-        self.over = self.told = False
+        #: the failure of another node that ended the job
+        self.failure: Failure | None = None
+        #: told: of our own failure. hurried: another node wants all to end at once. ended: nobody is there.
+        self.over = self.told = self.hurried = self.ended = False
         self.hub = fork_hub(node.count, node.host, node.port) if node.hub else None
         limit = env.WAIT_TIMEOUT.get()
         self.line = lines.connect(node.host, node.port, time.monotonic() + limit)
@@ -217,23 +239,28 @@ class Link:
     def hear(self) -> None:
         """Takes what has come; call it when the line can be read."""
         messages = self.line.receive()
-        if messages is None and not self.over and self.failure is None:
+        self.ended = messages is None
+        if self.ended and not self.over and self.failure is None:
             where = f"{self.node.host}:{self.node.port}"
-            self.failure = (GONE, f"the launcher of node 0 is gone: nobody answers at {where}")
+            self.failure = Failure(GONE, f"the launcher of node 0 is gone: nobody answers at {where}")
         for message in messages or ():
             self._hear(message)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "failed" in message and self.failure is None:
-            code, reason = message["failed"]
-            self.failure = (int(code), str(reason))
+            self.failure = Failure(*message["failed"])
+        self.hurried |= "hurry" in message
         self.over |= "over" in message
 
-    def fail(self, code: int, reason: str) -> None:
+    def fail(self, code: int, reason: str, grace: float | None) -> None:
         """Tells all nodes why the job ends, once."""
         if not self.told and self.failure is None:
             self.told = True
-            self.line.send({"failed": [code, reason]})
+            self.line.send({"failed": [code, reason, grace]})
+
+    def hurry(self) -> None:
+        """Ends all nodes' ranks at once, where the job is ending."""
+        self.line.send({"hurry": True})
 
     def done(self) -> None:
         """The ranks of this node have ended well."""

@@ -140,7 +140,8 @@ class _Job:
         self.stop_at: float | None = None  # when the ranks are to be asked to end
         self.kill_at: float | None = None  # when they are to be killed
         self.stop_signal = signal.SIGTERM
-        self.grace = GRACE
+        self.grace: float | None = None  # between the two, where that is not GRACE
+        self.signalled = False  # a person or a scheduler has asked this launcher to end
         self.asked = 0  # ranks that were running when all were asked to end
 
     def run(self) -> int:
@@ -188,7 +189,7 @@ class _Job:
         while self.stop_at is not None and self._is_awaited(time.monotonic()):
             self._step(self._deadline())
         if self.reason:
-            self.link.fail(self.code, self._says())
+            self.link.fail(self.code, self._says(), self.grace)
             return
         self.link.done()
         while not self.link.over and not self.reason:
@@ -197,14 +198,25 @@ class _Job:
     def _hear(self) -> None:
         """What the hub says: another node's failure is ours."""
         assert self.link is not None
+        known = self.link.failure
         self.link.hear()
-        if self.link.failure is None and not self.link.over:
-            return
-        self.selector.unregister(self.link.line)
-        if self.link.failure is not None and self.kill_at is None and not self.link.told:
+        if self.link.ended:
+            self.selector.unregister(self.link.line)
+        found = self.link.failure
+        if found is not known and found is not None and self.kill_at is None and not self.link.told:
             # A failure of ours that has not been said yet counts as its consequence: the hub came first.
-            self.code, self.reason = self.link.failure
+            self.code, self.reason, self.grace = found
             self.failed, self.stop_at = None, time.monotonic()
+        if self.link.hurried:
+            self.link.hurried = False
+            self._at_once()
+
+    def _at_once(self) -> None:
+        """Somebody has asked twice: ranks that are ending are killed."""
+        if self.kill_at is not None:
+            self.kill_at = 0.0
+        elif self.stop_at is not None:
+            self.stop_at = self.grace = 0.0
 
     def _start(self) -> None:
         environ = self._environ()
@@ -304,10 +316,10 @@ class _Job:
                 stream.sink.show_partial(stream.source)
                 stream.since = 0.0
         if self.stop_at is not None and self.stop_at <= now and not self._is_awaited(now):
-            self.stop_at, self.kill_at = None, now + self.grace
+            self.stop_at, self.kill_at = None, now + (GRACE if self.grace is None else self.grace)
             self.asked = sum(rank.status is None for rank in self.ranks)
             if self.link:
-                self.link.fail(self.code, self._says())
+                self.link.fail(self.code, self._says(), self.grace)
             processes.send(self._living(), self.stop_signal)
         if self.kill_at is not None and self.kill_at <= now:
             self.kill_at = now + GRACE
@@ -346,17 +358,27 @@ class _Job:
     def _signals(self) -> None:
         for number in os.read(self.wake, 4096):
             if number in STOPPERS:
-                if self.kill_at is not None:  # asked twice: at once
-                    self.kill_at = 0.0
-                elif self.stop_at is not None:
-                    self.stop_at = 0.0
-                else:
-                    self.stop_signal = signal.Signals(number)
-                    if number == signal.SIGTERM:
-                        self.grace = env.STOP_GRACE.get()
-                    self._fail(128 + number, STOPPERS[self.stop_signal])
+                self._stop(signal.Signals(number))
         self._look()
         self._bury_orphans()
+
+    def _stop(self, number: signal.Signals) -> None:
+        """A signal asks the job to end; the second one, at once."""
+        again, self.signalled = self.signalled, True
+        if not again and number == signal.SIGTERM and self.link and self.grace is not None:
+            return  # a scheduler sends it to all launchers, and another's was faster
+        if self.kill_at is not None or again:
+            self._at_once()
+        elif self.stop_at is not None:
+            self.stop_at = 0.0
+        else:
+            self.stop_signal = number
+            if number == signal.SIGTERM:
+                self.grace = env.STOP_GRACE.get()
+            self._fail(128 + number, STOPPERS[number])
+            return
+        if self.link:
+            self.link.hurry()
 
     def _look(self) -> None:
         """Who has ended, and whose failure came first. The journal is read before the processes are looked

@@ -180,8 +180,8 @@ STOP_GRACE: Var[float] = Var(
     lambda: 30.0,
     _seconds,
     "seconds, more than 0",
-    "how long ranks have to end by themselves behind a SIGTERM to `tilescale launch`, so that they may write "
-    "a checkpoint; a second one ends them at once; default 30",
+    "how long ranks of all nodes have to end by themselves behind a SIGTERM to `tilescale launch`, so that "
+    "they may write a checkpoint; a second one ends them at once; default 30",
 )
 NUM_THREADS: Var[int | None] = Var(
     "TILESCALE_NUM_THREADS",

@@ -258,6 +258,13 @@ def wait_started(tmp_path: Path) -> list[tuple[int, str]]:
     return [(int(pid), job) for pid, job in (file.read_text().split() for file in files)]
 
 
+def wait_listening(tmp_path: Path) -> None:
+    end = time.monotonic() + 30
+    while len(list(tmp_path.glob("* listens"))) < 4:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def nothing_is_left(jobs: Jobs, started: list[tuple[int, str]]) -> None:
     name = started[0][1]
     assert not processes.find(name, [])
@@ -275,6 +282,57 @@ def test_a_killed_rank_of_node_1_ends_node_0(jobs: Jobs, tmp_path: Path, port: i
     assert (code, other_code) == (137, 137), (err, other_err)
     assert err.splitlines()[-1].startswith(f"tilescale: node 1 ({host}): {why}"), err
     assert other_err.splitlines()[-1].startswith(f"tilescale: {why}"), other_err
+    nothing_is_left(jobs, started)
+
+
+#: what takes three seconds is saved behind a SIGTERM
+SAVES = (
+    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep({}), print('saved', flush=True), sys.exit(0)));"
+    "pathlib.Path(sys.argv[1], f'{{comm.rank()}} listens').touch(); time.sleep(1000)"
+)
+
+
+@pytest.mark.parametrize("asked", [[1], [0, 1]], ids=str)
+def test_ranks_of_all_nodes_have_time_behind_a_sigterm(
+    jobs: Jobs, tmp_path: Path, port: int, asked: list[int]
+):
+    """To one launcher, or to all, as schedulers send it."""
+    fated(jobs, tmp_path, port, 0, "pass", SAVES.format(3))
+    started = wait_started(tmp_path)
+    wait_listening(tmp_path)
+    for number in asked:
+        jobs.running[number].send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    for code, out, err in jobs.end():
+        assert code == 143 and out.count("saved") == 2 and "ended by SIGTERM" in err, (out, err)
+    nothing_is_left(jobs, started)
+
+
+def test_a_second_sigterm_ends_all_nodes_at_once(jobs: Jobs, tmp_path: Path, port: int):
+    fated(jobs, tmp_path, port, 0, "pass", SAVES.format(25))
+    started = wait_started(tmp_path)
+    wait_listening(tmp_path)
+    begin = time.monotonic()
+    for _ in range(2):
+        jobs.running[0].send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    for code, out, err in jobs.end():
+        assert code == 143 and "saved" not in out, (out, err)
+    assert time.monotonic() - begin < 20
+    nothing_is_left(jobs, started)
+
+
+def test_time_behind_a_sigterm_by_a_hosts_file(jobs: Jobs, tmp_path: Path):
+    (tmp_path / "hosts").write_text("localhost slots=2\nlocalhost slots=2\n")
+    (tmp_path / "fated.py").write_text(FATED)
+    ssh = {"TILESCALE_SSH": """sh -c 'exec sh -c "$1"'"""}
+    args = [tmp_path / "fated.py", tmp_path, 0, "pass", SAVES.format(3)]
+    jobs.start(*LAUNCH, "--hosts", tmp_path / "hosts", *args, env=ssh)
+    started = wait_started(tmp_path)
+    wait_listening(tmp_path)
+    jobs.running[0].send_signal(signal.SIGTERM)
+    ((code, out, err),) = jobs.end()
+    assert code == 143 and out.count("saved") == 4, (out, err)
     nothing_is_left(jobs, started)
 
 
