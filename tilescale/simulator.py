@@ -166,6 +166,7 @@ class Checking:
     incomplete: int = 0
     progress: Callable[[], None] = lambda: None
     seen: set[bytes] = field(default_factory=set)
+    explored: dict[bytes, list[int]] = field(default_factory=dict)
     bound: int = 10_000
     record: bool = False
     timelines: list[Any] = field(default_factory=list)
@@ -189,6 +190,15 @@ class Checking:
         if not at:
             return self.schedule
         return f"exhaustive:{choices}" if head == f"exhaustive:{number}" else None
+
+    def is_new(self, mark: bytes, unwritten: bytes) -> bool:
+        """Whether no launch with this mark (see `_mark`) has been explored in which as much or more was
+        unwritten, of which others can only find less."""
+        known, bits = self.explored.setdefault(mark, []), int.from_bytes(unwritten, "little")
+        if any(not bits & ~other for other in known):
+            return False
+        known.append(bits)
+        return True
 
     def prove(self, kernel: SimKernel, ranks: int, values: dict[str, int], report: Any) -> None:
         """Asks the static checks of a kernel, unless they have been asked for the same ranks and values;
@@ -497,16 +507,17 @@ def _perform(
     step = (
         None
         if windows is None
-        else windows.begin(kernel.simulated.prepared, calls, team, _mark(kernel, calls, True), whose)
+        else windows.begin(
+            kernel.simulated.prepared, calls, team, b"".join(_mark(kernel, calls, True)), whose
+        )
     )
     done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
         if done.timeline is not None:
             checking.timelines.append(replace(done.timeline, name=kernel.label))
         checking.progress()
-        mark, schedule = _mark(kernel, calls, only is None), checking.schedule_of(checking.launches + 1)
-        if mark not in checking.seen and schedule is not None:
-            checking.seen.add(mark)
+        schedule = checking.schedule_of(checking.launches + 1)
+        if schedule is not None and checking.is_new(*_mark(kernel, calls, only is None)):
             launch.explore(schedule, checking.seeds, report, checking.progress, bound=checking.bound)
             report.findings = [_of_launch(f, checking.launches + 1) for f in report.findings]
         checking.prove(kernel, ranks, launch.known, report)
@@ -551,27 +562,30 @@ def _of_launch(finding: Any, number: int) -> Any:
     return replace(finding, schedule=f"{again}, {rest}; again: --schedule {again}")
 
 
-def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
-    """What decides which interleavings of a launch there are: the program, extents, numbers, what is written,
-    and the values of integers. Values of floats do not count; nor, where ranks do not meet, which rank it
-    is."""
+def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> tuple[bytes, bytes]:
+    """What decides which interleavings of a launch there are: the program, extents, numbers, and the values
+    of integers in tensors that it reads. Values of floats do not count; nor, where ranks do not meet, which
+    rank it is. Beside it a bit for each element of these tensors: whether nobody has written it."""
     import numpy
 
     digest = hashlib.blake2b(digest_size=16)
     digest.update(kernel.simulated.key.encode())
+    unwritten = []
     for call in calls if together else calls[:1]:
         for name, argument in call.tensors.items():
             given = argument.array
             digest.update(f"{name}{given.shape}{given.dtype}{given.strides}".encode())
+            if name in kernel.simulated.prepared.unread:
+                continue
             if given.dtype.kind in "iub":
                 digest.update(numpy.ascontiguousarray(given).tobytes())
-            if (
-                argument.block is not None
-                and (mask := argument.block.mask(argument.address, given.shape, given.itemsize)) is not None
-            ):
-                digest.update(numpy.packbits(mask).tobytes())
+            block = argument.block
+            mask = None if block is None else block.mask(argument.address, given.shape, given.itemsize)
+            unwritten.append(
+                numpy.packbits(numpy.zeros(given.shape, bool) if mask is None else mask).tobytes()
+            )
         digest.update(repr(call.numbers).encode())
-    return digest.digest()
+    return digest.digest(), b"".join(unwritten)
 
 
 def kernel_of(

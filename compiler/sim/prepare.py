@@ -91,6 +91,8 @@ class Prepared:
     sites: list[Site] = field(default_factory=list)
     slots: dict[Any, int] = field(default_factory=dict)
     names: dict[Any, int] = field(default_factory=dict)
+    #: parameters whose values decide nothing, by name: tensors that no statement reads
+    unread: set[str] = field(default_factory=set)
     grid: tuple[Value, Value, Value] = (lambda ex: 1, lambda ex: 1, lambda ex: 1)
 
 
@@ -147,6 +149,11 @@ class Preparation(Expressions):
             p.var
             for p in program.params
             if hasattr(p.spec, "shape") and p.var in written and (p.spec.kind != "tensor" or p.var in read)
+        }
+        self.made.unread = {
+            p.name
+            for p in program.params
+            if hasattr(p.spec, "shape") and p.spec.kind in ("tensor", "symm") and p.var not in read
         }
         grid = [*program.launch.grid, 1, 1][:3]
         x, y, z = (self.scalar(tirx.IntImm("int32", n) if isinstance(n, int) else n) for n in grid)

@@ -755,6 +755,35 @@ late()(np.zeros(1, "int32"))
 """
 
 
+COPIED = """
+@tilescale.jit
+def copied():
+    @T.prim_func
+    def main(A: T.Tensor((4,), "int32"), B: T.Tensor((4,), "int32")):
+        with T.Kernel(2) as b:
+            for i in T.serial(2):
+                B[b * 2 + i] = A[b * 2 + i]
+    return main
+x, y = np.arange(4, dtype="int32"), np.zeros(4, "int32")
+copied()(x, y)
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, body, runs",
+    [
+        (1, COPIED, 3),
+        (1, COPIED + "copied()(x, y)\n", 4),  # B is only written: what lies there decides nothing
+        (1, COPIED + "x[0] = 7\ncopied()(x, y)\n", 6),
+        (2, 2 * "ring(8)(a, inbox, got, b)\n", 4),  # the second time less is unwritten
+        (2, "inbox[:] = 0\nring(8)(a, inbox, got, b)\nring(8)(a, comm.empty(8, like='numpy'), got, b)\n", 6),
+    ],
+)
+def test_a_launch_of_which_all_interleavings_have_been_tried_runs_once(check, ranks, body, runs):
+    facts = json.loads(check(ranks, body, "--json").stdout)
+    assert facts["runs"] == runs and not facts["findings"]
+
+
 def test_an_interleaving_is_run_again_in_the_launch_that_it_was_found_in(check):
     (found,) = json.loads(check(1, COUNTING + LATE, "--schedule", "exhaustive", "--json").stdout)["findings"]
     again = found["schedule"].partition("--schedule ")[2]
