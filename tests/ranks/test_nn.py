@@ -13,7 +13,7 @@ import torch.distributed.tensor  # once here, not in each of the forked ranks
 
 import tilescale.compiler.driver
 import tilescale.nn
-from tests.ranks import nn_checks, nn_edges, nn_heads, nn_memory
+from tests.ranks import nn_checks, nn_edges, nn_heads, nn_memory, nn_models
 from tests.ranks.harness import run_ranks
 from tilescale import comm
 from tilescale.errors import LaunchError
@@ -216,4 +216,4 @@ def test_gradients_by_all_differences(world: int):
 def test_models_of_hugging_face(world: int):
     pytest.importorskip("transformers.models.llama.modeling_llama")
     pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_checks.hugging_face), 1e-6)
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_models.everything), 1e-6)

@@ -5,6 +5,10 @@ Between its blocks a model keeps its activations whole, (batch, length, features
 they are rows (m, features), of which each rank has its part: they are cut in front of the first block, and
 put together behind the last norm. All in between is either swapped or adds rows to rows. What lies outside,
 embeddings and the caller's loss, sees what it saw before.
+
+Rows alone do not say of which batch they are. A block's arguments do: cosines and sines of its positions are
+(batch, length, …). A block's attention, which comes first, tells the layers behind it (`Whole`). So a block
+that is computed again for its gradients sees its own batch, whatever forwards there were since.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from tilescale.nn.linear import ColumnParallelLinear
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.norm import RMSNorm
 from tilescale.nn.operations import call
-from tilescale.nn.parameters import Woven
+from tilescale.nn.parameters import Parallel, Woven
+from tilescale.ops.ranks.groups import rows_of
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,25 @@ class Swaps:
 
 @dataclass
 class Whole:
-    """The extents of the batch that goes through the model."""
+    """The extents of the batch that goes through a model, as the block that is computed now has them."""
 
     batch: int = 0
     length: int = 0
 
-    @property
-    def rows(self) -> int:
-        return self.batch * self.length
+    def rows(self, x: Tensor, layer: Parallel) -> int:
+        """All ranks' rows, of which x (m, features) are this rank's.
+
+        Raises:
+            TileValueError: x is of another batch.
+        """
+        rows = self.batch * self.length
+        if x.shape[0] != rows_of(layer.rank, rows, layer.ranks):
+            raise TileValueError(
+                f"{type(layer).__name__}: {x.shape[0]} rows on rank {layer.rank} of {layer.ranks}",
+                expected=f"this rank's rows of the batch that its block has, {self.batch} of {self.length}",
+                hint="checkpoint whole blocks, not a layer by itself",
+            )
+        return rows
 
 
 class BlockAttention(ParallelAttention):
@@ -83,8 +99,12 @@ class BlockAttention(ParallelAttention):
             )
         if any(given.get(k) is not None for k in ("cache", "past_key_value", "past_key_values")):
             raise TileValueError("a parallel Llama with a cache", expected="training", hint="use_cache=False")
-        w = self.whole
-        return super().forward(hidden_states, w.batch, w.rows, given["position_embeddings"]), None
+        cos, sin = given["position_embeddings"]
+        self.whole.batch, self.whole.length = cos.shape[:2]
+        rows, batch = self.whole.rows(hidden_states, self), self.whole.batch
+        if cos.stride(0) == 0:  # alike for the whole batch, see `_of_each`
+            cos, sin = cos[:1], sin[:1]
+        return super().forward(hidden_states, batch, rows, (cos, sin)), None
 
 
 class BlockMLP(ParallelMLP):
@@ -93,7 +113,7 @@ class BlockMLP(ParallelMLP):
     whole: Whole
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x, self.whole.rows)
+        return super().forward(x, self.whole.rows(x, self))
 
 
 class BlockMoE(ExpertParallelMoE):
@@ -112,7 +132,7 @@ class BlockMoE(ExpertParallelMoE):
             self.woven[mine] = Woven((theirs,), lambda whole: whole, lambda whole: (whole,))
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x, self.whole.rows)
+        return super().forward(x, self.whole.rows(x, self))
 
 
 class LastNorm(RMSNorm):
@@ -121,8 +141,8 @@ class LastNorm(RMSNorm):
     whole: Whole
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = super().forward(x)
-        made: Tensor = call.regathered(rows, self.whole.rows, self.group_name)
+        rows = self.whole.rows(x, self)
+        made: Tensor = call.regathered(super().forward(x), rows, self.group_name)
         return made.view(self.whole.batch, self.whole.length, -1)
 
 
@@ -160,10 +180,11 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
     """
     body = getattr(model, "model", model)
     blocks, config = getattr(body, "layers", None), getattr(model, "config", None)
-    if not isinstance(blocks, nn.ModuleList) or config is None or not hasattr(body, "norm"):
+    inner = all(hasattr(body, name) for name in ("norm", "rotary_emb"))
+    if not isinstance(blocks, nn.ModuleList) or config is None or not inner:
         raise TileTypeError(
             f"parallelize({type(model).__name__})",
-            expected="a Hugging Face-style Llama or Mixtral: layers, norm, config",
+            expected="a Hugging Face-style Llama or Mixtral: layers, norm, rotary_emb, config",
         )
     _checked(blocks, body.norm, config)
     whole, swaps = Whole(), Swaps()
@@ -173,16 +194,8 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
             _swap(block, name, f"{prefix}layers.{at}.{name}", config, group, whole, swaps)
     _swap(body, "norm", f"{prefix}norm", config, group, whole, swaps)
     config.use_cache = False
-    group_name = body.norm.group_name
-
-    def cut(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In front of the first block: this rank's rows."""
-        x = args[0] if args else kwargs.pop("hidden_states")
-        whole.batch, whole.length = x.shape[0], x.shape[1]
-        rows = call.kept(x.flatten(0, 1), group_name)
-        return (rows, *args[1:]), kwargs
-
-    blocks[0].register_forward_pre_hook(cut, with_kwargs=True)
+    body.rotary_emb.register_forward_hook(_of_each, with_kwargs=True)
+    blocks[0].register_forward_pre_hook(_cut, with_kwargs=True)
     for outer in {model, body}:
         outer.register_forward_pre_hook(_asks_for_outputs, with_kwargs=True)
     head = getattr(model, "lm_head", None)
@@ -196,6 +209,19 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
             now.set_whole(name, getattr(head, name))
         _put(model, "lm_head", "lm_head", now, swaps)
     return swaps
+
+
+def _cut(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In front of the first block: this rank's rows."""
+    x = args[0] if args else kwargs.pop("hidden_states")
+    rows = call.kept(x.flatten(0, 1), module.input_layernorm.group_name)
+    return (rows, *args[1:]), kwargs
+
+
+def _of_each(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> Any:
+    """Cosines and sines (batch, length, …) instead of (1, length, …), without a copy."""
+    x = args[0] if args else kwargs["x"]
+    return tuple(t.expand(x.shape[0], -1, -1) for t in found)
 
 
 def _asks_for_outputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
