@@ -75,11 +75,42 @@ def of_other_shapes(mesh: Any, plain: Any) -> Errors:
         p.grad += q.grad
     found |= {f"copies {k}": e for k, e in gradients(first, plain).items()}
 
+    for name, e in packed(first, plain).items():
+        found[f"packed {name}"] = e
     mlp, whole = second.model.layers[0].mlp, second.model.layers[0].mlp.forward
     mlp.forward = lambda x: checkpoint(whole, x, use_reentrant=False)
     loss = second(words(2, 7), labels=words(2, 7)).loss
     second(words(1, 5))
     found["a layer by itself"] = float(not refused_for("checkpoint whole blocks", loss.backward))
+    return found
+
+
+def packed(model: Any, plain: Any) -> Errors:
+    """Positions that begin anew, in rows of a batch and in one; the same by where sequences begin."""
+    found: Errors = {}
+    at = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 0, 1, 2, 3, 4, 0]])
+    for name, places, given in (
+        ("rows", at, words(2, 7)),
+        ("alike", at[:1], words(2, 7)),
+        ("one row", at.view(1, 14), words(1, 14)),
+    ):
+        want = plain(
+            given, labels=given, position_ids=places, use_cache=False
+        )  # with a cache it packs nothing
+        mine = [model(given, labels=given, position_ids=places)]
+        if name == "one row":
+            starts = torch.tensor([0, 3, 7, 8, 13, 14], dtype=torch.int32)
+            more = {"cu_seq_lens_q": starts, "max_length_q": 5}
+            mine.append(model(given, labels=given, position_ids=places, **more))
+            by_place = model.model(given, None, places).last_hidden_state
+            found["by place"] = off(model.lm_head(by_place), want.logits)
+        for k, got in enumerate(mine):
+            model.zero_grad(), plain.zero_grad()
+            want.loss.backward(retain_graph=True), got.loss.backward()
+            found |= {f"{name} {k}: {n}": e for n, e in gradients(model, plain).items()}
+            found[f"{name} {k}: logits"] = off(got.logits, want.logits)
+    other = plain(given).logits
+    found["packed or not"] = float(off(other, want.logits) < 0.01)
     return found
 
 
