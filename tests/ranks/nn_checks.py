@@ -3,6 +3,7 @@ check gives errors by name, relative to the greatest number."""
 
 from __future__ import annotations
 
+import io
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -518,8 +519,32 @@ def around(mesh: Any) -> Errors:
         plain(x[part], targets[part]).backward()
         block(mine(x[part]), targets[part]).backward()
     found |= {f"accumulated: {k}": e for k, e in gradients(block, plain).items()}
-    found |= in_one_graph(mesh, torch.float64) | in_autocast(mesh) | refused(mesh)
+    found |= in_one_graph(mesh, torch.float64) | in_autocast(mesh) | refused(mesh) | pickled(mesh)
     return found | trained(mesh)
+
+
+def read_again(module: nn.Module) -> Any:
+    """What `torch.save` writes of a whole module, not of its state alone."""
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def pickled(mesh: Any) -> Errors:
+    """Layers whose parameters are several of a checkpoint."""
+    found, x, like = {}, normal(4, 8, seed=61, dtype=torch.float64), {"dtype": torch.float64}
+    for name, group in (("on a mesh", mesh["tp"]), ("plain", None)):
+        for layer in (
+            tsnn.ParallelMLP(8, 48, group=group, **like),
+            tsnn.ParallelAttention(8, 6, 6, 4, group=group, **like),
+            tsnn.ExpertParallelMoE(8, 8, 6, 2, shared=48, group=group, **like),
+        ):
+            again, key = read_again(layer), f"pickled {type(layer).__name__} {name}"
+            found[key] = off(again(x), layer(x))
+            full = tsnn.full_state_dict(again)
+            found |= {f"{key} {k}": off(full[k], v) for k, v in tsnn.full_state_dict(layer).items()}
+    return found
 
 
 def in_autocast(mesh: Any) -> Errors:

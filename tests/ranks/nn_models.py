@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.ranks.nn_checks import Errors, gradients, off
+from tests.ranks.nn_checks import Errors, gradients, off, read_again
 from tilescale import nn as tsnn
 
 
@@ -177,6 +177,7 @@ def swapped(mesh: Any, name: str, plain: Any) -> Errors:
         p.detach().zero_()
     model.load_state_dict(plain.state_dict())
     found["loaded"] = off(model(tokens).logits, want.logits)
+    found["pickled"] = off(read_again(model)(tokens).logits, want.logits)
     try:
         model(tokens, attention_mask=torch.ones_like(tokens).tril())
         found["padding"] = 1.0

@@ -141,15 +141,8 @@ class ParallelAttention(Parallel):
 
     def _woven(self, name: str) -> Woven:
         sizes = (self.each * self.head_dim, self.head_dim, self.head_dim)
-
-        def weave(*parts: Tensor) -> Tensor:
-            found = [p.unflatten(0, (-1, size)) for p, size in zip(parts, sizes, strict=True)]
-            return torch.cat(found, 1).flatten(0, 1)
-
-        def part(whole: Tensor) -> tuple[Tensor, ...]:
-            return tuple(p.flatten(0, 1) for p in whole.unflatten(0, (-1, sum(sizes))).split(sizes, 1))
-
-        return Woven(tuple(f"{x}_proj.{name}" for x in "qkv"), weave, part)
+        ways = (functools.partial(way, sizes) for way in (_by_heads, _by_kinds))
+        return Woven(tuple(f"{x}_proj.{name}" for x in "qkv"), *ways)
 
     def forward(
         self, x: Tensor, batch: int = 1, rows: int | None = None,
@@ -219,6 +212,17 @@ class ParallelAttention(Parallel):
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads, {self.kv_heads} of keys, of {self.head_dim}, causal={self.causal}"
+
+
+def _by_heads(sizes: tuple[int, ...], *parts: Tensor) -> Tensor:
+    """Rows of queries, keys and values, so many of each key head, one key head's behind the other's."""
+    found = [p.unflatten(0, (-1, size)) for p, size in zip(parts, sizes, strict=True)]
+    return torch.cat(found, 1).flatten(0, 1)
+
+
+def _by_kinds(sizes: tuple[int, ...], whole: Tensor) -> tuple[Tensor, ...]:
+    """`_by_heads` undone."""
+    return tuple(p.flatten(0, 1) for p in whole.unflatten(0, (-1, sum(sizes))).split(sizes, 1))
 
 
 def _sharing(heads: int, kv_heads: int, dim: int, ranks: int) -> int:

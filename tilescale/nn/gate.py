@@ -19,13 +19,15 @@ RUN = 8
 
 def runs(*names: str) -> Woven:
     """The weights (or biases) of gate and up in one parameter, in runs of rows."""
+    return Woven(names, _in_turn, _apart)
 
-    def weave(*parts: Tensor) -> Tensor:
-        return torch.stack([p.unflatten(0, (-1, RUN)) for p in parts], 1).flatten(0, 2)
 
-    return Woven(
-        names, weave, lambda both: tuple(p.flatten(0, 1) for p in both.unflatten(0, (-1, 2, RUN)).unbind(1))
-    )
+def _in_turn(*parts: Tensor) -> Tensor:
+    return torch.stack([p.unflatten(0, (-1, RUN)) for p in parts], 1).flatten(0, 2)
+
+
+def _apart(both: Tensor) -> tuple[Tensor, ...]:
+    return tuple(p.flatten(0, 1) for p in both.unflatten(0, (-1, 2, RUN)).unbind(1))
 
 
 def gated(h: Tensor, activation: str) -> Tensor:

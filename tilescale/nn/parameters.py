@@ -60,7 +60,7 @@ def split(extent: int, ranks: int, what: str) -> int:
 @dataclass(frozen=True)
 class Woven:
     """Several tensors of a checkpoint in one parameter: their names, how they are woven along the first axis,
-    and apart again."""
+    and apart again. Functions of a module or a `functools.partial` of one, so that a layer can be pickled."""
 
     names: tuple[str, ...]
     weave: Callable[..., Tensor]

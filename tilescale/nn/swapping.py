@@ -136,10 +136,18 @@ class BlockMoE(ExpertParallelMoE):
             "down_proj": "experts.down_proj",
         }
         for mine, theirs in named.items():
-            self.woven[mine] = Woven((theirs,), lambda whole: whole, lambda whole: (whole,))
+            self.woven[mine] = Woven((theirs,), _itself, _alone)
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x, self.whole.rows(x, self))
+
+
+def _itself(whole: Tensor) -> Tensor:
+    return whole
+
+
+def _alone(whole: Tensor) -> tuple[Tensor, ...]:
+    return (whole,)
 
 
 class LastNorm(RMSNorm):
