@@ -134,7 +134,42 @@ def edges(mesh: Any) -> Errors:
     layer.bias.fill_(torch.nan), layer.load.fill_(torch.nan)
     layer.reset_parameters()
     found["buffers"] = float((layer.bias.abs() + layer.load.abs()).sum())
-    return found | scaled_halves(mesh) | packed(mesh, torch.float64)
+    return found | scaled_halves(mesh) | packed(mesh, torch.float64) | other_extents(tp)
+
+
+def other_extents(tp: Any) -> Errors:
+    """Tensors of a state dict that are neither a parameter nor this rank's share of it."""
+    n, rank, found = comm.world_size(), comm.rank(), {}
+    own = f"rank {rank} of {n} has"
+    for group, also in ((tp, ""), (None, ", which does as well")):
+        mlp, col = tsnn.ParallelMLP(4, 8 * n, group=group), tsnn.ColumnParallelLinear(4, 2 * n, group=group)
+        wrong = {
+            "gate_proj.weight": (8 * n - 8, 4),
+            "up_proj.weight": (8 * n, 4),
+            "down_proj.weight": (5, 8 * n),
+        }
+        told = {
+            f"gate_proj.weight is ({8 * n - 8}, 4)": f"({8 * n}, 4), all ranks' together; it is a part of "
+            f"gate_up_proj.weight ({16 * n}, 4), of which {own} (16, 4)",
+            f"down_proj.weight is (5, {8 * n})": f"(4, {8 * n}), all ranks' together; {own} (4, 8){also}",
+        }
+        found |= told_of_extents(mlp, {k: torch.zeros(v) for k, v in wrong.items()}, told)
+        state = {"weight": torch.zeros(2 * n, 4), "bias": torch.zeros(2 * n + 1)}
+        told = {f"bias is ({2 * n + 1},)": f"({2 * n},), all ranks' together; {own} (2,){also}"}
+        found |= told_of_extents(col, state, told)
+    return found
+
+
+def told_of_extents(layer: nn.Module, state: dict[str, Tensor], told: dict[str, str]) -> Errors:
+    """What torch says of it is ours alone."""
+    try:
+        layer.load_state_dict(state)
+    except RuntimeError as e:
+        text = str(e)
+        missed = [f"{k} in the state dict\n  expected: {v}" for k, v in told.items()]
+        missed = [m for m in missed if m not in text]
+        return {text: float(bool(missed) or "mismatch" in text or "Missing" in text)}
+    return {f"{layer} takes {state.keys()}": float("inf")}
 
 
 def packed(mesh: Any, dtype: torch.dtype) -> Errors:

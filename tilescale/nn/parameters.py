@@ -109,6 +109,19 @@ class Parallel(nn.Module):
         known = torch.is_grad_enabled() and straight(()) and param._local_tensor.is_contiguous()
         return _Part.apply(param) if known else param.to_local()
 
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """A parameter's, of all ranks together."""
+        shape = list(getattr(self, name).shape)
+        if self.mesh is None and (axis := self.axes[name]) is not None:
+            shape[axis] *= self.ranks
+        return tuple(shape)
+
+    def share_of(self, name: str) -> str:
+        """In words which part of a parameter this rank has."""
+        axis, whole = self.axes[name], self.whole_shape(name)
+        share = tuple(n // self.ranks if k == axis else n for k, n in enumerate(whole))
+        return f"rank {self.rank} of {self.ranks} has {share}"
+
     def part_of(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a parameter."""
         axis = self.axes[name]
@@ -194,20 +207,40 @@ def _load(
     module: Any, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: Any, extra: Any,
     errors: list[str],
 ) -> None:  # fmt: skip
-    """Before a module loads: tensors of a whole checkpoint become what its parameters are."""
+    """Before a module loads: tensors of a whole checkpoint become what its parameters are. One of another
+    shape is among the errors that torch raises, and the parameter stays what it is."""
     for name, woven in module.woven.items():
         names = [prefix + n for n in woven.names]
         if all(n in state for n in names) and not any(_is_placed(state[n]) for n in names):
-            state[prefix + name] = woven.weave(*(state.pop(n) for n in names))
+            at, _, own = name.rpartition(".")
+            owner, parts = module.get_submodule(at), [state.pop(n) for n in names]
+            whole = owner.whole_shape(own)
+            told = f"it is a part of {prefix + name} {whole}, of which {owner.share_of(own)}"
+            like = woven.part(torch.empty(whole, device="meta"))
+            wrong = [
+                _of_another_shape(n, given, tuple(part.shape), told)
+                for n, given, part in zip(names, parts, like, strict=True)
+                if given.shape != part.shape
+            ]
+            errors += wrong
+            state[prefix + name] = getattr(owner, own) if wrong else woven.weave(*parts)
     for name in module.axes:
         given, param = state.get(prefix + name), getattr(module, name)
-        if given is None or _is_placed(given):
+        if not isinstance(given, Tensor) or _is_placed(given) or given is param:
             continue
-        whole = list(param.shape)
-        if module.mesh is None and (axis := module.axes[name]) is not None:
-            whole[axis] *= module.ranks
-        if list(given.shape) == whole:
+        whole = module.whole_shape(name)
+        if given.shape == whole:
             state[prefix + name] = module.from_whole(name, given)
+        elif module.mesh is not None or given.shape != param.shape:
+            told = module.share_of(name) + (", which does as well" if module.mesh is None else "")
+            errors.append(_of_another_shape(prefix + name, given, whole, told))
+            state[prefix + name] = param
+
+
+def _of_another_shape(name: str, given: Tensor, whole: tuple[int, ...], told: str) -> str:
+    """What is said of a tensor of a state dict that fits a parameter nowhere."""
+    what = f"{name} is {tuple(given.shape)} in the state dict"
+    return str(TileValueError(what, expected=f"{whole}, all ranks' together; {told}"))
 
 
 def _is_placed(tensor: Any) -> bool:
