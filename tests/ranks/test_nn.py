@@ -16,7 +16,7 @@ import tilescale.nn
 from tests.ranks import nn_checks, nn_edges, nn_heads, nn_memory, nn_models
 from tests.ranks.harness import run_ranks
 from tilescale import comm
-from tilescale.errors import LaunchError
+from tilescale.errors import CommError, LaunchError
 from tilescale.ops.ranks.gather_gemm import Config, product_and_rows
 
 # Layers are many kernels that run for microseconds. The operations' own tests (tests/unit/ops) and the training
@@ -55,8 +55,12 @@ def uneven(more: int, home: int) -> str:
     layer = tilescale.nn.ExpertParallelMoE(16, 24, 4, 2)
     with torch.no_grad():
         layer.router.copy_((torch.arange(4) // 2 == home).float()[:, None].expand(4, 16))
-    with pytest.raises(LaunchError) as refused:
-        layer(torch.ones(4 + more * comm.rank(), 16))
+    return told(layer, torch.ones(4 + more * comm.rank(), 16))
+
+
+def told(layer: torch.nn.Module, x: torch.Tensor) -> str:
+    with pytest.raises((LaunchError, CommError)) as refused:
+        layer(x)
     return str(refused.value)
 
 
@@ -65,10 +69,23 @@ def uneven(more: int, home: int) -> str:
 def test_uneven_tokens_without_rows(more: int, home: int):
     """Rank 0, which brings fewer, has no room for what comes, unless rank 1 has seen before that the shapes
     differ; at rank 1 all fits."""
-    for text in run_ranks(2, uneven, more, home, timeout=120):
-        shapes = "write instead: arguments of the same shape on all ranks" in text
-        assert shapes or (home == 0 and "more pairs come than there is room for" in text), text
-        assert "moe_dispatch" in text and "rows= of an operation or a layer" in text, text
+    for rank, text in enumerate(run_ranks(2, uneven, more, home, timeout=120)):
+        assert f"ExpertParallelMoE: ranks' inputs do not fit together: x is ({4 + more * rank}, 16)" in text
+        assert f"on rank {rank} of 2" in text and "rows= of the layer" in text, text
+
+
+def uneven_rows(kind: str) -> str:
+    comm.init()
+    how = {"sequence_parallel": kind != "RowParallelLinear alike", "dtype": torch.float64}
+    layer = getattr(tilescale.nn, kind.removesuffix(" alike"))(16, 16, **how)
+    return told(layer, torch.ones(64 + 8 * comm.rank(), 16 if kind[0] == "C" else 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["RowParallelLinear", "RowParallelLinear alike", "ColumnParallelLinear"])
+def test_uneven_rows_without_rows(kind: str):
+    for rank, text in enumerate(run_ranks(2, uneven_rows, kind, timeout=120)):
+        x = f"x is ({64 + 8 * rank}, {16 if kind[0] == 'C' else 8}) of torch.float64 on rank {rank} of 2"
+        assert kind.removesuffix(" alike") in text and x in text and "rows= of the" in text, text
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, slow(torch.bfloat16)])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tilescale import ops
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import CommError, LaunchError, TileTypeError, TileValueError
 from tilescale.nn import groups, products
-from tilescale.nn.linear import all_rows
+from tilescale.nn.linear import SPLIT, all_rows, refuse_others
 from tilescale.nn.mixture import CHUNKS, SMALL
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.operations import call, define
@@ -126,11 +126,16 @@ class ExpertParallelMoE(Parallel):
         flat, gate_up, down = cast(
             x.reshape(-1, self.features), self.local("gate_up_proj"), self.local("down_proj")
         )
-        weights, chosen = self.route(flat, every)
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weights, gate_up, down))
-        given = (flat, chosen, weights, gate_up, down, self.experts, most, self.activation, self.group_name)
-        keep = wanted and not self.recompute
-        y, *_ = call.moe_experts(*given, self.small, self.exact, self.chunks, keep, keep and self.keep_rows)
+        try:
+            weights, chosen = self.route(flat, every)
+            wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weights, gate_up, down))
+            given = (flat, chosen, weights, gate_up, down, self.experts, most)
+            keep = wanted and not self.recompute
+            how = (self.small, self.exact, self.chunks, keep, keep and self.keep_rows)
+            y, *_ = call.moe_experts(*given, self.activation, self.group_name, *how)
+        except (LaunchError, CommError) as error:
+            refuse_others(error, self, x, *SPLIT)
+            raise
         if self.shared is not None:
             y = y + self.shared(flat, every)
         made: Tensor = y.view(x.shape)

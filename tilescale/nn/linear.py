@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tilescale.errors import TileValueError
+from tilescale.errors import CommError, LaunchError, TileError, TileValueError
 from tilescale.nn import products
 from tilescale.nn.operations import call
 from tilescale.nn.parameters import Parallel, cast
+from tilescale.ops.ranks.expert_kernels import TOO_MANY
 from tilescale.ops.ranks.groups import number_of
 
 
@@ -39,6 +40,31 @@ def all_rows(rows: int | None, x: Tensor, ranks: int, what: str) -> int:
     if x.dim() != 2:
         raise TileValueError(f"{what} of {tuple(x.shape)} with rows={rows}", expected="x (m, features)")
     return rows
+
+
+#: in what is said where ranks' launches, or allocations, do not fit together
+_DIFFER = ("of their team ranks", "do different things", TOO_MANY)
+
+
+def refuse_others(error: TileError, layer: Parallel, x: Tensor, expected: str, hint: str) -> None:
+    """Says of a layer's input what a kernel says of its arguments, where ranks' launches do not fit together.
+    On a GPU a launch fails later, when another layer may be running: then the kernel's words stay.
+
+    Raises:
+        LaunchError, CommError: in the layer's words.
+    """
+    here = x.device.type == "cpu" or isinstance(error, CommError)
+    if here and any(text in error.message for text in _DIFFER):
+        given = f"x is {tuple(x.shape)} of {x.dtype} on rank {layer.rank} of {layer.ranks}"
+        what = f"{type(layer).__name__}: ranks' inputs do not fit together: {given}"
+        raise type(error)(what, expected=expected, hint=hint) from error
+
+
+#: what `refuse_others` says of a layer that takes ``rows=``
+SPLIT = (
+    "x of one dtype, and as many rows on all ranks",
+    "rows= of the layer: all ranks' rows together, alike on all ranks, split as torch.chunk does",
+)
 
 
 def like_rows(y: Tensor, x: Tensor) -> Tensor:
@@ -125,11 +151,22 @@ class ColumnParallelLinear(_Linear):
         else:
             every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
             given = (flat, weight, bias, every, self.group_name)
-            if self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad:
-                y, _ = call.all_gather_matmul_kept(*given)
-            else:
-                y = call.all_gather_matmul(*given)
+            try:
+                if self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad:
+                    y, _ = call.all_gather_matmul_kept(*given)
+                else:
+                    y = call.all_gather_matmul(*given)
+            except (LaunchError, CommError) as error:
+                refuse_others(error, self, x, *SPLIT)
+                raise
         return like_rows(y, x)
+
+
+#: what `refuse_others` says of a layer that takes all rows
+ALL_ROWS = (
+    "x of one dtype, and all ranks' rows, as many on each",
+    "rows= of the ColumnParallelLinear in front: all ranks' rows together, alike on all ranks",
+)
 
 
 class RowParallelLinear(_Linear):
@@ -168,13 +205,15 @@ class RowParallelLinear(_Linear):
             given = products.copied(given, self.group_name)
         a, weight, bias = cast(x, self.local("weight"), given)
         flat = flat_rows(a, weight.shape[1], "RowParallelLinear")
-        if not self.sequence_parallel:
-            y = call.matmul_all_reduce(flat, weight, bias, self.group_name)
-            return like_rows(y, x)
-        if x.dim() > 2 and x.shape[0] % self.ranks:
+        if self.sequence_parallel and x.dim() > 2 and x.shape[0] % self.ranks:
             raise TileValueError(
                 f"RowParallelLinear of {tuple(x.shape)} on {self.ranks} ranks",
                 expected="a first axis that is a multiple of the ranks, or x (M, features)",
             )
-        y = call.matmul_reduce_scatter(flat, weight, bias, self.group_name)
+        product = call.matmul_reduce_scatter if self.sequence_parallel else call.matmul_all_reduce
+        try:
+            y = product(flat, weight, bias, self.group_name)
+        except (LaunchError, CommError) as error:
+            refuse_others(error, self, x, *ALL_ROWS)
+            raise
         return like_rows(y, x)
