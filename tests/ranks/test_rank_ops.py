@@ -405,3 +405,30 @@ def failure(what: str) -> str:
 )
 def test_numbers_that_there_are_not_end_the_launch(what: str, ranks: int, said: str):
     assert any(said in text for text in run_ranks(ranks, failure, what))
+
+
+def without_graphs() -> list[str]:
+    """Operations whose results are part of a graph, of inputs that require gradients."""
+    comm.init()
+    n = comm.world_size()
+    x, w = torch.ones(4, 8, requires_grad=True), torch.ones(8, 16, requires_grad=True)
+    weights, experts = torch.ones(4, 1, requires_grad=True), torch.zeros(4, 1, dtype=torch.int32)
+    sent = tilescale.ops.moe_dispatch(x, experts, weights, num_experts=n)
+    found = {
+        "all_gather_matmul": tilescale.ops.all_gather_matmul(x, w),
+        "matmul_reduce_scatter": tilescale.ops.matmul_reduce_scatter(x, w),
+        "matmul_all_reduce": tilescale.ops.matmul_all_reduce(x, w, torch.ones(16, requires_grad=True)),
+        "all_gather": tilescale.ops.all_gather(x),
+        "reduce_scatter": tilescale.ops.reduce_scatter(x),
+        "all_reduce": tilescale.ops.all_reduce(x),
+        "moe_dispatch": sent.rows,
+        "expanded": sent.expanded(),
+        "moe_combine": tilescale.ops.moe_combine(sent.expanded(), sent),
+        "matmul": tilescale.ops.matmul(x, w),
+    }
+    return [name for name, y in found.items() if y.requires_grad]
+
+
+def test_no_result_is_part_of_a_graph():
+    """Neither all of one nor a piece of one, as what torch does around a kernel would make (OPS.md)."""
+    assert run_ranks(2, without_graphs, timeout=120) == [[], []]

@@ -10,6 +10,9 @@ One file an operation, which has
 - ``OP``, an :class:`~tilescale.ops.case.Op`: all that with one list of shapes, which the tests and the
   benchmarks read.
 
+None of them is part of autograd's graph: a result has no ``grad_fn``. Layers with gradients are in
+`tilescale.nn`.
+
 To add one: the file, and a line in ``HOME`` for each function that people call. A file has another name than
 the functions in it, whose place the module would take when it is imported. Nothing here imports torch until
 an operation is named.
