@@ -150,15 +150,15 @@ class ExpertParallelMoE(Parallel):
             logits = nn.functional.linear(x.to(kind), router.to(kind))
             bias = self.bias if self.bias_rate else None
             chosen = call.moe_choice(logits, bias, self.topk, self.scores)
-            scores = logits.softmax(-1) if self.scores == "softmax" else logits.sigmoid()
-            weights = scores.gather(1, chosen.long())
-            if self.normalized:
-                weights = weights / weights.sum(-1, keepdim=True)
+            logs = logits.log_softmax(-1) if self.scores == "softmax" else nn.functional.logsigmoid(logits)
+            # by logarithms, which are no zeros where scores are
+            weights = logs.gather(1, chosen.long())
+            weights = weights.softmax(-1) if self.normalized else weights.exp()
         if self.wants_aux or self.bias_rate:
             ones = torch.ones(chosen.numel(), dtype=kind, device=x.device)
             counts = ones.new_zeros(self.experts).scatter_add(0, chosen.flatten().long(), ones)
             if self.wants_aux:
-                self.aux_loss = self._balance(scores, counts, every)
+                self.aux_loss = self._balance(logs.softmax(-1), counts, every)
             if self.bias_rate and self.training:
                 self.load.add_(counts)
         if self.capacity is not None:
@@ -167,9 +167,8 @@ class ExpertParallelMoE(Parallel):
         return weights * self.scaling, chosen
 
     def _balance(self, scores: Tensor, counts: Tensor, every: int) -> Tensor:
-        """The loss that is least where all experts have as much; alike on all ranks."""
-        if self.scores == "sigmoid":
-            scores = scores / scores.sum(-1, keepdim=True)
+        """The loss that is least where all experts have as much; alike on all ranks. A token's scores add up
+        to one."""
         told = call.all_reduce(torch.stack([counts, scores.sum(0)]), self.group_name)
         return self.experts * (told[0] / (every * self.topk) * told[1] / every).sum()
 

@@ -56,8 +56,18 @@ def route(
             # without a bias by the logits themselves, whose order no rounding changes
             T.topk(key if biased else x, best, chosen, K)
             for i, k in T.Parallel(BT, K):
-                logit = T.cast(L[T.min(b * BT + i, t - 1), chosen[i, k]], "float32")
-                score[i, k] = T.exp(logit - highest[i]) / total[i] if softmax else 1 / (1 + T.exp(-logit))
+                score[i, k] = T.cast(L[T.min(b * BT + i, t - 1), chosen[i, k]], "float32")
+            if normalized and (biased or not softmax):
+                # of the chosen ones, whose scores are all multiplied by what makes the greatest no zero
+                T.reduce_max(score, highest, dim=1, nan_propagate=True)
+            for i, k in T.Parallel(BT, K):
+                if softmax:
+                    score[i, k] = T.exp(score[i, k] - highest[i]) / total[i]
+                elif normalized:
+                    low = T.min(highest[i], 0.0)
+                    score[i, k] = 1 / (T.exp(low) + T.exp(low - score[i, k]))
+                else:
+                    score[i, k] = 1 / (1 + T.exp(-score[i, k]))
             if normalized:
                 T.reduce_sum(score, total, dim=1)
                 for i, k in T.Parallel(BT, K):
@@ -86,7 +96,8 @@ def moe_route(
         logits: (t, E) of float32, bfloat16 or float16, contiguous.
         k: experts of a token, E at most.
         scores: "softmax" over all experts, or "sigmoid" of each.
-        normalized: the weights of a token add up to one; else they are its scores.
+        normalized: the weights of a token add up to one, also where its scores are too small for a float32;
+            else they are its scores.
         bias: (E,) of float32, added to the scores by which experts are chosen, not to the weights: what
             balances the experts.
 
@@ -140,13 +151,19 @@ def draw(
     scores: str = "softmax",
     normalized: bool = True,
     biased: bool = False,
+    low: float = 0.0,
     device: Any = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Normal random logits."""
+    """Normal random logits. ``low``: the second half of the experts has so much less, and a bias by which it
+    is chosen all the same: what it scores may be zero in float32."""
     g = generator(device, seed)
     bias = normal((E,), "float32", g, 0.1) if biased else None
     logits = normal((t, E), dtype, g, 2.0)
+    if low:
+        assert bias is not None and k <= E // 2
+        bias[E // 2 :] += 5
+        logits[:, E // 2 :] -= low
     return {"logits": logits, "k": k, "scores": scores, "normalized": normalized, "bias": bias}
 
 
@@ -155,12 +172,11 @@ def reference(
 ) -> tuple[Expected, ...]:
     """In float64."""
     x = logits.double()
-    score = x.softmax(-1) if scores == "softmax" else x.sigmoid()
-    key = x if bias is None else score + bias.double()
+    logs = x.log_softmax(-1) if scores == "softmax" else torch.nn.functional.logsigmoid(x)
+    key = x if bias is None else logs.exp() + bias.double()
     chosen = key.sort(dim=-1, descending=True, stable=True).indices[:, :k]
-    weights = score.gather(1, chosen)
-    if normalized:
-        weights = weights / weights.sum(-1, keepdim=True)
+    weights = logs.gather(1, chosen)
+    weights = weights.softmax(-1) if normalized else weights.exp()
     return Expected(weights, weights * 1e-5 + 1e-30), Expected(chosen.double(), torch.zeros_like(weights))
 
 
@@ -188,6 +204,10 @@ OP = Op(
         Case({"t": 3, "E": 7, "k": 7, "dtype": "bfloat16", "normalized": False}, small=True),
         Case({"t": 1, "E": 40, "k": 3, "scores": "sigmoid", "biased": True}, small=True),
         Case({"t": 20, "E": 33, "k": 1, "dtype": "float16", "biased": True}, small=True),
+        *(
+            Case({"t": 5, "E": 8, "k": 3, "scores": s, "biased": True, "low": 200.0}, small=True)
+            for s in SCORES
+        ),
         *(
             Case({"t": t, "E": E, "k": k, "dtype": "bfloat16", "scores": s, "biased": s == "sigmoid"})
             for t, E, k, s in ((1000, 256, 8, "softmax"), (77, 384, 8, "sigmoid"), (4096, 8, 2, "softmax"))

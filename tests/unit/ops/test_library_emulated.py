@@ -13,6 +13,7 @@ from tests.kernels import instead_of_kernels
 from tests.unit.cuda.emulated import run
 from tilescale.ops import load
 from tilescale.ops.case import as_tuple, worst
+from tilescale.ops.routing import SCORES
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(
@@ -26,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("row_softmax", {"m": 2, "n": 9001, "dtype": "float16"}),
     ("row_softmax", {"m": 1, "n": 17000, "dtype": "float32"}),
     ("row_softmax", {"m": 130, "n": 19, "dtype": "float16"}),
+    *(("routing", {"t": 3, "E": 8, "k": 2, "scores": s, "biased": True, "low": 200.0}) for s in SCORES),
     ("rms_norms", {"m": 70, "n": 40, "dtype": "float16"}),
     ("rms_norms", {"m": 1, "n": 33000, "dtype": "float32"}),
     ("latent_attention", {"batch": 1, "heads": 64, "context": 200, "latent": 256, "rope": 64}),
