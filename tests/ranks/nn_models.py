@@ -30,6 +30,7 @@ def everything(mesh: Any) -> Errors:
     config._experts_implementation = "eager"  # the other takes no float64
     found |= frozen(mesh, MixtralForCausalLM(config))
     found |= asked_for_more(mesh, LlamaConfig(**sizes), LlamaForCausalLM)
+    found |= compiled(mesh, LlamaForCausalLM(LlamaConfig(**sizes)))
     for kind, of in ((LlamaForCausalLM, LlamaConfig(**sizes)), (MixtralForCausalLM, config)):
         found |= {f"{kind.__name__}, {k}": e for k, e in of_other_shapes(mesh, kind(of)).items()}
     return found | swapped(mesh, "mixtral", MixtralForCausalLM(config))
@@ -83,6 +84,16 @@ def of_other_shapes(mesh: Any, plain: Any) -> Errors:
     second(words(1, 5))
     found["a layer by itself"] = float(not refused_for("checkpoint whole blocks", loss.backward))
     return found
+
+
+def compiled(mesh: Any, plain: Any) -> Errors:
+    """A whole model as one graph, of which transformers makes a mask when it is traced."""
+    plain, w = numbered(plain), words(2, 7)
+    model = copy.deepcopy(plain)
+    tsnn.parallelize(model, mesh["tp"])
+    plain(w, labels=w).loss.backward()
+    torch.compile(model, backend="aot_eager", fullgraph=True)(w, labels=w).loss.backward()
+    return {f"compiled {k}": e for k, e in gradients(model, plain).items()}
 
 
 def packed(model: Any, plain: Any) -> Errors:

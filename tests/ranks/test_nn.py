@@ -29,6 +29,11 @@ def slow(value: object) -> object:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
+def load_compiler() -> None:
+    """The parts of torch.compile, before ranks are forked: they are there at once then."""
+    torch.compile(torch.sin, backend="aot_eager")(torch.ones(2))
+
+
 def small(results: list[dict[str, float]], allowed: float) -> None:
     worst = {
         f"rank {r}: {k}": e for r, errors in enumerate(results) for k, e in errors.items() if e > allowed
@@ -95,9 +100,7 @@ def test_sequences_that_are_cut_among_ranks(dtype: torch.dtype):
 
 @pytest.mark.parametrize("world", [4, slow(2), slow(8)])
 def test_key_heads_fewer_than_ranks(world: int):
-    torch.compile(torch.sin, backend="aot_eager")(
-        torch.ones(2)
-    )  # loads its parts before the ranks are forked
+    load_compiler()
     run = (nn_checks.on_mesh, nn_checks.port(), nn_heads.everything)
     small(run_ranks(world, *run, timeout=120), 1e-10)
 
@@ -172,9 +175,7 @@ def test_the_gathered_operand_is_whole():
 
 
 def test_what_pytorch_does_around_layers():
-    torch.compile(torch.sin, backend="aot_eager")(
-        torch.ones(2)
-    )  # loads its parts before the ranks are forked
+    load_compiler()
     small(run_ranks(2, nn_checks.on_mesh, nn_checks.port(), nn_checks.around, timeout=120), 1e-10)
 
 
@@ -233,4 +234,5 @@ def test_gradients_by_all_differences(world: int):
 def test_models_of_hugging_face(world: int):
     pytest.importorskip("transformers.models.llama.modeling_llama")
     pytest.importorskip("transformers.models.mixtral.modeling_mixtral")
-    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_models.everything), 1e-6)
+    load_compiler()
+    small(run_ranks(world, nn_checks.on_mesh, nn_checks.port(), nn_models.everything, timeout=120), 1e-6)

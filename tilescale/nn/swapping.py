@@ -88,13 +88,13 @@ class BlockAttention(ParallelAttention):
 
     def forward(self, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:  # type: ignore[override]
         """(m, features), and no weights. Of packed sequences ``cu_seq_lens_q`` and ``max_length_q``, see
-        `_packed`.
+        `_unmasked`.
 
         Raises:
             TileValueError: a mask that is more than causal, or a cache.
         """
-        starts = given.get("cu_seq_lens_q")
-        if starts is None and given.get("attention_mask") is not None:
+        starts, mask = given.get("cu_seq_lens_q"), given.get("attention_mask")
+        if mask is not None and mask.numel():
             raise TileValueError(
                 "a parallel Llama with an attention mask",
                 expected="sequences without padding: of equal length, or packed ones",
@@ -108,7 +108,7 @@ class BlockAttention(ParallelAttention):
         rows, batch = self.whole.rows(hidden_states, self), self.whole.batch
         if starts is not None:
             at = (cos.flatten(0, 1), sin.flatten(0, 1))
-            return super().forward(hidden_states, 1, rows, at, starts, given["max_length_q"]), None
+            return super().forward(hidden_states, 1, rows, at, starts, given.get("max_length_q")), None
         if cos.stride(0) == 0:  # alike for the whole batch, see `_of_each`
             cos, sin = cos[:1], sin[:1]
         return super().forward(hidden_states, batch, rows, (cos, sin)), None
@@ -211,7 +211,7 @@ def parallelize(model: nn.Module, group: Any) -> Swaps:
     config.use_cache = False
     body.rotary_emb.register_forward_hook(_of_each, with_kwargs=True)
     blocks[0].register_forward_pre_hook(_cut, with_kwargs=True)
-    body.register_forward_pre_hook(_packed, with_kwargs=True)
+    body.register_forward_pre_hook(_unmasked, with_kwargs=True)
     for outer in {model, body}:
         outer.register_forward_pre_hook(_asks_for_outputs, with_kwargs=True)
     head = getattr(model, "lm_head", None)
@@ -234,31 +234,37 @@ def _cut(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return (rows, *args[1:]), kwargs
 
 
-def _packed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In front of a body that gets packed sequences: where they begin, by the names under which transformers
-    takes them for other kernels of attention. As with its own, sequences are packed where positions do not go
-    on by one and there is no mask. Instead of its mask of length² an empty one goes to the blocks."""
+def _unmasked(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In front of a body that gets no mask: an empty one, instead of that of length² which transformers makes
+    of packed sequences and, where it is compiled, always. Of packed sequences also where they begin, by the
+    names under which transformers takes that for other kernels of attention. As there, sequences are packed
+    where positions do not go on by one."""
     names = ("input_ids", "attention_mask", "position_ids", "cache", "inputs_embeds")
     given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-    starts: Any = given.get("cu_seq_lens_q")
-    places: Any = given.get("position_ids")
-    if given.get("attention_mask") is not None or (starts is None and places is None):
+    x = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
+    if x is None or given.get("attention_mask") is not None:
         return None
-    if starts is None:
-        x = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
-        begins = places.diff(prepend=places[:, :1] - 1) != 1
-        begins[:, 0] = True
-        rows, firsts = x.shape[0] * x.shape[1], begins.expand(x.shape[:2]).flatten().nonzero().flatten()
-        if len(firsts) == x.shape[0]:
-            return None
-        starts = nn.functional.pad(firsts, (0, 1), value=rows).to(torch.int32)
-    if kwargs.get("max_length_q") is None:
-        kwargs["max_length_q"] = int(starts.diff().max())
-    kwargs["cu_seq_lens_q"] = starts
-    none = torch.empty(1, 1, 0, 0, dtype=torch.bool, device=starts.device)
+    starts = given.get("cu_seq_lens_q")
+    if starts is None and given.get("position_ids") is not None:
+        starts = _starts(given["position_ids"], *x.shape[:2])
+    if starts is not None:
+        kwargs["cu_seq_lens_q"] = starts
+        if kwargs.get("max_length_q") is None:
+            kwargs["max_length_q"] = int(starts.diff().max())
+    none = torch.empty(1, 1, 0, 0, device=x.device)  # of floats: older ones look for them on GPUs
     if len(args) > 1:
         return (args[0], none, *args[2:]), kwargs
     return args, {**kwargs, "attention_mask": none}
+
+
+def _starts(places: Tensor, batch: int, length: int) -> Tensor | None:
+    """The row where each sequence begins and the last one ends; None where each row of a batch is one."""
+    begins = places.diff(prepend=places[:, :1] - 1) != 1
+    begins[:, 0] = True
+    firsts = begins.expand(batch, length).flatten().nonzero().flatten()
+    if len(firsts) == batch:
+        return None
+    return nn.functional.pad(firsts, (0, 1), value=batch * length).to(torch.int32)
 
 
 def _of_each(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> Any:
