@@ -34,6 +34,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from tests.bench.record import record
 from tilescale import comm
 from tilescale import nn as tsnn
+from tilescale.ops.ranks import workspace
 from tilescale.ops.ranks.groups import share
 
 LLAMA = {"features": 8192, "hidden": 28672, "heads": 64, "kv_heads": 8, "tokens": 8192, "batch": 2}
@@ -529,8 +530,11 @@ def main() -> int:
         ("model", model, SMALL_MODEL if small else MODEL),
     ):
         if name in words or not {"llama", "moe", "model"} & set(words):
+            workspace.release(mesh)
             found[name] = {"shape": shape, "found": call(shape, mesh, like, 3 if small else 20)}
+            found[name]["symmetric_gib"] = gib = workspace.size(mesh) / 2**30
             if rank == 0:
+                print(f"{name:6s} symmetric memory {gib:.3f} GiB", flush=True)
                 ours = found[name]["found"]["ours"]["ms"]
                 for n, f in found[name]["found"].items():
                     more = "" if n == "ours" else f"  ours is {f['ms'] / ours:.3f} ×"

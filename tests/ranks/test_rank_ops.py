@@ -20,7 +20,7 @@ from tilescale.errors import CommError, LaunchError, TileError
 from tilescale.ops import RANK_MODULES, host, load_ranks
 from tilescale.ops.case import Expected, as_tuple, worst
 from tilescale.ops.ranks import flat, gemm_reduce, gemm_scatter, reduce
-from tilescale.ops.ranks.workspace import release
+from tilescale.ops.ranks.workspace import release, size
 
 pytestmark = pytest.mark.usefixtures("unoptimised")
 
@@ -128,7 +128,9 @@ def growing() -> list[bool]:
         got = tilescale.ops.all_gather(torch.full((n,), rank, dtype=torch.uint8))
         right.append(bool(got.equal(torch.arange(world).repeat_interleave(n).to(torch.uint8))))
         right.append(nothing_left())
+    right.append(size() >= 3 * 5_000_000)
     release()
+    right.append(size() == 0)
     out = comm.full((2 * world, 3), -1.0)
     x = torch.randn(2, 3) + rank
     got = tilescale.ops.all_gather(x, out=out)

@@ -59,6 +59,13 @@ def release(group: Group = None) -> None:
     _of_team.pop(team_of(group), None)
 
 
+def size(group: Group = None) -> int:
+    """Bytes of symmetric memory that a group's operations hold on this rank, as on each other one: pieces of
+    memory, counters and boxes of packets, also those that a CUDA graph keeps."""
+    found = _of_team.get(team_of(group))
+    return 0 if found is None else found.size
+
+
 def _dropped(teams: Iterable[Team]) -> None:
     for team in teams:
         _of_team.pop(team, None)
@@ -89,6 +96,12 @@ class Workspace:
         team = self._team()
         assert team is not None
         return team
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        held = [*self._memory.values(), *self._boxes.values(), *self._kept]
+        return sum(t.numel() * t.element_size() for t in held)
 
     def tensors(
         self,
