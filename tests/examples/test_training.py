@@ -31,12 +31,16 @@ SMALL = {
 
 def losses(name: str, *more: Any) -> list[float]:
     """Of one run on this rank."""
-    args = [*SMALL[name].split(), "--device", "cpu", *map(str, more)]
+    return losses_of(name, *SMALL[name].split(), *more)
+
+
+def losses_of(name: str, *args: Any) -> list[float]:
+    """Of one run on this rank with these arguments alone."""
     module, seen = load(name), []
     whole = module.run
     module.run = lambda given: seen.append(whole(given)) or seen[0]
     try:
-        module.main(args)
+        module.main(["--device", "cpu", *map(str, args)])
     finally:
         module.run = whole
     return seen[0]
