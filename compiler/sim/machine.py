@@ -140,8 +140,14 @@ class Executor:
     """A block, or a warp, warpgroup or thread of one: a coroutine with its variables and its vector clock."""
 
     def __init__(
-        self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int | None], ...] = ()
+        self,
+        machine: Machine,
+        number: int,
+        block: Block,
+        path: tuple[tuple[str, int | None], ...] = (),
+        clock: Any = None,
     ):
+        """``clock``: what it knows as it begins, an array that nobody changes; nothing without it."""
         self.machine, self.number, self.block, self.rank = machine, number, block, block.rank
         self.path = path
         # A block's first executor, and the own place among those of the same scales.
@@ -157,8 +163,9 @@ class Executor:
         self.lane_index: tuple[Any, ...] = ()
         self.mask: Any = None
         self.touched: dict[int, Any] = {}
-        self.vc = np.zeros(machine.clocks, np.int64)
-        self.vc[number] = self.now = 1
+        #: its vector clock; while it ``shares`` that of others, its own place there is behind ``now``
+        self.known, self.shares = np.zeros(machine.clocks, np.int64) if clock is None else clock, True
+        self.now = int(self.known[number]) + 1
         self.steps: Any = None
         self.intent = "run"
         self.waiting: Waiting | None = None
@@ -189,15 +196,26 @@ class Executor:
 
     # -- clocks
     # ---------------------------------------------------------------------------------------------------
+    @property
+    def vc(self) -> Any:
+        """Its vector clock, an array of its own. Most threads of a kernel learn nothing, and need none: a
+        launch of six thousand executors would spend a fifth of its time on copies."""
+        if self.shares:
+            self.known, self.shares = self.known.copy(), False
+            self.known[self.number] = self.now
+        return self.known
+
     def release(self) -> Any:
         """What others acquire from here; later steps of this executor are not in it."""
-        clock = self.vc.copy()
+        clock = self.known.copy()
+        clock[self.number] = self.now
         self.now += 1
-        self.vc[self.number] = self.now
+        if not self.shares:
+            self.known[self.number] = self.now
         return clock
 
     def acquire(self, clock: Any) -> None:
-        np.maximum(self.vc, clock, out=self.vc)
+        np.maximum(self.vc, clock, out=self.known)
 
     # -- remote writes
     # --------------------------------------------------------------------------------------------
@@ -657,11 +675,8 @@ class Machine:
         clock = ex.release()
         for index, (label, body) in enumerate(parts):
             linear = ex.linear * count + index
-            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, label))
+            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, label), clock)
             child.root, child.linear = ex.root, linear
-            child.now = int(clock[child.number]) + 1
-            child.vc = clock.copy()
-            child.vc[child.number] = child.now
             child.v, child.mem = list(ex.v), list(ex.mem)
             child.scales = {**ex.scales, label[0]: (index, count)}
             child.steps, child.parent = self._whole(child, body), ex
@@ -674,7 +689,10 @@ class Machine:
             yield "wait"
 
     def _joined(self, child: Executor, parent: Executor) -> None:
-        parent.acquire(child.vc)
+        if child.shares:  # it has learned nothing since its parent began it
+            parent.vc[child.number] = child.now
+        else:
+            parent.acquire(child.known)
         parent.children -= 1
         if not parent.children:
             self.wake(parent)

@@ -138,10 +138,16 @@ class Shadow:
             return None
         if alike:
             # What no kernel did (`UNWRITTEN`, `HOST`) happens before everything.
-            if first <= HOST or self.events.clock.item(first) <= ex.vc.item(self.events.who.item(first)):
+            if first <= HOST:
+                return None
+            who = self.events.who.item(first)
+            if self.events.clock.item(first) <= ex.known.item(who) or ex.shares and who == ex.number:
                 return None
             return np.ones(ids.shape, bool)
-        bad = self.events.clock[ids] > ex.vc[self.events.who[ids]]
+        by = self.events.who[ids]
+        bad = self.events.clock[ids] > ex.known[by]
+        if ex.shares:  # what it did itself stands in no clock yet
+            bad &= by != ex.number
         return bad if np.count_nonzero(bad) else None
 
     def _conflicts(self, ex: Executor, ids: Any, storage: Storage, event: int, other: str) -> None:

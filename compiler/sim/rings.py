@@ -45,6 +45,11 @@ class AsyncUnit:
     vc: Any
     name: tuple[Any, ...]
     polled: None = None  # it has no loops
+    shares: bool = False  # its clock is its own
+
+    @property
+    def known(self) -> Any:
+        return self.vc
 
     def where(self, site: Site, region: str = "") -> Where:
         rank, block, path = self.name

@@ -367,3 +367,45 @@ def test_a_run_of_roles_and_rings_is_gone_when_it_is_over():
     with nothing_left(Machine, Block, Executor, Storage, Counters):
         assert check(product, level="both", seeds=2)
         assert check(product, level="scheduled", arch="sm_90a", seeds=2)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_threads_that_learn_nothing_share_a_clock(monkeypatch: pytest.MonkeyPatch, learns: bool):
+    """Thousands of clocks of thousands of places each would be most of a launch's time and memory."""
+    clocks, joined = [], Machine._joined
+
+    def look(machine: Machine, child: Executor, parent: Executor) -> None:
+        clocks.append(child.known)  # kept, so that none takes another's place in memory
+        joined(machine, child, parent)
+
+    @T.prim_func
+    def main(A: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=64):
+            came, tile = T.alloc_signal(1), T.alloc_shared((64,), "int32")
+            with T.Scale("thread") as (t, n):
+                tile[t] = t
+                A[t] = tile[t]
+                if learns:
+                    T.signal(came[0])
+                    T.wait(came[0], n)
+            with T.Scale("thread") as (t, n):
+                A[64 + t] = tile[63 - t]  # what other threads have written, and their end orders
+
+    monkeypatch.setattr(Machine, "_joined", look)
+    done = launch(main, 1, {})
+    assert not done.report.findings and done.arrays[0]["A"].tolist() == [*range(64), *range(63, -1, -1)]
+    first, second = clocks[:64], clocks[64:]
+    assert len({id(c) for c in first}) == (64 if learns else 1) and len({id(c) for c in second}) == 1
+
+
+def test_threads_that_share_a_clock_race_as_others_do():
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((32,), "int32")
+            with T.Scale("thread") as (t, n):
+                tile[t] = t
+                tile[t] = tile[t] + 1  # its own
+                A[t] = tile[(t + 1) % n]
+
+    assert {f.kind for f in check(main, 1, {}, seeds=2).findings} == {"race"}
