@@ -183,6 +183,10 @@ class Arena:
         """See :meth:`Shm.exchange`."""
         return self.host.exchange(members, letter, what)
 
+    def say(self, slot: int, mark: int, what: bytes) -> str:
+        """See :meth:`Shm.say`."""
+        return self.host.say(slot, mark, what)
+
     def stop(self, why: str) -> None:
         """Tells every rank to stop waiting, and why."""
         self.host.stop(self._says() or why)

@@ -136,6 +136,11 @@ class Backend(Protocol):
     def make_team(self, members: tuple[int, ...]) -> Team:
         """The team of these ranks, this one among them."""
 
+    def say(self, team: Team, mark: int, what: bytes) -> str:
+        """This rank's host makes its next call of a collective on a team, of which ``what`` says all that is
+        alike on its ranks, and ``mark`` is a hash of 31 bits. Nobody waits. Empty where no rank that has come
+        to this call makes another one, else who makes which: of two ranks the later one learns it."""
+
     def stop(self, why: str) -> None:
         """Ends the waits of all ranks."""
 

@@ -252,6 +252,9 @@ class Heap:
             raise CommError(f"{what}: no memory in /dev/shm: {os.strerror(next(filter(None, errors)))}")
         self.teams[members] = team
 
+    def say(self, team: Team, mark: int, what: bytes) -> str:
+        return self.memory.say(team.slot, mark, what)
+
     # ---- the end
 
     def stop(self, why: str) -> None:

@@ -71,7 +71,7 @@ class Shm:
                 expected=f"more than {self.control + PAGE} bytes, of which {self.control} are the runtime's",
                 hint="TILESCALE_HEAP_SIZE=64M",
             )
-        self._err = ctypes.create_string_buffer(2048)
+        self._err, self._said = ctypes.create_string_buffer(2048), ctypes.create_string_buffer(1024)
         self._pid = os.getpid()
         self._join()
         self.base = int(self._lib.ts_heap_base())
@@ -159,6 +159,11 @@ class Shm:
     def _failure(self, text: str) -> CommError:
         self.stop(text)
         return CommError(text)
+
+    def say(self, slot: int, mark: int, what: bytes) -> str:
+        """See `Backend.say`, of this rank's team number ``slot``."""
+        out = self._said
+        return out.value.decode() if self._lib.ts_team_say(slot, mark, what, out, len(out)) else ""
 
     def stop(self, why: str) -> None:
         """Tells every rank to stop waiting, and why; the first to call it is heard."""

@@ -224,6 +224,7 @@ class SimRank:
         """Nothing has been allocated, and there is the team of all ranks alone."""
         self.world = Team(tuple(range(self.job.size)), self.rank, 0)
         self.teams = {self.world.members: self.world}
+        self.said: dict[tuple[int, ...], int] = {}  # how many calls, of each team
         self.blocks: weakref.WeakSet[SimBlock] = weakref.WeakSet()
 
     def init(self) -> None:
@@ -281,11 +282,26 @@ class SimRank:
             self.teams[members] = Team(members, members.index(self.rank), len(self.teams))
         return self.teams[members]
 
+    def say(self, team: Team, mark: int, what: bytes) -> str:
+        call = self.said[team.members] = self.said.get(team.members, 0) + 1
+        told = self.job.said.setdefault((team.members, call), {})
+        told[self.rank] = what
+        other = next((r for r, text in told.items() if text != what), None)
+        if len(told) == team.size:
+            del self.job.said[team.members, call]
+        if other is None:
+            return ""
+        return (
+            f"in collective call {call} of their team ranks {self.rank} and {other} call different things: "
+            f"rank {self.rank}: {what.decode()} | rank {other}: {told[other].decode()}"
+        )
+
     def stop(self, why: str) -> None:
         self.job.stop(CommError(f"rank {self.rank} stopped the job: {why}"))
 
     def finalize(self) -> None:
         self.meet(self.world, "finalize()")
+        self.job.said.clear()
         self.joined = False
         self._begin()
 
@@ -320,6 +336,8 @@ class SimWorld:
         self.disagree: Callable[[list[Arrival], list[int]], BaseException] = disagreement
         self.ranks = [SimRank(self, r) for r in range(size)]
         self.allocations: dict[tuple[int, ...], int] = {}
+        #: calls that not all ranks of a team have come to: its members and the call's number → what each said
+        self.said: dict[tuple[tuple[int, ...], int], dict[int, bytes]] = {}
         self.endings: list[Ending] = []
         self.turn = 0
         self.threads: list[threading.Thread] = []

@@ -252,6 +252,41 @@ def test_ranks_that_bring_different_shapes_are_told():
         run_ranks(2, different)
 
 
+def calls(what: str) -> None:
+    """Small collectives of which a rank calls another one than the others; the kernels would all be alike."""
+    comm.init()
+    rank, ops = comm.rank(), tilescale.ops
+    x, more = torch.ones(64, 8), torch.ones(64 + 8 * (rank == 1), 8)
+    for _ in range(2):
+        ops.all_reduce(x), ops.broadcast(x, 1), ops.all_gather(x), ops.reduce_scatter(x[:60])
+    if what == "rows":
+        ops.all_reduce(more)
+    elif what == "dtype":
+        ops.all_gather(x.to(torch.int32 if rank else torch.float32))
+    elif what == "root":
+        ops.broadcast(x, rank)
+    elif what == "collective":
+        (ops.reduce_scatter if rank else ops.all_reduce)(x)
+    elif what == "way":  # of 2 MB packets, of more none
+        ops.all_reduce(torch.ones(1 << (22 + 2 * (rank == 1)), dtype=torch.bfloat16))
+    else:
+        ops.matmul_all_reduce(more, torch.ones(8, 8))
+
+
+@pytest.mark.parametrize("what", ["rows", "dtype", "root", "collective", "way", "product"])
+def test_ranks_that_call_different_small_collectives_are_told(what: str):
+    """What goes in packets is compared by the hosts: else sums of these would be wrong in silence."""
+    with pytest.raises(RanksFailed, match="ranks [01] and [01] call different things: rank") as told:
+        run_ranks(2, calls, what)
+    assert "rows= of an operation or a layer" in str(told.value)
+
+
+def test_simulated_ranks_that_call_different_small_collectives_are_told(ranks: Any):
+    for what in ("rows", "root"):
+        with pytest.raises(LaunchError, match="ranks [01] and [01] call different things: rank"):
+            ranks(2, target="sim").call(calls, what)
+
+
 def test_without_init():
     def work() -> None:
         tilescale.ops.all_gather(torch.ones(4))

@@ -18,6 +18,7 @@ typedef struct ts_team {
   ts_slot* slots[TS_MAX_RANKS]; /* each member's, in its own control area */
   uint64_t hash;
   int64_t launches;
+  uint64_t calls; /* of collectives, that this rank's host has said */
   int32_t label_of; /* the kernel whose label stands in this rank's slot, -1 none */
 } ts_team;
 
@@ -293,4 +294,42 @@ void ts_team_leave(ts_launch* L) {
     if (flags & TS_FLAG_UNORDERED) return; /* others may be signalling for the next launch already: theirs to count on */
   }
   zero_signals(L);
+}
+
+/* ---- calls of collectives, as hosts compare them */
+
+static void put_said(const ts_slot* s, uint64_t call, char* out, size_t room) {
+  const ts_words* w = &s->words[call % TS_WORDS];
+  snprintf(out, room, "%.119s", w->text);
+  atomic_thread_fence(memory_order_acquire);
+  if (atomic_load_explicit(&w->call, memory_order_relaxed) != call) snprintf(out, room, "something that it has forgotten");
+}
+
+/* This rank's host makes its next call of a collective on a team, which `text` names; `mark` is a hash of it. Nobody waits: 0 where no rank
+ * that has come to this call makes another one, else 1 and who makes which.
+ *
+ * Which rank finds a difference: each stores its word, then loads the others', all in one order (memory_order_seq_cst), so of two ranks the
+ * one whose store comes second sees the first. The words of a call are written before its mark is released by that store. */
+TS_API int32_t ts_team_say(int32_t slot, uint32_t mark, const char* text, char* out, int32_t bytes) {
+  ts_team* t = &teams[slot];
+  if (t->size < 2) return 0;
+  uint64_t call = ++t->calls, word = call << 32 | mark;
+  ts_slot* mine = t->slots[t->rank];
+  ts_words* words = &mine->words[call % TS_WORDS];
+  atomic_store_explicit(&words->call, 0, memory_order_relaxed);
+  atomic_thread_fence(memory_order_release); /* who reads the new text does not find the old number behind it */
+  snprintf(words->text, sizeof words->text, "%s", text);
+  atomic_store_explicit(&words->call, call, memory_order_release);
+  atomic_store_explicit(&mine->said[call % TS_SAID], word, memory_order_seq_cst);
+  for (int32_t i = 1; i < t->size; i++) {
+    int32_t rank = (t->rank + i) % t->size;
+    uint64_t its = atomic_load_explicit(&t->slots[rank]->said[call % TS_SAID], memory_order_seq_cst);
+    if (its == word || its >> 32 != (uint32_t)call) continue;
+    char theirs[160];
+    put_said(t->slots[rank], call, theirs, sizeof theirs);
+    snprintf(out, (size_t)bytes, "in collective call %llu of their team ranks %d and %d call different things: rank %d: %s | rank %d: %s",
+             (unsigned long long)call, t->members[t->rank], t->members[rank], t->members[t->rank], text, t->members[rank], theirs);
+    return 1;
+  }
+  return 0;
 }

@@ -4,7 +4,7 @@
 #include "ts_rt.h"
 
 #define TS_PAGE 4096
-#define TS_HEAP_VERSION 4
+#define TS_HEAP_VERSION 5
 
 /* One rank's letter box for the letters of another; two places, because a sender can be one message ahead of its reader and
  * never two: it sends message n + 1 only after it has received the reader's message n, which the reader sends after reading
@@ -28,6 +28,11 @@ typedef struct ts_description {
 enum { TS_LAUNCHED = 8 };
 typedef struct ts_launched { _Atomic uint64_t hash; ts_description what; } ts_launched;
 
+/* Which call of a collective this rank's host has made, in words, and a mark of those words: call k at k % TS_SAID and k % TS_WORDS. A host is
+ * as many calls ahead of another one as its GPU's queue is long, some thousand. */
+enum { TS_SAID = 2048, TS_WORDS = 32 };
+typedef struct ts_words { _Atomic uint64_t call; char text[120]; } ts_words;
+
 /* One team as one rank takes part in it: written by that rank alone, read by the others. */
 typedef struct ts_slot {
   _Alignas(128) _Atomic int64_t entry; /* the last launch entered; what follows describes it */
@@ -38,6 +43,8 @@ typedef struct ts_slot {
   _Alignas(128) _Atomic int64_t among[TS_MAX_RESIDENT + 1]; /* for each block, then for all: the team that it waits to meet, 0 none */
   _Atomic uint64_t last; /* the hash of what this rank launched on its GPU last */
   ts_launched launched[TS_LAUNCHED]; /* hash h at h % TS_LAUNCHED */
+  _Atomic uint64_t said[TS_SAID];    /* the low half of the call's number << 32 | mark; 0: none */
+  ts_words words[TS_WORDS];
 } ts_slot;
 
 enum { TS_STATE_NONE, TS_STATE_ALIVE, TS_STATE_LEFT };

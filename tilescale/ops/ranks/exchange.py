@@ -21,6 +21,7 @@ from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Pick, RankOp
 from tilescale.ops.ranks.exchange_kernels import exchange, exchange_by_packets
 from tilescale.ops.ranks.groups import Group, number_of, share, team_of
+from tilescale.ops.ranks.said import said
 from tilescale.ops.ranks.workspace import workspace
 
 #: ways of `all_to_all`
@@ -117,6 +118,7 @@ def exchanged(
     way: str, blocks: int | None,
 ) -> None:  # fmt: skip
     """c and ``got`` as `all_to_all` gives them."""
+    said("all_to_all of rows of", inner, "bytes,", way)(workspace(team))
     kind, _ = flat.words(inner)
     landing, space, world = flat.landing(c).view(kind).view(len(c), -1), workspace(team), team.size
     (rows, H), size = landing.shape, kind.itemsize

@@ -34,6 +34,7 @@ from tilescale.ops.ranks.groups import (
     team_of,
     total,
 )
+from tilescale.ops.ranks.said import Said
 from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: bytes of a rank's part, times the other ranks, up to which packets are taken; bytes from which NCCL's
@@ -156,12 +157,14 @@ def _plan(
         )
     if not able[way] or (way == "packets" and how is None and kept["blocks"] is not None):
         way = "kernel"
+    told = Said("all_gather of", M, "rows of", inner, host.dtype_of(dtype), "numbers,", way)
     if way == "engine":
         units = flat.multiprocessors(x.device, kept["blocks"])
 
         def by_copies(
             space: Workspace, x: torch.Tensor, out: torch.Tensor | None, torch_group: Any, own: bool
         ) -> torch.Tensor:
+            told(space)
             c = x.new_empty(shape) if out is None else out
             if reached:
                 engine.push(x.contiguous(), c, space.team)
@@ -176,6 +179,8 @@ def _plan(
     def run(
         space: Workspace, x: torch.Tensor, out: torch.Tensor | None, torch_group: Any, own: bool
     ) -> torch.Tensor:
+        if way != "library":
+            told(space)
         whole = out if fits and out is not None else x.new_empty(padded)
         if own and whole is out:  # kernels write these rows, too; engines copy them onto x
             x = x.clone()

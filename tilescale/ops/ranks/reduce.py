@@ -23,6 +23,7 @@ from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import by_packets, one_shot, two_shot, two_shot_by_packets
 from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, share, team_of
+from tilescale.ops.ranks.said import Said
 from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: of what does not go in packets: bytes up to which one shot is faster than two, of two ranks (250 µs against
@@ -201,7 +202,10 @@ def reducing(
             parts, sums = space.tensors(x, ((world, n), dtype), ((world, n), out))
             return parts, sums, add, *space.counters(2, cut.blocks).unbind()
 
+    told = Said("all_reduce of", t, host.dtype_of(dtype), "numbers,", way)
+
     def run(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+        told(space)
         a, landing = flat.row(x.contiguous()), flat.landing(c)
         if inplace and a.data_ptr() != landing.data_ptr():  # they do not begin at 16 bytes
             landing = a

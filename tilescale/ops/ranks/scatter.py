@@ -26,6 +26,7 @@ from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import scatter_arrived, scatter_by_packets, scatter_sum
 from tilescale.ops.ranks.gemms import biased
 from tilescale.ops.ranks.groups import Group, library, rows_of, scatter_into, share, team_of
+from tilescale.ops.ranks.said import Said
 from tilescale.ops.ranks.workspace import Workspace, workspace
 
 #: bytes of a rank's result up to which packets are taken, and from which NCCL's is. On 2 H100, 2026-11-24
@@ -177,9 +178,11 @@ def scattering(
     size = n * dtype.itemsize
     way = way or choose(size, "rank", False, world, packable(M * inner, dtype, device, M, world))
     kind, units = (world, dtype, out, bias, activation), flat.multiprocessors(device, blocks)
+    told = Said("reduce_scatter of", M, "rows of", inner, host.dtype_of(dtype), "numbers,", way)
     if way == "engine":
 
         def by_copies(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+            told(space)
             by_engines(flat.row(x.contiguous()), c, n, M * inner, space.team, bias, activation, units)
 
         return by_copies
@@ -190,6 +193,7 @@ def scattering(
         kernel = host.kernel(scatter_by_packets, target, **what)
 
         def by_packets(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+            told(space)
             a, landing = flat.row(x.contiguous()), flat.landing(c)
             kernel(a.view(world, n), space.box(x, boxes * each, "parts"), biased(bias, c), landing)
             flat.landed(landing, c)
@@ -201,6 +205,7 @@ def scattering(
     padded = (world, flat.padded(n, dtype.itemsize))
 
     def run(space: Workspace, x: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None) -> None:
+        told(space)
         a, landing = flat.row(x.contiguous()), flat.landing(c)
         (parts,) = space.tensors(x, (padded, dtype))
         arrived = space.counters(world, cut.givers or cut.blocks)

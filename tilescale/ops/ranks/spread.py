@@ -23,6 +23,7 @@ from tilescale.ops.ranks import flat
 from tilescale.ops.ranks.case import Case, Expected, Pick, RankOp
 from tilescale.ops.ranks.flat_kernels import spread, spread_by_packets
 from tilescale.ops.ranks.groups import Group, library, number_of, team_of
+from tilescale.ops.ranks.said import said
 from tilescale.ops.ranks.workspace import workspace
 
 #: bytes, times the other ranks, up to which packets are taken; bytes up to which one trip is faster than two;
@@ -110,6 +111,7 @@ def sent(x: torch.Tensor, root: int, team: Team, way: str, torch_group: Any, blo
     if way == "library":
         torch.distributed.broadcast(x, team.members[root], group=torch_group)
         return
+    said("broadcast of", size, "bytes from rank", root, way)(workspace(team))
     landing = flat.row(x) if mine else flat.landing(x)
     if way == "packets":
         a, each, boxes = landing.view(torch.int32), flat.EACH // 4, flat.boxes(size)

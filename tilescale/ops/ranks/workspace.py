@@ -79,6 +79,7 @@ class Workspace:
 
     def __init__(self, team: Team):
         self._team = weakref.ref(team)  # the table's keys are to die with the heap
+        self._behind = weakref.ref(comm.behind())
         #: what calls of the team's operations do
         self.plans = Plans()
         self._memory: dict[str, Any] = {}
@@ -96,6 +97,11 @@ class Workspace:
         team = self._team()
         assert team is not None
         return team
+
+    def say(self, mark: int, what: bytes) -> str:
+        """See `comm.backend.Backend.say`."""
+        team, behind = self.team, self._behind()
+        return "" if team.size == 1 or behind is None else behind.say(team, mark, what)
 
     @property
     def size(self) -> int:
