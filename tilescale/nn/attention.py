@@ -18,6 +18,7 @@ from tilescale.nn import groups, packed, products
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tilescale.nn.operations import call, define, straight
 from tilescale.nn.parameters import Parallel, Woven
+from tilescale.ops.attention_shapes import by_tokens
 from tilescale.ops.ranks.groups import number_of
 
 
@@ -193,13 +194,13 @@ class ParallelAttention(Parallel):
         heads = self.local_heads
         q, k, v = call.rotary_heads(h, cos, sin, heads, self.local_kv_heads, batch)
         if starts is not None:
-            o = packed.attention(q, k, v, starts, own, most, self.causal, self.scale)
+            o = packed.attention(q, k, v, starts, own, most, self.causal, self.scale).transpose(1, 2)
         elif self.context is None:
             o = attention(q, k, v, self.causal, self.scale)
         else:
             way = (self.context_by, self.layout, self.context)
-            o = contexts.attention(q, k, v, self.causal, self.scale, *way)
-        made: Tensor = self.o_proj(o.transpose(1, 2).reshape(batch * length, heads * self.head_dim))
+            o = contexts.attention(q, k, v, self.causal, self.scale, *way).transpose(1, 2)
+        made: Tensor = self.o_proj(o.reshape(batch * length, heads * self.head_dim))
         return made
 
     def set_parts(self, q: Any, k: Any, v: Any, o: Any) -> None:
@@ -323,13 +324,15 @@ def rotary_heads_backward(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-    """softmax(scale · q · kᵀ) · v of q (batch, heads, length, dim), k and v with a divisor of its heads."""
+    """softmax(scale · q · kᵀ) · v of q (batch, heads, length, dim), k and v with a divisor of its heads:
+    (batch, length, heads, dim), so that rows of tokens are no copy of it."""
     if q.dtype in (torch.bfloat16, torch.float16):
         made: Tensor = call.attention(q, k, v, causal, scale)[0]
         return made
-    return scaled_dot_product_attention(
+    made = scaled_dot_product_attention(
         q, k, v, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
+    return made.transpose(1, 2)
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
@@ -347,15 +350,15 @@ def _backward(ctx: Any, do: Tensor, _: Tensor) -> tuple[Any, ...]:
     "attention",
     "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor, Tensor)",
     lambda q, k, v, causal, scale: (
-        q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        q.new_empty(by_tokens(q.shape)), q.new_empty(q.shape[:-1], dtype=torch.float32)
     ),
     _keep,
     _backward,
 )  # fmt: skip
 def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """`ops.flash_attention`."""
+    """`ops.flash_attention` by token."""
     given = (t.contiguous() for t in (q, k, v))
-    return ops.flash_attention(*given, causal=causal, scale=scale)
+    return ops.flash_attention(*given, causal=causal, scale=scale, by_token=True)
 
 
 @define(
@@ -367,6 +370,6 @@ def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[
 def flash_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`ops.attention_gradients`."""
+    """`ops.attention_gradients` by token."""
     given = (t.contiguous() for t in (do, q, k, v, o, lse))
-    return ops.attention_gradients(*given, causal=causal, scale=scale)
+    return ops.attention_gradients(*given, causal=causal, scale=scale, by_token=True)

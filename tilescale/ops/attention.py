@@ -25,7 +25,16 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
-from tilescale.ops.attention_backward import DTYPES, LOG2_E, Shape, _heads, _hidden, _sequences, folded
+from tilescale.ops.attention_shapes import (
+    DTYPES,
+    LOG2_E,
+    Shape,
+    by_tokens,
+    folded,
+    hidden,
+    rows_of_head,
+    sequences,
+)
 from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator, normal, summed
 
 FULL_ROW = T.GemmWarpPolicy.FullRow
@@ -132,10 +141,11 @@ def attention(
     causal: bool,
     tile: Tile,
     parts: int = 1,
+    by_token: bool = False,
 ) -> Any:
     """O and the log-sum-exps of the scores for queries, keys and values as `Shape` describes them; of
     ``parts`` of the keys one behind the other, for all sequences each, and float32."""
-    s, low = Shape(heads, kv_heads, dim, packed), -T.infinity("float32")
+    s, low = Shape(heads, kv_heads, dim, packed, by_token=by_token), -T.infinity("float32")
     BM, BN, factor, wide = tile.BM, tile.BN, scale * LOG2_E, s.wide
 
     @T.macro
@@ -181,7 +191,7 @@ def attention(
                 if row + i < q_count:
                     Lse[h, q_first + row + i] = top[i]
         else:
-            T.copy(o, O[to, h, row, 0])
+            T.copy(o, s.of_token(O, to, h, row, BM))
             T.copy(top, Lse[to, h, row])
 
     rows, keys, sums = (
@@ -189,7 +199,7 @@ def attention(
         s.rows(s.keys, kv_heads),
         (heads, s.queries) if packed else (s.batch, heads, s.queries),
     )
-    results, kind = rows, dtype
+    results, kind = s.of_tokens(heads), dtype
     if parts > 1:
         results, kind, sums = (made := T.dynamic("made"), *rows[1:]), "float32", (made, *sums[1:])
 
@@ -372,6 +382,7 @@ def flash_attention(
     k_starts: torch.Tensor | None = None,
     longest: int | None = None,
     tile: Tile | None = None,
+    by_token: bool = False,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale · q·kᵀ)·v of the inputs' dtype, and the logarithms of the sums of exp(scale · scores),
@@ -388,6 +399,8 @@ def flash_attention(
             ends. longest: the most queries of a sequence. What a sequence's neighbours hold must be finite:
             it is multiplied by zero.
         tile: another tile than the one for the head dimension.
+        by_token: the first result is (batch, queries, heads, dim), rows of tokens as a product takes them;
+            few queries do not share the work by parts of the keys then. Packed ones are so anyway.
         out: takes the results.
 
     Raises:
@@ -421,6 +434,8 @@ def flash_attention(
             "packed sequences need q_starts, k_starts and longest",
             expected="starts of one shape, (batch + 1,) int32",
         )
+    if packed and by_token:
+        raise TileValueError("by_token of packed sequences", expected="one of the two: those are by token")
     if scale is not None and not scale > 0:
         raise TileValueError(f"scale={scale}", expected="a positive number")
     if not all(t.is_contiguous() for t in (q, k, v)):
@@ -428,11 +443,11 @@ def flash_attention(
     numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
     to = out or (None, None)
     o, lse = (
-        host.result(to[0], tuple(q.shape), q.dtype, q),
+        host.result(to[0], by_tokens(q.shape) if by_token else tuple(q.shape), q.dtype, q),
         host.result(to[1], numbers, torch.float32, q, "lse"),
     )
     given, units = (o, lse), host.multiprocessors(q.device)
-    if not packed:
+    if not packed and not by_token:
         heads, kv_heads, (q, o, lse), (k, v) = folded(causal, (q, o, lse), (k, v))
     what = {
         "heads": heads,
@@ -453,7 +468,9 @@ def flash_attention(
         tile,
         tile or tile_of(dim, causal, -(-queries // 128), stay, queries, most, every, units, packed),
     )
-    parts = 1 if packed or causal or asked else parts_of(queries, keys, len(q) * heads, tile, units)
+    parts = (
+        1 if packed or causal or asked or by_token else parts_of(queries, keys, len(q) * heads, tile, units)
+    )
     if parts > 1:
         part = torch.empty(parts * len(q), *q.shape[1:], dtype=torch.float32, device=q.device)
         sums = torch.empty(parts * len(q), *lse.shape[1:], dtype=torch.float32, device=q.device)
@@ -463,7 +480,7 @@ def flash_attention(
         return given
     side = 1 if packed or not causal or not tile.blocks else beside(len(q) * heads, queries, keys, dim, tile)
     more = (q_starts, k_starts, longest) if packed else (side,)
-    host.launch(attention, (q, k, v, o, lse, *more), **what, tile=tile)
+    host.launch(attention, (q, k, v, o, lse, *more), **what, tile=tile, by_token=by_token)
     return given
 
 
@@ -481,6 +498,7 @@ def draw(
     packed: bool = False,
     dtype: str = "bfloat16",
     tile: Tile | None = None,
+    by_token: bool = False,
     device: Any = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -489,7 +507,8 @@ def draw(
     g, kv_heads, keys = generator(device, seed), kv_heads or heads, keys or length
     if not packed:
         shape, other = (batch, heads, length, dim), (batch, kv_heads, keys, dim)
-        asked = {"tile": tile} if tile else {}
+        asked: dict[str, Any] = {"tile": tile} if tile else {}
+        asked |= {"by_token": True} if by_token else {}
         return {
             "q": normal(shape, dtype, g),
             "k": normal(other, dtype, g),
@@ -497,7 +516,7 @@ def draw(
             "causal": causal,
             **asked,
         }
-    counts = [_sequences(length, batch, True, g), _sequences(keys, batch, True, g)]
+    counts = [sequences(length, batch, True, g), sequences(keys, batch, True, g)]
     counts[1][batch // 2] = 0
     q_starts, k_starts = (torch.tensor([0, *c], device=device).cumsum(0).to(torch.int32) for c in counts)
     q, (k, v) = (
@@ -518,6 +537,7 @@ def draw(
 def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, q_starts: torch.Tensor | None = None,
     k_starts: torch.Tensor | None = None, longest: int | None = None, tile: Tile | None = None,
+    by_token: bool = False,
 ) -> tuple[Expected, ...]:  # fmt: skip
     """In float64. Scores are off as sums in float32 and by the roundings of their scale, exponentials by
     those and by ex2's, and are rounded to the inputs' dtype before they are multiplied, which adds up as a
@@ -528,29 +548,31 @@ def reference(
     lse, lse_off = (torch.zeros(numbers, dtype=torch.float64, device=q.device) for _ in range(2))
     for b in range(len(q_starts) - 1 if q_starts is not None else q.shape[0]):
         for h in range(q.shape[1]):
-            x = _heads(q, q_starts, b, h).double()
-            key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
+            x = rows_of_head(q, q_starts, b, h).double()
+            key, value = (rows_of_head(t, k_starts, b, h // group).double() for t in (k, v))
             s = x @ key.T * scale
-            hidden = (
-                _hidden(s.shape[0], s.shape[1], q.device) if causal else torch.zeros_like(s, dtype=torch.bool)
+            unseen = (
+                hidden(s.shape[0], s.shape[1], q.device) if causal else torch.zeros_like(s, dtype=torch.bool)
             )
             rough = (summed(x.abs() @ key.abs().T * scale, x.shape[1]) + s.abs() * 2.0**-21).masked_fill(
-                hidden, 0.0
+                unseen, 0.0
             )
-            s.masked_fill_(hidden, -torch.inf)
+            s.masked_fill_(unseen, -torch.inf)
             total = s.logsumexp(-1)
-            p = torch.where(hidden, 0.0, (s - total[:, None]).exp())
+            p = torch.where(unseen, 0.0, (s - total[:, None]).exp())
             most = rough.amax(-1) if s.shape[1] else total * 0
             noise = p * (rough + most[:, None] + 2.0**-19)
             rounded = unit * torch.minimum(p @ value.abs(), 8 * (p.square() @ value.square()).sqrt())
-            _heads(o, q_starts, b, h).copy_(p @ value)
-            _heads(off, q_starts, b, h).copy_(
+            rows_of_head(o, q_starts, b, h).copy_(p @ value)
+            rows_of_head(off, q_starts, b, h).copy_(
                 noise @ value.abs() + rounded + summed(p @ value.abs(), s.shape[1])
             )
-            _heads(lse, q_starts, b, h).copy_(total)
-            _heads(lse_off, q_starts, b, h).copy_(
+            rows_of_head(lse, q_starts, b, h).copy_(total)
+            rows_of_head(lse_off, q_starts, b, h).copy_(
                 most + 2.0**-19 + total.nan_to_num(neginf=0.0).abs() * 2.0**-22
             )
+    if by_token:
+        o, off = o.transpose(1, 2), off.transpose(1, 2)
     return expected(o, q.dtype, noise=off), expected(lse, torch.float32, noise=lse_off)
 
 
@@ -586,6 +608,8 @@ def _cases() -> tuple[Case, ...]:
         {"batch": 2, "heads": 6, "kv_heads": 3, "length": 3, "dim": 24, "causal": True},
         {"batch": 2, "heads": 3, "length": 130, "keys": 4, "dim": 32},
         {"batch": 3, "heads": 1, "length": 1, "dim": 56, "causal": True},
+        {"batch": 2, "heads": 4, "kv_heads": 2, "length": 150, "dim": 64, "causal": True, "by_token": True},
+        {"batch": 2, "heads": 2, "length": 70, "keys": 200, "dim": 40, "by_token": True},
         {"batch": 1, "heads": 1, "length": 200, "dim": 168, "causal": True},
         {
             "batch": 1,
@@ -619,6 +643,10 @@ def _cases() -> tuple[Case, ...]:
         {"batch": 1, "heads": 8, "kv_heads": 2, "length": n, "keys": 5000, "dim": d}
         for d in (64, 128, 248)
         for n in (1, 13, 100)
+    ]
+    gpu += [
+        {"batch": 2, "heads": 4, "kv_heads": 2, "length": n, "dim": d, "causal": c, "by_token": True}
+        for n, d, c in ((333, 64, True), (1024, 128, True), (500, 128, False), (333, 256, True))
     ]
     gpu += [
         {"batch": 3, "heads": 4, "kv_heads": 2, "length": 13, "dim": d, "causal": True}

@@ -21,55 +21,20 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
+from tilescale.ops.attention_shapes import (
+    DTYPES,
+    LOG2_E,
+    Shape,
+    by_tokens,
+    folded,
+    hidden,
+    rows_of_head,
+    sequences,
+    wide_of,
+)
 from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator, normal, summed
 
-LOG2_E = 1.4426950408889634
-DTYPES = ("bfloat16", "float16")
-
-
 # ---- kernels
-
-
-def wide_of(dim: int, halved: bool = False) -> int:
-    """Columns of a tile of a head: whole steps of the tensor cores, which take 16 of them at a time.
-    ``halved``: beyond 128 columns two warpgroups have half of them each, whole boxes of 64."""
-    return -(-dim // 128) * 128 if halved and dim > 128 else -(-dim // 16) * 16
-
-
-class Shape:
-    """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim)
-    with each sequence's start. ``tile``: queries of a tile in the table of numbers a query, whose last tile
-    is filled up."""
-
-    def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool, tile: int = 64, wide: int = 0):
-        self.heads, self.kv_heads, self.dim, self.packed, self.tile_rows = heads, kv_heads, dim, packed, tile
-        self.queries, self.keys, self.blocks, self.ends = (
-            T.dynamic(n) for n in ("queries", "keys", "blocks", "ends")
-        )
-        self.batch = self.ends - 1 if packed else T.dynamic("batch")
-        self.wide = wide or wide_of(dim)
-
-    def rows(self, length: Any, heads: int, dim: int = 0) -> tuple[Any, ...]:
-        return (
-            (length, heads, dim or self.dim) if self.packed else (self.batch, heads, length, dim or self.dim)
-        )
-
-    @property
-    def numbers(self) -> Any:
-        """A query's numbers, by tiles: its log-sum-exp times log2 e, infinite where there is no query, and
-        its delta."""
-        return T.Tensor(
-            (self.ends - 1 if self.packed else self.batch, self.heads, 2, self.blocks, self.tile_rows),
-            "float32",
-        )
-
-    def tile(self, x: Any, b: Any, h: Any, row: Any, count: int) -> Any:
-        """Rows of a head, zeros behind their dim columns."""
-        return x[row : row + count, h, 0 : self.wide] if self.packed else x[b, h, row, 0]
-
-    def span(self, starts: Any, b: Any, length: Any) -> tuple[Any, Any]:
-        """The first row of sequence b, and how many it has."""
-        return (starts[b], starts[b + 1] - starts[b]) if self.packed else (0, length)
 
 
 @T.macro
@@ -143,11 +108,12 @@ def _turned(axes: Any, times: int) -> tuple[Any, ...]:
 
 
 def query_numbers(
-    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128
-) -> Any:
+    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128,
+    by_token: bool = False,
+) -> Any:  # fmt: skip
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
-    s = Shape(heads, kv_heads, dim, packed, TILE)
-    kind, numbers = T.Tensor(s.rows(s.queries, heads), dtype), s.numbers
+    s = Shape(heads, kv_heads, dim, packed, TILE, by_token=by_token)
+    kind, numbers = T.Tensor(s.of_tokens(heads), dtype), s.numbers
 
     @T.macro
     def body(O, dO, Lse, Numbers, starts):
@@ -158,6 +124,8 @@ def query_numbers(
                 at = first + bx * TILE + i
                 if packed:
                     product[i, j] = T.cast(O[at, h, j], "float32") * T.cast(dO[at, h, j], "float32")
+                elif by_token:
+                    product[i, j] = T.cast(O[b, at, h, j], "float32") * T.cast(dO[b, at, h, j], "float32")
                 else:
                     product[i, j] = T.cast(O[b, h, at, j], "float32") * T.cast(dO[b, h, at, j], "float32")
             T.reduce_sum(product, total, dim=1)
@@ -204,6 +172,7 @@ def key_gradients(
     ragged: bool = True,
     whole: bool = False,
     longest_first: bool = False,
+    by_token: bool = False,
 ) -> Any:
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at
     a time, in their order. Scores are computed transposed, (keys, queries), as left operands of the products
@@ -213,7 +182,7 @@ def key_gradients(
     the last keys may fill a tile in part. longest_first: all heads' first tiles before the second ones, whose
     walk under a causal mask is shorter."""
     s, factor, group = (
-        Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True)),
+        Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True), by_token),
         scale * LOG2_E,
         heads // kv_heads,
     )
@@ -255,7 +224,7 @@ def key_gradients(
                     m = start + t
                     T.copy(s.tile(Q, b, head, q_first + m * BM, BM), q)
                     T.copy(Numbers[b, head, 0, m, 0], lse_in)
-                    T.copy(s.tile(dO, b, head, q_first + m * BM, BM), g)
+                    T.copy(s.of_token(dO, b, head, q_first + m * BM, BM), g)
                     T.copy(Numbers[b, head, 1, m, 0], delta_in)
                     scored_keys((k, v, q, g), p, ds, (lse_in, delta_in), (lse, delta), ahead, factor)
                     if causal and t < T.ceildiv(BN, BM):  # later queries see all of these keys
@@ -271,8 +240,9 @@ def key_gradients(
             stored(s, dk, dK, (b, h, bx * BN), k_first, k_count, dtype, scale)
             stored(s, dv, dV, (b, h, bx * BN), k_first, k_count, dtype)
 
-    q, k, numbers = (
+    q, g, k, numbers = (
         T.Tensor(s.rows(s.queries, heads), dtype),
+        T.Tensor(s.of_tokens(heads), dtype),
         T.Tensor(s.rows(s.keys, kv_heads), dtype),
         s.numbers,
     )
@@ -282,7 +252,7 @@ def key_gradients(
     )
 
     @T.prim_func
-    def attention_key_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k):
+    def attention_key_gradients(Q: q, K: k, V: k, dO: g, Numbers: numbers, dK: k, dV: k):
         body(Q, K, V, dO, Numbers, dK, dV, None, None, None, s.keys)
 
     @T.prim_func
@@ -290,7 +260,7 @@ def key_gradients(
         Q: q,
         K: k,
         V: k,
-        dO: q,
+        dO: g,
         Numbers: numbers,
         dK: k,
         dV: k,
@@ -301,7 +271,7 @@ def key_gradients(
         body(Q, K, V, dO, Numbers, dK, dV, None, QStarts, KStarts, most)
 
     @T.prim_func
-    def attention_added_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k, dQ: sums):
+    def attention_added_gradients(Q: q, K: k, V: k, dO: g, Numbers: numbers, dK: k, dV: k, dQ: sums):
         body(Q, K, V, dO, Numbers, dK, dV, dQ, None, None, s.keys)
 
     @T.prim_func
@@ -309,7 +279,7 @@ def key_gradients(
         Q: q,
         K: k,
         V: k,
-        dO: q,
+        dO: g,
         Numbers: numbers,
         dK: k,
         dV: k,
@@ -339,12 +309,13 @@ def query_gradients(
     threads: int = 256,
     stages: int = 2,
     longest_first: bool = False,
+    by_token: bool = False,
 ) -> Any:
     """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time. With three
     stages the last product of a round runs beside the first ones of the next. longest_first: the last tiles
     of all heads before the others."""
-    s, factor, group = Shape(heads, kv_heads, dim, packed, TILE), scale * LOG2_E, heads // kv_heads
-    wide = s.wide
+    s = Shape(heads, kv_heads, dim, packed, TILE, by_token=by_token)
+    factor, group, wide = scale * LOG2_E, heads // kv_heads, s.wide
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
@@ -359,7 +330,7 @@ def query_gradients(
             left, dq = T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, wide), "float32")
             lse, delta = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             T.copy(s.tile(Q, b, h, q_first + bx * BM, BM), q)
-            T.copy(s.tile(dO, b, h, q_first + bx * BM, BM), g)
+            T.copy(s.of_token(dO, b, h, q_first + bx * BM, BM), g)
             for i in T.Parallel(BM):
                 row = bx * BM + i
                 lse[i] = Numbers[b, h, 0, row // TILE, row % TILE]
@@ -381,20 +352,21 @@ def query_gradients(
                 summed_queries(k, p, ds, delta, left, dq)
             stored(s, dq, dQ, (b, h, bx * BM), q_first, q_count, dtype, scale)
 
-    q, k, numbers = (
+    q, g, k, numbers = (
         T.Tensor(s.rows(s.queries, heads), dtype),
+        T.Tensor(s.of_tokens(heads), dtype),
         T.Tensor(s.rows(s.keys, kv_heads), dtype),
         s.numbers,
     )
     starts = T.Tensor((s.ends,), "int32")
 
     @T.prim_func
-    def attention_query_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dQ: q):
+    def attention_query_gradients(Q: q, K: k, V: k, dO: g, Numbers: numbers, dQ: q):
         body(Q, K, V, dO, Numbers, dQ, None, None, s.queries)
 
     @T.prim_func
     def packed_attention_query_gradients(
-        Q: q, K: k, V: k, dO: q, Numbers: numbers, dQ: q, QStarts: starts, KStarts: starts, most: T.int32
+        Q: q, K: k, V: k, dO: g, Numbers: numbers, dQ: q, QStarts: starts, KStarts: starts, most: T.int32
     ):
         body(Q, K, V, dO, Numbers, dQ, QStarts, KStarts, most)
 
@@ -417,23 +389,6 @@ def rounded(dim: int, dtype: str, scale: float, rows: int = 64, threads: int = 1
 
 
 # ---- what people call
-
-
-def folded(
-    causal: bool, by_query: tuple[torch.Tensor, ...], by_key: tuple[torch.Tensor, ...]
-) -> tuple[int, int, Any, Any]:
-    """Heads, heads of keys, and the tensors (batch, heads, rows, …) as sequences of one head where that is
-    the same: the queries of heads that share keys follow one another where no mask counts them. One kernel
-    serves all numbers of heads so, and tiles are filled better."""
-    batch, heads, queries = by_query[0].shape[:3]
-    kv_heads = by_key[0].shape[1]
-    # A causal kernel of one head is up to 9 % slower than that of the heads as they are (H200). 65535: blocks
-    # along the grid's last axis.
-    if causal or batch * kv_heads > 65535:
-        return heads, kv_heads, by_query, by_key
-    rows = heads // kv_heads * queries
-    queried = tuple(t.view(batch * kv_heads, 1, rows, *t.shape[3:]) for t in by_query)
-    return 1, 1, queried, tuple(t.view(batch * kv_heads, 1, *t.shape[2:]) for t in by_key)
 
 
 def key_tiles(dim: int, added: bool) -> dict[str, int]:
@@ -487,6 +442,7 @@ def attention_gradients(
     q_starts: torch.Tensor | None = None,
     k_starts: torch.Tensor | None = None,
     longest: tuple[int, int] | None = None,
+    by_token: bool = False,
     out: tuple[torch.Tensor, ...] | None = None,
     deterministic: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -502,6 +458,7 @@ def attention_gradients(
         q, o and do are (tokens, heads, dim), k and v (tokens, kv_heads,
             dim), lse (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the
             last ends. longest: the most queries and the most keys of a sequence.
+        by_token: o and do are (batch, queries, heads, dim), as `flash_attention` gives o.
         deterministic: False: dq need not have the same bits. Up to a dim of 128 blocks add to it in float32,
             in the order in which they come, which takes five products instead of seven; beyond, the fixed
             order is the faster one and stays.
@@ -525,12 +482,15 @@ def attention_gradients(
     if (
         q.dim() != axes
         or k.dim() != axes
-        or q.shape != o.shape
-        or q.shape != do.shape
+        or tuple(o.shape) != (by_tokens(q.shape) if by_token and not packed else tuple(q.shape))
+        or o.shape != do.shape
         or k.shape != v.shape
         or q.shape[-1] != k.shape[-1]
     ):
-        raise TileValueError(shapes(), expected="q, o and do alike, k and v alike")
+        alike = "(batch, queries, heads, dim) o and do" if by_token else "q, o and do alike"
+        raise TileValueError(shapes(), expected=f"{alike}, k and v alike")
+    if packed and by_token:
+        raise TileValueError("by_token of packed sequences", expected="one of the two: those are by token")
     heads, kv_heads, dim = q.shape[h], k.shape[h], q.shape[-1]
     numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
     if (
@@ -557,11 +517,12 @@ def attention_gradients(
     named = zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True)
     dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in named)
     results = dq, dk, dv
-    if not packed:
+    if not packed and not by_token:
         heads, kv_heads, (q, o, do, dq, lse), (k, v, dk, dv) = folded(
             causal, (q, o, do, dq, lse), (k, v, dk, dv)
         )
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
+    what["by_token"] = by_token
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
     batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
     if q_starts is not None and longest is not None:
@@ -604,31 +565,10 @@ def attention_gradients(
 # ---- what is right, and what it is measured against
 
 
-def _sequences(lengths: int, batch: int, packed: bool, g: torch.Generator) -> list[int]:
-    return (
-        torch.randint(1, lengths + 1, (batch,), generator=g, device=g.device).tolist()
-        if packed
-        else [lengths] * batch
-    )
-
-
-def _heads(x: torch.Tensor, starts: torch.Tensor | None, b: int, h: int) -> torch.Tensor:
-    """The rows of one sequence and head, (length, dim), or (length,) of log-sum-exps."""
-    if starts is None:
-        return x[b, h]
-    first, last = int(starts[b]), int(starts[b + 1])
-    return x[h, first:last] if x.dim() == 2 else x[first:last, h]
-
-
-def _hidden(queries: int, keys: int, device: Any) -> torch.Tensor:
-    """Where a query does not see a key."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
-
-
 def draw(
     batch: int, heads: int, length: int, dim: int, kv_heads: int = 0, keys: int = 0, causal: bool = False,
-    packed: bool = False, deterministic: bool = True, dtype: str = "bfloat16", device: Any = "cpu",
-    seed: int = 0,
+    packed: bool = False, deterministic: bool = True, dtype: str = "bfloat16", by_token: bool = False,
+    device: Any = "cpu", seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: of
     lengths up to ``length`` and ``keys``."""
@@ -636,7 +576,7 @@ def draw(
     q_shape: tuple[int, ...] = (batch, heads, length, dim)
     k_shape: tuple[int, ...] = (batch, kv_heads, keys, dim)
     if packed:
-        counts = [_sequences(length, batch, True, g), _sequences(keys, batch, True, g)]
+        counts = [sequences(length, batch, True, g), sequences(keys, batch, True, g)]
         if causal:
             counts[1] = counts[0]
         q_starts, k_starts = (torch.tensor([0, *c], device=device).cumsum(0).to(torch.int32) for c in counts)
@@ -649,17 +589,19 @@ def draw(
     for b in range(batch):
         for h in range(heads):
             x, (y, z) = (
-                _heads(q, q_starts, b, h),
-                (_heads(t, k_starts, b, h * kv_heads // heads) for t in (k, v)),
+                rows_of_head(q, q_starts, b, h),
+                (rows_of_head(t, k_starts, b, h * kv_heads // heads) for t in (k, v)),
             )
             s = x.float() @ y.float().T * dim**-0.5
             if causal:
-                s.masked_fill_(_hidden(s.shape[0], s.shape[1], device), -torch.inf)
+                s.masked_fill_(hidden(s.shape[0], s.shape[1], device), -torch.inf)
             total = s.logsumexp(-1)
-            _heads(lse, q_starts, b, h).copy_(total)
-            _heads(o, q_starts, b, h).copy_(s.sub_(total[:, None]).exp_() @ z.float())
+            rows_of_head(lse, q_starts, b, h).copy_(total)
+            rows_of_head(o, q_starts, b, h).copy_(s.sub_(total[:, None]).exp_() @ z.float())
     made: dict[str, Any] = {"do": normal(q_shape, dtype, g), "q": q, "k": k, "v": v, "o": o, "lse": lse}
     made |= {"causal": causal, "deterministic": deterministic}
+    if by_token:
+        made |= {n: made[n].transpose(1, 2).contiguous() for n in ("do", "o")} | {"by_token": True}
     return (
         {**made, "q_starts": q_starts, "k_starts": k_starts, "longest": (max(counts[0]), max(counts[1]))}
         if packed
@@ -670,12 +612,14 @@ def draw(
 def reference(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
     causal: bool, q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None,
-    longest: tuple[int, int] | None = None, **_: Any,
+    longest: tuple[int, int] | None = None, by_token: bool = False, **_: Any,
 ) -> tuple[Expected, ...]:  # fmt: skip
     """The same formulas in float64, from the same o and lse. p and ds are rounded to the inputs' dtype before
     they are multiplied, which adds up as a root; sums are off by their roundings, and exponentials by those
     of their arguments."""
     unit, scale = ROUNDING[q.dtype], q.shape[-1] ** -0.5
+    if by_token:
+        do, o = do.transpose(1, 2), o.transpose(1, 2)
     grads = {
         n: torch.zeros(t.shape, dtype=torch.float64, device=q.device)
         for n, t in (("q", q), ("k", k), ("v", v))
@@ -684,11 +628,11 @@ def reference(
     group = q.shape[1] // k.shape[1]
     for b in range(len(q_starts) - 1 if q_starts is not None else q.shape[0]):
         for h in range(q.shape[1]):
-            x, g, y = (_heads(t, q_starts, b, h).double() for t in (q, do, o))
-            key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
-            sums = _heads(lse, q_starts, b, h).double()[:, None]
+            x, g, y = (rows_of_head(t, q_starts, b, h).double() for t in (q, do, o))
+            key, value = (rows_of_head(t, k_starts, b, h // group).double() for t in (k, v))
+            sums = rows_of_head(lse, q_starts, b, h).double()[:, None]
             s = x @ key.T * scale - sums
-            p = (s.masked_fill(_hidden(s.shape[0], s.shape[1], q.device), -torch.inf) if causal else s).exp()
+            p = (s.masked_fill(hidden(s.shape[0], s.shape[1], q.device), -torch.inf) if causal else s).exp()
             ds = p * (g @ value.T - (g * y).sum(-1, keepdim=True))
             rough = summed(x.abs() @ key.abs().T * scale, x.shape[1]) + (s.abs() + sums.abs()) * 2.0**-21
             noise_p = p * (rough + 2.0**-20)
@@ -702,9 +646,9 @@ def reference(
                 times = 1.0 if name == "v" else scale
                 starts, at = (q_starts, h) if name == "q" else (k_starts, h // group)
                 plain = a.abs() @ other.abs()
-                _heads(grads[name], starts, b, at).add_(a @ other * times)
+                rows_of_head(grads[name], starts, b, at).add_(a @ other * times)
                 rounded = unit * torch.minimum(plain, 8 * (a.square() @ other.square()).sqrt())
-                _heads(off[name], starts, b, at).add_(
+                rows_of_head(off[name], starts, b, at).add_(
                     (noise @ other.abs() + rounded + summed(plain, a.shape[1] * group)) * times
                 )
     return tuple(expected(grads[n], q.dtype, noise=off[n]) for n in "qkv")
@@ -768,6 +712,17 @@ def _cases() -> tuple[Case, ...]:
             "deterministic": False,
         },
         {"batch": 1, "heads": 2, "kv_heads": 1, "length": 200, "dim": 136, "causal": True},
+        {"batch": 2, "heads": 4, "kv_heads": 2, "length": 150, "dim": 24, "causal": True, "by_token": True},
+        {"batch": 2, "heads": 2, "length": 70, "keys": 150, "dim": 16, "by_token": True},
+        {
+            "batch": 2,
+            "heads": 2,
+            "length": 70,
+            "keys": 90,
+            "dim": 16,
+            "by_token": True,
+            "deterministic": False,
+        },
     ]
     gpu: list[dict[str, Any]] = []
     for dim in (64, 72, 96, 128, 216, 256):
@@ -778,6 +733,10 @@ def _cases() -> tuple[Case, ...]:
                 {"batch": 1, "heads": 2, "length": 640, "dim": dim, "causal": causal, "dtype": "float16"}
             )
         gpu.append({"batch": 2, "heads": 2, "kv_heads": 1, "length": 77, "keys": 1000, "dim": dim})
+    gpu += [
+        {"batch": 2, "heads": 4, "kv_heads": 2, "length": n, "dim": d, "causal": c, "by_token": True}
+        for n, d, c in ((333, 64, True), (1024, 128, True), (500, 128, False), (333, 256, True))
+    ]
     gpu += [{**case, "deterministic": False} for case in gpu]
     shapes = [
         (1, 32, 4096, 128),

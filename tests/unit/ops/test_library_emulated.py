@@ -36,6 +36,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"batch": 1, "heads": 64, "context": 200, "latent": 128, "rope": 64, "page": 64, "parts": 2},
     ),
     ("attention_backward", {"batch": 1, "heads": 2, "kv_heads": 1, "length": 150, "dim": 64}),
+    (
+        "attention_backward",
+        {"batch": 2, "heads": 2, "length": 130, "dim": 64, "causal": True, "by_token": True},
+    ),
+    ("attention", {"batch": 2, "heads": 2, "length": 150, "dim": 64, "causal": True, "by_token": True}),
     ("attention_backward", {"batch": 1, "heads": 1, "length": 200, "dim": 64, "causal": True}),
     (
         "attention_backward",

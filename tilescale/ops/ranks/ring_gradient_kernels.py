@@ -17,14 +17,8 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.attention import turn, turns
-from tilescale.ops.attention_backward import (
-    LOG2_E,
-    Shape,
-    scored_keys,
-    summed_keys,
-    summed_queries,
-    wide_of,
-)
+from tilescale.ops.attention_backward import scored_keys, summed_keys, summed_queries
+from tilescale.ops.attention_shapes import LOG2_E, Shape, wide_of
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks.ring_kernels import View, counter, pieces_of, pull_all, stored
 from tilescale.ops.ranks.sequence import Chunks

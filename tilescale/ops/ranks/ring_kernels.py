@@ -19,7 +19,7 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.ops.attention import FULL_ROW, LOG2_E, Tile, begun, divided, exponentials, turn, turns
-from tilescale.ops.attention_backward import Shape
+from tilescale.ops.attention_shapes import Shape
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks.sequence import Chunks
 
