@@ -202,18 +202,23 @@ def _block(s: Slice) -> tuple[int, Any]:
 
 
 def launches(timeline: Timeline) -> list[Interval]:
-    """From when to when each launch ran, on all ranks: the n-th time that a block runs belongs to launch n.
-    Empty where the log has no blocks."""
-    times: dict[tuple[int, int], int] = defaultdict(int)
-    out: list[Interval] = []
-    for s in sorted((s for s in timeline.slices if s.kind == "kernel"), key=lambda s: s.start):
-        n = times[s.rank, s.more["block"]]
-        times[s.rank, s.more["block"]] += 1
-        if n == len(out):
-            out.append((s.start, s.end))
-        else:
-            out[n] = min(out[n][0], s.start), max(out[n][1], s.end)
-    return out
+    """From when to when each launch ran, on all ranks: the n-th time that a rank's block 0 runs belongs to
+    launch n, and so does another block's that ran as often. Launches may have fewer blocks than others: then
+    a block's run is of the last launch whose block 0 began before that run ended. Empty where the log has no
+    blocks."""
+    runs: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    for s in timeline.slices:
+        if s.kind == "kernel":
+            runs[s.rank, s.more["block"]].append((s.start, s.end))
+    firsts = {rank: sorted(times) for (rank, block), times in runs.items() if block == 0}
+    out: dict[int, Interval] = {}
+    for (rank, _), times in runs.items():
+        begins = [begin for begin, _ in firsts.get(rank, times)]
+        for k, (begin, end) in enumerate(sorted(times)):
+            n = k if len(begins) == len(times) else max(bisect_left(begins, end) - 1, 0)
+            low, high = out.get(n, (begin, end))
+            out[n] = min(low, begin), max(high, end)
+    return [out[n] for n in sorted(out)]
 
 
 def shares(timeline: Timeline) -> list[Share]:

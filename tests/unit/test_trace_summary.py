@@ -72,6 +72,18 @@ def test_a_copy_is_under_way_until_its_block_signals_in_the_same_launch():
     assert [interval for _, interval in overlap.under_way(timeline)] == [(10, 30), (10, 13), (31, 33)]
 
 
+def test_launches_of_unequally_many_blocks_are_told_apart():
+    """A block's first run is of the first launch that has such a block."""
+    timeline = Timeline("k", Traffic(2), "µs")
+    for begin, blocks in ((0, 1), (50, 3), (90, 2)):
+        for rank in range(2):
+            timeline.slices += [
+                slice_("kernel", rank, b, begin + b, begin + b + 10, block=b) for b in range(blocks)
+            ]
+    assert overlap.launches(timeline) == [(0, 10), (50, 62), (90, 101)]
+    assert "3 launches of 10.0 to 12.0 µs, median 11.0" in overlap.report(timeline)[0]
+
+
 def test_threads_of_a_block_that_copy_or_wait_at_once_count_once():
     """Warps have rows of their own: a block is in copies while any of them is; two blocks are two."""
     timeline = Timeline("k", Traffic(2), "µs")
