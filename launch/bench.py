@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from tilescale import ops
+from tilescale import cuda, ops
 from tilescale.launch import held_out, ranks
 from tilescale.launch.program import Program
 
@@ -31,13 +31,14 @@ def shape_of(text: str) -> dict[str, Any]:
         click.BadParameter: something else.
     """
     made: dict[str, Any] = {}
+    known: dict[str, Any] = {"true": True, "false": False}
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not (name.strip().isidentifier() and equals and value.strip()):
             raise click.BadParameter(f"{part!r}: expected NAME=VALUE", param_hint="--shape")
         word = value.strip()
-        known = {"true": True, "false": False}.get(word.lower())
-        made[name.strip()] = known if known is not None else int(word) if word.isdecimal() else word
+        number = word.removeprefix("-").isdecimal()
+        made[name.strip()] = int(word) if number else known.get(word.lower(), word)
     return made
 
 
@@ -115,6 +116,11 @@ def command(
     }
     os.environ["TILESCALE_TARGET"] = str(plan["device"])
     if plan["device"] == "cuda":
+        if not cuda.CUDA.may_be_here():  # not once a rank
+            raise click.ClickException(
+                "this machine has no GPU: the NVIDIA driver's device file is missing "
+                f"({' or '.join(cuda.FILES)}); --device cpu measures small cases here"
+            )
         os.environ.setdefault("TILESCALE_HEAP_SIZE", "8G")
     folder, owner = tempfile.mkdtemp(prefix="tilescale-bench-"), os.getpid()
     found = Path(folder, "figures.json")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.runtime import with_runtime
+from tilescale import cuda
 from tilescale.errors import TileValueError
 from tilescale.launch import bench, bench_ranks, held_out
 from tilescale.ops import RANK_MODULES, load_ranks
@@ -89,7 +90,16 @@ def test_extents_of_nothing_are_told():
         TileValueError, match="K=0 of all_gather_matmul is too small\\n  expected: at least 1"
     ):
         bench_ranks.fits(load_ranks("ranks.gather_gemm"), {"M": 7, "N": 8, "K": 0})
+    with pytest.raises(TileValueError, match="M=-7 of all_gather_matmul is too small"):
+        bench_ranks.fits(load_ranks("ranks.gather_gemm"), bench.shape_of("M=-7,N=8,K=8"))
     bench_ranks.fits(load_ranks("ranks.spread"), {"size": 7, "root": 0})
+
+
+@pytest.mark.skipif(cuda.CUDA.may_be_here(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_missing_is_told_once(clean_env: dict[str, str]):
+    done = run(clean_env, "-n", "2", "--device", "cuda", "all_reduce")
+    assert done.returncode == 1 and "this machine has no GPU" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,6 +162,17 @@ def test_the_way_that_is_told_is_the_one_taken():
     pick = load_ranks("ranks.reduce").pick
     assert [pick(2, 100, dtype).way for dtype in ("float64", "float32")] == ["one_shot", "packets"]
     assert pick(2, 1 << 20, "float64", kept={"how": "two_packets"}).way == "one_shot"
+
+
+def test_a_way_that_a_shape_asks_for_is_told():
+    """A product's Config in words of the shape; rows that packets do not take."""
+    for name in ("gather_gemm", "gemm_scatter", "gemm_reduce"):
+        pick, shape = load_ranks(f"ranks.{name}").pick, {"M": 8, "N": 8, "K": 8, "bias": True}
+        assert pick(2, **shape).way == "apart" and pick(2, **shape, engine=True).way == "engine"
+        made = pick(2, **shape, blocks=5, kept={"fused": False})
+        assert (made.way, made.blocks) == ("fused", 5)
+    pick = load_ranks("ranks.gather").pick
+    assert [pick(2, rows=4, columns=k).way for k in (2, 3)] == ["packets", "kernel"]
 
 
 def test_drawn_shapes_are_near_and_alike_for_a_seed():

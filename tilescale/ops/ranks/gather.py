@@ -356,7 +356,9 @@ def pick(world: int, units: int = 132, kept: Any = None, how: str | None = None,
     size, kept = _size(world, **shape), kept or {}
     way = how or kept.get("how") or choose(size, True, world)
     if way == "packets":
-        return Pick(way, flat.boxes(size))
+        if _size(1, **{**shape, "rows": 1}) % 4 == 0:
+            return Pick(way, flat.boxes(size))
+        way = "kernel"
     return Pick(way, flat.cut(size, 1, kept.get("blocks") or units).blocks if way == "kernel" else None)
 
 

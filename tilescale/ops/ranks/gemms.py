@@ -214,11 +214,13 @@ def chosen(choose: Callable[..., Any], inner: bool = False) -> dict[str, Any]:
         units: int = 132,
         kept: Any = None,
         scales: str = "",
-        **_: Any,
+        **words: Any,
     ) -> Pick:
         if scales:
             return Pick("apart", None)
-        picked = replace(choice(world, M, N, K, dtype, units), **(kept or {}))
+        picked = choice(world, M, N, K, dtype, units)
+        fields = {name: value for name, value in words.items() if hasattr(picked, name)}
+        picked = type(picked)(**fields) if fields else replace(picked, **(kept or {}))
         if picked.engine:
             return Pick("engine", None)
         return Pick("fused", picked.blocks) if picked.fused else Pick("apart", None)
