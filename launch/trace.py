@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tilescale import cuda, env
 from tilescale.comm import sim
@@ -87,6 +88,8 @@ def command(
     for file, option in ((output, "--output"), (svg, "--svg")):
         if file is not None and not file.absolute().parent.is_dir():  # not when all has been run
             raise click.BadParameter(f"there is no folder {file.parent}", param_hint=option)
+    if svg is None and ctx.get_parameter_source("launches") is not ParameterSource.DEFAULT:
+        raise click.UsageError("--svg-launches says how many launches --svg FILE draws: without it, none")
     if target == "sim":
         if svg is not None:
             raise click.UsageError("--svg draws real times: add --target cpu or --target cuda")

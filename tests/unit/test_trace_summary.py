@@ -262,6 +262,8 @@ def test_simulated_times_are_not_drawn(tmp_path: Path):
     script.write_text("\n")
     done = CliRunner().invoke(commands, ["trace", "-n", "2", "--svg", "x.svg", str(script)])
     assert done.exit_code == 2 and "--target cpu or --target cuda" in done.output
+    drawn = CliRunner().invoke(commands, ["trace", "-n", "2", "--svg-launches", "1", str(script)])
+    assert drawn.exit_code == 2 and "--svg FILE" in drawn.output
 
 
 def test_a_run_on_the_cpu_is_drawn(tmp_path: Path):
