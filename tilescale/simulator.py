@@ -564,8 +564,9 @@ def _of_launch(finding: Any, number: int) -> Any:
 
 def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> tuple[bytes, bytes]:
     """What decides which interleavings of a launch there are: the program, extents, numbers, and the values
-    of integers in tensors that it reads. Values of floats do not count; nor, where ranks do not meet, which
-    rank it is. Beside it a bit for each element of these tensors: whether nobody has written it."""
+    of integers in tensors that it reads. Values of floats count where the program makes an integer or a
+    condition of some; which rank it is does not, where ranks do not meet. Beside it a bit for each element of
+    these tensors: whether nobody has written it."""
     import numpy
 
     digest = hashlib.blake2b(digest_size=16)
@@ -577,7 +578,7 @@ def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> tuple[byt
             digest.update(f"{name}{given.shape}{given.dtype}{given.strides}".encode())
             if name in kernel.simulated.prepared.unread:
                 continue
-            if given.dtype.kind in "iub":
+            if given.dtype.kind in "iub" or kernel.simulated.prepared.floats_decide:
                 digest.update(numpy.ascontiguousarray(given).tobytes())
             block = argument.block
             mask = None if block is None else block.mask(argument.address, given.shape, given.itemsize)

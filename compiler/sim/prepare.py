@@ -26,7 +26,7 @@ from tilescale.compiler.sim import flights, nest, rings
 from tilescale.compiler.sim.expr import Expressions
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.sim.view import BufferInfo, View
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import ir, is_expr, structural_walk, tirx
 from tilescale.errors import InternalError, TileSyntaxError
 from tilescale.language.dtypes import BITS
 
@@ -93,6 +93,8 @@ class Prepared:
     names: dict[Any, int] = field(default_factory=dict)
     #: parameters whose values decide nothing, by name: tensors that no statement reads
     unread: set[str] = field(default_factory=set)
+    #: whether values of floats may decide what a launch does: some integer or condition is made of them
+    floats_decide: bool = False
     grid: tuple[Value, Value, Value] = (lambda ex: 1, lambda ex: 1, lambda ex: 1)
 
 
@@ -155,6 +157,7 @@ class Preparation(Expressions):
             for p in program.params
             if hasattr(p.spec, "shape") and p.spec.kind in ("tensor", "symm") and p.var not in read
         }
+        self.made.floats_decide = _floats_decide(func.body)
         grid = [*program.launch.grid, 1, 1][:3]
         x, y, z = (self.scalar(tirx.IntImm("int32", n) if isinstance(n, int) else n) for n in grid)
         self.made.grid = (x, y, z)
@@ -733,6 +736,34 @@ def _cell_bits(body: Any) -> dict[Any, int]:
 
     structural_walk(body, (tirx.DeclBuffer, note))
     return {**{view: narrow[root] for view, root in roots.items()}, **narrow}
+
+
+def _floats_decide(body: Any) -> bool:
+    """Whether something that is no float is made of floats: by a comparison, a conversion, an operation that
+    reads floats and writes other numbers, or a view."""
+    found: list[bool] = []
+
+    def is_float(dtype: Any) -> bool:
+        return str(dtype).startswith(("float", "bfloat"))
+
+    def call(c: Any) -> None:
+        if find(c) is None:
+            found.append(not is_float(c.ty) and any(is_float(a.ty) for a in c.args if is_expr(a)))
+            return
+        touched = [(a.mode, a.region.source.ty) for a in effects_of(c)]
+        reads = any(is_float(ty.dtype) for mode, ty in touched if mode != "write")
+        tiles = [ty for mode, ty in touched if mode != "read" and not ty.storage_scope.endswith("signal")]
+        found.append(reads and any(not is_float(ty.dtype) for ty in tiles))
+
+    def view(s: Any) -> None:
+        found.append(is_float(s.data.args[0].ty.dtype) != is_float(s.buffer.ty.dtype))
+
+    comparisons = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+    structural_walk(body, (comparisons, lambda e: found.append(is_float(e.a.ty))))
+    structural_walk(body, (tirx.Cast, lambda e: found.append(is_float(e.value.ty) and not is_float(e.ty))))
+    structural_walk(body, (ir.Call, call))
+    structural_walk(body, (tirx.DeclBuffer, view))
+    return any(found)
 
 
 def _updated(body: Any) -> set[Any]:

@@ -784,6 +784,22 @@ def test_a_launch_of_which_all_interleavings_have_been_tried_runs_once(check, ra
     assert facts["runs"] == runs and not facts["findings"]
 
 
+DECIDED = LATE.replace("main(x:", "main(a: T.Tensor((1,), 'float32'), x:").replace(
+    "if b == 0:", "if a[0] == 0.0:\n                return\n            if b == 0:"
+).replace(
+    'late()(np.zeros(1, "int32"))',
+    'for value in (0, 1):\n    late()(np.full(1, value, "float32"), np.zeros(1, "int32"))',
+)  # fmt: skip
+
+
+def test_floats_that_decide_make_another_launch(check):
+    """Nothing is wrong with any interleaving of the first launch."""
+    facts = json.loads(check(1, DECIDED, "--schedule", "exhaustive", "--json").stdout)
+    assert [f["schedule"].partition("@")[0] for f in facts["findings"]] == ["exhaustive:2"]
+    stays = COPIED.replace("int32", "float32")  # floats that are only copied decide nothing
+    assert json.loads(check(1, stays + "x[0] = 7\ncopied()(x, y)\n", "--json").stdout)["runs"] == 4
+
+
 def test_an_interleaving_is_run_again_in_the_launch_that_it_was_found_in(check):
     (found,) = json.loads(check(1, COUNTING + LATE, "--schedule", "exhaustive", "--json").stdout)["findings"]
     again = found["schedule"].partition("--schedule ")[2]
