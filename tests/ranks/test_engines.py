@@ -131,6 +131,24 @@ def test_products_by_engines(world: int):
     assert run_ranks(world, products, timeout=120) == [True] * world
 
 
+def in_the_result() -> bool:
+    """x, w or the bias in rows of out that are written before the last copy and the last product."""
+    comm.init()
+    x, w, bias = (torch.ones(*shape) for shape in ((2, 4), (4, 4), (4,)))
+    for k, name in enumerate(("x", "w", "bias")):
+        out = torch.zeros(2 * comm.world_size(), 4)
+        args = [x, w, bias]
+        args[k] = out[: args[k].shape[0]] if name != "bias" else out[0]
+        with pytest.raises(TileValueError, match=f"engine=True: {name} and out share memory"):
+            ops.all_gather_matmul(*args, out=out, config=gather_gemm.Config(fused=False, engine=True))
+        assert not out.any()
+    return True
+
+
+def test_operands_that_lie_in_the_result_are_refused():
+    assert run_ranks(3, in_the_result, timeout=60) == [True] * 3
+
+
 def far() -> list[str]:
     """Where memory is not addressed: what is refused, and what is chosen."""
     comm.init()

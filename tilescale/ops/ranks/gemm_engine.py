@@ -30,6 +30,21 @@ def addressed() -> None:
         raise TileValueError("engine=True with TILESCALE_REMOTE=nvshmem", expected="memory that is addressed")
 
 
+def apart_from(c: torch.Tensor, **operands: torch.Tensor | None) -> None:
+    """Products of some rows are written while others are still to be read, by engines and by products.
+
+    Raises:
+        TileValueError: an operand that lies in c.
+    """
+    for name, operand in operands.items():
+        if operand is not None and host.share_memory(operand, c):
+            raise TileValueError(
+                f"all_gather_matmul, engine=True: {name} and out share memory",
+                expected=f"an out that shares no memory with {name}",
+                hint=f"{name}.clone()",
+            )
+
+
 def gathered(
     given: Operands,
     c: torch.Tensor,
@@ -43,6 +58,7 @@ def gathered(
     of each rank's when they have come, beside the next one's. Gives all rows, in the group's memory, the own
     ones where ``whole``."""
     addressed()
+    apart_from(c, x=given.x, w=given.w, bias=bias)
     each, world = share(M, team.size), team.size
     (everyone,) = workspace(team).tensors(given.x, ((each * world, given.K), given.x.dtype))
 
