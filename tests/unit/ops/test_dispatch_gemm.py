@@ -92,10 +92,31 @@ def refusals() -> list[str]:
     return told
 
 
+def five_experts() -> float:
+    """The layer's error on two ranks, the second of which has two experts and room for a third."""
+    comm.init()
+    rank, g = comm.rank(), torch.Generator().manual_seed(3)
+    up, down = (torch.randn(6, *s, generator=g).bfloat16() for s in ((16, 24), (24, 16)))
+    up[5:] = down[5:] = float("nan")
+    x, ids = torch.randn(4, 16, generator=g).bfloat16(), torch.tensor([[0, 4], [3, 1], [4, 2], [4, 3]])
+    own, mine = slice(3 * rank, 3 * rank + 3), slice(2 * rank, 2 * rank + 2)
+    sent = ops.moe_dispatch(x[mine], ids[mine].int(), torch.ones(2, 2), num_experts=5)
+    assert sent.sizes.tolist() == [[1, 1, 1], [2, 3, 0]][rank]
+    h = ops.grouped_matmul(sent.expanded(), up[own], sent.sizes)
+    out = ops.moe_combine(ops.grouped_matmul(h, down[own], sent.sizes), sent)
+    want = sum(x.float()[mine, None] @ (up.float() @ down.float())[ids[mine, k]] for k in range(2))[:, 0]
+    return float((out - want).abs().max() / want.abs().max())
+
+
+def test_experts_that_ranks_do_not_divide(ranks: Any):
+    """All ranks have as many matrices; what lies behind the last expert is never read."""
+    assert max(ranks(2, target="sim").call(five_experts)) < 0.02
+
+
 def test_refusals(ranks: Any):
     told = "\n".join(ranks(2, target="sim").call(refusals)[0])
     for part in (
-        "w (4, 24, N): this rank's of 8 experts",
+        "w (4, 24, N): this rank's of 8 experts, as many matrices on all ranks",
         "num_experts=0",
         "gate='tanh'",
         "float16",

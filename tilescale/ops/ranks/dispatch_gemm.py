@@ -197,7 +197,8 @@ def dispatch_grouped_matmul(
     if w.dim() != 3 or w.shape[:2] != (local, x.shape[1]) or w.shape[2] == 0:
         raise TileValueError(
             f"dispatch_grouped_matmul of {tuple(x.shape)} by {tuple(w.shape)}",
-            expected=f"w ({local}, {x.shape[1]}, N): this rank's of {num_experts} experts",
+            expected=f"w ({local}, {x.shape[1]}, N): this rank's of {num_experts} experts, as many matrices "
+            "on all ranks",
         )
     if x.dtype != w.dtype or host.dtype_name(x) not in grouped.DTYPES:
         raise TileTypeError(
