@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tilescale import env
 from tilescale.errors import TileValueError
 
 _level: int | None = None
 _said: set[str] = set()
+_own = 0
 
 
 def _wanted() -> int:
@@ -40,3 +43,19 @@ def say(level: str, message: str, *, once: bool = False) -> None:
         return
     _said.add(message)
     sys.stderr.write(f"tilescale {level}: {message}\n")
+
+
+@contextmanager
+def own_kernel() -> Iterator[None]:
+    """While the library compiles a kernel of its own, whose lines a caller cannot change."""
+    global _own
+    _own += 1
+    try:
+        yield
+    finally:
+        _own -= 1
+
+
+def of_caller() -> bool:
+    """Whether what is said of a kernel reaches somebody who wrote it."""
+    return not _own

@@ -93,9 +93,10 @@ def first_refuted(
 
 
 def _asked(program: TileProgram | Traceable, steps: int, ranks: int | None, world: int | None) -> Obligations:
-    """What a compilation asks, with a warning where it was not asked to the end."""
+    """What a compilation asks, with a warning where it was not asked to the end. Of the library's own kernels
+    `tilescale check` tells, and their notes."""
     said = check(program, steps, ranks=ranks, world=world)
-    if said.cut_short and _first(said) is None:
+    if said.cut_short and _first(said) is None and log.of_caller():
         more = CHECK_BUDGET // COMPILE_BUDGET
         log.say("warning", f"{said.unfinished()}; `tilescale check` has {more} times as many", once=True)
     return said

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from tilescale import advice, env
+from tilescale import advice, env, log
 from tilescale.devices import resolve_target
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.jit import compile
@@ -79,10 +79,10 @@ def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: A
 
 @functools.cache
 def kernel(factory: Callable[..., Any], target: str, /, **constants: Any) -> Kernel:
-    """The compiled kernel of a factory's prim_func. What would make it faster is no warning: its lines are
-    not the caller's."""
+    """The compiled kernel of a factory's prim_func. What would make it faster is no warning, nor what the
+    static checks had no steps for: its lines are not the caller's."""
     text = ", ".join(f"{k}={v}" for k, v in constants.items())
-    with advice.withheld():
+    with advice.withheld(), log.own_kernel():
         return compile(factory(**constants), target=target, name=f"{factory.__name__}({text})")
 
 
