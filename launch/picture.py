@@ -59,7 +59,14 @@ def latest(
     if not runs:
         return None
     window = runs[0][0][0], max(high for (_, high), _ in runs)
-    slices = [s for (low, high), t in runs for s in t.slices if low <= s.start < high]
+    # ranks begin and end at different times, so windows overlap: a slice is drawn and counted once
+    windows = {id(t): [w for w, other in runs if other is t] for _, t in runs}
+    slices = [
+        s
+        for t in timelines
+        for s in t.slices
+        if any(low <= s.start < high for low, high in windows.get(id(t), ()))
+    ]
     whole = replace(runs[0][1], name=f"the last {len(runs)} launches", slices=slices, arrows=[], flight=[])
     return whole, window, [(low, t.name.partition("(")[0]) for (low, _), t in runs]
 

@@ -257,6 +257,15 @@ def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path, monkeypatch: pyte
     assert "/dev/no-such-gpu" in done.output and "it ran" not in done.output
 
 
+def test_bytes_of_launches_that_overlap_are_drawn_once():
+    """Rank 1 begins its second launch while rank 0 is in its first."""
+    timeline = Timeline("k", Traffic(2), "µs")
+    for rank, runs in enumerate((((0, 100), (100, 200)), ((0, 60), (60, 160)))):
+        timeline.slices += [slice_("kernel", rank, 0, *run) for run in runs]
+    timeline.slices.append(slice_("copy", 1, 1, 70, 80, peer=0, bytes=1_000_000, direction="put"))
+    assert "1.00 MB, 100.0 GB/s" in picture.svg([timeline], 2)
+
+
 def test_simulated_times_are_not_drawn(tmp_path: Path):
     script = tmp_path / "program.py"
     script.write_text("\n")
