@@ -13,6 +13,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops import by_hand, tile_orders
 from tilescale.compiler.ops.base import unheeded
+from tilescale.compiler.tvm_compat import is_expr
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
 
@@ -237,8 +238,8 @@ def Persistent(
         group_size: changes nothing.
 
     Raises:
-        TileTypeError: ``group`` of a domain with one axis, or one that is not two numbers. TileValueError: a
-            group without tiles, a wave turned backwards.
+        TileTypeError: ``group`` of a domain with one axis, or one that is not two numbers; a ``rotate`` that
+            is no integer. TileValueError: a group without tiles, a wave turned backwards.
     """
     axes = [to_expr(e, "an extent") for e in (domain if isinstance(domain, (tuple, list)) else (domain,))]
     extents = [constant(e) if constant(e) is not None else e for e in axes]
@@ -248,6 +249,10 @@ def Persistent(
     number: Callable[[Any], Any] = lambda counted: counted  # noqa: E731
     if rotate is not None:
         turn = to_expr(rotate, "rotate=")
+        if isinstance(turn, (bool, float)) or (is_expr(turn) and "int" not in str(turn.ty)):
+            raise TileTypeError(
+                f"rotate={rotate} of T.Persistent", loc=source.current(), expected="an integer, 0 or more"
+            )
         known = constant(turn)
         if known is not None and known < 0:
             raise TileValueError(

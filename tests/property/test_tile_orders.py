@@ -124,6 +124,7 @@ BODIES = {
     "group=4 of T.Persistent": {"group": 4},
     "group=(0, 2) of T.Persistent": {"group": (0, 2)},
     "rotate=-1 of T.Persistent": {"rotate": -1},
+    "rotate=1.5 of T.Persistent": {"rotate": 1.5},
 }
 
 
