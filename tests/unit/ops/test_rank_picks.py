@@ -12,7 +12,7 @@ import torch
 from tilescale import comm, ops
 from tilescale.errors import TileValueError
 from tilescale.ops import host
-from tilescale.ops.ranks import picks
+from tilescale.ops.ranks import gemm_reduce, picks
 from tilescale.ops.ranks.groups import team_of
 
 
@@ -86,6 +86,18 @@ def gathered(choice: dict[str, Any], more: dict[str, Any]) -> tuple[bool, set[in
 def test_calls_take_what_is_kept_unless_they_say_otherwise(ranks: Any, choice: Any, more: Any, blocks: int):
     """On processes, which run 256 blocks in no time; the simulator takes half a minute."""
     assert ranks(2, target="cpu").call(gathered, choice, more) == [(True, {blocks})] * 2
+
+
+def test_a_choice_that_cannot_be_made_now_is_left(monkeypatch: pytest.MonkeyPatch):
+    """Of more multiprocessors than others leave, of engines that reach nobody, of another version."""
+    model, cpu = gemm_reduce.Config(blocks=100), torch.device("cpu")
+    engine, large = {"fused": False, "engine": True}, {"panel": 2, "blocks": 132}
+    assert picks.applied({}, model, cpu) == picks.applied({"old": 1}, model, cpu) == model
+    assert picks.applied(engine, model, cpu).engine and picks.applied(large, model, cpu).panel == 2
+    monkeypatch.setenv("TILESCALE_SPARE", "16")
+    assert picks.applied(large, model, cpu) == model and picks.applied(engine, model, cpu).engine
+    monkeypatch.setenv("TILESCALE_REMOTE", "nvshmem")
+    assert picks.applied(engine, model, cpu) == model
 
 
 def sent(choice: dict[str, Any], more: dict[str, Any]) -> dict[str, tuple[int, int]]:

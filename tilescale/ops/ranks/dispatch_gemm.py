@@ -245,7 +245,7 @@ def _configured(team: Team, x: torch.Tensor, w: torch.Tensor, P: int, gate: str)
     kept = picks.found(
         team, OP.name, x.device, pairs=P, local=local, H=H, N=N, gate=gate, dtype=host.dtype_name(x)
     )
-    return picks.applied(kept, model)
+    return picks.applied(kept, model, x.device)
 
 
 # ---- what is right, and what it is measured against

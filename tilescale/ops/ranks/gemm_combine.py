@@ -229,7 +229,7 @@ def _configured(sent: Dispatched, w: torch.Tensor) -> Config:
     (local, K, N), P = w.shape, len(sent.index)
     model = choose(P, local, N, flat.multiprocessors(w.device, None))
     kept = picks.found(sent.team, OP.name, w.device, pairs=P, local=local, K=K, N=N, dtype=host.dtype_name(w))
-    return picks.applied(kept, model)
+    return picks.applied(kept, model, w.device)
 
 
 # ---- what is right, and what it is measured against

@@ -158,7 +158,7 @@ def configured(
     x, dtype = given.x, host.dtype_name(given.x)
     model = choose(M, given.N, K, team.size, dtype, host.units(x.device))
     kept = picks.found(team, operation, x.device, M=M, N=given.N, K=K, dtype=dtype)
-    return picks.applied(kept, model)
+    return picks.applied(kept, model, x.device)
 
 
 #: fields of a Config that may be zero: none of these stages, runs and warps

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from tilescale import agree, folders
+from tilescale import agree, env, folders
 from tilescale.comm.backend import Team
+from tilescale.ops import host
 from tilescale.ops.ranks.workspace import workspace
 
 #: name of the operation → shape as text → words of a call, or fields of its Config
@@ -54,9 +55,14 @@ def _key(shape: dict[str, Any]) -> str:
     return " ".join(f"{k}={v}" for k, v in sorted(shape.items()))
 
 
-def applied(kept: dict[str, Any], model: Any) -> Any:
-    """A Config with the fields that were kept; as it is where it has others: those of another version."""
-    return dataclasses.replace(model, **kept) if kept and kept.keys() <= vars(model).keys() else model
+def applied(kept: dict[str, Any], model: Any, device: torch.device) -> Any:
+    """A Config with the fields that were kept. As it is where it has others, those of another version; where
+    more multiprocessors were kept than may be now (TILESCALE_SPARE); and of engines that reach nobody now."""
+    if not kept.keys() <= vars(model).keys() or (kept.get("engine") and env.REMOTE.get()):
+        return model
+    if kept.get("blocks", 0) > host.units(device):
+        return model
+    return dataclasses.replace(model, **kept)
 
 
 def _are_choices(found: Any) -> bool:
