@@ -306,7 +306,7 @@ static void put_said(const ts_slot* s, uint64_t call, char* out, size_t room) {
 }
 
 /* This rank's host makes its next call of a collective on a team, which `text` names; `mark` is a hash of it. Nobody waits: 0 where no rank
- * that has come to this call makes another one, else 1 and who makes which.
+ * that has come to this call makes another one, else 1 and who makes which, which all ranks are told that wait.
  *
  * Which rank finds a difference: each stores its word, then loads the others', all in one order (memory_order_seq_cst), so of two ranks the
  * one whose store comes second sees the first. The words of a call are written before its mark is released by that store. */
@@ -329,6 +329,7 @@ TS_API int32_t ts_team_say(int32_t slot, uint32_t mark, const char* text, char* 
     put_said(t->slots[rank], call, theirs, sizeof theirs);
     snprintf(out, (size_t)bytes, "in collective call %llu of their team ranks %d and %d call different things: rank %d: %s | rank %d: %s",
              (unsigned long long)call, t->members[t->rank], t->members[rank], t->members[t->rank], text, t->members[rank], theirs);
+    ts_stop_others(out); /* as a launch that differs does: they wait for what this rank will not send */
     return 1;
   }
   return 0;
