@@ -29,7 +29,7 @@ from tilescale.compiler.ir.multiples import bound_in, is_multiple, spelt_out
 from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.ir.numeric import variables
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 from tilescale.errors import TileTypeError
 
@@ -381,7 +381,7 @@ class _Pairs:
         if isinstance(s, tirx.IfThenElse) and self._common(s.condition):
             other = None if s.else_case is None else self.of(s.else_case)
             return tirx.IfThenElse(s.condition, self.of(s.then_case), other, s.span)
-        parts = list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
+        parts = statements(s)
         count = next(
             (k for k, x in enumerate(parts) if not (isinstance(x, tirx.Bind) and self._common(x.value))),
             len(parts),

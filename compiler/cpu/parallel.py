@@ -10,6 +10,7 @@ from tilescale.compiler.cpu.codegen import host_cpu
 from tilescale.compiler.cpu.expr import vector_loop
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import widened
+from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, sym, tirx
 
 
@@ -145,7 +146,7 @@ def _substitute(body: Any, var: Any, value: Any) -> Any:
 def _vector_lanes(body: Any, var: Any) -> int:
     """How many lanes the body may run in along ``var``: 0 unless it only binds and stores, in steps of one
     along ``var``."""
-    stmts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    stmts = statements(body)
     width = 1
     varying = {var}
     for s in stmts:

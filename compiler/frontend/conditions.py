@@ -19,7 +19,7 @@ from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.ir.operations import effects_of, find, name_of
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 from tilescale.errors import TileSyntaxError
 from tilescale.language.dtypes import BITS
@@ -37,10 +37,6 @@ def by_condition(body: Any, threads: int, builder: bld.Builder) -> Any:
     made = _Conditions(threads, builder).visit(body)
     _refuse_moves(made)
     return announced(made)
-
-
-def _parts(s: Any) -> list[Any]:
-    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
 
 
 def _of_tiles(s: Any) -> bool:
@@ -158,7 +154,7 @@ class _Conditions:
     def taken(self, s: Any, group: int) -> list[Any] | None:
         """What a warpgroup does of a condition; None where its threads differ."""
         if not isinstance(s, tirx.IfThenElse) or not self.index_in(s.condition):
-            return _parts(s)
+            return statements(s)
         thread, analyzer = tirx.Var("thread", "int32"), sym.Analyzer()
         analyzer.bind(thread, ir.Range.from_min_extent(group * WARPGROUP, WARPGROUP))
         test = self.in_terms_of(s.condition, thread)

@@ -19,7 +19,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -89,10 +89,6 @@ def _has(s: Any) -> bool:
     found: list[Any] = []
     structural_walk(s, (tirx.AttrStmt, lambda a: found.append(a) if a.attr_key == MARK else None))
     return bool(found)
-
-
-def _parts(s: Any) -> list[Any]:
-    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
 
 
 def _allocated(parts: list[Any]) -> list[Any]:
@@ -175,7 +171,7 @@ class _Groups:
         """Down to the statements of the launch."""
         if isinstance(s, tirx.AttrStmt) and s.attr_key != MARK:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.kernel(s.body), s.span)
-        parts = _parts(s)
+        parts = statements(s)
         if any(isinstance(p, tirx.AttrStmt) and p.attr_key in ("ts.kernel", "thread_extent") for p in parts):
             return sequence([self.kernel(p) if _has(p) else p for p in parts])
         return self.split(parts)
@@ -259,7 +255,7 @@ class _Groups:
     def of(self, parts: list[Any], group: int) -> list[Any]:
         """The statements that a warpgroup runs, with names of its own."""
         out: list[Any] = []
-        left = [x for p in parts for x in _parts(p)]
+        left = [x for p in parts for x in statements(p)]
         while left:
             p = left.pop(0)
             if isinstance(p, tirx.AllocBuffer):
@@ -304,15 +300,15 @@ class _Groups:
     def inner(self, s: Any, group: int) -> Any:
         """A loop or a condition around T.ws."""
         if isinstance(s, tirx.For):
-            body = self.of(_parts(s.body), group)
+            body = self.of(statements(s.body), group)
             fresh = tirx.Var(self.builder.unique(s.loop_var.name), str(s.loop_var.ty))
             if not body:
                 return None
             inside = self.put(sequence(body), s.loop_var, fresh)
             return tirx.For(fresh, s.min, s.extent, tirx.ForKind.SERIAL, inside, annotations={}, span=s.span)
         if isinstance(s, tirx.IfThenElse):
-            then = self.of(_parts(s.then_case), group)
-            other = [] if s.else_case is None else self.of(_parts(s.else_case), group)
+            then = self.of(statements(s.then_case), group)
+            other = [] if s.else_case is None else self.of(statements(s.else_case), group)
             if not then and not other:
                 return None
             return tirx.IfThenElse(s.condition, sequence(then), sequence(other) if other else None, s.span)

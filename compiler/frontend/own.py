@@ -23,7 +23,7 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.ops.shuffle import where_all_come
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
@@ -79,10 +79,6 @@ def _scale(s: Any) -> str:
     """The executor or the reach that an AttrStmt opens; "" for anything else."""
     opens = isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale"
     return SCALES[int(s.value.value)] if opens else ""
-
-
-def _parts(s: Any) -> list[Any]:
-    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
 
 
 class _Own:
@@ -247,7 +243,7 @@ class _Own:
                 return s
             held = self.threads, self.group
             if _scale(s) == "warpgroup":
-                first = _parts(s.body)[0]
+                first = statements(s.body)[0]
                 self.threads, self.group = WARPGROUP, first.var if isinstance(first, tirx.Bind) else None
             made = tirx.AttrStmt(s.node, s.attr_key, s.value, self.block(s.body), s.span)
             self.threads, self.group = held
@@ -261,7 +257,7 @@ class _Own:
                 out.append(self.region(run))
                 run.clear()
 
-        left = _parts(s)
+        left = statements(s)
         while left:
             x = left.pop(0)
             if isinstance(x, tirx.Bind) and x.var in self.names and not self.pure(x.value):

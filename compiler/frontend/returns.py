@@ -12,7 +12,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir import source
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
 
@@ -60,10 +60,6 @@ def _returns(s: Any) -> list[Any]:
     found: list[Any] = []
     structural_walk(s, (tirx.Evaluate, lambda e: found.append(e) if _is_return(e) else None))
     return found
-
-
-def _statements(s: Any) -> list[Any]:
-    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]
 
 
 class _Guard:
@@ -125,14 +121,14 @@ class _Guard:
         for leaving, other in ((0, 1), (1, 0)):
             if (
                 sides[leaving] is None
-                or not _is_return(_statements(sides[leaving])[-1])
+                or not _is_return(statements(sides[leaving])[-1])
                 or len(_returns(sides[leaving])) > 1
             ):
                 continue
             if sides[other] is not None and _returns(sides[other]):
                 continue
-            alone = len(_statements(sides[leaving])) == 1 and not told
-            here = [] if sides[other] is None else _statements(sides[other])
+            alone = len(statements(sides[leaving])) == 1 and not told
+            here = [] if sides[other] is None else statements(sides[other])
             sides[leaving] = self.guarded(sides[leaving], in_loop=False, told=told)
             sides[other] = self.guarded(sequence([*here, *rest]), in_loop=False, told=told)
             if alone:

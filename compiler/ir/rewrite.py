@@ -7,7 +7,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import is_nest
 from tilescale.compiler.ir.scales import SCALES, Executor
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.tvm_compat import tirx
 
 Leaf = Callable[[Any, Executor], "list[Any] | None"]
@@ -24,7 +24,7 @@ def rebuild(s: Any, ex: Executor, leaf: Leaf, header: Header = _alone) -> Any:
     and an If's condition: statements in front, and what it becomes.
     """
     if isinstance(s, tirx.SeqStmt):
-        return sequence([t for x in s.seq for t in _flat(rebuild(x, ex, leaf, header))])
+        return sequence([t for x in s.seq for t in statements(rebuild(x, ex, leaf, header))])
     if isinstance(s, tirx.AttrStmt):
         inner = ex.within(SCALES[int(s.value.value)]) if s.attr_key == "ts.scale" else ex
         return tirx.AttrStmt(s.node, s.attr_key, s.value, rebuild(s.body, inner, leaf, header), s.span)
@@ -45,7 +45,3 @@ def rebuild(s: Any, ex: Executor, leaf: Leaf, header: Header = _alone) -> Any:
         )
     made = leaf(s, ex)
     return s if made is None else sequence(made)
-
-
-def _flat(s: Any) -> list[Any]:
-    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]

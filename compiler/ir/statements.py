@@ -14,3 +14,8 @@ def sequence(stmts: list[Any]) -> Any:
     if not left:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
     return left[0] if len(left) == 1 else tirx.SeqStmt(left)
+
+
+def statements(s: Any) -> list[Any]:
+    """The statements that one consists of; itself where it is no sequence."""
+    return list(s.seq) if isinstance(s, tirx.SeqStmt) else [s]

@@ -23,6 +23,7 @@ from tilescale.compiler.ir.operations import REGISTRY, effects_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
@@ -274,7 +275,7 @@ def _check_place(program: TileProgram) -> None:
         if splitting.below(body):
             raise Unfit("its loops stand inside a T.Scale", body)
         body = body.body
-    stmts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    stmts = statements(body)
     roles = [s for s in stmts if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.role"]
     inside: list[Any] = []
     structural_walk(body, (tirx.AttrStmt, lambda s: inside.append(s) if s.attr_key == "ts.role" else None))

@@ -43,7 +43,7 @@ from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.ops import peer_rows
 from tilescale.compiler.ops.copy import filling
@@ -494,20 +494,19 @@ def _filled(stmt: Any, branches: bool) -> Any:
     return one if one is not None and other is not None and one.same_as(other) else None
 
 
-def _each(body: Any) -> list[Any]:
-    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-
-
 def _apart(stmt: Any) -> list[Any]:
     """Of a statement whose two branches fill the same tiles in the same order, one such statement a tile. The
     condition is of numbers alone, so it is the same each time."""
     if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
         return [stmt]
-    pairs, reads = list(zip(_each(stmt.then_case), _each(stmt.else_case), strict=False)), list[Any]()
-    if len(pairs) < 2 or len(_each(stmt.then_case)) != len(_each(stmt.else_case)):
+    ones, others, reads = statements(stmt.then_case), statements(stmt.else_case), list[Any]()
+    if len(ones) < 2 or len(ones) != len(others):
         return [stmt]
     structural_walk(stmt.condition, ((ir.Call, ir.TensorLoad), reads.append))
-    made = [tirx.IfThenElse(stmt.condition, one, other, stmt.span) for one, other in pairs]
+    made = [
+        tirx.IfThenElse(stmt.condition, one, other, stmt.span)
+        for one, other in zip(ones, others, strict=True)
+    ]
     return [stmt] if reads or any(_filled(m, True) is None for m in made) else made
 
 
@@ -523,7 +522,7 @@ def pipeline_of(
     has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
     own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
     and read, too."""
-    stmts = _each(loop.body)
+    stmts = statements(loop.body)
     if branches:
         stmts = [part for s in stmts for part in _apart(s)]
     inside = buffer_uses(loop.body)
