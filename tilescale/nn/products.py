@@ -34,7 +34,7 @@ from tilescale.nn import groups
 from tilescale.nn.operations import call, define
 from tilescale.ops.ranks.gather import begin as begin_gather
 from tilescale.ops.ranks.gather_gemm import product_and_rows
-from tilescale.ops.ranks.groups import rows_of, share
+from tilescale.ops.ranks.groups import rows_of, span_of
 
 
 def by_library(x: Tensor) -> bool:
@@ -194,9 +194,8 @@ def copied(x: Tensor, group: str) -> Tensor:
 @define("kept", "(Tensor x, str group) -> Tensor", _scattered_like, _keep_scatter, _reduce_scatter_backward)
 def kept(x: Tensor, group: str) -> Tensor:
     """This rank's rows of x, which all ranks have; the gradient is everyone's."""
-    team, rows = groups.team(group), x.shape[0]
-    first = min(rows, share(rows, team.size) * team.rank)
-    return x[first : first + rows_of(team.rank, rows, team.size)].clone()
+    team = groups.team(group)
+    return x[span_of(team.rank, x.shape[0], team.size)].clone()
 
 
 @define(

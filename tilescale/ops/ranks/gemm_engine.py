@@ -18,7 +18,7 @@ from tilescale.errors import TileValueError
 from tilescale.ops import gemm, host
 from tilescale.ops.ranks import engine, flat, gather, scatter
 from tilescale.ops.ranks.gemms import Operands
-from tilescale.ops.ranks.groups import share
+from tilescale.ops.ranks.groups import rows_of, share, span_of
 from tilescale.ops.ranks.workspace import workspace
 
 
@@ -64,7 +64,7 @@ def gathered(
 
     def rows(hop: int) -> slice:
         """Those of the rank so many places in front of this one, of M."""
-        return rows_of((team.rank - hop) % world, each, M)
+        return span_of((team.rank - hop) % world, M, world)
 
     arrived = engine.cross([[put] for put in engine.puts(given.x, everyone, team)], team, everyone)
     if whole:
@@ -92,7 +92,7 @@ def scattered(
     def products() -> Iterator[Any]:
         """Of each rank's rows, in the order in which they cross."""
         for hop in (*range(1, world), 0):
-            of = rows_of((team.rank + hop) % world, each, M)
+            of = span_of((team.rank + hop) % world, M, world)
             with engine.lane(hop, part):
                 multiplied(given.x[of], given, part[of], None, "")
                 yield engine.mark(part)
@@ -106,16 +106,9 @@ def reduced(
 ) -> None:
     """c = act(the sum over ranks of x · w + bias) on every rank: each one's rows as `scattered` makes them,
     which engines bring to the others."""
-    mine = rows_of(team.rank, share(M, team.size), M)
-    own = c.new_empty(mine.stop - mine.start, given.N)
+    own = c.new_empty(rows_of(team.rank, M, team.size), given.N)
     scattered(given, own, M, bias, activation, team)
     gather.all_gather(own, group=team, rows=M, out=c, how="engine")
-
-
-def rows_of(rank: int, each: int, M: int) -> slice:
-    """A rank's rows out of M, ``each`` but for the last ones."""
-    first = min(M, rank * each)
-    return slice(first, min(M, first + each))
 
 
 def multiplied(

@@ -99,6 +99,12 @@ def rows_of(rank: int, rows: int, ranks: int) -> int:
     return max(0, min(each, rows - rank * each))
 
 
+def span_of(rank: int, rows: int, ranks: int) -> slice:
+    """Which of all rows those are."""
+    first = min(rows, rank * share(rows, ranks))
+    return slice(first, first + rows_of(rank, rows, ranks))
+
+
 def filled(x: torch.Tensor, rows: int) -> torch.Tensor:
     """x with zeros behind its rows, where it has fewer: parts as the library takes them, all alike."""
     missing = rows - x.shape[0]
