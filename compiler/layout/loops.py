@@ -8,13 +8,14 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.asked import loop_of
 from tilescale.compiler.layout.fragment import Fragment, packed
 from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
-from tilescale.compiler.layout.mixed import from_mixed
+from tilescale.compiler.layout.mixed import from_mixed, missing, to_mixed
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.spread import best, ceil_div
 from tilescale.compiler.layout.walked import MOST, Walk, walk
@@ -78,6 +79,8 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
     count = len(nest.vars)
     shape, shifts, pieces = [0] * count, [0] * count, [p for p in fragment.pieces if p.axis is None]
     fixed: list[int] = []
+    if any(_mixed(e, nest.vars) for e in access.indices):
+        return _from_mixed_digits(nest, access, fragment)
     for axis, e in enumerate(access.indices):
         own = [p for p in fragment.pieces if p.axis == axis]
         found = plain_index(e, nest.vars)
@@ -113,6 +116,36 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         return None
     vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
     return Loop(vars_, (*nest.extents, *(1 for _ in fixed)), made, (*shifts, *fixed)) if made.covers else None
+
+
+def _mixed(e: Any, variables: Sequence[Any]) -> bool:
+    """Whether an index is made of the variables, and is none of them."""
+    return plain_index(e, variables) is None and numeric.variables(e) <= set(variables)
+
+
+def _from_mixed_digits(nest: Nest, access: Element, fragment: Fragment) -> Loop | None:
+    """`from_fragment` where an index is a sum of the variables' digits. Digits that move none run over in
+    each thread, and so do axes that other loops walk along."""
+    indices = list(access.indices)
+    for axis, e in enumerate(indices):
+        if plain_index(e, ()) is None and not any(mentions(e, v) for v in nest.vars):
+            if any(p.axis == axis and p.to == "thread" for p in fragment.pieces):
+                return None
+            indices[axis] = tirx.IntImm("int32", 0)
+    found = to_mixed(nest.vars, nest.extents, indices, fragment)
+    if found is None:
+        return None
+    pieces = packed([*(p for p in fragment.pieces if p.axis is None), *found])
+    slot, left = prod(p.extent for p in pieces if p.to == "slot"), []
+    for k, extent in reversed(list(enumerate(nest.extents))):
+        for p in missing([p for p in pieces if p.axis == k], k, extent):
+            left.append(replace(p, stride=slot))
+            slot *= p.extent
+    try:
+        made = Fragment(tuple(nest.extents), (*pieces, *left), fragment.threads, fragment.first_thread)
+    except TileValueError:
+        return None
+    return Loop(nest.vars, tuple(nest.extents), made, tuple(0 for _ in nest.vars)) if made.covers else None
 
 
 def _part(own: list[Piece], shift: int, extent: int, whole: int) -> tuple[int, int, list[Piece]]:
