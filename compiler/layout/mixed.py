@@ -81,13 +81,31 @@ def missing(digits: list[Piece], axis: int, extent: int) -> list[Piece]:
     return made
 
 
+#: what `to_mixed` found, by all that decides it: several passes ask the same
+_FOUND: dict[Any, tuple[Piece, ...] | None] = {}
+
+
 def to_mixed(
     vars_: Sequence[Any], extents: Sequence[int], indices: Sequence[Any], fragment: Fragment
-) -> list[Piece] | None:
+) -> tuple[Piece, ...] | None:
     """The other way round: the pieces of the loop that runs where ``fragment`` has its element ``indices``,
     each digit of a variable where the digit of the axis that it moves is. Digits that move no index have no
     piece. None where an index is no sum of digits, or where threads differ in a digit that none moves."""
-    whole = [q for k, n in enumerate(extents) for q in _primes(Piece(k, 1, n, "slot", 1))]
+    names = tuple(v.name for v in vars_)
+    if len(set(names)) < len(names) or any(numeric.variables(e) - set(vars_) for e in indices):
+        return _to_mixed(vars_, extents, indices, fragment)
+    key = names, tuple(extents), tuple(map(str, indices)), fragment
+    if key not in _FOUND:
+        if len(_FOUND) > 256:
+            _FOUND.clear()
+        _FOUND[key] = _to_mixed(vars_, extents, indices, fragment)
+    return _FOUND[key]
+
+
+def _to_mixed(
+    vars_: Sequence[Any], extents: Sequence[int], indices: Sequence[Any], fragment: Fragment
+) -> tuple[Piece, ...] | None:
+    whole = [q for k, n in enumerate(extents) if n > 1 for q in _primes(Piece(k, 1, n, "slot", 1))]
     found = _digits(vars_, extents, whole, indices)
     if found is None:
         return None
@@ -109,7 +127,7 @@ def to_mixed(
             return None  # a digit that begins elsewhere than at zero takes a carry
         if own is not None:
             pieces.append(replace(own, to=p.to, stride=p.stride))
-    return None if moves else pieces
+    return None if moves else tuple(pieces)
 
 
 def _digits(

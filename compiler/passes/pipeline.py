@@ -44,6 +44,7 @@ from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.passes.select_wgmma import select_wgmma
+from tilescale.compiler.passes.spelt_indices import spelt_indices
 from tilescale.compiler.passes.split_puts import split_puts
 from tilescale.compiler.passes.stage_operands import stage_operands
 from tilescale.compiler.passes.stores_by_warpgroup import stores_by_warpgroup
@@ -139,6 +140,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     # The author's own TMA copies and products.
     Pass("expert_products", expert_products, spec.SCHEDULED),
     Pass("residency", residency, spec.SCHEDULED),
+    # Layouts follow indices, not names.
+    Pass("spelt_indices", spelt_indices, spec.SCHEDULED),
     # Operands first: the tiles that this adds take part in everything below.
     Pass("stage_operands", stage_operands, spec.SCHEDULED),
     Pass("infer_layouts", infer_layouts, spec.SCHEDULED),

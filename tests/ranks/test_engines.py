@@ -117,7 +117,7 @@ def products() -> bool:
         every, w = drawn(M, 16, torch.float32, M), drawn(16, 8, torch.float32, 50 + rank)
         mine = every[own(M)]
         for whole in (False, True):
-            made, rows = gather_gemm.product_and_rows(
+            made, rows, _ = gather_gemm.product_and_rows(
                 mine, w, activation="relu", rows=M, config=config, whole=whole
             )
             torch.testing.assert_close(made, (every @ w).relu(), rtol=1e-4, atol=1e-3)

@@ -12,9 +12,7 @@ from torch import Tensor
 from tilescale import ops
 from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Woven
-
-#: columns of a run
-RUN = 8
+from tilescale.ops.gemm_kernels import RUN
 
 
 def runs(*names: str) -> Woven:

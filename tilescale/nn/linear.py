@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tilescale.errors import CommError, LaunchError, TileError, TileValueError
 from tilescale.nn import products
+from tilescale.nn.gate import gated
 from tilescale.nn.operations import call
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.ranks.expert_kernels import TOO_MANY
@@ -130,16 +131,19 @@ class ColumnParallelLinear(_Linear):
         super().__init__(in_features, out_features, bias, group, 0, device, dtype)
         self.sequence_parallel, self.keep_gathered = sequence_parallel, keep_gathered
 
-    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, rows: int | None = None, gate: str = "") -> Tensor:
         """x · weightᵀ + bias, the columns of this rank.
 
         Args:
             x: (m, …, in_features); sequence parallel: this rank's part of the first axis.
             rows: all ranks' m together, where they do not have equally many: split as torch.chunk does. x is
                 (m, in_features) then.
+            gate: "silu", "gelu" (by erf) or "relu": columns come in turn, eight of a gate and eight that it
+                scales, as `ParallelMLP` has them. The result is this function of the gate's times the others.
 
         Returns:
-            (M, …, out_features / n), M all ranks' m together (m itself where x is alike on all ranks).
+            (M, …, out_features / n), M all ranks' m together (m itself where x is alike on all ranks). Of a
+            gate half as many columns.
 
         Raises:
             TileValueError: a shape that does not fit.
@@ -148,11 +152,18 @@ class ColumnParallelLinear(_Linear):
         flat = flat_rows(a, self.in_features, "ColumnParallelLinear")
         if not self.sequence_parallel:
             y = call.copied_matmul(flat, weight, bias, self.group_name)
+            y = gated(y, gate) if gate else y
         else:
             every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
             given = (flat, weight, bias, every, self.group_name)
+            kept = self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad
             try:
-                if self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad:
+                if gate:
+                    needed = torch.is_grad_enabled() and any(
+                        t is not None and t.requires_grad for t in (flat, weight, bias)
+                    )
+                    y, _, _ = call.all_gather_gated(*given, gate, needed, kept)
+                elif kept:
                     y, _ = call.all_gather_matmul_kept(*given)
                 else:
                     y = call.all_gather_matmul(*given)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilescale.errors import TileValueError
-from tilescale.nn.gate import RUN, gated, runs
+from tilescale.nn.gate import RUN, runs
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tilescale.nn.parameters import Parallel, split
 from tilescale.ops.gated import GATES
@@ -17,7 +17,7 @@ from tilescale.ops.gated import GATES
 
 class ParallelMLP(Parallel):
     """down(act(gate(x)) · up(x)): gate and up are one product, whose rows are in one weight, eight of the
-    gate and eight of up in turn.
+    gate and eight of up in turn, and whose epilogue is the gate.
 
     A checkpoint of the unsharded layer has ``gate_proj``, ``up_proj`` and ``down_proj``, which
     ``load_state_dict`` takes and `full_state_dict` gives.
@@ -52,7 +52,7 @@ class ParallelMLP(Parallel):
 
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """Of x (m, …, features) the same shape; rows as `ColumnParallelLinear.forward` takes them."""
-        made: Tensor = self.down_proj(gated(self.gate_up_proj(x, rows), self.activation))
+        made: Tensor = self.down_proj(self.gate_up_proj(x, rows, self.activation))
         return made
 
     def set_parts(self, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear) -> None:

@@ -7,6 +7,7 @@ name (`groups.name_of`).
 | operation | computes | gradients of x; of the weight |
 |---|---|---|
 | ``all_gather_matmul`` | gather(x) · wᵀ | reduce-scatter of dy · w; dyᵀ · gather(x), gathered again |
+| ``all_gather_gated`` | act(gate) · up of it, in the product's epilogue | the same, of the gate's gradient |
 | ``matmul_reduce_scatter`` | this rank's rows of Σ x · wᵀ | gather(dy) · w; gather(dy)ᵀ · x, one gather |
 | ``matmul_all_reduce`` | Σ x · wᵀ | dy · w; dyᵀ · x |
 | ``copied_matmul`` | x · wᵀ, x alike on all ranks | Σ dy · w; dyᵀ · x |
@@ -32,6 +33,8 @@ from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import groups
 from tilescale.nn.operations import call, define
+from tilescale.ops.gated import gated_columns
+from tilescale.ops.gemm_kernels import RUN
 from tilescale.ops.ranks.gather import begin as begin_gather
 from tilescale.ops.ranks.gather_gemm import product_and_rows
 from tilescale.ops.ranks.groups import rows_of, span_of
@@ -56,7 +59,7 @@ def gathered(
     """gather(x) · w + bias, and gather(x), which is there until the group's next operation. ``out_dtype``:
     float32, of 16-bit floats."""
     if not by_library(x):
-        return product_and_rows(x, w, bias, group=group, rows=rows, whole=whole, out_dtype=out_dtype)
+        return product_and_rows(x, w, bias, group=group, rows=rows, whole=whole, out_dtype=out_dtype)[:2]
     everyone = ops.all_gather(x, group=group, rows=rows)
     made = torch.mm(everyone, w)
     return (made if bias is None else made.add_(bias)), everyone
@@ -305,6 +308,62 @@ def kept_matmul_backward(
     dy = dy.contiguous()
     dx = scattered(dy, weight, None, groups.group_of(group)) if need_x else none(dy)
     return dx, product(dy.T, every) if need_w else none(weight)
+
+
+def _keep_gated(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, _, ctx.rows, ctx.group, ctx.activation, _, ctx.whole = inputs
+    _, h, every = output
+    ctx.mark_non_differentiable(h, every)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(h, every if ctx.whole else x, weight)
+
+
+def _gated_backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    (h, x, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    if dy is None:
+        return (None,) * 8
+    dh = call.gated_backward(dy.reshape(-1, RUN), h.view(-1, 2 * RUN), ctx.activation).view(h.shape)
+    if ctx.whole:
+        dx, dw = call.kept_matmul_backward(dh, x, weight, ctx.group, need_x, need_w)
+    else:
+        dx, dw = call.all_gather_matmul_backward(dh, x, weight, ctx.rows, ctx.group, need_x, need_w)
+    return *wanted(ctx, dx, dw), summed_rows(dh) if need_b else None, *(None,) * 5
+
+
+def _gated_like(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: int, group: str, activation: str, kept: bool,
+    whole: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    wide = weight.shape[0]
+    every = x.new_empty(rows, x.shape[1]) if whole else none(x)
+    return x.new_empty(rows, wide // 2), x.new_empty(rows, wide) if kept else none(x), every
+
+
+@define(
+    "all_gather_gated",
+    "(Tensor x, Tensor weight, Tensor? bias, SymInt rows, str group, str activation, bool kept, bool whole) "
+    "-> (Tensor, Tensor, Tensor)",
+    _gated_like,
+    _keep_gated,
+    _gated_backward,
+)
+def all_gather_gated(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: int, group: str, activation: str, kept: bool,
+    whole: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """act(gate) · up of gather(x) · weightᵀ + bias, whose columns come in turn, eight of each; the product
+    itself, where it is ``kept``, as gradients need it; and the gathered x, where it is ``whole``. What is not
+    asked for is empty."""
+    named, x = groups.group_of(group), x.contiguous()
+    if by_library(x):
+        h, every = gathered(x, weight.T, bias, rows, named)
+        y = h.new_empty(h.shape[0], h.shape[1] // 2)
+        if h.numel():
+            gated_columns(h, activation, y)
+        return y, h if kept else none(h), every if whole else none(x)
+    how: dict[str, Any] = {"group": named, "rows": rows, "gate": activation, "kept": kept, "whole": whole}
+    y, every, product = product_and_rows(x, weight.T, bias, **how)
+    return y, none(y) if product is None else product, every.clone() if whole else none(x)
 
 
 def _keep_rows(ctx: Any, inputs: Any, output: Any) -> None:

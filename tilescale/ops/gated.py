@@ -18,7 +18,7 @@ from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
 from tilescale.ops.gemm import ACTIVATIONS, IN_TORCH
-from tilescale.ops.gemm_kernels import activated, ceil_div
+from tilescale.ops.gemm_kernels import RUN, activated, ceil_div
 from tilescale.ops.rows import BYTES, error
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -122,6 +122,26 @@ def check(what: str, h: torch.Tensor, activation: str, sizes: torch.Tensor | Non
         )
 
 
+def gated_columns(c: torch.Tensor, gate: str, out: torch.Tensor) -> None:
+    """out (M, N / 2) = act(gate) · up of a product c (M, N) whose columns come in turn, `RUN` of each;
+    both contiguous."""
+    gated_activation(c.view(-1, 2 * RUN), gate, out=out.view(-1, RUN))
+
+
+def check_turns(what: str, N: int, activation: str, gate: str) -> None:
+    """Refuses a gate in a product's epilogue that has none.
+
+    Raises:
+        TileValueError: columns that do not come in turn, another word, an activation beside it.
+    """
+    if gate not in GATES or N % (2 * RUN) or activation:
+        beside = f", activation={activation!r}" if activation else ""
+        raise TileValueError(
+            f"{what} of {N} columns, gate={gate!r}{beside}",
+            expected=f"a multiple of {2 * RUN} columns, one of {', '.join(map(repr, GATES))}, no activation",
+        )
+
+
 @host.checked
 def gated_activation(
     h: torch.Tensor,
@@ -174,6 +194,15 @@ def reference(h: torch.Tensor, activation: str, sizes: torch.Tensor | None = Non
     x, u = h.double().chunk(2, 1)
     y = IN_TORCH[activation](x) * u
     return (expected(y, h.dtype, noise=(x * u).abs() * error(h.dtype) * 16),)
+
+
+def in_turns(product: Expected, gate: str, dtype: torch.dtype) -> Expected:
+    """What a gate leaves of a product whose columns come in turn, `RUN` of each; what the product may be off
+    it passes on by its slope, which is 1.13 at most."""
+    (x, u), (nx, nu) = (t.unflatten(1, (-1, 2, RUN)).unbind(2) for t in (product.value, product.allowed))
+    y = IN_TORCH[gate](x)
+    noise = 1.13 * nx * (u.abs() + nu) + y.abs() * nu + (x * u).abs() * 2.0**-20
+    return expected((y * u).flatten(1), dtype, noise=noise.flatten(1))
 
 
 def in_torch(h: torch.Tensor, activation: str, sizes: torch.Tensor | None = None) -> Callable[[], Any]:

@@ -16,6 +16,9 @@ import tilescale.language as T
 #: lanes of a warp hold neighbours of a row of C: 16 bytes of 32 that memory writes at once, all 32 where they
 #: are float32
 WHOLE, PART = 64, 64
+#: columns that come in turn where a product's epilogue is a gate: so many of the gate, as many that it
+#: scales. A run of 16-bit floats is one vector of 16 bytes
+RUN = 8
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -101,6 +104,29 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
                 C[row + i, col + part + j] = tile[i, j]
     else:
         T.copy(acc, C[row, col])
+
+
+@T.macro
+def finish_gated(acc: Any, bias: Any, C: Any, Y: Any, row: Any, col: Any, gate: str, kept: bool):
+    """Y's tile: act(gate) · up of acc + bias, whose columns come in turn, `RUN` of each. A thread has
+    both of a pair: tensor cores leave columns 8 q + c in the same lane for all q. C's tile, where it is
+    ``kept``: acc + bias."""
+    if bias is not None:
+        for i, j in T.Parallel(*acc.shape):
+            acc[i, j] += bias[col + j]
+    y = T.alloc_fragment((acc.shape[0], acc.shape[1] // 2), "float32")
+    for i, j in T.Parallel(*y.shape):
+        at = j // RUN * 2 * RUN + j % RUN
+        y[i, j] = quickly(acc[i, at], gate) * acc[i, at + RUN]
+    if kept:
+        T.copy(acc, C[row, col])
+    T.copy(y, Y[row, col // 2])
+
+
+def quickly(x: Any, gate: str) -> Any:
+    """`activated`, where tensor cores wait for it: silu by the fast exponential and reciprocal, some 2⁻²¹ of
+    the number off."""
+    return x * T.fast_rcp(1.0 + T.__exp(-x)) if gate == "silu" else activated(x, gate)
 
 
 @T.macro

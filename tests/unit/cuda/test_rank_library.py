@@ -62,19 +62,21 @@ def test_gather_by_packets(world: int, n: int, m: int):
 
 
 @pytest.mark.parametrize(
-    "world, M, groups, wide, warps, bias",
+    "world, M, groups, wide, warps, bias, gate",
     [
-        (2, 128, 1, 64, 2, False),
-        (2, 128, 3, 64, 2, False),
-        (3, 100, 2, 64, 1, True),
-        (3, 2, 1, 64, 2, False),
-        (3, 100, 1, 136, 3, False),
+        (2, 128, 1, 64, 2, False, ""),
+        (2, 128, 3, 64, 2, False, "silu kept"),
+        (3, 100, 2, 64, 1, True, ""),
+        (3, 2, 1, 64, 2, False, ""),
+        (3, 100, 1, 136, 3, False, "relu"),
     ],
     ids=["whole", "groups", "ragged", "few", "rows"],
 )
 @pytest.mark.parametrize("pull", [False, True])
-def test_gather_gemm(world: int, M: int, groups: int, wide: int, warps: int, bias: bool, pull: bool):
-    N, K = 72, 136
+def test_gather_gemm(
+    world: int, M: int, groups: int, wide: int, warps: int, bias: bool, gate: str, pull: bool
+):
+    N, K = 80 if gate else 72, 136
     cut = {
         "BM": 64,
         "BN": 64,
@@ -94,7 +96,10 @@ def test_gather_gemm(world: int, M: int, groups: int, wide: int, warps: int, bia
         "trans_b": False,
         "bias": bias,
         "activation": "relu" if bias else "",
+        "gate": gate.split(" ")[0],
+        "kept": "kept" in gate,
     }
+    c_shape, y_shape = gather_gemm.results(M, N, what["gate"], what["kept"])
     make = gather_gemm.pull_gemm if pull else gather_gemm.gather_gemm
     if not pull:
         cut["abreast"] = groups > 1
@@ -107,7 +112,8 @@ def test_gather_gemm(world: int, M: int, groups: int, wide: int, warps: int, bia
             "W": data((K, N), "bfloat16", 9 + r),
             "add": data((N if bias else 1,), "bfloat16", 20 + r),
             "here": zeros(math.ceil(M / 64), groups),
-            "C": empty((M, N), "bfloat16"),
+            "C": empty(c_shape, "bfloat16"),
+            "Y": empty(y_shape, "bfloat16"),
         }
         for r in range(world)
     ]
@@ -131,6 +137,20 @@ def test_gather_gemm_is_fetched_by_tma_and_multiplied_by_wgmma_at_full_size():
             producer = code[code.index("ts::fewer_registers") : code.index("ts::more_registers")]
             assert "ts::wait<true>" in producer and "ts::tma_load(&x[" in producer
             assert "ts::wgmma_m64n" in code and f"ts::put_{'run' if M > 1024 else 'rows'}<8, 64>" in code
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_gate_finds_its_columns_in_its_own_registers_at_full_size(kept: bool):
+    how = vars(gather_gemm.choose(8192, 14336, 8192, 4, "bfloat16"))
+    how = {k: v for k, v in how.items() if k not in ("fused", "pull", "engine", "abreast")}
+    what = {"dtype": "bfloat16", "out": "bfloat16", "trans_b": True, "bias": False, "activation": ""}
+    shape = {"M": 8192, "N": 14336, "K": 8192, "world": 4}
+    kernel = gather_gemm.pull_gemm(**shape, **how, **what, gate="silu", kept=kept)
+    made = driver.lower(kernel.trace(), "cuda:sm_90a")
+    assert not any("shared memory" in n or "without" in n for n in made.program.notes), made.program.notes
+    code = driver.source_text(kernel.trace(), "cuda", "cuda:sm_90a")
+    stores = code.count("ts::tma_store(Y_map"), code.count("ts::tma_store(C_map")
+    assert stores == (2, 4 * kept) and "acc_shared" not in code and "y_shared" not in code, code
 
 
 SUMS = {**FLAT, "P": 32, "dtype": "bfloat16", "out": "bfloat16", "align": 4}

@@ -107,7 +107,8 @@ def by_turns(
         T.clear(acc)
         T.gemm(a, b, acc)
         for i, j in T.Parallel(64, 64):
-            y[i, j] = acc[i, j // 8 * 16 + j % 8] * acc[i, j // 8 * 16 + j % 8 + 8]
+            at = j // 8 * 16 + j % 8  # an index by a name is the same index
+            y[i, j] = acc[i, at] * acc[i, at + 8]
         T.copy(y, C)
 
 

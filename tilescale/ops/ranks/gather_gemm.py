@@ -23,12 +23,14 @@ from tilescale.errors import TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.case import generator, normal, random_like
-from tilescale.ops.gemm_kernels import ceil_div, finish, load, load_b, panelled
+from tilescale.ops.gated import check_turns, gated_columns, in_turns
+from tilescale.ops.gemm_kernels import RUN, ceil_div, finish, finish_gated, load, load_b, panelled
 from tilescale.ops.prepared import Plan
 from tilescale.ops.ranks import fp8, gemm_engine
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gemms import (
+    absent,
     biased,
     called,
     checked,
@@ -124,6 +126,11 @@ def in_order(rows: int, run: int, groups: int) -> Callable[[Any, int], tuple[Any
     return of
 
 
+def results(M: int, N: int, gate: str, kept: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Extents of the product and of what a gate leaves of it; of one number where it is not written."""
+    return ((M, N) if kept or not gate else (1,)), ((M, N // 2) if gate else (1,))
+
+
 def begun(tile: Any, BM: int, M: int, each: int, high: int) -> Any:
     """How many pieces of everyone's rows, ``high`` of ``each`` rank's, begin in a row of tiles."""
     low, stop, per = tile * BM, T.min(tile * BM + BM, M), ceil_div(each, high)
@@ -134,14 +141,17 @@ def begun(tile: Any, BM: int, M: int, each: int, high: int) -> Any:
 def gather_gemm(
     M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
     panel: int, high: int, wide: int, groups: int, abreast: bool, warps: int, dtype: str, out: str,
-    trans_b: bool, bias: bool, activation: str,
+    trans_b: bool, bias: bool, activation: str, gate: str = "", kept: bool = False,
 ) -> Any:  # fmt: skip
     """C (M, N) = act(concat(A) · op(W) + bias): A (share(M, world), K), of which the last ranks' last rows do
-    not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends."""
+    not count; W (K, N) or (N, K); X, which all ranks reach, has the others' A when the launch ends. ``gate``:
+    Y (M, N / 2) is that function of half of the columns times the others, see `finish_gated`; C is written
+    only where it is ``kept``."""
     each, tall, parts = share(M, world), ceil_div(M, BM), ceil_div(K, wide)
     run, per = ceil_div(parts, groups), ceil_div(each, high)  # pieces: along k of a group, of a rank's rows
     every, turn_of = per * run, in_order(per, run, groups)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
+    c_shape, y_shape = results(M, N, gate, kept)
     crossing = int(each % BM > 0)  # a piece may reach from the row of tiles it begins in into the next one
     hops = world - 1 + crossing  # a tile with rows of several ranks takes all of them from X
 
@@ -164,7 +174,8 @@ def gather_gemm(
         W: T.Tensor(b_shape, dtype),
         add: T.Tensor((N if bias else 1,), out),
         here: T.Signal((tall, groups)),
-        C: T.Tensor((M, N), out),
+        C: T.Tensor(c_shape, out),
+        Y: T.Tensor(y_shape, out),
     ):
         with (
             T.Kernel(blocks, threads=threads, awaited=True, comm_warps=warps) as b,
@@ -205,7 +216,10 @@ def gather_gemm(
                             T.copy(A[at * BM - first, low + k * BK], x)
                         load_b(W, w, j * BN, low + k * BK, trans_b)
                         T.gemm(x, w, acc, transpose_B=trans_b)
-                finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
+                if gate:
+                    finish_gated(acc, add if bias else None, C, Y, at * BM, j * BN, gate, kept)
+                else:
+                    finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
 
     return ag_gemm
 
@@ -213,7 +227,7 @@ def gather_gemm(
 def pull_gemm(
     M: int, N: int, K: int, world: int, BM: int, BN: int, BK: int, stages: int, threads: int, blocks: int,
     panel: int, high: int, wide: int, groups: int, warps: int, dtype: str, out: str, trans_b: bool,
-    bias: bool, activation: str,
+    bias: bool, activation: str, gate: str = "", kept: bool = False,
 ) -> Any:  # fmt: skip
     """The same, where each rank reads the others' rows: of X (M, K) it has its own when the launch begins,
     and all when it ends."""
@@ -221,6 +235,7 @@ def pull_gemm(
     run = ceil_div(parts, groups)  # pieces along k of a group
     every, turn_of = ceil_div(each, high) * run, in_order(ceil_div(each, high), run, groups)
     b_shape, b_tile = ((N, K), (BN, BK)) if trans_b else ((K, N), (BK, BN))
+    c_shape, y_shape = results(M, N, gate, kept)
     crossing = int(each % BM > 0)  # a tile may have rows of several ranks
 
     def begun(tile: Any, rank: Any) -> Any:
@@ -244,7 +259,8 @@ def pull_gemm(
         W: T.Tensor(b_shape, dtype),
         add: T.Tensor((N if bias else 1,), out),
         here: T.Signal((tall, groups)),
-        C: T.Tensor((M, N), out),
+        C: T.Tensor(c_shape, out),
+        Y: T.Tensor(y_shape, out),
     ):
         with T.Kernel(blocks, threads=threads, comm_warps=warps) as b, T.Scale("device") as (rank, n):
             for step in T.serial(ceil_div(groups * (world - 1) * every, blocks)):
@@ -274,7 +290,10 @@ def pull_gemm(
                     for k in T.Pipelined(T.ceildiv(stop - low, BK), num_stages=stages):
                         load(X, W, x, w, at * BM, j * BN, low + k * BK, False, trans_b)
                         T.gemm(x, w, acc, transpose_B=trans_b)
-                finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
+                if gate:
+                    finish_gated(acc, add if bias else None, C, Y, at * BM, j * BN, gate, kept)
+                else:
+                    finish(acc, add if bias else None, C, at * BM, j * BN, activation, False)
 
     return ag_gemm
 
@@ -291,6 +310,7 @@ def all_gather_matmul(
     *,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
+    gate: str = "",
     group: Group = None,
     rows: int | None = None,
     out: torch.Tensor | None = None,
@@ -306,9 +326,12 @@ def all_gather_matmul(
         bias: (N,) of the result's dtype. activation: "relu", "gelu" (by erf) or "silu".
         scale_x, scale_w: of 8-bit floats, as `fp8_matmul` takes them for x and w: float32, one number
             each, x's alike on all ranks, or one a block of 128; the steps are taken one after the other then.
+        gate: "silu", "gelu" (by erf) or "relu", in place of an activation: the first of a gated layer, whose
+            columns come in turn, eight of the gate and eight that it scales. The result is (rows, N / 2).
         group: who takes part, see `groups.team_of`; all ranks without.
         rows: all ranks' m together, split as torch.chunk does; without it every rank has as many.
-        out: (rows, N), contiguous, takes the result. out_dtype: of the result; x's without, or float32.
+        out: (rows, N), or (rows, N / 2), contiguous, takes the result. out_dtype: of the result; x's without,
+            or float32.
         config: how the work is done, where the choice by the shape is not wanted; alike on all ranks.
 
     Raises:
@@ -317,11 +340,15 @@ def all_gather_matmul(
     team = team_of(group)
     if fp8.asked(x, scale_x, scale_w, config, "all_gather_matmul"):
         assert scale_x is not None and scale_w is not None
-        more = (bias, activation, team, group, rows, out, out_dtype)
-        return fp8.gathered(x, w, scale_x, scale_w, *more)
-    return product_and_rows(
-        x, w, bias, activation, group=group, rows=rows, out=out, out_dtype=out_dtype, config=config
-    )[0]
+        if not gate:
+            return fp8.gathered(x, w, scale_x, scale_w, bias, activation, team, group, rows, out, out_dtype)
+        check_turns("all_gather_matmul", w.shape[1], activation, gate)
+        c = fp8.gathered(x, w, scale_x, scale_w, bias, "", team, group, rows, None, out_dtype)
+        y = host.result(out, (c.shape[0], c.shape[1] // 2), c.dtype, c)
+        gated_columns(c, gate, y)
+        return y
+    how: dict[str, Any] = {"rows": rows, "out": out, "out_dtype": out_dtype, "config": config}
+    return product_and_rows(x, w, bias, activation, gate=gate, group=group, **how)[0]
 
 
 def product_and_rows(
@@ -330,52 +357,70 @@ def product_and_rows(
     bias: torch.Tensor | None = None,
     activation: str = "",
     *,
+    gate: str = "",
+    kept: bool = False,
     group: Group = None,
     rows: int | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     config: Config | None = None,
     whole: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`all_gather_matmul` without scales, and the gathered x (M, K), which may lie in the group's symmetric
-    memory: it is there until the group's next operation. ``whole``: this rank's own rows are wanted there,
-    too; without it they may be missing."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """`all_gather_matmul` without scales; the gathered x (M, K), which may lie in the group's symmetric
+    memory: it is there until the group's next operation; and with ``gate``, where it is ``kept``, the product
+    itself (M, N), of the result's dtype. ``whole``: this rank's own rows are wanted in the gathered x, too;
+    without it they may be missing."""
     team = team_of(group)
     space, rows = workspace(team), None if rows is None else number_of(rows, "rows")
     key = None
     if config is None:
-        key = called("all_gather_matmul", x, w, bias, out, activation, rows, out_dtype, whole)
+        key = called("all_gather_matmul", x, w, bias, out, activation, rows, out_dtype, whole, gate, kept)
     plan = space.plans.of(
-        key, lambda: _plan(team, x, w, bias, activation, rows, out, out_dtype, config, whole)
+        key, lambda: _plan(team, x, w, bias, activation, rows, out, out_dtype, config, whole, gate, kept)
     )
-    c = plan.result(out, x)
-    return c, plan.run(space, x, w, bias, c, group)
+    made = plan.result(out, x)
+    c = made.new_empty(made.shape[0], 2 * made.shape[1]) if gate and kept else None
+    return made, plan.run(space, x, w, bias, made, c, group), c
 
 
 def _plan(
     team: Team, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, activation: str,
     rows: int | None, out: torch.Tensor | None, out_dtype: torch.dtype | None, config: Config | None,
-    whole: bool,
+    whole: bool, gate: str, kept: bool,
 ) -> Plan:  # fmt: skip
-    """What `product_and_rows` does: of the team's memory, x, w, the bias, the result and the group. It gives
-    the gathered x."""
+    """What `product_and_rows` does: of the team's memory, x, w, the bias, the result, the product of a gate
+    where it is kept, and the group. It gives the gathered x."""
     given = checked("all_gather_matmul", x, w, bias, activation, out, out_dtype)
     M, N, K = total(rows, given.rows, team, "x"), given.N, given.K
     world, dtype, trans_b, own_rows = team.size, x.dtype, given.trans_b, given.rows
-    result = (M, N), given.out
+    if gate:
+        check_turns("all_gather_matmul", N, activation, gate)
+    result = (M, N // 2 if gate else N), given.out
     host.taking(out, *result)
     if M == 0:
-        return Plan(*result, lambda space, x, w, bias, c, group: x.contiguous())
-    if world == 1:
+        return Plan(*result, lambda space, x, w, bias, made, c, group: x.contiguous())
+    how = Config(fused=False)
+    if world > 1:
+        how = counted(config or configured(team, "all_gather_matmul", choose, M, given, K), Config)
+    if how.engine or not how.fused:
+        form = given._replace(x=None, w=None)  # a plan keeps no tensor alive
 
-        def alone_here(
-            space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
-        ) -> torch.Tensor:
-            gemm.matmul(x, w, bias, activation, out=c)
-            return x.contiguous()
+        def apart(
+            space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, made: torch.Tensor, c: Any,
+            group: Group,
+        ) -> torch.Tensor:  # fmt: skip
+            product = made if not gate else c if kept else made.new_empty(M, N)
+            if how.engine:
+                more = (product, M, bias, activation, space.team, whole)
+                gathered: torch.Tensor = gemm_engine.gathered(form.of(x, w), *more)
+            else:
+                gathered = x.contiguous() if world == 1 else all_gather(x.contiguous(), group=group, rows=M)
+                gemm.matmul(gathered, w, bias, activation, out=product)
+            if gate:
+                gated_columns(product, gate, made)
+            return gathered
 
-        return Plan(*result, alone_here)
-    how = counted(config or configured(team, "all_gather_matmul", choose, M, given, K), Config)
+        return Plan(*result, apart)
     if how.BM % how.high:
         raise TileValueError(
             f"{how}",
@@ -386,26 +431,7 @@ def _plan(
     if how.groups > 1 and deep % how.BK:
         text = f"groups of whole steps of BK={how.BK}: of K={K} one has {deep}"
         raise TileValueError(f"{how}", expected=text, hint="wide that is a multiple of BK")
-    if how.engine:
-        form = given._replace(x=None, w=None)  # a plan keeps no tensor alive
-
-        def by_copies(
-            space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
-        ) -> torch.Tensor:
-            return gemm_engine.gathered(form.of(x, w), c, M, bias, activation, space.team, whole)
-
-        return Plan(*result, by_copies)
-    if not how.fused:
-
-        def apart(
-            space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
-        ) -> torch.Tensor:
-            gathered: torch.Tensor = all_gather(x.contiguous(), group=group, rows=M)
-            gemm.matmul(gathered, w, bias, activation, out=c)
-            return gathered
-
-        return Plan(*result, apart)
-    what = constants(how, given, bias, activation, world, M=M, K=K)
+    what = constants(how, given, bias, activation, world, M=M, K=K, gate=gate, kept=kept)
     pull, target, each = what.pop("pull"), host.target_of(x.device), share(M, world)
     if pull:
         del what["abreast"]
@@ -413,20 +439,22 @@ def _plan(
     tall, first = ceil_div(M, how.BM), min(M, team.rank * each)
 
     def run(
-        space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, c: torch.Tensor, group: Group
-    ) -> torch.Tensor:
+        space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, made: torch.Tensor, c: Any,
+        group: Group,
+    ) -> torch.Tensor:  # fmt: skip
         (everyone,) = space.tensors(x, ((M, K), dtype))
         here, w = space.counters(tall, how.groups), host.lying(w, trans_b)
+        left = (absent(made) if c is None else c, made) if gate else (made, absent(made))
         if pull:
             everyone.narrow(0, first, own_rows).copy_(x)  # before this rank enters the launch
-            kernel(everyone, w, biased(bias, c), here, c)
+            kernel(everyone, w, biased(bias, made), here, *left)
             return everyone
         if own_rows < each:  # on the last ranks
             padded = x.new_empty(each, K)
             padded[:own_rows] = x
         else:
             padded = x.contiguous()
-        kernel(padded, everyone, w, biased(bias, c), here, c)
+        kernel(padded, everyone, w, biased(bias, made), here, *left)
         if whole:  # nobody else writes them, and no later launch touches this rank before it enters it
             everyone.narrow(0, first, own_rows).copy_(x)
         return everyone
@@ -445,6 +473,7 @@ def draw(
     trans_b: bool = False,
     bias: bool = False,
     activation: str = "",
+    gate: str = "",
     out: str = "",
     scales: str = "",
     rank: int = 0,
@@ -456,11 +485,12 @@ def draw(
     """A rank's rows of M, and its N columns; ``config``: fields of a `Config`."""
     if scales:
         mine = rows_of(rank, M, world)
-        return fp8.draw(mine, N, K, scales, out, device, seed, rank, common=True) | {"rows": M}
+        drawn = fp8.draw(mine, N, K, scales, out, device, seed, rank, common=True) | {"rows": M}
+        return drawn | ({"gate": gate} if gate else {})
     g = generator(device, 1000 * seed + rank)
     made: dict[str, Any] = {"x": normal((rows_of(rank, M, world), K), dtype, g), "rows": M}
     made["w"] = normal((N, K), dtype, g, K**-0.5).T if trans_b else normal((K, N), dtype, g, K**-0.5)
-    made["activation"] = activation
+    made |= {"gate": gate} if gate else {"activation": activation}
     if bias:
         made["bias"] = normal((N,), out or dtype, g)
     if out:
@@ -473,13 +503,19 @@ def draw(
 def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
     whole = torch.cat([a["x"] for a in everyone])
     made: list[Expected] = []
-    if "scale_x" in everyone[0]:
-        scales = [a["scale_x"] for a in everyone]
-        scale = scales[0] if scales[0].dim() == 1 else torch.cat(scales)
-        return [fp8.reference(a, whole, scale) for a in everyone]
+    scaled = "scale_x" in everyone[0]
     for a in everyone:
-        own = {k: a[k] for k in ("bias", "activation", "out_dtype") if k in a}
-        made += gemm.reference(whole, a["w"], **own)
+        kind = a.get("out_dtype", torch.bfloat16 if scaled else whole.dtype)
+        if scaled:
+            scales = [a["scale_x"] for a in everyone]
+            product = fp8.reference(a, whole, scales[0] if scales[0].dim() == 1 else torch.cat(scales))
+        else:
+            own = {k: a[k] for k in ("bias", "activation", "out_dtype") if k in a}
+            how = a.get("config", Config())
+            if "gate" in a and how.fused and not how.engine and len(everyone) > 1:
+                own["out_dtype"] = torch.float32  # the product itself is rounded only where it is written
+            (product,) = gemm.reference(whole, a["w"], **own)
+        made.append(in_turns(product, a["gate"], kind) if "gate" in a else product)
     return made
 
 
@@ -490,9 +526,11 @@ def by_library(
     rows: int | None = None,
     bias: torch.Tensor | None = None,
     activation: str = "",
+    gate: str = "",
     **scaled: Any,
 ) -> Callable[[], Any]:
-    """torch.distributed's all-gather, then torch.mm, torch.addmm, or torch._scaled_mm of 8-bit floats."""
+    """torch.distributed's all-gather, then torch.mm, torch.addmm, or torch._scaled_mm of 8-bit floats; a gate
+    by torch's operations."""
     world = torch.distributed.get_world_size(group)
     M = world * x.shape[0] if rows is None else rows
     if "scale_x" in scaled:
@@ -504,7 +542,10 @@ def by_library(
 
     def call() -> Any:
         gather_into(whole, padded, group)
-        return product()
+        if not gate:
+            return product()
+        x, u = product().unflatten(1, (-1, 2, RUN)).unbind(2)
+        return (gemm.IN_TORCH[gate](x) * u).flatten(1)
 
     return call
 
@@ -519,6 +560,7 @@ def by_torch(
         or (rows or 0) % world
         or more.get("bias") is not None
         or more.get("activation")
+        or more.get("gate")
         or "scale_x" in more
     ):
         raise NotImplementedError("PyTorch's fused operation takes equal parts on GPUs, and no epilogue")
@@ -587,6 +629,13 @@ OP = RankOp(
                 {"M": 2, "N": 30, "K": 20, "activation": "silu", "pull": True},
                 {"M": 150, "N": 72, "K": 200, "wide": 32, "groups": 3, "bias": True, "pull": True},
                 {"M": 130, "N": 100, "K": 72, "trans_b": True, "high": 64, "wide": 1024, "pull": True},
+                {"M": 384, "N": 96, "K": 104, "gate": "silu", "bias": True},
+                {"M": 77, "N": 48, "K": 33, "dtype": "float16", "gate": "gelu", "out": "float32"},
+                {"M": 100, "N": 80, "K": 50, "dtype": "float32", "trans_b": True, "gate": "silu"},
+                {"M": 150, "N": 112, "K": 200, "wide": 32, "groups": 3, "gate": "relu", "abreast": True},
+                {"M": 384, "N": 96, "K": 104, "gate": "silu", "pull": True},
+                {"M": 130, "N": 112, "K": 72, "trans_b": True, "gate": "gelu", "bias": True, "pull": True},
+                {"M": 77, "N": 48, "K": 33, "gate": "silu", "bias": True, "engine": True},
                 {"M": 192, "N": 72, "K": 104, "bias": True, "activation": "relu", "engine": True},
                 {"M": 77, "N": 41, "K": 33, "dtype": "float16", "out": "float32", "engine": True},
                 {"M": 2, "N": 30, "K": 20, "trans_b": True, "engine": True},
@@ -597,6 +646,7 @@ OP = RankOp(
             for shape in (
                 {"M": 70, "N": 40, "K": 64},
                 {"M": 5, "N": 72, "K": 40, "bias": True, "activation": "relu"},
+                {"M": 70, "N": 48, "K": 64, "bias": True, "gate": "silu"},
             )
         ),
         *(
@@ -605,10 +655,15 @@ OP = RankOp(
             for m, n, k in ((77, 72, 144), (2, 40, 272))
         ),
         Case({"M": 33, "N": 40, "K": 100, "scales": "tensor", "out": "float32"}, small=True),
+        Case({"M": 33, "N": 48, "K": 144, "scales": "tensor", "gate": "silu"}, small=True),
         *(
             Case({"M": m, "N": n, "K": k, "trans_b": tb})
             for m, n, k in ((5000, 1000, 1000), (1024, 2048, 1024), (3, 1000, 1000), (333, 520, 2056))
             for tb in (False, True)
+        ),
+        *(
+            Case({"M": m, "N": n, "K": k, "trans_b": True, "gate": "silu"})
+            for m, n, k in ((5000, 1008, 1000), (1024, 2048, 1024), (333, 528, 2056))
         ),
         *(
             Case({"M": m, "N": n, "K": k}, bar=1.0)
