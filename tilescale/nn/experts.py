@@ -18,7 +18,7 @@ from tilescale.nn.mixture import CHUNKS, SMALL
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Parallel, cast
-from tilescale.ops.gated import GATES
+from tilescale.ops.activations import GATES
 from tilescale.ops.ranks.groups import share
 from tilescale.ops.routing import SCORES
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tilescale import ops
 from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Woven
-from tilescale.ops.gemm_kernels import RUN
+from tilescale.ops.activations import RUN
 
 
 def runs(*names: str) -> Woven:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tilescale.errors import TileValueError
-from tilescale.nn.gate import RUN, runs
+from tilescale.nn.gate import runs
 from tilescale.nn.linear import ColumnParallelLinear, RowParallelLinear
 from tilescale.nn.parameters import Parallel, split
-from tilescale.ops.gated import GATES
+from tilescale.ops.activations import GATES, RUN
 
 
 class ParallelMLP(Parallel):

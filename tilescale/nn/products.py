@@ -33,8 +33,8 @@ from tilescale import ops
 from tilescale.errors import TileValueError
 from tilescale.nn import groups
 from tilescale.nn.operations import call, define
+from tilescale.ops.activations import RUN
 from tilescale.ops.gated import gated_columns
-from tilescale.ops.gemm_kernels import RUN
 from tilescale.ops.ranks.gather import begin as begin_gather
 from tilescale.ops.ranks.gather_gemm import product_and_rows
 from tilescale.ops.ranks.groups import rows_of, span_of

@@ -16,13 +16,12 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
+from tilescale.ops.activations import GATES, IN_TORCH, RUN, activated
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
-from tilescale.ops.gemm import ACTIVATIONS, IN_TORCH
-from tilescale.ops.gemm_kernels import RUN, activated, ceil_div
+from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.rows import BYTES, error
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
-GATES = tuple(a for a in ACTIVATIONS if a)
 #: elements of a block's tile, of a row of it at most, threads
 TILE, THREADS = 2048, 256
 
@@ -126,20 +125,6 @@ def gated_columns(c: torch.Tensor, gate: str, out: torch.Tensor) -> None:
     """out (M, N / 2) = act(gate) · up of a product c (M, N) whose columns come in turn, `RUN` of each;
     both contiguous."""
     gated_activation(c.view(-1, 2 * RUN), gate, out=out.view(-1, RUN))
-
-
-def check_turns(what: str, N: int, activation: str, gate: str) -> None:
-    """Refuses a gate in a product's epilogue that has none.
-
-    Raises:
-        TileValueError: columns that do not come in turn, another word, an activation beside it.
-    """
-    if gate not in GATES or N % (2 * RUN) or activation:
-        beside = f", activation={activation!r}" if activation else ""
-        raise TileValueError(
-            f"{what} of {N} columns, gate={gate!r}{beside}",
-            expected=f"a multiple of {2 * RUN} columns, one of {', '.join(map(repr, GATES))}, no activation",
-        )
 
 
 @host.checked

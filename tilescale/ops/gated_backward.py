@@ -10,10 +10,9 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileValueError
 from tilescale.ops import gated, host
+from tilescale.ops.activations import IN_TORCH, activated
 from tilescale.ops.case import Expected, Op, expected, generator, normal
 from tilescale.ops.gated import cut, walk
-from tilescale.ops.gemm import IN_TORCH
-from tilescale.ops.gemm_kernels import activated
 from tilescale.ops.rows import BYTES, error
 
 # ---- the kernel

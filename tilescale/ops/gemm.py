@@ -27,18 +27,12 @@ import torch
 from tilescale.comm import sim
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host, thin
+from tilescale.ops.activations import ACTIVATIONS, IN_TORCH
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div, combine, filled, persistent, product, streamed
 from tilescale.ops.prepared import Plan, Plans, signature
 
-ACTIVATIONS = ("", "relu", "gelu", "silu")
 DTYPES = ("bfloat16", "float16", "float32")
-
-#: act(x) in torch
-IN_TORCH: dict[str, Callable[[Any], Any]] = {
-    "": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu
-}  # fmt: skip
-
 
 # ---- configurations
 

@@ -11,27 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 import tilescale.language as T
+from tilescale.ops.activations import RUN, activated, quickly
 
 #: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns. Eight
 #: lanes of a warp hold neighbours of a row of C: 16 bytes of 32 that memory writes at once, all 32 where they
 #: are float32
 WHOLE, PART = 64, 64
-#: columns that come in turn where a product's epilogue is a gate: so many of the gate, as many that it
-#: scales. A run of 16-bit floats is one vector of 16 bytes
-RUN = 8
 
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
-
-
-def activated(x: Any, activation: str) -> Any:
-    """The activation of a number within a kernel: relu, gelu (the exact one, by erf) or silu."""
-    if activation == "relu":
-        return T.max(x, 0.0)
-    if activation == "gelu":
-        return 0.5 * x * (1.0 + T.erf(x * 0.7071067811865476))
-    return x / (1.0 + T.exp(-x)) if activation == "silu" else x
 
 
 def operands(
@@ -121,12 +110,6 @@ def finish_gated(acc: Any, bias: Any, C: Any, Y: Any, row: Any, col: Any, gate: 
     if kept:
         T.copy(acc, C[row, col])
     T.copy(y, Y[row, col // 2])
-
-
-def quickly(x: Any, gate: str) -> Any:
-    """`activated`, where tensor cores wait for it: silu by the fast exponential and reciprocal, some 2⁻²¹ of
-    the number off."""
-    return x * T.fast_rcp(1.0 + T.__exp(-x)) if gate == "silu" else activated(x, gate)
 
 
 @T.macro

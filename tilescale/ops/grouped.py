@@ -18,10 +18,9 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
+from tilescale.ops.activations import GATES, IN_TORCH, activated
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
-from tilescale.ops.gated import GATES
-from tilescale.ops.gemm import IN_TORCH
-from tilescale.ops.gemm_kernels import activated, ceil_div, panelled
+from tilescale.ops.gemm_kernels import ceil_div, panelled
 
 DTYPES = ("bfloat16", "float16")
 #: how many shares of the tiles there are for each multiprocessor, where other kernels keep some of them

@@ -12,11 +12,10 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import gated, gated_backward, host
+from tilescale.ops.activations import IN_TORCH, activated
 from tilescale.ops.case import Case, Expected, Op, expected, generator
 from tilescale.ops.gated import THREADS, cut
 from tilescale.ops.gated_backward import slope
-from tilescale.ops.gemm import IN_TORCH
-from tilescale.ops.gemm_kernels import activated
 from tilescale.ops.rows import BYTES, error
 
 # ---- the kernel

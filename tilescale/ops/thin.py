@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 import tilescale.language as T
-from tilescale.ops.gemm_kernels import activated, ceil_div
+from tilescale.ops.activations import activated
+from tilescale.ops.gemm_kernels import ceil_div
 
 #: numbers of a word
 WORD = 4

@@ -21,8 +21,8 @@ import tilescale.language as T
 from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import grouped, host
+from tilescale.ops.activations import GATES
 from tilescale.ops.case import Case, Expected, generator, normal
-from tilescale.ops.gated import GATES
 from tilescale.ops.gemm_kernels import ceil_div, panelled
 from tilescale.ops.ranks import dispatch, flat, picks
 from tilescale.ops.ranks import experts as of_ranks

@@ -13,7 +13,7 @@ from typing import Any
 
 import tilescale.language as T
 from tilescale.language.dtypes import BITS
-from tilescale.ops.gemm_kernels import activated
+from tilescale.ops.activations import activated
 
 
 def vector(dtype: str) -> int:

@@ -12,8 +12,8 @@ import torch
 from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import fp8_gemm, host
+from tilescale.ops.activations import ACTIVATIONS
 from tilescale.ops.case import Expected, generator, normal
-from tilescale.ops.gemm import ACTIVATIONS
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gather import by_library as gathering

@@ -22,9 +22,10 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
+from tilescale.ops.activations import IN_TORCH, RUN, check_turns
 from tilescale.ops.case import generator, normal, random_like
-from tilescale.ops.gated import check_turns, gated_columns, in_turns
-from tilescale.ops.gemm_kernels import RUN, ceil_div, finish, finish_gated, load, load_b, panelled
+from tilescale.ops.gated import gated_columns, in_turns
+from tilescale.ops.gemm_kernels import ceil_div, finish, finish_gated, load, load_b, panelled
 from tilescale.ops.prepared import Plan
 from tilescale.ops.ranks import fp8, gemm_engine
 from tilescale.ops.ranks.case import Case, Expected, RankOp
@@ -545,7 +546,7 @@ def by_library(
         if not gate:
             return product()
         x, u = product().unflatten(1, (-1, 2, RUN)).unbind(2)
-        return (gemm.IN_TORCH[gate](x) * u).flatten(1)
+        return (IN_TORCH[gate](x) * u).flatten(1)
 
     return call
 

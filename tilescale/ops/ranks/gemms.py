@@ -15,6 +15,7 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
+from tilescale.ops.activations import ACTIVATIONS, IN_TORCH
 from tilescale.ops.case import Expected, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.prepared import Plan, signature
@@ -71,10 +72,8 @@ def checked(
             f"{what} of {host.dtype_name(x)} by {host.dtype_name(w)}",
             expected="one of " + ", ".join(gemm.DTYPES) + " for both",
         )
-    if activation not in gemm.ACTIVATIONS:
-        raise TileValueError(
-            f"activation={activation!r}", expected=", ".join(repr(a) for a in gemm.ACTIVATIONS)
-        )
+    if activation not in ACTIVATIONS:
+        raise TileValueError(f"activation={activation!r}", expected=", ".join(repr(a) for a in ACTIVATIONS))
     kind = out.dtype if out is not None and out_dtype is None else out_dtype or x.dtype
     if kind not in (x.dtype, torch.float32):
         raise TileTypeError(f"a result of {kind}", expected=f"{x.dtype} or torch.float32")
@@ -505,7 +504,7 @@ def reference_sum(everyone: list[dict[str, Any]]) -> Expected:
         total, magnitude = total + bias.double(), magnitude + bias.double().abs()
     noise = (noise + summed(magnitude, len(everyone) + 1)) * 1.13
     noise = noise + (total.abs() * 2.0**-21 if activation else 0.0)
-    return expected(gemm.IN_TORCH[activation](total), first.get("out_dtype", kind), noise=noise)
+    return expected(IN_TORCH[activation](total), first.get("out_dtype", kind), noise=noise)
 
 
 def library_sum(
@@ -523,7 +522,7 @@ def library_sum(
     kind = scaled.get("out_dtype", torch.bfloat16) if small else x.dtype
     part = x.new_empty(x.shape[0], w.shape[1], dtype=kind)
     product = fp8_gemm.scaled_mm(x, w, scaled["scale_x"], scaled["scale_w"], kind) if small else None
-    reduced, act = add(part, group), gemm.IN_TORCH[activation]
+    reduced, act = add(part, group), IN_TORCH[activation]
 
     def call() -> Any:
         if product is not None:
