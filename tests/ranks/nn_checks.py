@@ -500,7 +500,7 @@ def around(mesh: Any) -> Errors:
     kept = []
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        saved = op is torch.ops.tilescale.all_gather_matmul.default
+        saved = op is torch.ops.tilescale.all_gather_gated.default
         kept.append(saved)
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tilescale.errors import CommError, LaunchError, TileError, TileValueError
 from tilescale.nn import products
-from tilescale.nn.gate import gated
 from tilescale.nn.operations import call
-from tilescale.nn.parameters import Parallel, cast
+from tilescale.nn.parameters import Parallel, cast, split
+from tilescale.ops.activations import check_turns
 from tilescale.ops.ranks.expert_kernels import TOO_MANY
 from tilescale.ops.ranks.groups import number_of
 
@@ -119,27 +119,30 @@ class ColumnParallelLinear(_Linear):
             on all ranks.
         keep_gathered: the gathered x is kept for the weight's gradient, which needs it; else it is gathered
             again.
+        gate: "silu", "gelu" (by erf) or "relu": outputs come in turn, eight of a gate and eight that it
+            scales. The layer gives this function of the gate's times the others, half as many.
 
     Raises:
-        TileValueError: out_features is no multiple of the ranks.
+        TileValueError: out_features is no multiple of the ranks, or a rank's no multiple of 16 of a gate.
     """
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, group: Any = None,
-        sequence_parallel: bool = True, keep_gathered: bool = False, device: Any = None, dtype: Any = None,
+        sequence_parallel: bool = True, keep_gathered: bool = False, gate: str = "", device: Any = None,
+        dtype: Any = None,
     ):  # fmt: skip
         super().__init__(in_features, out_features, bias, group, 0, device, dtype)
-        self.sequence_parallel, self.keep_gathered = sequence_parallel, keep_gathered
+        self.sequence_parallel, self.keep_gathered, self.gate = sequence_parallel, keep_gathered, gate
+        if gate:
+            check_turns("ColumnParallelLinear", split(out_features, self.ranks, "out_features"), "", gate)
 
-    def forward(self, x: Tensor, rows: int | None = None, gate: str = "") -> Tensor:
+    def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """x · weightᵀ + bias, the columns of this rank.
 
         Args:
             x: (m, …, in_features); sequence parallel: this rank's part of the first axis.
             rows: all ranks' m together, where they do not have equally many: split as torch.chunk does. x is
                 (m, in_features) then.
-            gate: "silu", "gelu" (by erf) or "relu": columns come in turn, eight of a gate and eight that it
-                scales, as `ParallelMLP` has them. The result is this function of the gate's times the others.
 
         Returns:
             (M, …, out_features / n), M all ranks' m together (m itself where x is alike on all ranks). Of a
@@ -150,19 +153,21 @@ class ColumnParallelLinear(_Linear):
         """
         a, weight, bias = cast(x, self.local("weight"), self.local("bias"))
         flat = flat_rows(a, self.in_features, "ColumnParallelLinear")
+        needed = torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (flat, weight, bias)
+        )
         if not self.sequence_parallel:
-            y = call.copied_matmul(flat, weight, bias, self.group_name)
-            y = gated(y, gate) if gate else y
+            if self.gate:
+                y, _ = call.copied_gated(flat, weight, bias, self.group_name, self.gate, needed)
+            else:
+                y = call.copied_matmul(flat, weight, bias, self.group_name)
         else:
             every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
             given = (flat, weight, bias, every, self.group_name)
             kept = self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad
             try:
-                if gate:
-                    needed = torch.is_grad_enabled() and any(
-                        t is not None and t.requires_grad for t in (flat, weight, bias)
-                    )
-                    y, _, _ = call.all_gather_gated(*given, gate, needed, kept)
+                if self.gate:
+                    y, _, _ = call.all_gather_gated(*given, self.gate, needed, kept)
                 elif kept:
                     y, _ = call.all_gather_matmul_kept(*given)
                 else:

@@ -42,17 +42,21 @@ class ParallelMLP(Parallel):
         how: dict[str, Any] = {
             "group": group, "sequence_parallel": sequence_parallel, "device": device, "dtype": dtype
         }  # fmt: skip
-        self.activation = activation
         self.gate_up_proj = ColumnParallelLinear(
-            features, 2 * hidden, bias, keep_gathered=keep_gathered, **how
+            features, 2 * hidden, bias, keep_gathered=keep_gathered, gate=activation, **how
         )
         self.down_proj = RowParallelLinear(hidden, features, bias, **how)
         for name in ("weight", "bias") if bias else ("weight",):
             self.woven[f"gate_up_proj.{name}"] = runs(f"gate_proj.{name}", f"up_proj.{name}")
 
+    @property
+    def activation(self) -> str:
+        """The gate's function, which is the first product's."""
+        return self.gate_up_proj.gate
+
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         """Of x (m, …, features) the same shape; rows as `ColumnParallelLinear.forward` takes them."""
-        made: Tensor = self.down_proj(self.gate_up_proj(x, rows, self.activation))
+        made: Tensor = self.down_proj(self.gate_up_proj(x, rows))
         return made
 
     def set_parts(self, gate: torch.nn.Linear, up: torch.nn.Linear, down: torch.nn.Linear) -> None:

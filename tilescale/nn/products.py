@@ -11,6 +11,7 @@ name (`groups.name_of`).
 | ``matmul_reduce_scatter`` | this rank's rows of Σ x · wᵀ | gather(dy) · w; gather(dy)ᵀ · x, one gather |
 | ``matmul_all_reduce`` | Σ x · wᵀ | dy · w; dyᵀ · x |
 | ``copied_matmul`` | x · wᵀ, x alike on all ranks | Σ dy · w; dyᵀ · x |
+| ``copied_gated`` | act(gate) · up of it | the same, of the gate's gradient |
 
 A product and the collective beside it are one kernel.
 
@@ -35,6 +36,7 @@ from tilescale.nn import groups
 from tilescale.nn.operations import call, define
 from tilescale.ops.activations import RUN
 from tilescale.ops.gated import gated_columns
+from tilescale.ops.gated_gemm import gated_product
 from tilescale.ops.ranks.gather import begin as begin_gather
 from tilescale.ops.ranks.gather_gemm import product_and_rows
 from tilescale.ops.ranks.groups import rows_of, span_of
@@ -310,6 +312,20 @@ def kept_matmul_backward(
     return dx, product(dy.T, every) if need_w else none(weight)
 
 
+def gate_backward(dy: Tensor, h: Tensor, activation: str) -> Tensor:
+    """The gradient of a product h whose columns come in turn, of that of what its gate left."""
+    made: Tensor = call.gated_backward(dy.reshape(-1, RUN), h.view(-1, 2 * RUN), activation)
+    return made.view(h.shape)
+
+
+def gated_apart(h: Tensor, activation: str) -> Tensor:
+    """What a gate leaves of a product that is there."""
+    y = h.new_empty(h.shape[0], h.shape[1] // 2)
+    if h.numel():
+        gated_columns(h, activation, y)
+    return y
+
+
 def _keep_gated(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, _, ctx.rows, ctx.group, ctx.activation, _, ctx.whole = inputs
     _, h, every = output
@@ -322,7 +338,7 @@ def _gated_backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     (h, x, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
     if dy is None:
         return (None,) * 8
-    dh = call.gated_backward(dy.reshape(-1, RUN), h.view(-1, 2 * RUN), ctx.activation).view(h.shape)
+    dh = gate_backward(dy, h, ctx.activation)
     if ctx.whole:
         dx, dw = call.kept_matmul_backward(dh, x, weight, ctx.group, need_x, need_w)
     else:
@@ -357,10 +373,7 @@ def all_gather_gated(
     named, x = groups.group_of(group), x.contiguous()
     if by_library(x):
         h, every = gathered(x, weight.T, bias, rows, named)
-        y = h.new_empty(h.shape[0], h.shape[1] // 2)
-        if h.numel():
-            gated_columns(h, activation, y)
-        return y, h if kept else none(h), every if whole else none(x)
+        return gated_apart(h, activation), h if kept else none(h), every if whole else none(x)
     how: dict[str, Any] = {"group": named, "rows": rows, "gate": activation, "kept": kept, "whole": whole}
     y, every, product = product_and_rows(x, weight.T, bias, **how)
     return y, none(y) if product is None else product, every.clone() if whole else none(x)
@@ -429,6 +442,45 @@ def _sum_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 def matmul_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None, group: str) -> Tensor:
     """The ranks' sum of x · weightᵀ, plus the bias, on all ranks, whose gradients are alike."""
     return reduced(x.contiguous(), weight.T, bias, groups.group_of(group))
+
+
+def _keep_copied_gated(ctx: Any, inputs: Any, output: Any) -> None:
+    x, weight, _, ctx.group, ctx.activation, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(output[1], x, weight)
+
+
+def _copied_gated_backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    (h, x, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    if dy is None:
+        return (None,) * 6
+    dh = gate_backward(dy, h, ctx.activation)
+    dx, dw = call.matmul_backward(dh, x, weight, ctx.group, need_x, need_w)
+    return *wanted(ctx, dx, dw), summed_rows(dh) if need_b else None, *(None,) * 3
+
+
+@define(
+    "copied_gated",
+    "(Tensor x, Tensor weight, Tensor? bias, str group, str activation, bool kept) -> (Tensor, Tensor)",
+    lambda x, weight, bias, group, activation, kept: (
+        x.new_empty(x.shape[0], weight.shape[0] // 2),
+        x.new_empty(x.shape[0], weight.shape[0]) if kept else none(x),
+    ),
+    _keep_copied_gated,
+    _copied_gated_backward,
+)
+def copied_gated(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: str, activation: str, kept: bool
+) -> tuple[Tensor, Tensor]:
+    """`all_gather_gated` of an x that is alike on all ranks, whose gradient is the ranks' sum."""
+    x, (rows, wide) = x.contiguous(), (x.shape[0], weight.shape[0])
+    if 0 in x.shape or by_library(x):
+        h = product(x, weight.T)
+        return gated_apart(h if bias is None else h.add_(bias), activation), h if kept else none(h)
+    h = x.new_empty(rows, wide) if kept else none(x)
+    y = gated_product(x, weight.T, bias, activation, product=h if kept else None)
+    return y, h
 
 
 def _copied_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:

@@ -43,6 +43,7 @@ HOME = {
     "fp8_matmul": "fp8_gemm",
     "gated_activation": "gated",
     "gated_activation_backward": "gated_backward",
+    "gated_matmul": "gated_gemm",
     "grouped_matmul": "grouped",
     "grouped_matmul_backward": "grouped_backward",
     "grouped_matmul_combine": "ranks.gemm_combine",

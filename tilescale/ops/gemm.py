@@ -20,7 +20,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -258,19 +258,37 @@ def matmul(
 _plans = Plans()
 
 
-def _plan(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str, out: torch.Tensor | None,
-    out_dtype: torch.dtype | None, config: Config | thin.Thin | None,
-) -> Plan:  # fmt: skip
-    """What `matmul` does: of a, b, the bias and the result."""
+class Operands(NamedTuple):
+    """What a product is asked for: a and b as they lie in memory, whether those are their transposes,
+    extents, the result's dtype."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    trans_a: bool
+    trans_b: bool
+    M: int
+    N: int
+    K: int
+    kind: torch.dtype
+
+
+def checked(
+    what: str, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str,
+    out: torch.Tensor | None, out_dtype: torch.dtype | None,
+) -> Operands:  # fmt: skip
+    """The operands of a product.
+
+    Raises:
+        TileValueError, TileTypeError: shapes, dtypes or an activation that do not fit.
+    """
     (a, trans_a), (b, trans_b) = host.matrix(a, "a"), host.matrix(b, "b")
     M, K = reversed(a.shape) if trans_a else a.shape
     K2, N = reversed(b.shape) if trans_b else b.shape
     if K != K2:
-        raise TileValueError(f"matmul of ({M}, {K}) by ({K2}, {N})", expected="a (M, K), b (K, N)")
+        raise TileValueError(f"{what} of ({M}, {K}) by ({K2}, {N})", expected="a (M, K), b (K, N)")
     if a.dtype != b.dtype or host.dtype_name(a) not in DTYPES:
         raise TileTypeError(
-            f"matmul of {host.dtype_name(a)} by {host.dtype_name(b)}",
+            f"{what} of {host.dtype_name(a)} by {host.dtype_name(b)}",
             expected="one of " + ", ".join(DTYPES) + " for both",
         )
     if activation not in ACTIVATIONS:
@@ -278,11 +296,20 @@ def _plan(
     kind = out.dtype if out is not None and out_dtype is None else out_dtype or a.dtype
     if kind not in (a.dtype, torch.float32):
         raise TileTypeError(f"a result of {kind}", expected=f"{a.dtype} or torch.float32")
-    host.taking(out, (M, N), kind)
     if bias is not None and (tuple(bias.shape) != (N,) or bias.dtype != kind):
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
     if 0 in (M, N, K):
-        raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
+        raise TileValueError(f"{what} of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
+    return Operands(a, b, trans_a, trans_b, M, N, K, kind)
+
+
+def _plan(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None, config: Config | thin.Thin | None,
+) -> Plan:  # fmt: skip
+    """What `matmul` does: of a, b, the bias and the result."""
+    a, b, trans_a, trans_b, M, N, K, kind = checked("matmul", a, b, bias, activation, out, out_dtype)
+    host.taking(out, (M, N), kind)
     few = host.dtype_name(a) != "float32" and thin.fits(M, N, K, a, b)
     if isinstance(config, thin.Thin) or config is None and few and (a.shape[1] % 2 or b.shape[1] % 2):
         if not few:

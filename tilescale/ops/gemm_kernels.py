@@ -95,6 +95,11 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
         T.copy(acc, C[row, col])
 
 
+def results(M: Any, N: int, gate: str, kept: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Extents of the product and of what a gate leaves of it; of one number where it is not written."""
+    return ((M, N) if kept or not gate else (1,)), ((M, N // 2) if gate else (1,))
+
+
 @T.macro
 def finish_gated(acc: Any, bias: Any, C: Any, Y: Any, row: Any, col: Any, gate: str, kept: bool):
     """Y's tile: act(gate) · up of acc + bias, whose columns come in turn, `RUN` of each. A thread has
@@ -216,15 +221,18 @@ def persistent(
     activation: str,
     align_a: int = 1,
     align_b: int = 1,
+    gate: str = "",
+    kept: bool = False,
 ) -> Any:
     """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of
-    tiles. The ``cluster`` blocks of a cluster have tiles one below the other, and fetch B's tile together."""
+    tiles. The ``cluster`` blocks of a cluster have tiles one below the other, and fetch B's tile together.
+    ``gate``: see `finish_gated` and `results`; without a bias its place takes a number."""
     M = T.dynamic("M") if M is None else M
     a_shape, b_shape = operands(M, N, K, trans_a, trans_b, align_a, align_b)
     a_tile, b_tile = operands(BM, BN, BK, trans_a, trans_b)
 
     @T.macro
-    def body(A, B, bias, C):
+    def body(A, B, bias, C, Y):
         with T.Kernel(blocks, threads=threads, cta_cluster=cluster) as block:
             high, wide = T.ceildiv(M, BM * cluster), ceil_div(N, BN)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
@@ -236,11 +244,14 @@ def persistent(
                 for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
                     load(A, B, a, b, row * BM, col * BN, k * BK, trans_a, trans_b)
                     multiply(a, b, acc, False, trans_a, trans_b)
-                finish(acc, bias, C, row * BM, col * BN, activation, False)
+                if gate:
+                    finish_gated(acc, bias, C, Y, row * BM, col * BN, gate, kept)
+                else:
+                    finish(acc, bias, C, row * BM, col * BN, activation, False)
 
     @T.prim_func
     def gemm(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), out)):
-        body(A, B, None, C)
+        body(A, B, None, C, None)
 
     @T.prim_func
     def gemm_bias(
@@ -249,8 +260,22 @@ def persistent(
         bias: T.Tensor((N,), out),
         C: T.Tensor((M, N), out),
     ):
-        body(A, B, bias, C)
+        body(A, B, bias, C, None)
 
+    c_shape, y_shape = results(M, N, gate, kept)
+
+    @T.prim_func
+    def gated(
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        add: T.Tensor((N if bias else 1,), out),
+        C: T.Tensor(c_shape, out),
+        Y: T.Tensor(y_shape, out),
+    ):
+        body(A, B, add if bias else None, C, Y)
+
+    if gate:
+        return gated
     return gemm_bias if bias else gemm
 
 

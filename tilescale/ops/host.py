@@ -146,6 +146,16 @@ def result(
     return torch.empty(shape, dtype=dtype, device=like.device) if out is None else out
 
 
+@functools.cache
+def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(1, dtype=dtype, device=device)
+
+
+def absent(like: torch.Tensor) -> torch.Tensor:
+    """A number that a kernel takes in place of a tensor that it neither reads nor writes."""
+    return _nothing(like.dtype, like.device)
+
+
 def taking(out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, what: str = "out") -> None:
     """Refuses what does not take a result.
 

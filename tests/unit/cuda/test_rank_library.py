@@ -14,6 +14,7 @@ import tilescale
 from tests.unit.cuda.emulated import agree, agree_on_ranks, data, empty, lowered
 from tilescale.compiler import driver, emulator
 from tilescale.language.dtypes import BITS
+from tilescale.ops.gemm_kernels import results
 from tilescale.ops.ranks import flat, flat_kernels, gather_gemm, gemm_reduce, gemm_scatter
 from tilescale.ops.ranks.gemms import packed_shape
 from tilescale.packets import length
@@ -99,7 +100,7 @@ def test_gather_gemm(
         "gate": gate.split(" ")[0],
         "kept": "kept" in gate,
     }
-    c_shape, y_shape = gather_gemm.results(M, N, what["gate"], what["kept"])
+    c_shape, y_shape = results(M, N, what["gate"], what["kept"])
     make = gather_gemm.pull_gemm if pull else gather_gemm.gather_gemm
     if not pull:
         cut["abreast"] = groups > 1

@@ -25,13 +25,13 @@ from tilescale.ops import fp8_gemm, gemm, host
 from tilescale.ops.activations import IN_TORCH, RUN, check_turns
 from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.gated import gated_columns, in_turns
-from tilescale.ops.gemm_kernels import ceil_div, finish, finish_gated, load, load_b, panelled
+from tilescale.ops.gated_gemm import gated_product
+from tilescale.ops.gemm_kernels import ceil_div, finish, finish_gated, load, load_b, panelled, results
 from tilescale.ops.prepared import Plan
 from tilescale.ops.ranks import fp8, gemm_engine
 from tilescale.ops.ranks.case import Case, Expected, RankOp
 from tilescale.ops.ranks.gather import all_gather
 from tilescale.ops.ranks.gemms import (
-    absent,
     biased,
     called,
     checked,
@@ -125,11 +125,6 @@ def in_order(rows: int, run: int, groups: int) -> Callable[[Any, int], tuple[Any
         return group, rest // (rows * run), rest % (rows * run) // run, rest % run if run > 1 else 0
 
     return of
-
-
-def results(M: int, N: int, gate: str, kept: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Extents of the product and of what a gate leaves of it; of one number where it is not written."""
-    return ((M, N) if kept or not gate else (1,)), ((M, N // 2) if gate else (1,))
 
 
 def begun(tile: Any, BM: int, M: int, each: int, high: int) -> Any:
@@ -410,15 +405,18 @@ def _plan(
             space: Workspace, x: torch.Tensor, w: torch.Tensor, bias: Any, made: torch.Tensor, c: Any,
             group: Group,
         ) -> torch.Tensor:  # fmt: skip
-            product = made if not gate else c if kept else made.new_empty(M, N)
             if how.engine:
+                product = made if not gate else c if kept else made.new_empty(M, N)
                 more = (product, M, bias, activation, space.team, whole)
                 gathered: torch.Tensor = gemm_engine.gathered(form.of(x, w), *more)
-            else:
-                gathered = x.contiguous() if world == 1 else all_gather(x.contiguous(), group=group, rows=M)
-                gemm.matmul(gathered, w, bias, activation, out=product)
+                if gate:
+                    gated_columns(product, gate, made)
+                return gathered
+            gathered = x.contiguous() if world == 1 else all_gather(x.contiguous(), group=group, rows=M)
             if gate:
-                gated_columns(product, gate, made)
+                gated_product(gathered, w, bias, gate, product=c, out=made)
+            else:
+                gemm.matmul(gathered, w, bias, activation, out=made)
             return gathered
 
         return Plan(*result, apart)
@@ -445,7 +443,7 @@ def _plan(
     ) -> torch.Tensor:  # fmt: skip
         (everyone,) = space.tensors(x, ((M, K), dtype))
         here, w = space.counters(tall, how.groups), host.lying(w, trans_b)
-        left = (absent(made) if c is None else c, made) if gate else (made, absent(made))
+        left = (host.absent(made) if c is None else c, made) if gate else (made, host.absent(made))
         if pull:
             everyone.narrow(0, first, own_rows).copy_(x)  # before this rank enters the launch
             kernel(everyone, w, biased(bias, made), here, *left)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -261,19 +260,9 @@ def knobs(*more: tuple[dict[str, Any], ...]) -> Callable[..., tuple[tuple[dict[s
     return of
 
 
-@functools.cache
-def _nothing(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(1, dtype=dtype, device=device)
-
-
-def absent(c: torch.Tensor) -> torch.Tensor:
-    """A number that a kernel takes in place of a tensor that it neither reads nor writes."""
-    return _nothing(c.dtype, c.device)
-
-
 def biased(bias: torch.Tensor | None, c: torch.Tensor) -> torch.Tensor:
     """The bias, in order, or a number that a kernel without one takes in its place and does not read."""
-    return absent(c) if bias is None else bias.contiguous()
+    return host.absent(c) if bias is None else bias.contiguous()
 
 
 def tiles(M: int, N: int, K: int, dtype: str, units: int) -> dict[str, Any]:

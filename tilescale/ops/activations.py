@@ -1,0 +1,52 @@
+"""Activations behind products: in kernels, and in torch, by the words that operations take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileValueError
+
+ACTIVATIONS = ("", "relu", "gelu", "silu")
+#: those that gate
+GATES = tuple(a for a in ACTIVATIONS if a)
+#: columns that come in turn where a product's epilogue is a gate: so many of the gate, as many that it
+#: scales. A run of 16-bit floats is one vector of 16 bytes
+RUN = 8
+
+#: act(x) in torch
+IN_TORCH: dict[str, Callable[[Any], Any]] = {
+    "": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu
+}  # fmt: skip
+
+
+def activated(x: Any, activation: str) -> Any:
+    """The activation of a number within a kernel: relu, gelu (the exact one, by erf) or silu."""
+    if activation == "relu":
+        return T.max(x, 0.0)
+    if activation == "gelu":
+        return 0.5 * x * (1.0 + T.erf(x * 0.7071067811865476))
+    return x / (1.0 + T.exp(-x)) if activation == "silu" else x
+
+
+def quickly(x: Any, gate: str) -> Any:
+    """`activated`, where tensor cores wait for it: silu by the fast exponential and reciprocal, some 2⁻²¹ of
+    the number off."""
+    return x * T.fast_rcp(1.0 + T.__exp(-x)) if gate == "silu" else activated(x, gate)
+
+
+def check_turns(what: str, N: int, activation: str, gate: str) -> None:
+    """Refuses a gate in a product's epilogue that has none.
+
+    Raises:
+        TileValueError: columns that do not come in turn, another word, an activation beside it.
+    """
+    if gate not in GATES or N % (2 * RUN) or activation:
+        beside = f", activation={activation!r}" if activation else ""
+        raise TileValueError(
+            f"{what} of {N} columns, gate={gate!r}{beside}",
+            expected=f"a multiple of {2 * RUN} columns, one of {', '.join(map(repr, GATES))}, no activation",
+        )
