@@ -47,7 +47,8 @@ class ExpertParallelMoE(Parallel):
             features, and experts see what these leave of them; gradients are those of tokens that travelled
             whole, and travel whole. None: in x's dtype.
         exact: memory is taken for the pairs of tokens and experts that came, not for all that could come: the
-            host waits for their number, so no CUDA graph can have the layer. recompute: the first product's
+            host waits for their number, while they travel. None: where it may, so not in a CUDA graph, under
+            torch.compile, or with several chunks. recompute: the first product's
             rows are not kept for the backward, which computes them again. keep_rows: the rows of all pairs
             are kept, too, which otherwise are sent again.
         chunks: tokens go to experts and back in so many chunks, and what crosses does so beside products, on
@@ -71,7 +72,7 @@ class ExpertParallelMoE(Parallel):
         self, features: int, hidden: int, experts: int, topk: int, *, scores: str = "softmax",
         normalized: bool = True, scaling: float = 1.0, capacity: float | None = None, aux_loss: bool = False,
         bias_rate: float = 0.0, shared: int = 0, activation: str = "silu",
-        dispatch_dtype: torch.dtype | None = None, exact: bool = False, recompute: bool = False,
+        dispatch_dtype: torch.dtype | None = None, exact: bool | None = None, recompute: bool = False,
         keep_rows: bool = False, chunks: int = 0, group: Any = None, device: Any = None,
         dtype: Any = None,
     ):  # fmt: skip
@@ -126,12 +127,16 @@ class ExpertParallelMoE(Parallel):
         flat, gate_up, down = cast(
             x.reshape(-1, self.features), self.local("gate_up_proj"), self.local("down_proj")
         )
+        exact = self.exact
+        if exact is None:
+            exact = self.chunks <= 1 and not torch.compiler.is_compiling()
+            exact = exact and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
         try:
             weights, chosen = self.route(flat, every)
             wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (flat, weights, gate_up, down))
             given = (flat, chosen, weights, gate_up, down, self.experts, most)
             keep = wanted and not self.recompute
-            how = (self.small, self.exact, self.chunks, keep, keep and self.keep_rows)
+            how = (self.small, exact, self.chunks, keep, keep and self.keep_rows)
             y, *_ = call.moe_experts(*given, self.activation, self.group_name, *how)
         except (LaunchError, CommError) as error:
             refuse_others(error, self, x, *SPLIT)

@@ -163,11 +163,20 @@ class Flow:
                 )  # fmt: skip
                 for c in range(how.count)
             ]
+            #: the number of pairs that come, on its way to the host beside what is launched next
+            self.number = of_ranks.counting(self.sent[0].sizes) if exact is True else None
         self.stride = room(how.each, K, experts, W)[1]
 
     def tokens(self, t: Tensor, c: int) -> Tensor:
         """Of a tensor of this rank's tokens those of chunk c."""
         return t[c * self.how.each : (c + 1) * self.how.each]
+
+    def room(self, most: int) -> int:
+        """Memory for the pairs that come, in steps of a 64th of what could come: numbers differ from step to
+        step, and torch's allocator has pieces of few sizes then. The host waits."""
+        assert self.number is not None
+        step = max(1, most // 64)
+        return min(most, max(1, share(self.number(), step)) * step)
 
     def pairs(self, t: Tensor, c: int) -> Tensor:
         """Of a tensor of all chunks' rows of pairs those of chunk c."""
@@ -191,8 +200,9 @@ class Flow:
             scales = torch.cat(both, 1) if both else None
             sent = ops.moe_dispatch(rows, scales=scales, like=self.sent[c], blocks=blocks)
             if self.exact:
-                sent = sent.counted(None if self.exact is True else self.exact)
-                self.exact = len(sent.index)
+                if self.exact is True:
+                    self.exact = self.room(len(sent.index))
+                sent = sent.counted(self.exact)
             self.sent[c] = sent
             came = sent.rows
             if small:

@@ -203,6 +203,22 @@ def expand(
     return made
 
 
+def counting(sizes: torch.Tensor) -> Callable[[], int]:
+    """How many pairs ``sizes`` add up to: a function that waits for the number. On a GPU it crosses to the
+    host behind what was launched so far, so that the host has not to wait for what it launches next."""
+    if not sizes.is_cuda:
+        return lambda: int(sizes.sum())
+    there = torch.empty(1, dtype=torch.int64, pin_memory=True)
+    there.copy_(sizes.sum().view(1), non_blocking=True)
+    done = torch.cuda.current_stream(sizes.device).record_event()
+
+    def number() -> int:
+        done.synchronize()
+        return int(there)
+
+    return number
+
+
 def choices(sent: Dispatched, marks: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each pair (P,) which of its token's choices it is, int32, and its weight, float32 or float64; both
     undefined behind the last one.
