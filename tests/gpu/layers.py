@@ -150,18 +150,20 @@ def contexts(mesh: Any, scale: int) -> Iterator[tuple[str, Callable[[], tuple[fl
 
 
 class Block(nn.Module):
-    """Norm, attention, norm, MLP, norm and loss."""
+    """Norm, attention, norm, MLP, experts, norm and loss."""
 
     def __init__(self, F: int, H: int, words: int, n: int, how: dict[str, Any]):
         super().__init__()
         self.first, self.second, self.last = (tsnn.RMSNorm(F, **how) for _ in range(3))
         self.attention = tsnn.ParallelAttention(F, 4 * n, 2 * n, 64, **how)
         self.mlp = tsnn.ParallelMLP(F, H, **how)
+        self.experts = tsnn.ExpertParallelMoE(F, F, 4 * n, 2, **how)
         self.loss = tsnn.LinearCrossEntropy(F, words, **how)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         x = x + self.attention(self.first(x))
-        return self.loss(self.last(x + self.mlp(self.second(x))), targets)
+        x = x + self.mlp(self.second(x))
+        return self.loss(self.last(x + self.experts(x)), targets)
 
 
 def step(call: Callable[..., Tensor], block: nn.Module, x: Tensor, targets: Tensor) -> list[Tensor]:
@@ -244,7 +246,7 @@ def main() -> int:
             torch.manual_seed(3)
             try:
                 share, whose = case()
-                told, right = f"{share:.2f} of what it may be off, at {whose}", share <= 1
+                told, right = f"{share:.3f} of what it may be off, at {whose}", share <= 1
             except Exception:  # noqa: BLE001  # the next case goes on, where all ranks fail alike
                 told, right = traceback.format_exc(limit=-4), False
             bad += not right
