@@ -510,9 +510,9 @@ def reference(everyone: list[dict[str, Any]]) -> list[Expected]:
             product = fp8.reference(a, whole, scales[0] if scales[0].dim() == 1 else torch.cat(scales))
         else:
             own = {k: a[k] for k in ("bias", "activation", "out_dtype") if k in a}
-            how = a.get("config", Config())
+            how = a.get("config", Config(fused=False))  # without one it may be computed apart
             if "gate" in a and how.fused and not how.engine and len(everyone) > 1:
-                own["out_dtype"] = torch.float32  # the product itself is rounded only where it is written
+                own["out_dtype"] = torch.float32  # the product itself is not rounded
             (product,) = gemm.reference(whole, a["w"], **own)
         made.append(in_turns(product, a["gate"], kind) if "gate" in a else product)
     return made
