@@ -143,17 +143,17 @@ def kernel_of(
     out_idx: tuple[int, ...] | None = None,
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
-    advice.give(entry.meta)
+    returns: Any = entry.meta["returns"] if out_idx is None else out_idx
     if out_idx is None:
-        outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
-        returns = entry.meta["returns"]
-        return Kernel(
-            entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument
-        )
-    allocated = with_workspaces(out_idx, entry.meta["params"])
-    return Kernel(
-        entry, label, program, out_idx=allocated, returns=out_idx, from_cache=cached, instrument=instrument
+        allocated = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
+    else:
+        allocated = list(with_workspaces(out_idx, entry.meta["params"]))
+    made = Kernel(
+        entry, label, program, out_idx=allocated, returns=returns, from_cache=cached, instrument=instrument
     )
+    if not made.has_second:  # which calls take which is known at the calls
+        advice.give(entry.meta)
+    return made
 
 
 def with_workspaces(out_idx: tuple[int, ...], params: list[dict[str, Any]]) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ from typing import Any
 
 from tilescale import env, folders, log
 
+#: the file of an entry that has the code
+CODE = "kernel.bin"
 _LOCKS = 64
 _SWEEP_EVERY = 64
 
@@ -35,6 +37,12 @@ class Entry:
     desc: list[int]
     sites: list[str]
     meta: dict[str, Any]
+
+    @property
+    def key(self) -> str | None:
+        """What it is kept by; None of code that is not kept."""
+        place = Path(self.path)
+        return place.parent.name if place.name == CODE else None
 
 
 def folder() -> Path:
@@ -65,13 +73,13 @@ def _read(place: Path) -> Entry | None:
         return None
     try:
         held = json.loads(raw)
-        with open(place / "kernel.bin", "rb") as f:
+        with open(place / CODE, "rb") as f:
             code, why = f.read(), why or folders.distrust(os.fstat(f.fileno()))
         if why:
             raise ValueError(why)
         if hashlib.blake2b(code, digest_size=16).hexdigest() != held["code"]:
             raise ValueError("the code is not what was stored")
-        entry = Entry(str(place / "kernel.bin"), held["desc"], held["sites"], held["meta"])
+        entry = Entry(str(place / CODE), held["desc"], held["sites"], held["meta"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.say("warning", f"the cache entry {place} is damaged ({error}) and will be rebuilt")
         _discard(place)
@@ -138,7 +146,7 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
     """Builds an entry; the caller holds a lock."""
     root = folder()
     with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as aside:
-        code = Path(aside, "kernel", "kernel.bin")
+        code = Path(aside, "kernel", CODE)
         code.parent.mkdir()
         meta, desc, sites = build(str(code))
         held = {
@@ -163,7 +171,7 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
     held = json.loads(text)  # what a reader will see: tuples have become lists
     if int(key[8:16], 16) % _SWEEP_EVERY == 0:  # not by a count: most processes store few kernels, or one
         sweep(root)
-    return Entry(str(place / "kernel.bin"), held["desc"], held["sites"], held["meta"])
+    return Entry(str(place / CODE), held["desc"], held["sites"], held["meta"])
 
 
 def amend(entry: Entry, meta: dict[str, Any]) -> Entry:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tilescale import devices, log, native
+from tilescale import devices, log, native, whole_rows
 from tilescale.arrays import as_numpy, numpy_dtype
 from tilescale.cache import Entry
 from tilescale.errors import TileError, TileTypeError, TileValueError
@@ -79,6 +79,7 @@ class Launchable:
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
         if any((entry.meta.get("on_ranks") or {}).values()):
             self._run = self._refusing(self._run)
+        self._run = whole_rows.chooser(self, self._run)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         """See `Device.load`."""
@@ -182,6 +183,11 @@ class Launchable:
     def program(self) -> TileProgram:
         """The kernel as tile IR, traced again."""
         return self._program()
+
+    @property
+    def has_second(self) -> bool:
+        """Whether calls whose rows are whole vectors take another kernel (tilescale/whole_rows.py)."""
+        return isinstance(self._run, whole_rows.Chooser)
 
     @property
     def collective(self) -> bool:

@@ -4,9 +4,10 @@ source."""
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
@@ -20,6 +21,22 @@ from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 
 #: More statements than this is a Python loop that was meant to be a device loop.
 STATEMENT_LIMIT = 200_000
+
+
+#: symbol → what each call's value is a multiple of, as whoever traces knows
+_promised: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar(
+    "promised", default=types.MappingProxyType({})
+)
+
+
+@contextlib.contextmanager
+def promising(multiples: Mapping[str, int]) -> Iterator[None]:
+    """Kernels that are traced meanwhile have these promises beside their own (tilescale/whole_rows.py)."""
+    before = _promised.set(multiples)
+    try:
+        yield
+    finally:
+        _promised.reset(before)
 
 
 @dataclass(eq=False)
@@ -82,7 +99,7 @@ class Builder:
         #: T.const names that were used before anything had said what they are
         self.unknown: list[Any] = []
         #: symbol → what each call's value is promised to be a multiple of
-        self.multiples: dict[str, int] = {}
+        self.multiples: dict[str, int] = dict(_promised.get())
         self.origins: dict[Any, Any] = {}
         self.definitions: dict[Any, Any] = {}
         #: names that say which executor it is (T.Scale); of a loop's variable, what it counts from and by

@@ -416,3 +416,20 @@ def test_the_profiler(added: Any):
     profiler.assert_allclose(lambda a, b: a + b)
     assert 0 < profiler.do_bench(rep=20) < 1000
     assert np.median(profiler.do_bench(rep=20, return_mode="all")) > 0
+
+
+def test_rows_of_any_length_by_two_kernels():
+    """Rows that are whole vectors go to a second kernel, by TMA; others, and ones that begin elsewhere, do
+    not."""
+    from tests.unit.test_whole_rows import product
+
+    kernel = tilescale.compile(product(), target="cuda")
+    for m, n, k in ((100, 128, 64), (130, 72, 200), (64, 77, 33), (1, 8, 8), (65, 64, 60)):
+        a, b = normal(m, k, dtype=torch.float16), normal(k, n, dtype=torch.float16)
+        for shift in (0, 1):
+            room = torch.zeros(m * k + 8, dtype=torch.float16, device="cuda")
+            a = room[shift : shift + m * k].view(m, k).copy_(a)
+            c = torch.full((m, n), float("nan"), device="cuda")
+            kernel(a, b, c)
+            torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-2)
+            assert kernel._run.fits((a, b, c)) == (n % 8 == 0 and k % 8 == 0 and not shift)
