@@ -54,7 +54,7 @@ def wanted(kernel: Launchable) -> dict[str, int]:
 
 def _row(p: dict[str, Any]) -> str | None:
     """The symbol that a parameter's rows end by, where they lie one behind another."""
-    shape = p.get("shape") or ()
+    shape: list[Any] = list(p.get("shape") or ())
     plain = len(shape) > 1 and p.get("strides") is None and not p.get("of") and BITS[p["dtype"]] >= 8
     return shape[-1] if plain and isinstance(shape[-1], str) else None
 
