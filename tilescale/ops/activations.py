@@ -23,19 +23,37 @@ IN_TORCH: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
-def activated(x: Any, activation: str) -> Any:
-    """The activation of a number within a kernel: relu, gelu (the exact one, by erf) or silu."""
+def activated(x: Any, activation: str, quick: bool = False) -> Any:
+    """The activation of a number within a kernel: relu, gelu (the exact one, by erf) or silu. ``quick``: by
+    the fast exponential and reciprocal, for results that are rounded to 16 bits. They are off by a share of
+    2⁻²⁰ where the number is near 16, and by less where it is nearer to 0."""
     if activation == "relu":
         return T.max(x, 0.0)
     if activation == "gelu":
         return 0.5 * x * (1.0 + T.erf(x * 0.7071067811865476))
-    return x / (1.0 + T.exp(-x)) if activation == "silu" else x
+    if activation == "silu":
+        return x * sigmoid(x, True) if quick else x / (1.0 + T.exp(-x))
+    return x
 
 
-def quickly(x: Any, gate: str) -> Any:
-    """`activated`, where tensor cores wait for it: silu by the fast exponential and reciprocal, some 2⁻²¹ of
-    the number off."""
-    return x * T.fast_rcp(1.0 + T.__exp(-x)) if gate == "silu" else activated(x, gate)
+def slope(x: Any, activation: str, quick: bool = False) -> Any:
+    """The derivative of `activated`."""
+    if activation == "relu":
+        return T.if_then_else(x > 0, 1.0, 0.0)
+    if activation == "gelu":
+        bell = 0.3989422804014327 * (T.__exp if quick else T.exp)(-0.5 * x * x)
+        return 0.5 * (1.0 + T.erf(x * 0.7071067811865476)) + x * bell
+    part = sigmoid(x, quick)
+    return part * (1.0 + x * (1.0 - part))
+
+
+def sigmoid(x: Any, quick: bool) -> Any:
+    return T.fast_rcp(1.0 + T.__exp(-x)) if quick else 1.0 / (1.0 + T.exp(-x))
+
+
+def is_short(dtype: Any) -> bool:
+    """Whether results are rounded to 16 bits."""
+    return str(dtype) in ("bfloat16", "float16")
 
 
 def check_turns(what: str, N: int, activation: str, gate: str) -> None:

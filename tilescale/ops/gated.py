@@ -16,7 +16,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
-from tilescale.ops.activations import GATES, IN_TORCH, RUN, activated
+from tilescale.ops.activations import GATES, IN_TORCH, RUN, activated, is_short
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
 from tilescale.ops.gemm_kernels import ceil_div
 from tilescale.ops.rows import BYTES, error
@@ -68,7 +68,7 @@ def gate(n: int, activation: str, dtype: str, blocks: int) -> Any:
         for i, j in T.Parallel(rows, width):
             if stop is None or row + i < stop:
                 x, u = T.cast(H[row + i, 0, column + j], acc), T.cast(H[row + i, 1, column + j], acc)
-                Y[row + i, column + j] = T.cast(activated(x, activation) * u, dtype)
+                Y[row + i, column + j] = T.cast(activated(x, activation, is_short(dtype)) * u, dtype)
 
     walked = walk(n, blocks, tile)
 

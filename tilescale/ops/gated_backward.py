@@ -10,23 +10,12 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileValueError
 from tilescale.ops import gated, host
-from tilescale.ops.activations import IN_TORCH, activated
+from tilescale.ops.activations import IN_TORCH, activated, is_short, slope
 from tilescale.ops.case import Expected, Op, expected, generator, normal
 from tilescale.ops.gated import cut, walk
 from tilescale.ops.rows import BYTES, error
 
 # ---- the kernel
-
-
-def slope(x: Any, activation: str) -> Any:
-    """The derivative of `activated` within a kernel."""
-    if activation == "relu":
-        return T.if_then_else(x > 0, 1.0, 0.0)
-    if activation == "gelu":
-        bell = 0.3989422804014327 * T.exp(-0.5 * x * x)
-        return 0.5 * (1.0 + T.erf(x * 0.7071067811865476)) + x * bell
-    part = 1.0 / (1.0 + T.exp(-x))
-    return part * (1.0 + x * (1.0 - part))
 
 
 def gradients(n: int, activation: str, dtype: str, blocks: int) -> Any:
@@ -41,8 +30,8 @@ def gradients(n: int, activation: str, dtype: str, blocks: int) -> Any:
         for i, j in T.Parallel(rows, width):
             x, u = T.cast(H[row + i, 0, column + j], acc), T.cast(H[row + i, 1, column + j], acc)
             dy = T.cast(DY[row + i, column + j], acc)
-            parts[0][i, j] = dy * u * slope(x, activation)
-            parts[1][i, j] = dy * activated(x, activation)
+            parts[0][i, j] = dy * u * slope(x, activation, is_short(dtype))
+            parts[1][i, j] = dy * activated(x, activation, is_short(dtype))
         for half in range(2):
             for i, j in T.Parallel(rows, width):
                 if stop is None or row + i < stop:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import tilescale.language as T
-from tilescale.ops.activations import RUN, activated, quickly
+from tilescale.ops.activations import RUN, activated, is_short
 
 #: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns. Eight
 #: lanes of a warp hold neighbours of a row of C: 16 bytes of 32 that memory writes at once, all 32 where they
@@ -71,7 +71,7 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
     if bias is not None or activation:
         for i, j in T.Parallel(*acc.shape):
             x = acc[i, j] if bias is None else acc[i, j] + bias[col + (i if swap else j)]
-            acc[i, j] = activated(x, activation)
+            acc[i, j] = activated(x, activation, is_short(C.dtype))
     if swap and acc.shape[1] > WHOLE and acc.shape[0] % PART == 0 and str(C.dtype) != "float32":
         # Eight neighbours of a column lie in all banks.
         tile = T.alloc_shared((acc.shape[1], PART + 8), C.dtype)
@@ -111,7 +111,7 @@ def finish_gated(acc: Any, bias: Any, C: Any, Y: Any, row: Any, col: Any, gate: 
     y = T.alloc_fragment((acc.shape[0], acc.shape[1] // 2), "float32")
     for i, j in T.Parallel(*y.shape):
         at = j // RUN * 2 * RUN + j % RUN
-        y[i, j] = quickly(acc[i, at], gate) * acc[i, at + RUN]
+        y[i, j] = activated(acc[i, at], gate, True) * acc[i, at + RUN]
     if kept:
         T.copy(acc, C[row, col])
     T.copy(y, Y[row, col // 2])

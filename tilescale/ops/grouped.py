@@ -63,7 +63,7 @@ def of_tiles(BM: int, BN: int, BK: int, K: int, n: int, stages: int, trans_b: bo
                 T.gemm(a, b[h], acc[h], transpose_B=trans_b)
         if gate:
             for i, j in T.Parallel(BM, BN):
-                acc[0][i, j] = activated(acc[0][i, j], gate) * acc[1][i, j]
+                acc[0][i, j] = activated(acc[0][i, j], gate, True) * acc[1][i, j]
 
     @T.macro
     def leave(acc, C, first, end, col):

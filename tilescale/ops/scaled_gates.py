@@ -12,10 +12,9 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import gated, gated_backward, host
-from tilescale.ops.activations import IN_TORCH, activated
+from tilescale.ops.activations import IN_TORCH, activated, is_short, slope
 from tilescale.ops.case import Case, Expected, Op, expected, generator
 from tilescale.ops.gated import THREADS, cut
-from tilescale.ops.gated_backward import slope
 from tilescale.ops.rows import BYTES, error
 
 # ---- the kernel
@@ -38,9 +37,9 @@ def gradients(n: int, activation: str, dtype: str, blocks: int) -> Any:
             at = t * width
             for i, j in T.Parallel(rows, width):
                 x, u = T.cast(H[row + i, 0, at + j], acc), T.cast(H[row + i, 1, at + j], acc)
-                dy, part = T.cast(DY[row + i, at + j], acc), activated(x, activation)
+                dy, part = T.cast(DY[row + i, at + j], acc), activated(x, activation, is_short(dtype))
                 told[i, j] += dy * part * u
-                parts[0][i, j] = dy * scale[row + i] * u * slope(x, activation)
+                parts[0][i, j] = dy * scale[row + i] * u * slope(x, activation, is_short(dtype))
                 parts[1][i, j] = dy * scale[row + i] * part
                 parts[2][i, j] = scale[row + i] * part * u
             for half in range(2):

@@ -60,3 +60,21 @@ def test_parts_that_do_not_fit_are_refused():
 def test_no_rows_at_all():
     a, b = torch.empty(0, 16, dtype=torch.bfloat16), torch.zeros(2, 16, 8, dtype=torch.bfloat16)
     assert ops.grouped_matmul(a, b, torch.zeros(2, dtype=torch.int32)).shape == (0, 8)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_gates_far_from_zero(activation: str, dtype: torch.dtype):
+    """Where exponentials overflow gates are open or shut, gradients too, as torch's are."""
+    x = torch.tensor([-1e4, -200.0, -100.0, -88.5, -20.0, -0.0, 20.0, 88.5, 100.0, 1e4])
+    h = torch.stack([x, torch.linspace(-2, 2, 10)]).to(dtype).T.contiguous()
+    act = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "relu": torch.relu}[activation]
+    given = h.double().requires_grad_()
+    want = act(given[:, :1]) * given[:, 1:]
+    (dh,) = torch.autograd.grad(want.sum(), given)
+    dy = torch.ones(len(h), 1, dtype=dtype)
+    tight = {"rtol": 1e-2 if dtype != torch.float32 else 1e-5, "atol": 1e-7}
+    got = ops.gated_activation(h, activation).double()
+    torch.testing.assert_close(got, want.detach().to(dtype).double(), **tight)
+    back = ops.gated_activation_backward(dy, h, activation).double()
+    torch.testing.assert_close(back, dh.to(dtype).double(), **tight)
