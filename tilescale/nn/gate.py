@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilescale import ops
-from tilescale.nn.operations import define
 from tilescale.nn.parameters import Woven
 from tilescale.ops.activations import RUN
 
@@ -25,13 +23,3 @@ def _in_turn(*parts: Tensor) -> Tensor:
 
 def _apart(both: Tensor) -> tuple[Tensor, ...]:
     return tuple(p.flatten(0, 1) for p in both.unflatten(0, (-1, 2, RUN)).unbind(1))
-
-
-@define(
-    "gated_backward",
-    "(Tensor dy, Tensor h, str activation) -> Tensor",
-    lambda dy, h, activation: h.new_empty(h.shape),
-)
-def gated_backward(dy: Tensor, h: Tensor, activation: str) -> Tensor:
-    """`ops.gated_activation_backward`."""
-    return ops.gated_activation_backward(dy.contiguous(), h.contiguous(), activation)

@@ -312,6 +312,16 @@ def kept_matmul_backward(
     return dx, product(dy.T, every) if need_w else none(weight)
 
 
+@define(
+    "gated_backward",
+    "(Tensor dy, Tensor h, str activation) -> Tensor",
+    lambda dy, h, activation: h.new_empty(h.shape),
+)
+def gated_backward(dy: Tensor, h: Tensor, activation: str) -> Tensor:
+    """`ops.gated_activation_backward`."""
+    return ops.gated_activation_backward(dy.contiguous(), h.contiguous(), activation)
+
+
 def gate_backward(dy: Tensor, h: Tensor, activation: str) -> Tensor:
     """The gradient of a product h whose columns come in turn, of that of what its gate left."""
     made: Tensor = call.gated_backward(dy.reshape(-1, RUN), h.view(-1, 2 * RUN), activation)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tilescale.nn.norm  # noqa: F401  (defines the operation)
+import tilescale.nn.norm  # it defines the operation
 from tilescale.nn.operations import call, straight
 
 
@@ -100,3 +103,34 @@ def test_tensors_that_are_not_the_numbers_in_their_memory_go_by_the_dispatcher()
     (batched,) = torch.autograd.grad(y, x, every, retain_graph=True, is_grads_batched=True)
     one_by_one = [torch.autograd.grad(y, x, dy, retain_graph=True)[0] for dy in every]
     assert batched.equal(torch.stack(one_by_one))
+
+
+FOLDER = Path(tilescale.nn.norm.__file__).parent
+
+
+@functools.cache
+def operations_of(name: str) -> tuple[set[str], set[str], set[str]]:
+    """Of a file of layers: the operations that it defines, those that it calls, the other files it imports."""
+    defined, called, imported = set(), set(), set()
+    for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "define":
+            assert isinstance(node.args[0], ast.Constant)
+            defined.add(str(node.args[0].value))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "call":
+            called.add(node.attr)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tilescale.nn"):
+            words = [a.name for a in node.names] if node.module == "tilescale.nn" else [str(node.module)[13:]]
+            imported |= {w for w in words if (FOLDER / f"{w}.py").exists()}
+    return defined, called, imported
+
+
+@pytest.mark.parametrize("name", sorted(f.stem for f in FOLDER.glob("[a-z]*.py")))
+def test_a_layer_alone_has_its_operations(name: str):
+    """Each layer's file is imported when the layer is used: what it calls is defined in it, or in a file that
+    it imports."""
+    reached, ahead = set(), {name}
+    while ahead:
+        reached |= ahead
+        ahead = {other for n in ahead for other in operations_of(n)[2]} - reached
+    called, defined = ({op for n in reached for op in operations_of(n)[k]} for k in (1, 0))
+    assert called <= defined
