@@ -143,6 +143,14 @@ def gradients_of_others() -> bool:
     (Swallowed.apply(experts(x)).sum() + Swallowed.apply(loss(x, targets)) + x.sum()).backward()
     Swallowed.apply(kept(x)).sum().backward()
     assert x.grad is not None and x.grad.equal(torch.ones_like(x))
+    for how in ({"sequence_parallel": False}, {"keep_gathered": True}, {}):
+        gated = tilescale.nn.ColumnParallelLinear(8, 16 * n, gate="silu", **how, **like)
+        Swallowed.apply(gated(x)).sum().backward()
+        assert gated.weight.grad is not None and not gated.weight.grad.any()
+    rows = x.detach().requires_grad_()
+    y = gated(rows)
+    (y if comm.rank() else Swallowed.apply(y)).sum().backward()
+    assert rows.grad is not None and rows.grad.any()  # from other ranks' columns where not from the own
     assert experts.aux_loss is not None and copy.deepcopy(experts).aux_loss is None
     (dx,) = torch.autograd.grad(loss(x, targets), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no gradients of gradients"):

@@ -322,8 +322,10 @@ def gated_backward(dy: Tensor, h: Tensor, activation: str) -> Tensor:
     return ops.gated_activation_backward(dy.contiguous(), h.contiguous(), activation)
 
 
-def gate_backward(dy: Tensor, h: Tensor, activation: str) -> Tensor:
+def gate_backward(dy: Tensor | None, h: Tensor, activation: str) -> Tensor:
     """The gradient of a product h whose columns come in turn, of that of what its gate left."""
+    if dy is None:  # other ranks may have gradients
+        return torch.zeros_like(h)
     made: Tensor = call.gated_backward(dy.reshape(-1, RUN), h.view(-1, 2 * RUN), activation)
     return made.view(h.shape)
 
@@ -346,8 +348,6 @@ def _keep_gated(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _gated_backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     (h, x, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
-    if dy is None:
-        return (None,) * 8
     dh = gate_backward(dy, h, ctx.activation)
     if ctx.whole:
         dx, dw = call.kept_matmul_backward(dh, x, weight, ctx.group, need_x, need_w)
@@ -463,8 +463,6 @@ def _keep_copied_gated(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _copied_gated_backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     (h, x, weight), (need_x, need_w, need_b, *_) = ctx.saved_tensors, ctx.needs_input_grad
-    if dy is None:
-        return (None,) * 6
     dh = gate_backward(dy, h, ctx.activation)
     dx, dw = call.matmul_backward(dh, x, weight, ctx.group, need_x, need_w)
     return *wanted(ctx, dx, dw), summed_rows(dh) if need_b else None, *(None,) * 3
