@@ -10,6 +10,7 @@ import torch
 import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.tensor  # once here, not in each of the forked ranks
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilescale.compiler.driver
 import tilescale.nn
@@ -160,6 +161,26 @@ def gradients_of_others() -> bool:
 
 def test_gradients_that_nobody_gave_and_gradients_of_gradients():
     assert all(run_ranks(2, gradients_of_others))
+
+
+def of_fake_tensors() -> list[tuple[int, ...]]:
+    """Layers that nobody runs, as tools do that add up memory: shapes follow from shapes alone."""
+    comm.init()
+    n, like = comm.world_size(), {"dtype": torch.float64}
+    with FakeTensorMode():
+        layers = (
+            tilescale.nn.ParallelMLP(8, 8 * n, **like),
+            tilescale.nn.ExpertParallelMoE(8, 8, n, 1, **like),
+        )
+        x = torch.randn(4, 8, requires_grad=True, **like)
+        for layer in layers:
+            layer(x).sum().backward()
+        assert x.grad is not None
+        return [tuple(p.grad.shape) for layer in layers for p in layer.parameters() if p.grad is not None]
+
+
+def test_layers_of_fake_tensors():
+    assert run_ranks(2, of_fake_tensors) == [[(16, 8), (8, 8), (2, 8), (1, 16, 8), (1, 8, 8)]] * 2
 
 
 def gathered_rows() -> list[bool]:

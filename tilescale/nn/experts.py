@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tilescale import ops
 from tilescale.errors import CommError, LaunchError, TileTypeError, TileValueError
@@ -48,9 +49,9 @@ class ExpertParallelMoE(Parallel):
             whole, and travel whole. None: in x's dtype.
         exact: memory is taken for the pairs of tokens and experts that came, not for all that could come: the
             host waits for their number, while they travel. None: where it may, so not in a CUDA graph, under
-            torch.compile, or with several chunks. recompute: the first product's
-            rows are not kept for the backward, which computes them again. keep_rows: the rows of all pairs
-            are kept, too, which otherwise are sent again.
+            torch.compile, of fake tensors, or with several chunks. recompute: the first product's rows are
+            not kept for the backward, which computes them again. keep_rows: the rows of all pairs are kept,
+            too, which otherwise are sent again.
         chunks: tokens go to experts and back in so many chunks, and what crosses does so beside products, on
             a stream of its own. 1: beside the products of the backward. 0: everything one after another on
             the caller's stream, which takes less memory: beside products the backward has the rows of all
@@ -129,7 +130,7 @@ class ExpertParallelMoE(Parallel):
         )
         exact = self.exact
         if exact is None:
-            exact = self.chunks <= 1 and not torch.compiler.is_compiling()
+            exact = self.chunks <= 1 and not torch.compiler.is_compiling() and not isinstance(x, FakeTensor)
             exact = exact and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
         try:
             weights, chosen = self.route(flat, every)
