@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from tilescale.errors import TileTypeError
+
 #: the operations, by their names
 call: Any = types.SimpleNamespace()
 
@@ -48,6 +50,7 @@ def define(
 
         def run(*args: Any) -> Any:
             if not straight(args):
+                _refuse_tangents(name, args)
                 return dispatched(*args)
             if torch.is_grad_enabled():
                 for a in args:
@@ -74,6 +77,25 @@ def _differentiable(
 
     steps = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(name, (torch.autograd.Function,), steps)
+
+
+def _refuse_tangents(name: str, args: tuple[Any, ...]) -> None:
+    """Refuses derivatives in forward mode. The dispatcher loses them without a word.
+
+    Raises:
+        TileTypeError: an argument has some.
+    """
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for a in args:
+        while isinstance(a, Tensor) and torch._C._functorch.is_batchedtensor(a):  # vmap within jvp
+            a = torch._C._functorch.get_unwrapped(a)
+        if isinstance(a, Tensor) and forward_ad.unpack_dual(a).tangent is not None:
+            raise TileTypeError(
+                f"{name} of a tensor with a tangent (torch.func.jvp, torch.autograd.forward_ad)",
+                expected="reverse mode: tilescale's layers have no forward-mode derivatives",
+                hint="backward() or torch.autograd.grad",
+            )
 
 
 def straight(args: tuple[Any, ...]) -> bool:

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tilescale.nn.norm  # it defines the operation
+from tilescale.errors import TileTypeError
 from tilescale.nn.operations import call, straight
 
 
@@ -84,6 +85,21 @@ def test_no_gradients_of_gradients():
     (dx,) = torch.autograd.grad(call.rms_norm(x, w, 1e-5).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="no autograd formula"):
         dx.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+@pytest.mark.parametrize("grad", [False, True])
+def test_no_derivatives_in_forward_mode(grad: bool):
+    x, w = (torch.ones(*shape, 8, dtype=torch.float64, requires_grad=grad) for shape in ((4,), ()))
+    normed = lambda x: call.rms_norm(x, w, 1e-5)  # noqa: E731
+    told = "rms_norm of a tensor with a tangent.*\n.*reverse mode"
+    for f in (normed, torch.func.vmap(normed)):
+        with pytest.raises(TileTypeError, match=told):
+            torch.func.jvp(f, (x.detach()[None],), (x.detach()[None],))
+    with forward_ad.dual_level():
+        assert normed(x).shape == x.shape  # without a tangent
+        with pytest.raises(TileTypeError, match=told):
+            normed(forward_ad.make_dual(x, x.detach()))
 
 
 def test_no_graph_where_nobody_wants_one():
