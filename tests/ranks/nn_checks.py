@@ -754,6 +754,7 @@ def refused(mesh: Any) -> Errors:
     tp, n = mesh["tp"], comm.world_size()
     col, norm = tsnn.ColumnParallelLinear(4, n, group=tp), tsnn.RMSNorm(4, group=tp)
     loss, x = tsnn.LinearCrossEntropy(4, n, group=tp), torch.ones(3, 4)
+    row, experts = tsnn.RowParallelLinear(n, 4, group=tp), tsnn.ExpertParallelMoE(4, 8, n, 1, group=tp)
     told: list[tuple[str, Callable[[], Any]]] = [
         ("multiple of the ranks", lambda: tsnn.ColumnParallelLinear(4, n + 1, group=tp)),
         ("multiple of the ranks", lambda: tsnn.ParallelAttention(8, n + 1, n + 1, 2, group=tp)),
@@ -768,6 +769,9 @@ def refused(mesh: Any) -> Errors:
         ("0 to 1", lambda: tsnn.ExpertParallelMoE(4, 8, n, n, chunks=2, exact=True, group=tp)),
         ("(…, rows, 4)", lambda: col(torch.ones(3, 5))),
         ("x (m, features)", lambda: col(torch.ones(3, 2, 4), rows=3)),
+        ("ColumnParallelLinear: x of torch.float64, weights of torch.float32", lambda: col(x.double())),
+        ("RowParallelLinear: x of torch.float16, weights of torch.float32", lambda: row(x[:, :1].half())),
+        ("ExpertParallelMoE: x of torch.bfloat16, weights of torch.float32", lambda: experts(x.bfloat16())),
         ("(…, 4)", lambda: norm(torch.ones(3, 5))),
         ("one a row", lambda: loss(x, torch.zeros(2, dtype=torch.int64))),
         ("int64", lambda: loss(x, torch.zeros(3 * n))),

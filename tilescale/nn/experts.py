@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tilescale import ops
 from tilescale.errors import CommError, LaunchError, TileTypeError, TileValueError
 from tilescale.nn import groups, products
-from tilescale.nn.linear import SPLIT, all_rows, refuse_others
+from tilescale.nn.linear import SPLIT, all_rows, refuse_others, same_dtype
 from tilescale.nn.mixture import CHUNKS, SMALL
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.operations import call, define
@@ -128,6 +128,7 @@ class ExpertParallelMoE(Parallel):
         flat, gate_up, down = cast(
             x.reshape(-1, self.features), self.local("gate_up_proj"), self.local("down_proj")
         )
+        same_dtype(flat, gate_up, "ExpertParallelMoE")
         exact = self.exact
         if exact is None:
             exact = self.chunks <= 1 and not torch.compiler.is_compiling() and not isinstance(x, FakeTensor)

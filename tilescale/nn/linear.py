@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tilescale.errors import CommError, LaunchError, TileError, TileValueError
+from tilescale.errors import CommError, LaunchError, TileError, TileTypeError, TileValueError
 from tilescale.nn import products
 from tilescale.nn.operations import call
 from tilescale.nn.parameters import Parallel, cast, split
@@ -19,15 +19,32 @@ from tilescale.ops.ranks.expert_kernels import TOO_MANY
 from tilescale.ops.ranks.groups import number_of
 
 
-def flat_rows(x: Tensor, features: int, what: str) -> Tensor:
-    """x as rows (m, features).
+def flat_rows(x: Tensor, weight: Tensor, what: str) -> Tensor:
+    """x as rows (m, features), of a weight (out, features).
 
     Raises:
         TileValueError: its last axis has another extent, or it has none but that.
+        TileTypeError: it is of another dtype.
     """
+    features = weight.shape[1]
     if x.dim() < 2 or x.shape[-1] != features:
         raise TileValueError(f"{what} of {tuple(x.shape)}", expected=f"(…, rows, {features})")
+    same_dtype(x, weight, what)
     return x.reshape(-1, features)
+
+
+def same_dtype(x: Tensor, weight: Tensor, what: str) -> None:
+    """Before ranks wait for each other.
+
+    Raises:
+        TileTypeError: x, which autocast may have cast, is of another dtype than the weight.
+    """
+    if x.dtype != weight.dtype and not x.is_meta:  # autocast has no dtype for meta
+        raise TileTypeError(
+            f"{what}: x of {x.dtype}, weights of {weight.dtype}",
+            expected="one dtype",
+            hint=f"x.to({weight.dtype}), or torch.autocast around the model",
+        )
 
 
 def all_rows(rows: int | None, x: Tensor, ranks: int, what: str) -> int:
@@ -102,9 +119,10 @@ class _Linear(Parallel):
             self.drawn("bias", lambda b: nn.init.uniform_(b, -bound, bound))
 
     def extra_repr(self) -> str:
+        gate = f", gate={self.gate!r}" if getattr(self, "gate", "") else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, rank {self.rank} of {self.ranks}"
+            f"bias={self.bias is not None}{gate}, rank {self.rank} of {self.ranks}"
         )
 
 
@@ -149,10 +167,10 @@ class ColumnParallelLinear(_Linear):
             gate half as many columns.
 
         Raises:
-            TileValueError: a shape that does not fit.
+            TileValueError, TileTypeError: a shape or a dtype that does not fit.
         """
         a, weight, bias = cast(x, self.local("weight"), self.local("bias"))
-        flat = flat_rows(a, self.in_features, "ColumnParallelLinear")
+        flat = flat_rows(a, weight, "ColumnParallelLinear")
         needed = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in (flat, weight, bias)
         )
@@ -214,13 +232,13 @@ class RowParallelLinear(_Linear):
 
         Raises:
             TileValueError: a shape that does not fit; an x of more than two axes whose first is no multiple
-            of the ranks.
+            of the ranks. TileTypeError: a dtype that does not fit.
         """
         given = self.local("bias")
         if given is not None and self.sequence_parallel:
             given = products.copied(given, self.group_name)
         a, weight, bias = cast(x, self.local("weight"), given)
-        flat = flat_rows(a, weight.shape[1], "RowParallelLinear")
+        flat = flat_rows(a, weight, "RowParallelLinear")
         if self.sequence_parallel and x.dim() > 2 and x.shape[0] % self.ranks:
             raise TileValueError(
                 f"RowParallelLinear of {tuple(x.shape)} on {self.ranks} ranks",

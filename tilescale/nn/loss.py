@@ -78,7 +78,7 @@ class LinearCrossEntropy(Parallel):
             TileValueError, TileTypeError: what does not fit.
         """
         a, weight = cast(x, self.local("weight"))
-        flat = flat_rows(a, self.features, "LinearCrossEntropy")
+        flat = flat_rows(a, weight, "LinearCrossEntropy")
         ranks = self.ranks if self.sequence_parallel else 1
         every = all_rows(rows, x, ranks, "LinearCrossEntropy")
         if targets.numel() != every:
@@ -98,7 +98,7 @@ class LinearCrossEntropy(Parallel):
     def logits(self, x: Tensor, rows: int | None = None) -> Tensor:
         """The logits of this rank's words, (M, …, vocabulary / n), for what is no training."""
         a, weight = cast(x, self.local("weight"))
-        flat = flat_rows(a, self.features, "LinearCrossEntropy")
+        flat = flat_rows(a, weight, "LinearCrossEntropy")
         if self.sequence_parallel:
             every = all_rows(rows, x, self.ranks, "LinearCrossEntropy")
             y = call.all_gather_matmul(flat, weight, None, every, self.group_name)
