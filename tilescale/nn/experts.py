@@ -20,7 +20,7 @@ from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.activations import GATES
-from tilescale.ops.ranks.groups import share
+from tilescale.ops.ranks.groups import number_of, share
 from tilescale.ops.routing import SCORES
 
 
@@ -78,10 +78,14 @@ class ExpertParallelMoE(Parallel):
         dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
-        _refuse(scores, activation, topk, experts, capacity)
+        extents = {"features": features, "hidden": hidden, "experts": experts, "topk": topk}
+        for name, value in extents.items():
+            number_of(value, name, 1)
+        number_of(shared, "shared"), number_of(chunks, "chunks")
+        _refuse(scores, activation, topk, experts, capacity, exact)
         if dispatch_dtype not in (None, SMALL):
             raise TileTypeError(f"dispatch_dtype={dispatch_dtype}", expected=f"None or {SMALL}")
-        if not 0 <= chunks <= (1 if exact else CHUNKS):
+        if chunks > (1 if exact else CHUNKS):
             raise TileValueError(f"chunks={chunks}", expected=f"0 to {1 if exact else CHUNKS}")
         if recompute and keep_rows:
             raise TileValueError("recompute with keep_rows", expected="less memory or less to do")
@@ -197,12 +201,16 @@ class ExpertParallelMoE(Parallel):
         return f"{self.features}, {self.hidden}, {self.experts} experts, top {self.topk}, {of}"
 
 
-def _refuse(scores: str, activation: str, topk: int, experts: int, capacity: float | None) -> None:
+def _refuse(
+    scores: str, activation: str, topk: int, experts: int, capacity: float | None, exact: bool | None
+) -> None:
     if scores not in SCORES:
         raise TileValueError(f"scores={scores!r}", expected=", ".join(map(repr, SCORES)))
     if activation not in GATES:
         raise TileValueError(f"activation={activation!r}", expected=", ".join(map(repr, GATES)))
-    if not 1 <= topk <= experts:
+    if exact not in (None, True, False):
+        raise TileTypeError(f"exact={exact!r}", expected="True, False, or None: True where the host may wait")
+    if topk > experts:
         raise TileValueError(f"topk={topk} of {experts} experts", expected="1 to all of them")
     if capacity is not None and not (isinstance(capacity, (int, float)) and 0 < capacity < math.inf):
         raise TileValueError(

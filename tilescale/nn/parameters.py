@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.nn import groups, products
 from tilescale.nn.operations import straight
+from tilescale.ops.ranks.groups import number_of
 
 
 def mesh_of(group: Any) -> Any:
@@ -50,9 +51,9 @@ def split(extent: int, ranks: int, what: str) -> int:
     columns, and all ranks launch the same.
 
     Raises:
-        TileValueError: it is none.
+        TileValueError: it is none. TileTypeError: it is no integer.
     """
-    if extent % ranks:
+    if number_of(extent, what) % ranks:
         raise TileValueError(f"{what}={extent} on {ranks} ranks", expected="a multiple of the ranks")
     return extent // ranks
 

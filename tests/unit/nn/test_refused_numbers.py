@@ -20,6 +20,13 @@ WRONG: dict[str, Callable[[], Any]] = {
     "heads=0": lambda: tsnn.ParallelAttention(8, 0),
     "kv_heads=0": lambda: tsnn.ParallelAttention(8, 2, 0),
     "head_dim=0": lambda: tsnn.ParallelAttention(8, 16),
+    "hidden='16'": lambda: tsnn.ParallelMLP(8, "16"),  # type: ignore[arg-type]
+    "hidden=0": lambda: tsnn.ExpertParallelMoE(8, 0, 4, 2),
+    "topk='2'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, "2"),  # type: ignore[arg-type]
+    "shared=8.5": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, shared=8.5),  # type: ignore[arg-type]
+    "chunks=1.5": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, chunks=1.5),  # type: ignore[arg-type]
+    "chunks=None": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, chunks=None),  # type: ignore[arg-type]
+    "exact='yes'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, exact="yes"),  # type: ignore[arg-type]
     "capacity=inf": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, capacity=math.inf),
     "capacity='1.0'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, capacity="1.0"),  # type: ignore[arg-type]
 }
