@@ -772,6 +772,7 @@ def refused(mesh: Any) -> Errors:
         ("ColumnParallelLinear: x of torch.float64, weights of torch.float32", lambda: col(x.double())),
         ("RowParallelLinear: x of torch.float16, weights of torch.float32", lambda: row(x[:, :1].half())),
         ("ExpertParallelMoE: x of torch.bfloat16, weights of torch.float32", lambda: experts(x.bfloat16())),
+        (f"of rows={3 * n + 9} in all", lambda: experts(x, rows=3 * n + 9)),
         ("(…, 4)", lambda: norm(torch.ones(3, 5))),
         ("one a row", lambda: loss(x, torch.zeros(2, dtype=torch.int64))),
         ("int64", lambda: loss(x, torch.zeros(3 * n))),

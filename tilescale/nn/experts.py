@@ -20,7 +20,7 @@ from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.operations import call, define
 from tilescale.nn.parameters import Parallel, cast
 from tilescale.ops.activations import GATES
-from tilescale.ops.ranks.groups import number_of, share
+from tilescale.ops.ranks.groups import number_of, share, total
 from tilescale.ops.routing import SCORES
 
 
@@ -128,6 +128,8 @@ class ExpertParallelMoE(Parallel):
         if x.dim() < 2 or x.shape[-1] != self.features:
             raise TileValueError(f"ExpertParallelMoE of {tuple(x.shape)}", expected=f"(…, {self.features})")
         every = all_rows(rows, x, self.ranks, "ExpertParallelMoE")
+        if rows is not None and not torch.compiler.is_compiling():
+            total(rows, x.shape[0], groups.team(self.group_name), "x")
         most = share(every, self.ranks)
         flat, gate_up, down = cast(
             x.reshape(-1, self.features), self.local("gate_up_proj"), self.local("down_proj")
