@@ -18,8 +18,8 @@ from tilescale.nn.linear import SPLIT, all_rows, refuse_others, same_dtype
 from tilescale.nn.mixture import CHUNKS, SMALL
 from tilescale.nn.mlp import ParallelMLP
 from tilescale.nn.operations import call, define
-from tilescale.nn.parameters import Parallel, cast
-from tilescale.ops.activations import GATES
+from tilescale.nn.parameters import Parallel, cast, split
+from tilescale.ops.activations import GATES, RUN
 from tilescale.ops.ranks.groups import number_of, share, total
 from tilescale.ops.routing import SCORES
 
@@ -81,7 +81,7 @@ class ExpertParallelMoE(Parallel):
         extents = {"features": features, "hidden": hidden, "experts": experts, "topk": topk}
         for name, value in extents.items():
             number_of(value, name, 1)
-        number_of(shared, "shared"), number_of(chunks, "chunks")
+        number_of(chunks, "chunks")
         _refuse(scores, activation, topk, experts, capacity, exact)
         if dispatch_dtype not in (None, SMALL):
             raise TileTypeError(f"dispatch_dtype={dispatch_dtype}", expected=f"None or {SMALL}")
@@ -99,6 +99,10 @@ class ExpertParallelMoE(Parallel):
         self.place("router", (experts, features), None, like)
         self.place("gate_up_proj", (experts, 2 * hidden, features), 0, like)
         self.place("down_proj", (experts, features, hidden), 0, like)
+        if split(shared, self.ranks, "shared") % RUN:
+            raise TileValueError(
+                f"shared={shared} on {self.ranks} ranks", expected=f"a multiple of {RUN} for each"
+            )
         self.shared = ParallelMLP(features, shared, activation, group=group, **like) if shared else None
         self.wants_aux, self.aux_loss = aux_loss, None
         if bias_rate:

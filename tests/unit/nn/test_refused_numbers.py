@@ -24,6 +24,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "hidden=0": lambda: tsnn.ExpertParallelMoE(8, 0, 4, 2),
     "topk='2'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, "2"),  # type: ignore[arg-type]
     "shared=8.5": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, shared=8.5),  # type: ignore[arg-type]
+    "shared=12": lambda: tsnn.ExpertParallelMoE(8, 16, 4, 2, shared=12),
     "chunks=1.5": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, chunks=1.5),  # type: ignore[arg-type]
     "chunks=None": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, chunks=None),  # type: ignore[arg-type]
     "exact='yes'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, exact="yes"),  # type: ignore[arg-type]
