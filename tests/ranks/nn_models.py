@@ -24,8 +24,9 @@ def everything(mesh: Any) -> Errors:
         "num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 4, "max_position_embeddings": 32,
     }  # fmt: skip
     found = swapped(mesh, "llama", LlamaForCausalLM(LlamaConfig(**sizes)))
-    one = sizes | {"num_key_value_heads": 1, "head_dim": 6}  # which all ranks share
-    found |= swapped(mesh, "llama of one key head", LlamaForCausalLM(LlamaConfig(**one)))
+    one: dict[str, Any] = sizes | {"num_key_value_heads": 1, "head_dim": 6}  # which all ranks share
+    one["hidden_act"] = "relu"
+    found |= swapped(mesh, "llama of one key head, relu", LlamaForCausalLM(LlamaConfig(**one)))
     config = MixtralConfig(**sizes, num_local_experts=6, num_experts_per_tok=2, sliding_window=None)
     config._experts_implementation = "eager"  # the other takes no float64
     found |= frozen(mesh, MixtralForCausalLM(config))

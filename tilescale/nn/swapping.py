@@ -364,10 +364,11 @@ def _activation(module: Any, path: str) -> str:
     Raises:
         TileValueError: there is no such gate.
     """
-    known = {"SiLU": "silu", "SiLUActivation": "silu", "GELUActivation": "gelu", "GELU": "gelu"}
+    known = {"SiLUActivation": "silu", "GELUActivation": "gelu"}
+    known |= {kind: kind.lower() for kind in ("SiLU", "GELU", "ReLU")}
     kind = type(module.act_fn).__name__
     if kind not in known or getattr(module.act_fn, "approximate", "none") != "none":
-        raise TileValueError(f"{path} with {kind}", expected="SiLU, or GELU by erf")
+        raise TileValueError(f"{path} with {kind}", expected="SiLU, GELU by erf, or ReLU")
     return known[kind]
 
 
