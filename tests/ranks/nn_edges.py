@@ -276,3 +276,24 @@ def plain_parameters_fully_sharded(mesh: Any) -> Errors:
         full = tsnn.full_state_dict(block)
         found |= {f"plain parts {seed} {k}": off(full.get(k), v) for k, v in plain.state_dict().items()}
     return found
+
+
+def drawn_behind_fully_shard(mesh: Any) -> Errors:
+    """Layers on meta get memory behind FSDP2, and their numbers then: those of layers that had them at once."""
+    from torch.distributed.fsdp import fully_shard
+
+    both = dist.init_device_mesh("cpu", (2, comm.world_size() // 2), mesh_dim_names=("dp", "tp"))
+    found: Errors = {}
+    for name, group in (("on a mesh", both["tp"]), ("plain", both["tp"].get_group())):
+        torch.manual_seed(6)
+        want = tsnn.full_state_dict(Block(group))
+        with torch.device("meta"):
+            block = Block(group)
+        fully_shard(block, mesh=both["dp"]).to_empty(device="cpu")
+        torch.manual_seed(6)
+        for module in block.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        full = tsnn.full_state_dict(block)
+        found |= {f"drawn {name} {k}": off(full[k], v) for k, v in want.items()}
+    return found

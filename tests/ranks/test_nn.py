@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -222,8 +223,11 @@ def test_checkpoints_go_to_other_numbers_of_ranks(tmp_path: Path):
 
 
 def test_fully_shard_along_another_axis():
-    both = lambda mesh: nn_checks.fully_sharded(mesh) | nn_edges.plain_parameters_fully_sharded(mesh)  # noqa: E731
-    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), both), 1e-10)
+    def of(mesh: Any) -> dict[str, float]:
+        found = nn_checks.fully_sharded(mesh) | nn_edges.plain_parameters_fully_sharded(mesh)
+        return found | nn_edges.drawn_behind_fully_shard(mesh)
+
+    small(run_ranks(4, nn_checks.on_mesh, nn_checks.port(), of), 1e-10)
 
 
 def test_fully_shard_of_key_heads_fewer_than_ranks():

@@ -147,7 +147,7 @@ class Parallel(nn.Module):
     @torch.no_grad()
     def set_whole(self, name: str, whole: Tensor) -> None:
         """Fills a parameter from one of all ranks together, which each of them brings."""
-        local(getattr(self, name)).copy_(self.part_of(name, whole))
+        local(getattr(self, name)).copy_(local(self.from_whole(name, whole)))
 
     def drawn(self, name: str, fill: Callable[[Tensor], Any]) -> None:
         """Fills a parameter as the unsharded module would from the same random numbers: the whole is drawn on
@@ -156,10 +156,7 @@ class Parallel(nn.Module):
         param = local(getattr(self, name))
         if param.is_meta:
             return
-        shape = list(param.shape)
-        if (axis := self.axes[name]) is not None:
-            shape[axis] *= self.ranks
-        whole = torch.empty(shape, dtype=param.dtype, device=param.device)
+        whole = torch.empty(self.whole_shape(name), dtype=param.dtype, device=param.device)
         fill(whole)
         self.set_whole(name, whole)
 
