@@ -128,6 +128,11 @@ def edges(mesh: Any) -> Errors:
     found["ignored"] = off(x.grad, torch.zeros_like(x))
     attention = tsnn.ParallelAttention(4, 2 * n, n, 2, **like)
     found["no rows"] = float(attention(x[:0]).shape != (0, 4))
+    for kind, extents in (
+        (tsnn.ExpertParallelMoE, (4, 8, n, 1)),
+        (tsnn.ParallelMLP, (4, 8 * n)),
+    ):  # fully_shard warns of views
+        found[f"a view of {kind.__name__}"] = float(kind(*extents, **like)(x)._is_view())
     with torch.device("meta"):
         layer = tsnn.ExpertParallelMoE(4, 8, n, 1, bias_rate=0.1, **like)
     layer.to_empty(device="cpu")

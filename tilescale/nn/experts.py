@@ -155,7 +155,7 @@ class ExpertParallelMoE(Parallel):
             raise
         if self.shared is not None:
             y = y + self.shared(flat, every)
-        made: Tensor = y.view(x.shape)
+        made: Tensor = y if x.dim() == 2 else y.view(x.shape)  # what is no view may be changed in place
         return made
 
     def route(self, x: Tensor, every: int) -> tuple[Tensor, Tensor]:
