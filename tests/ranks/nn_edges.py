@@ -133,6 +133,9 @@ def edges(mesh: Any) -> Errors:
         (tsnn.ParallelMLP, (4, 8 * n)),
     ):  # fully_shard warns of views
         found[f"a view of {kind.__name__}"] = float(kind(*extents, **like)(x)._is_view())
+    experts = tsnn.ExpertParallelMoE(4, 8, n, 1, aux_loss=True, **like)
+    (experts(x[:0]).sum() + experts.aux_loss).backward()
+    found["no rows, balance loss"] = float(experts.router.grad.full_tensor().abs().sum() + experts.aux_loss)
     with torch.device("meta"):
         layer = tsnn.ExpertParallelMoE(4, 8, n, 1, bias_rate=0.1, **like)
     layer.to_empty(device="cpu")

@@ -38,7 +38,7 @@ def load_compiler() -> None:
 
 def small(results: list[dict[str, float]], allowed: float) -> None:
     worst = {
-        f"rank {r}: {k}": e for r, errors in enumerate(results) for k, e in errors.items() if e > allowed
+        f"rank {r}: {k}": e for r, errors in enumerate(results) for k, e in errors.items() if not e <= allowed
     }
     assert all(results) and not worst, worst
 

@@ -187,6 +187,7 @@ class ExpertParallelMoE(Parallel):
         """The loss that is least where all experts have as much; alike on all ranks. A token's scores add up
         to one."""
         told = call.all_reduce(torch.stack([counts, scores.sum(0)]), self.group_name)
+        every = max(every, 1)  # of no tokens the loss is 0
         return self.experts * (told[0] / (every * self.topk) * told[1] / every).sum()
 
     @torch.no_grad()
