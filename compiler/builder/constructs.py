@@ -9,6 +9,7 @@ from typing import Any
 from tilescale.compiler.builder import halves
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.integers import fits
+from tilescale.compiler.builder.joined import joined
 from tilescale.compiler.builder.values import Scalar, as_expr, binary, to_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
@@ -190,7 +191,8 @@ class LoopNest:
             self._check_names(targets, len(value) if isinstance(value, tuple) else 1)
             yield value
         b.pop(frame)
-        b.emit(self._stmt(*self._by_bytes(variables, sequence(body)), span))
+        made = self._stmt(*self._by_bytes(variables, sequence(body)), span)
+        b.emit(joined(made) if made.kind == tirx.ForKind.PARALLEL else made)
         for act in frame.after:
             act()
 
