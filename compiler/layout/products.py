@@ -58,8 +58,8 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
 
 
 def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:
-    """Every way to cut an accumulator among the warps: padding is dearest, then the policy, then how much the
-    warps read."""
+    """Every way to cut an accumulator among the warps: padding is dearest, then an odd number of tiles side
+    by side, which ldmatrix cannot bring two at a time, then the policy, then how much the warps read."""
     warps, found = threads // WARP, []
     for used in divisors(warps):
         for wm in divisors(used):
@@ -68,6 +68,7 @@ def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragm
             waste = (16 * wm * down) * (8 * wn * across) * warps / used
             shape = {0: 0, 1: wn, 2: wm}[policy]  # FullRow: warps below one another; FullCol: side by side
             reads = 16 * down + 8 * across
+            odd = across > 1 and across % 2
             fragment = (
                 mma_accumulator()
                 .repeated(1, across)
@@ -75,7 +76,7 @@ def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragm
                 .repeated(0, wm, "thread")
                 .repeated(1, wn, "thread")
             )
-            found.append(((waste, shape, reads), fragment.copied(warps // used), wm, wn))
+            found.append(((waste, odd, shape, reads), fragment.copied(warps // used), wm, wn))
     found.sort(key=lambda f: f[0])
     return [(f, wm, wn) for _, f, wm, wn in found]
 

@@ -45,9 +45,9 @@ class Flight:
 
 def awaited_products(program: TileProgram) -> TileProgram:
     """The program with every product awaited."""
-    if not has_producer(program):
-        return program
     body = program.func.body
+    if not has_producer(program) and not any(is_product(tirx.Evaluate(c)) for c in calls(body)):
+        return program
     bases: dict[Any, Any] = {}
     structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
     single = {k for k, r in enumerate(program.schedule.rings) if r.depth == 1}

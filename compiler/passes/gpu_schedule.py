@@ -26,6 +26,7 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.products import extents
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
@@ -99,6 +100,11 @@ def _formed(program: TileProgram) -> TileProgram:
                     f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}"
                 )
                 return other
+            if why.threads and other is None and _mostly_fit(program):
+                try:
+                    return _with_roles(program, limit, mixed=True)
+                except Unfit:
+                    pass
             said = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
             program.notes.append(Advice(said, why.loc, hint) if hint else said)
@@ -180,7 +186,20 @@ def _stages(body: Any) -> tuple[int, int]:
     return max(stages[False]), max(stages[True])
 
 
-def _with_roles(program: TileProgram, limit: int) -> TileProgram:
+def _mostly_fit(program: TileProgram) -> bool:
+    """Whether wgmma makes most of a program's products, as their multiply-adds count, and whole sums of them;
+    threads make the others, by mma.sync."""
+    work, sums = {True: 0, False: 0}, {True: set[Any](), False: set[Any]()}
+    for call in splitting.calls(program.func.body):
+        if REGISTRY[call.op.name].multiplies:
+            fits = unfit_parts(call, program.launch.threads) is None
+            work[fits] += prod(extents(call))
+            sums[fits].add(call.args[2].source)
+    return work[True] > work[False] and sums[True].isdisjoint(sums[False])
+
+
+def _with_roles(program: TileProgram, limit: int, mixed: bool = False) -> TileProgram:
+    """``mixed``: products that wgmma cannot share among so many threads are left to the threads."""
     if program.launch.threads not in REGISTERS:
         multiplies = any(REGISTRY[c.op.name].multiplies for c in splitting.calls(program.func.body))
         why = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
@@ -204,7 +223,7 @@ def _with_roles(program: TileProgram, limit: int) -> TileProgram:
         raise Unfit(first.reason if first else "no copy fills a ring", loc=first.loc if first else None)
     _check_place(made)
     _check_copies(made)
-    _check_readers(made)
+    _check_readers(made, mixed)
     if (refused := annotated.unfit(made)) is not None:
         raise Unfit(refused[0], loc=refused[1])
     if depth < asked:
@@ -318,9 +337,9 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any
     return boxes.unfit(src, [int(e) for e in extents], params, names, symmetric=True)
 
 
-def _check_readers(program: TileProgram) -> None:
-    """Rings are read element by element, by copies into registers, and by products that wgmma can do, all of
-    them by the whole block."""
+def _check_readers(program: TileProgram, mixed: bool) -> None:
+    """Rings are read element by element, by copies into registers, and by products that wgmma can do, unless
+    they are ``mixed``; all of them by the whole block."""
     rings = program.schedule.ring_of
     views: list[Any] = []
     structural_walk(
@@ -346,5 +365,5 @@ def _check_readers(program: TileProgram) -> None:
             raise Unfit(reason(f"T.{op.name} reads {touched[0]}", hint), call)
         if why := unfit_product(call, program):
             raise Unfit(why, call)
-        if why := unfit_parts(call, program.launch.threads):
+        if not mixed and (why := unfit_parts(call, program.launch.threads)):
             raise Unfit(why, call, threads=True)

@@ -161,11 +161,12 @@ class _Walk:
         self.staged = (
             {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         )
-        #: those of which TMA stores stages that threads have filled
+        #: those of which TMA stores stages that threads have filled, or wgmma reads them
         self.put = {
-            plan.ring_of[c.args[0].source]
+            plan.ring_of[a.region.source]
             for c, op in operations(program.func.body)
-            if op.name == "peer_rows" and plan is not None and c.args[0].source in plan.ring_of
+            for a in (effects_of(c) if plan is not None and len(plan.roles) < 2 else ())
+            if a.mode == "read" and a.proxy == "async" and a.region.source in plan.ring_of
         }
         self.pending: list[Touch] = []
         #: what rows touch that go to other ranks beside their executor

@@ -3,6 +3,7 @@ fills the rings that they read, and what stands in the way of the others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.advice import reason
@@ -15,16 +16,17 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
 from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
 from tilescale.compiler.ops.wgmma import FREE, wgmma
+from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.passes.products import has_producer
 from tilescale.compiler.passes.roles import calls
-from tilescale.compiler.passes.stage_operands import is_whole
+from tilescale.compiler.passes.stage_operands import again, is_whole
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 
 ROWS = 64
 
 
 #: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
-FULL_ROW = 1
+FULL_ROW, FULL_COL = 1, 2
 
 
 #: columns of a product that mma.sync does as well where its left operand lies in registers
@@ -124,20 +126,63 @@ def is_narrow(call: Any) -> bool:
     )
 
 
+#: multiply-adds of a product below which a warpgroup would rather wait for nobody
+WORTH = 64 * 64 * 32
+
+
+#: copies whose ends the author awaits
+BY_HAND = ("ts.tma_copy", "ts.thread_copy")
+
+
 def select_wgmma(program: TileProgram) -> TileProgram:
     """The program, whose products are wgmma's where they can be."""
     if not has_producer(program):
-        return program
+        return _without_producer(program) if program.target.group_products else program
 
     def able(c: Any) -> bool:
         return REGISTRY[c.op.name].multiplies and not is_narrow(c) and no_wgmma(c, program) is None
 
-    first = _first_threads([c for c in calls(program.func.body) if able(c)], program.launch.threads)
+    return _marked(program, able)
+
+
+def _without_producer(program: TileProgram) -> TileProgram:
+    """A program without a producer, whose threads fill its tiles: products that are large enough to be worth
+    a proxy fence behind what threads write. Rows that one warpgroup alone would have are cut among all along
+    the columns: nobody computes beside it. All products of an accumulator are made by the same instructions,
+    so one that wgmma cannot do keeps the others."""
+    products = [c for c in calls(program.func.body) if REGISTRY[c.op.name].multiplies]
+    by_hand = {r.source for c in calls(program.func.body) if c.op.name in BY_HAND for r in c.args[:2]}
+    fixed = by_hand | {tile for tile, *_ in layouts(program)}
+
+    def side_by_side(c: Any) -> Any:
+        return again(c, list(c.args), {"policy": FULL_COL}).value if _of_one(c) else c
+
+    def fit(c: Any) -> bool:
+        m, n, k = extents(c)
+        return (
+            c.op.name == "ts.gemm"
+            and "wg_wait" not in c.attrs
+            and m * n * k >= WORTH
+            and not any(r.source in fixed for r in c.args[:3])
+            and not is_narrow(c)
+            and no_wgmma(side_by_side(c), program) is None
+        )
+
+    kept = {c.args[2].source for c in products if not fit(c)}
+    return _marked(program, lambda c: c in products and c.args[2].source not in kept, side_by_side)
+
+
+def _marked(
+    program: TileProgram, able: Callable[[Any], bool], cut: Callable[[Any], Any] = lambda c: c
+) -> TileProgram:
+    products = [cut(c) for c in calls(program.func.body) if able(c)]
+    first = _first_threads(products, program.launch.threads)
 
     def mark(s: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or not able(c):
             return s
+        c = cut(c)
         return tirx.Evaluate(
             wgmma(c, FREE, **({"first_thread": first[c.args[2].source]} if _of_one(c) else {})), s.span
         )
