@@ -111,6 +111,17 @@ def _is_plain(call: Any) -> bool:
     return bool(call.op.name == "ts.gemm")
 
 
+def _is_fragment(region: Any) -> bool:
+    """Whether a region is all of a fragment of two axes."""
+    var = region.source
+    return bool(
+        in_registers(var)
+        and var.ty.storage_scope == "local.fragment"
+        and is_whole(region)
+        and len(var.ty.shape) == 2
+    )
+
+
 def _unfit(call: Any, program: TileProgram, names: dict[Any, Any]) -> str | None:
     """Why a product is none of wgmma's; None where it is."""
 
@@ -128,11 +139,17 @@ def _unfit(call: Any, program: TileProgram, names: dict[Any, Any]) -> str | None
             "clear_accum is a condition",
             f"T.clear({c.source.name}) in front of the loop, and T.gemm without clear_accum",
         )
-    if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
+    if not _is_fragment(c):
         return "its accumulator is no whole fragment"
     if any(t in program.hints.get("layouts", {}) for t in (a.source, b.source, c.source)):
         return "T.annotate_layout says how its tiles lie"
-    for r, along in ((a, not call.attrs["trans_a"]), (b, bool(call.attrs["trans_b"]))):
+    if in_registers(a.source):
+        if call.attrs["trans_a"] or bits_of(a.source) not in (8, 16) or not _is_fragment(a):
+            return f"{a.source.name} is no whole fragment of 8 or 16 bits that wgmma takes from registers"
+        tiles = [(b, bool(call.attrs["trans_b"]))]
+    else:
+        tiles = [(a, not call.attrs["trans_a"]), (b, bool(call.attrs["trans_b"]))]
+    for r, along in tiles:
         layout = swizzled(r, along)
         if layout is None:
             return f"{r.source.name} is no tile of shared memory that its matrix descriptors name"

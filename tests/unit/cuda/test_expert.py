@@ -109,6 +109,39 @@ def test_a_product_of_what_tma_copied_is_wgmmas_unasked():
     agree(kernel, operands(*SHAPE))
 
 
+def test_a_left_operand_in_registers_is_wgmmas_too():
+    """What threads compute of one product is multiplied by what TMA brings for the next one."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float16"),
+        O: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b, c = (T.alloc_shared((64, 64), "float16") for _ in range(3))
+            s, s_cast = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float16")
+            o, full = T.alloc_fragment((64, 64), "float32"), T.alloc_barrier(128)
+            T.clear(s)
+            T.clear(o)
+            T.tma_copy(A, a, barrier=full)
+            T.tma_copy(B, b, barrier=full)
+            T.tma_copy(C, c, barrier=full)
+            T.mbarrier_arrive(full)
+            T.mbarrier_wait_parity(full, 0)
+            T.gemm(a, b, s)
+            T.copy(s, s_cast)
+            T.gemm(s_cast, c, o)
+            T.copy(o, O)
+
+    text = print_kernel(lowered(kernel)[0]).text
+    assert "ts::wgmma_m64n64k16_f16_r1(" in text and "ts::mma_" not in text
+    draw = np.random.default_rng(1)  # small whole numbers, whose sums are exact in any order
+    tensors = {n: draw.integers(-2, 3, (64, 64)).astype("float16") for n in "ABC"}
+    agree(kernel, {**tensors, "O": empty((64, 64), "float32")})
+
+
 def multiplied(scale: str, rows: int, fence: bool, first: int = 0, M: int = 64, wide: int = 64) -> Any:
     """One thread copies, each executor multiplies its rows of the tile."""
 
