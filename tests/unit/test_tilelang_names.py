@@ -92,6 +92,25 @@ def test_inputs_of_a_tuner_are_the_caller_s():
         tilescale.autotune(configs=[{"block": 1}], manual_check_prog=print)
 
 
+def test_inputs_say_what_is_dynamic():
+    """A kernel that is tuned ahead of its calls, on the inputs that were set."""
+
+    @tilescale.autotune(configs=[{"block": 8}, {"block": 16}], warmup=0, rep=1)
+    @tilescale.jit(target="cpu")
+    def eager(A, block: int = 8):
+        n = T.dynamic("n")
+        A: T.Tensor((n,), "float32")
+        B = T.empty((n,), "float32")
+        with T.Kernel(T.ceildiv(n, block)) as bx:
+            for i in T.Parallel(block):
+                B[bx * block + i] = A[bx * block + i] + 1
+        return B
+
+    with set_autotune_inputs(torch.arange(40.0)):
+        kernel = eager.compile()
+    assert kernel.config["block"] in (8, 16) and torch.equal(kernel(torch.ones(24)), torch.full((24,), 2.0))
+
+
 def test_several_kernels_at_once():
     jitted = tilescale.jit(scaled, out_idx=-1, target="cpu")
     kernels = jitted.par_compile([{"block": 16}, (32,), {"block": -1}], ignore_error=True)

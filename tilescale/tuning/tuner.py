@@ -337,9 +337,10 @@ class Autotuned:
         return kernel
 
     def _given(self, profiler: Profiler) -> Sequence[Any] | None:
-        """The inputs that the caller has for a factory's kernels; None where the profiler makes them."""
+        """The inputs that the caller has for kernels that no call of theirs asked for; None where the
+        profiler makes them, or has those of the call."""
         if not isinstance(self.jitted, Factory):
-            return None
+            return None if callable(profiler.supply) else captured_inputs()
         if self.supply_prog is not None:
             return list(self.supply_prog([p for p in profiler._concrete() if not p["allocated"]]))
         return captured_inputs()
@@ -375,10 +376,10 @@ class Autotuned:
         from tilescale.profiler import Profiler
 
         if isinstance(self.jitted, Factory):
-            return Profiler(kernel, self.supply, self.extents)
+            return Profiler(kernel, self.supply, {**_extents(kernel), **(self.extents or {})})
         if not any(p["name"] in given for p in kernel.params):  # compiled ahead: no call has tensors
             known = {k: v for k, v in given.items() if k in kernel.symbols}
-            return Profiler(kernel, self.supply, {**(self.extents or {}), **known})
+            return Profiler(kernel, self.supply, {**_extents(kernel), **(self.extents or {}), **known})
         extents: dict[str, int] = {}
         for p in kernel.params:
             if p["kind"] != "scalar" and not p["output"]:
@@ -461,6 +462,16 @@ class Autotuned:
             )
             os.replace(aside, path)
         return configs[index], latency
+
+
+def _extents(kernel: Kernel) -> dict[str, int]:
+    """What `set_autotune_inputs` says of a kernel's dynamic extents."""
+    params = [p for k, p in enumerate(kernel.params) if k not in kernel.out_idx]
+    pairs = zip(params, captured_inputs() or (), strict=False)
+    axes = [
+        axis for p, t in pairs for axis in zip(p.get("shape") or (), getattr(t, "shape", ()), strict=False)
+    ]
+    return {e: int(n) for e, n in axes if isinstance(e, str)}
 
 
 def _shaped(value: Any) -> bool:
