@@ -105,7 +105,7 @@ def _formed(program: TileProgram) -> TileProgram:
                     return _with_roles(program, limit, mixed=True)
                 except Unfit:
                     pass
-            said = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
+            said = f"{program.name} does without TMA{_place(why.loc)}: {why}"
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
             program.notes.append(Advice(said, why.loc, hint) if hint else said)
     if max(stages, below) > 1 and program.target.async_copies:

@@ -86,10 +86,7 @@ def test_what_became_of_copies_and_stages():
     assert (
         "none of the 3 asked for: each round copies, then computes (line " in text and "3 stages" not in text
     )
-    assert (
-        "note           gemm does without TMA and wgmma (line " in text
-        and "multiple_of=8) promises it" in text
-    )
+    assert "note           gemm does without TMA (line " in text and "multiple_of=8) promises it" in text
     made = tilescale.compile(product(4), target="cuda:sm_80")
     assert "by cp.async, 8 bytes at a time" in str(made.report(m=256, n=256, k=256))
     again = tilescale.compile(product(1), target="cuda:sm_90a")
