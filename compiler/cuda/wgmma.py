@@ -63,7 +63,7 @@ def emit(
     each = depth(bits)
     layout_a = "r" if isinstance(a, Registers) else int(a.across)
     kinds = f"k{each}_{kind_of(call)}_{layout_a}{int(b.across)}"
-    clear = bool(constant(call.args[3]))
+    first_keeps = kept(cx, call)
     steps = []
     for step in range(k // each):
         for block in range(blocks):
@@ -71,7 +71,7 @@ def emit(
                 left = at(a.buf, tirx.IntImm("int32", (block * (k // each) + step) * (4 * 32 // bits)))
             else:
                 left = moved(cx, descriptors[0], a, block * ROWS, step * each)
-            keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
+            keep = tirx.IntImm("int32", 1) if step else first_keeps
             for first, wide in columns(cx, own_n):
                 right = moved(cx, descriptors[-1], b, first, step * each)
                 into = at(held.buf, tirx.IntImm("int32", (block * own_n + first) // 2))
@@ -89,6 +89,15 @@ def emit(
         mine = digit(group, 1, down, across == 1) < m // own_m
         return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])
     return sequence([*binds, *issued, *wait_asked(cx, call)])
+
+
+def kept(cx: CudaLowering, call: Any) -> Any:
+    """Whether a product's first step adds to what its accumulator has, as an int: a constant, or what a
+    condition of the device says (of a product by hand)."""
+    clear = constant(call.args[3])
+    if clear is not None:
+        return tirx.IntImm("int32", int(not clear))
+    return tirx.Cast("int32", tirx.Not(cx.scalar(call.args[3])))
 
 
 def own_part(

@@ -31,13 +31,12 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, wait_asked
+from tilescale.compiler.cuda.wgmma import ROWS, columns, described, kept, moved, own_part, parts, wait_asked
 from tilescale.compiler.gpu.build import at
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.kernel import placed
 from tilescale.compiler.gpu.ops.gemm import operand, unrolled
 from tilescale.compiler.ir.nests import matrix_axes
-from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, element_dtype
@@ -64,7 +63,7 @@ def emit(cx: CudaLowering, call: Any) -> Any:
     each, words = 2 * depth(bits), k // HELD
     where = tirx.decl_buffer((blocks * words,), "uint32", "places", scope="local", layout=None)
     cx.asked.append(where)
-    steps = []
+    first_keeps, steps = kept(cx, call), list[Any]()
     for step in range(k // each):
         word, selector = step * each // HELD, step * each % HELD // each
         kinds = f"k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}_s{selector}"
@@ -74,7 +73,7 @@ def emit(cx: CudaLowering, call: Any) -> Any:
                 moved(cx, descriptors[1], b, first, step * each),
             )
             into = at(held.buf, tirx.IntImm("int32", (block * own_n + first) // 2))
-            keep = tirx.IntImm("int32", 0 if constant(call.args[3]) and step == 0 else 1)
+            keep = tirx.IntImm("int32", 1) if step else first_keeps
             places = at(where, tirx.IntImm("int32", block * words + word))
             function = f"ts::wgmma_sp_m64n{wide}{kinds}"
             steps.append(

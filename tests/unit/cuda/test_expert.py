@@ -345,6 +345,37 @@ def two_sums(rounds: int = 6) -> Any:
     return kernel
 
 
+def test_a_condition_says_where_sums_begin():
+    """``clear_accum`` of a product by hand, in a loop that the device unrolls: what the registers had before is not
+    added, which the emulator fills with NaN."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 256), "float16"), T.alloc_shared((256, 64), "float16")
+            c, there = T.alloc_fragment((64, 64), "float32"), T.alloc_barrier(arrive_count=128)
+            T.tma_copy(A, a, barrier=there)
+            T.tma_copy(B, b, barrier=there)
+            T.barrier_arrive(there)
+            T.barrier_wait(there, 0)
+            for j in T.unroll(4):
+                here = slice(j * 64, (j + 1) * 64)
+                T.wgmma_gemm(a[:, here], b[here, :], c, clear_accum=(j == 0))
+            T.wait_wgmma(0)
+            T.copy(c, C)
+
+    agree(
+        kernel,
+        {
+            "A": data((64, 256), "float16", 1),
+            "B": data((256, 64), "float16", 2),
+            "C": empty((64, 64), "float32"),
+        },
+    )
+
+
 def test_a_warpgroup_awaits_its_own_products():
     """Nothing else is named behind the wait; numbers of warpgroups and descriptors take no registers."""
     kernel = two_sums()
