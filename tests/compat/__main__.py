@@ -26,10 +26,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.bench.record import record
 from tests.compat import child, programs
 from tests.compat.programs import Program
 from tests.compat.runs import ROOT, Event, Job, Runner
-from tests.compat.table import right_of, rows_of, summary, table
+from tests.compat.table import recorded, right_of, rows_of, summary, table
 
 
 def tree_hash() -> str:
@@ -65,6 +66,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--table", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--record", help="keep the figures as tests/bench/results/NAME.json, or in $OUT")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="run the programs for real, too")
     parser.add_argument(
         "--no-compile", action="store_true", help="only run them: nothing is lowered for sm_90a"
@@ -152,6 +154,8 @@ def main() -> None:
             mode: {p: e for (p, m), e in runner.results.items() if m == mode} for _, mode in runner.results
         }
         chosen.json.write_text(json.dumps({"rows": rows, "events": said}, indent=1))
+    if chosen.record:
+        record(chosen.record, recorded(rows))
     if chosen.reasons:
         counts: Counter[str] = Counter()
         for r in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -87,6 +88,42 @@ def run_error(events: Sequence[Event]) -> str | None:
 def ratio(row: dict[str, Any]) -> dict[str, Any] | None:
     """The pair of figures in which TileLang is the furthest ahead."""
     return min(row["pairs"], key=lambda pair: pair["peer ms"] / pair["ms"], default=None)
+
+
+def recorded(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What tests/bench/record.py keeps: what was not right, and every figure beside TileLang's. Ratios are cut
+    behind the third digit, so that none is better than it was."""
+    ran = [r for r in rows if r["right"] is not None]
+    speeds = [p["peer ms"] / p["ms"] for r in rows for p in r["pairs"]]
+    made: dict[str, Any] = {
+        "programs": len(ran),
+        "right": sum(r["right"] for r in ran),
+        "not right": {r["file"]: (r["error"] or "").split("\n")[0][:160] for r in ran if not r["right"]},
+        "figures": {
+            r["file"]: [
+                {
+                    "kernels": list(p["kernels"]),
+                    "ms": round(p["ms"], 5),
+                    "TileLang ms": round(p["peer ms"], 5),
+                    "TileLang / ours": _cut(p["peer ms"] / p["ms"]),
+                }
+                for p in r["pairs"]
+            ]
+            for r in rows
+            if r["pairs"]
+        },
+    }
+    if speeds:
+        made |= {
+            "median": _cut(statistics.median(speeds)),
+            "below 0.95": sum(s < 0.95 for s in speeds),
+            "of": len(speeds),
+        }
+    return made
+
+
+def _cut(ratio: float) -> float:
+    return math.floor(ratio * 1000) / 1000
 
 
 def table(rows: Sequence[dict[str, Any]], left: Sequence[Program]) -> str:

@@ -13,7 +13,7 @@ from tests.compat.__main__ import checked, chosen_programs
 from tests.compat.figures import Figure, Meter, pairs
 from tests.compat.programs import Program
 from tests.compat.runs import Job, Runner
-from tests.compat.table import rows_of, summary, table
+from tests.compat.table import recorded, rows_of, summary, table
 
 
 def figure(names: str, ms: float) -> Figure:
@@ -177,3 +177,17 @@ def test_ratios_are_tilelang_s_time_by_ours() -> None:
     assert row["right"] and row["peer right"] is False
     assert "| yes | no | 2.0000 | 1.0000 | 0.500 |" in table([row], [])
     assert "2 figures beside TileLang's: median 1.750 of its speed, 1 below 0.95" in summary([row])
+
+
+def test_what_is_recorded_is_cut_and_never_rounded_up() -> None:
+    pair = {"kernels": ("f",), "ms": 3.0, "peer ms": 2.8499}
+    rows = [
+        {"file": "a.py", "right": True, "error": None, "pairs": [pair]},
+        {"file": "b.py", "right": False, "error": "AssertionError: far\noff", "pairs": []},
+        {"file": "c.py", "right": None, "error": None, "pairs": []},
+    ]
+    made = recorded(rows)
+    assert (made["programs"], made["right"]) == (2, 1)
+    assert made["not right"] == {"b.py": "AssertionError: far"}
+    assert made["figures"]["a.py"][0]["TileLang / ours"] == made["median"] == 0.949
+    assert (made["below 0.95"], made["of"]) == (1, 1)
