@@ -7,7 +7,8 @@ What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Mult
 two-dimensional tiles of tensors of at most five axes whose strides are multiples of 16 bytes and whose rows
 lie side by side, without a change of dtype; read by threads or by products that wgmma has; one to three
 warpgroups of consumers. A block whose warpgroups cannot share its products consumes with fewer of them where
-the program never says which of its threads do what: the others' place is the producer's.
+the program never says which of its threads do what: the others' place is the producer's. Else what they
+cannot share is left to mma.sync, where wgmma makes most of the products.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which products are wgmma's (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply") where a producer
-fills the rings that they read, and what stands in the way of the others."""
+"""Which products are wgmma's (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply"): of rings that a
+producer fills, or of tiles that threads fill. And what stands in the way of the others."""
 
 from __future__ import annotations
 
