@@ -514,9 +514,7 @@ def test_stages_that_do_not_fit_are_said():
 
 def test_what_tma_cannot_do_is_said():
     program = pipeline.run(gemm(100, 100, 100).trace(), target("sm_90a"))[0]
-    assert any("without TMA" in note and "16 bytes" in note for note in program.notes), (
-        program.notes
-    )
+    assert any("without TMA" in note and "16 bytes" in note for note in program.notes), program.notes
     agree(gemm(100, 100, 100, BM=64, BN=64, threads=128), arguments(100, 100, 100, {}))
     program = pipeline.run(gemm(128, 128, 128, dtype="float32").trace(), target("sm_90a"))[0]
     assert any("T.gemm of float32" in note for note in program.notes)
