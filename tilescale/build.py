@@ -21,6 +21,7 @@ from tilescale.several import Several
 
 if TYPE_CHECKING:
     from tilescale.compiler.ir.program import TileProgram
+    from tilescale.launching import Launchable
 
 _LABEL = 400
 _unkept: list[tempfile.TemporaryDirectory[str]] = []
@@ -151,9 +152,31 @@ def kernel_of(
     made = Kernel(
         entry, label, program, out_idx=allocated, returns=returns, from_cache=cached, instrument=instrument
     )
+    made.with_second(for_whole_rows)
     if not made.has_second:  # which calls take which is known at the calls
         advice.give(entry.meta)
     return made
+
+
+def for_whole_rows(kernel: Launchable, multiples: dict[str, int]) -> Kernel:
+    """The same kernel with a promise of its symbols, compiled or taken from the cache; it explains its own
+    errors."""
+
+    def program() -> TileProgram:
+        from tilescale.compiler.builder.state import promising
+
+        with promising(multiples):
+            return kernel.program()
+
+    key = kernel.entry.key
+    key = None if key is None else digest(f"{key} rows {sorted(multiples.items())}")
+    label = f"{kernel.label}, whole rows"
+    entry, cached = compiled(key, program, label, kernel.instrument, kernel.built_for)
+    advice.give(entry.meta)
+    return Kernel(
+        entry, label, program, out_idx=kernel.out_idx, returns=kernel.returns, from_cache=cached,
+        instrument=kernel.instrument,
+    )  # fmt: skip
 
 
 def with_workspaces(out_idx: tuple[int, ...], params: list[dict[str, Any]]) -> tuple[int, ...]:

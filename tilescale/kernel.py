@@ -70,6 +70,7 @@ class Kernel(Launchable):
             instrument=self.instrument,
         )  # fmt: skip
         made.has_program = self.has_program
+        made.with_second(self._second)
         made.texts.update(self.texts)
         return made
 

@@ -79,7 +79,7 @@ class Launchable:
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
         if any((entry.meta.get("on_ranks") or {}).values()):
             self._run = self._refusing(self._run)
-        self._run = whole_rows.chooser(self, self._run)
+        self._second: Callable[[Launchable, dict[str, int]], Callable[..., Any]] | None = None
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         """See `Device.load`."""
@@ -183,6 +183,12 @@ class Launchable:
     def program(self) -> TileProgram:
         """The kernel as tile IR, traced again."""
         return self._program()
+
+    def with_second(self, make: Callable[[Launchable, dict[str, int]], Callable[..., Any]] | None) -> None:
+        """Calls whose rows are whole vectors go to the kernel that ``make`` gives for these multiples of
+        symbols (tilescale/whole_rows.py)."""
+        if make is not None:
+            self._second, self._run = make, whole_rows.chooser(self, self._run, make)
 
     @property
     def has_second(self) -> bool:

@@ -14,14 +14,10 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tilescale import advice
 from tilescale.language.dtypes import BITS
-
-if TYPE_CHECKING:
-    from tilescale.compiler.ir.program import TileProgram
-    from tilescale.launching import Launchable
 
 #: bytes that TMA and cp.async ask of a row and of its address
 VECTOR = 16
@@ -36,7 +32,7 @@ class Row(NamedTuple):
     of: int
 
 
-def wanted(kernel: Launchable) -> dict[str, int]:
+def wanted(kernel: Any) -> dict[str, int]:
     """The symbols that rows end by, with the multiples that make them whole vectors; none where all are
     promised, on targets that copy no vectors, and of kernels in which ranks meet."""
     promised, found = kernel.multiples, dict[str, int]()
@@ -59,9 +55,13 @@ def _row(p: dict[str, Any]) -> str | None:
     return shape[-1] if plain and isinstance(shape[-1], str) else None
 
 
-def chooser(kernel: Launchable, general: Callable[..., Any]) -> Callable[..., Any]:
-    """``general``, or what chooses between it and a second kernel. Where no argument says a symbol's value
-    there is none."""
+def chooser(
+    kernel: Any,
+    general: Callable[..., Any],
+    make: Callable[[Any, dict[str, int]], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """``general``, or what chooses between it and what ``make`` gives for these multiples of a kernel
+    (`launching.Launchable`). Where no argument says a symbol's value there is no other one."""
     multiples = wanted(kernel)
     places = {
         e: Row(at, axis, multiples[e])
@@ -72,30 +72,9 @@ def chooser(kernel: Launchable, general: Callable[..., Any]) -> Callable[..., An
     if not multiples or len(places) < len(multiples):
         return general
     begins = [at for at, k in enumerate(kernel._inputs) if _row(kernel.params[k]) in multiples]
-    made = Chooser(general, list(places.values()), begins, lambda: _made(kernel, multiples, general))
+    made = Chooser(general, list(places.values()), begins, lambda: make(kernel, multiples))
     made.advice = lambda: advice.give(kernel.entry.meta)
     return made
-
-
-def _made(kernel: Launchable, multiples: dict[str, int], general: Callable[..., Any]) -> Callable[..., Any]:
-    """The second kernel, compiled or taken from the cache; of a kernel that was loaded from a file there is
-    no program that could be compiled."""
-    if not kernel.has_program:
-        return general
-    from tilescale import build
-    from tilescale.compiler.builder.state import promising
-
-    def program() -> TileProgram:
-        with promising(multiples):
-            return kernel.program()
-
-    key = kernel.entry.key
-    key = None if key is None else build.digest(f"{key} rows {sorted(multiples.items())}")
-    label = f"{kernel.label}, whole rows"
-    entry, cached = build.compiled(key, program, label, kernel.instrument, kernel.built_for)
-    advice.give(entry.meta)
-    how: dict[str, Any] = {"out_idx": kernel.out_idx, "returns": kernel.returns, "from_cache": cached}
-    return type(kernel)(entry, label, program, **how)  # it explains its own errors
 
 
 class Chooser:
