@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilescale.compiler.ir.nests import Element, accesses
+from tilescale.compiler.ir.nests import Element, accesses, loops_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.numeric import variables
 from tilescale.compiler.ir.statements import sequence, statements
@@ -26,7 +26,7 @@ def joined(nest: Any) -> Any:
     if not set(nest.annotations) <= PLAIN:
         return nest
     extents = [loop.extent for loop in loops]
-    inner = body
+    depth, inner = len(loops), body
     if _is_parallel(body) and set(body.annotations) <= PLAIN:
         more, inner = _loops(body)
         outer = {None, *(x.loop_var for x in loops)}  # None: memory that an extent reads
@@ -36,7 +36,7 @@ def joined(nest: Any) -> Any:
             return nest
         loops, extents = [*loops, *more], [*extents, *(loop.extent for loop in more)]
     made, inner = _bounded(loops, extents, inner)
-    if len(loops) == len(_loops(nest)[0]) and inner is body:
+    if len(loops) == depth and inner is body:
         return nest
     for k in reversed(range(len(loops))):
         notes = {**({"ts.kind": "parallel"} if k == 0 else {}), "ts.depth": len(loops) - k}
@@ -51,12 +51,9 @@ def _is_parallel(s: Any) -> bool:
 
 def _loops(nest: Any) -> tuple[list[Any], Any]:
     """The loops of a nest, the outermost first, and its body, without a sequence around one statement."""
-    loops = [nest]
-    while len(loops) < int(nest.annotations["ts.depth"]):
-        loops.append(loops[-1].body)
-    body = loops[-1].body
-    only = list(statements(body))
-    return loops, only[0] if len(only) == 1 else body
+    loops = loops_of(nest)
+    only = statements(loops[-1].body)
+    return loops, only[0] if len(only) == 1 else loops[-1].body
 
 
 def _apart(body: Any, own: list[Any]) -> bool:

@@ -10,6 +10,7 @@ from tilescale.compiler.cpu.codegen import host_cpu
 from tilescale.compiler.cpu.expr import vector_loop
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import widened
+from tilescale.compiler.ir.nests import loops_of
 from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, sym, tirx
 
@@ -31,10 +32,7 @@ class ParallelLoops:
     exactly: Callable[[Any], Any]
 
     def parallel(self, s: Any) -> Any:
-        loops = [s]
-        depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1
-        while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
-            loops.append(loops[-1].body)
+        loops = loops_of(s)
         body = loops[-1].body
         nest = []
         for loop in loops:

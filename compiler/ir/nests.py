@@ -80,17 +80,21 @@ def is_nest(s: Any) -> bool:
     return isinstance(s, tirx.For) and s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
 
 
+def loops_of(s: Any) -> list[Any]:
+    """The loops of a nest (`is_nest`), the outermost first."""
+    loops, depth = [s], int((s.annotations or {}).get("ts.depth", 1))
+    while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
+        loops.append(loops[-1].body)
+    return loops
+
+
 @functools.lru_cache(maxsize=4096)
 def nest_of(s: Any) -> Nest | None:
     """The nest that a statement is: a T.Parallel loop with its inner ones, or an operation that is a loop
     over elements. Statements never change and are compared by identity, and every pass asks again, so the
     answer is kept; nobody writes to it."""
     if is_nest(s):
-        loops = [s]
-        notes = s.annotations or {}
-        depth = int(notes.get("ts.depth", 1))
-        while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
-            loops.append(loops[-1].body)
+        loops, notes = loops_of(s), s.annotations or {}
         extents = tuple(constant_extent(loop.extent) for loop in loops)
         asked: dict[str, Any] = {
             "layout": str(notes.get("ts.layout", "")),

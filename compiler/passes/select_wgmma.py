@@ -25,7 +25,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 ROWS = 64
 
 
-#: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
+#: the policies by which warpgroups lie below one another, and side by side (T.GemmWarpPolicy)
 FULL_ROW, FULL_COL = 1, 2
 
 

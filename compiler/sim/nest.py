@@ -17,6 +17,7 @@ import numpy as np
 from tilescale.compiler.findings import Finding
 from tilescale.compiler.ir.contexts import Site, Value
 from tilescale.compiler.ir.halves import kept_half
+from tilescale.compiler.ir.nests import loops_of
 from tilescale.compiler.ir.operations import VOID, find
 from tilescale.compiler.sim import fixes, numerics
 from tilescale.compiler.sim.memory import Storage, describe
@@ -232,10 +233,7 @@ def _grid(lanes: tuple[int, ...], dtypes: tuple[str, ...]) -> tuple[tuple[Any, .
 
 def parallel(cx: Preparation, s: Any) -> Step:
     """A nest of T.Parallel (or T.vectorized) loops."""
-    loops = [s]
-    depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1
-    while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
-        loops.append(loops[-1].body)
+    loops = loops_of(s)
     body = loops[-1].body
     variables, dtypes = [cx.slot(x.loop_var) for x in loops], tuple(str(x.loop_var.ty) for x in loops)
     extents = [cx.scalar(x.extent) for x in loops]
