@@ -11,6 +11,7 @@ A kernel of several ranks has none: ranks with other rows would launch another k
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -36,8 +37,7 @@ def wanted(kernel: Any) -> dict[str, int]:
     """The symbols that rows end by, with the multiples that make them whole vectors; none where all are
     promised, on targets that copy no vectors, and of kernels in which ranks meet."""
     promised, found = kernel.multiples, dict[str, int]()
-    shared = any(p["kind"] not in ("tensor", "scalar") for p in kernel.params)
-    if not kernel.device.gpu or kernel.collective or shared or kernel.instrument:
+    if not kernel.device.gpu or kernel.collective or kernel.instrument:
         return found
     for p in kernel.params:
         if (symbol := _row(p)) is not None:
@@ -72,22 +72,21 @@ def chooser(
     if not multiples or len(places) < len(multiples):
         return general
     begins = [at for at, k in enumerate(kernel._inputs) if _row(kernel.params[k]) in multiples]
-    made = Chooser(general, list(places.values()), begins, lambda: make(kernel, multiples))
-    made.advice = lambda: advice.give(kernel.entry.meta)
-    return made
+    say = functools.partial(advice.give, kernel.entry.meta)
+    return Chooser(general, list(places.values()), begins, lambda: make(kernel, multiples), say)
 
 
 class Chooser:
-    """The calls of a kernel that has a second one: ``general`` runs any rows, ``make`` gives the other."""
+    """The calls of a kernel that has a second one: ``general`` runs any rows, ``make`` gives the other;
+    ``advice`` is said when rows that are no whole vectors first come."""
 
     def __init__(
         self, general: Callable[..., Any], rows: list[Row], begins: list[int],
-        make: Callable[[], Callable[..., Any]],
+        make: Callable[[], Callable[..., Any]], advice: Callable[[], None] | None = None,
     ):  # fmt: skip
         self.general, self.rows, self.begins, self.make = general, rows, begins, make
         self.special: Callable[..., Any] | None = None
-        #: what is said when rows that are none first come
-        self.advice: Callable[[], None] | None = None
+        self.advice = advice
 
     def __call__(self, *args: Any) -> Any:
         if self.fits(args):
