@@ -96,6 +96,7 @@ class _Linear(Parallel):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    gate: str = ""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, group: Any, axis: int, device: Any, dtype: Any
@@ -119,7 +120,7 @@ class _Linear(Parallel):
             self.drawn("bias", lambda b: nn.init.uniform_(b, -bound, bound))
 
     def extra_repr(self) -> str:
-        gate = f", gate={self.gate!r}" if getattr(self, "gate", "") else ""
+        gate = f", gate={self.gate!r}" if self.gate else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}{gate}, rank {self.rank} of {self.ranks}"
@@ -171,9 +172,8 @@ class ColumnParallelLinear(_Linear):
         """
         a, weight, bias = cast(x, self.local("weight"), self.local("bias"))
         flat = flat_rows(a, weight, "ColumnParallelLinear")
-        needed = torch.is_grad_enabled() and any(
-            t is not None and t.requires_grad for t in (flat, weight, bias)
-        )
+        needed = bool(self.gate) and torch.is_grad_enabled()
+        needed = needed and any(t is not None and t.requires_grad for t in (flat, weight, bias))
         if not self.sequence_parallel:
             if self.gate:
                 y, _ = call.copied_gated(flat, weight, bias, self.group_name, self.gate, needed)

@@ -330,14 +330,6 @@ def gate_backward(dy: Tensor | None, h: Tensor, activation: str) -> Tensor:
     return made.view(h.shape)
 
 
-def gated_apart(h: Tensor, activation: str) -> Tensor:
-    """What a gate leaves of a product that is there."""
-    y = h.new_empty(h.shape[0], h.shape[1] // 2)
-    if h.numel():
-        gated_columns(h, activation, y)
-    return y
-
-
 def _keep_gated(ctx: Any, inputs: Any, output: Any) -> None:
     x, weight, _, ctx.rows, ctx.group, ctx.activation, _, ctx.whole = inputs
     _, h, every = output
@@ -383,7 +375,7 @@ def all_gather_gated(
     named, x = groups.group_of(group), x.contiguous()
     if by_library(x):
         h, every = gathered(x, weight.T, bias, rows, named)
-        return gated_apart(h, activation), h if kept else none(h), every if whole else none(x)
+        return gated_columns(h, activation), h if kept else none(h), every if whole else none(x)
     how: dict[str, Any] = {"group": named, "rows": rows, "gate": activation, "kept": kept, "whole": whole}
     y, every, product = product_and_rows(x, weight.T, bias, **how)
     return y, none(y) if product is None else product, every.clone() if whole else none(x)
@@ -485,7 +477,7 @@ def copied_gated(
     x, (rows, wide) = x.contiguous(), (x.shape[0], weight.shape[0])
     if 0 in x.shape or by_library(x):
         h = product(x, weight.T)
-        return gated_apart(h if bias is None else h.add_(bias), activation), h if kept else none(h)
+        return gated_columns(h if bias is None else h.add_(bias), activation), h if kept else none(h)
     h = x.new_empty(rows, wide) if kept else none(x)
     y = gated_product(x, weight.T, bias, activation, product=h if kept else None)
     return y, h

@@ -56,6 +56,13 @@ def is_short(dtype: Any) -> bool:
     return str(dtype) in ("bfloat16", "float16")
 
 
+def turns_in_torch(c: torch.Tensor, gate: str) -> torch.Tensor:
+    """act(gate) · up of a product whose columns come in turn, by torch's operations."""
+    x, u = c.unflatten(1, (-1, 2, RUN)).unbind(2)
+    made: torch.Tensor = (IN_TORCH[gate](x) * u).flatten(1)
+    return made
+
+
 def check_turns(what: str, N: int, activation: str, gate: str) -> None:
     """Refuses a gate in a product's epilogue that has none.
 

@@ -121,10 +121,12 @@ def check(what: str, h: torch.Tensor, activation: str, sizes: torch.Tensor | Non
         )
 
 
-def gated_columns(c: torch.Tensor, gate: str, out: torch.Tensor) -> None:
-    """out (M, N / 2) = act(gate) · up of a product c (M, N) whose columns come in turn, `RUN` of each;
-    both contiguous."""
-    gated_activation(c.view(-1, 2 * RUN), gate, out=out.view(-1, RUN))
+def gated_columns(c: torch.Tensor, gate: str, out: torch.Tensor | None = None) -> torch.Tensor:
+    """act(gate) · up (M, N / 2) of a product c (M, N) whose columns come in turn, `RUN` of each; contiguous,
+    as ``out`` is, which takes it."""
+    y = host.result(out, (c.shape[0], c.shape[1] // 2), c.dtype, c)
+    gated_activation(c.view(-1, 2 * RUN), gate, out=y.view(-1, RUN))
+    return y
 
 
 @host.checked

@@ -16,7 +16,7 @@ import torch
 
 from tilescale.comm import sim
 from tilescale.ops import gemm, host
-from tilescale.ops.activations import GATES, IN_TORCH, RUN, check_turns
+from tilescale.ops.activations import GATES, check_turns, turns_in_torch
 from tilescale.ops.case import Case, Expected, Op
 from tilescale.ops.gated import gated_columns, in_turns
 from tilescale.ops.gemm import Config
@@ -142,13 +142,8 @@ def reference(
 def in_torch(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, gate: str = "silu", **_: Any
 ) -> Callable[[], Any]:
-    product, act = gemm.cublas(a, b, bias), IN_TORCH[gate]
-
-    def call() -> torch.Tensor:
-        g, u = product().unflatten(1, (-1, 2, RUN)).unbind(2)
-        return (act(g) * u).flatten(1)
-
-    return call
+    product = gemm.cublas(a, b, bias)
+    return lambda: turns_in_torch(product(), gate)
 
 
 def _cases() -> tuple[Case, ...]:

@@ -22,7 +22,7 @@ from tilescale.comm.backend import Team
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.ops import fp8_gemm, gemm, host
-from tilescale.ops.activations import IN_TORCH, RUN, check_turns
+from tilescale.ops.activations import check_turns, turns_in_torch
 from tilescale.ops.case import generator, normal, random_like
 from tilescale.ops.gated import gated_columns, in_turns
 from tilescale.ops.gated_gemm import gated_product
@@ -340,9 +340,7 @@ def all_gather_matmul(
             return fp8.gathered(x, w, scale_x, scale_w, bias, activation, team, group, rows, out, out_dtype)
         check_turns("all_gather_matmul", w.shape[1], activation, gate)
         c = fp8.gathered(x, w, scale_x, scale_w, bias, "", team, group, rows, None, out_dtype)
-        y = host.result(out, (c.shape[0], c.shape[1] // 2), c.dtype, c)
-        gated_columns(c, gate, y)
-        return y
+        return gated_columns(c, gate, out)
     how: dict[str, Any] = {"rows": rows, "out": out, "out_dtype": out_dtype, "config": config}
     return product_and_rows(x, w, bias, activation, gate=gate, group=group, **how)[0]
 
@@ -541,10 +539,7 @@ def by_library(
 
     def call() -> Any:
         gather_into(whole, padded, group)
-        if not gate:
-            return product()
-        x, u = product().unflatten(1, (-1, 2, RUN)).unbind(2)
-        return (IN_TORCH[gate](x) * u).flatten(1)
+        return turns_in_torch(product(), gate) if gate else product()
 
     return call
 
