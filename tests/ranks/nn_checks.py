@@ -755,6 +755,9 @@ def refused(mesh: Any) -> Errors:
     col, norm = tsnn.ColumnParallelLinear(4, n, group=tp), tsnn.RMSNorm(4, group=tp)
     loss, x = tsnn.LinearCrossEntropy(4, n, group=tp), torch.ones(3, 4)
     row, experts = tsnn.RowParallelLinear(n, 4, group=tp), tsnn.ExpertParallelMoE(4, 8, n, 1, group=tp)
+    alike = tsnn.ColumnParallelLinear(4, n, group=tp, sequence_parallel=False)
+    every = tsnn.LinearCrossEntropy(4, n, group=tp, sequence_parallel=False)
+    wide = torch.ones(4, 8 * n)
     told: list[tuple[str, Callable[[], Any]]] = [
         ("multiple of the ranks", lambda: tsnn.ColumnParallelLinear(4, n + 1, group=tp)),
         ("multiple of the ranks", lambda: tsnn.ParallelAttention(8, n + 1, n + 1, 2, group=tp)),
@@ -769,6 +772,12 @@ def refused(mesh: Any) -> Errors:
         ("0 to 1", lambda: tsnn.ExpertParallelMoE(4, 8, n, n, chunks=2, exact=True, group=tp)),
         ("(…, rows, 4)", lambda: col(torch.ones(3, 5))),
         ("x (m, features)", lambda: col(torch.ones(3, 2, 4), rows=3)),
+        ("x has 3 rows, of rows=7 in all", lambda: alike(x, rows=7)),
+        ("LinearCrossEntropy: x has 3 rows, of rows=4 in all", lambda: every.logits(x, rows=4)),
+        (
+            "ColumnParallelLinear: x has 3 rows, of rows=2 in all",
+            lambda: tsnn.ParallelAttention(8 * n, n, group=tp, sequence_parallel=False)(x @ wide, rows=2),
+        ),
         ("ColumnParallelLinear: x of torch.float64, weights of torch.float32", lambda: col(x.double())),
         ("RowParallelLinear: x of torch.float16, weights of torch.float32", lambda: row(x[:, :1].half())),
         ("ExpertParallelMoE: x of torch.bfloat16, weights of torch.float32", lambda: experts(x.bfloat16())),

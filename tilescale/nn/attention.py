@@ -167,7 +167,7 @@ class ParallelAttention(Parallel):
         Raises:
             TileValueError, TileTypeError: what does not fit; ``starts`` with a batch or a ``context``.
         """
-        h = self.qkv_proj(x, rows) if self.sequence_parallel else self.qkv_proj(x)
+        h = self.qkv_proj(x, rows)
         if x.dim() != 2 or batch < 1 or h.shape[0] % batch:
             raise TileValueError(
                 f"ParallelAttention of {tuple(x.shape)}, {h.shape[0]} rows in all, batch={batch}",

@@ -48,15 +48,20 @@ def same_dtype(x: Tensor, weight: Tensor, what: str) -> None:
 
 
 def all_rows(rows: int | None, x: Tensor, ranks: int, what: str) -> int:
-    """All ranks' rows of x together.
+    """All ranks' rows of x together. ``ranks`` is 1 where x is alike on all of them.
 
     Raises:
-        TileValueError: ``rows`` of an x of more than two axes.
+        TileValueError: ``rows`` of an x of more than two axes, or of one rank with others than its own.
     """
     if rows is None:
         return math.prod(x.shape[:-1]) * ranks
     if x.dim() != 2:
         raise TileValueError(f"{what} of {tuple(x.shape)} with rows={rows}", expected="x (m, features)")
+    if ranks == 1 and rows != x.shape[0]:
+        raise TileValueError(
+            f"{what}: x has {x.shape[0]} rows, of rows={rows} in all, and no other rank has more",
+            expected=f"rows={x.shape[0]}, or none: they are for an x that is split over several ranks",
+        )
     return rows
 
 
@@ -161,7 +166,7 @@ class ColumnParallelLinear(_Linear):
         Args:
             x: (m, …, in_features); sequence parallel: this rank's part of the first axis.
             rows: all ranks' m together, where they do not have equally many: split as torch.chunk does. x is
-                (m, in_features) then.
+                (m, in_features) then. Where x is alike on all ranks it is m itself.
 
         Returns:
             (M, …, out_features / n), M all ranks' m together (m itself where x is alike on all ranks). Of a
@@ -174,13 +179,13 @@ class ColumnParallelLinear(_Linear):
         flat = flat_rows(a, weight, "ColumnParallelLinear")
         needed = bool(self.gate) and torch.is_grad_enabled()
         needed = needed and any(t is not None and t.requires_grad for t in (flat, weight, bias))
+        every = all_rows(rows, x, self.ranks if self.sequence_parallel else 1, "ColumnParallelLinear")
         if not self.sequence_parallel:
             if self.gate:
                 y, _ = call.copied_gated(flat, weight, bias, self.group_name, self.gate, needed)
             else:
                 y = call.copied_matmul(flat, weight, bias, self.group_name)
         else:
-            every = all_rows(rows, x, self.ranks, "ColumnParallelLinear")
             given = (flat, weight, bias, every, self.group_name)
             kept = self.keep_gathered and torch.is_grad_enabled() and weight.requires_grad
             try:

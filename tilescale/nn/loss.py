@@ -99,8 +99,8 @@ class LinearCrossEntropy(Parallel):
         """The logits of this rank's words, (M, …, vocabulary / n), for what is no training."""
         a, weight = cast(x, self.local("weight"))
         flat = flat_rows(a, weight, "LinearCrossEntropy")
+        every = all_rows(rows, x, self.ranks if self.sequence_parallel else 1, "LinearCrossEntropy")
         if self.sequence_parallel:
-            every = all_rows(rows, x, self.ranks, "LinearCrossEntropy")
             y = call.all_gather_matmul(flat, weight, None, every, self.group_name)
         else:
             y = call.copied_matmul(flat, weight, None, self.group_name)
