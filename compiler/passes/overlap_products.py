@@ -12,6 +12,9 @@ against those that it shares tiles or counters with are the same, for any number
 none is moved across another that it depends on. The first round stands alone, and the others are one loop, or
 several in a row where conditions such as ``n < 2`` change: inside they are decided, and no branch stands
 between products.
+
+The tail's stage is released behind the softmax then, and the next one is wanted soon after: a ring of one
+stage would be filled while nothing else is done. Loops whose tail waits for such a ring stay as they are.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ def overlap_products(program: TileProgram) -> TileProgram:
     """The program, its loops overlapped where they have that form."""
     if not has_producer(program):
         return program
-    deep = {k for k, r in enumerate(program.schedule.rings) if r.depth >= DEEP}
+    depths = [r.depth for r in program.schedule.rings]
     return program.with_body(
-        structural_map(program.func.body, (tirx.For, lambda f: (_overlap(f, deep) or f) if is_open(f) else f))
+        structural_map(
+            program.func.body, (tirx.For, lambda f: (_overlap(f, depths) or f) if is_open(f) else f)
+        )
     )
 
 
@@ -58,15 +63,17 @@ def split_rounds(program: TileProgram) -> TileProgram:
     )
 
 
-def _overlap(loop: Any, deep: set[int]) -> Any | None:
-    """A loop with its last products moved into the next round; None where it has not that form. ``deep``:
-    rings of `DEEP` stages."""
+def _overlap(loop: Any, depths: list[int]) -> Any | None:
+    """A loop with its last products moved into the next round; None where it has not that form. ``depths``:
+    the stages of each ring."""
     stmts = flat(loop.body)
     tail_at = _tail(stmts)
     if tail_at is None or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
         return None
     rest, tail = stmts[:tail_at], _spelt_out(stmts[:tail_at], stmts[tail_at:])
-    shared = _shared_rounds(rest, tail, deep)
+    if any(name_of(s) == "ring_wait" and depths[int(s.value.attrs["ring"])] < SPARE for s in tail):
+        return None
+    shared = _shared_rounds(rest, tail, {k for k, depth in enumerate(depths) if depth >= DEEP})
     head_end = None if shared is None else _head(rest, tail, shared)
     if head_end is None or shared is None:
         return None
@@ -251,3 +258,5 @@ def _settled(s: Any, var: Any, extent: Any) -> Any:
 
 #: stages of a ring from which two rounds' products may read at once
 DEEP = 3
+#: stages of a ring of which one may be held through the next round's softmax
+SPARE = 2

@@ -18,6 +18,9 @@ from tilescale.compiler.tvm_compat import structural_map, tirx
 
 #: the fewest stages of a ring of which one can be spared, where two rounds are under way at once
 STAGES = 4
+#: the same where one is: its stage is released when the next round's has come, so of two stages one would be
+#: filled at a time (T.gemm_sp of 128 × 256 × 128, two stages: 735 of 999 TFLOP/s, docs/history/gemm.md)
+STAGES_OF_ONE = 3
 
 
 def release_late(program: TileProgram) -> TileProgram:
@@ -30,7 +33,7 @@ def release_late(program: TileProgram) -> TileProgram:
 
 
 def _one_at_a_time(products: list[Any]) -> bool:
-    """Whether those of a round are awaited before the next round's begin: no stage is held longer."""
+    """Whether those of a round are awaited before the next round's begin: a stage is held until then."""
     return any(c.op.name == "ts.wgmma_sp" for c in products)
 
 
@@ -72,7 +75,7 @@ def _late(loop: Any, plan: Any) -> Any:
         return loop
     products = [s.value for s in stmts[1:-2]]
     if not isinstance(stmts[-1], tirx.BufferStore) or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < (
-        2 if _one_at_a_time(products) else STAGES
+        STAGES_OF_ONE if _one_at_a_time(products) else STAGES
     ):
         return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span

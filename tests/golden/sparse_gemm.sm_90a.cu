@@ -60,7 +60,6 @@ extern "C" __global__ void __launch_bounds__(160, 1) sparse_gemm(
     }
     for (int k = 0; k < 2; ++k) {
       ts::mbarrier_wait(&full0[ring0_read & 1], (ring0_read >> 1) & 1);
-      ts::wgmma_wait<0, false>();
       const uint64_t a_desc = ts::matrix_descriptor<128>(&a[(ring0_read & 1) * 8192], 16);
       const uint64_t b_desc = ts::matrix_descriptor<128>(&b[(ring0_read & 1) * 8192], 16);
       const int row = ((tid & 127) >> 5) * 16 + ((tid & 31) >> 2);
@@ -81,15 +80,13 @@ extern "C" __global__ void __launch_bounds__(160, 1) sparse_gemm(
       ts::wgmma_sp_m64n64k32_f16_00_s1(&acc[0], a_desc + 6UL, b_desc + 516UL, &places[1], 1);
       ts::wgmma_sp_m64n64k32_f16_00_s1(&acc[32], a_desc + 518UL, b_desc + 516UL, &places[3], 1);
       ts::wgmma_commit();
+      ts::wgmma_wait<0>();
+      ts::wgmma_arrived<64>(acc);
+      ts::wgmma_read<4>(places, &smem[0]);
       ts::fence_proxy_async();
-      ts::mbarrier_arrive_warp(&empty0[(ring0_read - 1) & 1], k > 0);
+      ts::mbarrier_arrive_warp(&empty0[ring0_read & 1], true);
       ring0_read = ring0_read + 1;
     }
-    ts::wgmma_wait<0>();
-    ts::wgmma_arrived<64>(acc);
-    ts::wgmma_read<4>(places, &smem[0]);
-    ts::fence_proxy_async();
-    ts::mbarrier_arrive_warp(&empty0[(ring0_read - 1) & 1], true);
     if (tid == 0) {
       ts::bulk_wait_read<0>();
     }

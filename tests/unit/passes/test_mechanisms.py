@@ -35,7 +35,7 @@ def shared_product() -> Case:
 
 
 def attention() -> Case:
-    tile = Tile(64, 64, 128, 1)
+    tile = Tile(64, 64, 128, 2)
     return test_attention.kernel(1, 1, 32, True, tile), test_attention.arguments(70, 130, 1, 1, 32)
 
 
