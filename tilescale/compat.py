@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tilescale import log
-from tilescale.language.funcs import FAST_MATH
+from tilescale.language import funcs
 
 
 class _AnyName(type):
@@ -22,16 +22,18 @@ class _AnyName(type):
 
 class PassConfigKey(metaclass=_AnyName):
     """TileLang's switches for its passes. ``pass_configs={PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes
-    T.exp and its kin of float32 the fast ones, as ``T.__exp`` does by name, on every target. The others are
-    accepted and have no effect (TILESCALE_LOG=info says so)."""
+    T.exp and its kin of float32 the fast ones, as ``T.__exp`` does by name, on every target. With
+    ``TL_DISABLE_THREAD_STORAGE_SYNC`` the author's barriers alone order what threads do by their index
+    (docs/LANGUAGE.md, "A thread's own code"). The others are accepted and have no effect
+    (TILESCALE_LOG=info says so)."""
 
 
-def fast_math(pass_configs: Any) -> tuple[bool, Any]:
-    """Whether these ask for fast math, and those that decide nothing; None where there are none."""
+def switches(pass_configs: Any) -> tuple[frozenset[str], Any]:
+    """What these ask for, and those that decide nothing; None where there are none."""
     if not isinstance(pass_configs, dict):
-        return False, pass_configs
-    asked = any(pass_configs.get(k) for k in FAST_MATH)
-    return asked, {k: v for k, v in pass_configs.items() if k not in FAST_MATH} or None
+        return frozenset(), pass_configs
+    asked, others = funcs.switches(pass_configs)
+    return asked, others or None
 
 
 def unused(where: str, given: dict[str, Any]) -> None:

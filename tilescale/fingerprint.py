@@ -28,7 +28,7 @@ from typing import Any
 from tilescale import source_text
 from tilescale.errors import TileError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
-from tilescale.language.funcs import Macro, PrimFunc, takes_fast_math
+from tilescale.language.funcs import Macro, PrimFunc, switches_of
 from tilescale.language.symbolic import SymExpr, symbols_of
 
 _HERE = Path(__file__).resolve().parent
@@ -325,8 +325,8 @@ class Fingerprint:
             raise Unhashable(f"more than {_FUNCTION_LIMIT} functions and objects are used")
         code, names = f.__code__, _names(f)
         # The place counts: reports of a cached kernel name it.
-        fast = ("fast math",) if takes_fast_math(f) else ()
-        self.put("function", f.__qualname__, code.co_filename, str(code.co_firstlineno), names.text, *fast)
+        place = code.co_filename, str(code.co_firstlineno)
+        self.put("function", f.__qualname__, *place, names.text, *sorted(switches_of(f)))
         self.value((f.__defaults__, f.__kwdefaults__), f"a default of {f.__name__}")
         for what, found in _resolved(f, names):
             self.put(what)

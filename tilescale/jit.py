@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tilescale import devices, source_text, tracing
-from tilescale.compat import fast_math, unused
+from tilescale.compat import switches, unused
 from tilescale.devices import is_auto, parse_target, resolve_target
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.jitted import Jit, frozen, loc_of, one_by_one, without_collection
@@ -48,8 +48,8 @@ def compile(  # the name that users know
             or asked for its code before, a kernel is made for this machine's GPU if there is one.
         instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
         name: what reports call the kernel, by default its name and the constants that it captured.
-        pass_configs: ``{PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes T.exp and its kin of float32 the
-            fast ones; others decide nothing here, which the log says.
+        pass_configs: see `tilescale.PassConfigKey`: ``{PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes T.exp
+            and its kin of float32 the fast ones; what decides nothing here is said in the log.
         execution_backend, target_host, verbose, compile_flags: TileLang's words for how its compiler works;
             they decide nothing here either.
 
@@ -58,7 +58,7 @@ def compile(  # the name that users know
     """
     from tilescale.language.funcs import PrimFunc
 
-    fast, pass_configs = fast_math(pass_configs)
+    asked, pass_configs = switches(pass_configs)
     given = {
         "execution_backend": execution_backend, "target_host": target_host, "verbose": verbose,
         "pass_configs": pass_configs, "compile_flags": compile_flags,
@@ -74,7 +74,7 @@ def compile(  # the name that users know
             f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}",
             hint="@T.prim_func above it",
         )
-    func = func.with_fast_math() if fast else func
+    func = func.with_switches(asked) if asked else func
     with without_collection():
         from tilescale import build, simulator
 
@@ -206,7 +206,7 @@ class Factory(Jit):
 
     def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """What the function returns for these constants, not compiled."""
-        from tilescale.language.funcs import PrimFunc, takes_fast_math
+        from tilescale.language.funcs import PrimFunc, switches_of
 
         self.bound(args, kwargs)
         made = self.func(*args, **kwargs)
@@ -217,7 +217,8 @@ class Factory(Jit):
                 expected="a @T.prim_func that it defines (a factory), or `with T.Kernel(…)` in its own body "
                 "(an eager kernel)",
             )
-        return made.with_fast_math() if takes_fast_math(self.func) else made
+        asked = switches_of(self.func)
+        return made.with_switches(asked) if asked else made
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kernel:
         from tilescale.build import label_of
@@ -265,8 +266,8 @@ def jit(
             with T.empty).
         target: see :func:`compile`; with "auto" the tensors of a call decide.
         instrument: log remote operations and waits as the kernel runs.
-        pass_configs: ``{PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes T.exp and its kin of float32 the
-            fast ones; others decide nothing here, which the log says.
+        pass_configs: see `tilescale.PassConfigKey`: ``{PassConfigKey.TL_ENABLE_FAST_MATH: True}`` makes T.exp
+            and its kin of float32 the fast ones; what decides nothing here is said in the log.
         execution_backend, target_host, verbose, debug_root_path, compile_flags, mode: TileLang's words for
             how its compiler works; they decide nothing here either.
 
@@ -284,12 +285,12 @@ def jit(
             f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
             hint="@tilescale.jit above a def; tilescale.compile(…) for a @T.prim_func",
         )
-    from tilescale.language.funcs import launches, with_fast_math
+    from tilescale.language.funcs import launches, with_switches
 
     source_text.keep(func)
     parse_target(target)
-    fast, pass_configs = fast_math(pass_configs)
-    func = with_fast_math(func) if fast else func
+    asked, pass_configs = switches(pass_configs)
+    func = with_switches(func, asked) if asked else func
     given = {
         "pass_configs": pass_configs, "execution_backend": execution_backend, "target_host": target_host,
         "verbose": verbose, "debug_root_path": debug_root_path, "compile_flags": compile_flags, "mode": mode,

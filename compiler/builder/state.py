@@ -86,8 +86,8 @@ class Builder:
         self.reducers: list[Any] = []
         #: what T.rng_rand draws from (ops/random.py)
         self.random: Any = None
-        #: whether T.exp and its kin of float32 are the fast ones (ops/math.py)
-        self.fast_math = False
+        #: what the kernel is asked for (language.funcs.SWITCHES)
+        self.switches: frozenset[str] = frozenset()
         #: how many T.ws are open (frontend/groups.py)
         self.by_hand = 0
         #: the open teams (compiler/ops/team.py), the innermost last
@@ -243,10 +243,11 @@ class Builder:
 _local = threading.local()
 
 
-def fast_math() -> bool:
-    """Whether the trace that is under way, if one is, takes the fast functions."""
+def asks_for(switch: str) -> bool:
+    """Whether the trace that is under way, if one is, is of a kernel that is asked for this
+    (`language.funcs.SWITCHES`)."""
     stack: list[Builder] | None = getattr(_local, "stack", None)
-    return bool(stack and stack[-1].fast_math)
+    return bool(stack and switch in stack[-1].switches)
 
 
 def current() -> Builder:

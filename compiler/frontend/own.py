@@ -10,9 +10,10 @@ and
 see who reads what another one wrote; a GPU takes the rows back into registers (passes/own_registers.py).
 
 Two statements of which one writes shared memory that the other one touches stand in regions of their own.
-Behind
-a region all threads have come to its end, so that what was written before is read behind it; passes/
-insert_barriers.py derives the barrier, as between any two statements of the block.
+Behind a region all threads have come to its end, so that what was written before is read behind it;
+passes/insert_barriers.py derives the barrier, as between any two statements of the block. A kernel whose
+author orders its threads by hand (`ORDERED_BY_HAND`) is not cut there: a region ends where threads do
+something together, and within it the author's barriers alone order them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.ops.shuffle import where_all_come
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
+from tilescale.language.funcs import ORDERED_BY_HAND
 
 _THREAD = "thread"
 _HELD = ("local", "local.var")
@@ -86,6 +88,7 @@ class _Own:
 
     def __init__(self, threads: int, builder: bld.Builder):
         self.threads, self.builder = threads, builder
+        self.by_hand = ORDERED_BY_HAND in builder.switches
         self.group: Any = None  # in T.Scale("warpgroup"): the warpgroup's number
         self.private: set[Any] = set()  # fragments that only threads' own code touches
         self.names: set[Any] = set()  # bound to values that differ among threads
@@ -347,7 +350,10 @@ class _Own:
         return not own and not op.in_iterations and not op.by_thread
 
     def conflict(self, run: list[Any], s: Any) -> bool:
-        """Whether one of the two writes shared memory that the other one touches."""
+        """Whether one of the two writes shared memory that the other one touches, and nobody but the compiler
+        says in which order."""
+        if self.by_hand:
+            return False
         first, then = [self.shared(x) for x in run], self.shared(s)
         reads = set().union(*(r for r, _ in first))
         writes = set().union(*(w for _, w in first))

@@ -31,6 +31,7 @@ from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.own import threads_own
 from tilescale.compiler.frontend.rewrite import rewritten
 from tilescale.compiler.frontend.solved import Solved, solve
+from tilescale.compiler.frontend.staged import staged
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.multiples import Promises
 from tilescale.compiler.ir.numbers import constant
@@ -41,7 +42,7 @@ from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, Til
 from tilescale.language.annotations import Ref, ScalarSpec, Tensor, TensorSpec
 from tilescale.language.dtypes import Narrow
 from tilescale.language.elsewhere import INSTEAD
-from tilescale.language.funcs import PrimFunc, parameter_loc, takes_fast_math
+from tilescale.language.funcs import PrimFunc, parameter_loc, switches_of
 from tilescale.language.symbolic import Const, Sym, SymExpr, settle, shown, symbols_of
 from tilescale.language.vectors import Vector
 
@@ -246,7 +247,7 @@ def trace(prim: PrimFunc, part: int | None = None) -> TileProgram:
     builder.make_tensor = make_buffer
     params: list[Param] = []
     solved = solve(prim.params)
-    builder.solved, builder.fast_math = solved.symbols, takes_fast_math(prim.func)
+    builder.solved, builder.switches = solved.symbols, switches_of(prim.func)
     with bld.tracing(builder):
         values: dict[str, Any] = {}
         for name, declared in prim.params.items():
@@ -285,7 +286,7 @@ def trace_eager(
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
     state = _Eager(func, extents or {}, solved or Solved())
     builder.solved = state.solved.symbols
-    builder.eager, builder.make_tensor, builder.fast_math = state, make_buffer, takes_fast_math(func)
+    builder.eager, builder.make_tensor, builder.switches = state, make_buffer, switches_of(func)
     state.tensors = tensors
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}
@@ -431,7 +432,8 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part
     launch, statements = every[part or 0]
     params = [*params, *builder.workspaces.values()]
     apart = by_condition(sequence(statements), launch.threads, builder)
-    body, rows = threads_own(by_warpgroup(apart, launch.threads, builder), launch.threads, builder)
+    apart = by_warpgroup(staged(apart, builder), launch.threads, builder)
+    body, rows = threads_own(apart, launch.threads, builder)
     renames = {}
     for old, new in builder.renames.items():
         renames[old] = ir.Var(new, old.ty)

@@ -7,7 +7,7 @@ import math as _math
 from typing import Any
 
 from tilescale.compiler.builder.narrow import Value, narrow_bits
-from tilescale.compiler.builder.state import fast_math
+from tilescale.compiler.builder.state import asks_for
 from tilescale.compiler.builder.values import (
     Buffer,
     as_expr,
@@ -25,6 +25,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, Narrow, canonical
+from tilescale.language.funcs import FAST_MATH
 from tilescale.language.vectors import Vector, named_vector
 
 #: functions of float32 that have a fast form
@@ -48,7 +49,7 @@ def _unary(name: str, python: Any, doc: str) -> Any:
             )
         if "float" not in dt:
             e, dt = convert(e, "float32"), "float32"
-        chosen = f"__{name}" if name in FAST and dt == "float32" and fast_math() else name
+        chosen = f"__{name}" if name in FAST and dt == "float32" and asks_for(FAST_MATH) else name
         return ir.Call(f"ts.math.{chosen}", [e], ret_ty=ir.PrimType(dt))
 
     call.__name__ = call.__qualname__ = name

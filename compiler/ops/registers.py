@@ -11,7 +11,7 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer
 from tilescale.compiler.ir import source
 from tilescale.errors import TileTypeError
-from tilescale.language.funcs import FAST_MATH
+from tilescale.language.funcs import switches
 
 
 def _said(name: str) -> None:
@@ -57,7 +57,8 @@ def annotate_compile_flags(flags: list[str] | str) -> None:
 
 def annotate_pass_configs(configs: dict[Any, Any]) -> None:
     """``pass_configs=`` of ``compile``, from within the kernel: ``TL_ENABLE_FAST_MATH`` asks for fast math in
-    what is written behind it; others steer TileLang's compiler and decide nothing.
+    what is written behind it, ``TL_DISABLE_THREAD_STORAGE_SYNC`` leaves the order of what threads do by their
+    index to the author; others steer TileLang's compiler and decide nothing.
 
     Raises:
         TileTypeError: no dictionary.
@@ -66,9 +67,11 @@ def annotate_pass_configs(configs: dict[Any, Any]) -> None:
         raise TileTypeError(
             f"T.annotate_pass_configs({configs!r})", loc=source.current(), expected="a dictionary"
         )
-    bld.current().fast_math |= any(configs.get(k) for k in FAST_MATH)
-    if others := ", ".join(str(k) for k in configs if k not in FAST_MATH):
-        log.say("info", f"T.annotate_pass_configs: {others} decide nothing here", once=True)
+    asked, others = switches(configs)
+    bld.current().switches |= asked
+    if others:
+        names = ", ".join(map(str, others))
+        log.say("info", f"T.annotate_pass_configs: {names} decide nothing here", once=True)
 
 
 def annotate_restrict_buffers(*buffers: Any) -> None:

@@ -19,23 +19,35 @@ from .annotations import ScalarSpec, TensorSpec
 from .dtypes import ALL as DTYPES
 from .dtypes import PTR, dtype
 
-#: by PassConfigKey, and as TileLang spells them in text
-FAST_MATH = ("TL_ENABLE_FAST_MATH", "tl.enable_fast_math")
+#: what TileLang's ``pass_configs`` may ask of a kernel → their keys, by PassConfigKey and as TileLang spells
+#: them in text
+FAST_MATH, ORDERED_BY_HAND = "fast math", "threads ordered by hand"
+SWITCHES = {
+    FAST_MATH: ("TL_ENABLE_FAST_MATH", "tl.enable_fast_math"),
+    ORDERED_BY_HAND: ("TL_DISABLE_THREAD_STORAGE_SYNC", "tl.disable_thread_storage_sync"),
+}
 
 
-def with_fast_math(func: types.FunctionType) -> types.FunctionType:
-    """The same function, in whose kernels T.exp and its kin of float32 are the fast ones, by name."""
+def switches(pass_configs: dict[Any, Any]) -> tuple[frozenset[str], dict[Any, Any]]:
+    """What these ask for, and those that decide nothing."""
+    asked = frozenset(s for s, keys in SWITCHES.items() if any(pass_configs.get(k) for k in keys))
+    return asked, {k: v for k, v in pass_configs.items() if not any(k in keys for keys in SWITCHES.values())}
+
+
+def with_switches(func: types.FunctionType, asked: frozenset[str]) -> types.FunctionType:
+    """The same function, whose kernels are asked for this (`SWITCHES`)."""
     made = types.FunctionType(
         func.__code__, func.__globals__, func.__name__, func.__defaults__, func.__closure__
     )
-    made.__dict__.update(func.__dict__, _fast_math=True)
+    made.__dict__.update(func.__dict__, _switches=switches_of(func) | asked)
     made.__kwdefaults__, made.__annotations__ = func.__kwdefaults__, func.__annotations__
     made.__qualname__, made.__module__, made.__doc__ = func.__qualname__, func.__module__, func.__doc__
     return made
 
 
-def takes_fast_math(func: Any) -> bool:
-    return bool(getattr(func, "_fast_math", False))
+def switches_of(func: Any) -> frozenset[str]:
+    """What a function's kernels are asked for."""
+    return getattr(func, "_switches", frozenset())
 
 
 class PrimFunc:
@@ -48,11 +60,11 @@ class PrimFunc:
         self.name = func.__name__
         self.params = parameters(func)
 
-    def with_fast_math(self) -> PrimFunc:
-        """The same kernel, see `with_fast_math`. Its parameters are known: what their annotations name may be
+    def with_switches(self, asked: frozenset[str]) -> PrimFunc:
+        """The same kernel, see `with_switches`. Its parameters are known: what their annotations name may be
         out of sight by now."""
         made = copy.copy(self)
-        made.func = with_fast_math(self.func)
+        made.func = with_switches(self.func, asked)
         return made
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilescale
 import tilescale.language as T
 from tests.unit.ops.test_argmax import TARGETS, run
 from tilescale.compiler import driver
@@ -111,6 +112,59 @@ def test_a_broken_promise_of_rounds_apart_is_a_race(promised: bool):
 
     report = kernel.check(args={"B": np.zeros(32, "int32")}, seeds=2)
     assert any(f.kind == "race" for f in report.findings) == promised, report
+
+
+def chosen(by_hand: bool) -> Any:
+    """The places of positive numbers, at most 64 of a row, in any order."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 96), "int32"), B: T.Tensor((2, 64), "int32"), N: T.Tensor((2,), "int32")):
+        T.annotate_pass_configs({tilescale.PassConfigKey.TL_DISABLE_THREAD_STORAGE_SYNC: by_hand})
+        with T.Kernel(2, threads=32) as bx:
+            t, at = T.get_thread_binding(), T.alloc_var("int32")
+            count, places = T.alloc_shared((1,), "int32"), T.alloc_shared((64,), "int32")
+            T.fill(count, 0)
+            T.sync_threads()
+            for r in T.serial(3):
+                if A[bx, r * 32 + t] > 0:
+                    at = T.atomic_add(count[0], 1, return_prev=True)
+                    places[at] = r * 32 + t
+            T.sync_threads()
+            for r in T.serial(2):
+                if r * 32 + t < count[0]:
+                    B[bx, r * 32 + t] = places[r * 32 + t]
+            if t == 0:
+                N[bx] = count[0]
+
+    return kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_threads_that_are_ordered_by_hand(target: str):
+    """Their barriers are the author's two: else one stands in each round, since rounds write one tile."""
+    a = np.where(RNG.random((2, 96)) < 0.4, 1, -1).astype("int32")
+    out = run(chosen(True), {"A": a, "B": np.full((2, 64), -1, "int32"), "N": np.zeros(2, "int32")}, target)
+    for row, places, count in zip(a, out["B"], out["N"], strict=True):
+        assert sorted(places[:count]) == np.flatnonzero(row > 0).tolist() and (places[count:] == -1).all()
+
+
+def test_barriers_of_threads_that_are_ordered_by_hand():
+    texts = [driver.source_text(chosen(h).trace(), "cuda", "cuda:sm_90a") for h in (True, False)]
+    found = [[text.count(f"__syncthreads();{s}") for s in ("", "  // T.barrier")] for text in texts]
+    assert found == [[2, 2], [3, 2]], texts
+
+
+def test_the_simulator_judges_the_order_by_hand():
+    @T.prim_func
+    def kernel(B: T.Tensor((32,), "int32")):
+        T.annotate_pass_configs({"tl.disable_thread_storage_sync": True})
+        with T.Kernel(1, threads=32):
+            t, s = T.get_thread_binding(), T.alloc_shared((32,), "int32")
+            s[t] = t
+            B[t] = s[31 - t]
+
+    report = kernel.check(args={"B": np.zeros(32, "int32")}, seeds=2)
+    assert [f.kind for f in report.findings] == ["race"], report
 
 
 @pytest.mark.parametrize("target", TARGETS)
