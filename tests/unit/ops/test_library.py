@@ -17,8 +17,11 @@ from tilescale.ops import HOME, MODULES, RANK_MODULES, load, w4a16
 from tilescale.ops import rows as cuts
 from tilescale.ops.case import Case, Op, as_tuple, worst
 
+#: the first case of each is optimised on the CPU
 SMALL = [
-    pytest.param(load(m), c, id=f"{load(m).name}: {c}") for m in MODULES for c in load(m).cases if c.small
+    pytest.param(load(m), c, id=f"{load(m).name}: {c}", marks=[] if k else [pytest.mark.optimised])
+    for m in MODULES
+    for k, c in enumerate(c for c in load(m).cases if c.small)
 ]
 
 
