@@ -64,6 +64,7 @@ OF_WORDS = {
     "mbarrier_arrive_expect_tx": {"mbarrier"},
     "address_of": {"base"},
     "annotate_restrict_buffers": {"buffers"},
+    "warpgroup_fence_operand": {"buffer_or_ptr", "offset", "num_regs", "dtype"},
     **{f"ld{kind}{bits}": {"src"} for kind in "gs" for bits in (32, 64, 128, 256)},
     **{f"st{kind}{bits}": {"dst"} for kind in "gs" for bits in (32, 64, 128, 256)},
     # decide nothing
@@ -96,7 +97,11 @@ NOT_IN_KERNELS = {
     "reducer_update",
     "Ref",
     "Var",
-    "While",  # rewritten before it is called (tests/unit/language/test_tilelang_words.py)
+    # rewritten before they are called (tests/unit/language/test_tilelang_words.py)
+    "While",
+    "If",
+    "Then",
+    "Else",
     "Tensor",
     "StridedTensor",
     "SymmTensor",
@@ -233,6 +238,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "cummax": {"src": t.shared},
         "fill": {"buffer": t.shared, "value": t.scalar},
         "clear": {"buffer": t.shared},
+        "warpgroup_fence_operand": {"buffer_or_ptr": t.fragment},
         "atomic_store": {"dst": t.tensor[0, 0], "value": 1},
         "atomic_load": {"src": t.tensor[0, 0]},
         **{f"atomic_{kind}": {"dst": t.tensor[0, 0], "value": t.scalar} for kind in ("add", "max", "min")},

@@ -198,6 +198,12 @@ NOTHING = {
     },
     "annotate_compile_flags": {"flags": ("T.annotate_compile_flags(['-O3'])", "pass")},
     "annotate_restrict_buffers": {"buffers": ("T.annotate_restrict_buffers(A, B)", "pass")},
+    "warpgroup_fence_operand": {
+        "buffer_or_ptr": ("T.warpgroup_fence_operand(f)", "T.warpgroup_fence_operand(r)"),
+        "offset": ("T.warpgroup_fence_operand(f, 4)", "T.warpgroup_fence_operand(f)"),
+        "num_regs": ("T.warpgroup_fence_operand(f, num_regs=4)", "T.warpgroup_fence_operand(f)"),
+        "dtype": ("T.warpgroup_fence_operand(f, dtype='float32')", "T.warpgroup_fence_operand(f)"),
+    },
     "annotate_producer_reg_dealloc": {"reg_count": ("T.annotate_producer_reg_dealloc(40)", "pass")},
     "annotate_consumer_reg_alloc": {"reg_count": ("T.annotate_consumer_reg_alloc(160)", "pass")},
 }
@@ -505,6 +511,56 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
     "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
     "no_set_max_nreg": ("T.no_set_max_nreg()", {}),
+    "warpgroup_arrive": ("T.warpgroup_arrive()", {}),
+    "warpgroup_commit_batch": ("T.warpgroup_commit_batch()", {}),
+    "warpgroup_fence_operand": ("T.warpgroup_fence_operand(f)", {}),
+    "thread_return": ("A[bx, 0] = x\nif n > 3:\n    T.thread_return()\nA[bx, 1] = x", {}),
+    "Not": ("if T.Not(n > 0):\n    A[0, 0] = x", {"a": "if T.Not(n > 1):\n    A[0, 0] = x"}),
+    **{
+        word: (
+            f"A[0, 0] = T.Select(T.{word}(n > 0, n < 9), x, 1)",
+            {
+                "a": f"A[0, 0] = T.Select(T.{word}(n > 1, n < 9), x, 1)",
+                "b": f"A[0, 0] = T.Select(T.{word}(n > 0, n < 8), x, 1)",
+            },
+        )
+        for word in ("And", "Or", "EQ", "NE")
+    },
+    **{
+        word: (
+            f"A[0, 0] = T.cast(T.{word}(n, 3), 'float32')",
+            {
+                "a": f"A[0, 0] = T.cast(T.{word}(n * 2, 3), 'float32')",
+                "b": f"A[0, 0] = T.cast(T.{word}(n, 4), 'float32')",
+            },
+        )
+        for word in (
+            *(
+                "Add",
+                "Sub",
+                "Mul",
+                "Div",
+                "Mod",
+                "FloorDiv",
+                "FloorMod",
+                "Min",
+                "Max",
+                "LT",
+                "LE",
+                "GT",
+                "GE",
+            ),
+        )
+    },
+    "If": (
+        "with T.If(n > 0), T.Then():\n    A[0, 0] = x",
+        {"condition": "with T.If(n > 1), T.Then():\n    A[0, 0] = x"},
+    ),
+    "Then": ("with T.If(n > 0), T.Then():\n    A[0, 0] = x", {}),
+    "Else": (
+        "with T.If(n > 0):\n    with T.Then():\n        A[0, 0] = x\n    with T.Else():\n        A[0, 0] = 1",
+        {},
+    ),
     "get_block_binding": ("A[T.get_block_binding(), 0] = x", {"dim": "A[T.get_block_binding(1), 0] = x"}),
     "im2col": (
         IM2COL.format("A", "f", 0, 0, 3, 1, 1, 1),
