@@ -16,6 +16,7 @@ from tilescale.arrays import as_numpy, numpy_dtype
 from tilescale.cache import Entry
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.explain import declaration, explain, extent_text, is_numpy, is_torch, place, written
+from tilescale.parameter import KernelParam
 from tilescale.pointed import Pointers, address_in
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Launchable:
                 once=True,
             )
         self.label = label
-        self.params: list[dict[str, Any]] = entry.meta["params"]
+        self.params = [KernelParam(p) for p in entry.meta["params"]]
         self.out_idx = tuple(out_idx)
         self.from_cache = from_cache
         self.instrument = instrument

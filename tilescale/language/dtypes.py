@@ -130,7 +130,10 @@ DataType = dtype
 
 
 def __getattr__(name: str) -> Any:
-    """TileLang's table of torch's dtypes, made when it is asked for: nothing else here needs torch."""
+    """A dtype by its name; and TileLang's table of torch's dtypes, made when it is asked for: nothing else
+    here needs torch."""
+    if (found := ALL.get(name) or NARROW.get(name)) is not None:
+        return found
     if name != "_TORCH_DTYPE_TO_STR":
         raise AttributeError(name)
     import torch

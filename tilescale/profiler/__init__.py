@@ -124,9 +124,9 @@ class Profiler:
 
     def _value(self, e: Any) -> int:
         if isinstance(e, list):
-            from tilescale.language.symbolic import _FOLD
+            from tilescale.language.symbolic import FOLD
 
-            return int(_FOLD[e[0]](self._value(e[1]), self._value(e[2])))
+            return int(FOLD[e[0]](self._value(e[1]), self._value(e[2])))
         return int(self.extents[e]) if isinstance(e, str) else int(e)
 
     def _argument(self, p: dict[str, Any]) -> Any:
