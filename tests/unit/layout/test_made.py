@@ -364,16 +364,38 @@ def test_what_annotations_refuse():
            lambda A, s, f: T.annotate_layout({s: make_full_bank_swizzled_layout(64, 64, 32)}))  # fmt: skip
     refuse(
         TileValueError,
-        "over 32 threads",
-        lambda A, s, f: T.annotate_layout({f: T.Fragment((64, 64), lambda i, j: (i // 2, i % 2 * 64 + j))}),
+        "over 256 threads",
+        lambda A, s, f: T.annotate_layout({f: T.Fragment((64, 64), lambda i, j: (i * 4 + j // 16, j % 16))}),
         expected="over all 128 threads",
-        write="replicate=4",
     )
     other = T.Fragment((64, 64), lambda i, j: (i + j // 32 * 64, j % 32))
     both = lambda A, s, f: [T.annotate_layout({f: layout}) for layout in (rows, other)]  # noqa: E731
     refuse(
         TileValueError, "f is given two layouts: here (64, 64) over 128 threads [i % 64 → thread × 1", both
     )
+
+
+def test_a_fragment_over_a_part_of_the_threads_is_held_by_all():
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((32, 24), "float32"), B: T.Tensor((32, 24), "float32"), C: T.Tensor((32,), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            f, sums = T.alloc_fragment((32, 24), "float32"), T.alloc_fragment((32,), "float32")
+            T.annotate_layout({f: T.Fragment((32, 24), lambda i, j: (i, j))})
+            T.copy(A, f)
+            for i, j in T.Parallel(32, 24):
+                f[i, j] = f[i, j] * 2 + j
+            T.reduce_sum(f, sums)
+            T.copy(f, B)
+            T.copy(sums, C)
+            for i in T.Parallel(32):
+                T.atomic_add(C[i], sums[i])
+
+    a = data((32, 24), "float32")
+    got = agree(kernel, {"A": a, "B": np.zeros_like(a), "C": np.zeros(32, np.float32)})
+    np.testing.assert_array_equal(got["B"], a * 2 + np.arange(24, dtype=np.float32))
+    np.testing.assert_allclose(got["C"], got["B"].sum(1) * 2, rtol=1e-5)
 
 
 def test_the_same_results_everywhere():
