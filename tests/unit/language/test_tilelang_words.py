@@ -322,6 +322,20 @@ def test_a_macro_that_takes_a_cell_is_given_one(kind):
     assert everywhere(kernel, A=np.zeros(1, np.int32))["A"][0] == 21
 
     @T.prim_func
+    def elements(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            at, local = T.alloc_var("int32"), T.alloc_fragment((8,), "int32")
+            for i in T.Parallel(8):
+                local[i] = A[i]
+                macro(local[i], A[i] + i)
+            T.copy(local, B)
+            at = 3
+            macro(B[at], 5)
+
+    got = everywhere(elements, A=np.arange(8, dtype=np.int32), B=np.zeros(8, np.int32))["B"]
+    assert got.tolist() == [0, 14, 28, 35, 56, 70, 84, 98]
+
+    @T.prim_func
     def wrong(A: T.Tensor((1,), "int32")):
         with T.Kernel(1):
             x = 1
