@@ -179,6 +179,8 @@ _BYTES = {
     "float4_e2m1fn": ("float8_e4m3fn", "uint8"),
 }
 NARROW: dict[str, Narrow] = {name: Narrow(name) for name in _BYTES}
+#: dtype of 4 bits → its least and its greatest number
+RANGES: dict[str, tuple[float, float]] = {"int4": (-8, 7), "uint4": (0, 15), "float4_e2m1fn": (-6.0, 6.0)}
 
 
 def held(dt: dtype) -> dtype:
