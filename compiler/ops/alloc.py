@@ -110,12 +110,16 @@ def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variabl
     _check_scope("alloc_var", scope, "local.var")
     if isinstance(of := named_vector(dtype), Vector):
         return _lane_cell(of, init)
-    buffer = _allocate((1,), dtype, "local.var", "alloc_var")
-    made = Variable(buffer)
+    made = alloc_cell(dtype)
     b = bld.current()
-    value = convert(0 if init is None else init, buffer.dtype)
-    b.emit(tirx.BufferStore(buffer.var, value, [tirx.IntImm("int32", 0)], b.span()))
+    value = convert(0 if init is None else init, made.dtype)
+    b.emit(tirx.BufferStore(made.buffer.var, value, [tirx.IntImm("int32", 0)], b.span()))
     return made
+
+
+def alloc_cell(dtype: Any) -> Variable:
+    """The same, for what is stored before it is read."""
+    return Variable(_allocate((1,), dtype, "local.var", "alloc_var"))
 
 
 def _lane_cell(of: Vector, init: Any) -> Variable:

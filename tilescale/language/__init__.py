@@ -65,7 +65,8 @@ _EXPORTS: dict[str, str] = {
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store "
     "atomic_or atomic_and atomic_xor atomic_exch",
     "ops.thread_copies": "ptx_cp_async ptx_commit_group ptx_wait_group cp_async_barrier_noinc",
-    "ops.extern": "import_source call_extern access_ptr address_of dp4a",
+    "ops.extern": "import_source call_extern call_pure_extern access_ptr tvm_access_ptr "
+    "type_annotation address_of dp4a",
     "ops.random": "rng_init rng_rand rng_rand_float",
     "ops.print": "print",
     "ops.assertion": "assume device_assert",

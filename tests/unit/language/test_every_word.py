@@ -172,12 +172,6 @@ NOTHING = {
     "alloc_reducer": {
         "replication": (REDUCER.format("64, 'float32', replication='all'"), REDUCER.format("64, 'float32'"))
     },
-    "call_extern": {
-        "dtype": (
-            EXTERN.format("d", "T.access_ptr(d), dtype='float16'"),
-            EXTERN.format("d", "T.access_ptr(d)"),
-        )
-    },
     "Parallel": {
         "prefer_async": (
             "for p, q in T.Parallel(64, 64, prefer_async=True):\n    f[p, q] = x",
@@ -397,7 +391,18 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "call_extern": (
         EXTERN.format("d", "T.access_ptr(d)"),
-        {"args": EXTERN.format("d", "T.access_ptr(d), 3")},
+        {
+            "args": EXTERN.format("d", "T.access_ptr(d), 3"),
+            "dtype": EXTERN.format("d", "T.access_ptr(d), dtype='float16'"),
+        },
+    ),
+    "call_pure_extern": (
+        "A[0, 0] = T.call_pure_extern('float32', 'f', x)",
+        {
+            "dtype": "A[0, 0] = T.call_pure_extern('float16', 'f', x)",
+            "func_name": "A[0, 0] = T.call_pure_extern('float32', 'g', x)",
+            "args": "A[0, 0] = T.call_pure_extern('float32', 'f', x, 1)",
+        },
     ),
     "dp4a": (
         DP4A.format("d[0]", "d[4]", "q[0]"),
@@ -429,6 +434,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "dst_access_ptr": PTX_COPY.format("h[1, 0]", 8, "H[0, 0]", 8, 8),
             "src_access_ptr": PTX_COPY.format("h[0, 0]", 8, "H[1, 0]", 8, 8),
             "num_elems": PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, 4),
+            "predicate": PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, "8, n > 0"),
         },
     ),
     "ptx_commit_group": ("T.ptx_commit_group()", {}),
@@ -490,6 +496,20 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "var": "u, v = T.int32(), T.int32()\nT.let(v, n)\nI[0, 0] = u + v",
             "value": "u, v = T.int32(), T.int32()\nT.let(u, n + 1)\nI[0, 0] = u + v",
         },
+    ),
+    "tvm_access_ptr": (
+        EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 0, 2, 1)"),
+        {
+            "ptype": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int32'), d.data, 0, 2, 1)"),
+            "data": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), e.data, 0, 2, 1)"),
+            "offset": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 1, 2, 1)"),
+            "extent": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 0, 1, 1)"),
+            "rw_mask": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 0, 2, 3)"),
+        },
+    ),
+    "type_annotation": (
+        "y = T.alloc_var(T.type_annotation('int8'), n)\nI[0, 0] = y",
+        {"dtype": "y = T.alloc_var(T.type_annotation('int16'), n)\nI[0, 0] = y"},
     ),
     "address_of": (
         EXTERN.format("f", "T.address_of(d), 8"),
