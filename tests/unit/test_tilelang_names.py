@@ -393,3 +393,42 @@ def test_where_programs_take_names_from():
         and tilescale.Fragment is T.Fragment
         and tilescale.dtypes.float16 == "float16"
     )
+
+
+def test_what_kernel_objects_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    kernel = tilescale.compile(scaled(), out_idx=-1, target="cpu")
+    kernel.print_source_code()
+    kernel.show_source("kernel")
+    assert capsys.readouterr().out == f"{kernel.kernel_source}\n" * 2
+    kernel.export_sources(kernel_path=str(tmp_path / "kernel.txt"))
+    assert (tmp_path / "kernel.txt").read_text() == kernel.get_kernel_source()
+    assert kernel.n_regs is None is kernel.n_spills and kernel.run_once().shape == (64,)
+    with refused(TileValueError, "the text of 'host'", expected="there is no host code"):
+        kernel.export_sources(host_path="x")
+    with refused(TileValueError, "main has no tuner's result"):
+        kernel.get_tuner_result()
+    profiler, seen = kernel.get_profiler(), []
+    profiler.assert_consistent(repeat=2)
+    profiler.manual_assert_close(lambda a: a * 2, manual_check_prog=lambda *lists: seen.append(lists))
+    ((got, want),) = seen
+    assert torch.equal(got[0], want[0])
+    with refused(TileTypeError, "without manual_check_prog"):
+        profiler.manual_assert_close(lambda a: a)
+    code = tilescale.compile(scaled(), target="cuda:sm_90a")
+    code.show_ptx()
+    assert ".visible .entry main" in capsys.readouterr().out and code.n_max_threads == 32
+
+
+def test_consistency_is_looked_at():
+    count = [0]
+
+    def other(kernel):
+        count[0] += 1
+        return lambda a: torch.full((64,), float(count[0]))
+
+    profiler = tilescale.compile(scaled(), out_idx=-1, target="cpu").get_profiler()
+    own = profiler.kernel
+    profiler.kernel = type("Other", (), {"name": "other", "__call__": lambda self, a: other(own)(a)})()
+    profiler.inputs = lambda: [torch.zeros(64)]
+    with pytest.raises(AssertionError, match="called again"):
+        profiler.assert_consistent(repeat=1)
