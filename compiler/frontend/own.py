@@ -24,7 +24,7 @@ from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence, statements
-from tilescale.compiler.ops.shuffle import where_all_come
+from tilescale.compiler.ops.shuffle import OF_WARPS, where_all_come
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
 
@@ -158,6 +158,8 @@ class _Own:
             return
         name, attrs = _name(s.value), s.value.attrs
         if name not in ("ts.sync_threads", "ts.arrive_threads") or str(attrs["executor"]) != "block":
+            return
+        if name == "ts.sync_threads" and int(attrs["barrier"]) == OF_WARPS:
             return
         what = f"T.sync_threads of {int(attrs['count'])} threads"
         if name == "ts.arrive_threads":

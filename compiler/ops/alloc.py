@@ -238,7 +238,10 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
             expected="a whole tile or tensor",
             hint="a view of all of it, and an index into that",
         )
-    if isinstance(buffer, VectorTile) or isinstance(named_vector(dtype), Vector):
+    to_vectors = isinstance(named_vector(dtype), Vector)
+    if isinstance(buffer, VectorTile) and dtype is not None and not to_vectors:
+        return view(buffer.of, shape, dtype)  # their lanes, as its last axis
+    if isinstance(buffer, VectorTile) or to_vectors:
         raise TileTypeError(
             f"a view of {buffer.name}, of {buffer.dtype}{'' if dtype is None else f', as {dtype}'}",
             loc=source.current(),

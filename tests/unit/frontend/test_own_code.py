@@ -145,6 +145,35 @@ def test_loops_and_conditions_of_a_thread_s_own(target: str):
 
 
 @T.prim_func
+def by_warps(A: T.Tensor((128,), "int32"), B: T.Tensor((128,), "int32")):
+    with T.Kernel(1, threads=128):
+        t = T.get_thread_binding()
+        warp, lane = t // 32, t % 32
+        s = T.alloc_shared((4, 32), "int32")
+        s[warp, lane] = A[t]
+        T.sync_warp()
+        B[t] = s[warp, 31 - lane]
+        for _i in T.serial(2):
+            T.sync_warp()
+            s[warp, lane] = B[t] + 1
+            T.sync_warp()
+            B[t] = s[warp, lane ^ 1]
+        for i in T.serial(lane, 64, 32):
+            T.sync_warp()
+            if i == 40:
+                B[t] += 100
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_warps_synchronize_at_the_scale_of_the_block(target: str):
+    a = np.arange(128, dtype="int32")
+    out = run(by_warps, {"A": a, "B": np.zeros(128, "int32")}, target)
+    want = a.reshape(4, 32)[:, ::-1] + 2
+    want[:, 8] += 100
+    np.testing.assert_array_equal(out["B"].reshape(4, 32), want)
+
+
+@T.prim_func
 def histogram(A: T.Tensor((100, 3), "int32"), B: T.Tensor((8,), "int32"), C: T.Tensor((32,), "int32")):
     with T.Kernel(1, threads=32):
         t = T.get_thread_binding()
