@@ -30,6 +30,7 @@ from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.own import threads_own
 from tilescale.compiler.frontend.rewrite import rewritten
+from tilescale.compiler.frontend.scratch import own_scratch
 from tilescale.compiler.frontend.solved import Solved, solve
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.multiples import Promises
@@ -440,7 +441,7 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part
         )
     launch, statements = every[part or 0]
     params = [*params, *builder.workspaces.values()]
-    apart = by_condition(sequence(statements), launch.threads, builder)
+    apart = by_condition(own_scratch(sequence(statements), builder), launch.threads, builder)
     body, rows = threads_own(by_warpgroup(apart, launch.threads, builder), launch.threads, builder)
     renames = {}
     for old, new in builder.renames.items():
