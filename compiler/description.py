@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import TileProgram
@@ -14,7 +14,7 @@ from tilescale.compiler.ir.source import location
 from tilescale.compiler.ops.participants import as_meta, demands
 from tilescale.compiler.ops.print import dtype_code
 from tilescale.compiler.passes.residency import shared_bytes, synchronizes_ranks
-from tilescale.compiler.tvm_compat import structural_walk, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.dtypes import Narrow
@@ -86,6 +86,8 @@ def metadata(program: TileProgram) -> dict[str, Any]:
     parameter_words(program)
     written = written_parameters(program)
     params = [_metadata(p, k in written) for k, p in enumerate(program.params)]
+    for k in untouched_parameters(program):
+        params[k]["untouched"] = True
     for name, tensors in pointed(program).items():
         next(p for p in params if p["name"] == name)["points"] = tensors
     launch = program.launch
@@ -212,6 +214,34 @@ def expression(value: Any) -> Any:
     if isinstance(known, SymExpr):
         return [known.op, *(expression(a) for a in known.args)]
     return int(known)
+
+
+def untouched_parameters(program: TileProgram) -> set[int]:
+    """Tensors that nothing in the kernel names, and whose extents decide nothing that others do not say: a
+    call may leave them out."""
+    uses = buffer_uses(program.func.body)
+    tensors = {k: p.spec for k, p in enumerate(program.params) if isinstance(p.spec, TensorSpec)}
+    left = {k for k, spec in tensors.items() if spec.kind == "tensor" and program.params[k].var not in uses}
+    left -= {k for k in left if tensors[k].pointer or program.params[k].output}
+    extents = {k: [settle(e) for e in (*spec.shape, *(spec.strides or ()))] for k, spec in tensors.items()}
+    there = [e for k, listed in extents.items() if k not in left for e in listed]
+    said = {e.name for e in there if isinstance(e, Sym)}
+    asked = set().union(*map(_symbols, there)) | _named(program)
+    return {k for k in left if set().union(*map(_symbols, extents[k])) & asked <= said}
+
+
+def _symbols(extent: Any) -> set[str]:
+    if isinstance(extent, Sym):
+        return {extent.name}
+    return set().union(*map(_symbols, extent.args)) if isinstance(extent, SymExpr) else set()
+
+
+def _named(program: TileProgram) -> set[str]:
+    """The symbols that a kernel's body and its grid name."""
+    names, found = {var: name for name, var in program.symbols.items()}, set()
+    for part in (program.func.body, *program.launch.grid, *program.launch.cluster):
+        structural_walk(part, (ir.Var, lambda v: found.add(names[v]) if v in names else None))
+    return found
 
 
 def written_parameters(program: TileProgram) -> set[int]:

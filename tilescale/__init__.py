@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 #: name → the module that has it; a module's own name: itself
 _LAZY = {
     "DataType": "tilescale.language.dtypes",
+    "Fragment": "tilescale.language",
     "JITKernel": "tilescale.jit",
     "Kernel": "tilescale.kernel",
+    "Layout": "tilescale.language",
     "PassConfigKey": "tilescale.compat",
     "PerformanceWarning": "tilescale.errors",
     "Profiler": "tilescale.profiler",
@@ -52,6 +54,7 @@ _LAZY = {
     "contrib": "",
     "disable_cache": "tilescale.compat",
     "enable_cache": "tilescale.compat",
+    "dtypes": "tilescale.language",
     "engine": "",
     "env": "",
     "errors": "",

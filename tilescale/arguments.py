@@ -69,7 +69,7 @@ def bind(kernel: Kernel, args: tuple[Any, ...], backend: Any) -> tuple[dict[str,
     Raises:
         TypeError, ValueError: ``TS:<check>:…``, the first thing that does not fit.
     """
-    params, tensors, numbers = kernel.params, {}, {}
+    params, tensors, numbers = list[dict[str, Any]](kernel.params), {}, {}
     if len(args) != len(params):
         raise TypeError(f"TS:nargs:-1:-1:{len(params)}:{len(args)}")
     symbols: dict[str, int] = {}

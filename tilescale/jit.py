@@ -124,6 +124,10 @@ def _of_program(
         return build.loaded(None, traced, label, instrument, chosen, outputs)
 
 
+#: TileLang's name of what ``@tilescale.jit`` makes, in both styles
+JITImpl = Jit
+
+
 class _Compiles(type):
     def __call__(
         cls, func: PrimFunc, out_idx: int | Iterable[int] | None = None, target: Any = None, **words: Any

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tilescale import compat
 from tilescale.arrays import arguments
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.launching import Launchable, NoResources
+from tilescale.launching import NoResources
+from tilescale.tilelang_kernel import Named
 
 if TYPE_CHECKING:
     from tilescale.compiler.findings import Report
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Kernel", "NoResources"]
 
 
-class Kernel(Launchable):
+class Kernel(Named):
     """What `tilescale.compile` and a ``@tilescale.jit`` factory return.
 
     ``kernel(a, b, c)``, by position or by the parameters' names. Tensors are torch's, NumPy's or anything

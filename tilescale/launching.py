@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilescale import devices, log, native, whole_rows
+from tilescale.absent import stand_in
 from tilescale.arrays import as_numpy, numpy_dtype
 from tilescale.cache import Entry
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.explain import declaration, explain, extent_text, is_numpy, is_torch, place, written
+from tilescale.parameter import KernelParam
 from tilescale.pointed import Pointers, address_in
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Launchable:
                 once=True,
             )
         self.label = label
-        self.params: list[dict[str, Any]] = entry.meta["params"]
+        self.params = [KernelParam(p) for p in entry.meta["params"]]
         self.out_idx = tuple(out_idx)
         self.from_cache = from_cache
         self.instrument = instrument
@@ -76,6 +78,7 @@ class Launchable:
         self._launch = self._launcher(entry)
         plain = not self.out_idx and not self.returns and not any(map(_unchecked, self.params))
         plain = plain and not any(p.get("of") == "float4_e2m1fn" or p.get("pointer") for p in self.params)
+        plain = plain and not any(p.get("untouched") for p in self.params)
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
         if any((entry.meta.get("on_ranks") or {}).values()):
             self._run = self._refusing(self._run)
@@ -407,6 +410,10 @@ class _Front:
             self.lines.append(f"given = ({' '.join(f'a{k},' for k in kernel._inputs)})")
             self.lines += [f"a{kernel._inputs[at]} = address_in({at}, given)" for at in pointers]
         for k in kernel._inputs:
+            if self.params[k].get("untouched"):
+                self.names["stand_in"] = self.stand_in
+                given = " ".join(f"a{i}," for i in kernel._inputs)
+                self.lines.append(f"if a{k} is None: a{k} = stand_in({k}, ({given}))")
             if self.pairs(k):
                 self.names["bytes_of"] = _bytes_of
                 self.lines.append(f"a{k} = bytes_of(a{k})")
@@ -437,6 +444,10 @@ class _Front:
     def pairs(self, k: int) -> bool:
         """Whether torch has a dtype of its own for two of a parameter's numbers: the launcher takes bytes."""
         return bool(self.params[k].get("of") == "float4_e2m1fn")
+
+    def stand_in(self, k: int, args: tuple[Any, ...]) -> Any:
+        """See `absent.stand_in`."""
+        return stand_in(self.params, self.kernel._inputs, self.kernel.multiples, k, args)
 
     def wanted(self, symbol: str) -> bool:
         return any(

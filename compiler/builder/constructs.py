@@ -180,6 +180,7 @@ class LoopNest:
         span = b.span(self.loc)
         frame = b.push(self.kind, device=True)
         frame.nest = (variables, self.ranges) if self.kind == "parallel" else None
+        frame.outside, frame.counts = len(b.bodies), variables
         with b.body() as body:
             value = (
                 self.wrap(variables)

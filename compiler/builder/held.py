@@ -18,6 +18,25 @@ def reads_memory(e: Any) -> bool:
     return bool(found)
 
 
+class Element(Variable):
+    """An element of a tile or a tensor as a cell: what a macro's ``x: T.Ref`` is where it is given one. Its
+    place is the one of now."""
+
+    def __init__(self, load: Any):
+        super().__init__(bld.current().buffers[load.source])
+        self.indices = tuple(named(i, "at") if reads_memory(i) else i for i in load.indices)
+
+    @property
+    def name(self) -> str:
+        return str(self.load())
+
+    def load(self) -> Any:
+        return tirx.BufferLoad(self.buffer.var, list(self.indices))
+
+    def store(self, value: Any) -> None:
+        self.buffer.store(self.indices, value)
+
+
 def held(value: Any, name: str = "value") -> Any:
     """A value that later writes do not change: what it reads is read here, once, under a name. An element
     keeps its place, as the first one of a tile; a region keeps where it begins and ends. Cells

@@ -50,8 +50,11 @@ class Frame:
     detail: str = ""
     #: of a Python `while`: the loop that is under way
     state: Any = None
-    #: of a T.Parallel: its variables and their ranges; what is done behind it (ops/reducer.py)
+    #: of a T.Parallel: its variables and their ranges; how many bodies are around it; what is done behind it
+    #: (ops/reducer.py). Of other loops of the language their variables.
     nest: Any = None
+    outside: int = 0
+    counts: list[Any] = field(default_factory=list)
     after: list[Any] = field(default_factory=list)
 
 

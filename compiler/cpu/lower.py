@@ -478,7 +478,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         base_var = s.data.args[0]
         m = self.memory[base_var]
         dt = _element(s.buffer)
-        shape = tuple(int(e) for e in s.buffer.ty.shape)
+        shape = tuple(self._extent(e) for e in s.buffer.ty.shape)
         storage = convert.storage_dtype(dt)
         buf = m.buf
         if storage != convert.storage_dtype(m.dtype):

@@ -235,6 +235,16 @@ class Hooks:
                 expected=f"a plain return of the kernel in T.Kernel; {what}",
                 hint="assign to a T.alloc_var and return it at the end",
             )
+        self.leave(opened, "return")
+        return False
+
+    @staticmethod
+    def leave(opened: list[bld.Frame], word: str) -> None:
+        """The block leaves out the rest of the kernel, out of the frames that are open.
+
+        Raises:
+            TileSyntaxError: it stands where some of a block's threads would go on alone.
+        """
         for frame in opened:
             below = frame.kind == "scale" and frame.detail in EXECUTORS and frame.detail != "block"
             if below or frame.kind in ("parallel", "pipelined", "vectorized", "unroll"):
@@ -244,15 +254,14 @@ class Hooks:
                     else f"T.{frame.kind.capitalize() if frame.kind[0] == 'p' else frame.kind}"
                 )
                 raise TileSyntaxError(
-                    f"return in {where}, where a part of the block would leave and the rest go on",
+                    f"{word} in {where}, where a part of the block would leave and the rest go on",
                     loc=source.current(),
-                    expected="a return at the scale of the block, in T.serial or `while` loops at most",
+                    expected=f"{word} at the scale of the block, in T.serial or `while` loops at most",
                     hint="an `if` around what is left out",
                 )
             if frame.kind == "forever":
                 frame.state.jumps = True
-        returns.mark(b)
-        return False
+        returns.mark(bld.current())
 
     def assert_(self, test: Any, message: Callable[[], Any]) -> None:
         if is_device(test):

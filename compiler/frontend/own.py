@@ -25,7 +25,7 @@ from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence, statements
-from tilescale.compiler.ops.shuffle import where_all_come
+from tilescale.compiler.ops.shuffle import OF_WARPS, where_all_come
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
 from tilescale.language.funcs import ORDERED_BY_HAND
@@ -161,6 +161,8 @@ class _Own:
             return
         name, attrs = _name(s.value), s.value.attrs
         if name not in ("ts.sync_threads", "ts.arrive_threads") or str(attrs["executor"]) != "block":
+            return
+        if name == "ts.sync_threads" and int(attrs["barrier"]) == OF_WARPS:
             return
         what = f"T.sync_threads of {int(attrs['count'])} threads"
         if name == "ts.arrive_threads":
@@ -316,8 +318,9 @@ class _Own:
 
     def together(self, s: Any, under: bool = False) -> bool:
         """Whether a statement, or one in it, is all threads' together; a loop also where a round reads in
-        shared memory what another thread may write there. ``under``: a condition of a thread's own decides
-        about it, so that arrivals and waits are the thread's."""
+        shared memory what another thread may write there. ``under``: a condition, or the rounds, of a
+        thread's own decide about it, so that its order among other threads' is the author's; arrivals and
+        waits are the thread's."""
         if isinstance(s, tirx.SeqStmt):
             return any(self.together(x, under) for x in s.seq)
         if isinstance(s, tirx.AttrStmt):
@@ -330,12 +333,13 @@ class _Own:
                 return self.together(s.body, under)
             if kind in ("parallel", "pipelined") or s.kind == tirx.ForKind.PARALLEL:
                 return True
-            if self.together(s.body, under):
+            alone = under or self.own(s.min) or self.own(s.extent)  # rounds that all threads have in turn?
+            if self.together(s.body, alone):
                 return True
-            ordered = self.own(s.extent) or _synchronizes(s.body) or "ts.apart" in (s.annotations or {})
+            ordered = alone or _synchronizes(s.body) or "ts.apart" in (s.annotations or {})
             return not ordered and self.conflict([s.body], s.body)
         if isinstance(s, tirx.While):
-            return self.together(s.body, under)
+            return self.together(s.body, under or self.own(s.condition))
         if isinstance(s, tirx.IfThenElse):
             inner = under or self.own(s.condition)
             cases = [s.then_case, *([] if s.else_case is None else [s.else_case])]
@@ -351,18 +355,21 @@ class _Own:
 
     def conflict(self, run: list[Any], s: Any) -> bool:
         """Whether one of the two writes shared memory that the other one touches, and nobody but the compiler
-        says in which order."""
+        says in which order; atomic updates have any order."""
         if self.by_hand:
             return False
-        first, then = [self.shared(x) for x in run], self.shared(s)
-        reads = set().union(*(r for r, _ in first))
-        writes = set().union(*(w for _, w in first))
-        return bool(writes & (then[0] | then[1]) or reads & then[1])
+        reads, writes, updates = (set().union(*each) for each in zip(*map(self.shared, run), strict=True))
+        read, written, updated = self.shared(s)
+        return bool(
+            writes & (read | written | updated) or updates & (read | written) or reads & (written | updated)
+        )
 
-    def shared(self, s: Any) -> tuple[set[Any], set[Any]]:
-        """The shared tiles that a statement reads and writes."""
+    def shared(self, s: Any) -> tuple[set[Any], set[Any], set[Any]]:
+        """The shared tiles that a statement reads, writes, and updates atomically."""
         reads: set[Any] = set()
         writes: set[Any] = set()
+        updates: set[Any] = set()
+        by_mode = {"read": reads, "update": updates}
 
         def touch(buffer: Any, into: set[Any]) -> None:
             if buffer.ty.storage_scope == "shared":
@@ -375,10 +382,10 @@ class _Own:
             if _name(c) == "ts.thread_copy":  # whose order the author's barriers say
                 return
             for a in effects_of(c):
-                touch(a.region.source, reads if a.mode == "read" else writes)
+                touch(a.region.source, by_mode.get(a.mode, writes))
 
         structural_walk(s, (ir.Call, call))
-        return reads, writes
+        return reads, writes, updates
 
     # -- rows
     # ----------------------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ class _Guard:
     def sequence(self, stmts: list[Any], in_loop: bool, told: bool) -> Any:
         at = next(k for k, s in enumerate(stmts) if _returns(s))
         first, rest = stmts[at], stmts[at + 1 :]
+        if _is_return(first):  # nothing comes to what stands behind it in the same body
+            rest = []
         if in_loop or not rest:  # what a Break leaves out is structured_exits' matter
             done = [*stmts[:at], self.guarded(first, in_loop=in_loop, told=told)]
             return sequence(

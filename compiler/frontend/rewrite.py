@@ -21,7 +21,7 @@ import types
 from typing import Any, TypeVar, cast
 
 from tilescale import source_text
-from tilescale.compiler.frontend import ranges
+from tilescale.compiler.frontend import frames, ranges
 from tilescale.errors import Loc, TileSyntaxError
 
 HOOKS = "__ts__"
@@ -215,11 +215,8 @@ class Rewriter(ast.NodeTransformer):
         return _place(ast.If(self.hook("continue_", at=n), [n], []), n)
 
     def visit_With(self, n: ast.With) -> Any:
-        made = n.items[0].context_expr if len(n.items) == 1 else None
-        if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "While":
-            if len(made.args) != 1 or made.keywords or n.items[0].optional_vars is not None:
-                raise self.refuse(n, "T.While with more than a condition", "with T.While(condition):")
-            return self.visit_While(_place(ast.While(made.args[0], n.body, []), n))
+        if (plain := frames.plain(n, self.refuse)) is not n:
+            return self.visit(plain)
         items: list[ast.withitem] = []
         joined: list[ast.expr] = []
         for (

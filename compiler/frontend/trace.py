@@ -14,7 +14,7 @@ from typing import Any
 
 from tilescale import language, packets
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.held import held
+from tilescale.compiler.builder.held import Element, held
 from tilescale.compiler.builder.lanes import VectorTile
 from tilescale.compiler.builder.values import (
     Buffer,
@@ -30,6 +30,7 @@ from tilescale.compiler.frontend.groups import by_warpgroup
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.own import threads_own
 from tilescale.compiler.frontend.rewrite import rewritten
+from tilescale.compiler.frontend.scratch import own_scratch
 from tilescale.compiler.frontend.solved import Solved, solve
 from tilescale.compiler.frontend.staged import staged
 from tilescale.compiler.ir import source
@@ -108,19 +109,29 @@ def call_macro(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str
     """Runs a macro inside the trace that is under way. Arguments have their values from here on; tiles and
     cells are what they are."""
     bld.current()
-    code = func.__code__
-    for name, value in [*zip(code.co_varnames[: code.co_argcount], args, strict=False), *kwargs.items()]:
+
+    def given(value: Any, name: str) -> Any:
         told = func.__annotations__.get(name)
         by_name = told.rsplit(".", 1)[-1] in ("Ref", "Var") if isinstance(told, str) else False
-        if (told in (Ref, Sym) or by_name) and not isinstance(value, Variable):
-            raise TileValueError(
-                f"{name} of {func.__name__} is {value}, and the macro takes a cell",
-                loc=source.current(),
-                expected="what T.alloc_var gives",
-                hint=f"{name} = T.alloc_var(dtype, {value}) in front of the call",
-            )
+        return _cell(value, name, func.__name__) if told in (Ref, Sym) or by_name else held(value, name)
+
     names = [*func.__code__.co_varnames[: func.__code__.co_argcount], *["value"] * len(args)]
-    return _run(func, tuple(map(held, args, names)), {k: held(v, k) for k, v in kwargs.items()})
+    return _run(func, tuple(map(given, args, names)), {k: given(v, k) for k, v in kwargs.items()})
+
+
+def _cell(value: Any, name: str, macro: str) -> Variable:
+    """What a macro's ``x: T.Ref`` is: a cell, or an element of memory."""
+    if isinstance(value, Variable):
+        return value
+    buffer = bld.current().buffers.get(value.source) if isinstance(value, ir.TensorLoad) else None
+    if buffer is not None and buffer.kind != "signal" and not buffer.packed:
+        return Element(value)
+    raise TileValueError(
+        f"{name} of {macro} is {value}, and the macro takes a cell",
+        loc=source.current(),
+        expected="what T.alloc_var gives, or an element of a tile or a tensor",
+        hint=f"{name} = T.alloc_var(dtype, {value}) in front of the call",
+    )
 
 
 def _extent(value: Any, what: str, loc: Loc | None) -> Any:
@@ -431,7 +442,7 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc, part
         )
     launch, statements = every[part or 0]
     params = [*params, *builder.workspaces.values()]
-    apart = by_condition(sequence(statements), launch.threads, builder)
+    apart = by_condition(own_scratch(sequence(statements), builder), launch.threads, builder)
     apart = by_warpgroup(staged(apart, builder), launch.threads, builder)
     body, rows = threads_own(apart, launch.threads, builder)
     renames = {}

@@ -168,6 +168,10 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             return self._tensor_at(s, address)
         held = self.places[s.data.args[0]]
         b, dtype = s.buffer, element_dtype(s.buffer)
+        if isinstance(held, Global) and element_dtype(held.buf) == dtype:
+            extents, strides = self._row_major(b.ty, held.index)
+            self.places[b] = Global(held.buf, extents, strides, held.index, b.name)
+            return NOTHING
         shape = tuple(int(e) for e in b.ty.shape)
         if isinstance(held, InShared):
             if held.layout.swizzle:
@@ -184,10 +188,6 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             self.head.append(declared)
             own = None if held.base is None else held.base * held.layout.bits // layout.bits
             self.places[b] = InShared(tile, layout, shape, own, b.name)
-            return NOTHING
-        if isinstance(held, Global) and element_dtype(held.buf) == dtype:
-            strides = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
-            self.places[b] = Global(held.buf, shape, strides, held.index, b.name)
             return NOTHING
         if isinstance(held, Registers) and isinstance(self.layouts.get(b), Fragment):
             layout = self.layouts[b]

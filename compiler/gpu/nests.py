@@ -552,6 +552,8 @@ class NestLowering(State):
         place.)"""
         known = self.analyzer.const_int_bound(value)
         low, high = int(known.min_value), int(known.max_value)
+        if low < 0 and str(var.ty).startswith("uint"):
+            return  # a difference wraps, which the analyzer does not know
         if low < 0 and self.analyzer.can_prove(
             value >= tirx.IntImm(str(value.ty), 0), sym.ProofStrength.SYMBOLIC_BOUND
         ):

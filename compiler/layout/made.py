@@ -205,17 +205,18 @@ def make_swizzled_layout(buffer: Any, k_major: bool = True, allow_pad: bool = Tr
     """The layout that TMA writes and tensor cores read without bank conflicts: boxes of rows of 128, 64 or 32
     bytes, the widest that the tile's rows are a multiple of, under the swizzle of that width. It is the same
     whether rows run along k or not (``k_major``). Where rows are no multiple of 32 bytes, or are no multiple
-    of eight, ``allow_pad`` pads each by 16 bytes.
+    of eight, ``allow_pad`` pads each by 16 bytes. Axes in front of the last two are stages: so many such
+    tiles behind one another.
 
     Raises:
-        TileTypeError: no tile of two axes. TileValueError: a tile that no swizzle fits, and padding is not
-        allowed.
+        TileTypeError: no tile of two axes or more. TileValueError: a tile that no swizzle fits, and padding
+        is not allowed.
     """
-    shape, bits = _tile(buffer, "make_swizzled_layout")
-    width = widest_swizzle(shape[1], bits)
-    if (not width or shape[0] % 8) and allow_pad:
-        return strided(shape, bits, (shape[1] + 128 // bits, 1))
-    return _boxed(shape, bits, width, "make_swizzled_layout")
+    (*stages, rows, columns), bits = _tile(buffer, "make_swizzled_layout", least=2)
+    width = widest_swizzle(columns, bits)
+    if (not width or rows % 8) and allow_pad:
+        return _staged(strided((rows, columns), bits, (columns + 128 // bits, 1)), stages)
+    return _staged(_boxed((rows, columns), bits, width, "make_swizzled_layout"), stages)
 
 
 def make_full_bank_swizzled_layout(*tile: Any) -> Shared:
@@ -251,8 +252,19 @@ def _boxed(shape: tuple[int, int], bits: int, width: int, what: str) -> Shared:
         raise error.at(source.current()) from None
 
 
-def _tile(given: Any, what: str, axes: int | None = 2) -> tuple[Any, int]:
-    """The extents of a tile and its elements' bits. ``axes``: how many it must have."""
+def _staged(layout: Shared, stages: Sequence[int]) -> Shared:
+    for count in reversed(stages):
+        layout = layout.staged(count)
+    return layout
+
+
+def _axes(axes: int | None, least: int) -> str:
+    return " of two axes" + (" or more" if least else "") if axes or least else ""
+
+
+def _tile(given: Any, what: str, axes: int | None = 2, least: int = 0) -> tuple[Any, int]:
+    """The extents of a tile and its elements' bits. ``axes``: how many it must have, or ``least``."""
+    axes = None if least else axes
     items = given if isinstance(given, tuple) else (given,)
     if len(items) == 3 and all(isinstance(x, int) for x in items):
         return (items[0], items[1]), items[2]
@@ -261,14 +273,14 @@ def _tile(given: Any, what: str, axes: int | None = 2) -> tuple[Any, int]:
     if (
         shape is None
         or str(dtype) not in BITS
-        or axes is not None
-        and len(shape) != axes
+        or (axes is not None and len(shape) != axes)
+        or len(shape) < least
         or not all(isinstance(e, int) for e in shape)
     ):
         raise TileTypeError(
             f"{what} of {given!r}",
             loc=source.current(),
-            expected=f"a tile{' of two axes' if axes == 2 else ''}, or its rows, columns and bits",
+            expected=f"a tile{_axes(axes, least)}, or its rows, columns and bits",
         )
     return tuple(shape), BITS[str(dtype)]
 
@@ -279,9 +291,9 @@ def make_wgmma_swizzled_layout(buffer: Any, continuity: int | None = None, k_maj
     Raises:
         TileTypeError, TileValueError: see there; columns that are no swizzle's width.
     """
-    shape, bits = _tile(buffer, "make_wgmma_swizzled_layout")
-    width = widest_swizzle(shape[1] if continuity is None else continuity, bits)
-    return _boxed(shape, bits, width, "make_wgmma_swizzled_layout")
+    (*stages, rows, columns), bits = _tile(buffer, "make_wgmma_swizzled_layout", least=2)
+    width = widest_swizzle(columns if continuity is None else continuity, bits)
+    return _staged(_boxed((rows, columns), bits, width, "make_wgmma_swizzled_layout"), stages)
 
 
 def make_gemm_fragment_8x8() -> fragment.Fragment:

@@ -3,16 +3,19 @@ DeclBuffer say it all."""
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
+from operator import mul
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.lanes import VectorTile
 from tilescale.compiler.builder.symbolic import extent_of
-from tilescale.compiler.builder.values import Buffer, Region, Variable, convert
+from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.program import Param
+from tilescale.compiler.ops.base import same_extent, show
 from tilescale.compiler.tvm_compat import is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import tensor_of
@@ -107,12 +110,16 @@ def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variabl
     _check_scope("alloc_var", scope, "local.var")
     if isinstance(of := named_vector(dtype), Vector):
         return _lane_cell(of, init)
-    buffer = _allocate((1,), dtype, "local.var", "alloc_var")
-    made = Variable(buffer)
+    made = alloc_cell(dtype)
     b = bld.current()
-    value = convert(0 if init is None else init, buffer.dtype)
-    b.emit(tirx.BufferStore(buffer.var, value, [tirx.IntImm("int32", 0)], b.span()))
+    value = convert(0 if init is None else init, made.dtype)
+    b.emit(tirx.BufferStore(made.buffer.var, value, [tirx.IntImm("int32", 0)], b.span()))
     return made
+
+
+def alloc_cell(dtype: Any) -> Variable:
+    """The same, for what is stored before it is read."""
+    return Variable(_allocate((1,), dtype, "local.var", "alloc_var"))
 
 
 def _lane_cell(of: Vector, init: Any) -> Variable:
@@ -221,9 +228,9 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
 
     Raises:
         TileValueError: the sizes differ, or an extent is not positive. TileTypeError: no whole tile or
-            tensor, extents that are not constants, or a tensor that has strides of its own.
+            tensor, or a tensor that has strides of its own; extents that are not constants, of a tile or
+            under another dtype.
     """
-    b = bld.current()
     if not isinstance(buffer, Buffer):
         raise TileTypeError(
             f"a view of {'a part of ' + buffer.name if isinstance(buffer, Region) else buffer}",
@@ -231,7 +238,10 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
             expected="a whole tile or tensor",
             hint="a view of all of it, and an index into that",
         )
-    if isinstance(buffer, VectorTile) or isinstance(named_vector(dtype), Vector):
+    to_vectors = isinstance(named_vector(dtype), Vector)
+    if isinstance(buffer, VectorTile) and dtype is not None and not to_vectors:
+        return view(buffer.of, shape, dtype)  # their lanes, as its last axis
+    if isinstance(buffer, VectorTile) or to_vectors:
         raise TileTypeError(
             f"a view of {buffer.name}, of {buffer.dtype}{'' if dtype is None else f', as {dtype}'}",
             loc=source.current(),
@@ -263,7 +273,7 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
                 expected="a positive extent",
             )
     if not all(isinstance(e, int) for e in (*new, *buffer.shape)):
-        raise TileTypeError(f"a view of {buffer.name}, whose extents are not constants", loc=source.current())
+        return _symbolic_view(buffer, new, dt)
     if (buffer.packed or isinstance(buffer.dtype, Narrow) or isinstance(dt, Narrow)) and dt != buffer.dtype:
         raise TileTypeError(
             f"a view of {buffer.name}, of {buffer.dtype}, as {dt}",
@@ -285,12 +295,42 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
             loc=source.current(),
             expected="the same number of bytes",
         )
+    return _view_of(buffer, new, dt)
+
+
+def _view_of(buffer: Buffer, new: tuple[Any, ...], dt: Any) -> Buffer:
+    b = bld.current()
     var = tirx.decl_buffer(new, str(held(dt)), "view", scope=buffer.scope, data_alignment=64, layout=None)
     made = Buffer(var, "view", new, dt, buffer.scope, buffer.kind)
     b.buffers[var] = made
     b.unnamed.add(var)
     b.emit(tirx.DeclBuffer(var, b.span(), data=tirx.buffer_data(buffer.var)))
     return made
+
+
+def _symbolic_view(buffer: Buffer, shape: tuple[Any, ...], dt: Any) -> Buffer:
+    """A tensor under extents that each call says.
+
+    Raises:
+        TileTypeError: of a tile, of other ranks' memory, or under another dtype. TileValueError: it is not
+            known that both have as many elements.
+    """
+    what = f"a view of {buffer.name}, whose extents are not constants"
+    if buffer.scope != "global" or buffer.kind != "tensor" or buffer.packed:
+        raise TileTypeError(what, loc=source.current(), expected="a T.Tensor of the kernel")
+    if dt != buffer.dtype:
+        raise TileTypeError(
+            f"{what}, as {dt}", loc=source.current(), expected=f"its own dtype, {buffer.dtype}"
+        )
+    new = tuple(as_expr(extent_of(e)) for e in shape)
+    old = tuple(map(as_expr, buffer.shape))
+    if not same_extent(reduce(mul, new), reduce(mul, old)):
+        raise TileValueError(
+            f"{what}: {show(old)} as {show(new)}", loc=source.current(),
+            expected="extents of which it is clear that their product is the same",
+        )  # fmt: skip
+    known = tuple(e if (n := constant(e)) is None else n for e in new)
+    return _view_of(buffer, known, dt)
 
 
 def reshape(buffer: Buffer, shape: Any) -> Buffer:

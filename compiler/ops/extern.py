@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import Any, ClassVar
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Region, as_expr, const, index_expr
+from tilescale.compiler.builder.integers import fits
+from tilescale.compiler.builder.values import Buffer, Memory, Region, as_expr, const, convert, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ops.base import emit, is_tile, region
+from tilescale.compiler.ops.alloc import alloc_cell, reshape
+from tilescale.compiler.ops.base import emit, is_tile, of_iterations, region
+from tilescale.compiler.ops.cuda_functions import known
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import canonical
@@ -82,6 +87,31 @@ def access_ptr(base: Any, access_type: Any = "r", *extents: Any) -> Pointer:
     return Pointer(made, MODES[access_type])
 
 
+def tvm_access_ptr(ptype: Any, data: Any, offset: Any, extent: Any, rw_mask: int = 3) -> Pointer:
+    """A pointer by TVM's name: to ``extent`` elements of ``X.data`` from the one of number ``offset`` on, in
+    row-major order.
+
+    Args:
+        ptype: the dtype, of `type_annotation`: that of the elements. rw_mask: 1 to read, 2 to write, 3 both.
+
+    Raises:
+        TileTypeError: no ``X.data``, or another dtype. Else as `access_ptr`.
+    """
+    of = data.of if isinstance(data, Memory) else data
+    if not isinstance(of, Buffer) or canonical(ptype) != of.dtype:
+        raise TileTypeError(
+            f"T.tvm_access_ptr of {ptype} in {data}", loc=source.current(),
+            expected="X.data of a tile or a tensor X, and its dtype",
+        )  # fmt: skip
+    flat = of if of.ndim == 1 else reshape(of, (reduce(mul, of.shape),))
+    return access_ptr(flat[offset], rw_mask, extent)
+
+
+def type_annotation(dtype: Any) -> Any:
+    """The dtype, as TVM's pointers have it."""
+    return canonical(dtype)
+
+
 def address_of(base: Any) -> Pointer:
     """A pointer for `call_extern` to the element ``A[i, j]``, or to a tile's or a tensor's first one. What
     the function touches from there on is not said, so it may be all of the memory, read and written;
@@ -93,35 +123,39 @@ def address_of(base: Any) -> Pointer:
     return Pointer(access_ptr(base).region, "rwa")
 
 
-def call_extern(*args: Any, dtype: Any = None) -> None:
+def call_extern(*args: Any, dtype: Any = None) -> Any:
     """Each thread calls a function of CUDA text: ``T.call_extern("decode", T.access_ptr(a, "r"),
-    T.access_ptr(b, "w"), 8)``. TVM's form has a dtype, which says nothing here, in front of the name.
+    T.access_ptr(b, "w"), 8)``. With a dtype in front of the name, ``T.call_extern("float32", "f", x)``, it is
+    what the function returns. CUDA's own functions that the language has under another name (``__popc``,
+    ``__shfl_xor_sync``; ops/cuda_functions.py) are that, on every target.
 
     Args:
         args: the name, and what the function gets: pointers (`access_ptr`) and numbers.
-        dtype: TileLang's; the call stands for itself and gives no value.
+        dtype: of what it returns, in the place of the first argument; "handle" of what returns nothing.
 
     Raises:
-        TileTypeError: no name; a tile without T.access_ptr. TileSyntaxError: in T.Parallel.
+        TileTypeError: no name; a tile without T.access_ptr. TileSyntaxError: in T.Parallel, with pointers to
+            several elements.
     """
-    loc, words = source.current(), list(args)
+    loc, words, gives = source.current(), list(args), dtype
     if len(words) > 1 and isinstance(words[0], str) and isinstance(words[1], str):
-        words = words[1:]
+        gives, *words = words
     if not words or not isinstance(words[0], str) or _NAME.fullmatch(str(words[0])) is None:
         raise TileTypeError(
             f"T.call_extern of {words[0] if words else 'nothing'!r}",
             loc=loc,
             expected="the name of a function",
         )
-    if dtype not in (None, "handle"):
-        canonical(dtype)
+    gives = None if gives in (None, "handle", "void") else canonical(gives)
     name, given, modes = str(words[0]), [], []
+    if gives is not None and (word := known(name, words[1:])) is not None:
+        return convert(word(*words[1:]), gives)
     for k, value in enumerate(words[1:]):
         if isinstance(value, Pointer):
             given.append(value.region.ir())
             modes.append(value.mode)
         elif isinstance(value, (bool, int, float)):
-            given.append(const(value, canonical(type(value))))
+            given.append(const(value, _literal(value)))
             modes.append("v")
         elif is_tile(value) and not isinstance(value, (ir.TensorLoad, ir.Var)) and not hasattr(value, "load"):
             raise TileTypeError(
@@ -130,7 +164,27 @@ def call_extern(*args: Any, dtype: Any = None) -> None:
         else:
             given.append(as_expr(value, what=f"argument {k} of {name}"))
             modes.append("v")
-    emit("call_extern", given, {"function": name, "modes": ",".join(modes)})
+    result = None
+    if gives is not None:
+        result = alloc_cell(gives)
+        bld.current().give_name(result.buffer, "returned")
+        given.append(region(result.buffer, "what it returns").ir())
+        modes.append("=")
+    where = {"executor": "thread"} if of_iterations() else {}
+    emit("call_extern", given, {**where, "function": name, "modes": ",".join(modes)})
+    return None if result is None else result.load()
+
+
+def call_pure_extern(dtype: Any, func_name: str, *args: Any) -> Any:
+    """What a function of CUDA text returns: ``T.call_extern(dtype, func_name, …)``."""
+    return call_extern(str(dtype), func_name, *args)
+
+
+def _literal(value: Any) -> Any:
+    """The dtype of a number of Python's: int32 or float32, of a greater one what holds it."""
+    if isinstance(value, int) and not fits(value, "int32"):
+        return canonical("uint32" if fits(value, "uint32") else "int64")
+    return canonical(type(value))
 
 
 register_op("ts.math.dp4a", pure=True)  # four of int8, four of int8, an int32: one instruction of NVIDIA's
@@ -162,11 +216,11 @@ def _element(of: Region, k: int) -> Any:
 @register
 class CallExtern(TileOp):
     """``ts.call_extern(…)``. function: its name; modes: of each argument "v" (a number) or how the memory
-    that it points to is touched, with "a" anywhere in it."""
+    that it points to is touched, with "a" anywhere in it; "=": no argument, but where the result goes."""
 
     name = "call_extern"
     attributes: ClassVar[tuple[str, ...]] = ("function", "modes")
-    by_thread = True
+    by_thread = in_iterations = True
 
     def effects(self, call: Any) -> list[Access]:
         made = []
@@ -176,7 +230,7 @@ class CallExtern(TileOp):
                 value = tirx.BufferRegion(source, [ir.Range(zero, e) for e in source.ty.shape])
             if "r" in mode:
                 made.append(Access(value, "read"))
-            if "w" in mode:
+            if "w" in mode or mode == "=":
                 made.append(Access(value, "write"))
         return made
 

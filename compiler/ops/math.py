@@ -24,7 +24,7 @@ from tilescale.compiler.builder.values import (
 from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.language.dtypes import GREATEST, Narrow, canonical
+from tilescale.language.dtypes import GREATEST, RANGES, Narrow, canonical
 from tilescale.language.funcs import FAST_MATH
 from tilescale.language.vectors import Vector, named_vector
 
@@ -284,8 +284,10 @@ def infinity(dtype: Any = "float32") -> Any:
 
 
 def max_value(dtype: Any) -> Any:
-    """The greatest finite value of a dtype."""
+    """The greatest finite value of a dtype; of one of 4 bits a number of Python's."""
     dt = canonical(dtype)
+    if isinstance(dt, Narrow):
+        return RANGES[dt][1]
     if dt.is_float:
         return convert(GREATEST[dt], dt)
     return (
@@ -294,8 +296,10 @@ def max_value(dtype: Any) -> Any:
 
 
 def min_value(dtype: Any) -> Any:
-    """The least finite value of a dtype."""
+    """The least finite value of a dtype; of one of 4 bits a number of Python's."""
     dt = canonical(dtype)
+    if isinstance(dt, Narrow):
+        return RANGES[dt][0]
     if dt.is_float:
         return convert(-GREATEST[dt], dt)
     return const(0, dt) if dt.startswith(("u", "b")) else const(-(2 ** (dt.bits - 1)), dt)

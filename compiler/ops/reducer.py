@@ -4,19 +4,23 @@ fragment of its own, and behind it T.reduce adds that to the accumulator, in its
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, as_expr, binary
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.folds import identity
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ops import math
+from tilescale.compiler.ir.walks import mentions
+from tilescale.compiler.ops import loops, math
 from tilescale.compiler.ops.alloc import alloc_fragment
 from tilescale.compiler.ops.copy import copy
 from tilescale.compiler.ops.fill import fill
 from tilescale.compiler.ops.reduce import fold_tile, together
-from tilescale.compiler.tvm_compat import ir
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import held
 
@@ -106,81 +110,183 @@ def _closed(tile: Any, what: str, message: str, expected: str) -> TileTypeError:
     )
 
 
-def _nothing(kind: str, dtype: str) -> str:
-    """How the number that changes nothing is written."""
-    if kind in ("max", "min"):
-        infinite = f'T.infinity("{dtype}")' if dtype.startswith(("float", "bfloat")) else ""
-        if kind == "max":
-            return f"-{infinite}" if infinite else f'T.min_value("{dtype}")'
-        return infinite or f'T.max_value("{dtype}")'
-    return {"prod": "1", "bitand": "-1"}.get(kind, "0")
-
-
 def update(target: Buffer, index: Any, op: str, value: Any) -> None:
     """``target[index] += value`` of an accumulator.
 
     Raises:
-        TileSyntaxError: outside of T.Parallel, or under a condition in it. TileTypeError: another update, or
-            indices that are not the loop's.
+        TileSyntaxError: outside of T.Parallel. TileTypeError: another update, or an index that the nest's own
+            loops and what is outside of it do not decide.
     """
     b, loc, kind = bld.current(), source.current(), target.reducer
     if op != OPS[kind]:
         usual = "T.reducer_update(…)" if len(OPS[kind]) > 1 else f"{target.name}[…] {OPS[kind]}= …"
         raise TileTypeError(f"{target.name} {op}= …, which is a {kind}", loc=loc, expected=usual)
-    nest = b.frames[-1].nest if b.frames and b.frames[-1].kind == "parallel" else None
-    if nest is None:
-        raise TileSyntaxError(
-            f"{target.name} is added to outside of T.Parallel",
-            loc=loc,
-            expected="an addition in the body of T.Parallel itself, under no condition",
-            hint=f"T.if_then_else(c, x, {_nothing(kind, str(held(target.dtype)))}) for what is added",
-        )
-    variables, ranges = nest
+    nest = _Nest(b, target, loc)
     items = [as_expr(i) for i in (index if isinstance(index, tuple) else (index,))]
-    extents = [high for _, high, _ in ranges]
-    axes, fits = [], all(low == 0 and step == 1 for low, _, step in ranges) and len(items) == target.ndim
-    for i, extent in zip(items, target.shape):
-        axis = next((k for k, v in enumerate(variables) if isinstance(i, ir.Var) and v.same_as(i)), None)
-        if axis is not None:
-            axes.append(axis)
-        fits = fits and (constant(i) == 0 and extent == 1 if axis is None else extents[axis] == extent)
-    if not fits or axes != sorted(set(axes)):
+    if len(items) != target.ndim:
         raise TileTypeError(
             f"{target.name} of {target.shape} is added to at {', '.join(map(str, items))}",
             loc=loc,
-            expected="indices of T.Parallel over whole axes, in the order of its loops; 0 of an axis of one",
+            expected=f"an index of each of its {target.ndim} axes",
         )
-    left = [k for k in range(len(extents)) if k not in axes]
-    if not left:  # each iteration has an element of its own
-        at = tuple(index) if isinstance(index, tuple) else index
-        before = target[at]
-        extreme = {"max": math.max, "min": math.min}.get(kind)
-        target[at] = extreme(before, value) if extreme else binary(op, before, value)
+    made = nest.made()
+    spelt = [spelt_out(i, {v: e for v, e in b.definitions.items() if v in made}) for i in items]
+    axes = nest.whole_axes(target, spelt)
+    if axes is None:
+        nest.require(target, items, spelt, made)
+    if axes is not None and not nest.apart and len(axes) == len(nest.extents):
+        at = tuple(index) if isinstance(index, tuple) else index  # each iteration has an element of its own
+        target[at] = _folded(kind, target[at], value)
         return
-    inner = b.bodies.pop()  # what the nest leaves is allocated in front of it
-    parts = b.give_name(alloc_of(extents, target, b), "added")
-    b.bodies.append(inner)
-    parts[tuple(variables)] = value
+    nothing = identity(kind, str(held(target.dtype)))
+    parts = nest.outside(lambda: _parts(b, nest, target, nothing))
+    at = tuple(nest.variables)
+    parts[at] = _folded(kind, parts[at], value) if nest.apart else value
+    nest.frame.after.append(
+        lambda: (
+            _fold(b, parts, target, kind, [k for k in range(len(nest.extents)) if k not in axes])
+            if axes is not None
+            else _scatter(b, nest, parts, target, kind, spelt)
+        )
+    )
 
-    def add() -> None:
-        source_tile, shape = parts, list(extents)
-        for n, axis in enumerate(reversed(left)):
-            last = n == len(left) - 1
-            del shape[axis]
-            into = (
-                target
-                if last
-                else b.give_name(alloc_fragment(tuple(shape) or (1,), str(target.dtype)), "added")
+
+def _folded(kind: str, before: Any, value: Any) -> Any:
+    extreme = {"max": math.max, "min": math.min}.get(kind)
+    return extreme(before, value) if extreme else binary(OPS[kind], before, value)
+
+
+class _Nest:
+    """The T.Parallel nest around an update. ``apart``: other loops or conditions of the nest are around it,
+    so that an iteration may come to it several times, or not at all."""
+
+    def __init__(self, b: bld.Builder, target: Buffer, loc: Any):
+        first = next((k for k, f in enumerate(b.frames) if f.kind == "parallel"), None)
+        if first is None:
+            raise TileSyntaxError(
+                f"{target.name} is added to outside of T.Parallel",
+                loc=loc,
+                expected="an addition in T.Parallel, by its iterations",
+                hint=f"for i in T.Parallel(…): around it, or {target.name} of T.alloc_fragment",
             )
-            fold_tile(source_tile, into, kind, axis, clear=not last)
-            source_tile = into
+        self.b, self.first, self.loc = b, first, loc
+        self.frame = b.frames[first]
+        inner = b.frames[first:]
+        self.apart = any(f.kind != "parallel" for f in inner)
+        nests = [f.nest for f in inner if f.kind == "parallel"]
+        self.variables = [v for variables, _ in nests for v in variables]
+        ranges = [r for _, several in nests for r in several]
+        self.extents = [high for _, high, _ in ranges]
+        if any(low != 0 or step != 1 or constant(high) is None for low, high, step in ranges):
+            raise TileTypeError(
+                f"{target.name} is added to in T.Parallel over {', '.join(map(str, self.extents))}",
+                loc=loc,
+                expected="constant extents, from 0 in steps of 1",
+            )
 
-    b.frames[-1].after.append(add)
+    def whole_axes(self, target: Buffer, items: list[Any]) -> list[int] | None:
+        """The nest's axes that the indices are, over whole axes of the accumulator and in the nest's order;
+        None where they are something else. An axis of one at 0 is left out."""
+        axes = []
+        for i, extent in zip(items, target.shape, strict=True):
+            axis = self.axis(i)
+            if axis is not None and self.extents[axis] == extent:
+                axes.append(axis)
+            elif axis is not None or constant(i) != 0 or extent != 1:
+                return None
+        return axes if axes == sorted(set(axes)) else None
+
+    def axis(self, i: Any) -> int | None:
+        return next((k for k, v in enumerate(self.variables) if isinstance(i, ir.Var) and v.same_as(i)), None)
+
+    def named(self, items: list[Any]) -> list[int]:
+        """The axes whose loops the indices name."""
+        return [k for k, v in enumerate(self.variables) if any(mentions(i, v) for i in items)]
+
+    def require(self, target: Buffer, items: list[Any], spelt: list[Any], made: set[Any]) -> None:
+        """
+        Raises:
+            TileTypeError: an index reads memory, or names what the nest's body has made or counts.
+        """
+        found: list[Any] = []
+        for i in spelt:
+            structural_walk(i, ((ir.TensorLoad, ir.Call), found.append))
+            structural_walk(i, (ir.Var, lambda v: found.append(v) if v in made else None))
+        if found:
+            raise TileTypeError(
+                f"{target.name} of {target.shape} is added to at {', '.join(map(str, items))}",
+                loc=self.loc,
+                expected="indices of the loops of T.Parallel and of what is outside of it",
+                hint="T.atomic_add of a T.alloc_shared tile",
+            )
+
+    def made(self) -> set[Any]:
+        """The names that are made within the nest, but for its own loops'."""
+        found = {v for f in self.b.frames[self.first :] if f.kind != "parallel" for v in f.counts}
+        for s in itertools.chain(*self.b.bodies[self.frame.outside :]):
+            structural_walk(s, (tirx.Bind, lambda bound: found.add(bound.var)))
+        return found
+
+    def outside(self, act: Callable[[], Any]) -> Any:
+        """What ``act`` makes, in front of the nest."""
+        b, at = self.b, self.frame.outside
+        frames, bodies = b.frames[self.first :], b.bodies[at:]
+        del b.frames[self.first :], b.bodies[at:]
+        made = act()
+        b.frames.extend(frames)
+        b.bodies.extend(bodies)
+        return made
 
 
-def alloc_of(extents: list[Any], target: Buffer, b: bld.Builder) -> Buffer:
-    """A fragment of the nest's extents, allocated where the body in front of the nest goes on."""
-    frame = b.frames.pop()
-    made = alloc_fragment(tuple(extents), str(target.dtype))
-    b.frames.append(frame)
+def _parts(b: bld.Builder, nest: _Nest, target: Buffer, nothing: Any) -> Buffer:
+    """A fragment of the nest's extents, in front of it, for what each iteration adds."""
+    made = _summed(b, nest.extents, target)
+    if nest.apart:
+        fill(made, nothing)
     return made
+
+
+def _fold(b: bld.Builder, parts: Buffer, target: Buffer, kind: str, left: list[int]) -> None:
+    """Adds what a nest left to the accumulator, along the axes ``left``."""
+    source_tile, shape = parts, list(parts.shape)
+    if not left:  # each element is one iteration's
+        for at in loops.Parallel(*shape).trace(()):
+            target[at] = _folded(kind, target[at], parts[at])
+        return
+    for n, axis in enumerate(reversed(left)):
+        last = n == len(left) - 1
+        del shape[axis]
+        into = target if last else _summed(b, shape, target)
+        fold_tile(source_tile, into, kind, axis, clear=not last)
+        source_tile = into
+
+
+def _summed(b: bld.Builder, shape: list[Any], target: Buffer) -> Buffer:
+    made = alloc_fragment(tuple(shape) or (1,), str(target.dtype))
+    b.give_name(made, "added")
+    return made
+
+
+def _scatter(b: bld.Builder, nest: _Nest, parts: Buffer, target: Buffer, kind: str, items: list[Any]) -> None:
+    """Adds what a nest left to elements of the accumulator, along the loops that the indices do not name; one
+    after the other where two iterations may have the same element."""
+    kept = nest.named(items)
+    left = [k for k in range(len(nest.extents)) if k not in kept]
+    if left:
+        shape = [nest.extents[k] for k in kept]
+        whole = _summed(b, shape, target)
+        fill(whole, identity(kind, str(held(target.dtype))))
+        _fold(b, parts, whole, kind, left)
+        parts = whole
+    if not kept:
+        at = tuple(items)
+        target[at] = _folded(kind, target[at], parts[0])
+        return
+    over = [nest.extents[k] for k in kept]
+    axes = [nest.axis(i) for i in items]
+    injective = sorted(k for k in axes if k is not None) == kept
+    for value in (loops.Parallel if injective else loops.grid)(*over).trace(()):
+        at = value if isinstance(value, tuple) else (value,)
+        now = {nest.variables[k]: v for k, v in zip(kept, at, strict=True)}
+        place = tuple(structural_map(i, (ir.Var, lambda v: now.get(v, v))) for i in items)  # noqa: B023
+        target[place] = _folded(kind, target[place], parts[at])

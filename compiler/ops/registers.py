@@ -8,15 +8,17 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import Buffer
+from tilescale.compiler.builder.values import Buffer, Region
 from tilescale.compiler.ir import source
 from tilescale.errors import TileTypeError
 from tilescale.language.funcs import switches
 
+_ORDERS = "the compiler orders products and their registers"
 
-def _said(name: str) -> None:
+
+def _said(name: str, why: str = "the schedule shares out the registers") -> None:
     bld.current()
-    log.say("info", f"T.{name} decides nothing here: the schedule shares out the registers", once=True)
+    log.say("info", f"T.{name} decides nothing here: {why}", once=True)
 
 
 def disable_warp_group_reg_alloc() -> None:
@@ -38,6 +40,35 @@ def annotate_producer_reg_dealloc(reg_count: int = 24) -> None:
 def annotate_consumer_reg_alloc(reg_count: int = 240) -> None:
     """TileLang's word for the registers that a consumer gets; it decides nothing. ``T.inc_max_nreg`` does."""
     _said(f"annotate_consumer_reg_alloc({reg_count})")
+
+
+def warpgroup_arrive() -> None:
+    """TileLang's fence in front of wgmma's by hand; the compiler puts it where products begin."""
+    _said("warpgroup_arrive", _ORDERS)
+
+
+def warpgroup_commit_batch() -> None:
+    """TileLang's end of a group of wgmma's; the compiler ends a group behind each product."""
+    _said("warpgroup_commit_batch", _ORDERS)
+
+
+def warpgroup_fence_operand(
+    buffer_or_ptr: Any, offset: Any = 0, num_regs: Any = None, dtype: Any = None
+) -> None:
+    """TileLang's fence of an accumulator against the C compiler's moves; the compiler puts one behind each
+    wait for products (include/ts/hopper.cuh).
+
+    Raises:
+        TileTypeError: what is no tile in registers.
+    """
+    held = buffer_or_ptr.buffer if isinstance(buffer_or_ptr, Region) else buffer_or_ptr
+    if not isinstance(held, Buffer) or not held.scope.startswith("local"):
+        raise TileTypeError(
+            f"T.warpgroup_fence_operand of {buffer_or_ptr}",
+            loc=source.current(),
+            expected="a tile in registers, of T.alloc_fragment",
+        )
+    _said("warpgroup_fence_operand", _ORDERS)
 
 
 def annotate_compile_flags(flags: list[str] | str) -> None:

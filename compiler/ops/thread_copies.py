@@ -7,14 +7,17 @@ copies at once. Between threads the author's barriers order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from tilescale.compiler.builder.values import to_expr
+from tilescale.compiler.builder.values import Region, binary, to_expr, truth
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ops.base import emit
+from tilescale.compiler.ops.base import emit, of_iterations
+from tilescale.compiler.ops.choices import only_if
+from tilescale.compiler.ops.expressions import Not
 from tilescale.compiler.ops.extern import Pointer
 from tilescale.compiler.ops.mbarrier import barrier_of
 from tilescale.errors import TileTypeError, TileValueError
@@ -23,9 +26,10 @@ from tilescale.language.dtypes import BITS
 SIZES = (4, 8, 16)
 
 
-def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int) -> None:
+def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int, predicate: Any = None) -> None:
     """Each thread begins to copy ``num_elems`` neighbours along the last axis from a tensor into shared
-    memory: ``T.ptx_cp_async(T.access_ptr(tile[i, j], "w", 8), T.access_ptr(A[m, k], "r", 8), 8)``.
+    memory: ``T.ptx_cp_async(T.access_ptr(tile[i, j], "w", 8), T.access_ptr(A[m, k], "r", 8), 8)``. Where the
+    predicate does not hold it stores zeros. In T.Parallel, each iteration copies its own, at once.
 
     Raises:
         TileTypeError: what is no pointer to a tile of shared memory and one to a tensor, or two dtypes.
@@ -47,7 +51,8 @@ def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int) -> No
             expected="a tensor, and a tile of T.alloc_shared of its dtype",
         )
     count = constant(to_expr(num_elems))
-    size = count * BITS[str(to.dtype)] // 8 if isinstance(count, int) else 0
+    count = count if isinstance(count, int) else 0
+    size = count * BITS[str(to.dtype)] // 8
     along = [constant(r.extents[-1]) for r in (to, frm)]
     if size not in SIZES or along != [count, count]:
         raise TileValueError(
@@ -55,7 +60,34 @@ def ptx_cp_async(dst_access_ptr: Any, src_access_ptr: Any, num_elems: int) -> No
             loc=loc,
             expected="4, 8 or 16 bytes of a row, and so many elements behind each pointer",
         )
-    emit("thread_copy", [to.ir(), frm.ir()])
+    inside = bool(of_iterations())
+
+    def copy() -> None:
+        if inside:
+            _by_elements(to, count, lambda k: _neighbour(frm, k))
+        else:
+            emit("thread_copy", [to.ir(), frm.ir()])
+
+    if predicate is None:
+        copy()
+        return
+    holds = truth(predicate)
+    only_if(holds, copy)
+    only_if(Not(holds), lambda: _by_elements(to, count, lambda k: 0))
+
+
+def _neighbour(of: Region, k: int) -> Any:
+    return of.buffer[_place(of, k)]
+
+
+def _by_elements(to: Region, count: int, value: Callable[[int], Any]) -> None:
+    for k in range(count):
+        to.buffer[_place(to, k)] = value(k)
+
+
+def _place(of: Region, k: int) -> tuple[Any, ...]:
+    """Where the k-th element behind a region's first one is."""
+    return (*of.mins[:-1], binary("+", of.mins[-1], k))
 
 
 def ptx_commit_group() -> None:

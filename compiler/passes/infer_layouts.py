@@ -73,20 +73,20 @@ def _ring_layout(program: TileProgram, buffer: Any) -> Shared | None:
 
 
 def _annotated(program: TileProgram, owners: Mapping[Any, Any]) -> dict[Any, Demand]:
-    """What T.annotate_layout fixes."""
+    """What T.annotate_layout fixes. A fragment over a part of the threads that divides them all is held by
+    the others, too: they do what those do."""
     found: dict[Any, Demand] = {}
     for var, layout, loc in layouts(program):
+        threads = owners[var].threads if var in owners else program.launch.threads
+        if isinstance(layout, Fragment) and layout.threads < threads and threads % layout.threads == 0:
+            layout = layout.copied(threads // layout.threads)
         if isinstance(layout, Fragment) and not (
-            layout.covers and var in owners and layout.threads == owners[var].threads
+            layout.covers and var in owners and layout.threads == threads
         ):
-            threads = owners[var].threads if var in owners else program.launch.threads
             raise TileValueError(
                 f"T.annotate_layout gives {var.name} a fragment over {layout.threads} threads",
                 loc=loc,
                 expected=f"one over all {threads} threads of the executor that allocates the tile",
-                hint=f"T.Fragment(…, replicate={threads // layout.threads})"
-                if threads % layout.threads == 0
-                else None,
             )
         found[var] = Demand(var, layout, "T.annotate_layout", loc)
     return found

@@ -436,9 +436,7 @@ class Machine:
         view of. ``place``: which of the block's executors it belongs to."""
         info = self.prepared.buffers[slot]
         if info.base is not None:
-            old = base(info.base)
-            data = old.data.view(np.uint8).reshape(-1).view(numerics.storage(info.dtype)).reshape(info.shape)
-            return Storage(info.name, info.dtype, data, old.shadow, scope=info.scope, owner=old.owner)
+            return self.view(slot, base(info.base), info.shape)
         if info.scope == "shared.signal":
             return Counters(info.name, np.zeros(info.shape, np.int64), self.clocks, owner, slot)
         data = np.zeros(info.shape, numerics.storage(info.dtype))
@@ -446,6 +444,12 @@ class Machine:
         shadow = Shadow(cells, self.events, tracked=info.tracked, written=False, key=key, viewed=info.viewed)
         shadow.looks = [] if info.filled else None
         return Storage(info.name, info.dtype, data, shadow, scope=info.scope, owner=owner)
+
+    def view(self, slot: int, old: Any, shape: tuple[int, ...]) -> Any:
+        """The memory of another buffer under this one's dtype and a shape."""
+        info = self.prepared.buffers[slot]
+        data = old.data.view(np.uint8).reshape(-1).view(numerics.storage(info.dtype)).reshape(shape)
+        return Storage(info.name, info.dtype, data, old.shadow, scope=info.scope, owner=old.owner)
 
     def of_rank(self, number: int, slot: int) -> Any:
         """The memory of rank ``number`` that a buffer names, a tensor or a view of one."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
 from tilescale.compiler.ir.contexts import Site, Value
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, TileOp, effects_of, find, written
 from tilescale.compiler.ir.pointed import address_of
 from tilescale.compiler.ir.program import Launch, TileProgram
@@ -502,7 +503,9 @@ class Preparation(Expressions):
         info, ty = self.buffers[old], s.buffer.ty
         dtype = str(getattr(ty.dtype, "dtype", ty.dtype))
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
-        shape = tuple(int(e) for e in ty.shape)
+        extents = [self.scalar(e) for e in ty.shape]
+        fixed = all(constant(e) is not None for e in ty.shape)
+        shape = tuple(int(e) for e in ty.shape) if fixed else ()
         slot = self._add(
             s.buffer,
             BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old, depth=info.depth),
@@ -520,6 +523,8 @@ class Preparation(Expressions):
                 ex.block.own_tile(slot, ex, info.depth)
                 if shared
                 else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
+                if fixed
+                else ex.machine.view(slot, ex.mem[old], tuple(int(e(ex)) for e in extents))
             )
 
         return Step(run)

@@ -305,7 +305,7 @@ class Collector(Reading):
             self.memories[s.buffer] = Memory(s.buffer.name, "global", shape, old.nest)
             return
         self.memories[s.buffer] = Memory(
-            s.buffer.name, old.scope, [number(int(e)) for e in ty.shape], old.nest, old
+            s.buffer.name, old.scope, [self.term(e) for e in ty.shape], old.nest, old
         )
 
     def _s_Bind(self, s: Any) -> None:

@@ -63,7 +63,9 @@ OF_WORDS = {
     "access_ptr": {"base"},
     "mbarrier_arrive_expect_tx": {"mbarrier"},
     "address_of": {"base"},
+    "tvm_access_ptr": {"data"},
     "annotate_restrict_buffers": {"buffers"},
+    "warpgroup_fence_operand": {"buffer_or_ptr", "offset", "num_regs", "dtype"},
     **{f"ld{kind}{bits}": {"src"} for kind in "gs" for bits in (32, 64, 128, 256)},
     **{f"st{kind}{bits}": {"dst"} for kind in "gs" for bits in (32, 64, 128, 256)},
     # decide nothing
@@ -96,7 +98,11 @@ NOT_IN_KERNELS = {
     "reducer_update",
     "Ref",
     "Var",
-    "While",  # rewritten before it is called (tests/unit/language/test_tilelang_words.py)
+    # rewritten before they are called (tests/unit/language/test_tilelang_words.py)
+    "While",
+    "If",
+    "Then",
+    "Else",
     "Tensor",
     "StridedTensor",
     "SymmTensor",
@@ -233,6 +239,7 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "cummax": {"src": t.shared},
         "fill": {"buffer": t.shared, "value": t.scalar},
         "clear": {"buffer": t.shared},
+        "warpgroup_fence_operand": {"buffer_or_ptr": t.fragment},
         "atomic_store": {"dst": t.tensor[0, 0], "value": 1},
         "atomic_load": {"src": t.tensor[0, 0]},
         **{f"atomic_{kind}": {"dst": t.tensor[0, 0], "value": t.scalar} for kind in ("add", "max", "min")},
@@ -306,7 +313,10 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         ),
         "access_ptr": {"base": t.shared, "access_type": "r", "extents": (1, 4)},
         "address_of": {"base": t.shared},
+        "tvm_access_ptr": {"ptype": "float32", "data": t.shared.data, "offset": 0, "extent": 4},
+        "type_annotation": {"dtype": "float32"},
         "call_extern": {"args": ("f", t.scalar)},
+        "call_pure_extern": {"dtype": "float32", "func_name": "f", "args": (t.scalar,)},
         "ptx_cp_async": {
             "dst_access_ptr": T.access_ptr(t.shared[0, 0], "w", 4),
             "src_access_ptr": T.access_ptr(t.tensor[0, 0], "r", 4),

@@ -177,6 +177,53 @@ def test_bools():
     assert kernel(np.array([True, False, False, True])).tolist() == [False, True, True, False]
 
 
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+def test_none_for_a_tensor_that_is_never_touched(target: str):
+    rows, pitch = T.dynamic("rows"), T.dynamic("pitch", multiple_of=4)
+
+    def made(keeps: bool):
+        @T.prim_func
+        def main(
+            A: T.Tensor((rows,), "float32"),
+            D: T.Tensor((rows * 2, 4), "float16"),
+            E: T.StridedTensor((rows, 4), (pitch, 1), "float32"),
+            B: T.Tensor((rows,), "float32"),
+        ):
+            with T.Kernel(T.ceildiv(rows, 32), threads=32) as bx:
+                for i in T.Parallel(32):
+                    B[bx * 32 + i] = A[bx * 32 + i] * 2
+                    if keeps:
+                        E[bx * 32 + i, 0] = A[bx * 32 + i]
+
+        return tilescale.compile(main, out_idx=-1, target=target)
+
+    a, kept = torch.arange(50.0), torch.zeros(50, 4)
+    kernel = made(False)
+    assert torch.equal(kernel(a, None, None), a * 2)
+    np.testing.assert_array_equal(kernel(a.numpy(), None, E=None), a.numpy() * 2)
+    assert torch.equal(kernel(a, torch.zeros(100, 4, dtype=torch.float16), kept), a * 2)
+    with refused(TileValueError, "D"):  # one that is given has to fit
+        kernel(a, torch.zeros(99, 4, dtype=torch.float16), None)
+    with refused(TileTypeError, "A is"):
+        kernel(None, None, None)
+    kernel = made(True)
+    assert torch.equal(kernel(a, None, kept), a * 2) and torch.equal(kept[:, 0], a)
+    with refused(TileTypeError, "E is"):
+        kernel(a, None, None)
+
+
+def test_none_where_an_extent_decides_something():
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, 4), "float32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1):
+            B[0] = rows
+
+    with refused(TileTypeError, "A is"):
+        tilescale.compile(main, target="cpu")(None, torch.zeros(64, dtype=torch.int32))
+
+
 def test_scalars_of_any_kind():
     a, b = torch.ones(4), torch.zeros(4)
     kernel = tilescale.compile(scaled)
@@ -368,7 +415,7 @@ def test_kinds_of_arguments(add_kernel):
     a, b, c = abc()
     with refused(
         TileTypeError,
-        "A is None",
+        "A is",
         at='A: T.Tensor((m, 8), "float32")',
         expected="a torch tensor, a NumPy array, or anything",
     ):

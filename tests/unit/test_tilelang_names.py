@@ -3,6 +3,7 @@ language's half is in tests/unit/language, the programs themselves in tests/comp
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from tilescale.contrib import nvcc
 from tilescale.devices import parse_target
 from tilescale.engine.callback import register_cuda_postproc_callback
 from tilescale.engine.lower import lower
+from tilescale.engine.param import KernelParam
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.language.fp8 import determine_fp8_type, determine_torch_fp8_type
 from tilescale.profiler import do_bench
@@ -142,6 +144,7 @@ def test_targets_in_other_spellings():
     with pytest.raises(TileValueError, match="there is no target"):
         parse_target({"kind": "fpga"})
     assert nvcc.get_target_compute_version("cuda:sm_90a") == "9.0"
+    assert nvcc.get_target_compute_version(determine_target("cpu", True)) == nvcc.get_target_compute_version()
     assert nvcc.parse_compute_version("12.1") == (12, 1)
 
 
@@ -353,3 +356,79 @@ def test_the_environment_by_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path:
             getattr(variables, name)
     with pytest.raises(AttributeError, match="env has no TILELANG_NO here"):
         tilescale.env.TILELANG_NO = "1"
+
+
+def test_parameters_say_what_they_are_by_name():
+    @T.prim_func
+    def main(A: T.Tensor((64, T.dynamic("n")), "float8_e4m3fn"), B: T.Tensor((64,), "bool"), m: T.uint8):
+        with T.Kernel(1):
+            for i in T.Parallel(64):
+                B[i] = T.cast(A[i, 0], "float32") > T.cast(m, "float32")
+
+    a, b, m = tilescale.compile(main, target="cpu").params
+    assert isinstance(a, KernelParam) and a["name"] == "A" and a.shape[0] == 64 and len(a.shape) == 2
+    assert a.dtype == "float8_e4m3fn" == a.tilelang_dtype() and a.torch_dtype() is torch.float8_e4m3fn
+    assert a.is_float8() and not a.is_float4() and not a.is_boolean() and not a.is_scalar()
+    assert b.is_boolean() and b.shape == [64] and not b.is_unsigned()
+    assert m.is_scalar() and m.is_unsigned() and m.shape == []
+
+
+def test_where_programs_take_names_from():
+    import tilescale.jit
+    import tilescale.profiler.bench
+    import tilescale.utils.device
+    import tilescale.utils.target
+
+    assert tilescale.profiler.bench.do_bench is do_bench
+    assert tilescale.utils.target.determine_target is determine_target
+    assert (
+        torch.empty(1, device=tilescale.utils.device.get_current_device()).is_cuda
+        == torch.cuda.is_available()
+    )
+    assert tilescale.utils.device.get_available_cpu_count() >= 1
+    eager = tilescale.jit(lambda A: None, target="cpu")
+    assert isinstance(eager, sys.modules["tilescale.jit"].JITImpl)
+    assert (
+        tilescale.Layout is T.Layout
+        and tilescale.Fragment is T.Fragment
+        and tilescale.dtypes.float16 == "float16"
+    )
+
+
+def test_what_kernel_objects_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    kernel = tilescale.compile(scaled(), out_idx=-1, target="cpu")
+    kernel.print_source_code()
+    kernel.show_source("kernel")
+    assert capsys.readouterr().out == f"{kernel.kernel_source}\n" * 2
+    kernel.export_sources(kernel_path=str(tmp_path / "kernel.txt"))
+    assert (tmp_path / "kernel.txt").read_text() == kernel.get_kernel_source()
+    assert kernel.n_regs is None is kernel.n_spills and kernel.run_once().shape == (64,)
+    with refused(TileValueError, "the text of 'host'", expected="there is no host code"):
+        kernel.export_sources(host_path="x")
+    with refused(TileValueError, "main has no tuner's result"):
+        kernel.get_tuner_result()
+    profiler, seen = kernel.get_profiler(), []
+    profiler.assert_consistent(repeat=2)
+    profiler.manual_assert_close(lambda a: a * 2, manual_check_prog=lambda *lists: seen.append(lists))
+    ((got, want),) = seen
+    assert torch.equal(got[0], want[0])
+    with refused(TileTypeError, "without manual_check_prog"):
+        profiler.manual_assert_close(lambda a: a)
+    code = tilescale.compile(scaled(), target="cuda:sm_90a")
+    code.show_ptx()
+    assert ".visible .entry main" in capsys.readouterr().out and code.n_max_threads == 32
+
+
+def test_consistency_is_looked_at():
+    count = [0]
+
+    def other(kernel):
+        count[0] += 1
+        return lambda a: torch.full((64,), float(count[0]))
+
+    profiler = tilescale.compile(scaled(), out_idx=-1, target="cpu").get_profiler()
+    own = profiler.kernel
+    profiler.kernel = type("Other", (), {"name": "other", "__call__": lambda self, a: other(own)(a)})()
+    profiler.inputs = lambda: [torch.zeros(64)]
+    with pytest.raises(AssertionError, match="called again"):
+        profiler.assert_consistent(repeat=1)

@@ -7,11 +7,11 @@ from typing import Any
 
 def get_target_compute_version(target: Any = None) -> str:
     """The compute capability that a target stands for, "9.0" for "cuda:sm_90a"; by default this machine's
-    GPU's, or sm_90a's where there is none."""
+    GPU's, or sm_90a's where there is none; so is a target's that is no GPU."""
     from tilescale.devices import named, parse_target
 
-    name, arch = parse_target("cuda" if target is None else target)
-    digits = "".join(c for c in (arch or named(name).partition(":")[2]) if c.isdigit())
+    _, arch = parse_target("cuda" if target is None else target)
+    digits = "".join(c for c in (arch or named("cuda").partition(":")[2]) if c.isdigit())
     return f"{digits[:-1]}.{digits[-1]}"
 
 

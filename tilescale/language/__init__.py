@@ -37,12 +37,13 @@ _EXPORTS: dict[str, str] = {
     "get_rank get_world_size get_block_binding ClusterKernel",
     "frontend.extents": "get_block_bindings get_block_extent get_block_extents get_thread_bindings "
     "get_thread_extent get_thread_extents",
-    "frontend.tvm_forms": "While let loop_break",
+    "frontend.tvm_forms": "While If Then Else let loop_break thread_return",
     "frontend.groups": "ws",
     "ops.allreduce": "comm_reducer attr evaluate tvm_thread_allreduce",
     "ops.reducer": "alloc_reducer reducer_init reducer_update finalize_reducer",
     "ops.registers": "disable_warp_group_reg_alloc no_set_max_nreg annotate_producer_reg_dealloc "
-    "annotate_consumer_reg_alloc annotate_pass_configs annotate_compile_flags annotate_restrict_buffers",
+    "annotate_consumer_reg_alloc annotate_pass_configs annotate_compile_flags annotate_restrict_buffers "
+    "warpgroup_arrive warpgroup_commit_batch warpgroup_fence_operand",
     "ops.im2col": "im2col c2d_im2col",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal alloc_global "
@@ -64,7 +65,8 @@ _EXPORTS: dict[str, str] = {
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store "
     "atomic_or atomic_and atomic_xor atomic_exch",
     "ops.thread_copies": "ptx_cp_async ptx_commit_group ptx_wait_group cp_async_barrier_noinc",
-    "ops.extern": "import_source call_extern access_ptr address_of dp4a",
+    "ops.extern": "import_source call_extern call_pure_extern access_ptr tvm_access_ptr "
+    "type_annotation address_of dp4a",
     "ops.random": "rng_init rng_rand rng_rand_float",
     "ops.print": "print",
     "ops.assertion": "assume device_assert",
@@ -100,6 +102,7 @@ _EXPORTS: dict[str, str] = {
     "ieee_sqrt ieee_fsqrt ieee_add ieee_sub "
     "ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount clz copysign hypot likely __ldg Cast Select",
+    "ops.expressions": "And Or Not Add Sub Mul Div Mod FloorDiv FloorMod Min Max EQ NE LT LE GT GE",
     "builder.lanes": "Ramp",
     "ops.lanes_of": "Broadcast extract_lane abs2 add2 sub2 mul2 fma2 max2 min2 ldg32 ldg64 ldg128 ldg256 "
     "stg32 stg64 stg128 stg256 lds32 lds64 lds128 sts32 sts64 sts128",

@@ -130,7 +130,10 @@ DataType = dtype
 
 
 def __getattr__(name: str) -> Any:
-    """TileLang's table of torch's dtypes, made when it is asked for: nothing else here needs torch."""
+    """A dtype by its name; and TileLang's table of torch's dtypes, made when it is asked for: nothing else
+    here needs torch."""
+    if (found := ALL.get(name) or NARROW.get(name)) is not None:
+        return found
     if name != "_TORCH_DTYPE_TO_STR":
         raise AttributeError(name)
     import torch
@@ -176,6 +179,8 @@ _BYTES = {
     "float4_e2m1fn": ("float8_e4m3fn", "uint8"),
 }
 NARROW: dict[str, Narrow] = {name: Narrow(name) for name in _BYTES}
+#: dtype of 4 bits → its least and its greatest number
+RANGES: dict[str, tuple[float, float]] = {"int4": (-8, 7), "uint4": (0, 15), "float4_e2m1fn": (-6.0, 6.0)}
 
 
 def held(dt: dtype) -> dtype:

@@ -165,7 +165,6 @@ INSTEAD: dict[str, str] = {
     "ones": _REGISTERS,
     "index": _INDEX,
     # TileLang, and messages between ranks
-    "call_pure_extern": 'T.call_extern(name, T.access_ptr(out, "w"), x): the function writes its result',
     "call_intrin": "the word that the intrinsic has in T; T.import_source and T.call_extern for CUDA's own",
     "isnullptr": "nothing: no tensor here is null; a flag among the kernel's arguments",
     "pointer": "T.access_ptr(A[i], 'rw', n), or T.ptr of a parameter",

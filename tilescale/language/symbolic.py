@@ -29,7 +29,7 @@ class SymExpr:
         if isinstance(other, (int, SymExpr)):
             a, b = (other, me) if swap else (me, other)
             if isinstance(a, int) and isinstance(b, int):
-                return _FOLD[op](a, b)
+                return FOLD[op](a, b)
             return SymExpr(op, a, b)
         if isinstance(other, float):
             raise TileTypeError(f"a symbolic extent {op} a float", expected="an integer")
@@ -195,7 +195,7 @@ def replaced(value: Any, known: dict[str, Any]) -> Any:
         return value
     a, b = (replaced(x, known) for x in value.args)
     return (
-        SymExpr(value.op, a, b) if isinstance(a, SymExpr) or isinstance(b, SymExpr) else _FOLD[value.op](a, b)
+        SymExpr(value.op, a, b) if isinstance(a, SymExpr) or isinstance(b, SymExpr) else FOLD[value.op](a, b)
     )
 
 
@@ -206,7 +206,7 @@ def _settle(value: Any) -> Any:
     if isinstance(value, SymExpr) and value.op != "sym":
         a, b = map(_settle, value.args)
         if isinstance(a, int) and isinstance(b, int):
-            return _FOLD[value.op](a, b)
+            return FOLD[value.op](a, b)
         if a is not value.args[0] or b is not value.args[1]:
             return SymExpr(value.op, a, b)
     return value
@@ -214,7 +214,7 @@ def _settle(value: Any) -> Any:
 
 settle = _settle
 
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,

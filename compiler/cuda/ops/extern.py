@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.gpu.cprinter import EXTERN
 from tilescale.compiler.gpu.places import InShared
+from tilescale.compiler.ir.buffers import read_buffers
 from tilescale.compiler.ir.contexts import LayoutContext
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.source import loc_of
@@ -25,11 +26,19 @@ class CallExtern(Lowering["CudaLowering"]):
 
     def lower(self, call: Any, cx: CudaLowering) -> Any:
         """The call as it is written; pointers are the addresses of first elements."""
-        args = []
+        args, result = [], None
         for value, mode in zip(call.args, str(call.attrs["modes"]).split(","), strict=False):
+            if mode == "=":
+                result = value if value.source in read_buffers(cx.program.func.body) else None
+                continue
             args.append(cx.scalar(value) if mode == "v" else address(cx, value, "w" in mode, call))
-        made = tirx.call_extern("void", str(call.attrs["function"]), *args)
-        return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={EXTERN: 1}, ret_ty=made.ty), call.span)
+        gives = "void" if result is None else str(result.source.ty.dtype)
+        made = tirx.call_extern(gives, str(call.attrs["function"]), *args)
+        done = ir.Call(made.op, list(made.args), attrs={EXTERN: 1}, ret_ty=made.ty)
+        if result is None:
+            return tirx.Evaluate(done, call.span)
+        buf, flat, _, _ = cx.access(result.source, [r.min for r in result.region], call, True)
+        return tirx.BufferStore(buf, done, [flat], call.span)
 
 
 def in_order(call: Any, operands: Any, what: str, cx: LayoutContext) -> list[Demand]:

@@ -65,9 +65,8 @@ def test_an_address_may_reach_all_of_its_memory():
     assert "ts::barrier_sync" in text[call:] or "__syncthreads" in text[call:]
     with refused(TileTypeError, "T.access_ptr of 3", expected="a tensor, an allocation"):
         traced_address(3)
-    for word, write in (("isnullptr", "no tensor here is null"), ("call_pure_extern", "T.access_ptr(out")):
-        with refused(UnknownName, f"the language has no T.{word}", write=write):
-            getattr(T, word)
+    with refused(UnknownName, "the language has no T.isnullptr", write="no tensor here is null"):
+        T.isnullptr  # noqa: B018
 
 
 def traced_address(base: Any) -> None:
@@ -77,6 +76,65 @@ def traced_address(base: Any) -> None:
             T.call_extern("f", T.address_of(base))
 
     kernel.trace()
+
+
+@T.prim_func
+def returning(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=64):
+        T.import_source("__device__ float scaled(float x, unsigned by) { return x * by; }")
+        for i in T.Parallel(64):
+            B[i] = T.call_extern("float32", "scaled", A[i], 0xFFFFFFFF) + 1
+        t = T.get_thread_binding()
+        x = T.call_pure_extern("float32", "scaled", A[t], 1)
+        T.call_extern("float32", "scaled", x, 2)
+        B[t] += T.call_extern("scaled", x, 3, dtype="float32")
+
+
+def test_what_a_function_returns(tmp_path: Any):
+    lowered = code(returning)
+    back = driver.backend("cuda:sm_90a")
+    text = back.text(lowered, "cuda")
+    assert re.search(r"= scaled\(A_in\[?\w*\]?, 4294967295u\);|= scaled\(A\[\w+\], 4294967295u\);", text)
+    assert re.search(r"\n  scaled\(\w+, 2\);", text) and len(re.findall(r"= scaled\(\w+, 3\)", text)) == 1
+    back.build(lowered, tmp_path / "kernel.cubin")
+    with refused(TileSyntaxError, "T.call_extern of scaled on cpu", expected='target="cuda"'):
+        compiled(returning)
+
+
+@T.prim_func
+def by_cuda_s_names(
+    A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "float16"), C: T.Tensor((6, 32), "uint32")
+):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(32):
+            B[i] = T.call_extern(T.float16, "__float2half_rz", A[i])
+            C[0, i] = T.call_pure_extern("uint32", "__popc", i)
+            C[1, i] = T.call_extern("uint32", "__float_as_uint", A[i])
+        t = T.get_thread_binding()
+        C[2, t] = T.call_extern("uint32", "__match_any_sync", 0xFFFFFFFF, t // 3)
+        C[3, t] = T.call_extern("uint32", "__shfl_xor_sync", -1, t, 3)
+        C[4, t] = T.call_extern("uint32", "__reduce_add_sync", 0xFFFFFFFF, t)
+        C[5, t] = T.call_extern("uint32", "__ballot_sync", 0xFFFFFFFF, t % 5 == 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_cuda_s_own_functions_are_the_language_s(target: str):
+    a = (np.random.default_rng(5).standard_normal(32) * 40000).astype(np.float32)
+    a[:4] = np.inf, -65519.9, 1e-9, 2049.5
+    out = run(
+        by_cuda_s_names, {"A": a, "B": np.zeros(32, np.float16), "C": np.zeros((6, 32), np.uint32)}, target
+    )
+    with np.errstate(over="ignore"):
+        near = a.astype(np.float16)
+    past = np.abs(near.astype(np.float32)) > np.abs(a)
+    np.testing.assert_array_equal(
+        out["B"], np.where(past, (near.view(np.uint16) - past).view(np.float16), near)
+    )
+    t = np.arange(32)
+    groups = [sum(1 << k for k in range(32) if k // 3 == n // 3) for n in t]
+    fives = sum(1 << k for k in range(0, 32, 5))
+    want = [[n.bit_count() for n in range(32)], a.view(np.uint32), groups, t ^ 3, [496] * 32, [fives] * 32]
+    np.testing.assert_array_equal(out["C"], np.array(want, np.uint32))
 
 
 def code(kernel: Any, arch: str = "sm_90a") -> Any:

@@ -198,6 +198,65 @@ def test_loops_and_conditions_of_a_thread_s_own(target: str):
     assert out["B"].tolist() == [sum(range(0, t, 2)) for t in range(32)]
 
 
+@T.prim_func
+def by_warps(A: T.Tensor((128,), "int32"), B: T.Tensor((128,), "int32")):
+    with T.Kernel(1, threads=128):
+        t = T.get_thread_binding()
+        warp, lane = t // 32, t % 32
+        s = T.alloc_shared((4, 32), "int32")
+        s[warp, lane] = A[t]
+        T.sync_warp()
+        B[t] = s[warp, 31 - lane]
+        for _i in T.serial(2):
+            T.sync_warp()
+            s[warp, lane] = B[t] + 1
+            T.sync_warp()
+            B[t] = s[warp, lane ^ 1]
+        for i in T.serial(lane, 64, 32):
+            T.sync_warp()
+            if i == 40:
+                B[t] += 100
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_warps_synchronize_at_the_scale_of_the_block(target: str):
+    a = np.arange(128, dtype="int32")
+    out = run(by_warps, {"A": a, "B": np.zeros(128, "int32")}, target)
+    want = a.reshape(4, 32)[:, ::-1] + 2
+    want[:, 8] += 100
+    np.testing.assert_array_equal(out["B"].reshape(4, 32), want)
+
+
+@T.prim_func
+def histogram(A: T.Tensor((100, 3), "int32"), B: T.Tensor((8,), "int32"), C: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32):
+        t = T.get_thread_binding()
+        counts = T.alloc_shared((8,), "int32")
+        T.clear(counts)
+        for i in T.serial(t, 100, 32):
+            for j in T.unroll(3):  # rounds of a thread's own, which update what others do
+                if A[i, j] >= 0:
+                    T.atomic_add(counts[A[i, j]], 1)
+        T.sync_threads()
+        for k in T.serial(2):
+            T.atomic_add(counts[t % 8], k)
+        for i in T.serial(t, 8, 32):
+            B[i] = counts[i]
+        T.sync_threads()
+        if t < 4:
+            for k in T.serial(2):
+                counts[t * 2 + k] = t
+                C[t * 2 + k] = counts[t * 2 + k]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_shared_memory_in_rounds_of_a_thread_s_own(target: str):
+    a = RNG.integers(-1, 8, (100, 3), dtype="int32")
+    out = run(histogram, {"A": a, "B": np.zeros(8, "int32"), "C": np.full(32, -1, "int32")}, target)
+    assert out["B"].tolist() == [(a == k).sum() + 4 for k in range(8)]
+    assert out["C"].tolist() == [k // 2 if k < 8 else -1 for k in range(32)]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_numbers_of_all_threads_along_an_axis(axis: int, target: str):

@@ -172,12 +172,6 @@ NOTHING = {
     "alloc_reducer": {
         "replication": (REDUCER.format("64, 'float32', replication='all'"), REDUCER.format("64, 'float32'"))
     },
-    "call_extern": {
-        "dtype": (
-            EXTERN.format("d", "T.access_ptr(d), dtype='float16'"),
-            EXTERN.format("d", "T.access_ptr(d)"),
-        )
-    },
     "Parallel": {
         "prefer_async": (
             "for p, q in T.Parallel(64, 64, prefer_async=True):\n    f[p, q] = x",
@@ -198,6 +192,12 @@ NOTHING = {
     },
     "annotate_compile_flags": {"flags": ("T.annotate_compile_flags(['-O3'])", "pass")},
     "annotate_restrict_buffers": {"buffers": ("T.annotate_restrict_buffers(A, B)", "pass")},
+    "warpgroup_fence_operand": {
+        "buffer_or_ptr": ("T.warpgroup_fence_operand(f)", "T.warpgroup_fence_operand(r)"),
+        "offset": ("T.warpgroup_fence_operand(f, 4)", "T.warpgroup_fence_operand(f)"),
+        "num_regs": ("T.warpgroup_fence_operand(f, num_regs=4)", "T.warpgroup_fence_operand(f)"),
+        "dtype": ("T.warpgroup_fence_operand(f, dtype='float32')", "T.warpgroup_fence_operand(f)"),
+    },
     "annotate_producer_reg_dealloc": {"reg_count": ("T.annotate_producer_reg_dealloc(40)", "pass")},
     "annotate_consumer_reg_alloc": {"reg_count": ("T.annotate_consumer_reg_alloc(160)", "pass")},
 }
@@ -391,7 +391,18 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "call_extern": (
         EXTERN.format("d", "T.access_ptr(d)"),
-        {"args": EXTERN.format("d", "T.access_ptr(d), 3")},
+        {
+            "args": EXTERN.format("d", "T.access_ptr(d), 3"),
+            "dtype": EXTERN.format("d", "T.access_ptr(d), dtype='float16'"),
+        },
+    ),
+    "call_pure_extern": (
+        "A[0, 0] = T.call_pure_extern('float32', 'f', x)",
+        {
+            "dtype": "A[0, 0] = T.call_pure_extern('float16', 'f', x)",
+            "func_name": "A[0, 0] = T.call_pure_extern('float32', 'g', x)",
+            "args": "A[0, 0] = T.call_pure_extern('float32', 'f', x, 1)",
+        },
     ),
     "dp4a": (
         DP4A.format("d[0]", "d[4]", "q[0]"),
@@ -423,6 +434,7 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "dst_access_ptr": PTX_COPY.format("h[1, 0]", 8, "H[0, 0]", 8, 8),
             "src_access_ptr": PTX_COPY.format("h[0, 0]", 8, "H[1, 0]", 8, 8),
             "num_elems": PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, 4),
+            "predicate": PTX_COPY.format("h[0, 0]", 8, "H[0, 0]", 8, "8, n > 0"),
         },
     ),
     "ptx_commit_group": ("T.ptx_commit_group()", {}),
@@ -485,6 +497,20 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
             "value": "u, v = T.int32(), T.int32()\nT.let(u, n + 1)\nI[0, 0] = u + v",
         },
     ),
+    "tvm_access_ptr": (
+        EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 0, 2, 1)"),
+        {
+            "ptype": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int32'), d.data, 0, 2, 1)"),
+            "data": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), e.data, 0, 2, 1)"),
+            "offset": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 1, 2, 1)"),
+            "extent": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 0, 1, 1)"),
+            "rw_mask": EXTERN.format("f", "T.tvm_access_ptr(T.type_annotation('int8'), d.data, 0, 2, 3)"),
+        },
+    ),
+    "type_annotation": (
+        "y = T.alloc_var(T.type_annotation('int8'), n)\nI[0, 0] = y",
+        {"dtype": "y = T.alloc_var(T.type_annotation('int16'), n)\nI[0, 0] = y"},
+    ),
     "address_of": (
         EXTERN.format("f", "T.address_of(d), 8"),
         {"base": EXTERN.format("f", "T.address_of(e), 8")},
@@ -505,6 +531,56 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     "annotate_consumer_reg_alloc": ("T.annotate_consumer_reg_alloc()", {}),
     "disable_warp_group_reg_alloc": ("T.disable_warp_group_reg_alloc()", {}),
     "no_set_max_nreg": ("T.no_set_max_nreg()", {}),
+    "warpgroup_arrive": ("T.warpgroup_arrive()", {}),
+    "warpgroup_commit_batch": ("T.warpgroup_commit_batch()", {}),
+    "warpgroup_fence_operand": ("T.warpgroup_fence_operand(f)", {}),
+    "thread_return": ("A[bx, 0] = x\nif n > 3:\n    T.thread_return()\nA[bx, 1] = x", {}),
+    "Not": ("if T.Not(n > 0):\n    A[0, 0] = x", {"a": "if T.Not(n > 1):\n    A[0, 0] = x"}),
+    **{
+        word: (
+            f"A[0, 0] = T.Select(T.{word}(n > 0, n < 9), x, 1)",
+            {
+                "a": f"A[0, 0] = T.Select(T.{word}(n > 1, n < 9), x, 1)",
+                "b": f"A[0, 0] = T.Select(T.{word}(n > 0, n < 8), x, 1)",
+            },
+        )
+        for word in ("And", "Or", "EQ", "NE")
+    },
+    **{
+        word: (
+            f"A[0, 0] = T.cast(T.{word}(n, 3), 'float32')",
+            {
+                "a": f"A[0, 0] = T.cast(T.{word}(n * 2, 3), 'float32')",
+                "b": f"A[0, 0] = T.cast(T.{word}(n, 4), 'float32')",
+            },
+        )
+        for word in (
+            *(
+                "Add",
+                "Sub",
+                "Mul",
+                "Div",
+                "Mod",
+                "FloorDiv",
+                "FloorMod",
+                "Min",
+                "Max",
+                "LT",
+                "LE",
+                "GT",
+                "GE",
+            ),
+        )
+    },
+    "If": (
+        "with T.If(n > 0), T.Then():\n    A[0, 0] = x",
+        {"condition": "with T.If(n > 1), T.Then():\n    A[0, 0] = x"},
+    ),
+    "Then": ("with T.If(n > 0), T.Then():\n    A[0, 0] = x", {}),
+    "Else": (
+        "with T.If(n > 0):\n    with T.Then():\n        A[0, 0] = x\n    with T.Else():\n        A[0, 0] = 1",
+        {},
+    ),
     "get_block_binding": ("A[T.get_block_binding(), 0] = x", {"dim": "A[T.get_block_binding(1), 0] = x"}),
     "im2col": (
         IM2COL.format("A", "f", 0, 0, 3, 1, 1, 1),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
+from textwrap import indent
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,14 +17,30 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
-def everywhere(kernel, exact: bool = True, **args: np.ndarray) -> dict[str, np.ndarray]:
+def everywhere(kernel, exact: bool = True, **args: Any) -> dict[str, np.ndarray]:
     """What the CPU gives, once the emulator and the simulator gave the same."""
-    got = agree(kernel, {k: v.copy() for k, v in args.items()}, exact=exact)
-    made = {k: torch.from_numpy(v.copy()) for k, v in args.items()}
+    numbers = {k: v for k, v in args.items() if not isinstance(v, np.ndarray)}
+    got = agree(kernel, {k: v if k in numbers else v.copy() for k, v in args.items()}, exact=exact)
+    made = {k: v if k in numbers else torch.from_numpy(v.copy()) for k, v in args.items()}
     run(kernel)(*made.values())
     for name, value in made.items():
+        if name in numbers:
+            continue
         np.testing.assert_array_equal(value.numpy(), got[name])
     return got
+
+
+def built(body: str, launch: bool = True) -> T.PrimFunc:
+    """A kernel of these statements."""
+    lines = (["with T.Kernel(1, threads=32):"] if launch else ["if True:"]) + indent(body, "    ").split("\n")
+    text = "@T.prim_func\ndef kernel(A: T.Tensor((4,), 'int32'), n: T.int32):\n" + indent(
+        "\n".join(lines), "    "
+    )
+    name = f"<built {len(linecache.cache)}>"
+    linecache.cache[name] = (len(text), None, [line + "\n" for line in text.split("\n")], name)
+    made: dict[str, Any] = {"T": T}
+    exec(compile(text, name, "exec"), made)
+    return made["kernel"]
 
 
 @pytest.mark.parametrize("alloc", ["alloc_shared", "alloc_fragment"])
@@ -132,6 +152,135 @@ def test_with_while_is_while():
         alone.trace()
 
 
+def test_with_if_then_else_is_if():
+    @T.macro
+    def put(B, i, value):
+        with T.If(value > 10), T.Then():
+            B[i] = value
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(4, threads=32) as bx, T.If(bx < n):
+            with T.Then():
+                for i in T.Parallel(16):
+                    with T.If(A[bx * 16 + i] % 2 == 0):
+                        with T.Then():
+                            B[bx * 16 + i] = -A[bx * 16 + i]
+                        with T.Else():
+                            put(B, bx * 16 + i, A[bx * 16 + i])
+            with T.Else(), T.If(bx == 3), T.Then():
+                B[bx * 16] = 7
+
+    a = np.arange(64, dtype=np.int32)
+    got = everywhere(kernel, A=a, B=np.zeros(64, np.int32), n=2)["B"]
+    expected = np.where(a % 2 == 0, -a, np.where(a > 10, a, 0)) * (a < 32)
+    expected[48] = 7
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("with T.If(n > 0):\n    A[0] = 1", "T.If has no T.Then here"),
+        ("with T.If(n > 0):\n    with T.Else():\n        A[0] = 1", "T.If has no T.Then here"),
+        ("with T.If(n > 0):\n    with T.Then():\n        A[0] = 1\n    A[0] = 2", "T.If has no T.Else here"),
+        ("with T.If(n > 0, n > 1), T.Then():\n    A[0] = 1", "T.If with more than a condition"),
+        ("with T.If(n > 0), T.Then(1):\n    A[0] = 1", "T.Then of something"),
+        ("with T.Then():\n    A[0] = 1", "T.Then() by itself"),
+    ],
+)
+def test_if_has_its_sides_and_nothing_else(text: str, message: str):
+    with refused(TileSyntaxError, message):
+        built(text).trace()
+
+
+def test_operators_by_the_names_of_expressions():
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((32,), "int32"),
+        B: T.Tensor((32,), "int32"),
+        X: T.Tensor((32,), "float32"),
+        C: T.Tensor((10, 32), "int32"),
+        Y: T.Tensor((5, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                C[0, i] = T.Add(A[i], T.Mul(B[i], 2))
+                C[1, i] = T.Div(A[i], B[i])
+                C[2, i] = T.Mod(A[i], B[i])
+                C[3, i] = T.FloorDiv(A[i], B[i])
+                C[4, i] = T.FloorMod(A[i], B[i])
+                C[5, i] = T.Max(A[i], T.Min(B[i], 2))
+                C[6, i] = T.if_then_else(T.And(T.LT(A[i], 3), T.GE(A[i], -3)), 1, 0)
+                C[7, i] = T.if_then_else(T.Or(T.GT(A[i], 3), T.LE(A[i], -3)), 1, 0)
+                C[8, i] = T.if_then_else(T.Not(T.EQ(A[i], 3)), 1, 0)
+                C[9, i] = T.if_then_else(T.And(i >= 8, T.NE(A[i - 8], 0)), T.Sub(A[i], 1), 0)
+                Y[0, i] = T.Div(X[i], 2)
+                Y[1, i] = T.Mod(X[i], 1.5)
+                Y[2, i] = T.FloorDiv(X[i], 1.5)
+                Y[3, i] = T.FloorMod(X[i], 1.5)
+                Y[4, i] = T.Max(X[i], T.Sub(0.5, X[i]))
+
+    a = np.arange(-16, 16, dtype=np.int32)
+    b = np.array([3, -2, 5, -7] * 8, np.int32)
+    x = data((32,), "float32")
+    got = everywhere(
+        kernel, A=a, B=b, X=x, C=np.zeros((10, 32), np.int32), Y=empty((5, 32), "float32")
+    )  # fmt: skip
+    quotient = np.trunc(a / b).astype(np.int32)
+    before = np.concatenate([np.zeros(8, np.int32), a[:-8]])
+    ints = [
+        a + 2 * b, quotient, a - quotient * b, a // b, a % b, np.maximum(a, np.minimum(b, 2)),
+        (a < 3) & (a >= -3), (a > 3) | (a <= -3), a != 3, np.where(before != 0, a - 1, 0),
+    ]  # fmt: skip
+    np.testing.assert_array_equal(got["C"], np.array(ints, np.int32))
+    floats = [x / 2, np.fmod(x, 1.5), x // 1.5, x % 1.5, np.maximum(x, 0.5 - x)]
+    np.testing.assert_allclose(got["Y"], np.array(floats, np.float32), rtol=1e-6, atol=1e-7)
+    assert T.And(True, False) is False and T.Not(0) is True and T.Div(-7, 2) == -3
+
+
+def test_thread_return_leaves_out_the_rest():
+    @T.macro
+    def last(alone: bool, B, i):
+        B[i] = 1
+        if alone:
+            T.thread_return()
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(2, threads=32) as bx:
+            i = bx * 32 + T.get_thread_binding()
+            if i >= n:
+                T.thread_return()
+            x = T.alloc_local((2,), "int32")
+            for k in T.unroll(2):
+                x[k] = A[(i + k) % 64]
+            B[i] = x[0] + x[1]
+
+    @T.prim_func
+    def by_macro(B: T.Tensor((64,), "int32"), n: T.int32):
+        with T.Kernel(4) as bx:
+            if bx >= n:
+                B[bx] = 5
+                T.thread_return()
+            last(True, B, bx)
+            B[bx] = 2
+
+    a = np.arange(64, dtype=np.int32)
+    got = everywhere(kernel, A=a, B=np.zeros(64, np.int32), n=40)["B"]
+    np.testing.assert_array_equal(got, np.where(a < 40, a + (a + 1) % 64, 0))
+    assert everywhere(by_macro, B=np.zeros(64, np.int32), n=3)["B"][:5].tolist() == [1, 1, 1, 5, 0]
+    with refused(TileSyntaxError, "T.thread_return outside T.Kernel", write="return"):
+        built("T.thread_return()", launch=False).trace()
+    with refused(TileSyntaxError, "T.thread_return in T.Parallel"):
+        built("for i in T.Parallel(4):\n    if i > n:\n        T.thread_return()\n    A[i] = 1").trace()
+
+
+def test_a_fence_of_registers_takes_a_tile_in_registers():
+    with refused(TileTypeError, "T.warpgroup_fence_operand of A", expected="a tile in registers"):
+        built("T.warpgroup_fence_operand(A)").trace()
+
+
 def test_let_gives_a_cell_its_value():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((16,), "float32")):
@@ -171,6 +320,20 @@ def test_a_macro_that_takes_a_cell_is_given_one(kind):
             A[0] = x
 
     assert everywhere(kernel, A=np.zeros(1, np.int32))["A"][0] == 21
+
+    @T.prim_func
+    def elements(A: T.Tensor((8,), "int32"), B: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            at, local = T.alloc_var("int32"), T.alloc_fragment((8,), "int32")
+            for i in T.Parallel(8):
+                local[i] = A[i]
+                macro(local[i], A[i] + i)
+            T.copy(local, B)
+            at = 3
+            macro(B[at], 5)
+
+    got = everywhere(elements, A=np.arange(8, dtype=np.int32), B=np.zeros(8, np.int32))["B"]
+    assert got.tolist() == [0, 14, 28, 35, 56, 70, 84, 98]
 
     @T.prim_func
     def wrong(A: T.Tensor((1,), "int32")):

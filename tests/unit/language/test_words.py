@@ -32,6 +32,7 @@ NOTHING = {
     "Kernel": {"is_cpu"},
     "gemm": {"k_pack"},
     "gemm_sp": {"k_pack"},
+    "warpgroup_fence_operand": {"offset", "num_regs", "dtype"},
     "atomic_add": {"use_tma"},
     "Persistent": {"group_size"},
     "make_swizzled_layout": {"k_major"},

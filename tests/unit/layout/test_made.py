@@ -169,6 +169,8 @@ def test_the_usual_names():
             line = T.alloc_shared((128,), "float32")
             assert make_linear_layout(line) == strided((128,), 32)
             assert make_swizzled_layout(odd) == strided((60, 20), 16, (28, 1))
+            ring = T.alloc_shared((3, 64, 64), "float16")
+            assert make_swizzled_layout(ring) == boxed((64, 64), 16, 128).staged(3)
             with refused(
                 TileValueError,
                 "make_swizzled_layout of a tile of 60 rows",
@@ -364,16 +366,59 @@ def test_what_annotations_refuse():
            lambda A, s, f: T.annotate_layout({s: make_full_bank_swizzled_layout(64, 64, 32)}))  # fmt: skip
     refuse(
         TileValueError,
-        "over 32 threads",
-        lambda A, s, f: T.annotate_layout({f: T.Fragment((64, 64), lambda i, j: (i // 2, i % 2 * 64 + j))}),
+        "over 256 threads",
+        lambda A, s, f: T.annotate_layout({f: T.Fragment((64, 64), lambda i, j: (i * 4 + j // 16, j % 16))}),
         expected="over all 128 threads",
-        write="replicate=4",
     )
     other = T.Fragment((64, 64), lambda i, j: (i + j // 32 * 64, j % 32))
     both = lambda A, s, f: [T.annotate_layout({f: layout}) for layout in (rows, other)]  # noqa: E731
     refuse(
         TileValueError, "f is given two layouts: here (64, 64) over 128 threads [i % 64 → thread × 1", both
     )
+
+
+def test_a_ring_by_hand_under_a_swizzle():
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 256), "float16"), B: T.Tensor((64, 256), "float16"), C: T.Tensor((64, 64), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((2, 64, 64), "float16"), T.alloc_shared((2, 64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.annotate_layout({a: make_swizzled_layout(a), b: make_swizzled_layout(b)})
+            T.clear(c)
+            for k in T.serial(4):
+                T.copy(A[0, k * 64], a[k % 2, :, :])
+                T.copy(B[0, k * 64], b[k % 2, :, :])
+                T.gemm(a[k % 2, :, :], b[k % 2, :, :], c, transpose_B=True)
+            T.copy(c, C)
+
+    a, b = data((64, 256), "float16", 1), data((64, 256), "float16", 2)
+    got = agree(kernel, {"A": a, "B": b, "C": empty((64, 64), "float32")}, exact=False)["C"]
+    np.testing.assert_allclose(got, a.astype(float) @ b.astype(float).T, rtol=1e-3, atol=1e-2)
+
+
+def test_a_fragment_over_a_part_of_the_threads_is_held_by_all():
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((32, 24), "float32"), B: T.Tensor((32, 24), "float32"), C: T.Tensor((32,), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            f, sums = T.alloc_fragment((32, 24), "float32"), T.alloc_fragment((32,), "float32")
+            T.annotate_layout({f: T.Fragment((32, 24), lambda i, j: (i, j))})
+            T.copy(A, f)
+            for i, j in T.Parallel(32, 24):
+                f[i, j] = f[i, j] * 2 + j
+            T.reduce_sum(f, sums)
+            T.copy(f, B)
+            T.copy(sums, C)
+            for i in T.Parallel(32):
+                T.atomic_add(C[i], sums[i])
+
+    a = data((32, 24), "float32")
+    got = agree(kernel, {"A": a, "B": np.zeros_like(a), "C": np.zeros(32, np.float32)})
+    np.testing.assert_array_equal(got["B"], a * 2 + np.arange(24, dtype=np.float32))
+    np.testing.assert_allclose(got["C"], got["B"].sum(1) * 2, rtol=1e-5)
 
 
 def test_the_same_results_everywhere():

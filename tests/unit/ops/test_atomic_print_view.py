@@ -264,7 +264,19 @@ def test_views_are_the_same_memory():
         lambda A, t: T.reshape(t, (4, 9)),
         expected="the same number of bytes",
     )
-    refuse(TileTypeError, "a view of A, whose extents are not constants", lambda A, t: T.view(A, (4,)))
+    refuse(
+        TileValueError,
+        "a view of A, whose extents are not constants: (n,) as (4,)",
+        lambda A, t: T.view(A, (4,)),
+        expected="extents of which it is clear",
+    )
+    refuse(TileTypeError, "are not constants, as int32", lambda A, t: T.view(A, None, "int32"))
+    refuse(
+        TileTypeError,
+        "a view of t, whose extents are not constants",
+        lambda A, t: T.view(t, (T.dynamic("n"),)),
+        expected="a T.Tensor",
+    )
 
 
 def test_a_pipelined_copy_into_a_viewed_buffer_keeps_its_meaning():

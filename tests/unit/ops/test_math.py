@@ -228,6 +228,7 @@ def test_limits_of_dtypes():
         info = (torch.finfo if "float" in name else torch.iinfo)(getattr(torch, name))
         assert c[k].tolist() == [info.max, info.min], name
     assert d.tolist() == [2**63 - 1, -(2**63)]
+    assert (T.max_value(T.float4_e2m1fn), T.min_value("int4"), T.max_value("uint4")) == (6.0, -8, 15)
     with refused(TileTypeError, "float8_e4m3fn has no infinity", write="T.max_value"):
         T.infinity("float8_e4m3fn")
     with refused(TileTypeError, "int32 has no infinity"):
@@ -315,3 +316,19 @@ def test_constants_that_wrap():
         tilescale.compile(kernel, target=target)(got)
         assert got.tolist() == [-(2**31), 2**32 - 2, 32, -112, 2**32 - 3, 253]
     assert tilescale.compile(kernel, target="cuda").get_kernel_source()
+
+
+def test_differences_of_unsigned_numbers_wrap():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                exponent = (T.reinterpret("uint32", A[i]) >> 23) & 0xFF
+                power = exponent - 127
+                B[i] = T.cast(power, "int32") * 2 + T.if_then_else(power > T.uint32(300), 5, 1)
+
+    powers = np.arange(-20, 44)
+    a, got = (2.0**powers).astype(np.float32), np.zeros(64, np.int32)
+    run(kernel)(a.copy(), got)
+    np.testing.assert_array_equal(got, powers * 2 + np.where(powers < 0, 5, 1))
+    np.testing.assert_array_equal(agree(kernel, {"A": a, "B": np.zeros(64, np.int32)})["B"], got)

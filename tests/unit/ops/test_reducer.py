@@ -112,6 +112,57 @@ def test_extremes_of_floats_begin_with_infinity(target: str):
     assert (out["rows"] == a.max(1)).all() and out["whole"][0] == a.max()
 
 
+@T.prim_func
+def anywhere(A: T.Tensor((16, 24), "int32"), N: T.Tensor((1,), "int32"), B: T.Tensor((6, 24), "int32")):
+    with T.Kernel(1, threads=32):
+        a, n = T.alloc_fragment((16, 24), "int32"), N[0]
+        some, thirds = T.alloc_reducer((16,), "int32"), T.alloc_reducer((3,), "int32")
+        turned, several = T.alloc_reducer((24, 16), "int32"), T.alloc_reducer((16,), "int32")
+        one, most = T.alloc_reducer((2, 4), "int32"), T.alloc_reducer((1,), "int32", op="max")
+        T.copy(A, a)
+        for r in (some, thirds, turned, several, one, most):
+            T.reducer_init(r)
+        for i, j in T.Parallel(16, 24):
+            if i < n:  # under a condition
+                some[i] += a[i, j]
+                if j > 3:
+                    T.reducer_update(most[0], a[i, j])
+            third = j // 8
+            thirds[T.min(2, third)] += a[i, j]  # several iterations of one element
+            turned[j, i] += a[i, j] + 1
+        for i in T.Parallel(8):
+            for k in T.serial(3):  # in other loops of an iteration
+                several[i + 1] += a[i, k]
+        for k in T.serial(2):  # an element that outer loops name
+            for l in T.serial(4):
+                for i, j in T.Parallel(16, 24):
+                    one[k, l] += a[i, j] * k + l
+        for r in (some, thirds, turned, several, one, most):
+            T.finalize_reducer(r)
+        T.copy(some, B[0, 0:16])
+        T.copy(thirds, B[1, 0:3])
+        for j in T.Parallel(24):
+            B[2, j] = turned[j, 5]
+        T.copy(several, B[3, 0:16])
+        for k, l in T.Parallel(2, 4):
+            B[4, k * 4 + l] = one[k, l]
+        B[5, 0] = most[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_additions_anywhere_in_the_nest(target: str):
+    a, n = RNG.integers(-99, 99, (16, 24), dtype="int32"), 11
+    out = run(anywhere, {"A": a, "N": np.array([n], "int32"), "B": np.zeros((6, 24), "int32")}, target)["B"]
+    want = np.zeros((6, 24), "int32")
+    want[0, :n] = a[:n].sum(1)
+    want[1, :3] = a.reshape(16, 3, 8).sum((0, 2))
+    want[2] = a[5] + 1
+    want[3, 1:9] = a[:8, :3].sum(1)
+    want[4, :8] = [a.sum() * k + 16 * 24 * l for k in range(2) for l in range(4)]
+    want[5, 0] = a[:n, 4:].max()
+    np.testing.assert_array_equal(out, want)
+
+
 def refusing(how: str) -> Any:
     @T.prim_func
     def kernel(A: T.Tensor((8, 8), "float32")):
@@ -138,10 +189,12 @@ def refusing(how: str) -> Any:
                 if how == "times":
                     r[i] *= 2
                 if how == "place":
-                    r[i + 1] += 1
-                if how == "condition":
-                    if i > j:
-                        r[i] += 1
+                    r[T.cast(A[i, j], "int32")] += 1
+                if how == "counted":
+                    for k in T.serial(8):
+                        r[k] += A[i, k]
+                if how == "axes":
+                    r[i, j] += 1
             if how == "who is meant":
                 T.reducer_update(f[0], 1)
             if how == "opened":
@@ -156,7 +209,8 @@ def refusing(how: str) -> Any:
         ("op", TileValueError, "op='mean'"),
         ("who", TileValueError, "replication='some'"),
         ("outside", TileSyntaxError, "outside of T.Parallel"),
-        ("condition", TileSyntaxError, "outside of T.Parallel"),
+        ("counted", TileTypeError, "is added to at k"),
+        ("axes", TileTypeError, "is added to at i, j"),
         ("again", TileTypeError, "T.finalize_reducer of f"),
         ("times", TileTypeError, "which is a sum"),
         ("place", TileTypeError, "is added to at"),

@@ -136,7 +136,7 @@ def one(act: Any) -> Any:
         (lambda A, B, s, f: s.__setitem__(0, T.float32x4(1.0)), TileTypeError, "float32x4 is assigned to an element of s", "a vector, T.float32x2"),
         (lambda A, B, s, f: s.__setitem__(slice(0, 4), 1.0), TileSyntaxError, "a whole part of s is assigned", ""),
         (lambda A, B, s, f: s[T.Ramp(0, 1, 2)], TileTypeError, "T.Ramp as an index of s", "one vector"),
-        (lambda A, B, s, f: T.view(s, (128,), "float32"), TileTypeError, "a view of s, of float32x2", "a scalar dtype"),
+        (lambda A, B, s, f: T.view(s, (128,)), TileTypeError, "a view of s, of float32x2", "a scalar dtype"),
         (lambda A, B, s, f: T.view(f, (32,), "float32x2"), TileTypeError, "as float32x2", "a scalar dtype"),
         (lambda A, B, s, f: T.annotate_layout({s: T.Layout((64,), lambda i: i)}), TileTypeError, "T.annotate_layout of s", "a tile of scalars"),
         (lambda A, B, s, f: T.annotate_safe_value({A: 1.0}), TileTypeError, "T.annotate_safe_value of A", ""),
@@ -159,3 +159,19 @@ def test_nvcc_takes_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
     for kernel in (through_tiles, of_threads):
         toolchain.compile_cubin(print_kernel(lowered(kernel)[0]), "sm_90a")
+
+
+@pytest.mark.parametrize("alloc, shape", [("shared", (128,)), ("shared", (64, 2)), ("fragment", (64, 2))])
+def test_a_view_of_vectors_is_of_their_lanes(alloc: str, shape: tuple[int, ...]):
+    @T.prim_func
+    def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=32):
+            v = getattr(T, f"alloc_{alloc}")((64,), T.float32x2)
+            lanes = T.view(v, shape, "float32")
+            for i in T.Parallel(64):
+                v[i] = T.add2(T.float32x2(A[2 * i], A[2 * i + 1]), T.float32x2(1.0))
+            for i in T.Parallel(128):
+                B[i] = lanes[i] if len(shape) == 1 else lanes[i // 2, i % 2]
+
+    a = data((128,), "float32")
+    np.testing.assert_array_equal(agree(kernel, {"A": a, "B": empty((128,), "float32")})["B"], a + 1)

@@ -124,9 +124,9 @@ class Profiler:
 
     def _value(self, e: Any) -> int:
         if isinstance(e, list):
-            from tilescale.language.symbolic import _FOLD
+            from tilescale.language.symbolic import FOLD
 
-            return int(_FOLD[e[0]](self._value(e[1]), self._value(e[2])))
+            return int(FOLD[e[0]](self._value(e[1]), self._value(e[2])))
         return int(self.extents[e]) if isinstance(e, str) else int(e)
 
     def _argument(self, p: dict[str, Any]) -> Any:
@@ -256,6 +256,37 @@ class Profiler:
         """What the kernel, or ``fn``, gives for new inputs."""
         return (self.kernel if fn is None else fn)(*self.inputs())
 
+    def assert_consistent(self, repeat: int = 10) -> None:
+        """Calls the kernel so many times on one input and compares what it gives with the first time.
+
+        Raises:
+            AssertionError: they differ.
+        """
+        given = self.inputs()
+        first = self.kernel(*[_copy(a) for a in given])
+        for _ in range(repeat):
+            again = self.kernel(*[_copy(a) for a in given])
+            for got, want in zip(_listed(again), _listed(first), strict=True):
+                compare(f"{self.kernel.name}, called again", got, want, 1e-5, 1e-8, 0.0)
+
+    def manual_assert_close(
+        self,
+        reference_program: Callable[..., Any],
+        input_tensors: Sequence[Any] | None = None,
+        manual_check_prog: Callable[[list[Any], list[Any]], Any] | None = None,
+    ) -> None:
+        """Gives the lists of what the kernel and the reference return for the same inputs to
+        ``manual_check_prog``, which judges them.
+
+        Raises:
+            TileTypeError: there is none.
+        """
+        if manual_check_prog is None:
+            raise TileTypeError("manual_assert_close without manual_check_prog", expected="what compares")
+        given = self.inputs() if input_tensors is None else list(input_tensors)
+        wanted = _listed(reference_program(*[_copy(a) for a in given]))
+        manual_check_prog(_listed(self.kernel(*given)), wanted)
+
     @staticmethod
     def agreed(values: Sequence[float]) -> float:
         """The largest of what all ranks gave."""
@@ -323,6 +354,12 @@ class Profiler:
                 most if atol is None else atol,
                 ratio,
             )
+
+
+def _listed(result: Any) -> list[Any]:
+    if result is None:
+        return []
+    return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
 def _check_mode(return_mode: str) -> None:
