@@ -36,7 +36,7 @@ def copies_ahead(program: TileProgram, depth: int) -> tuple[TileProgram | None, 
     names = integer_names(made.func.body)
     params = {p.var for p in program.params}
     for call in splitting.calls(made.func.body):
-        if not REGISTRY[call.op.name].fills:
+        if not REGISTRY[call.op.name].fills or "bytes" in call.attrs:  # a gather's are known
             continue
         var = call.args[0].source
         if len(call.args) > 2 or var not in params or var.ty.storage_scope != "global":

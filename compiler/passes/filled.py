@@ -3,14 +3,16 @@ them read."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.gathers import Gather
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
@@ -26,10 +28,16 @@ class Pipeline:
     last: int
     #: a copy may be one of two, as a condition says, where a producer makes it
     branches: bool = False
+    #: loops of T.Parallel that fill a tile, too, with how
+    gathers: Mapping[Any, Gather] = field(default_factory=dict)
 
     def filled(self, stmt: Any) -> Any:
         """The buffer that a statement fills; None where it fills none of which there can be stages."""
-        return _filled(stmt, self.branches)
+        return _filled(stmt, self.branches, self.gathers)
+
+    def asynchronous(self, stmts: list[Any]) -> list[Any]:
+        """Statements with the gathers among them as what fills a ring that has no number yet."""
+        return [self.gathers[s].asynchronous(-1) if s in self.gathers else s for s in stmts]
 
     def with_guards(self) -> Pipeline:
         """With the waits directly in front of the copies counted among them: they guard the copies and go
@@ -43,7 +51,9 @@ class Pipeline:
         return replace(self, first=first)
 
 
-def _filled(stmt: Any, branches: bool) -> Any:
+def _filled(stmt: Any, branches: bool, gathers: Mapping[Any, Gather] = MappingProxyType({})) -> Any:
+    if stmt in gathers:
+        return gathers[stmt].tile
     if not branches or not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
         return filled_tile(stmt)
     one, other = filled_tile(stmt.then_case), filled_tile(stmt.else_case)
@@ -74,19 +84,21 @@ def pipeline_of(
     branches: bool = False,
     shared: Set[Any] = frozenset(),
     between: bool = False,
+    gathers: Mapping[Any, Gather] = MappingProxyType({}),
 ) -> Pipeline | None:
     """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory,
     has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
     own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
     and read, too. ``between``: readers may stand among the copies, since all of these run ahead of them; but
-    no wait, which would have to come with the copies."""
+    no wait, which would have to come with the copies. ``gathers``: loops of T.Parallel that are
+    copies, too."""
     stmts = statements(loop.body)
     if branches:
         stmts = [part for s in stmts for part in _apart(s)]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
     for k, s in enumerate(stmts):
-        buffer = _filled(s, branches)
+        buffer = _filled(s, branches, gathers)
         # used in this loop alone, written once, and read by no statement before: the previous round's value
         # is never wanted
         if (
@@ -103,11 +115,11 @@ def pipeline_of(
         return None
     first, last = min(fills.values()), max(fills.values())
     amid = not by_reader and any(
-        fills.keys() & touches(s) for s in stmts[first:last] if _filled(s, branches) not in fills
+        fills.keys() & touches(s) for s in stmts[first:last] if _filled(s, branches, gathers) not in fills
     )
     if amid and (not between or any(splitting.waits(s) for s in stmts[first:last])):
         return None  # a reader stands between the copies: the stage would be committed too late for it
-    return Pipeline(loop, stmts, fills, first, last, branches)
+    return Pipeline(loop, stmts, fills, first, last, branches, gathers)
 
 
 def filled_tile(stmt: Any) -> Any:

@@ -110,8 +110,11 @@ def _formed(program: TileProgram) -> TileProgram:
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
             program.notes.append(Advice(said, why.loc, hint) if hint else said)
     if max(stages, below) > 1 and program.target.async_copies:
-        one = schedule(program, depth=2, ahead=True) if below > 1 else schedule(program, depth=1)
-        made, kept, where = copies_ahead(program, _depth(limit, stage_operands(one)))
+        two = stage_operands(schedule(program, depth=2, ahead=True))
+        depth = _depth(limit, two)
+        if depth < stages and program.sharing:
+            depth = max(depth, _shared_depth(limit, two, stages))
+        made, kept, where = copies_ahead(program, depth)
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))

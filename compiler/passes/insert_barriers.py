@@ -31,6 +31,7 @@ from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import matrices, writers
+from tilescale.compiler.ops.cp_async import element_of
 from tilescale.compiler.ops.fence import fence, proxy_fence
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.schedule import AHEAD
@@ -226,7 +227,8 @@ class _Walk:
         nest = nest_of(s)
         found: list[tuple[Any, str, Owners | None, str, bool]] = []
         if nest is not None:
-            loop, _ = choose(nest, self.layouts, ex.threads)
+            # Which thread makes which of a ring's copies is the lowering's choice (cuda/ops/cp_async.py).
+            loop = None if element_of(s) is not None else choose(nest, self.layouts, ex.threads)[0]
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:

@@ -40,10 +40,12 @@ from typing import Any
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
+from tilescale.compiler.ir.nests import is_nest
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.ir.tokens import token
+from tilescale.compiler.layout.chunks import integer_names
 from tilescale.compiler.ops import peer_rows
 from tilescale.compiler.ops.copy import filling
 from tilescale.compiler.ops.fence import fence
@@ -52,6 +54,7 @@ from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.await_rows import MEETINGS as TELLING
 from tilescale.compiler.passes.filled import Pipeline, filled_tile, pipeline_of, touches
+from tilescale.compiler.passes.gathers import Gather, gather
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
@@ -168,7 +171,7 @@ class _Draft:
         self.views: set[Any] = set()
         structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.views.add(s.buffer)))
         self.narrow = below_the_block(program.func.body)
-        self.program = program
+        self.program, self.names = program, integer_names(program.func.body)
         self.counters: list[tuple[Any, Ring]] = []
         self.staged: dict[Any, Any] = {}
         self.shared = _shared(self) if by_reader and program.launch.cluster == (1, 1, 1) else set()
@@ -180,8 +183,9 @@ class _Draft:
         by_reader = self.by_reader and loop.loop_var not in self.reasons
         branches = by_reader and self.program.launch.cluster == (1, 1, 1)
         ahead = self.wanted == AHEAD and loop.loop_var not in self.reasons
-        pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared, ahead)
         narrow = self._scales(loop)
+        gathers = self._gathers(loop) if ahead and not narrow else {}
+        pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared, ahead, gathers)
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
         if pipeline is not None:
@@ -196,6 +200,12 @@ class _Draft:
             )
             self.plan.kept.append(Kept(loc_of(loop.span), why))
         return loop
+
+    def _gathers(self, loop: Any) -> dict[Any, Gather]:
+        """The loops of T.Parallel among a loop's statements that copies beside the threads can be."""
+        stmts = statements(loop.body)
+        made = {s: gather(self.program, stmts, s, self.names) for s in stmts if is_nest(s)}
+        return {s: g for s, g in made.items() if g is not None}
 
     def _below(self, p: Pipeline, scales: tuple[str, ...]) -> Kept | None:
         """Why the executors of the T.Scale around a loop have no rings of their own; None where they have."""
@@ -447,9 +457,8 @@ class _Draft:
             hint = "the assignment in front of the copies, or behind them"
             return Kept(loc, reason("a variable changes among the copies", hint))
         if ring.form == AHEAD:
-            why = prefetch.unfit(
-                self.program, p.loop, guarded.stmts, guarded.first, guarded.last, list(p.fills)
-            )
+            stmts = p.asynchronous(guarded.stmts)
+            why = prefetch.unfit(self.program, p.loop, stmts, guarded.first, guarded.last, list(p.fills))
             return None if why is None else Kept(loc, why)
         return None
 
@@ -563,6 +572,8 @@ def _asynchronous(stmt: Any, p: Pipeline, ring: Ring) -> Any:
     """A copy into a ring's stage as one that is complete only where its round is awaited."""
     if p.filled(stmt) not in p.fills:
         return stmt
+    if stmt in p.gathers:
+        return p.gathers[stmt].asynchronous(ring.number)
     if isinstance(stmt, tirx.IfThenElse):
         one, other = (_asynchronous(s, p, ring) for s in (stmt.then_case, stmt.else_case))
         return tirx.IfThenElse(stmt.condition, one, other, stmt.span)
