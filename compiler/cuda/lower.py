@@ -241,9 +241,11 @@ class Lowering(Clusters, Apart, MatrixStores):
 
     def nest(self, nest: Nest) -> Any:
         """A nest as thread IR; one that fills a ring is copies that the threads do not wait for."""
-        if (element := element_of(nest.node)) is not None:
-            return lower_elements(nest, element, self)
-        return super().nest(nest)
+        if (element := element_of(nest.node)) is None:
+            return super().nest(nest)
+        made = lower_elements(nest, element, self)
+        self.did(nest.accesses, made)
+        return made
 
     def _s_For(self, s: Any) -> Any:
         self.wrote = True  # in the round before, for all that is known

@@ -11,7 +11,7 @@ from tilescale.compiler.ir.nests import is_nest, nest_of
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.passes.products import flat
-from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_map, sym, tirx
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, same_expression, structural_map, sym, tirx
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ def copy_nest(s: Any) -> CopyNest | None:
     nest = nest_of(s) if is_nest(s) else None
     if nest is None or not nest.is_static or nest.layout:
         return None
-    *binds, store = flat(nest.body) or [None]
+    *binds, last = flat(nest.body) or [None]
+    names = bound_in(nest.body)
+    store = _one_of(last)
     if not isinstance(store, tirx.BufferStore) or not all(isinstance(b, tirx.Bind) for b in binds):
         return None
-    names = bound_in(nest.body)
     found = _chosen(spelt_out(store.value, names))
     if found is None:
         return None
@@ -76,6 +77,22 @@ def copy_nest(s: Any) -> CopyNest | None:
         nest.width,
         s,
     )
+
+
+def _one_of(s: Any) -> Any:
+    """A statement; of one that stores one of two values in the same element, the store of what is chosen."""
+    if not isinstance(s, tirx.IfThenElse):
+        return s
+    one, other = s.then_case, s.else_case
+    if (
+        not isinstance(one, tirx.BufferStore)
+        or not isinstance(other, tirx.BufferStore)
+        or not one.buffer.same_as(other.buffer)
+        or any(not same_expression(i, j) for i, j in zip(one.indices, other.indices, strict=True))
+    ):
+        return s
+    value = tirx.if_then_else(s.condition, one.value, other.value)
+    return tirx.BufferStore(one.buffer, value, list(one.indices), s.span)
 
 
 def _chosen(e: Any) -> tuple[Any, Any] | None:

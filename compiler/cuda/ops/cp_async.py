@@ -28,14 +28,18 @@ from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.nests import Nest, long_axes
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.passes.copy_nests import first_of
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.schedule import AHEAD
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: bytes of a row that threads copy side by side: a line of the cache
 WIDE = 128
+#: a place in front of any tensor's first number, by more than a row is long
+BEFORE = -(1 << 30)
 
 if TYPE_CHECKING:
     from tilescale.compiler.cuda.lower import Lowering as CudaLowering
@@ -129,7 +133,7 @@ def lower_elements(nest: Nest, element: Any, cx: CudaLowering) -> Any:
         body = sequence([tirx.Bind(row, cx.analyzer.simplify(at_)), body])
         return _loop(number, batch, tirx.ForKind.UNROLLED, body, element)
 
-    places, source = _looked_up(element, number, batch, cx)
+    places, source = _looked_up(element, inner, number, batch, cx)
     place = cx.shared_of(dst.source)
     frm, where, tests, _ = cx.access(src.source, source, element, False)
     target = cx.analyzer.simplify(place.flat([cx.scalar(r.min) for r in dst.region]))
@@ -159,25 +163,30 @@ def _stands_for(cx: CudaLowering, v: Any, value: Any) -> None:
     cx.variables[v] = value if str(v.ty) == "int32" else tirx.Cast(str(v.ty), value)
 
 
-def _looked_up(element: Any, number: Any, count: int, cx: CudaLowering) -> tuple[list[Any], list[Any]]:
+def _looked_up(
+    element: Any, inner: Any, number: Any, count: int, cx: CudaLowering
+) -> tuple[list[Any], list[Any]]:
     """The stores of what is looked up in memory for a row, as the ``number``-th of ``count`` in registers,
-    and where the source lies by those."""
+    and where the source lies by those. ``inner``: the variable along rows, which adds to where one begins."""
     source = [r.min for r in element.args[0].region]
     condition = element.args[2] if len(element.args) > 2 else None
     stores: list[Any] = []
     for k in [k for k, e in enumerate(source) if _loads(e)] or ([0] if condition is not None else []):
-        kind = str(source[k].ty)
-        name = f"{element.args[0].source.name}_at"
+        along = mentions(source[k], inner)
+        begins = first_of(source[k], inner, sym.Analyzer()) if along else source[k]
+        kind, name = str(begins.ty), f"{element.args[0].source.name}_at"
         tile = tirx.decl_buffer((count,), kind, name, scope="local", layout=None)
         if condition is None:
-            value = cx.scalar(source[k])
+            value = cx.scalar(begins)
         else:
             test = cx.scalar(condition)
             with cx.analyzer.constraint_scope(test):
-                value = tirx.if_then_else(test, cx.scalar(source[k]), tirx.const(-1, kind))
+                nowhere = tirx.const(BEFORE if along else -1, kind)
+                value = tirx.if_then_else(test, cx.scalar(begins), nowhere)
         stores.append(tirx.BufferStore(tile, value, [number]))
-        source[k] = tirx.Var(name, kind)
-        cx.variables[source[k]] = tirx.BufferLoad(tile, [number])
+        held = tirx.Var(name, kind)
+        cx.variables[held] = tirx.BufferLoad(tile, [number])
+        source[k] = held + (inner if kind == str(inner.ty) else tirx.Cast(kind, inner)) if along else held
     return stores, source
 
 

@@ -171,6 +171,21 @@ def others(a: Any, A: Any, I: Any, k: Any, base: Any, looked: Any):
 
 
 @T.macro
+def of_columns(a: Any, A: Any, I: Any, k: Any, base: Any, looked: Any):
+    for i, j in T.Parallel(16, 32):
+        a[i, j] = T.if_then_else(i != k, A[I[k, i], I[k, 0] * 4 + j], 0)
+
+
+@T.macro
+def by_two_stores(a: Any, A: Any, I: Any, k: Any, base: Any, looked: Any):
+    for i, j in T.Parallel(16, 32):
+        if k * 16 + i < 40:
+            a[i, j] = A[k * 16 + i, j]
+        else:
+            a[i, j] = 0.0
+
+
+@T.macro
 def never_looked_up(a: Any, A: Any, I: Any, k: Any, base: Any, looked: Any):
     for i, j in T.Parallel(16, 32):
         a[i, j] = T.if_then_else(k * 4 + i < 16, A[looked[k, k * 4 + i], j], 0)
@@ -190,6 +205,8 @@ AHEAD_OF = {
     "parts of one row": parts_of_one_row,
     "some": some,
     "others": others,
+    "of columns": of_columns,
+    "by two stores": by_two_stores,
     "never looked up": never_looked_up,
     "nobody": nobody,
 }
@@ -243,6 +260,30 @@ def test_bytes_of_one_copy(fill: Any, tile: tuple[int, ...], size: int):
     made = lowered(kernel, "sm_80")
     assert f"ts::cp_async<{size}>(&a" in print_kernel(made.kernel).text
     args = {"A": small((40, 64), 1, "float16"), "I": named((4, 16), 40), "B": poisoned(tile)}
+    agree(kernel, args, exact=True, arch="sm_80")
+
+
+def test_rows_of_a_line():
+    """A tensor of one axis, whose rows are the author's; where the condition does not hold, no part of any row
+    is read."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((2560,), "float16"), I: T.Tensor((4, 16), "int32"), B: T.Tensor((16, 32), "float32")
+    ):
+        with T.Kernel(1, threads=64):
+            a, total = T.alloc_shared((16, 32), "float16"), T.alloc_fragment((16, 32), "float32")
+            T.clear(total)
+            for k in T.Pipelined(4, num_stages=2):
+                for i, j in T.Parallel(16, 32):
+                    a[i, j] = T.if_then_else(I[k, i] > 5, A[I[k, i] * 64 + j], 0)
+                for i, j in T.Parallel(16, 32):
+                    total[i, j] += a[i, j]
+            T.copy(total, B)
+
+    made = lowered(kernel, "sm_80")
+    assert "ts::cp_async<16>(&a" in print_kernel(made.kernel).text
+    args = {"A": small((2560,), 1, "float16"), "I": named((4, 16), 40), "B": poisoned((16, 32))}
     agree(kernel, args, exact=True, arch="sm_80")
 
 
