@@ -11,6 +11,7 @@ from tilescale.compiler.ir.nests import is_nest, nest_of
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.passes.products import flat
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, same_expression, structural_map, sym, tirx
 
 
@@ -28,11 +29,6 @@ class CopyNest:
     condition: Any
     width: int
     node: Any
-
-    @property
-    def names(self) -> list[Any]:
-        """The variables, in the order of the loops."""
-        return list(self.extents)
 
 
 def copy_nest(s: Any) -> CopyNest | None:
@@ -120,6 +116,11 @@ def _is_zero(e: Any) -> bool:
     if isinstance(e, tirx.Cast):
         return _is_zero(e.value)
     return isinstance(e, (tirx.IntImm, tirx.FloatImm)) and str(e.value) in ("0", "0.0")
+
+
+def keeps_places(loop: Any) -> bool:
+    """Whether the author says of a loop which of its copies run ahead (passes/manual_stages.py)."""
+    return any("pinned" in (c.attrs or {}) for c in calls(loop.body))
 
 
 def first_of(e: Any, var: Any, analyzer: Any) -> Any:

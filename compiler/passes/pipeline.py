@@ -20,7 +20,6 @@ from tilescale.compiler.passes.await_rows import await_rows
 from tilescale.compiler.passes.awaited import awaited
 from tilescale.compiler.passes.check_aliasing import check_aliasing
 from tilescale.compiler.passes.convert_layouts import convert_layouts
-from tilescale.compiler.passes.copied_boxes import copied_boxes
 from tilescale.compiler.passes.defer_cross_lane_sums import defer_cross_lane_sums
 from tilescale.compiler.passes.elide_proxy_fences import elide_proxy_fences
 from tilescale.compiler.passes.expand_collectives import expand_collectives
@@ -112,8 +111,6 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("own_registers", own_registers, spec.TILE),
     # A part of a view is a part of its tensor to all that asks what engines can copy.
     Pass("merged_views", merged_views, spec.TILE),
-    # Behind it, since a box of a tensor's view is one of the tensor: a loop that copies is a copy.
-    Pass("copied_boxes", copied_boxes, spec.TILE),
     # A put is a copy like others to all that follows, and its signal a signal.
     Pass("split_puts", split_puts, spec.TILE),
     # Copies by TMA to other ranks come without their signals, and their tiles take of the rings' room.

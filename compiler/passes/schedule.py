@@ -53,6 +53,7 @@ from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.await_rows import MEETINGS as TELLING
+from tilescale.compiler.passes.copy_nests import keeps_places
 from tilescale.compiler.passes.filled import Pipeline, filled_tile, pipeline_of, touches
 from tilescale.compiler.passes.gathers import Gather, gather
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -184,7 +185,7 @@ class _Draft:
         branches = by_reader and self.program.launch.cluster == (1, 1, 1)
         ahead = self.wanted == AHEAD and loop.loop_var not in self.reasons
         narrow = self._scales(loop)
-        gathers = self._gathers(loop) if ahead and not narrow else {}
+        gathers = self._gathers(loop) if ahead and not narrow and not keeps_places(loop) else {}
         pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared, ahead, gathers)
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
