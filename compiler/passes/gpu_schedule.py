@@ -99,11 +99,9 @@ def _formed(program: TileProgram) -> TileProgram:
             return made
         program.notes.append(refused)
     if max(stages, below) > 1 and program.target.async_copies:
-        two = stage_operands(schedule(program, depth=2, ahead=True))
-        depth = _depth(limit, two)
-        if depth < stages and program.sharing:
-            depth = max(depth, _shared_depth(limit, two, stages))
-        ahead, kept, where = copies_ahead(program, depth)
+        ahead, kept, where = copies_ahead(program, _depth_ahead(program, limit, stages))
+        if ahead is None:  # gathers may take the room of copies, which stand alone then
+            ahead, *_ = copies_ahead(program, _depth_ahead(program, limit, stages, False), False)
         if ahead is not None:
             return ahead
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
@@ -285,6 +283,13 @@ def _shared_depth(limit: int, made: TileProgram, asked: int) -> int:
         return placed(made, size, ends=True)[1] + BESIDE + EXCHANGED <= limit
 
     return next((depth for depth in range(asked, 0, -1) if fits(depth)), 0)
+
+
+def _depth_ahead(program: TileProgram, limit: int, asked: int, gathers: bool = True) -> int:
+    """The most stages that every ring can have whose copies run ahead."""
+    two = stage_operands(schedule(program, depth=2, ahead=True, gathers=gathers))
+    depth = _depth(limit, two)
+    return max(depth, _shared_depth(limit, two, asked)) if depth < asked and program.sharing else depth
 
 
 def _double_buffered(program: TileProgram, depth: int, limit: int) -> TileProgram | None:

@@ -127,9 +127,10 @@ def schedule(
     by_reader: bool = False,
     alone: Callable[[Any], bool] | None = None,
     single_depth: int = 1,
+    gathers: bool = True,
 ) -> TileProgram:
     """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and
-    ``single_depth``: see above.
+    ``single_depth``: see above. ``gathers``: loops of T.Parallel are copies that run ahead, too (gathers.py).
 
     Raises:
         ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader``
@@ -145,7 +146,7 @@ def schedule(
     wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else IN_ORDER
     reasons: dict[Any, Kept] = {}  # loops whose copies must stay in turn, by their variable
     while True:
-        draft = _Draft(program, depth, wanted, reasons, by_reader)
+        draft = _Draft(program, depth, wanted, reasons, by_reader, gathers)
         body = structural_map(program.func.body, (tirx.For, draft.visit))
         body = body if alone is None else draft.singles(body, alone, single_depth)
         if wanted != ROLES:
@@ -164,9 +165,16 @@ class _Draft:
     """One attempt: the loops as rings, with what is still to be allocated."""
 
     def __init__(
-        self, program: TileProgram, depth: int, wanted: str, reasons: dict[Any, Kept], by_reader: bool = False
+        self,
+        program: TileProgram,
+        depth: int,
+        wanted: str,
+        reasons: dict[Any, Kept],
+        by_reader: bool,
+        gathers: bool,
     ):
         self.depth, self.wanted, self.reasons, self.by_reader = depth, wanted, reasons, by_reader
+        self.gathering = gathers
         self.plan = Schedule()
         self.uses = buffer_uses(program.func.body)
         self.views: set[Any] = set()
@@ -204,7 +212,7 @@ class _Draft:
 
     def _gathers(self, loop: Any) -> dict[Any, Gather]:
         """The loops of T.Parallel among a loop's statements that copies beside the threads can be."""
-        stmts = statements(loop.body)
+        stmts = statements(loop.body) if self.gathering else []
         made = {s: gather(self.program, stmts, s, self.names) for s in stmts if is_nest(s)}
         return {s: g for s, g in made.items() if g is not None}
 

@@ -387,6 +387,39 @@ def test_what_the_kernel_writes_is_no_source():
     agree(kernel, args, exact=True, arch="sm_80")
 
 
+def test_a_copy_runs_ahead_without_a_gather_that_has_no_room():
+    """Two stages of the gathered tile do not fit; the copy beside it has its own."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((40, 256), "float32"),
+        C: T.Tensor((64, 32), "float32"),
+        I: T.Tensor((4, 64), "int32"),
+        B: T.Tensor((16, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            a, c = T.alloc_shared((64, 256), "float32"), T.alloc_shared((16, 32), "float32")
+            total = T.alloc_fragment((16, 32), "float32")
+            T.clear(total)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(C[k * 16, 0], c)
+                for i, j in T.Parallel(64, 256):
+                    a[i, j] = A[I[k, i], j]
+                for i, j in T.Parallel(16, 32):
+                    total[i, j] += a[i * 4, j] + c[i, j]
+            T.copy(total, B)
+
+    made = lowered(kernel, "sm_86")  # 99 KB
+    assert [(r.form, r.depth, r.buffers) for r in made.program.schedule.rings] == [(AHEAD, 2, ["c"])]
+    args = {
+        "A": data((40, 256), "float32", 1),
+        "C": data((64, 32), "float32", 2),
+        "I": named((4, 64), 40),
+        "B": poisoned((16, 32)),
+    }
+    agree(kernel, args, exact=True, arch="sm_86")
+
+
 # ---- order
 
 
