@@ -38,6 +38,8 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: bytes of a row that threads copy side by side: a line of the cache
 WIDE = 128
+#: copies of a thread that are laid out one by one
+INLINE = 64
 #: a place in front of any tensor's first number, by more than a row is long
 BEFORE = -(1 << 30)
 
@@ -143,7 +145,8 @@ def lower_elements(nest: Nest, element: Any, cx: CudaLowering) -> Any:
     copy: Any = call(f"cp_async<{bytes_}>", *operands, span=element.span)
     copy = tirx.IfThenElse(chunk < along, copy, None) if along % across else copy
     mine = cx.analyzer.simplify(step * across + cx.thread() % across)
-    copies = _loop(step, steps, tirx.ForKind.UNROLLED, sequence([tirx.Bind(chunk, mine), copy]), element)
+    kind = tirx.ForKind.UNROLLED if batch * steps <= INLINE else tirx.ForKind.SERIAL
+    copies = _loop(step, steps, kind, sequence([tirx.Bind(chunk, mine), copy]), element)
     allocated, found = [tirx.AllocBuffer(s.buffer) for s in places], sequence(places)
     body = sequence([*allocated, of_rows(found) if places else found, of_rows(copies)])
     return body if rounds == batch else _loop(around, rounds // batch, tirx.ForKind.SERIAL, body, element)

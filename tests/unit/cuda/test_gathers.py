@@ -263,6 +263,37 @@ def test_bytes_of_one_copy(fill: Any, tile: tuple[int, ...], size: int):
     agree(kernel, args, exact=True, arch="sm_80")
 
 
+@pytest.mark.parametrize(
+    "rows, columns, loop", [(16, 1024, "for (int w = 0; w < 32"), (68, 32, "for (int v = 0; v < 17")], ids=str
+)
+def test_many_copies_of_a_thread_are_loops(rows: int, columns: int, loop: str):
+    """Long rows, and many of them."""
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((40, columns), "float32"),
+        I: T.Tensor((3, rows), "int32"),
+        B: T.Tensor((columns,), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            a, total = T.alloc_shared((rows, columns), "float32"), T.alloc_fragment((columns,), "float32")
+            T.clear(total)
+            for k in T.Pipelined(3, num_stages=2):
+                for i, j in T.Parallel(rows, columns):
+                    a[i, j] = A[I[k, i], j]
+                for i in T.serial(rows):
+                    for j in T.Parallel(columns):
+                        total[j] += a[i, j] * (k + i)
+            T.copy(total, B)
+
+    made = lowered(kernel, "sm_80")
+    lines = print_kernel(made.kernel).text.splitlines()
+    at = [k for k, line in enumerate(lines) if loop in line]
+    assert at and not any("unroll" in lines[k - 1] for k in at)
+    args = {"A": small((40, columns), 1, "float32"), "I": named((3, rows), 40), "B": poisoned((columns,))}
+    agree(kernel, args, exact=True, arch="sm_80")
+
+
 def test_rows_of_a_line():
     """A tensor of one axis, whose rows are the author's; where the condition does not hold, no part of any row
     is read."""
