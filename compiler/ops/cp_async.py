@@ -9,6 +9,7 @@ from tilescale.compiler.ir.contexts import SimContext
 from tilescale.compiler.ir.nests import is_nest, loops_of
 from tilescale.compiler.ir.operations import Access, find, register
 from tilescale.compiler.ops.copy import Filling
+from tilescale.compiler.ops.thread_copies import ThreadCopyElement
 from tilescale.compiler.tvm_compat import tirx
 
 
@@ -51,7 +52,8 @@ class CpAsyncElement(Filling):
 
 
 def element_of(s: Any) -> Any:
-    """The call of `CpAsyncElement` that a nest's iterations are; None for any other statement."""
+    """The copy of an element, into a ring or by the author's groups, that a nest's iterations are; None for
+    any other statement."""
     body: Any = loops_of(s)[-1].body if is_nest(s) else None
     call = body.value if isinstance(body, tirx.Evaluate) else None
-    return call if isinstance(find(call), CpAsyncElement) else None
+    return call if isinstance(find(call), (CpAsyncElement, ThreadCopyElement)) else None

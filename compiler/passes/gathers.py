@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.multiples import multiple, spelt_out
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.walks import mentions
-from tilescale.compiler.layout.chunks import SIZES, strides_of
+from tilescale.compiler.layout.chunks import SIZES, integer_names, strides_of
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.passes import prefetch
-from tilescale.compiler.passes.copy_nests import CopyNest, box, copy_nest, first_of
+from tilescale.compiler.passes.copy_nests import CopyNest, copy_nest, first_of
 from tilescale.compiler.passes.roles import calls
-from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,15 @@ class Gather:
 
     def asynchronous(self, ring: int) -> Any:
         """The nest whose iterations fill ``ring`` (ops/cp_async.py)."""
+        return self.copying("cp_async_element", ring=ring)
+
+    def copying(self, name: str, **attrs: int) -> Any:
+        """The nest whose iterations are this operation."""
         n, span = self.nest, self.nest.node.span
-        regions = [_element(n.source, n.at), _element(n.tile, n.into)]
-        condition = [] if n.condition is None else [n.condition]
-        body: Any = tirx.Evaluate(
-            ir.Call(
-                "ts.cp_async_element",
-                [*regions, *condition],
-                attrs={"ring": ring, "bytes": self.bytes},
-                ret_ty=VOID,
-                span=span,
-            ),
-            span,
-        )
+        args = [_element(n.source, n.at), _element(n.tile, n.into)]
+        args += [] if n.condition is None else [n.condition]
+        call = ir.Call(f"ts.{name}", args, attrs={**attrs, "bytes": self.bytes}, ret_ty=VOID, span=span)
+        body: Any = tirx.Evaluate(call, span)
         for depth, (v, extent) in enumerate(reversed(n.extents.items()), 1):
             zero, count = tirx.const(0, str(v.ty)), tirx.const(extent, str(v.ty))
             kind = {"ts.kind": "parallel"} if depth == len(n.extents) else {}
@@ -63,33 +60,66 @@ class Gather:
 def gather(program: TileProgram, stmts: list[Any], s: Any, names: Mapping[Any, Any]) -> Gather | None:
     """The gather that a statement is, of a loop of ``stmts``; None where it is none, or must not run ahead.
     ``names``: what integers are bound to."""
-    nest = copy_nest(s)
-    if nest is None or nest.source.ty.storage_scope != "global":
+    found = _copy(program, s, names)
+    if found is None or not _whole(found.nest):
         return None
-    if all(not p.var.same_as(nest.source) for p in program.params) or not _whole(nest):
+    return found if prefetch.runs_ahead(program, stmts, found.asynchronous(-1), found.nest.source) else None
+
+
+def begun_copies(program: TileProgram) -> TileProgram:
+    """The program in which nests are copies by cp.async whose author awaits their groups; those that cp.async
+    cannot make are complete where they stand, and the author's groups are empty."""
+    if not program.target.async_copies or all(
+        c.op.name != "ts.thread_copies" for c in calls(program.func.body)
+    ):
+        return program
+    names = integer_names(program.func.body)
+
+    def visit(s: Any) -> Any:
+        if "ts.begun" not in (s.annotations or {}):
+            return s
+        found = _copy(program, s, names)
+        return s if found is None else found.copying("thread_copy_element")
+
+    body = structural_map(program.func.body, (tirx.For, visit))
+    return program if body.same_as(program.func.body) else program.with_body(body)
+
+
+def _copy(program: TileProgram, s: Any, names: Mapping[Any, Any]) -> Gather | None:
+    """The copy that a statement is, if cp.async can make it."""
+    nest = copy_nest(s)
+    if nest is None or nest.source.ty.storage_scope != "global" or not _by_rows(nest):
+        return None
+    if all(not p.var.same_as(nest.source) for p in program.params):
         return None
     if any(str(e.ty) not in ("int32", "int64") for e in nest.at):
         return None
     size = _chunk(nest, names)
-    if not size or not _looks_up_memory(nest):
-        return None
-    found = Gather(nest, size)
-    return found if prefetch.runs_ahead(program, stmts, found.asynchronous(-1), nest.source) else None
+    return Gather(nest, size) if size and _looks_up_memory(nest) else None
 
 
 def _element(buffer: Any, at: tuple[Any, ...]) -> Any:
     return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, tirx.const(1, str(i.ty))) for i in at])
 
 
+def _by_rows(nest: CopyNest) -> bool:
+    """Whether each variable of a nest is an index of its tile, one of them that along rows."""
+    along = [e for e in nest.into if isinstance(e, ir.Var) and e in nest.extents]
+    others = [e for e in nest.into if not any(e is x for x in along)]
+    return (
+        len(along) == len(nest.extents)
+        and len(set(map(hash, along))) == len(along)
+        and bool(along)
+        and nest.into[-1] is along[-1]
+        and not any(mentions(e, v) for e in others for v in nest.extents)
+    )
+
+
 def _whole(nest: CopyNest) -> bool:
-    """Whether a nest fills its tile whole, each element once, by one of its variables along the last axis."""
-    made = box(nest.into, nest.extents)
-    shape = list(nest.tile.ty.shape)
-    if made is None or not made[1] or not mentions(nest.into[-1], made[1][-1]):
-        return False
+    """Whether a nest fills its tile whole."""
     return all(
-        isinstance(r.min, tirx.IntImm) and int(r.min.value) == 0 and int(r.extent.value) == int(e)
-        for r, e in zip(made[0], shape, strict=True)
+        nest.extents.get(e, 1) == int(size) and (e in nest.extents or constant(e) == 0)
+        for e, size in zip(nest.into, nest.tile.ty.shape, strict=True)
     )
 
 
@@ -97,7 +127,7 @@ def _chunk(nest: CopyNest, names: Mapping[Any, Any]) -> int:
     """How many bytes one instruction may move: the most that are always aligned on both sides, inside the
     tensor or outside it as a whole, and under one condition; 0 where not even four are."""
     analyzer, size = sym.Analyzer(), bits_of(nest.tile) // 8
-    inner = next(v for v in nest.extents if mentions(nest.into[-1], v))
+    inner = nest.into[-1]
     *rest, last = _looks(nest)
     start = first_of(last, inner, analyzer)
     if start is None or any(mentions(e, inner) for e in rest):

@@ -488,6 +488,91 @@ def test_faults_are_found(fault: str):
         emulator.run(broken, made.program, args)
 
 
+# ---- groups that the author awaits
+
+
+def by_hand(rounds: int, tail: int, fits: bool = True) -> Any:
+    """Products of rows that the author's own two stages hold. ``tail``: groups under way behind the last
+    wait."""
+
+    @T.macro
+    def begin(A: Any, I: Any, a: Any, stage: Any, k: Any):
+        for i, j in T.Parallel(
+            64, 64, prefer_async=True, annotations={"parallel_async_without_async_commit_wait": True}
+        ):
+            there = I[k * 64 + i] >= 0
+            a[stage, i, j] = T.if_then_else(there if fits else there & (j >= 0), A[I[k * 64 + i], j], 0)
+        T.ptx_commit_group()
+
+    @T.prim_func
+    def kernel(
+        Q: T.Tensor((64, 64), "bfloat16"),
+        A: T.Tensor((40, 64), "bfloat16"),
+        I: T.Tensor((rounds * 64,), "int32"),
+        O: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            q, a = T.alloc_shared((64, 64), "bfloat16"), T.alloc_shared((2, 64, 64), "bfloat16")
+            o = T.alloc_fragment((64, 64), "float32")
+            T.copy(Q, q)
+            T.clear(o)
+            begin(A, I, a, 0, 0)
+            for k in T.serial(rounds - 1):
+                begin(A, I, a, (k + 1) % 2, k + 1)
+                T.ptx_wait_group(1)
+                T.gemm(q, a[k % 2, :, :], o)
+            T.ptx_wait_group(tail)
+            T.gemm(q, a[(rounds - 1) % 2, :, :], o)
+            T.copy(o, O)
+
+    return kernel
+
+
+def of_hand(rounds: int) -> dict[str, Any]:
+    return {
+        "Q": small((64, 64), 1),
+        "A": small((40, 64), 2),
+        "I": named((rounds * 64,), 40),
+        "O": poisoned((64, 64)),
+    }
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("fits", [True, False])
+def test_groups_of_the_author(fits: bool, arch: str):
+    """What cp.async cannot do is complete where it stands."""
+    kernel = by_hand(4, 0, fits)
+    made = lowered(kernel, arch)
+    assert ("ts::cp_async<16>(&a" in print_kernel(made.kernel).text) == fits
+    report = check(kernel, 1, of_hand(4), level="both", arch=arch, seeds=2)
+    assert report, report
+    agree(kernel, of_hand(4), exact=True, arch=arch)
+
+
+def test_a_group_that_the_author_does_not_await():
+    made = lowered(by_hand(4, 1), "sm_80")
+    with pytest.raises(emulator.EmulationError):
+        emulator.run(made.kernel, made.program, of_hand(4))
+
+
+def test_without_groups_nothing_is_begun():
+    """A loop whose author awaits nothing is complete where it stands."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_shared((64, 64), "float32")
+            for i, j in T.Parallel(
+                64, 64, prefer_async=True, annotations={"parallel_async_without_async_commit_wait": True}
+            ):
+                a[i, j] = A[63 - i, j]
+            T.copy(a, B)
+
+    assert "cp_async" not in print_kernel(lowered(kernel, "sm_80").kernel).text
+    args = {"A": data((64, 64), "float32"), "B": poisoned((64, 64))}
+    agree(kernel, args, exact=True, arch="sm_80")
+
+
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_the_machine_copies_beside_its_products():
     made = toolchain.compile_cubin(print_kernel(lowered(attention(192, True), "sm_90a").kernel), "sm_90a")
