@@ -40,6 +40,8 @@ def _how(program: TileProgram, kernel: ThreadKernel, call: Any) -> str:
         return "by TMA, to another rank"
     if call.op.name == "ts.remote_copy":
         return "by threads, to or from another rank or block"
+    if call.op.name == "ts.cp_async_element":
+        return f"by cp.async, {int(call.attrs['bytes'])} bytes at a time"
     if call.op.name == "ts.cp_async":
         return f"by cp.async, {chunk(call, integer_names(program.func.body))} bytes at a time"
     width = kernel.widths.get(call, 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.cuda.clusters import Clusters
+from tilescale.compiler.cuda.ops.cp_async import lower_elements
 from tilescale.compiler.cuda.ops.peer_rows import by_lanes, lower_by_lanes
 from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.cuda.rings import Barriers, ended, initialised
@@ -20,6 +21,7 @@ from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import all_of, call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
 from tilescale.compiler.gpu.places import Box
+from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.operations import operations
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
@@ -27,6 +29,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.ops.cp_async import element_of
 from tilescale.compiler.ops.shuffle import BARRIERS
 from tilescale.compiler.passes.gpu_schedule import FINDING, LOOKING, REGISTERS, SENDING
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
@@ -235,6 +238,14 @@ class Lowering(Clusters, Apart, MatrixStores):
         held = sum(f.slots * bits_of(b) for b, f in self.program.layouts.items() if isinstance(f, Fragment))
         alone = prod(self.program.launch.cluster) == 1
         return alone and held <= 32 * FEW and 2 * (self.program.arena_bytes + BLOCK_SHARED) <= SM_SHARED
+
+    def nest(self, nest: Nest) -> Any:
+        """A nest as thread IR; one that fills a ring is copies that the threads do not wait for."""
+        if (element := element_of(nest.node)) is None:
+            return super().nest(nest)
+        made = lower_elements(nest, element, self)
+        self.did(nest.accesses, made)
+        return made
 
     def _s_For(self, s: Any) -> Any:
         self.wrote = True  # in the round before, for all that is known

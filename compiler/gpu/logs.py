@@ -30,7 +30,7 @@ from tilescale.compiler.tvm_compat import structural_walk, tirx
 #: executors whose copies in a loop are joined, and ranks of which bytes are (include/ts/trace.cuh)
 PARTS, JOINED = ("warpgroup", "warp"), 64
 #: copies that fill rings
-_LOADS = ("ts.tma_load", "ts.cp_async")
+_LOADS = ("ts.tma_load", "ts.cp_async", "ts.cp_async_element")
 #: what may stand between a loop and the wait for its last products
 _AWAITED = "ts.await_products"
 

@@ -269,8 +269,8 @@ class NestLowering(State):
         stores; None where there is nothing to take together."""
         if not around:
             return None
-        best = max(range(len(around)), key=lambda k: (_shared(around[k][1]), k))
-        some = _shared(around[best][1])
+        best = max(range(len(around)), key=lambda k: (at_once(around[k][1]), k))
+        some = at_once(around[best][1])
         if some == 1:
             return None
         var, extent = around[best]
@@ -639,7 +639,7 @@ def _run(first: Any, width: int) -> Any:
     return tirx.Ramp(first, tirx.IntImm(str(first.ty), 1), width) if width > 1 else first
 
 
-def _shared(rounds: int) -> int:
+def at_once(rounds: int) -> int:
     """How many of a loop's rounds are taken at once."""
     return next(n for n in range(min(UNDER_WAY, rounds), 0, -1) if rounds % n == 0)
 

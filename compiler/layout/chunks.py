@@ -32,15 +32,14 @@ def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
     from_axes, to_axes = long_axes(src), [k for k in long_axes(dst) if k]
     if element_dtype(var) != element_dtype(dst.source) or not from_axes or not to_axes:
         return 0
-    last, shape = len(var.ty.shape) - 1, list(var.ty.shape)
-    strides = list(var.ty.strides) or [_product(shape[k + 1 :]) for k in range(len(shape))]
+    last, strides = len(var.ty.shape) - 1, strides_of(var)
     if from_axes[-1] != last or to_axes[-1] != len(dst.source.ty.shape) - 1:
         return 0
     analyzer = sym.Analyzer()
     one = multiple(analyzer, strides[-1] - 1, 1 << 20)
     whole = [
         *strides[:-1],
-        shape[-1],
+        var.ty.shape[-1],
         int(dst.region[to_axes[-1]].extent),
         spelt_out(src.region[last].min, definitions),
     ]
@@ -55,5 +54,7 @@ def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
     )
 
 
-def _product(extents: list[Any]) -> Any:
-    return prod(extents, start=tirx.IntImm("int32", 1))
+def strides_of(tensor: Any) -> list[Any]:
+    """A tensor's strides: those that it was given, or row-major ones."""
+    shape, one = list(tensor.ty.shape), tirx.IntImm("int32", 1)
+    return list(tensor.ty.strides) or [prod(shape[k + 1 :], start=one) for k in range(len(shape))]

@@ -86,6 +86,10 @@ def vectorized(*args: Any) -> LoopNest:
     return LoopNest("vectorized", [_range(args)])
 
 
+#: TileLang's annotation of a T.Parallel that copies, whose group and wait are the author's
+BY_HAND = "parallel_async_without_async_commit_wait"
+
+
 def Parallel(
     *extents: Any,
     coalesced_width: int | None = None,
@@ -103,8 +107,9 @@ def Parallel(
             round. Without it the tiles that the loop touches decide.
         coalesced_width: the most neighbours, a power of two, that a thread reads or writes in one access to
             memory.
-        prefer_async, annotations: TileLang's, of copies by cp.async that the author awaits; they decide
-            nothing, since such a loop is complete where it stands.
+        prefer_async, annotations: TileLang's. With ``prefer_async`` and the annotation
+            ``parallel_async_without_async_commit_wait`` a loop that copies may go by cp.async on a GPU: it is
+            complete behind the author's T.ptx_wait_group of its group. Without, they decide nothing.
 
     Raises:
         TileTypeError: no extents, or a layout that is no fragment of them. TileValueError: a width that is
@@ -118,10 +123,12 @@ def Parallel(
         raise TileTypeError(
             f"T.Parallel with annotations={annotations!r}", loc=source.current(), expected="a dict"
         )
-    if prefer_async or annotations:
+    notes: dict[str, Any] = {}
+    if prefer_async and (annotations or {}).get(BY_HAND):
+        notes["ts.begun"] = 1
+    elif prefer_async or annotations:
         log.say("info", "prefer_async and annotations of T.Parallel decide nothing here", once=True)
     ranges = [_range((e,)) for e in extents]
-    notes: dict[str, Any] = {}
     if loop_layout is not None:
         if any(frame.kind == "parallel" for frame in builder.current().frames):
             raise TileSyntaxError(

@@ -130,6 +130,29 @@ class ThreadCopy(TileOp):
 
 
 @register
+class ThreadCopyElement(TileOp):
+    """``ts.thread_copy_element(to, from, condition)``, the only statement of a T.Parallel nest: as
+    ``ts.cp_async_element`` (ops/cp_async.py), into a tile whose groups the author awaits."""
+
+    name = "thread_copy_element"
+    spelling = "Parallel"
+    levels = ("scheduled",)
+    attributes: ClassVar[tuple[str, ...]] = ("bytes",)
+    in_lanes = True
+
+    def effects(self, call: Any) -> list[Access]:
+        when = call.args[2] if len(call.args) > 2 else None
+        return [Access(call.args[0], "read", when=when), Access(call.args[1], "write")]
+
+    def simulate(self, call: Any, cx: SimContext) -> Any:
+        from tilescale.compiler.sim import nest
+
+        src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
+        when = cx.scalar(call.args[2]) if len(call.args) > 2 else None
+        return lambda ex: nest.moving(ex, src, dst, True if when is None else when(ex))()
+
+
+@register
 class ThreadCopies(TileOp):
     """``ts.thread_copies()``. pending: groups that may be under way behind it; -1: a group ends here."""
 

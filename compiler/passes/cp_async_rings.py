@@ -15,9 +15,11 @@ from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.schedule import AHEAD, schedule
 
 
-def copies_ahead(program: TileProgram, depth: int) -> tuple[TileProgram | None, str, Any]:
+def copies_ahead(
+    program: TileProgram, depth: int, gathers: bool = True
+) -> tuple[TileProgram | None, str, Any]:
     """``(the program at the scheduled level, "", None)`` with at most ``depth`` stages; None, why not, and
-    the place where some copy of a ring is none of cp.async's."""
+    the place where some copy of a ring is none of cp.async's. ``gathers``: see `schedule`."""
 
     if depth < 2:
         return (
@@ -25,7 +27,7 @@ def copies_ahead(program: TileProgram, depth: int) -> tuple[TileProgram | None, 
             reason("shared memory has no room for a second stage", "smaller tiles in shared memory"),
             program.launch,
         )
-    made = schedule(program, depth=depth, ahead=True)
+    made = schedule(program, depth=depth, ahead=True, gathers=gathers)
     plan = made.schedule
     if not any(r.form == AHEAD for r in plan.rings):
         return (
@@ -36,7 +38,7 @@ def copies_ahead(program: TileProgram, depth: int) -> tuple[TileProgram | None, 
     names = integer_names(made.func.body)
     params = {p.var for p in program.params}
     for call in splitting.calls(made.func.body):
-        if not REGISTRY[call.op.name].fills:
+        if not REGISTRY[call.op.name].fills or "bytes" in call.attrs:  # a gather's are known
             continue
         var = call.args[0].source
         if len(call.args) > 2 or var not in params or var.ty.storage_scope != "global":

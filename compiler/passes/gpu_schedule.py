@@ -13,6 +13,7 @@ cannot share is left to mma.sync, where wgmma makes most of the products.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -32,6 +33,7 @@ from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.allocate_shared import placed
+from tilescale.compiler.passes.copied_boxes import copied_boxes
 from tilescale.compiler.passes.cp_async_rings import copies_ahead
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.room import BESIDE, WHOLE, tile_bytes
@@ -87,38 +89,59 @@ def _formed(program: TileProgram) -> TileProgram:
     stages, below = _stages(program.func.body)
     limit = program.target.shared_bytes
     if program.target.tensor_copies and program.target.group_products and (stages or below == 1):
-        try:
-            return _with_roles(program, limit)
-        except Unfit as why:
-            other = _on_other_threads(program, limit) if why.threads else None
-            if (
-                other is not None
-                and other.launch.threads < program.launch.threads
-                and not sees_threads(program)
-            ):
-                parts = f"{other.launch.threads} of {program.launch.threads} threads"
-                other.notes.append(
-                    f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}"
-                )
-                return other
-            if why.threads and other is None and _mostly_fit(program):
-                try:
-                    return _with_roles(program, limit, mixed=True)
-                except Unfit:
-                    pass
-            said = f"{program.name} does without TMA{_place(why.loc)}: {why}"
-            hint = why.hint if other is None else _threads_hint(other.launch.threads)
-            program.notes.append(Advice(said, why.loc, hint) if hint else said)
-    if max(stages, below) > 1 and program.target.async_copies:
-        one = schedule(program, depth=2, ahead=True) if below > 1 else schedule(program, depth=1)
-        made, kept, where = copies_ahead(program, _depth(limit, stage_operands(one)))
+        boxed = copied_boxes(program, _copyable(program))
+        made, refused = _by_roles(boxed, limit)
+        if (
+            made is None and boxed is not program
+        ):  # such copies have no say in whether the others have a producer
+            made, _ = _by_roles(program, limit)
         if made is not None:
             return made
+        program.notes.append(refused)
+    if max(stages, below) > 1 and program.target.async_copies:
+        ahead, kept, where = copies_ahead(program, _depth_ahead(program, limit, stages))
+        if ahead is None:  # gathers may take the room of copies, which stand alone then
+            ahead, *_ = copies_ahead(program, _depth_ahead(program, limit, stages, False), False)
+        if ahead is not None:
+            return ahead
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
         said = f"{program.name} copies in turn, not ahead{_place(loc)}: {kept}"
         warned = any(isinstance(n, Advice) for n in program.notes)  # of what is the first thing to change
         program.notes.append(said if warned else note(said, kept, loc))
     return schedule(program)
+
+
+def _by_roles(program: TileProgram, limit: int) -> tuple[TileProgram | None, str]:
+    """The program as roles, on another number of threads or with products by mma.sync among wgmma's where it
+    takes that; or None, and why it is none."""
+    try:
+        return _with_roles(program, limit), ""
+    except Unfit as why:
+        other = _on_other_threads(program, limit) if why.threads else None
+        if other is not None and other.launch.threads < program.launch.threads and not sees_threads(program):
+            parts = f"{other.launch.threads} of {program.launch.threads} threads"
+            other.notes.append(
+                f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}"
+            )
+            return other, ""
+        if why.threads and other is None and _mostly_fit(program):
+            try:
+                return _with_roles(program, limit, mixed=True), ""
+            except Unfit:
+                pass
+        said = f"{program.name} does without TMA{_place(why.loc)}: {why}"
+        hint = why.hint if other is None else _threads_hint(other.launch.threads)
+        return None, Advice(said, why.loc, hint) if hint else said
+
+
+def _copyable(program: TileProgram) -> Callable[[Any], bool]:
+    """Whether TMA can make a copy into a tile that has no stages yet."""
+    names = bound_in(program.func.body)
+
+    def able(call: Any) -> bool:
+        return _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
+
+    return able
 
 
 def _on_other_threads(program: TileProgram, limit: int) -> TileProgram | None:
@@ -262,6 +285,13 @@ def _shared_depth(limit: int, made: TileProgram, asked: int) -> int:
     return next((depth for depth in range(asked, 0, -1) if fits(depth)), 0)
 
 
+def _depth_ahead(program: TileProgram, limit: int, asked: int, gathers: bool = True) -> int:
+    """The most stages that every ring can have whose copies run ahead."""
+    two = stage_operands(schedule(program, depth=2, ahead=True, gathers=gathers))
+    depth = _depth(limit, two)
+    return max(depth, _shared_depth(limit, two, asked)) if depth < asked and program.sharing else depth
+
+
 def _double_buffered(program: TileProgram, depth: int, limit: int) -> TileProgram | None:
     """The program with two stages for tiles that are filled anew in every round of a loop around, where they
     fit beside the results on their way out; else None. A block that stays then copies what its next tile
@@ -272,13 +302,10 @@ def _double_buffered(program: TileProgram, depth: int, limit: int) -> TileProgra
 
 
 def _scheduled(program: TileProgram, depth: int, single_depth: int = 1) -> TileProgram:
-    written, names = written_buffers(program), bound_in(program.func.body)
+    written, able = written_buffers(program), _copyable(program)
 
     def alone(call: Any) -> bool:
-        return (
-            call.args[0].source not in written
-            and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
-        )
+        return call.args[0].source not in written and able(call)
 
     return schedule(
         program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, single_depth=single_depth

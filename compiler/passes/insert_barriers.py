@@ -31,6 +31,7 @@ from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import matrices, writers
+from tilescale.compiler.ops.cp_async import element_of
 from tilescale.compiler.ops.fence import fence, proxy_fence
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.schedule import AHEAD
@@ -171,6 +172,8 @@ class _Walk:
         self.pending: list[Touch] = []
         #: what rows touch that go to other ranks beside their executor
         self.late: list[Touch] = []
+        #: what nests write by copies that their threads have begun
+        self.begun: list[Touch] = []
         self.engines = _has_engines(program)
         #: what engines touch outside rings
         self.taken: set[Any] = set()
@@ -226,7 +229,8 @@ class _Walk:
         nest = nest_of(s)
         found: list[tuple[Any, str, Owners | None, str, bool]] = []
         if nest is not None:
-            loop, _ = choose(nest, self.layouts, ex.threads)
+            # Which thread makes which of a ring's copies is the lowering's choice (cuda/ops/cp_async.py).
+            loop = None if element_of(s) is not None else choose(nest, self.layouts, ex.threads)[0]
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
@@ -308,6 +312,8 @@ class _Walk:
             self.pending = _union(self.pending, self.late)
             return s
         touches = self.touches(s, ex)
+        if (element := element_of(s)) is not None and element.op.name == "ts.thread_copy_element":
+            self.begun = _union(self.begun, [t for t in touches if t.mode != "read"])
         if name == "peer_rows" and "late" in s.value.attrs:
             self.late = _union(self.late, [t for t in touches if t.mode != "read"])
         before = self.in_front(touches, ex)
@@ -439,7 +445,9 @@ class _Walk:
         # whatever an executor did is unordered to what all threads do behind the scale, though its own
         # threads have synchronized since
         apart = [replace(t, owners=None) for t in every]
-        self.pending = _union(outer, [*apart, *_waits(s.body)])
+        # Each thread waited for the copies that it began: the same as of rows above.
+        begun = self.begun if any(_awaits_copies(c) for c, _ in operations(s.body)) else []
+        self.pending = _union(outer, [*apart, *_waits(s.body), *begun])
         return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
 
     def _beside(self, role: str, s: Any) -> Any:
@@ -481,6 +489,11 @@ class _Walk:
         from tilescale.compiler.ir.walks import walk
 
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+
+
+def _awaits_copies(call: Any) -> bool:
+    """Whether a thread waits for copies that it began, at a call."""
+    return bool(call.op.name == "ts.thread_copies" and int(call.attrs["pending"]) >= 0)
 
 
 def _count(s: Any) -> int:

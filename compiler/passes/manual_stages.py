@@ -27,7 +27,7 @@ from tilescale.compiler.ir.operations import REGISTRY, name_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes import schedule as rings
+from tilescale.compiler.passes import filled
 from tilescale.compiler.passes.products import flat, touched
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -49,7 +49,7 @@ class Unit:
     @property
     def copy(self) -> bool:
         """Whether it is one copy into a shared tile, which a ring can take."""
-        return len(self.stmts) == 1 and rings.filled_tile(self.stmts[0]) is not None
+        return len(self.stmts) == 1 and filled.filled_tile(self.stmts[0]) is not None
 
 
 def manual_stages(program: TileProgram) -> TileProgram:
@@ -206,7 +206,7 @@ class _Reordering:
         on one another runs in the order of the text all the same: within a round of the loop, and of two
         rounds in a row (then also of rounds further apart). Tiles that a ring holds several times are in
         nobody's way."""
-        held = {self._root(rings.filled_tile(u.stmts[0])) for u in units if u.ahead}
+        held = {self._root(filled.filled_tile(u.stmts[0])) for u in units if u.ahead}
         facts = []
         for u in units:
             read, written, ordered, used, names = self._facts(u)
@@ -233,9 +233,9 @@ class _Reordering:
 
     def _check_rings(self, loop: Any, early: list[Unit]) -> None:
         """Every copy that is to run ahead can have a ring."""
-        found = rings.pipeline_of(loop, self.uses, set(self.bases), True) if early else None
+        found = filled.pipeline_of(loop, self.uses, set(self.bases), True) if early else None
         for u in early:
-            buffer = rings.filled_tile(u.stmts[0])
+            buffer = filled.filled_tile(u.stmts[0])
             if found is None or buffer not in found.fills:
                 raise TileValueError(
                     f"stage= has {_what(u.stmts[0])} run ahead, and {buffer.name} is used elsewhere too",
@@ -343,7 +343,7 @@ def _variables(s: Any) -> set[Any]:
 
 def _staying(s: Any) -> Any:
     """A copy of the latest stage, which no ring takes."""
-    if rings.filled_tile(s) is None:
+    if filled.filled_tile(s) is None:
         return s
     c = s.value
     return tirx.Evaluate(

@@ -24,6 +24,7 @@ from tilescale.compiler.passes.defer_cross_lane_sums import defer_cross_lane_sum
 from tilescale.compiler.passes.elide_proxy_fences import elide_proxy_fences
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.expert_products import expert_products
+from tilescale.compiler.passes.gathers import begun_copies
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.hoist_store_waits import hoist_store_waits
 from tilescale.compiler.passes.infer_layouts import infer_layouts
@@ -119,6 +120,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("without_reach", without_reach, spec.TILE),
     # Which copies run ahead, and who makes them, depends on what the target's copies and products can do.
     Pass("schedule", gpu_schedule, spec.SCHEDULED),
+    # Nests that the author awaits are copies of threads from here on; none of them fills a ring.
+    Pass("begun_copies", begun_copies, spec.SCHEDULED),
     # Who makes non-blocking copies to other ranks follows from the roles.
     Pass("remote_puts", remote_puts, spec.SCHEDULED),
     # Where a producer fills the rings: blocks of a cluster copy for each other, by the copies' own

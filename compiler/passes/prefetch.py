@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.operations import REGISTRY, effects_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.roles import (
@@ -27,6 +27,7 @@ from tilescale.compiler.passes.roles import (
     root,
     steady,
     synchronizes,
+    views,
     waits,
     writes_locally,
 )  # fmt: skip
@@ -59,24 +60,59 @@ def unfit(
         for c in calls(s)
         if REGISTRY[c.op.name].moves and any(c.args[1].source.same_as(b) for b in buffers)
     ]
-    sources = {root(program.func.body, s.value.args[0].source) for s in copies}
+    sources = {
+        root(program.func.body, c.args[0].source)
+        for s in copies
+        for c in calls(s)
+        if REGISTRY[c.op.name].moves
+    }
     if (
         written := next((w for s in stmts if (w := writes_locally(s, sources)) is not None), None)
     ) is not None:
         return f"{written.name} is written in the loop and copied in it"
     ours = [s for s in head if s in copies or waits(s) or isinstance(s, tirx.Bind)]
     needed = [*_bindings(ours, stmts[:first]), *ours]
-    loaded: set[Any] = set()
-    structural_walk(
-        sequence(needed),
-        (ir.TensorLoad, lambda e: loaded.add(e.source) if e.source.ty.storage_scope == "local.var" else None),
-    )
-    constant = {b for b in loaded if all(writes_locally(s, {b}) is None for s in stmts)}
     try:
-        known_early(program, sequence(needed), constant)
+        known_early(program, sequence(needed), _constant(program, needed, stmts))
     except Unfit as why:
         return str(why)
     return None
+
+
+def runs_ahead(program: TileProgram, stmts: list[Any], made: Any, source: Any) -> bool:
+    """Whether what a copy ``made`` of ``source`` looks up is the same rounds ahead of its place, in a loop
+    of ``stmts``."""
+    needed = [*_bindings([made], stmts), made]
+    if any(writes_locally(s, {source}) is not None for s in stmts):
+        return False
+    try:
+        known_early(program, sequence(needed), _constant(program, needed, stmts))
+    except Unfit:
+        return False
+    return True
+
+
+def _constant(program: TileProgram, needed: list[Any], stmts: list[Any]) -> set[Any]:
+    """Variables, and tiles in shared memory, that ``needed`` reads and no statement of the loop writes."""
+    loaded: set[Any] = set()
+    structural_walk(sequence(needed), (ir.TensorLoad, lambda e: loaded.add(e.source)))
+    tiles = {b for b in loaded if b.ty.storage_scope == "shared"} - _changing(program)
+    found = tiles | {b for b in loaded if b.ty.storage_scope == "local.var"}
+    return {b for b in found if all(writes_locally(s, {b}) is None for s in stmts)}
+
+
+def _changing(program: TileProgram) -> set[Any]:
+    """Tiles that may change where no statement of a loop writes them: other blocks of a cluster, an engine
+    that a wait in the loop is for, or a view under another name may."""
+    over = views(program.func.body)
+    tiles = {*over, *over.values()}
+    for call in calls(program.func.body):
+        for access in effects_of(call):
+            if access.mode != "read" and (access.asynchronous or access.proxy):
+                tiles.add(access.region.source)
+    if program.launch.cluster != (1, 1, 1):
+        structural_walk(program.func.body, (tirx.AllocBuffer, lambda s: tiles.add(s.buffer)))
+    return tiles
 
 
 def prefetched(

@@ -33,18 +33,19 @@ the head of that T.Scale; else it has none and stays as it is, which is said too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.buffers import buffer_uses, written_buffers
-from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.nests import is_nest
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence, statements
 from tilescale.compiler.ir.tokens import token
+from tilescale.compiler.layout.chunks import integer_names
 from tilescale.compiler.ops import peer_rows
 from tilescale.compiler.ops.copy import filling
 from tilescale.compiler.ops.fence import fence
@@ -52,6 +53,9 @@ from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.await_rows import MEETINGS as TELLING
+from tilescale.compiler.passes.copy_nests import keeps_places
+from tilescale.compiler.passes.filled import Pipeline, filled_tile, pipeline_of, touches
+from tilescale.compiler.passes.gathers import Gather, gather
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
@@ -123,9 +127,10 @@ def schedule(
     by_reader: bool = False,
     alone: Callable[[Any], bool] | None = None,
     single_depth: int = 1,
+    gathers: bool = True,
 ) -> TileProgram:
     """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and
-    ``single_depth``: see above.
+    ``single_depth``: see above. ``gathers``: loops of T.Parallel are copies that run ahead, too (gathers.py).
 
     Raises:
         ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader``
@@ -141,7 +146,7 @@ def schedule(
     wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else IN_ORDER
     reasons: dict[Any, Kept] = {}  # loops whose copies must stay in turn, by their variable
     while True:
-        draft = _Draft(program, depth, wanted, reasons, by_reader)
+        draft = _Draft(program, depth, wanted, reasons, by_reader, gathers)
         body = structural_map(program.func.body, (tirx.For, draft.visit))
         body = body if alone is None else draft.singles(body, alone, single_depth)
         if wanted != ROLES:
@@ -160,15 +165,22 @@ class _Draft:
     """One attempt: the loops as rings, with what is still to be allocated."""
 
     def __init__(
-        self, program: TileProgram, depth: int, wanted: str, reasons: dict[Any, Kept], by_reader: bool = False
+        self,
+        program: TileProgram,
+        depth: int,
+        wanted: str,
+        reasons: dict[Any, Kept],
+        by_reader: bool,
+        gathers: bool,
     ):
         self.depth, self.wanted, self.reasons, self.by_reader = depth, wanted, reasons, by_reader
+        self.gathering = gathers
         self.plan = Schedule()
         self.uses = buffer_uses(program.func.body)
         self.views: set[Any] = set()
         structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.views.add(s.buffer)))
         self.narrow = below_the_block(program.func.body)
-        self.program = program
+        self.program, self.names = program, integer_names(program.func.body)
         self.counters: list[tuple[Any, Ring]] = []
         self.staged: dict[Any, Any] = {}
         self.shared = _shared(self) if by_reader and program.launch.cluster == (1, 1, 1) else set()
@@ -179,8 +191,10 @@ class _Draft:
             return loop
         by_reader = self.by_reader and loop.loop_var not in self.reasons
         branches = by_reader and self.program.launch.cluster == (1, 1, 1)
-        pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared)
+        ahead = self.wanted == AHEAD and loop.loop_var not in self.reasons
         narrow = self._scales(loop)
+        gathers = self._gathers(loop) if ahead and not narrow and not keeps_places(loop) else {}
+        pipeline = pipeline_of(loop, self.uses, self.views, by_reader, branches, self.shared, ahead, gathers)
         if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
         if pipeline is not None:
@@ -188,7 +202,7 @@ class _Draft:
             if kept is None:
                 return self._ring(pipeline)
             self.plan.kept.append(kept)
-        elif self.wanted != IN_ORDER:
+        elif self.wanted != IN_ORDER and loop.loop_var not in self.reasons:
             why = (
                 "no copy at the head of the loop fills the whole of a shared tile that only the "
                 "statements behind it read"
@@ -196,13 +210,19 @@ class _Draft:
             self.plan.kept.append(Kept(loc_of(loop.span), why))
         return loop
 
+    def _gathers(self, loop: Any) -> dict[Any, Gather]:
+        """The loops of T.Parallel among a loop's statements that copies beside the threads can be."""
+        stmts = statements(loop.body) if self.gathering else []
+        made = {s: gather(self.program, stmts, s, self.names) for s in stmts if is_nest(s)}
+        return {s: g for s, g in made.items() if g is not None}
+
     def _below(self, p: Pipeline, scales: tuple[str, ...]) -> Kept | None:
         """Why the executors of the T.Scale around a loop have no rings of their own; None where they have."""
         if self.wanted != AHEAD or scales[-1] not in OWNERS:
             return Kept(loc_of(p.loop.span), BELOW)
         if (why := self._meets(p)) is not None:
             return Kept(loc_of(p.loop.span), why)
-        return self._unfit(p, Ring(-1, min(self.depth, int(p.loop.annotations["ts.num_stages"])), [], AHEAD))
+        return self._unfit(p, self._planned(p))
 
     def _meets(self, p: Pipeline) -> str | None:
         """Why copies must not run ahead of where a loop's executor meets others of the block; None where they
@@ -223,14 +243,14 @@ class _Draft:
         return next((s for v, s in self.narrow.items() if loop.loop_var.same_as(v)), ())
 
     def _ring(self, p: Pipeline) -> Any:
+        kept = p.loop.loop_var in self.reasons
+        if not kept and self.wanted != IN_ORDER and (why := self._unfit(p, self._planned(p))) is not None:
+            self.reasons[p.loop.loop_var] = why
+            return self.visit(p.loop)
         ring, staged = self._new_ring(p, list(p.fills))
-        why = self.reasons.get(p.loop.loop_var)
-        if why is None and ring.form != IN_ORDER:
-            why = self._unfit(p, ring)
-        if why is not None:
-            self.reasons[p.loop.loop_var], ring.form = why, IN_ORDER
         number = ring.number
-        if ring.form == IN_ORDER:
+        if kept or ring.form == IN_ORDER:
+            ring.form = IN_ORDER
             return self._in_turn(p, ring, staged)
         filled, read = self._counter(ring, "_filled"), self._counter(ring, "_read")
         p = p.with_guards()
@@ -280,6 +300,10 @@ class _Draft:
 
         made = [structural_map(s, (ir.Call, late)) for s in compute]
         return made if found else None
+
+    def _planned(self, p: Pipeline) -> Ring:
+        """The ring that a loop asks for."""
+        return Ring(-1, min(self.depth, int(p.loop.annotations["ts.num_stages"])), [], self.wanted)
 
     def _new_ring(self, p: Pipeline, buffers: list[Any]) -> tuple[Ring, dict[Any, Any]]:
         """A ring for some of a loop's buffers, and these with a stage axis."""
@@ -335,7 +359,7 @@ class _Draft:
                 token("commit", ring.number, now(filled), span),
                 tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
             ]
-            readers = [i for i, s in enumerate(compute) if staged.keys() & _touches(s)] or [len(compute)]
+            readers = [i for i, s in enumerate(compute) if staged.keys() & touches(s)] or [len(compute)]
             compute = [_in_stage(s, staged, _stage(read, ring.depth)) for s in compute]
             before[readers[0]].append(token("wait", ring.number, now(read), span))
             behind[readers[-1]] += [
@@ -396,7 +420,7 @@ class _Draft:
         self.staged.update(staged)
         self.plan.ring_of[staged[buffer]], self.plan.stages[staged[buffer]] = ring.number, 1
         filled, read = self._counter(ring, "_filled"), self._counter(ring, "_read")
-        readers = [k for k, s in enumerate(rest) if buffer in _touches(s)]
+        readers = [k for k, s in enumerate(rest) if buffer in touches(s)]
         rest = [_in_stage(s, staged, _stage(read, depth)) for s in rest]
         made = tirx.Evaluate(filling(FILLED_BY[self.wanted], copy.value, ring.number), span)
         fill = [
@@ -442,9 +466,8 @@ class _Draft:
             hint = "the assignment in front of the copies, or behind them"
             return Kept(loc, reason("a variable changes among the copies", hint))
         if ring.form == AHEAD:
-            why = prefetch.unfit(
-                self.program, p.loop, guarded.stmts, guarded.first, guarded.last, list(p.fills)
-            )
+            stmts = p.asynchronous(guarded.stmts)
+            why = prefetch.unfit(self.program, p.loop, stmts, guarded.first, guarded.last, list(p.fills))
             return None if why is None else Kept(loc, why)
         return None
 
@@ -456,99 +479,6 @@ class _Draft:
         made = tirx.decl_buffer((1,), "int32", name, scope="local.var", data_alignment=64, layout=None)
         self.counters.append((made, ring))
         return made
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A pipelined loop whose statements ``first`` to ``last`` fill buffers (→ which statement) that only
-    those behind them read."""
-
-    loop: Any
-    stmts: list[Any]
-    fills: dict[Any, int]
-    first: int
-    last: int
-    #: a copy may be one of two, as a condition says, where a producer makes it
-    branches: bool = False
-
-    def filled(self, stmt: Any) -> Any:
-        """The buffer that a statement fills; None where it fills none of which there can be stages."""
-        return _filled(stmt, self.branches)
-
-    def with_guards(self) -> Pipeline:
-        """With the waits directly in front of the copies counted among them: they guard the copies and go
-        where those go."""
-        first = self.first
-        for k in reversed(range(self.first)):
-            if splitting.is_guard(self.stmts[k]):
-                first = k
-            elif not isinstance(self.stmts[k], tirx.Bind):
-                break
-        return replace(self, first=first)
-
-
-def _filled(stmt: Any, branches: bool) -> Any:
-    if not branches or not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
-        return filled_tile(stmt)
-    one, other = filled_tile(stmt.then_case), filled_tile(stmt.else_case)
-    return one if one is not None and other is not None and one.same_as(other) else None
-
-
-def _apart(stmt: Any) -> list[Any]:
-    """Of a statement whose two branches fill the same tiles in the same order, one such statement a tile. The
-    condition is of numbers alone, so it is the same each time."""
-    if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
-        return [stmt]
-    ones, others, reads = statements(stmt.then_case), statements(stmt.else_case), list[Any]()
-    if len(ones) < 2 or len(ones) != len(others):
-        return [stmt]
-    structural_walk(stmt.condition, ((ir.Call, ir.TensorLoad), reads.append))
-    made = [
-        tirx.IfThenElse(stmt.condition, one, other, stmt.span)
-        for one, other in zip(ones, others, strict=True)
-    ]
-    return [stmt] if reads or any(_filled(m, True) is None for m in made) else made
-
-
-def pipeline_of(
-    loop: Any,
-    uses: dict[Any, int],
-    views: set[Any],
-    by_reader: bool = False,
-    branches: bool = False,
-    shared: Set[Any] = frozenset(),
-) -> Pipeline | None:
-    """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory,
-    has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
-    own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
-    and read, too."""
-    stmts = statements(loop.body)
-    if branches:
-        stmts = [part for s in stmts for part in _apart(s)]
-    inside = buffer_uses(loop.body)
-    fills: dict[Any, int] = {}
-    for k, s in enumerate(stmts):
-        buffer = _filled(s, branches)
-        # used in this loop alone, written once, and read by no statement before: the previous round's value
-        # is never wanted
-        if (
-            buffer is not None
-            and buffer not in fills
-            and buffer not in views
-            and (inside[buffer] == uses[buffer] or buffer in shared)
-        ):
-            if not any(buffer in _touches(t) for t in stmts[:k]) and not any(
-                _writes(t, buffer) for t in stmts[k + 1 :]
-            ):
-                fills[buffer] = k
-    if not fills:
-        return None
-    first, last = min(fills.values()), max(fills.values())
-    if not by_reader and any(
-        fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s, branches) not in fills
-    ):
-        return None  # a reader stands between the copies: the stage would be committed too late for it
-    return Pipeline(loop, stmts, fills, first, last, branches)
 
 
 def _shared(draft: _Draft) -> set[Any]:
@@ -603,7 +533,7 @@ def _first_readers(p: Pipeline) -> list[list[Any]]:
     found: dict[int, list[Any]] = {}
     before = -1
     for b, k in sorted(p.fills.items(), key=lambda item: item[1]):
-        first = next((i for i in range(k + 1, len(p.stmts)) if b in _touches(p.stmts[i])), len(p.stmts))
+        first = next((i for i in range(k + 1, len(p.stmts)) if b in touches(p.stmts[i])), len(p.stmts))
         if len(b.ty.shape) == 1 and before in found and first not in found:
             first = before
         found.setdefault(first, []).append(b)
@@ -651,6 +581,8 @@ def _asynchronous(stmt: Any, p: Pipeline, ring: Ring) -> Any:
     """A copy into a ring's stage as one that is complete only where its round is awaited."""
     if p.filled(stmt) not in p.fills:
         return stmt
+    if stmt in p.gathers:
+        return p.gathers[stmt].asynchronous(ring.number)
     if isinstance(stmt, tirx.IfThenElse):
         one, other = (_asynchronous(s, p, ring) for s in (stmt.then_case, stmt.else_case))
         return tirx.IfThenElse(stmt.condition, one, other, stmt.span)
@@ -728,55 +660,6 @@ def _rings_in(s: Any) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _touches(stmt: Any) -> set[Any]:
-    """Buffers that a statement reads or writes."""
-    found: set[Any] = set()
-    structural_walk(stmt, ((ir.TensorRegion, ir.TensorLoad), lambda n: found.add(n.source)))
-    structural_walk(stmt, (tirx.BufferStore, lambda s: found.add(s.buffer)))
-    structural_walk(stmt, (tirx.DeclBuffer, lambda s: found.add(s.data.args[0])))
-    return found
-
-
-def filled_tile(stmt: Any) -> Any:
-    """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for
-    anything else, and for copies that the author keeps where they stand."""
-    call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
-    if not isinstance(call, ir.Call) or call.op.name not in ("ts.copy", "ts.remote_copy"):
-        return None
-    src, dst = call.args[:2]
-    if "pinned" in call.attrs or "layout" in call.attrs or str(call.attrs.get("side", "")) == "dst":
-        return None
-    if dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
-        return None
-    shape = list(dst.source.ty.shape)
-    whole = all(
-        isinstance(r.min, tirx.IntImm)
-        and r.min.value == 0
-        and isinstance(r.extent, tirx.IntImm)
-        and int(r.extent.value) == int(e)
-        for r, e in zip(dst.region, shape, strict=True)
-    )
-    return dst.source if whole else None
-
-
-def _writes(stmt: Any, buffer: Any) -> bool:
-    found: list[Any] = []
-
-    def look(call: Any) -> None:
-        op = find(call)
-        if op is not None and any(
-            a.region.source.same_as(buffer) and a.mode != "read" for a in effects_of(call)
-        ):
-            found.append(call)
-
-    structural_walk(stmt, (ir.Call, look))
-    structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(buffer) else None))
-    structural_walk(
-        stmt, (tirx.DeclBuffer, lambda s: found.append(s) if s.data.args[0].same_as(buffer) else None)
-    )
-    return bool(found)
-
-
 def _staged(buffer: Any, depth: int) -> Any:
     dt = str(getattr(buffer.ty.dtype, "dtype", buffer.ty.dtype))
     return tirx.decl_buffer(
@@ -786,7 +669,7 @@ def _staged(buffer: Any, depth: int) -> Any:
 
 def _in_stage(stmt: Any, staged: dict[Any, Any], stage: Any) -> Any:
     """A statement with every access to a staged buffer directed to ``stage``."""
-    if not staged.keys() & _touches(stmt):
+    if not staged.keys() & touches(stmt):
         return stmt
 
     def region(r: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,6 +179,25 @@ def _scatter(ex: Any, storage: Storage, key: tuple[Any, ...], value: Any, site: 
         value = _spread(value, ex.lanes)
         value = value if active is None else value[active]
     storage.data[chosen] = value
+
+
+def moving(ex: Any, src: Any, dst: Any, where: Any) -> Callable[[], None]:
+    """A copy of an element for each lane from one view to another, of zero in lanes where ``where`` does not
+    hold, as what moves the data later. Whose elements they are is settled now."""
+    with masked(ex, np.broadcast_to(where, ex.lanes)) as some:
+        source = src.storage(ex, None)
+        active, chosen = select(ex, source, src.index(ex), src.site) if some else (None, None)
+    target = dst.storage(ex, None)
+    filled, places = select(ex, target, dst.index(ex), dst.site)
+    lanes = ex.lanes
+
+    def move() -> None:
+        values = np.zeros(lanes, target.data.dtype)
+        if chosen is not None:
+            values[... if active is None else active] = source.data[chosen]
+        target.data[places] = values if filled is None else values[filled]
+
+    return move
 
 
 def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Site) -> None:

@@ -451,8 +451,14 @@ class Preparation(Expressions):
             by = None if ring is None else rings.unit(ex, ring)
             reads, writes = flights.units(ex, kind, offset) if kind else (by, by)
             for view, mode, remote, when in accesses:
-                if when is None or when(ex):
-                    view.record(ex, mode, whose if remote else None, reads if mode == "read" else writes)
+                by_whom = reads if mode == "read" else writes
+                if when is None or ex.lanes is None:
+                    if when is None or when(ex):
+                        view.record(ex, mode, whose if remote else None, by_whom)
+                    continue
+                with nest.masked(ex, np.broadcast_to(when(ex), ex.lanes)) as some:
+                    if some:
+                        view.record(ex, mode, whose if remote else None, by_whom)
             for observer in ex.machine.observers:
                 observer.performed(ex, op, site, whose, accesses)
             return simulate(ex, reads or writes) if kind else simulate(ex)

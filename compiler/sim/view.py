@@ -175,7 +175,7 @@ class View:
         storage = self.storage(ex, owner)
         if ex.lanes is not None:
             _, chosen = nest.select(ex, storage, self.index(ex), self.site)
-            storage.record(ex, chosen, mode, self.site)
+            storage.record(ex if by is None else by, chosen, mode, self.site)
             return
         key, part, shape = self.cut(ex, storage)
         if part is not None and not storage.is_global:

@@ -9,6 +9,7 @@ import pytest
 
 import tilescale
 from tests.gpu.gemms import gemm
+from tests.unit.cuda.test_gathers import attention
 from tests.unit.passes.test_rings_below import rows
 
 torch: Any = pytest.importorskip("torch")
@@ -73,3 +74,29 @@ def test_rings_of_parts_of_a_block(scale: str, stages: int):
         y = torch.full_like(x, float("nan"))
         made(x, y)
         assert torch.equal(y, want)
+
+
+def gathered(q: Any, kv: Any, index: Any) -> Any:
+    """What `attention` computes, in float64: rows that are not there are zero."""
+    there = (index >= 0) & (index < kv.shape[0])
+    picked = torch.where(there[..., None], kv[index.clamp(0, kv.shape[0] - 1).long()], 0).double()
+    weights = q.double() @ picked.mT + (index < 0)[:, None, :]
+    return weights @ picked[..., :64]
+
+
+@pytest.mark.parametrize("top, mask, stages", [(192, False, 2), (1990, True, 2), (4096, False, 3)], ids=str)
+def test_gathered_rows(top: int, mask: bool, stages: int):
+    """Small integers, whose sums are exact: rows again and again, and rows that are not there."""
+    draw = torch.Generator("cuda").manual_seed(1)
+    q, kv = (
+        torch.randint(-1, 2, s, device="cuda", generator=draw).to(torch.bfloat16)
+        for s in ((64, 96), (900, 96))
+    )
+    index = torch.randint(-20, 920, (2, top), device="cuda", generator=draw, dtype=torch.int32)
+    made = tilescale.compile(attention(top, mask, stages, rows=900), target="cuda")
+    assert "ts::cp_async<16>(&kv" in made.get_kernel_source("cuda")
+    want = gathered(q, kv, index)
+    for _ in range(100):
+        o = torch.full((2, 64, 64), float("nan"), device="cuda")
+        made(q, kv, index, o)
+        assert torch.equal(o.double(), want)

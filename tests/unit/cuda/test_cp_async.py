@@ -128,6 +128,31 @@ def test_tiles_that_memory_names():
     agree(kernel, args, arch="sm_80")
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_readers_among_the_copies(rounds: int):
+    """All copies of a round run ahead of all that reads them, also those behind the first reader."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((5, 256), "float32"), B: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_shared((256,), "float32"), T.alloc_shared((256,), "float32")
+            total = T.alloc_fragment((256,), "float32")
+            T.clear(total)
+            for k in T.Pipelined(rounds, num_stages=3):
+                T.copy(A[k, 0], a)
+                for i in T.Parallel(256):
+                    total[i] += a[255 - i] * (k + 1)
+                T.copy(A[rounds - 1 - k, 0], b)
+                for i in T.Parallel(256):
+                    total[i] *= b[i ^ 3]
+            T.copy(total, B)
+
+    _, program = lowered(kernel)
+    assert [(r.form, r.depth, r.buffers) for r in program.schedule.rings] == [(AHEAD, 3, ["a", "b"])]
+    args = {"A": data((5, 256), "float32"), "B": np.full((256,), np.nan, "float32")}
+    agree(kernel, args, arch="sm_80")
+
+
 def test_hopper_does_so_where_tma_cannot():
     made, program = lowered(gemm(100, 100, 100, BM=64, BN=64, threads=128), "sm_90a")
     assert "ts::cp_async<8>" in print_kernel(made).text and any(

@@ -1,0 +1,171 @@
+"""What of a pipelined loop can be a ring: which of its statements fill shared tiles that only those behind
+them read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from tilescale.compiler.ir.buffers import buffer_uses
+from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.statements import statements
+from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.gathers import Gather
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipelined loop whose statements ``first`` to ``last`` fill buffers (→ which statement) that only
+    those behind them read."""
+
+    loop: Any
+    stmts: list[Any]
+    fills: dict[Any, int]
+    first: int
+    last: int
+    #: a copy may be one of two, as a condition says, where a producer makes it
+    branches: bool = False
+    #: loops of T.Parallel that fill a tile, too, with how
+    gathers: Mapping[Any, Gather] = field(default_factory=dict)
+
+    def filled(self, stmt: Any) -> Any:
+        """The buffer that a statement fills; None where it fills none of which there can be stages."""
+        return _filled(stmt, self.branches, self.gathers)
+
+    def asynchronous(self, stmts: list[Any]) -> list[Any]:
+        """Statements with the gathers among them as what fills a ring that has no number yet."""
+        return [self.gathers[s].asynchronous(-1) if s in self.gathers else s for s in stmts]
+
+    def with_guards(self) -> Pipeline:
+        """With the waits directly in front of the copies counted among them: they guard the copies and go
+        where those go."""
+        first = self.first
+        for k in reversed(range(self.first)):
+            if splitting.is_guard(self.stmts[k]):
+                first = k
+            elif not isinstance(self.stmts[k], tirx.Bind):
+                break
+        return replace(self, first=first)
+
+
+def _filled(stmt: Any, branches: bool, gathers: Mapping[Any, Gather] = MappingProxyType({})) -> Any:
+    if stmt in gathers:
+        return gathers[stmt].tile
+    if not branches or not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
+        return filled_tile(stmt)
+    one, other = filled_tile(stmt.then_case), filled_tile(stmt.else_case)
+    return one if one is not None and other is not None and one.same_as(other) else None
+
+
+def _apart(stmt: Any) -> list[Any]:
+    """Of a statement whose two branches fill the same tiles in the same order, one such statement a tile. The
+    condition is of numbers alone, so it is the same each time."""
+    if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
+        return [stmt]
+    ones, others, reads = statements(stmt.then_case), statements(stmt.else_case), list[Any]()
+    if len(ones) < 2 or len(ones) != len(others):
+        return [stmt]
+    structural_walk(stmt.condition, ((ir.Call, ir.TensorLoad), reads.append))
+    made = [
+        tirx.IfThenElse(stmt.condition, one, other, stmt.span)
+        for one, other in zip(ones, others, strict=True)
+    ]
+    return [stmt] if reads or any(_filled(m, True) is None for m in made) else made
+
+
+def pipeline_of(
+    loop: Any,
+    uses: dict[Any, int],
+    views: set[Any],
+    by_reader: bool = False,
+    branches: bool = False,
+    shared: Set[Any] = frozenset(),
+    between: bool = False,
+    gathers: Mapping[Any, Gather] = MappingProxyType({}),
+) -> Pipeline | None:
+    """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory,
+    has no stages of its own. ``by_reader``: readers may stand among the copies, since each has a ring of its
+    own. ``branches``: a copy may be one of two, as a condition says. ``shared``: what other such loops fill
+    and read, too. ``between``: readers may stand among the copies, since all of these run ahead of them; but
+    no wait, which would have to come with the copies. ``gathers``: loops of T.Parallel that are
+    copies, too."""
+    stmts = statements(loop.body)
+    if branches:
+        stmts = [part for s in stmts for part in _apart(s)]
+    inside = buffer_uses(loop.body)
+    fills: dict[Any, int] = {}
+    for k, s in enumerate(stmts):
+        buffer = _filled(s, branches, gathers)
+        # used in this loop alone, written once, and read by no statement before: the previous round's value
+        # is never wanted
+        if (
+            buffer is not None
+            and buffer not in fills
+            and buffer not in views
+            and (inside[buffer] == uses[buffer] or buffer in shared)
+        ):
+            if not any(buffer in touches(t) for t in stmts[:k]) and not any(
+                writes(t, buffer) for t in stmts[k + 1 :]
+            ):
+                fills[buffer] = k
+    if not fills:
+        return None
+    first, last = min(fills.values()), max(fills.values())
+    amid = not by_reader and any(
+        fills.keys() & touches(s) for s in stmts[first:last] if _filled(s, branches, gathers) not in fills
+    )
+    if amid and (not between or any(splitting.waits(s) for s in stmts[first:last])):
+        return None  # a reader stands between the copies: the stage would be committed too late for it
+    return Pipeline(loop, stmts, fills, first, last, branches, gathers)
+
+
+def filled_tile(stmt: Any) -> Any:
+    """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for
+    anything else, and for copies that the author keeps where they stand."""
+    call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
+    if not isinstance(call, ir.Call) or call.op.name not in ("ts.copy", "ts.remote_copy"):
+        return None
+    src, dst = call.args[:2]
+    if "pinned" in call.attrs or "layout" in call.attrs or str(call.attrs.get("side", "")) == "dst":
+        return None
+    if dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
+        return None
+    shape = list(dst.source.ty.shape)
+    whole = all(
+        isinstance(r.min, tirx.IntImm)
+        and r.min.value == 0
+        and isinstance(r.extent, tirx.IntImm)
+        and int(r.extent.value) == int(e)
+        for r, e in zip(dst.region, shape, strict=True)
+    )
+    return dst.source if whole else None
+
+
+def touches(stmt: Any) -> set[Any]:
+    """Buffers that a statement reads or writes."""
+    found: set[Any] = set()
+    structural_walk(stmt, ((ir.TensorRegion, ir.TensorLoad), lambda n: found.add(n.source)))
+    structural_walk(stmt, (tirx.BufferStore, lambda s: found.add(s.buffer)))
+    structural_walk(stmt, (tirx.DeclBuffer, lambda s: found.add(s.data.args[0])))
+    return found
+
+
+def writes(stmt: Any, buffer: Any) -> bool:
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        op = find(call)
+        if op is not None and any(
+            a.region.source.same_as(buffer) and a.mode != "read" for a in effects_of(call)
+        ):
+            found.append(call)
+
+    structural_walk(stmt, (ir.Call, look))
+    structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(buffer) else None))
+    structural_walk(
+        stmt, (tirx.DeclBuffer, lambda s: found.append(s) if s.data.args[0].same_as(buffer) else None)
+    )
+    return bool(found)
