@@ -15,11 +15,12 @@ stages a tile and its barriers are there n times, round k has those of number k 
 the product of round k - n. Every wait names the phase of its barrier by the round, so it is rewritten by the
 same rule: a barrier of n has a phase each n rounds, k // n is its number.
 
-That is the same program where nothing but the tiles and barriers in question is handed over in the loop:
-each phase is one round's; each tile is written by T.tma_copy in whole, once a round, and touched by others
-behind a wait for that round's copy; nobody touches tiles or barriers outside of the loop, which writes no
-other memory that it reads. A loop of another form stays as it is written, and so does one whose stages would
-not fit into shared memory.
+That is the same program where nothing but the tiles and barriers in question is handed over in the loop: each
+phase is one round's; each tile is written by T.tma_copy in whole, once a round, and touched by others behind
+a wait for that round's copy; nobody touches tiles or barriers outside of the loop, which writes no other
+memory that it reads; and no loop around it runs it again, when barriers would be in the phases where the
+rounds before have left them. A loop of another form stays as it is written, and so does one whose stages
+would not fit into shared memory.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ WAIT = "ts.mbarrier_wait_parity"
 def staged(body: Any, builder: bld.Builder) -> Any:
     """The kernel's body, whose loops of that form have the stages that they ask for."""
     loops: list[Any] = []
+    again: list[Any] = []
     structural_walk(body, (tirx.For, lambda f: loops.append(f) if _asks(f) else None))
-    for loop in loops:
+    structural_walk(body, ((tirx.For, tirx.While), lambda f: again.extend(_within(f))))
+    for loop in (f for f in loops if not any(f.same_as(x) for x in again)):
         found = _Handed(loop, body)
         if found.fits():
             body = found.put(body, builder)
@@ -65,6 +68,13 @@ def _asks(loop: Any) -> bool:
     ws = [p for p in parts if isinstance(p, tirx.AttrStmt) and p.attr_key == MARK]
     others = [p for p in parts if not isinstance(p, tirx.Bind) and p not in ws]
     return pipelined and int(notes.get("ts.num_stages", 0)) > 1 and bool(ws) and not others
+
+
+def _within(loop: Any) -> list[Any]:
+    """The loops in a loop's body."""
+    found: list[Any] = []
+    structural_walk(loop.body, (tirx.For, found.append))
+    return found
 
 
 class _Handed:

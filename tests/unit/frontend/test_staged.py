@@ -17,13 +17,15 @@ RNG = np.random.default_rng(11)
 
 def product(
     M: int, N: int, K: int, stages: int, *, late: bool = False, scratch: bool = False, behind: bool = False,
-    seldom: bool = False, width: int = 64,
+    seldom: bool = False, again: int = 0, width: int = 64,
 ) -> Any:  # fmt: skip
     """C = A B by one tile of each, which one warpgroup copies and the other multiplies.
 
     late: a round waits for the phase of the round before alone, scratch: it hands over something else besides,
-    behind: the tile is read again behind the loop, seldom: a barrier has no phase in some rounds.
+    behind: the tile is read again behind the loop, seldom: a barrier has no phase in some rounds, again: the
+    loop runs so often.
     """
+    turns = T.serial if again else range
 
     @T.prim_func
     def main(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float16")):
@@ -34,21 +36,22 @@ def product(
             ready, done = T.alloc_barrier(128), T.alloc_barrier(128)
             with T.ws(1):
                 T.clear(c)
-            for k in T.Pipelined(T.ceildiv(K, width), num_stages=stages):
-                with T.ws(0):
-                    T.barrier_wait(done, (k + 1) % 2)
-                    T.tma_copy(A[by * 64, k * width], a, barrier=ready)
-                    T.tma_copy(B[k * width, bx * 64], b, barrier=ready)
-                    if scratch:
-                        T.fill(more, k)
-                    if not seldom or k < 7:
-                        T.barrier_arrive(ready)
-                with T.ws(1):
-                    T.barrier_wait(ready, (k + 1) % 2 if late else k % 2)
-                    T.gemm(a, b, c)
-                    if scratch:
-                        T.copy(more, kept)
-                    T.barrier_arrive(done)
+            for _ in turns(again or 1):
+                for k in T.Pipelined(T.ceildiv(K, width), num_stages=stages):
+                    with T.ws(0):
+                        T.barrier_wait(done, (k + 1) % 2)
+                        T.tma_copy(A[by * 64, k * width], a, barrier=ready)
+                        T.tma_copy(B[k * width, bx * 64], b, barrier=ready)
+                        if scratch:
+                            T.fill(more, k)
+                        if not seldom or k < 7:
+                            T.barrier_arrive(ready)
+                    with T.ws(1):
+                        T.barrier_wait(ready, (k + 1) % 2 if late else k % 2)
+                        T.gemm(a, b, c)
+                        if scratch:
+                            T.copy(more, kept)
+                        T.barrier_arrive(done)
             with T.ws(1):
                 if behind:
                     T.gemm(a, b, c)
@@ -94,7 +97,7 @@ def test_a_copy_waits_for_the_product_so_many_rounds_before():
 @pytest.mark.parametrize(
     "how",
     [
-        {"late": True}, {"scratch": True}, {"behind": True}, {"seldom": True},
+        {"late": True}, {"scratch": True}, {"behind": True}, {"seldom": True}, {"again": 2},
         {"width": 512},  # 3 stages of 128 KB
     ],
     ids=str,
