@@ -61,9 +61,11 @@ def staged(body: Any, builder: bld.Builder) -> Any:
 
 
 def _asks(loop: Any) -> bool:
-    """Whether a loop of T.ws regions and names, and of nothing else, asks for stages."""
+    """Whether a loop of T.ws regions and names, and of nothing else, whose first round is 0, asks for
+    stages."""
     notes = loop.annotations or {}
     pipelined = str(notes.get("ts.kind", "")) == "pipelined" and "ts.stage" not in notes
+    pipelined = pipelined and _value(loop.min) == 0
     parts = statements(loop.body)
     ws = [p for p in parts if isinstance(p, tirx.AttrStmt) and p.attr_key == MARK]
     others = [p for p in parts if not isinstance(p, tirx.Bind) and p not in ws]
@@ -204,8 +206,7 @@ class _Handed:
                 builder.renames[new] = builder.renames[old]
         var = self.loop.loop_var
         kind, n = str(var.ty), tirx.IntImm(str(var.ty), self.stages)
-        number = var - self.loop.min if _value(self.loop.min) != 0 else var
-        stage = tirx.floormod(number, n)
+        stage = tirx.floormod(var, n)
 
         index = stage if kind == "int32" else tirx.Cast("int32", stage)
 
@@ -223,7 +224,7 @@ class _Handed:
         def wait(c: Any) -> Any:
             if getattr(c.op, "name", "") != WAIT:
                 return c
-            phase = tirx.floormod(tirx.floordiv(number, n) + tirx.IntImm(kind, self.parity(c) or 0), 2)
+            phase = tirx.floormod(tirx.floordiv(var, n) + tirx.IntImm(kind, self.parity(c) or 0), 2)
             phase = phase if kind == "int32" else tirx.Cast("int32", phase)
             attrs = dict(c.attrs)
             return ir.Call(c.op, [c.args[0], phase], attrs=attrs, ret_ty=c.ty, span=c.span)
