@@ -48,16 +48,21 @@ WAIT = "ts.mbarrier_wait_parity"
 
 
 def staged(body: Any, builder: bld.Builder) -> Any:
-    """The kernel's body, whose loops of that form have the stages that they ask for."""
+    """The kernel's body, whose loops of that form have the stages that they ask for. One that has them has no
+    longer that form."""
+    while (found := next((h for h in _handed(body) if h.fits()), None)) is not None:
+        body = found.put(body, builder)
+    return body
+
+
+def _handed(body: Any) -> list[_Handed]:
+    """The loops that ask for stages and that no other loop runs again."""
     loops: list[Any] = []
     again: list[Any] = []
     structural_walk(body, (tirx.For, lambda f: loops.append(f) if _asks(f) else None))
-    structural_walk(body, ((tirx.For, tirx.While), lambda f: again.extend(_within(f))))
-    for loop in (f for f in loops if not any(f.same_as(x) for x in again)):
-        found = _Handed(loop, body)
-        if found.fits():
-            body = found.put(body, builder)
-    return body
+    if loops:
+        structural_walk(body, ((tirx.For, tirx.While), lambda f: again.extend(_within(f))))
+    return [_Handed(f, body) for f in loops if not any(f.same_as(x) for x in again)]
 
 
 def _asks(loop: Any) -> bool:
@@ -152,6 +157,8 @@ class _Handed:
     def awaited(self, c: Any) -> bool:
         """Whether all that touch a copy's tile besides wait for the copy of their own round before."""
         tile, barrier = c.args[1].source, c.args[2].source
+        if any(tile in _uses(s) for s in statements(self.loop.body) if isinstance(s, tirx.Bind)):
+            return False
         for p in self.regions():
             waited = False
             for s in statements(p.body):

@@ -105,3 +105,38 @@ def test_a_copy_waits_for_the_product_so_many_rounds_before():
 def test_what_hands_over_otherwise_stays_as_it_is_written(how: dict[str, Any]):
     found = shapes(product(64, 64, 1024, 3, **how))
     assert found["a"] == [64, how.get("width", 64)] and found["ready"] == [1]
+
+
+def test_two_loops_have_stages_of_their_own():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 256), "float16"), B: T.Tensor((64, 256), "float16")):
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            f, ready, done = T.alloc_fragment((64, 64), "float16"), T.alloc_barrier(128), T.alloc_barrier(128)
+            g, there, gone = T.alloc_fragment((64, 64), "float16"), T.alloc_barrier(128), T.alloc_barrier(128)
+            for k in T.Pipelined(4, num_stages=2):
+                with T.ws(0):
+                    T.barrier_wait(done, (k + 1) % 2)
+                    T.tma_copy(A[0, k * 64], a, barrier=ready)
+                    T.barrier_arrive(ready)
+                with T.ws(1):
+                    T.barrier_wait(ready, k % 2)
+                    T.copy(a, f)
+                    T.copy(f, B[0, k * 64])
+                    T.barrier_arrive(done)
+            for k in T.Pipelined(3, num_stages=3):
+                with T.ws(1):
+                    T.barrier_wait(gone, (k + 1) % 2)
+                    T.tma_copy(A[0, k * 64 + 64], b, barrier=there)
+                    T.barrier_arrive(there)
+                with T.ws(0):
+                    T.barrier_wait(there, k % 2)
+                    T.copy(b, g)
+                    for i, j in T.Parallel(64, 64):
+                        g[i, j] = -g[i, j]
+                    T.barrier_arrive(gone)
+
+    found = shapes(kernel)
+    assert found["a"] == [2, 64, 64] and found["b"] == [3, 64, 64] and found["there"] == [3]
+    x = RNG.standard_normal((64, 256)).astype("float16")
+    assert (run(kernel, {"A": x, "B": np.zeros_like(x)}, "sim")["B"] == x).all()
