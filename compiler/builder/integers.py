@@ -127,3 +127,15 @@ def _wraps(e: Any, dt: str) -> bool:
     if int(known.max_value) < endless:
         high = int(known.max_value)
     return not (least <= low and high <= most)
+
+
+_SMALL_INTS = {"int8", "uint8", "int16", "uint16"}
+
+
+def promoted(op: str, a: Any, b: Any) -> tuple[Any, Any]:
+    """Integers of 8 and 16 bits as those of 32 in which they are added, multiplied and shifted, as in C."""
+    small = [is_expr(x) and str(x.ty) in _SMALL_INTS for x in (a, b)]
+    if op not in ("+", "-", "*", "<<") or not all(s or isinstance(x, int) for s, x in zip(small, (a, b))):
+        return a, b
+    to = "uint32" if op == "<<" and small[0] and str(a.ty).startswith("u") else "int32"
+    return tuple(tirx.Cast(to, x) if s else x for s, x in zip(small, (a, b)))

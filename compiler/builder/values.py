@@ -16,6 +16,7 @@ from tilescale.compiler.builder.integers import (
     folded,
     in_int32,
     index_constant,
+    promoted,
     require_64_bits,
     too_large,
 )
@@ -151,8 +152,8 @@ def binary(op: str, a: Any, b: Any) -> Any:
     require_64_bits(a, b)
     if op in ("&", "|", "^"):
         return _operate(op, a, b)
-    # True counts as one, as in Python.
-    a, b = (tirx.Cast("int32", x) if is_expr(x) and str(x.ty) == "bool" else x for x in (a, b))
+    counted = (tirx.Cast("int32", x) if is_expr(x) and str(x.ty) == "bool" else x for x in (a, b))
+    a, b = promoted(op, *counted)  # True counts as one, as in Python
     if op in ("min", "max"):
         return (tirx.min if op == "min" else tirx.max)(a, b)
     if is_expr(a) and is_expr(b) and str(a.ty) != str(b.ty) and {str(a.ty), str(b.ty)} <= _SMALL_FLOATS:

@@ -336,6 +336,11 @@ class Hooks:
         return given
 
     def store(self, target: Any, index: Any, value: Any) -> None:
+        if isinstance(target, Buffer) and target.reducer:
+            added = reducer.added(target, index, value)
+            if added is not None:
+                reducer.update(target, index, reducer.OPS[target.reducer], added)
+                return
         target[index] = value
 
     def aug(self, name: str, op: str, thunk: Callable[[], Any], value: Any) -> Any:

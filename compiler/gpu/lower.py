@@ -37,6 +37,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.shared import strided
+from tilescale.compiler.layout.viewed import reshaped
 from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes.remote_puts import COMMUNICATOR
 from tilescale.compiler.passes.residency import waits_for_blocks
@@ -174,9 +175,10 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             return NOTHING
         shape = tuple(int(e) for e in b.ty.shape)
         if isinstance(held, InShared):
-            if held.layout.swizzle:
+            same = BITS[dtype] == held.layout.bits and dtype == element_dtype(s.data.args[0])
+            layout = (reshaped(held.layout, shape) if same else None) or strided(shape, BITS[dtype])
+            if layout.swizzle != held.layout.swizzle:
                 raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
-            layout = strided(shape, BITS[dtype])
             tile, declared = placed(
                 self.arena,
                 b.name,

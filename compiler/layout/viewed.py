@@ -1,4 +1,4 @@
-"""Views of tiles in registers (T.view): the same bits as elements of another width, or as others of the same
+"""Views of tiles (T.view): in registers the same bits as elements of another width, or as others of the same
 width.
 
 Elements of the same width may have any axes: digits of the old ones become digits of the new ones, where
@@ -9,11 +9,13 @@ of which has an even place among them. Then the thread's registers can be read e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece
+from tilescale.compiler.layout.shared import Shared
 
 
 def viewed(
@@ -33,15 +35,29 @@ def viewed(
 
 
 def _reshaped(held: Fragment, shape: tuple[int, ...]) -> Fragment | None:
+    pieces = _other_axes(held.pieces, held.shape, shape)
+    return None if pieces is None else Fragment(shape, pieces, held.threads, held.first_thread)
+
+
+def reshaped(held: Shared, shape: tuple[int, ...]) -> Shared | None:
+    """The layout of a view of a tile in shared memory under other axes, of the same elements; None where no
+    layout says it."""
+    pieces = _other_axes(held.pieces, held.shape, shape)
+    return None if pieces is None else Shared(shape, pieces, held.bits, held.swizzle)
+
+
+def _other_axes(
+    digits: Sequence[Piece], of: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[Piece, ...] | None:
     """Digits of the axes as digits of the row-major index, and those as digits of other axes."""
     pieces = []
-    inner = [prod(held.shape[k + 1 :]) for k in range(len(held.shape))]
+    inner = [prod(of[k + 1 :]) for k in range(len(of))]
     ends = [(prod(shape[k + 1 :]), prod(shape[k:])) for k in range(len(shape))]
-    for p in held.pieces:
+    for p in digits:
         if p.axis is None:
             pieces.append(p)
             continue
-        if held.shape[p.axis] % (p.unit * p.extent):  # it goes on behind the axis' end
+        if of[p.axis] % (p.unit * p.extent):  # it goes on behind the axis' end
             return None
         low, high = inner[p.axis] * p.unit, inner[p.axis] * p.unit * p.extent
         for axis, (unit, end) in enumerate(ends):
@@ -51,7 +67,7 @@ def _reshaped(held: Fragment, shape: tuple[int, ...]) -> Fragment | None:
             if first % unit or first % low or last % first:
                 return None
             pieces.append(Piece(axis, first // unit, last // first, p.to, p.stride * (first // low)))
-    return Fragment(shape, tuple(pieces), held.threads, held.first_thread)
+    return tuple(pieces)
 
 
 def _wider(held: Fragment, times: int) -> Fragment | None:

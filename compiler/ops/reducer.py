@@ -17,6 +17,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.ops import loops, math
 from tilescale.compiler.ops.alloc import alloc_fragment
+from tilescale.compiler.ops.base import same_extent
 from tilescale.compiler.ops.copy import copy
 from tilescale.compiler.ops.fill import fill
 from tilescale.compiler.ops.reduce import fold_tile, together
@@ -108,6 +109,26 @@ def _closed(tile: Any, what: str, message: str, expected: str) -> TileTypeError:
         expected=f"one T.finalize_reducer of {tile.name}, behind all that is added to it",
         hint="leave this one out" if what == "T.finalize_reducer" else f"{what} in front of line {done.line}",
     )
+
+
+#: op → the expression that ``r[i] = T.max(r[i], x)`` and its like are
+_EXPRESSIONS = {SUM: tirx.Add, "max": tirx.Max, "min": tirx.Min, "prod": tirx.Mul}
+
+
+def added(target: Buffer, index: Any, value: Any) -> Any:
+    """``x`` of ``r[i] = T.max(r[i], x)`` in T.Parallel, of an accumulator ``r`` of its op; None of any other
+    assignment."""
+    if not isinstance(value, _EXPRESSIONS.get(target.reducer, ())):
+        return None
+    if not any(f.kind == "parallel" for f in bld.current().frames):
+        return None
+    items = [as_expr(i) for i in (index if isinstance(index, tuple) else (index,))]
+    sides = [value.a, value.b]
+    for own, other in (sides, sides[::-1]):
+        if isinstance(own, ir.TensorLoad) and own.source.same_as(target.var):
+            if len(items) == len(own.indices) and all(map(same_extent, own.indices, items)):
+                return other
+    return None
 
 
 def update(target: Buffer, index: Any, op: str, value: Any) -> None:

@@ -398,6 +398,44 @@ def test_a_ring_by_hand_under_a_swizzle():
     np.testing.assert_allclose(got, a.astype(float) @ b.astype(float).T, rtol=1e-3, atol=1e-2)
 
 
+def test_views_of_swizzled_tiles():
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        D: T.Tensor((16, 4, 64), "float16"),
+        E: T.Tensor((16,), "float16"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c, f = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((16, 4, 64), "float16")
+            T.annotate_layout({a: make_swizzled_layout(a), b: make_swizzled_layout(b)})
+            split, flat = T.view(a, (16, 4, 64)), T.view(b, (4096,))
+            T.copy(A, a)
+            T.copy(B, b)
+            T.copy(split, f)
+            for i, j, k in T.Parallel(16, 4, 64):
+                f[i, j, k] = f[i, j, k] * 2
+            T.copy(f, split)
+            for i in T.Parallel(16):
+                split[i, 3, i] = 5
+                E[i] = flat[i * 65]
+            T.gemm(a, b, c, transpose_B=True, clear_accum=True)
+            T.copy(c, C)
+            T.copy(split, D)
+
+    a, b = data((64, 64), "float16", 1), data((64, 64), "float16", 2)
+    out = {"C": empty((64, 64), "float32"), "D": empty((16, 4, 64), "float16"), "E": empty((16,), "float16")}
+    got = agree(kernel, {"A": a, "B": b, **out}, exact=False)
+    want = (a * 2).reshape(16, 4, 64)
+    want[np.arange(16), 3, np.arange(16)] = 5
+    np.testing.assert_array_equal(got["D"], want)
+    np.testing.assert_array_equal(got["E"], b.reshape(-1)[np.arange(16) * 65])
+    product = want.reshape(64, 64).astype(float) @ b.astype(float).T
+    np.testing.assert_allclose(got["C"], product, rtol=1e-3, atol=1e-2)
+
+
 def test_a_fragment_over_a_part_of_the_threads_is_held_by_all():
     @T.prim_func
     def kernel(

@@ -314,7 +314,7 @@ def test_constants_that_wrap():
     for target in ("cpu", "sim"):
         got = torch.zeros(6, dtype=torch.int64)
         tilescale.compile(kernel, target=target)(got)
-        assert got.tolist() == [-(2**31), 2**32 - 2, 32, -112, 2**32 - 3, 253]
+        assert got.tolist() == [-(2**31), 2**32 - 2, 800, 400, 2**32 - 3, 253]
     assert tilescale.compile(kernel, target="cuda").get_kernel_source()
 
 
@@ -332,3 +332,36 @@ def test_differences_of_unsigned_numbers_wrap():
     run(kernel)(a.copy(), got)
     np.testing.assert_array_equal(got, powers * 2 + np.where(powers < 0, 5, 1))
     np.testing.assert_array_equal(agree(kernel, {"A": a, "B": np.zeros(64, np.int32)})["B"], got)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_arithmetic_of_small_integers_is_c_s(dtype: str):
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64,), dtype),
+        B: T.Tensor((64,), dtype),
+        C: T.Tensor((5, 64), "int32"),
+        D: T.Tensor((64,), dtype),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                C[0, i] = A[i] * B[i]
+                C[1, i] = A[i] - B[i]
+                C[2, i] = T.cast((A[i] & 15) << 20, "int32")
+                C[3, i] = T.if_then_else(A[i] + B[i] > 100, 1, 0)
+                C[4, i] = -A[i]
+                D[i] = A[i] * B[i]
+
+    info, draw = np.iinfo(dtype), np.random.default_rng(4)
+    a, b = (draw.integers(max(info.min, -30000), min(info.max, 30000), 64).astype(dtype) for _ in range(2))
+    wide = [x.astype(np.int32) for x in (a, b)]
+    want = [
+        wide[0] * wide[1], wide[0] - wide[1], (wide[0] & 15) << 20, (wide[0] + wide[1] > 100).astype(np.int32), -wide[0],
+    ]  # fmt: skip
+    made = {"A": a, "B": b, "C": np.zeros((5, 64), np.int32), "D": np.zeros(64, dtype)}
+    got = agree(kernel, {k: v.copy() for k, v in made.items()})
+    on_cpu = {k: torch.from_numpy(v.copy()) for k, v in made.items()}
+    run(kernel)(*on_cpu.values())
+    for c, d in ((got["C"], got["D"]), (on_cpu["C"].numpy(), on_cpu["D"].numpy())):
+        np.testing.assert_array_equal(c, np.array(want, np.int32))
+        np.testing.assert_array_equal(d, want[0].astype(dtype))

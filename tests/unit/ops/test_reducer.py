@@ -163,6 +163,37 @@ def test_additions_anywhere_in_the_nest(target: str):
     np.testing.assert_array_equal(out, want)
 
 
+@T.prim_func
+def by_assignment(A: T.Tensor((16, 24), "float32"), B: T.Tensor((3, 16), "float32")):
+    with T.Kernel(1, threads=32):
+        a = T.alloc_fragment((16, 24), "float32")
+        most, least = T.alloc_reducer((16,), "float32", op="max"), T.alloc_reducer((1,), "float32", op="min")
+        total = T.alloc_reducer((16,), "float32", replication="all")
+        T.copy(A, a)
+        T.fill(most, 0.5)
+        T.reducer_init(least)
+        T.clear(total)
+        for i, j in T.Parallel(16, 24):
+            most[i] = T.max(most[i], a[i, j])
+            least[0] = T.min(a[i, j], least[0])
+            total[i] = total[i] + a[i, j]
+        T.finalize_reducer(most)
+        T.finalize_reducer(least)
+        T.finalize_reducer(total)
+        T.copy(most, B[0, :])
+        B[1, 0] = least[0]
+        T.copy(total, B[2, :])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_assignment_of_the_op_s_own_value_is_an_update(target: str):
+    a = RNG.standard_normal((16, 24)).astype("float32")
+    out = run(by_assignment, {"A": a, "B": np.zeros((3, 16), "float32")}, target)["B"]
+    np.testing.assert_array_equal(out[0], np.maximum(a.max(1), 0.5))
+    assert out[1, 0] == a.min()
+    np.testing.assert_allclose(out[2], a.sum(1), rtol=1e-4, atol=1e-5)
+
+
 def refusing(how: str) -> Any:
     @T.prim_func
     def kernel(A: T.Tensor((8, 8), "float32")):
