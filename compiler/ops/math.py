@@ -7,7 +7,7 @@ import math as _math
 from typing import Any
 
 from tilescale.compiler.builder.narrow import Value, narrow_bits
-from tilescale.compiler.builder.state import asks_for
+from tilescale.compiler.builder.state import active, asks_for
 from tilescale.compiler.builder.values import (
     Buffer,
     as_expr,
@@ -26,6 +26,7 @@ from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, RANGES, Narrow, canonical
 from tilescale.language.funcs import FAST_MATH
+from tilescale.language.symbolic import SymExpr
 from tilescale.language.vectors import Vector, named_vector
 
 #: functions of float32 that have a fast form
@@ -204,6 +205,8 @@ def min(a: Any, *rest: Any) -> Any:
 
 
 def _extreme(name: str, a: Any, b: Any) -> Any:
+    if not active() and (isinstance(a, SymExpr) or isinstance(b, SymExpr)):
+        return SymExpr(name, a, b)  # an extent, in front of a kernel
     if _python(a, b):
         return (a if a >= b else b) if name == "max" else (a if a <= b else b)
     x, y, _ = same_dtype(a, b, f"an argument of T.{name}")

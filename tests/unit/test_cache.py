@@ -24,6 +24,9 @@ import tilescale
 import tilescale.language as T
 from tilescale import cache, env
 
+# so that other processes, whose environment says nothing of it, take the same kernels
+pytestmark = pytest.mark.optimised
+
 KERNEL = """
 import tilescale, tilescale.language as T
 from helper import combine, CONFIG

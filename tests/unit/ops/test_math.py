@@ -365,3 +365,20 @@ def test_arithmetic_of_small_integers_is_c_s(dtype: str):
     for c, d in ((got["C"], got["D"]), (on_cpu["C"].numpy(), on_cpu["D"].numpy())):
         np.testing.assert_array_equal(c, np.array(want, np.int32))
         np.testing.assert_array_equal(d, want[0].astype(dtype))
+
+
+def test_extremes_of_extents_in_front_of_a_kernel():
+    n, m = T.dynamic("n"), T.dynamic("m")
+    blocks = T.max(n, T.min(m, 3))
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "int32"), B: T.Tensor((m,), "int32"), C: T.Tensor((64,), "int32")):
+        with T.Kernel(blocks, threads=32) as bx:
+            C[bx] = 1
+
+    for target in ("cpu", "sim"):
+        for sizes in ((2, 5), (1, 2), (6, 2)):
+            a, b, c = (torch.zeros(k, dtype=torch.int32) for k in (*sizes, 64))
+            tilescale.compile(kernel, target=target)(a, b, c)
+            assert int(c.sum()) == max(sizes[0], min(sizes[1], 3))
+    assert tilescale.compile(kernel, target="cuda:sm_90a").get_kernel_source()
