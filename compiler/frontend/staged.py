@@ -162,7 +162,7 @@ class _Handed:
         for p in self.regions():
             waited = False
             for s in statements(p.body):
-                call = s.value if isinstance(s, tirx.Evaluate) else None
+                call: Any = s.value if isinstance(s, tirx.Evaluate) else None
                 if find(call) is not None and call.op.name == WAIT and call.args[0].source.same_as(barrier):
                     if self.parity(call) != 0:
                         return False
