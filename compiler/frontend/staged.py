@@ -33,7 +33,8 @@ import numpy as np
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.frontend.groups import MARK
 from tilescale.compiler.ir import numeric
-from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.buffers import bases, buffer_uses, read_buffers, stored
+from tilescale.compiler.ir.operations import effects_of, find, operations
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import statements
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -89,7 +90,8 @@ class _Handed:
 
     def __init__(self, loop: Any, body: Any):
         self.loop, self.stages = loop, int(loop.annotations["ts.num_stages"])
-        self.inside, self.everywhere = _uses(loop), _uses(body)
+        self.inside, self.everywhere = buffer_uses(loop), buffer_uses(body)
+        self.viewed = set(bases(body).values())
         self.allocated: dict[Any, Any] = {}
         structural_walk(body, (tirx.AllocBuffer, lambda s: self.allocated.__setitem__(s.buffer, s)))
         copies = [c for c in _calls(loop, "ts.tma_copy") if _is(c.args[1].source, _TILE)]
@@ -117,7 +119,8 @@ class _Handed:
         notes = {} if made is None else dict(made.annotations or {})
         static = all(isinstance(e, (int, tirx.IntImm)) for e in buffer.ty.shape)
         plain = set(notes) <= {"ts.counts"}
-        return made is not None and static and plain and self.inside[buffer] == self.everywhere[buffer]
+        alone = self.inside[buffer] == self.everywhere[buffer] and buffer not in self.viewed
+        return made is not None and static and plain and alone
 
     def whole(self, c: Any) -> bool:
         """Whether a copy writes all of its tile, in every round."""
@@ -133,8 +136,8 @@ class _Handed:
         condition, and are as many as it counts."""
         counts = [int(n) for n in self.allocated[barrier].annotations["ts.counts"]]
         arrived = 0
-        for c in _calls(self.loop, ""):
-            if barrier not in _uses(c):
+        for c, _ in operations(self.loop):
+            if barrier not in buffer_uses(c):
                 continue
             if c.op.name == "ts.mbarrier_arrive":
                 who = [p for p in self.regions() if _direct(p.body, c)]
@@ -157,7 +160,7 @@ class _Handed:
     def awaited(self, c: Any) -> bool:
         """Whether all that touch a copy's tile besides wait for the copy of their own round before."""
         tile, barrier = c.args[1].source, c.args[2].source
-        if any(tile in _uses(s) for s in statements(self.loop.body) if isinstance(s, tirx.Bind)):
+        if any(tile in buffer_uses(s) for s in statements(self.loop.body) if isinstance(s, tirx.Bind)):
             return False
         for p in self.regions():
             waited = False
@@ -167,26 +170,20 @@ class _Handed:
                     if self.parity(call) != 0:
                         return False
                     waited = True
-                elif tile in _uses(s) and not (waited or call is not None and call.same_as(c)):
+                elif tile in buffer_uses(s) and not (waited or call is not None and call.same_as(c)):
                     return False
         return True
 
     def others_handed(self) -> bool:
         """Whether the loop writes other memory that it reads, which its warpgroups may hand over, too; or a
         tile otherwise than by its copy."""
-        read, written = list[Any](), list[Any]()
-        structural_walk(self.loop, (ir.TensorLoad, lambda e: read.append(e.source)))
-        structural_walk(self.loop, (tirx.BufferStore, lambda s: written.append(s.buffer)))
-        for c in _calls(self.loop, ""):
-            for a in effects_of(c):
-                if a.mode != "write":
-                    read.append(a.region.source)
-                if a.mode != "read":
-                    written.append(a.region.source)
-        if any(written.count(t) > 1 for t in self.tiles):
+        writes = [
+            a.region.source for c, _ in operations(self.loop) for a in effects_of(c) if a.mode != "read"
+        ]
+        structural_walk(self.loop, (tirx.BufferStore, lambda x: writes.append(x.buffer)))
+        if any(writes.count(t) > 1 for t in self.tiles):
             return True
-        apart = {*self.tiles, *self.barriers}
-        both = {b for b in written if b in read and b not in apart}
+        both = stored(self.loop) & read_buffers(self.loop) - {*self.tiles, *self.barriers}
         return any(not b.ty.storage_scope.startswith("local") for b in both)
 
     def bytes(self) -> int:
@@ -270,28 +267,8 @@ def _value(e: Any) -> Any:
 
 
 def _calls(s: Any, name: str) -> list[Any]:
-    """The operations in a statement; those of a name."""
-    found: list[Any] = []
-
-    def look(c: Any) -> None:
-        if find(c) is not None and (not name or c.op.name == name):
-            found.append(c)
-
-    structural_walk(s, (ir.Call, look))
-    return found
-
-
-def _uses(s: Any) -> dict[Any, int]:
-    """What a statement touches → how often."""
-    found: dict[Any, int] = {}
-
-    def note(buffer: Any) -> None:
-        found[buffer] = found.get(buffer, 0) + 1
-
-    structural_walk(s, (ir.TensorLoad, lambda e: note(e.source)))
-    structural_walk(s, (ir.TensorRegion, lambda r: note(r.source)))
-    structural_walk(s, (tirx.BufferStore, lambda x: note(x.buffer)))
-    return found
+    """The operations of a name in a statement."""
+    return [c for c, _ in operations(s) if c.op.name == name]
 
 
 def _direct(body: Any, c: Any) -> bool:

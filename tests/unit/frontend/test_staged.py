@@ -17,13 +17,13 @@ RNG = np.random.default_rng(11)
 
 def product(
     M: int, N: int, K: int, stages: int, *, late: bool = False, scratch: bool = False, behind: bool = False,
-    seldom: bool = False, again: int = 0, width: int = 64,
+    seldom: bool = False, viewed: bool = False, again: int = 0, width: int = 64,
 ) -> Any:  # fmt: skip
     """C = A B by one tile of each, which one warpgroup copies and the other multiplies.
 
     late: a round waits for the phase of the round before alone, scratch: it hands over something else besides,
-    behind: the tile is read again behind the loop, seldom: a barrier has no phase in some rounds, again: the
-    loop runs so often.
+    behind: the tile is read again behind the loop, seldom: a barrier has no phase in some rounds, viewed: the
+    tile is read under another name, again: the loop runs so often.
     """
     turns = T.serial if again else range
 
@@ -48,7 +48,7 @@ def product(
                             T.barrier_arrive(ready)
                     with T.ws(1):
                         T.barrier_wait(ready, (k + 1) % 2 if late else k % 2)
-                        T.gemm(a, b, c)
+                        T.gemm(T.reshape(a, (64, width)) if viewed else a, b, c)
                         if scratch:
                             T.copy(more, kept)
                         T.barrier_arrive(done)
@@ -97,7 +97,7 @@ def test_a_copy_waits_for_the_product_so_many_rounds_before():
 @pytest.mark.parametrize(
     "how",
     [
-        {"late": True}, {"scratch": True}, {"behind": True}, {"seldom": True}, {"again": 2},
+        {"late": True}, {"scratch": True}, {"behind": True}, {"seldom": True}, {"again": 2}, {"viewed": True},
         {"width": 512},  # 3 stages of 128 KB
     ],
     ids=str,
