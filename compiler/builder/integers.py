@@ -133,9 +133,10 @@ _SMALL_INTS = {"int8", "uint8", "int16", "uint16"}
 
 
 def promoted(op: str, a: Any, b: Any) -> tuple[Any, Any]:
-    """Integers of 8 and 16 bits as those of 32 in which they are added, multiplied and shifted, as in C."""
+    """The operands of a left shift of 8 or 16 bits, which is one of 32, as in C: so TileLang's programs move
+    fields of a byte or two to where they belong in a word."""
     small = [is_expr(x) and str(x.ty) in _SMALL_INTS for x in (a, b)]
-    if op not in ("+", "-", "*", "<<") or not all(s or isinstance(x, int) for s, x in zip(small, (a, b))):
+    if op != "<<" or not any(small) or not all(s or isinstance(x, int) for s, x in zip(small, (a, b))):
         return a, b
-    to = "uint32" if op == "<<" and small[0] and str(a.ty).startswith("u") else "int32"
+    to = "uint32" if small[0] and str(a.ty).startswith("u") else "int32"
     return tuple(tirx.Cast(to, x) if s else x for s, x in zip(small, (a, b)))

@@ -204,7 +204,7 @@ class Expressions:
             if op == ">>":
                 return f"({x} >> {amount})", Val(dtype, lo >> amount, hi >> amount)
             made = values.integer(dtype, lo << amount, hi << amount)
-            return None if made is None else (f"({x} << {amount})", made)
+            return None if made is None else (f"T.cast({x} << {amount}, {dtype!r})", made)
         if op in ("//", "%", "truncdiv", "truncmod"):
             return self._divided(op, x, lo, hi, dtype, around, depth)
         y, b = self.value(dtype, around, depth - 1)

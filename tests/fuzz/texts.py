@@ -73,7 +73,9 @@ class Draw:
             return rng.choice((f"(~{one()})", f"T.bitwise_not({one()})"))
         if kind == 6:
             sign = rng.choice(("<<", ">>"))
-            return f"({small() if sign == '<<' else one()} {sign} ({one()} & {cast(7, dtype)}))"
+            by = f"({one()} & {cast(7, dtype)})"
+            # of 8 and 16 bits it is one of 32
+            return f"T.cast({small()} << {by}, {dtype!r})" if sign == "<<" else f"({one()} >> {by})"
         if kind == 7:
             by = f"({one()} & {cast(7, dtype)}) + {cast(rng.randint(1, 5), dtype)}"
             return f"({one()} {rng.choice(('//', '%'))} ({by}))"
