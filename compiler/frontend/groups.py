@@ -16,7 +16,8 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.ir import source
-from tilescale.compiler.ir.operations import effects_of, find
+from tilescale.compiler.ir.buffers import stored
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence, statements
@@ -148,18 +149,6 @@ def _is_held(buffer: Any) -> bool:
     return buffer.ty.storage_scope in _HELD
 
 
-def _written(s: Any) -> set[Any]:
-    """What is written in a statement."""
-    found: set[Any] = set()
-    structural_walk(s, (tirx.BufferStore, lambda x: found.add(x.buffer)))
-
-    def call(c: Any) -> None:
-        found.update(a.region.source for a in effects_of(c) if a.mode != "read")
-
-    structural_walk(s, (ir.Call, call))
-    return found
-
-
 class _Groups:
     def __init__(self, threads: int, builder: bld.Builder):
         self.threads, self.builder = threads, builder
@@ -183,7 +172,7 @@ class _Groups:
         groups = self.members = sorted({g for p in middle for g in self.groups(p)})
         made = {g: self.of(middle, g) for g in groups}
         held = {b for parts in made.values() for p in parts for b in _touched(p) if _is_held(b)}
-        written = {b for parts in made.values() for p in parts for b in _written(p)}
+        written = {b for parts in made.values() for p in parts for b in stored(p)}
         before, behind = (set().union(*map(_touched, x), set()) for x in (front, tail))
         between = _allocated(middle)
         allocated = [*(p for p in front if isinstance(p, tirx.AllocBuffer)), *between]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.ir.buffers import stored
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import effects_of, find
 from tilescale.compiler.ir.statements import sequence
@@ -55,7 +56,7 @@ class _Uses:
         self.read |= _reads(s, deep=False)
 
     def nest(self, s: Any) -> None:
-        writes = _writes(s)
+        writes = stored(s)
         self.read |= _reads(s, deep=True) - writes
         for b in writes:
             self.written.setdefault(b, []).append(s)
@@ -94,18 +95,6 @@ def _reads(s: Any, *, deep: bool) -> set[Any]:
     return found
 
 
-def _writes(s: Any) -> set[Any]:
-    found: set[Any] = set()
-
-    def call(c: Any) -> None:
-        if find(c) is not None:
-            found.update(a.region.source for a in effects_of(c) if a.mode != "read")
-
-    structural_walk(s, (tirx.BufferStore, lambda x: found.add(x.buffer)))
-    structural_walk(s, (ir.Call, call))
-    return found
-
-
 def _set_first(s: Any, b: Any, known: bool) -> tuple[bool, bool]:
     """Whether a statement reads ``b`` only where this iteration has set it, given whether it has before; and
     whether it has behind it."""
@@ -126,7 +115,7 @@ def _set_first(s: Any, b: Any, known: bool) -> tuple[bool, bool]:
         return fits, known or (behind and runs)
     if isinstance(s, tirx.AttrStmt):
         return _set_first(s.body, b, known)
-    return True, known or b in _writes(s)
+    return True, known or b in stored(s)
 
 
 def _within(s: Any, b: Any, builder: bld.Builder) -> Any:

@@ -107,7 +107,7 @@ def pipeline_of(
             and buffer not in views
             and (inside[buffer] == uses[buffer] or buffer in shared)
         ):
-            if not any(buffer in touches(t) for t in stmts[:k]) and not any(
+            if not any(buffer in buffer_uses(t) for t in stmts[:k]) and not any(
                 writes(t, buffer) for t in stmts[k + 1 :]
             ):
                 fills[buffer] = k
@@ -115,7 +115,9 @@ def pipeline_of(
         return None
     first, last = min(fills.values()), max(fills.values())
     amid = not by_reader and any(
-        fills.keys() & touches(s) for s in stmts[first:last] if _filled(s, branches, gathers) not in fills
+        fills.keys() & buffer_uses(s).keys()
+        for s in stmts[first:last]
+        if _filled(s, branches, gathers) not in fills
     )
     if amid and (not between or any(splitting.waits(s) for s in stmts[first:last])):
         return None  # a reader stands between the copies: the stage would be committed too late for it
@@ -142,15 +144,6 @@ def filled_tile(stmt: Any) -> Any:
         for r, e in zip(dst.region, shape, strict=True)
     )
     return dst.source if whole else None
-
-
-def touches(stmt: Any) -> set[Any]:
-    """Buffers that a statement reads or writes."""
-    found: set[Any] = set()
-    structural_walk(stmt, ((ir.TensorRegion, ir.TensorLoad), lambda n: found.add(n.source)))
-    structural_walk(stmt, (tirx.BufferStore, lambda s: found.add(s.buffer)))
-    structural_walk(stmt, (tirx.DeclBuffer, lambda s: found.add(s.data.args[0])))
-    return found
 
 
 def writes(stmt: Any, buffer: Any) -> bool:

@@ -54,7 +54,7 @@ from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.await_rows import MEETINGS as TELLING
 from tilescale.compiler.passes.copy_nests import keeps_places
-from tilescale.compiler.passes.filled import Pipeline, filled_tile, pipeline_of, touches
+from tilescale.compiler.passes.filled import Pipeline, filled_tile, pipeline_of
 from tilescale.compiler.passes.gathers import Gather, gather
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -359,7 +359,8 @@ class _Draft:
                 token("commit", ring.number, now(filled), span),
                 tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
             ]
-            readers = [i for i, s in enumerate(compute) if staged.keys() & touches(s)] or [len(compute)]
+            readers = [i for i, s in enumerate(compute) if staged.keys() & buffer_uses(s).keys()]
+            readers = readers or [len(compute)]
             compute = [_in_stage(s, staged, _stage(read, ring.depth)) for s in compute]
             before[readers[0]].append(token("wait", ring.number, now(read), span))
             behind[readers[-1]] += [
@@ -420,7 +421,7 @@ class _Draft:
         self.staged.update(staged)
         self.plan.ring_of[staged[buffer]], self.plan.stages[staged[buffer]] = ring.number, 1
         filled, read = self._counter(ring, "_filled"), self._counter(ring, "_read")
-        readers = [k for k, s in enumerate(rest) if buffer in touches(s)]
+        readers = [k for k, s in enumerate(rest) if buffer in buffer_uses(s)]
         rest = [_in_stage(s, staged, _stage(read, depth)) for s in rest]
         made = tirx.Evaluate(filling(FILLED_BY[self.wanted], copy.value, ring.number), span)
         fill = [
@@ -533,7 +534,7 @@ def _first_readers(p: Pipeline) -> list[list[Any]]:
     found: dict[int, list[Any]] = {}
     before = -1
     for b, k in sorted(p.fills.items(), key=lambda item: item[1]):
-        first = next((i for i in range(k + 1, len(p.stmts)) if b in touches(p.stmts[i])), len(p.stmts))
+        first = next((i for i in range(k + 1, len(p.stmts)) if b in buffer_uses(p.stmts[i])), len(p.stmts))
         if len(b.ty.shape) == 1 and before in found and first not in found:
             first = before
         found.setdefault(first, []).append(b)
@@ -669,7 +670,7 @@ def _staged(buffer: Any, depth: int) -> Any:
 
 def _in_stage(stmt: Any, staged: dict[Any, Any], stage: Any) -> Any:
     """A statement with every access to a staged buffer directed to ``stage``."""
-    if not staged.keys() & touches(stmt):
+    if not staged.keys() & buffer_uses(stmt).keys():
         return stmt
 
     def region(r: Any) -> Any:
