@@ -22,6 +22,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.tensor_cores import depth, kind_of
 from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import InternalError
 
 if TYPE_CHECKING:
     from tilescale.compiler.cuda.lower import Lowering as CudaLowering
@@ -137,6 +138,8 @@ def described(cx: CudaLowering, operands: list[tuple[str, Any, Any]]) -> tuple[l
     descriptors, binds = [], []
     function = "matrix_descriptor" if cx.role == "consumer" else "descriptor_here"
     for name, o, first in operands:
+        if not o.place.layout.swizzle:
+            raise InternalError(f"wgmma of {o.place.name}, which is not swizzled", loc=cx.here)
         var = tirx.Var(f"{name}_desc", "uint64")
         start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, tirx.IntImm("int32", 0))))
         binds.append(

@@ -175,10 +175,11 @@ class Lowering(Scalars, NestLowering, Logs, Ranks, Blocks, Counters):
             return NOTHING
         shape = tuple(int(e) for e in b.ty.shape)
         if isinstance(held, InShared):
-            same = BITS[dtype] == held.layout.bits and dtype == element_dtype(s.data.args[0])
-            layout = (reshaped(held.layout, shape) if same else None) or strided(shape, BITS[dtype])
-            if layout.swizzle != held.layout.swizzle:
-                raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
+            layout = reshaped(held.layout, shape, BITS[dtype])
+            if layout is None:
+                if held.layout != strided(held.layout.shape, held.layout.bits):
+                    raise InternalError(f"a view of {held.name}, which has a layout", loc=self.here)
+                layout = strided(shape, BITS[dtype])
             tile, declared = placed(
                 self.arena,
                 b.name,

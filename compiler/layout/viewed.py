@@ -1,21 +1,27 @@
-"""Views of tiles (T.view): in registers the same bits as elements of another width, or as others of the same
-width.
+"""Views of tiles (T.view): the same bits as elements of another width, or as others of the same width.
 
 Elements of the same width may have any axes: digits of the old ones become digits of the new ones, where
 each begins and ends at an end of the other's. Of elements of another width only the last axis changes its
 extent: a wider element takes the place of neighbours that lie side by side in one thread's slots, the first
 of which has an even place among them. Then the thread's registers can be read either way, and no data moves.
+
+In shared memory a view leads to the same bytes: the tile's digits become digits of its row-major index, those
+elements of the other width, and those digits of the view's axes. Swizzles move chunks of 16 bytes, which no
+element crosses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from tilescale.compiler.layout.fragment import Fragment
+from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.shared import Shared
+from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 
 def viewed(
@@ -39,11 +45,59 @@ def _reshaped(held: Fragment, shape: tuple[int, ...]) -> Fragment | None:
     return None if pieces is None else Fragment(shape, pieces, held.threads, held.first_thread)
 
 
-def reshaped(held: Shared, shape: tuple[int, ...]) -> Shared | None:
-    """The layout of a view of a tile in shared memory under other axes, of the same elements; None where no
+def reshaped(held: Shared, shape: tuple[int, ...], bits: int) -> Shared | None:
+    """The layout of a view of a tile in shared memory, of ``shape`` and elements of ``bits``; None where no
     layout says it."""
-    pieces = _other_axes(held.pieces, held.shape, shape)
-    return None if pieces is None else Shared(shape, pieces, held.bits, held.swizzle)
+    if prod(held.shape) * held.bits != prod(shape) * bits:
+        return None
+    if bits == held.bits:
+        pieces = _other_axes(held.pieces, held.shape, shape)
+        return None if pieces is None else Shared(shape, pieces, bits, held.swizzle)
+    flat = _other_axes(held.pieces, held.shape, (prod(held.shape),))
+    if flat is None:
+        return None
+    other = _of_fewer(flat, bits // held.bits) if bits > held.bits else _of_more(flat, held.bits // bits)
+    pieces = None if other is None else _other_axes(other, (prod(shape),), shape)
+    return None if pieces is None else Shared(shape, pieces, bits, held.swizzle)
+
+
+def _of_fewer(digits: Sequence[Piece], times: int) -> tuple[Piece, ...] | None:
+    """Digits of a row-major index as those of elements of so many times the width; None where neighbours that
+    become one do not lie side by side."""
+    made = []
+    for p in digits:
+        if p.unit == 1 and p.stride == 1 and p.extent % times == 0:
+            made.append(replace(p, extent=p.extent // times))
+        elif p.unit % times or p.stride % times:
+            return None
+        else:
+            made.append(replace(p, unit=p.unit // times, stride=p.stride // times))
+    return tuple(made)
+
+
+def _of_more(digits: Sequence[Piece], times: int) -> tuple[Piece, ...]:
+    """The same of elements of which so many have the width of one."""
+    return (
+        Piece(0, 1, times, "offset", 1),
+        *(replace(p, unit=p.unit * times, stride=p.stride * times) for p in digits),
+    )
+
+
+def carries(layout: Shared, held: Any, over: Mapping[Any, Sequence[Any]]) -> bool:
+    """Whether every view of a tile that has this layout has one that leads to the same bytes. ``over``: the
+    views of each tile, and of each view."""
+    for view in over.get(held, ()):
+        made = reshaped(layout, tuple(int(e) for e in view.ty.shape), bits_of(view))
+        if made is None or not carries(made, view, over):
+            return False
+    return True
+
+
+def views_of(body: Any) -> dict[Any, list[Any]]:
+    """The views that a statement declares of each buffer, and of each view."""
+    over: dict[Any, list[Any]] = {}
+    structural_walk(body, (tirx.DeclBuffer, lambda s: over.setdefault(s.data.args[0], []).append(s.buffer)))
+    return over
 
 
 def _other_axes(

@@ -11,9 +11,9 @@ from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
-from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
-from tilescale.compiler.layout.viewed import reshaped
+from tilescale.compiler.layout.viewed import carries, views_of
 from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
@@ -31,18 +31,15 @@ def infer_layouts(program: TileProgram) -> TileProgram:
         program, {b: d for b, d in annotated.items() if isinstance(d.layout, Fragment)}
     )
     shared = {b: d.layout for b, d in annotated.items() if isinstance(d.layout, Shared)}
-    viewed: dict[Any, list[Any]] = {}
-    structural_walk(
-        program.func.body, (tirx.DeclBuffer, lambda s: viewed.setdefault(s.data.args[0], []).append(s))
-    )
+    over = views_of(program.func.body)
     for b, d in annotated.items():
-        for s in viewed.get(b, ()) if b in shared else ():
-            if shared[b] != (plain := _row_major(b)) and not _carries(shared[b], b, s.buffer):
-                raise conflict(b, d, Demand(b, plain, "T.view", loc_of(s.span)))
+        if b in over and b in shared and shared[b] != (plain := _row_major(b)):
+            if not carries(shared[b], b, over):
+                raise conflict(b, d, Demand(b, plain, "T.view", _viewed_at(program, b)))
     for use in uses.items:
         how = lowering(use.call, program.target)
         for b, layout in how.shared_layouts(use.call).items():
-            if b in viewed:  # a view reads the same bytes in row-major order
+            if not carries(layout, b, over):  # a view reads the same bytes in row-major order
                 continue
             if b in annotated and shared[b] != layout and how.insists(use.call):
                 raise conflict(
@@ -58,10 +55,14 @@ def infer_layouts(program: TileProgram) -> TileProgram:
     return program
 
 
-def _carries(layout: Shared, held: Any, view: Any) -> bool:
-    """Whether a view of a tile has a layout that leads to the same places."""
-    shape = tuple(int(e) for e in view.ty.shape)
-    return element_dtype(held) == element_dtype(view) and reshaped(layout, shape) is not None
+def _viewed_at(program: TileProgram, buffer: Any) -> Any:
+    """Where a view of a tile is declared."""
+    found: list[Any] = []
+    structural_walk(
+        program.func.body,
+        (tirx.DeclBuffer, lambda s: found.append(s) if s.data.args[0].same_as(buffer) else None),
+    )
+    return loc_of(found[0].span)
 
 
 def _row_major(buffer: Any) -> Shared:

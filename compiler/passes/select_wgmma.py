@@ -15,6 +15,7 @@ from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
 from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
+from tilescale.compiler.layout.viewed import carries, views_of
 from tilescale.compiler.ops.wgmma import FREE, wgmma
 from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.passes.products import has_producer
@@ -59,7 +60,10 @@ def unfit_product(call: Any, program: TileProgram) -> str | None:
         )
     if sparse and (why := unfit_sparse(call)):
         return why
+    over = views_of(program.func.body)
     for r in (a, b):
+        if why := _unfit_view(r, over):
+            return f"{what} of {why}"
         shape = r.source.ty.shape
         axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
         if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
@@ -89,6 +93,20 @@ def unfit_parts(call: Any, threads: int) -> str | None:
         return None
     m, n, k = extents(call)
     return f"{'T.gemm_sp' if sparse else 'T.gemm'} of {m} × {n} × {k} on {threads} threads"
+
+
+def _unfit_view(operand: Any, over: dict[Any, list[Any]]) -> str | None:
+    """Why the swizzle of an operand cannot be that of its views, or of what it is a view of; None where it
+    can."""
+    tile = operand.source
+    if in_registers(tile):
+        return None
+    if any(tile.same_as(view) for views in over.values() for view in views):
+        return f"{tile.name}, which is a view of another tile"
+    layout = swizzled(operand, True) if tile in over else None
+    if layout is not None and not carries(layout, tile, over):
+        return f"{tile.name}, whose swizzle a view of it cannot have"
+    return None
 
 
 def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
