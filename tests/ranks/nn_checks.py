@@ -86,7 +86,9 @@ def compare(
     return found | gradients(layer, plain)
 
 
-def gradients(layer: nn.Module, plain: nn.Module) -> Errors:
+def gradients(
+    layer: nn.Module, plain: nn.Module, measure: Callable[[Any, Tensor], Any] = off
+) -> dict[str, Any]:
     """Errors of parameters' gradients, gathered as a checkpoint is."""
     kept = {k: p.detach().clone() for k, p in layer.named_parameters()}
     with torch.no_grad():
@@ -95,7 +97,7 @@ def gradients(layer: nn.Module, plain: nn.Module) -> Errors:
         found = tsnn.full_state_dict(layer)
         for k, p in layer.named_parameters():
             p.copy_(kept[k])
-    return {f"d {k}": off(found[k], p.grad) for k, p in plain.named_parameters()}
+    return {f"d {k}": measure(found[k], p.grad) for k, p in plain.named_parameters()}
 
 
 class PlainMLP(nn.Module):
