@@ -23,11 +23,11 @@ from typing import Any
 
 from tilescale import log
 from tilescale.compiler.ir.buffers import buffer_uses
-from tilescale.compiler.ir.operations import REGISTRY, name_of
+from tilescale.compiler.ir.operations import name_of
 from tilescale.compiler.ir.program import TileProgram
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes import filled
+from tilescale.compiler.passes import commuting, filled
 from tilescale.compiler.passes.products import flat, touched
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -145,7 +145,7 @@ class _Reordering:
             names = (
                 isinstance(s, (tirx.Bind, tirx.DeclBuffer))
                 and not written & set(loads)
-                and not late & _variables(s)
+                and not late & commuting.names_in(s)
                 and not calls(s)
             )
             (lead if names or isinstance(s, tirx.AllocBuffer) else rest).append(s)
@@ -185,13 +185,13 @@ class _Reordering:
 
     def _check_order(self, units: list[Unit]) -> None:
         """Whatever depends on one another keeps its order."""
-        facts = [self._facts(u) for u in units]
+        facts = [commuting.facts(u.stmts, self.bases) for u in units]
         for k, first in enumerate(units):
             for j in range(k + 1, len(units)):
                 second = units[j]
                 if (not first.ahead, first.order) < (not second.ahead, second.order):
                     continue
-                why = _between(facts[k], facts[j])
+                why = commuting.between(facts[k], facts[j])
                 if why:
                     raise TileValueError(
                         f"order= and stage= put {_what(second.stmts[0])} in front of "
@@ -207,10 +207,7 @@ class _Reordering:
         rounds in a row (then also of rounds further apart). Tiles that a ring holds several times are in
         nobody's way."""
         held = {self._root(filled.filled_tile(u.stmts[0])) for u in units if u.ahead}
-        facts = []
-        for u in units:
-            read, written, ordered, used, names = self._facts(u)
-            facts.append((read - held, written - held, ordered, used, names))
+        facts = [commuting.facts(u.stmts, self.bases).without(held) for u in units]
         for k, first in enumerate(units):
             for j, second in enumerate(units):
                 if first.ahead or second.ahead or j == k:
@@ -218,10 +215,8 @@ class _Reordering:
                 apart = 0 if k < j else 1  # the second one's round of the loop, counted from the first one's
                 if (first.stage, first.order) < (second.stage + apart, second.order):
                     continue
-                before, behind = facts[k], facts[j]
-                if apart:  # a name is bound anew in each round
-                    before = (*before[:4], set())
-                if why := _between(before, behind):
+                before = facts[k].of_another_round() if apart else facts[k]
+                if why := commuting.between(before, facts[j]):
                     raise TileValueError(
                         f"order= and stage= put {_what(second.stmts[0])} in front of {_what(first.stmts[0])}"
                         f"{' of the round before' if apart else ''}: {why}",
@@ -245,41 +240,10 @@ class _Reordering:
                     hint=f"the latest stage for it, or a tile of its own in place of {buffer.name}",
                 )
 
-    def _facts(self, unit: Unit) -> tuple[set[Any], set[Any], bool, set[Any], set[Any]]:
-        """What a unit reads and writes, whether it orders more than that, the names that it uses and those
-        that it binds."""
-        read: set[Any] = set()
-        written: set[Any] = set()
-        used: set[Any] = set()
-        for s in unit.stmts:
-            r, w = touched(s)
-            read |= {self._root(b) for b in r}
-            written |= {self._root(b) for b in w}
-            used |= _variables(s)
-        ordered = not all(REGISTRY[c.op.name].plain for s in unit.stmts for c in calls(s))
-        return read, written, ordered, used, {s.var for s in unit.stmts if isinstance(s, tirx.Bind)}
-
     def _root(self, buffer: Any) -> Any:
         while buffer in self.bases:
             buffer = self.bases[buffer]
         return buffer
-
-
-def _between(first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
-    """Why two units must keep their order; nothing where they need not."""
-    (read, written, ordered, _, names), (read2, written2, ordered2, used2, _) = first, second
-    for b in sorted((written & read2) | (written & written2) | (read & written2), key=lambda b: b.name):
-        which = (
-            ("written", "read")
-            if b in written and b in read2
-            else ("written", "written")
-            if b in written
-            else ("read", "written")
-        )
-        return f"{b.name} is {which[0]} there and {which[1]} here"
-    if names & used2:
-        return f"{next(iter(names & used2)).name} is named there and used here"
-    return "one of them signals other threads or blocks, or waits for them" if ordered or ordered2 else ""
 
 
 def _units(loop: Any, lead: list[Any], rest: list[Any]) -> list[Unit]:
@@ -333,12 +297,6 @@ def _what(s: Any) -> str:
     return (f"T.{name}" if name else f"the {kinds.get(type(s), 'statement')}") + (
         f" (line {loc.line})" if loc else ""
     )
-
-
-def _variables(s: Any) -> set[Any]:
-    found: set[Any] = set()
-    structural_walk(s, (ir.Var, found.add))
-    return found
 
 
 def _staying(s: Any) -> Any:

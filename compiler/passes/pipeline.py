@@ -20,6 +20,7 @@ from tilescale.compiler.passes.await_rows import await_rows
 from tilescale.compiler.passes.awaited import awaited
 from tilescale.compiler.passes.check_aliasing import check_aliasing
 from tilescale.compiler.passes.convert_layouts import convert_layouts
+from tilescale.compiler.passes.copies_together import copies_together
 from tilescale.compiler.passes.defer_cross_lane_sums import defer_cross_lane_sums
 from tilescale.compiler.passes.elide_proxy_fences import elide_proxy_fences
 from tilescale.compiler.passes.expand_collectives import expand_collectives
@@ -122,6 +123,8 @@ GPU_PASSES: tuple[Pass, ...] = (
     Pass("schedule", gpu_schedule, spec.SCHEDULED),
     # Nests that the author awaits are copies of threads from here on; none of them fills a ring.
     Pass("begun_copies", begun_copies, spec.SCHEDULED),
+    # What has found no ring by now is copied in turn.
+    Pass("copies_together", copies_together, spec.SCHEDULED, optional=True),
     # Who makes non-blocking copies to other ranks follows from the roles.
     Pass("remote_puts", remote_puts, spec.SCHEDULED),
     # Where a producer fills the rings: blocks of a cluster copy for each other, by the copies' own

@@ -33,6 +33,7 @@ Why the order of the tile program still holds (docs/LANGUAGE.md, "Order"):
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +138,7 @@ def views(stmt: Any) -> dict[Any, Any]:
     return bases
 
 
-def root_in(bases: dict[Any, Any], buffer: Any) -> Any:
+def root_in(bases: Mapping[Any, Any], buffer: Any) -> Any:
     """The buffer of which ``buffer`` is a view by ``bases``, itself where it is none."""
     while buffer in bases:
         buffer = bases[buffer]

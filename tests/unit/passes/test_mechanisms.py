@@ -11,7 +11,7 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.gemms import gemm
-from tests.unit.cuda import test_attention, test_attention_backward, test_hopper
+from tests.unit.cuda import test_attention, test_attention_backward, test_copies_together, test_hopper
 from tests.unit.cuda.emulated import agree, data, empty, lowered
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
@@ -83,6 +83,7 @@ def halves(A: T.Tensor((32, 64), "bfloat16"), B: T.Tensor((32, 64), "bfloat16"))
 
 
 CASES: dict[str, Callable[[], Case]] = {
+    "copies_together": lambda: (test_copies_together.rounds(), test_copies_together.given()),
     "multicast": shared_product,
     "release_late": product,
     "overlap_products": attention,
