@@ -55,8 +55,8 @@ class ExpertParallelMoE(Parallel):
         chunks: tokens go to experts and back in so many chunks, and what crosses does so beside products, on
             a stream of its own. 1: beside the products of the backward. 0: everything one after another on
             the caller's stream, which takes less memory: beside products the backward has the rows of all
-            pairs twice. On four H200 one chunk was 4 % faster than none, on two as fast; two chunks were 9 %
-            slower on two H100. On processors chunks run one after another.
+            pairs twice. None: 1, on one or two ranks 0: on four H200 one chunk was 4 % faster than none, on
+            two as fast; two chunks were 9 % slower on two H100. On processors chunks run one after another.
         group: as `ColumnParallelLinear`'s.
 
     The parameters ``gate_up_proj`` (E, 2 hidden, features), gates in front, and ``down_proj`` (E, features,
@@ -74,13 +74,15 @@ class ExpertParallelMoE(Parallel):
         normalized: bool = True, scaling: float = 1.0, capacity: float | None = None, aux_loss: bool = False,
         bias_rate: float = 0.0, shared: int = 0, activation: str = "silu",
         dispatch_dtype: torch.dtype | None = None, exact: bool | None = None, recompute: bool = False,
-        keep_rows: bool = False, chunks: int = 1, group: Any = None, device: Any = None,
+        keep_rows: bool = False, chunks: int | None = None, group: Any = None, device: Any = None,
         dtype: Any = None,
     ):  # fmt: skip
         super().__init__(group)
         extents = {"features": features, "hidden": hidden, "experts": experts, "topk": topk}
         for name, value in extents.items():
             number_of(value, name, 1)
+        if chunks is None:  # two ranks gain no time by it, and it takes memory
+            chunks = 1 if self.ranks > 2 else 0
         number_of(chunks, "chunks")
         _refuse(scores, activation, topk, experts, capacity, exact)
         if dispatch_dtype not in (None, SMALL):

@@ -26,7 +26,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "shared=8.5": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, shared=8.5),  # type: ignore[arg-type]
     "shared=12": lambda: tsnn.ExpertParallelMoE(8, 16, 4, 2, shared=12),
     "chunks=1.5": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, chunks=1.5),  # type: ignore[arg-type]
-    "chunks=None": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, chunks=None),  # type: ignore[arg-type]
+    "chunks='1'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, chunks="1"),  # type: ignore[arg-type]
     "exact='yes'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, exact="yes"),  # type: ignore[arg-type]
     "capacity=inf": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, capacity=math.inf),
     "capacity='1.0'": lambda: tsnn.ExpertParallelMoE(8, 8, 4, 2, capacity="1.0"),  # type: ignore[arg-type]
